@@ -1,0 +1,49 @@
+"""Where the time of a decode goes: each tick books the time since the last one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from time import perf_counter
+
+import torch
+
+
+class Clock:
+    """Phases: ``draft`` and ``verify`` are forwards of drafter and target, the rest is ours.
+
+    On a CPU ticks read the host's clock.  On a GPU each tick records an event, and the events are read once at the
+    end, so that timing adds no synchronisation to the loop.
+    """
+
+    def __init__(self, device: torch.device):
+        self.cuda = device.type == "cuda"
+        self.spent: dict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, torch.cuda.Event]] = []
+        self._last = 0.0
+
+    def start(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+            self._record("")
+        self._begin = self._last = perf_counter()
+
+    def tick(self, phase: str) -> None:
+        if self.cuda:
+            self._record(phase)
+        else:
+            now = perf_counter()
+            self.spent[phase] += now - self._last
+            self._last = now
+
+    def _record(self, phase: str) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append((phase, event))
+
+    def stop(self) -> float:
+        """Seconds since ``start``; fills ``spent``."""
+        if self.cuda:
+            torch.cuda.synchronize()
+            for (_, before), (phase, after) in zip(self._events, self._events[1:], strict=False):
+                self.spent[phase] += before.elapsed_time(after) / 1e3
+        return perf_counter() - self._begin

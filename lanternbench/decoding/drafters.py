@@ -1,0 +1,183 @@
+"""Drafters at work: EAGLE, an independent small model, Medusa heads.
+
+A drafter answers two calls a step: ``root`` (what follows the committed tokens) and ``expand`` (what follows a set of
+drafted nodes).  Both give guided logits; tree policies turn them into trees.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lanternbench.decoding.sampling import guide
+from lanternbench.decoding.session import Session
+from lanternbench.models.cached import CachedStack, additive
+from lanternbench.models.eagle import Eagle
+from lanternbench.models.llamagen import LlamaGen, prefix_mask
+from lanternbench.models.medusa import Medusa
+
+
+class Drafter(Protocol):
+    def begin(self, session: Session, hidden: Tensor) -> None:
+        """After the target's prefill: its prefix hidden states [R, P, dim]."""
+
+    def root(self) -> Tensor:
+        """Read what the last step committed (``session.fresh``) -> logits [B, V] after the last token."""
+
+    def expand(self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int) -> Tensor:
+        """Logits [B, m, V] after the nodes ``tokens`` [B, m] at ``depth``.
+
+        ``came_from``: their parents' places among the nodes of the last call (None or at depth 1: the root);
+        ``visible`` additive [b, m, T + m] over all nodes expanded this step.
+        """
+
+
+class _Nodes:
+    """The part that EAGLE and an independent model share: a cached stack fed with committed tokens, then nodes.
+
+    ``lead``: committed slots before image token 0.
+    """
+
+    def __init__(self, session: Session, stack: CachedStack, lead: int):
+        self.session, self.stack, self.lead = session, stack, lead
+        self.drafted = 0
+
+    def committed(self, x: Tensor) -> Tensor:
+        """Append the step's new tokens, x [R, A, dim] -> hidden at the last one [R, dim]."""
+        s = self.session
+        count, counts = s.fresh.count, s.fresh.counts
+        a = x.shape[1]
+        start = s.length - count
+        position = start[:, None] + torch.arange(a, device=s.device) + s.offset
+        causal = None if a == 1 else additive(torch.ones(1, a, a, dtype=torch.bool, device=s.device).tril(), s.stack.dtype)
+        bases = [n - c + self.lead for n, c in zip(s.lengths, counts, strict=True)]
+        hidden = self.stack.forward(x, position, bases, start + self.lead, 0, causal)
+        self.drafted = 0
+        if s.batch == 1:
+            return hidden[:, -1]
+        index = self.stack.per_row((count - 1).clamp(min=0))[:, None, None]  # a finished prompt has nothing new
+        return hidden.gather(1, index.expand(-1, 1, hidden.shape[-1]))[:, 0]
+
+    def nodes(self, x: Tensor, visible: Tensor | None, depth: int) -> Tensor:
+        """x [R, m, dim] -> hidden [R, m, dim]."""
+        s = self.session
+        position = s.length[:, None] + (s.offset + depth - 1)
+        bases = [n + self.lead for n in s.lengths]
+        position = position.expand(-1, x.shape[1])
+        hidden = self.stack.forward(x, position, bases, s.length + self.lead, self.drafted, visible)
+        self.drafted += x.shape[1]
+        return hidden
+
+
+class EagleDrafter:
+    def __init__(self, net: Eagle, most_nodes: int):
+        self.net, self.most_nodes = net, most_nodes
+
+    def begin(self, session: Session, hidden: Tensor) -> None:
+        self.session = session
+        rows, prefix, _ = hidden.shape
+        model = session.target.model
+        slots = prefix + session.limit + self.most_nodes + 1
+        stack = CachedStack(self.net, self.net.cfg, rows, slots, model.rope, hidden)
+        self.at = _Nodes(session, stack, prefix - 1)
+        if prefix > 1:  # entry t pairs the hidden state of prefix position t with a dummy token 0
+            blank = model.tok_embeddings(torch.zeros(rows, prefix - 1, dtype=torch.long, device=hidden.device))
+            causal = additive(torch.ones(1, prefix - 1, prefix - 1, dtype=torch.bool, device=hidden.device).tril())
+            zero = torch.zeros(session.batch, dtype=torch.long, device=hidden.device)
+            position = torch.arange(prefix - 1, device=hidden.device)[None]
+            stack.forward(self.net.fuse(blank, hidden[:, :-1]), position, [0] * session.batch, zero, 0, causal)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        x = self.at.stack.per_row(self.session.target.model.tok_embeddings(tokens))
+        return x.expand(self.at.stack.cache.rows, -1, -1)
+
+    def _logits(self, feature: Tensor) -> Tensor:
+        logits = guide(self.session.target.model.output(feature), self.session.guidance)
+        self.session.clock.tick("draft")
+        return logits
+
+    def root(self) -> Tensor:
+        self.session.clock.tick("other")
+        fresh = self.session.fresh
+        x = self.net.fuse(self._embed(fresh.tokens), fresh.hidden)
+        feature = self.at.committed(x)
+        self.features = feature[:, None]  # [R, 1, dim]
+        return self._logits(feature)
+
+    def expand(self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int) -> Tensor:
+        self.session.clock.tick("other")
+        m = tokens.shape[1]
+        if depth == 1 or came_from is None:
+            parent = self.features[:, :1].expand(-1, m, -1) if m > 1 else self.features
+        elif isinstance(came_from, list):
+            parent = self.features if m == 1 == self.features.shape[1] else self.features[:, came_from]
+        else:
+            index = self.at.stack.per_row(came_from)[..., None]
+            parent = self.features.gather(1, index.expand(len(self.features), -1, self.features.shape[-1]))
+        self.features = self.at.nodes(self.net.fuse(self._embed(tokens), parent), visible, depth)
+        return self._logits(self.features)
+
+
+class ModelDrafter:
+    """An independent, smaller model of the target's kind (Leviathan et al. 2023); it reads the same prompt."""
+
+    def __init__(self, net: LlamaGen, most_nodes: int):
+        self.net, self.most_nodes = net, most_nodes
+
+    def begin(self, session: Session, hidden: Tensor) -> None:
+        self.session = session
+        rows, prefix = session.prefix.valid.shape
+        features = session.prefix.features
+        x = self.net.cls_embedding(features)
+        slots = prefix + session.limit + self.most_nodes + 1
+        stack = CachedStack(self.net, self.net.cfg, rows, slots, self.net.rope, x)
+        mask = additive(prefix_mask(session.prefix.valid, prefix)[:, 0])
+        zero = torch.zeros(session.batch, dtype=torch.long, device=x.device)
+        stack.forward(x, torch.arange(prefix, device=x.device)[None], [0] * session.batch, zero, 0, mask)
+        stack.hide_pads(session.prefix.valid)
+        self.at = _Nodes(session, stack, prefix)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        x = self.at.stack.per_row(self.net.tok_embeddings(tokens))
+        return x.expand(self.at.stack.cache.rows, -1, -1)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = guide(self.net.output(hidden), self.session.guidance)
+        self.session.clock.tick("draft")
+        return logits
+
+    def root(self) -> Tensor:
+        self.session.clock.tick("other")
+        return self._logits(self.at.committed(self._embed(self.session.fresh.tokens)))
+
+    def expand(self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int) -> Tensor:
+        self.session.clock.tick("other")
+        return self._logits(self.at.nodes(self._embed(tokens), visible, depth))
+
+
+class MedusaDrafter:
+    """Head d predicts the d-th token after the next from the target's last hidden state (Cai et al. 2024)."""
+
+    def __init__(self, net: Medusa):
+        self.net = net
+
+    def begin(self, session: Session, hidden: Tensor) -> None:
+        self.session = session
+
+    def root(self) -> Tensor:
+        s = self.session
+        s.clock.tick("other")
+        hidden = s.fresh.hidden
+        if s.batch == 1:
+            last = hidden[:, -1]
+        else:
+            index = s.stack.per_row((s.fresh.count - 1).clamp(min=0))[:, None, None]
+            last = hidden.gather(1, index.expand(-1, 1, hidden.shape[-1]))[:, 0]
+        self.logits = guide(s.target.model.output(self.net(last)), s.guidance)  # [B, heads, V]
+        s.clock.tick("draft")
+        return self.logits[:, 0]
+
+    def expand(self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int) -> Tensor:
+        return self.logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)

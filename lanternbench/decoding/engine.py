@@ -1,0 +1,246 @@
+"""The decode loop: propose → verify → commit, for every method and any batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lanternbench.decoding.acceptance import Residual, Rule
+from lanternbench.decoding.adaptive import AdaptiveGrowth, Bounds
+from lanternbench.decoding.drafters import Drafter, EagleDrafter, MedusaDrafter, ModelDrafter
+from lanternbench.decoding.growth import DynamicGrowth, StaticGrowth
+from lanternbench.decoding.jacobi import Jacobi
+from lanternbench.decoding.presets import Method
+from lanternbench.decoding.proposals import Alone, Drafted, Growth, Proposal
+from lanternbench.decoding.registry import acceptances, residuals
+from lanternbench.decoding.sampling import Warp, draw
+from lanternbench.decoding.session import Session, Trace, row_seed
+from lanternbench.decoding.trees import Tree, static_tree
+from lanternbench.decoding.verify import Draft, Verdict, verify, verify_greedy
+from lanternbench.errors import UserError
+from lanternbench.models.target import Target
+
+
+@dataclass
+class Generation:
+    """One image's tokens and what it took."""
+
+    tokens: Tensor  # [L]
+    accept_lengths: list[int]  # tokens committed per step, the residual or bonus token included; sums to L − 1
+    tree_depths: list[int]
+    tree_nodes: list[int]
+    decode_s: float  # of its whole batch: the loop after prefill and first token
+    encode_s: float
+    phases: dict[str, float] = field(default_factory=dict)
+    syncs: int = 0
+    trace: Trace | None = None  # of its whole batch
+
+    @property
+    def steps(self) -> int:
+        return len(self.accept_lengths)
+
+
+@dataclass
+class Decoder:
+    """A method made ready for a target: build once, use for any number of prompts."""
+
+    target: Target
+    method: Method
+    warp: Warp
+    guidance: float
+    rule: Rule
+    residual: Residual
+
+    def proposal(self) -> Proposal:
+        """A fresh proposal: it holds the state of one batch."""
+        return build_proposal(self.method, self.target, self.warp)
+
+
+def build(
+    target: Target,
+    method: Method,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    guidance: float | None = None,
+) -> Decoder:
+    """A decoder for ``method`` on ``target``; sampling options default to the target's.
+
+    Raises UserError if the target has no drafter of the kind that the method needs, or one that does not fit.
+    """
+    warp = Warp(temperature, target.top_k if top_k is None else top_k, top_p)
+    depth = build_proposal(method, target, warp, check_only=True)
+    rule = acceptances()[method.acceptance](method, target, depth)
+    name = "lantern-reference" if method.residual == "lantern" and method.variant == "reference" else method.residual
+    scale = target.guidance if guidance is None else guidance
+    return Decoder(target, method, warp, scale, rule, residuals()[name])
+
+
+def build_proposal(method: Method, target: Target, warp: Warp, check_only: bool = False):
+    """The proposal of a method; with ``check_only``, the deepest draft position instead."""
+    if method.proposal == "none" or method.depth == 0:
+        return 0 if check_only else Alone()
+    if method.proposal == "jacobi":
+        made = Jacobi(method.window, method.init or "random", method.acceptance == "unchanged")
+        return made.window if check_only else made
+    drafter_net = target.drafters.get(method.proposal)
+    if drafter_net is None:
+        have = ", ".join(sorted(target.drafters)) or "none"
+        raise UserError(
+            f"target '{target.name}' has no drafter of kind '{method.proposal}' (it has: {have}); "
+            "choose another method or give one with --drafter"
+        )
+    growth, depth, width = _growth(method, target, warp)
+    if method.proposal == "medusa" and depth > drafter_net.heads:
+        raise UserError(f"the tree is {depth} levels deep but the drafter has {drafter_net.heads} Medusa heads")
+    if check_only:
+        return depth
+    most = growth.nodes + width * max(depth, 1)  # a dynamic tree expands more nodes than it keeps
+    drafter: Drafter
+    if method.proposal == "eagle":
+        drafter = EagleDrafter(drafter_net, most)
+    elif method.proposal == "model":
+        drafter = ModelDrafter(drafter_net, most)
+    else:
+        drafter = MedusaDrafter(drafter_net)
+    return Drafted(drafter, growth, width)
+
+
+def _growth(method: Method, target: Target, warp: Warp) -> tuple[Growth, int, int]:
+    """Tree policy, its greatest depth and its widest family."""
+    defaults = target.options
+    if method.tree in ("chain", "static"):
+        shape = method.shape or (f"chain-{method.depth}" if method.depth else None)
+        key = "medusa" if method.proposal == "medusa" else ("chain" if method.tree == "chain" else "static")
+        static = static_tree(shape or defaults.get(key, "chain-5" if key == "chain" else "mc_sim_7b_63"))
+        if method.tree == "chain" and not static.is_chain:
+            raise UserError("--tree chain needs a chain: give --depth N or --shape chain-N")
+        sampled = method.proposal != "medusa" and method.variant != "top-k"
+        return StaticGrowth(static, sampled, target.device), static.tree.max_depth, static.tree.width
+    depth = method.depth or defaults.get("depth", 5)
+    top_k = method.draft_top_k or defaults.get("draft_top_k", 10)
+    total = method.total_nodes or defaults.get("total_nodes", 59)
+    if method.tree == "dynamic":
+        return DynamicGrowth(depth, top_k, total, target.device), depth, top_k
+    widths = method.width_range or defaults.get("width_range", (3, 14))
+    step = defaults.get("l_k", 3) if method.l_k is None else method.l_k
+    bounds = Bounds(method.beta, method.l_d, step, method.depth_range, tuple(widths))
+    adaptive = AdaptiveGrowth(
+        bounds, method.init or "horizontal", total, (depth, top_k), method.fixed_depth, method.fixed_width
+    )
+    return adaptive, max(bounds.d[1], method.fixed_depth or 1), max(bounds.k[1], method.fixed_width or 1)
+
+
+@torch.inference_mode()
+def generate(
+    decoder: Decoder,
+    captions: list[str],
+    keys: list[str] | None = None,
+    seed: int = 0,
+    trace: bool = False,
+    most_steps: int | None = None,
+) -> list[Generation]:
+    """Decode one image per caption, all in one batch.
+
+    An image is a function of (seed, its key, method): ``keys`` default to the captions.  With ``trace`` the target's
+    and drafter's distributions are kept for measures taken afterwards.  ``most_steps`` ends early (a warm-up).
+    Raises UserError on NaN or infinite logits.
+    """
+    target, method = decoder.target, decoder.method
+    seeds = [row_seed(seed, key, method.label) for key in (keys or captions)]
+    proposal = decoder.proposal()
+    session = Session(
+        target,
+        target.prefix(captions, decoder.guidance),
+        decoder.warp,
+        decoder.guidance,
+        seeds,
+        proposal.nodes,
+        proposal.nodes + proposal.uniforms,
+        trace,
+        max(proposal.width, 1),
+    )
+    session.clock.start()
+    hidden = session.begin()
+    proposal.begin(session, hidden)
+    encode_s = session.clock.stop()
+    log = Log(session.batch)
+    session.clock.spent.clear()
+    session.clock.start()
+    while session.active() and session.steps != most_steps:
+        step(session, proposal, decoder.rule, decoder.residual, log)
+    session.clock.tick("other")
+    decode_s = session.clock.stop()
+    if not bool(session.finite):
+        raise UserError(
+            f"the logits of target '{target.name}' or its drafter became NaN or infinite while '{method.label}' "
+            "decoded; check the weights, or use float32"
+        )
+    return log.generations(session, encode_s, decode_s)
+
+
+def step(session: Session, proposal: Proposal, rule: Rule, residual: Residual, log: Log) -> None:
+    """One target forward that verifies a draft tree and commits at least one token per unfinished prompt."""
+    u = session.step_uniforms()
+    uv, ud = u[:, : proposal.nodes], u[:, proposal.nodes :]
+    draft = proposal.draft(session, ud)
+    hidden, q = session.forward(draft, session.visible(draft))
+    verdict = decide(session, proposal, draft, q, uv, ud, rule, residual)
+    if isinstance(proposal, Jacobi):
+        proposal.learn(session, draft, verdict, q, ud)
+    session.commit(draft, verdict, hidden, q)
+    if isinstance(proposal, Drafted):
+        proposal.learn(session, draft, verdict, q, ud)
+    log.note(session, draft.tree)
+
+
+def decide(
+    session: Session, proposal: Proposal, draft: Draft, q: Tensor, uv: Tensor, ud: Tensor, rule: Rule, residual: Residual
+) -> Verdict:
+    """Which path to take through the tree and which token to end it with."""
+    if draft.tree.nodes == 1:
+        token = q[:, 0].argmax(-1) if session.warp.greedy else draw(q[:, 0], uv[:, 0])
+        zero = torch.zeros_like(draft.tokens)
+        return Verdict(zero, zero[:, 0], token, zero)
+    if isinstance(proposal, Jacobi) and proposal.fixed_point:
+        return proposal.unchanged(session, draft, q, ud)
+    if session.warp.greedy:
+        return verify_greedy(draft, q, rule)
+    return verify(draft, q, uv, rule, residual)
+
+
+class Log:
+    """Per-step figures of a batch, kept on the host from what the step's one synchronisation brought anyway."""
+
+    def __init__(self, batch: int):
+        self.accepted: list[list[int]] = [[] for _ in range(batch)]
+        self.depths: list[list[int | Tensor]] = [[] for _ in range(batch)]
+        self.nodes: list[list[int | Tensor]] = [[] for _ in range(batch)]
+
+    def note(self, session: Session, tree: Tree) -> None:
+        shared = len(tree.depth) == 1
+        depth = None if shared else tree.depth.amax(1)
+        nodes = None if shared else (tree.depth >= 0).sum(1)
+        for i, count in enumerate(session.fresh.counts):
+            if count:
+                self.accepted[i].append(count)
+                self.depths[i].append(tree.max_depth if depth is None else depth[i])
+                self.nodes[i].append(tree.nodes if nodes is None else nodes[i])
+
+    def generations(self, session: Session, encode_s: float, decode_s: float) -> list[Generation]:
+        return [
+            Generation(
+                session.tokens[i, : session.limit].clone(),
+                self.accepted[i],
+                [int(d) for d in self.depths[i]],
+                [int(n) for n in self.nodes[i]],
+                decode_s,
+                encode_s,
+                dict(session.clock.spent),
+                session.syncs,
+                session.trace,
+            )
+            for i in range(session.batch)
+        ]

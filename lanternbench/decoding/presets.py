@@ -1,0 +1,181 @@
+"""Methods as data: every method is proposal × tree × acceptance × residual; a named method is a preset of the four."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lanternbench.errors import UserError
+
+PROPOSALS = ("none", "eagle", "model", "medusa", "jacobi")
+TREES = ("none", "chain", "static", "dynamic", "adaptive")
+
+
+class Method(BaseModel):
+    """One decoder, fully specified.  Unset options take the target's defaults when the decoder is built."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    preset: str
+    proposal: Literal["none", "eagle", "model", "medusa", "jacobi"]
+    tree: Literal["none", "chain", "static", "dynamic", "adaptive"]
+    acceptance: str
+    residual: str
+    # trees
+    shape: str | list[list[int]] | None = Field(None, description="static tree: chain-N, a name, or a list of paths")
+    depth: int | None = Field(None, ge=0, le=64, description="levels of a chain or dynamic tree")
+    draft_top_k: int | None = Field(None, ge=1, description="children per expanded node of a dynamic tree")
+    total_nodes: int | None = Field(None, ge=2, le=1024, description="nodes of a dynamic tree, the root included")
+    init: str | None = Field(None, description="ADT-Tree: horizontal, vertical, random, token-flock; SJD: see docs")
+    beta: float = Field(1.0, gt=0, description="ADT-Tree: acceptance level that deepens the tree")
+    l_d: int = Field(1, ge=0, description="ADT-Tree: step of the depth")
+    l_k: int | None = Field(None, ge=0, description="ADT-Tree: step of the width")
+    depth_range: tuple[int, int] = (0, 10)
+    width_range: tuple[int, int] | None = None
+    fixed_depth: int | None = Field(None, ge=1, description="ADT-Tree ablation: adapt the width alone")
+    fixed_width: int | None = Field(None, ge=1, description="ADT-Tree ablation: adapt the depth alone")
+    window: int = Field(16, ge=1, le=256, description="SJD and Jacobi: drafted tokens per step")
+    # acceptance
+    lam: float | None = Field(None, alias="lambda", description="relaxation budget λ of lantern++ and annealed rules")
+    schedule: Literal["exp", "linear", "uniform"] = "exp"
+    nu: float = Field(0.7, gt=0, le=1, description="Cool-SD: decay ν of the exp schedule")
+    k: int | None = Field(None, ge=1, description="LANTERN: neighbours of a token, itself included")
+    delta: float | None = Field(None, gt=0, le=1, description="LANTERN: bound δ")
+    proximity: Literal["l2", "cosine", "random"] = "l2"
+    divergence: Literal["tvd", "jsd"] = "tvd"
+    variant: Literal["paper", "reference"] = "paper"
+
+    @property
+    def lossless(self) -> bool:
+        return self.acceptance in ("exact", "unchanged")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What differs from the preset, by name."""
+        base = preset(self.preset)
+        return {
+            name: getattr(self, name)
+            for name in type(self).model_fields
+            if name != "preset" and getattr(self, name) != getattr(base, name)
+        }
+
+    @property
+    def label(self) -> str:
+        """A unique short name: the preset and what was changed of it."""
+        symbol = {"lam": "λ", "delta": "δ", "nu": "ν", "beta": "β"}
+        shown = [
+            f"{symbol.get(k, k)}={v:g}" if isinstance(v, float) else f"{symbol.get(k, k)}={_compact(v)}"
+            for k, v in self.options.items()
+        ]
+        return " ".join([self.preset, *shown])
+
+
+def _compact(value: Any) -> str:
+    return str(value).replace(" ", "") if not isinstance(value, list) else f"[{len(value)} nodes]"
+
+
+_PAPERS = {
+    "ar": "–",
+    "sd": "Leviathan et al. 2023, arXiv 2211.17192",
+    "medusa": "Cai et al. 2024, arXiv 2401.10774",
+    "eagle-1": "Li et al. 2024, arXiv 2401.15077",
+    "eagle-2": "Li et al. 2024, arXiv 2406.16858",
+    "lantern": "Jang et al. 2024, arXiv 2410.03355",
+    "lantern++": "Park et al. 2025, arXiv 2502.06352",
+    "jacobi": "Song et al. 2021, arXiv 2002.03629",
+    "sjd": "Teng et al. 2024, arXiv 2410.01699",
+    "adt-tree": "ADT-Tree 2025, arXiv 2512.21857",
+    "uniform-rsd": "Cool-SD 2026, arXiv 2601.09212",
+    "cool-sd": "Cool-SD 2026, arXiv 2601.09212",
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "ar": dict(proposal="none", tree="none", acceptance="exact", residual="standard"),
+    "sd": dict(proposal="model", tree="chain", acceptance="exact", residual="standard"),
+    "medusa": dict(proposal="medusa", tree="static", acceptance="exact", residual="standard"),
+    "eagle-1": dict(proposal="eagle", tree="static", acceptance="exact", residual="standard"),
+    "eagle-2": dict(proposal="eagle", tree="dynamic", acceptance="exact", residual="standard"),
+    "lantern": dict(proposal="eagle", tree="dynamic", acceptance="lantern", residual="lantern", delta=0.1),
+    "lantern++": dict(proposal="eagle", tree="static", acceptance="lantern++", residual="lantern", lam=2.0, k=10),
+    "jacobi": dict(proposal="jacobi", tree="chain", acceptance="unchanged", residual="standard", init="random"),
+    "sjd": dict(proposal="jacobi", tree="chain", acceptance="exact", residual="standard", init="random"),
+    "adt-tree": dict(proposal="eagle", tree="adaptive", acceptance="exact", residual="standard", init="horizontal"),
+    "uniform-rsd": dict(
+        proposal="eagle", tree="static", acceptance="annealed", residual="optimal", lam=2.0, schedule="uniform"
+    ),
+    "cool-sd": dict(proposal="eagle", tree="static", acceptance="annealed", residual="optimal", lam=2.0),
+}
+
+
+def preset(name: str) -> Method:
+    """The preset called ``name``.  Raises UserError naming the presets there are."""
+    from lanternbench.decoding import registry
+
+    presets = PRESETS | registry.presets()
+    if name not in presets:
+        raise UserError(f"unknown method '{name}': choose one of {', '.join(presets)}")
+    return Method(preset=name, **presets[name])
+
+
+def paper(name: str) -> str:
+    return _PAPERS.get(name, "")
+
+
+def method(name: str, **options: Any) -> Method:
+    """A preset with some of its choices and options replaced.
+
+    Raises UserError for an unknown method or option, a value out of range, and a combination that cannot be run.
+    """
+    base = preset(name)
+    given = {("lam" if k == "lambda" else k.replace("-", "_")): v for k, v in options.items() if v is not None}
+    unknown = sorted(set(given) - set(Method.model_fields) | ({"preset"} & set(given)))
+    if unknown:
+        raise UserError(f"method '{name}' has no option '{unknown[0]}': `lanternbench methods` lists the options")
+    if "acceptance" in given and "residual" not in given and given["acceptance"] != base.acceptance:
+        given["residual"] = _usual_residual(given["acceptance"])
+    if given.get("tree") == "chain" and "shape" not in given:
+        given["shape"] = None
+    try:
+        made = Method(**{**base.model_dump(by_alias=False), **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "lambda" if first["loc"] and first["loc"][0] == "lam" else ".".join(map(str, first["loc"][:1]))
+        raise UserError(f"method '{name}': option '{where}' = {first['input']!r} is wrong: {first['msg']}") from None
+    check(made)
+    return made
+
+
+def _usual_residual(acceptance: str) -> str:
+    return {"lantern": "lantern", "lantern++": "lantern", "annealed": "optimal"}.get(acceptance, "standard")
+
+
+def check(m: Method) -> None:
+    """Raise UserError for options out of range and for combinations that cannot be run, with the reason."""
+    from lanternbench.decoding import adaptive, jacobi, registry
+
+    def refuse(reason: str) -> None:
+        raise UserError(f"method '{m.label}' cannot be run: {reason}")
+
+    if m.acceptance not in registry.acceptances():
+        refuse(f"no acceptance rule is called '{m.acceptance}'; choose one of {', '.join(registry.acceptances())}")
+    if m.residual not in registry.residuals():
+        refuse(f"no residual is called '{m.residual}'; choose one of {', '.join(registry.residuals())}")
+    if m.lam is not None and m.lam < 1:
+        refuse(f"λ = {m.lam:g} would be stricter than the exact rule; give --lambda 1 or more")
+    if (m.proposal == "none") != (m.tree == "none"):
+        refuse("a proposal needs a tree, and autoregressive decoding (proposal none) has none")
+    if m.proposal == "jacobi" and m.tree != "chain":
+        refuse("Jacobi drafts one token per position, so its tree is a chain; leave --tree away")
+    if (m.acceptance == "unchanged") and m.proposal != "jacobi":
+        refuse("the rule 'unchanged' compares a Jacobi window with its redraw; use it with --method jacobi")
+    if m.proposal == "none" and (m.acceptance != "exact" or m.residual != "standard"):
+        refuse("autoregressive decoding drafts nothing, so there is nothing to accept")
+    if m.acceptance == "annealed" and m.tree in ("dynamic", "adaptive") and m.schedule != "uniform" and m.nu < 1:
+        pass  # depth indexes the schedule there as well
+    if m.proposal == "jacobi" and m.init not in jacobi.INITS:
+        refuse(f"init must be one of {', '.join(jacobi.INITS)}")
+    if m.tree == "adaptive" and m.init not in adaptive.INITS:
+        refuse(f"init must be one of {', '.join(adaptive.INITS)}")
+    if m.depth_range[0] > m.depth_range[1] or (m.width_range and m.width_range[0] > m.width_range[1]):
+        refuse("a range needs its lower bound first")

@@ -1,0 +1,72 @@
+"""Proposals: where a step's draft tree comes from."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lanternbench.decoding.drafters import Drafter
+from lanternbench.decoding.sampling import Warp
+from lanternbench.decoding.session import Session
+from lanternbench.decoding.trees import Tree, static_tree
+from lanternbench.decoding.verify import Draft, Verdict
+
+
+class Proposal(Protocol):
+    nodes: int  # most nodes of a tree, the root included
+    uniforms: int  # uniforms it consumes a step
+    width: int  # widest family of siblings
+
+    def begin(self, session: Session, hidden: Tensor) -> None:
+        """After the target's prefill."""
+
+    def draft(self, session: Session, u: Tensor) -> Draft:
+        """The next tree; u [B, uniforms]."""
+
+    def learn(self, session: Session, draft: Draft, verdict: Verdict, q: Tensor, u: Tensor) -> None:
+        """After a step was committed."""
+
+
+class Growth(Protocol):
+    nodes: int
+    uniforms: int
+
+    def grow(self, drafter: Drafter, logits: Tensor, root: Tensor, warp: Warp, u: Tensor) -> Draft: ...
+
+
+class Alone:
+    """Autoregressive decoding: a tree of the root alone."""
+
+    nodes, uniforms, width = 1, 0, 0
+
+    def begin(self, session: Session, hidden: Tensor) -> None:
+        zero = torch.zeros(1, 1, dtype=torch.long, device=session.device)
+        self.tree = Tree(zero, zero[..., None][..., :0], torch.ones_like(zero, dtype=torch.bool)[None], 0)
+
+    def draft(self, session: Session, u: Tensor) -> Draft:
+        return Draft(session.last()[:, None], self.tree)
+
+    def learn(self, session: Session, draft: Draft, verdict: Verdict, q: Tensor, u: Tensor) -> None:
+        pass
+
+
+class Drafted:
+    """A drafter and a tree policy."""
+
+    def __init__(self, drafter: Drafter, growth: Growth, width: int):
+        self.drafter, self.growth, self.width = drafter, growth, width
+        self.nodes, self.uniforms = growth.nodes, growth.uniforms
+
+    def begin(self, session: Session, hidden: Tensor) -> None:
+        self.drafter.begin(session, hidden)
+        if hasattr(self.growth, "begin"):
+            self.growth.begin(session)
+
+    def draft(self, session: Session, u: Tensor) -> Draft:
+        return self.growth.grow(self.drafter, self.drafter.root(), session.last(), session.warp, u)
+
+    def learn(self, session: Session, draft: Draft, verdict: Verdict, q: Tensor, u: Tensor) -> None:
+        if hasattr(self.growth, "learn"):
+            self.growth.learn(session, draft, verdict)

@@ -1,0 +1,99 @@
+"""Where acceptance rules, residuals and presets are found: ours, those registered by decorator, and entry points.
+
+An entry point in the group ``lanternbench.methods`` names a module; importing it runs its decorators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from torch import Tensor
+
+from lanternbench.decoding import acceptance as rules
+from lanternbench.decoding.neighbours import nearest
+
+_ACCEPTANCES: dict[str, Callable[..., rules.Rule]] = {}
+_RESIDUALS: dict[str, Callable[..., Tensor]] = dict(rules.RESIDUALS)
+_PRESETS: dict[str, dict[str, Any]] = {}
+
+
+def acceptance(name: str) -> Callable:
+    """Register a rule: ``@acceptance("mine")`` above ``def mine(method, target, depth) -> Rule``.
+
+    ``method`` holds the options, ``target`` the model (its ``codebook``, ``device``, ``vocab``), ``depth`` is the
+    deepest draft position.
+    """
+
+    def register(make: Callable[..., rules.Rule]) -> Callable[..., rules.Rule]:
+        _ACCEPTANCES[name] = make
+        return make
+
+    return register
+
+
+def residual(name: str) -> Callable:
+    """Register a residual: a function (q, p, x, depth, rule) -> unnormalised [..., V]."""
+
+    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        _RESIDUALS[name] = function
+        return function
+
+    return register
+
+
+def preset(name: str, **choices: Any) -> None:
+    """Register a named method: its four choices and any options."""
+    _PRESETS[name] = choices
+
+
+@acceptance("exact")
+@acceptance("unchanged")
+def _exact(method, target, depth: int) -> rules.Rule:
+    return rules.Exact()
+
+
+@acceptance("annealed")
+def _annealed(method, target, depth: int) -> rules.Rule:
+    lam = 2.0 if method.lam is None else method.lam
+    return rules.Annealed(rules.schedule(method.schedule, lam, max(depth, 1), method.nu), target.device)
+
+
+@acceptance("lantern")
+def _lantern(method, target, depth: int) -> rules.Rule:
+    return _neighbourly(method, target, method.divergence, 0.1 if method.delta is None else method.delta)
+
+
+@acceptance("lantern++")
+def _lantern_pp(method, target, depth: int) -> rules.Rule:
+    return _neighbourly(method, target, "multiplicative", 2.0 if method.lam is None else method.lam)
+
+
+def _neighbourly(method, target, bound: str, limit: float) -> rules.Rule:
+    reference = method.variant == "reference"  # counts k without the token itself and admits equality
+    k = (method.k or target.options.get("near", 1000)) + reference
+    table = nearest(target.codebook, k, method.proximity)
+    return rules.Lantern(table, bound, limit, inclusive=reference)
+
+
+@cache
+def _load_plugins() -> None:
+    for point in entry_points(group="lanternbench.methods"):
+        point.load()
+
+
+def acceptances() -> dict[str, Callable[..., rules.Rule]]:
+    _load_plugins()
+    return _ACCEPTANCES
+
+
+def residuals() -> dict[str, Callable[..., Tensor]]:
+    _load_plugins()
+    return _RESIDUALS
+
+
+def presets() -> dict[str, dict[str, Any]]:
+    _load_plugins()
+    return _PRESETS

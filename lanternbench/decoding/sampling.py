@@ -1,0 +1,72 @@
+"""From logits to distributions to tokens: guidance, warping, and draws that are functions of explicit uniforms."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def guide(logits: Tensor, scale: float) -> Tensor:
+    """Classifier-free guidance: rows [2B, …] (conditional first) -> [B, …]; uncond + scale · (cond − uncond)."""
+    if scale == 1.0:
+        return logits
+    cond, uncond = logits.chunk(2)
+    return torch.lerp(uncond, cond, scale)
+
+
+class Warp(NamedTuple):
+    """Temperature, top-k and top-p, applied in this order; ``temperature`` 0 means greedy."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Logits [..., V] -> probabilities [..., V]; greedy leaves temperature 1, the rules take the argmax.
+
+        Top-k keeps ties of the k-th logit; top-p keeps the fewest tokens whose mass reaches p, at least one.
+        """
+        x = logits.float()
+        if self.greedy:
+            return x.softmax(-1)
+        if self.temperature != 1.0:
+            x = x / self.temperature
+        if 0 < self.top_k < x.shape[-1]:
+            x = x.masked_fill(x < x.topk(self.top_k).values[..., -1:], -torch.inf)
+        if self.top_p < 1.0:
+            x = _nucleus(x, self.top_p)
+        return x.softmax(-1)
+
+
+def _nucleus(x: Tensor, top_p: float) -> Tensor:
+    ordered, index = x.sort(-1, descending=True)
+    mass = ordered.softmax(-1)
+    outside = mass.cumsum(-1) - mass >= top_p  # the mass before a token already suffices
+    return x.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
+
+
+def draw(weights: Tensor, u: Tensor) -> Tensor:
+    """Inverse CDF: non-negative weights [..., V] (any scale), uniforms u [...] in 0…1 -> tokens [...].
+
+    Never draws a token of weight 0 unless all are 0 (then token 0).
+    """
+    cdf = weights.cumsum(-1)
+    total = cdf[..., -1:]
+    # the smallest index whose cumulative weight exceeds u·total; the clamp guards u·total rounding up to total
+    level = torch.minimum(u[..., None] * total, total * (1 - 1e-6))
+    return torch.searchsorted(cdf, level, right=True)[..., 0].clamp_(max=weights.shape[-1] - 1)
+
+
+def draw_distinct(weights: Tensor, u: Tensor) -> Tensor:
+    """Successive draws without replacement: weights [..., V], u [..., m] -> tokens [..., m] in draft order."""
+    tokens = draw(weights, u[..., 0])[..., None]
+    for i in range(1, u.shape[-1]):
+        weights = weights.scatter(-1, tokens[..., -1:], 0.0)
+        tokens = torch.cat([tokens, draw(weights, u[..., i])[..., None]], -1)
+    return tokens

@@ -1,0 +1,192 @@
+"""What one batch of prompts owns while it is decoded: cache, tokens, lengths, uniforms.  Nothing here grows.
+
+B prompts, R rows (2B with guidance), L image tokens, P prefix slots, N tree nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lanternbench.decoding.clock import Clock
+from lanternbench.decoding.sampling import Warp, draw, guide
+from lanternbench.decoding.trees import Tree, inner_index
+from lanternbench.decoding.verify import Draft, Verdict
+from lanternbench.models.cached import CachedStack, additive
+from lanternbench.models.llamagen import prefix_mask
+from lanternbench.models.target import Prefix, Target
+
+
+class Fresh(NamedTuple):
+    """What the last step committed, for drafters that read the target's hidden states."""
+
+    hidden: Tensor  # [R, A, dim] of the positions before each new token
+    tokens: Tensor  # [B, A] the new tokens; entries past ``count`` are void
+    count: Tensor  # [B]
+    counts: list[int]
+
+
+class Trace:
+    """The target's and drafter's distributions at every committed position, kept for measures taken afterwards."""
+
+    def __init__(self, batch: int, length: int, vocab: int, width: int, device: torch.device):
+        self.q = torch.zeros(batch, length, vocab, device=device)
+        self.p = torch.zeros(batch, length, vocab, device=device)
+        self.children = torch.full((batch, length, width), -1, device=device)  # tokens, in draft order
+        self.tried = torch.zeros(batch, length, dtype=torch.long, device=device)
+        self.depth = torch.zeros(batch, length, dtype=torch.long, device=device)  # of the node's children
+
+
+def row_seed(seed: int, key: str, method: str) -> int:
+    """The seed of one image: a function of (seed, prompt, method) and of nothing else."""
+    digest = hashlib.blake2b(f"{seed}\0{key}\0{method}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Session:
+    def __init__(
+        self,
+        target: Target,
+        prefix: Prefix,
+        warp: Warp,
+        guidance: float,
+        seeds: list[int],
+        nodes: int,
+        uniforms: int,
+        trace: bool = False,
+        trace_width: int = 1,
+    ):
+        """``nodes``: most nodes of a tree; ``uniforms``: how many a step consumes, verification's first."""
+        self.target, self.warp, self.guidance = target, warp, guidance
+        self.batch, self.limit, self.prefix, self.seeds = len(seeds), target.length, prefix, seeds
+        self.device = target.device
+        rows, self.offset = prefix.valid.shape
+        slots = self.offset + self.limit + nodes + 1
+        like = prefix.embeddings
+        self.stack = CachedStack(target.model, target.model.cfg, rows, slots, target.model.rope, like)
+        self.stack.hide_pads(prefix.valid)
+        self.tokens = torch.zeros(self.batch, self.limit + nodes + 1, dtype=torch.long, device=self.device)
+        self.length = torch.zeros(self.batch, dtype=torch.long, device=self.device)
+        self.lengths = [0] * self.batch
+        self.steps = 0
+        self.syncs = 0
+        self.finite = torch.ones((), dtype=torch.bool, device=self.device)
+        draws = [torch.rand(self.limit + 1, uniforms, generator=torch.Generator().manual_seed(s)) for s in seeds]
+        self.uniforms = torch.stack(draws).to(self.device)  # [B, L + 1, U]
+        self.clock = Clock(self.device)
+        self.trace = Trace(self.batch, self.limit, target.vocab, trace_width, self.device) if trace else None
+        self._visible: Tensor | None = None
+        self.fresh: Fresh
+        self.first: Tensor  # [B, V] the distribution of token 0
+
+    def begin(self) -> Tensor:
+        """Prefill and first token; returns the prefix's hidden states [R, P, dim]."""
+        self.bases = [0] * self.batch
+        base = torch.zeros(self.batch, dtype=torch.long, device=self.device)
+        position = torch.arange(self.offset, device=self.device)[None]
+        valid = self.prefix.valid
+        pads, self.stack.pads = self.stack.pads, None  # the prefix brings its own mask: pads see only themselves
+        mask = additive(prefix_mask(valid, self.offset)[:, 0], self.stack.dtype)
+        hidden = self.stack.forward(self.prefix.embeddings, position, self.bases, base, 0, mask)
+        self.stack.pads = pads
+        q = self.warp(guide(self.target.model.output(hidden[:, -1:]), self.guidance))  # [B, 1, V]
+        first = q[:, 0].argmax(-1) if self.warp.greedy else draw(q[:, 0], self.uniforms[:, -1, 0])
+        self.tokens[:, 0] = first
+        self.length.fill_(1)
+        self.lengths = [1] * self.batch
+        self.fresh = Fresh(hidden[:, -1:], first[:, None], self.length.clone(), [1] * self.batch)
+        self.first = q[:, 0]
+        if self.trace is not None:
+            self.trace.q[:, 0] = self.first
+        return hidden
+
+    def active(self) -> bool:
+        return min(self.lengths) < self.limit
+
+    def step_uniforms(self) -> Tensor:
+        """[B, U] for this step."""
+        return self.uniforms[:, self.steps]
+
+    def last(self) -> Tensor:
+        """The last committed token [B]: the root of the next tree."""
+        return self.tokens.gather(1, (self.length - 1)[:, None])[:, 0]
+
+    def visible(self, draft: Draft) -> Tensor | None:
+        """Additive ancestor mask [b, N, N] of a tree, None for a lone root; a shared tree's is made once."""
+        if draft.tree.nodes == 1:
+            return None
+        if draft.static is None:
+            return additive(draft.tree.ancestors, self.stack.dtype)
+        if self._visible is None:
+            self._visible = additive(draft.tree.ancestors, self.stack.dtype)
+        return self._visible
+
+    def forward(self, draft: Draft, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The target over all nodes at once: hidden [R, N, dim] and q [B, N, V]."""
+        self.clock.tick("other")
+        tree = draft.tree
+        base = self.length + (self.offset - 1)
+        self.bases = [n + self.offset - 1 for n in self.lengths]
+        x = self.stack.per_row(self.target.model.tok_embeddings(draft.tokens))
+        if len(x) != self.stack.cache.rows:
+            x = x.expand(self.stack.cache.rows, -1, -1)
+        hidden = self.stack.forward(x, base[:, None] + tree.depth, self.bases, base, 0, visible)
+        logits = self.target.model.output(hidden)
+        self.clock.tick("verify")
+        return hidden, self.warp(guide(logits, self.guidance))
+
+    def commit(self, draft: Draft, verdict: Verdict, hidden: Tensor, q: Tensor) -> None:
+        """Accept the path: move cache rows, write tokens, advance.  The step's only host synchronisation is here."""
+        path, accepted, token = verdict.path, verdict.accepted, verdict.token
+        columns = torch.arange(path.shape[1], device=self.device)  # 0 … D
+        drafted = draft.tokens.gather(1, path)[:, 1:]
+        new = torch.cat([drafted, token[:, None]], 1).scatter(1, accepted[:, None], token[:, None])  # [B, D + 1]
+        self.tokens.scatter_(1, self.length[:, None] + columns, new)
+        if not (draft.static is not None and draft.static.is_chain) and path.shape[1] > 1:
+            base = self.stack.per_row((self.length + (self.offset - 1))[:, None])
+            self.stack.cache.move(base + self.stack.per_row(path), base + columns)
+            rows = self.stack.per_row(path)[..., None].expand(hidden.shape[0], -1, hidden.shape[-1])
+            hidden = hidden.gather(1, rows)
+        if self.trace is not None:
+            self._record(self.trace, draft, verdict, q)
+        before = self.length
+        self.length = (before + accepted + 1).clamp(max=self.limit)
+        was = self.lengths
+        self.lengths = self.length.tolist()
+        self.syncs += 1
+        self.steps += 1
+        counts = [n - o for n, o in zip(self.lengths, was, strict=True)]
+        most = max(counts)
+        self.fresh = Fresh(hidden[:, :most], new[:, :most], self.length - before, counts)
+        self.clock.tick("commit")
+
+    def _record(self, trace: Trace, draft: Draft, verdict: Verdict, q: Tensor) -> None:
+        """File q, p and the examined children of every node on the path under the position it decided."""
+        path = verdict.path
+        columns = torch.arange(path.shape[1], device=self.device)
+        at = (self.length[:, None] + columns).clamp(max=self.limit - 1)
+        # past the accepted path and past the image nothing is filed: write those back onto the last real one
+        last = torch.minimum(verdict.accepted, self.limit - 1 - self.length).clamp(min=0)[:, None]
+        column = torch.minimum(columns, last)
+        node, at = path.gather(1, column), at.gather(1, column)
+        done = (self.length >= self.limit)[:, None]
+
+        def file(store: Tensor, rows: Tensor) -> None:
+            index = at.view(*at.shape, *[1] * (rows.ndim - 2)).expand_as(rows)
+            flag = done.view(-1, *[1] * (rows.ndim - 1))
+            store.scatter_(1, index, torch.where(flag, store.gather(1, index), rows))
+
+        file(trace.q, q.gather(1, node[..., None].expand(-1, -1, q.shape[-1])))
+        if draft.p is not None and draft.static is not None and draft.static.inner:
+            inner = inner_index(draft.static.inner, draft.tree.nodes, self.device)[node].clamp(min=0)
+            file(trace.p, draft.p.gather(1, inner[..., None].expand(-1, -1, q.shape[-1])))
+        children = draft.tree.children.expand(self.batch, -1, -1)
+        if children.shape[-1]:
+            ids = children.gather(1, node[..., None].expand(-1, -1, children.shape[-1]))
+            tokens = draft.tokens.gather(1, ids.clamp(min=0).flatten(1)).view_as(ids)
+            file(trace.children, torch.where(ids >= 0, tokens, -1))
+        file(trace.tried, verdict.tried.gather(1, node))
+        file(trace.depth, draft.tree.depth.expand(self.batch, -1).gather(1, node) + 1)

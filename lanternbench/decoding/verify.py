@@ -1,0 +1,212 @@
+"""Verification of a draft tree: all nodes at once, on the device, no synchronisation.
+
+One rule for every tree (DESIGN: sequential speculative sampling over siblings).  At a node, children are tried in
+draft order; child j is accepted with probability min(1, q̃(x_j)/p(x_j)); after a rejection q becomes the residual and
+p loses x_j.  If none is accepted the step ends with a token of the last residual; at a leaf, with a bonus token of q.
+
+B batch, N nodes, M inner nodes, V vocabulary, D depth of the tree.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lanternbench.decoding.acceptance import Exact, Residual, Rule, at, normalised
+from lanternbench.decoding.sampling import draw
+from lanternbench.decoding.trees import StaticTree, Tree, inner_index
+
+
+class Draft(NamedTuple):
+    """What a proposal hands to verification."""
+
+    tokens: Tensor  # [B, N], node 0 = the last committed token
+    tree: Tree
+    p: Tensor | None = None  # [B, M, V] distributions that the children of the inner nodes were drawn from
+    static: StaticTree | None = None  # set when all rows share a tree whose shape is data
+
+
+class Verdict(NamedTuple):
+    path: Tensor  # [B, D + 1] node ids from the root; entries past ``accepted`` repeat the last one
+    accepted: Tensor  # [B] drafted tokens accepted, 0 … D
+    token: Tensor  # [B] the residual or bonus token
+    tried: Tensor  # [B, N] children of each node that were examined if it was reached
+
+
+def verify(draft: Draft, q: Tensor, u: Tensor, rule: Rule, residual: Residual) -> Verdict:
+    """Sampled verification: q [B, N, V], uniforms u [B, N] (u[:, 0] draws the final token)."""
+    if draft.p is not None and draft.static is not None:
+        return _sampled(draft, draft.static, draft.p, q, u, rule, residual)
+    if isinstance(rule, Exact):
+        return _chosen_exactly(draft, q, u)
+    return _chosen(draft, q, u, rule, residual)
+
+
+def verify_greedy(draft: Draft, q: Tensor, rule: Rule) -> Verdict:
+    """Temperature 0: x is accepted iff it is the argmax of q̃(·|x); of several accepted paths the longest counts."""
+    tree, tokens = draft.tree, draft.tokens
+    best = q.argmax(-1)  # [B, N]
+    parent = parents(tree)
+    at_parent = parent.clamp(min=0).expand_as(tokens)
+    if rule.lossless or not hasattr(rule, "near"):
+        ok = tokens == best.gather(1, at_parent)
+    else:
+        rows = q.gather(1, at_parent[..., None].expand(-1, -1, q.shape[-1]))  # q at each node's parent
+        mass = rule(rows, tokens, tree.depth.expand_as(tokens))
+        assert mass.group is not None and mass.taken is not None
+        if not getattr(rule, "inclusive", False):  # the reference leaves the group's own mass in place
+            rows = rows.scatter(-1, mass.group, torch.where(mass.taken, 0.0, rows.gather(-1, mass.group)))
+        ok = mass.value >= rows.scatter(-1, tokens[..., None], 0.0).amax(-1)
+    ok = ok & (parent >= 0)
+    reached = (tree.ancestors & ~ok[:, None, :]).sum(-1) == 1  # every ancestor but the root accepted
+    reached[:, 0] = True
+    depth = torch.where(reached, tree.depth.expand_as(tokens), -1)
+    last = depth.argmax(1)  # the deepest, first in node order
+    accepted = depth.gather(1, last[:, None])[:, 0]
+    path = _path_to(tree, last)
+    return Verdict(path, accepted, best.gather(1, last[:, None])[:, 0], torch.zeros_like(tokens))
+
+
+def parents(tree: Tree) -> Tensor:
+    """[b, N] parent of each node, −1 for the root and for unused nodes."""
+    b, n, w = tree.children.shape
+    parent = torch.full((b, n + 1), -1, device=tree.children.device)
+    owner = torch.arange(n, device=parent.device)[None, :, None].expand(b, n, w)
+    slot = torch.where(tree.children >= 0, tree.children, n)
+    return parent.scatter_(1, slot.flatten(1), owner.flatten(1))[:, :-1]
+
+
+def _path_to(tree: Tree, last: Tensor) -> Tensor:
+    """The nodes from the root to ``last`` [B], padded with ``last``: [B, D + 1]."""
+    rows = tree.ancestors.expand(len(last), -1, -1)
+    seen = rows.gather(1, last[:, None, None].expand(-1, 1, rows.shape[-1]))[:, 0]  # [B, N]
+    depth = torch.where(seen, tree.depth.expand_as(seen), -1)
+    at_depth = depth[:, None] == torch.arange(tree.max_depth + 1, device=last.device)[:, None]  # [B, D + 1, N]
+    return torch.where(at_depth.any(-1), at_depth.int().argmax(-1), last[:, None])
+
+
+def _walk(tree: Tree, ok: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """ok [B, N] accepted if tried -> path [B, D + 1], accepted [B], tried [B, N]."""
+    exists = tree.children >= 0  # [b, N, W]
+    flags = ok.gather(1, tree.children.clamp(min=0).flatten(1).expand(len(ok), -1)).view(len(ok), *exists.shape[1:])
+    flags = flags & exists
+    first = flags.int().argmax(-1)  # the first accepted child
+    some = flags.any(-1)
+    chosen = tree.children.expand_as(flags).gather(-1, first[..., None])[..., 0]
+    follow = torch.where(some, chosen, -1)  # [B, N]
+    tried = torch.where(some, first + 1, exists.sum(-1))
+    node = torch.zeros(len(ok), 1, dtype=torch.long, device=ok.device)
+    path, accepted = [node], torch.zeros_like(node)
+    for _ in range(tree.max_depth):
+        after = follow.gather(1, node)
+        accepted = accepted + (after >= 0)
+        node = torch.where(after >= 0, after, node)
+        path.append(node)
+    return torch.cat(path, 1), accepted[:, 0], tried
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """x [B, M, V], index [B] -> [B, V]."""
+    return x.gather(1, index[:, None, None].expand(-1, 1, x.shape[-1]))[:, 0]
+
+
+def _sampled(
+    draft: Draft, static: StaticTree, p: Tensor, q: Tensor, u: Tensor, rule: Rule, residual: Residual
+) -> Verdict:
+    """Children sampled without replacement from p, in a static tree."""
+    tokens, tree, inner = draft.tokens, draft.tree, static.inner
+    chain = static.is_chain
+    q_now = q[:, :-1] if chain else q[:, list(inner)]  # [B, M, V]; after rank j, the state before each node's last child
+    p_now = p
+    families = [[c for c in row if c >= 0] for row in tree.children[0].tolist()] if not chain else None
+    ok = torch.zeros_like(tokens, dtype=torch.bool)
+    if chain:
+        x, depth = tokens[:, 1:], tree.depth[:, 1:]
+        ok[:, 1:] = _accept(rule, q_now, p_now, x, depth, u[:, 1:])
+        last_child = x
+    else:
+        q_now, p_now, last_child = _by_rank(families, inner, ok, tokens, tree, q_now, p_now, u, rule, residual)
+    path, accepted, tried = _walk(tree, ok)
+    stop = path[:, -1]
+    index = inner_index(inner, tree.nodes, q.device)[stop]  # −1 at a leaf
+    leaf = index < 0
+    index = index.clamp(min=0)
+    q_stop, p_stop, x = _rows(q_now, index), _rows(p_now, index), last_child.gather(1, index[:, None])[:, 0]
+    depth = tree.depth.expand_as(tokens).gather(1, stop[:, None])[:, 0] + 1
+    depth = depth.clamp(max=tree.max_depth)
+    rest = residual(q_stop, p_stop, x, depth, rule)
+    rest = torch.where((at(p_stop, x) > 0)[:, None], rest, q_stop)  # a child that p cannot draw changes nothing
+    rest = normalised(rest, q_stop)
+    final = torch.where(leaf[:, None], _rows(q, stop), rest)
+    return Verdict(path, accepted, draw(final, u[:, 0]), tried)
+
+
+def _accept(rule: Rule, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
+    """u < min(1, q̃(x)/p(x)), written without the division; p(x) = 0 never accepts."""
+    px = at(p, x)
+    return (u * px < rule(q, x, depth.expand_as(x)).value) & (px > 0)
+
+
+def _by_rank(families, inner, ok, tokens, tree, q, p, u, rule, residual):
+    """Try first children everywhere, then second children, …; returns the state before each node's last child."""
+    widest = max(len(families[i]) for i in inner)
+    last_child = torch.stack([tokens[:, families[i][0]] for i in inner], 1)
+    for j in range(widest):
+        rows = [m for m, i in enumerate(inner) if len(families[i]) > j]
+        nodes = [families[inner[m]][j] for m in rows]
+        depth = tree.depth[:, nodes].expand(len(tokens), -1)
+        x = tokens[:, nodes]
+        q_j, p_j = q[:, rows], p[:, rows]
+        if j:
+            before = last_child[:, rows]
+            drawn = (at(p_j, before) > 0)[..., None]
+            q_j = torch.where(drawn, normalised(residual(q_j, p_j, before, depth, rule), q_j), q_j)
+            p_left = p_j.scatter(-1, before[..., None], 0.0)
+            p_j = normalised(p_left, torch.zeros_like(p_left))
+            q[:, rows], last_child[:, rows] = q_j, x
+            p = p.clone() if j == 1 else p
+            p[:, rows] = p_j
+        ok[:, nodes] = _accept(rule, q_j, p_j, x, depth, u[:, nodes])
+    return q, p, last_child
+
+
+def _chosen_exactly(draft: Draft, q: Tensor, u: Tensor) -> Verdict:
+    """Top-k children under the exact rule: a_j = q(x_j) / (1 − Σ_{i<j} q(x_i)), in closed form."""
+    tokens, tree = draft.tokens, draft.tree
+    b, n, w = len(tokens), tree.nodes, tree.width
+    children = tree.children.expand(b, -1, -1)
+    exists = children >= 0
+    x = tokens.gather(1, children.clamp(min=0).flatten(1)).view(b, n, w)
+    qx = torch.where(exists, q.gather(-1, x), 0.0)
+    left = 1.0 - (qx.cumsum(-1) - qx)
+    u_child = u.gather(1, children.clamp(min=0).flatten(1)).view(b, n, w)
+    ok_child = exists & (u_child * left < qx)
+    ok = torch.zeros(b, n + 1, dtype=torch.bool, device=q.device)
+    ok.scatter_(1, torch.where(exists, children, n).flatten(1), ok_child.flatten(1))
+    path, accepted, tried = _walk(tree, ok[:, :-1])
+    stop = path[:, -1]
+    q_stop = _rows(q, stop)
+    rejected, named = _rows(x, stop), _rows(exists, stop)  # [B, W]
+    rest = q_stop.scatter(-1, rejected, torch.where(named, 0.0, q_stop.gather(-1, rejected)))
+    return Verdict(path, accepted, draw(normalised(rest, q_stop), u[:, 0]), tried)
+
+
+def _chosen(draft: Draft, q: Tensor, u: Tensor, rule: Rule, residual: Residual) -> Verdict:
+    """Top-k children under a relaxed rule: rank by rank, every node at once."""
+    tokens, tree = draft.tokens, draft.tree
+    children = tree.children.expand(len(tokens), -1, -1)
+    exists = children >= 0
+    q_now = q
+    ok = torch.zeros(len(tokens), tree.nodes + 1, dtype=torch.bool, device=q.device)
+    for j in range(tree.width):
+        child = children[..., j].clamp(min=0)
+        x, here = tokens.gather(1, child), exists[..., j]
+        depth = (tree.depth.expand_as(x) + 1).clamp(0, tree.max_depth)
+        accept = u.gather(1, child) < rule(q_now, x, depth).value
+        ok.scatter_(1, torch.where(here, child, tree.nodes), accept & here)
+        rest = normalised(residual(q_now, None, x, depth, rule), q_now)
+        q_now = torch.where(here[..., None], rest, q_now)
+    path, accepted, tried = _walk(tree, ok[:, :-1])
+    return Verdict(path, accepted, draw(_rows(q_now, path[:, -1]), u[:, 0]), tried)

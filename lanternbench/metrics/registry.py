@@ -1,0 +1,111 @@
+"""Which metrics there are: names -> scorers.  A metric that cannot run says what it lacks; it never counts as 0."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from PIL import Image
+
+from lanternbench.errors import UserError
+
+Evaluators = Literal["tiny", "full"]
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """A metric with a value per image."""
+
+    name: str  # the column in the results
+    needs: tuple[str, ...]  # files
+
+    def available(self) -> str | None:
+        """None, or one sentence: what is missing and the command that gets it."""
+
+    def score(self, images: list[Image.Image], captions: list[str]) -> list[float | None]:
+        """A value per image; None where there is none."""
+
+
+@runtime_checkable
+class SetScorer(Protocol):
+    """A metric with one value for a whole set of images."""
+
+    name: str
+    needs: tuple[str, ...]
+
+    def available(self) -> str | None:
+        """None, or one sentence: what is missing and the command that gets it."""
+
+    def fid(self, images: Iterable[Image.Image]) -> Any:
+        """-> metrics.fid.SetScore(value | None, count, note | None)."""
+
+
+AnyScorer = Scorer | SetScorer
+Factory = Callable[[Path | None], AnyScorer]  # takes the folder of real images, where one was given
+_REGISTRY: dict[str, Factory] = {}
+EMBEDDED = {"clip": "clip-tiny", "fid": "fid-tiny"}  # what stands in for a paper's backbone on the tiny target
+
+
+def register(name: str, factory: Factory) -> None:
+    """Make a metric known under ``name``; raises ValueError when the name is taken."""
+    if name in _REGISTRY:
+        raise ValueError(f"a metric named {name} is registered already")
+    _REGISTRY[name] = factory
+
+
+def names() -> list[str]:
+    """Every registered metric."""
+    return list(_REGISTRY)
+
+
+def scorers_for(
+    wanted: Iterable[str] | None = None, evaluators: Evaluators = "tiny", reference: Path | None = None
+) -> list[AnyScorer]:
+    """The scorers of a run, in the order asked for, each once; without names, all that suit ``evaluators``.
+
+    On "tiny", "clip" and "fid" mean the embedded CLIP and FID, whose columns are named "clip-tiny" and "fid-tiny";
+    ``reference`` is the folder of real images for "fid".  Nothing is loaded or downloaded here: ask ``available()``.
+    Raises UserError for a name that no metric has.
+    """
+    if wanted is None:
+        chosen = [n for n in _REGISTRY if n.endswith("-tiny") == (evaluators == "tiny")]
+    else:
+        chosen = [EMBEDDED.get(n, n) if evaluators == "tiny" else n for n in wanted]
+    for name in chosen:
+        if name not in _REGISTRY:
+            close = difflib.get_close_matches(name, _REGISTRY, 1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(_REGISTRY)}."
+            raise UserError(f"There is no metric named {name}; {hint}")
+    return [_REGISTRY[name](reference) for name in dict.fromkeys(chosen)]
+
+
+def _clip_tiny(reference: Path | None) -> AnyScorer:
+    from lanternbench.metrics.clip import clip_tiny_score
+
+    return clip_tiny_score()
+
+
+def _fid_tiny(reference: Path | None) -> AnyScorer:
+    from lanternbench.metrics.fid import fid_tiny_score
+
+    return fid_tiny_score()
+
+
+def _clip(reference: Path | None) -> AnyScorer:
+    from lanternbench.metrics.clip import clip_score
+
+    return clip_score()
+
+
+def _fid(reference: Path | None) -> AnyScorer:
+    from lanternbench.metrics.fid import fid_score
+
+    return fid_score(reference)
+
+
+register("clip-tiny", _clip_tiny)
+register("fid-tiny", _fid_tiny)
+register("clip", _clip)
+register("fid", _fid)

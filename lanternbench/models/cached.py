@@ -1,0 +1,84 @@
+"""A decoder stack together with its static cache: the forward pass that targets and drafters share while decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lanternbench.models.cache import KVCache, StepCache
+from lanternbench.models.transformer import DecoderConfig
+
+Stack = Callable[[Tensor, Tensor, Tensor | None, StepCache], Tensor]
+
+
+def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Bool mask -> 0 where visible, −∞ elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+
+
+class CachedStack:
+    """Runs new positions ("nodes") against what is committed.
+
+    Rows: B prompts, or 2B with guidance (conditional rows first); whatever is given per prompt is repeated for both
+    halves.  Each prompt b has ``base[b]`` committed slots; nodes go to slots base[b] + first … and see all committed
+    slots that are not padding plus the nodes that ``visible`` names.
+    """
+
+    def __init__(self, stack: Stack, cfg: DecoderConfig, rows: int, slots: int, rope: Tensor, like: Tensor):
+        self.stack, self.rope = stack, rope
+        self.cache = KVCache(cfg.n_layer, rows, slots, cfg.kv_heads, cfg.head_dim, like)
+        self.pads: Tensor | None = None  # additive [R, 1, 1, slots]
+        self.dtype, self.device = like.dtype, like.device
+
+    def hide_pads(self, valid: Tensor) -> None:
+        """valid [R, P] bool: committed slots 0 … P − 1 that may be attended to."""
+        if not bool(valid.all()):
+            full = torch.nn.functional.pad(valid, (0, self.cache.slots - valid.shape[1]), value=True)
+            self.pads = additive(full, self.dtype)[:, None, None]
+
+    def per_row(self, x: Tensor) -> Tensor:
+        """[B, …] -> [R, …]: repeat for the unconditional half; a single prompt broadcasts instead."""
+        if x.shape[0] == 1 or x.shape[0] == self.cache.rows:
+            return x
+        return x.repeat(self.cache.rows // x.shape[0], *[1] * (x.ndim - 1))
+
+    def forward(
+        self, x: Tensor, position: Tensor, bases: list[int], base: Tensor, first: int = 0, visible: Tensor | None = None
+    ) -> Tensor:
+        """x [R, n, dim] -> hidden [R, n, dim].
+
+        position [b, n] rows of the rotary table; ``bases`` the host's copy of ``base`` [B]; ``visible`` additive
+        [b, n, first + n] (None: all nodes so far are visible).
+        """
+        n, high = x.shape[1], max(bases)
+        span = high + first + n
+        slots = self.per_row(base[:, None] + torch.arange(first, first + n, device=self.device))
+        if high == min(bases):
+            mask = self._shared_mask(high, first + n, n, visible)
+        else:
+            mask = self._ragged_mask(base, span, first + n, n, visible)
+        rope = self.per_row(self.rope[position.clamp(max=len(self.rope) - 1)][:, :, None])
+        return self.stack(x, rope, mask, self.cache.step(slots, span))
+
+    def _shared_mask(self, base: int, width: int, n: int, visible: Tensor | None) -> Tensor | None:
+        """All prompts have as many committed slots: [R|1, 1, n, base + width] or None."""
+        if visible is None:
+            return None if self.pads is None else self.pads[..., : base + width].expand(-1, -1, n, -1)
+        nodes = self.per_row(visible)[:, None]
+        if self.pads is None:
+            return torch.nn.functional.pad(nodes, (base, 0))
+        rows = self.pads.shape[0]
+        return torch.cat([self.pads[..., :base].expand(-1, -1, n, -1), nodes.expand(rows, -1, -1, -1)], -1)
+
+    def _ragged_mask(self, base: Tensor, span: int, width: int, n: int, visible: Tensor | None) -> Tensor:
+        """Prompts at different lengths: [R, 1, n, span]."""
+        column = torch.arange(span, device=self.device) - base[:, None]  # [B, span], node number where ≥ 0
+        if visible is None:
+            visible = torch.zeros(1, n, width, dtype=self.dtype, device=self.device)
+        index = column.clamp(0, width - 1)[:, None].expand(-1, n, -1)
+        nodes = visible.expand(len(base), -1, -1).gather(-1, index)
+        nodes = nodes.masked_fill(column[:, None] >= width, -torch.inf)
+        mask = self.per_row(torch.where(column[:, None] < 0, 0.0, nodes))[:, None]
+        return mask if self.pads is None else mask + self.pads[..., :span]

@@ -1,0 +1,71 @@
+"""The EAGLE drafter: fc([embedding; hidden]) -> one layer of the target's kind -> the target's own head.
+
+Source: Li et al. 2024 (EAGLE, EAGLE-2); LANTERN's published layout for LlamaGen (no input norm, no final norm).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from lanternbench.models.cache import StepCache
+from lanternbench.models.transformer import DecoderConfig, Layer
+
+
+class Eagle(nn.Module):
+    def __init__(self, cfg: DecoderConfig, bias: bool = True):
+        super().__init__()
+        self.cfg = replace(cfg, n_layer=1, norm_eps=1e-6)
+        self.fc = nn.Linear(2 * cfg.dim, cfg.dim, bias=bias)
+        self.layers = nn.ModuleList([Layer(self.cfg)])
+
+    def fuse(self, embedding: Tensor, hidden: Tensor) -> Tensor:
+        """Embedding of token t + 1 and hidden state of position t, [R, N, dim] each -> the layer's input."""
+        return self.fc(torch.cat([embedding, hidden], -1))
+
+    def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: StepCache | None = None) -> Tensor:
+        return self.layers[0](x, rope, mask, None if cache is None else cache[0])
+
+
+_RENAMED = {
+    "self_attn.o_proj": "attention.wo",
+    "mlp.down_proj": "feed_forward.w2",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def from_published(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """LANTERN's key names -> ours; q, k, v and gate, up are fused.  ``embed_tokens`` is left out (the target's)."""
+    found = {}
+    for key, value in state.items():
+        if key.endswith("q_proj.weight"):
+            parts = [state[key.replace("q_proj", f"{c}_proj")] for c in "qkv"]
+            found[key.replace("self_attn.q_proj", "attention.wqkv")] = torch.cat(parts)
+        elif key.endswith("gate_proj.weight"):
+            parts = [value, state[key.replace("gate_proj", "up_proj")]]
+            found[key.replace("mlp.gate_proj", "feed_forward.w13")] = torch.cat(parts)
+        elif not any(s in key for s in ("k_proj", "v_proj", "up_proj", "embed_tokens")):
+            for old, new in _RENAMED.items():
+                key = key.replace(old, new)
+            found[key] = value
+    return found
+
+
+def to_published(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Ours -> LANTERN's key names, without ``embed_tokens``."""
+    found = {}
+    for key, value in state.items():
+        if "attention.wqkv" in key:
+            for name, part in zip("qkv", value.chunk(3), strict=True):
+                found[key.replace("attention.wqkv", f"self_attn.{name}_proj")] = part.contiguous()
+        elif "feed_forward.w13" in key:
+            for name, part in zip(("gate", "up"), value.chunk(2), strict=True):
+                found[key.replace("feed_forward.w13", f"mlp.{name}_proj")] = part.contiguous()
+        else:
+            for old, new in _RENAMED.items():
+                key = key.replace(new, old)
+            found[key] = value
+    return found

@@ -1,0 +1,22 @@
+"""Medusa heads (Cai et al. 2024): a residual block per future token, in front of the target's own output head."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Medusa(nn.Module):
+    def __init__(self, dim: int, heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads, dim, dim))
+        self.bias = nn.Parameter(torch.zeros(heads, dim))
+
+    @property
+    def heads(self) -> int:
+        return len(self.weight)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The target's last hidden states [..., dim] -> what each head hands to the output head [..., heads, dim]."""
+        return hidden[..., None, :] + F.silu(torch.einsum("...d,hed->...he", hidden, self.weight) + self.bias)

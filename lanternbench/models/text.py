@@ -1,0 +1,50 @@
+"""The embedded model's text encoder: any Unicode caption -> features, in the place that Flan-T5 has for LlamaGen."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+
+import torch
+from torch import Tensor, nn
+
+WORDS = 24  # features per caption (LlamaGen: 120)
+BUCKETS = 4096
+WIDTH = 128
+
+
+def words(caption: str) -> list[str]:
+    """Case-folded words; every other visible symbol (an emoji, say) is a word of its own."""
+    return re.findall(r"\w+|[^\w\s]", unicodedata.normalize("NFKC", caption).casefold())
+
+
+def word_id(word: str) -> int:
+    """A stable id 1 … BUCKETS − 1; 0 is padding."""
+    digest = hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=8).digest()
+    return 1 + int.from_bytes(digest, "little") % (BUCKETS - 1)
+
+
+def tokenize(captions: list[str]) -> Tensor:
+    """int64 [B, WORDS], right-padded with 0; an empty caption keeps one neutral word, longer ones are cut."""
+    ids = torch.zeros(len(captions), WORDS, dtype=torch.long)
+    for row, caption in zip(ids, captions, strict=True):
+        found = [word_id(w) for w in words(caption)[:WORDS] if w != ","] or [word_id("")]
+        row[: len(found)] = torch.tensor(found)
+    return ids
+
+
+class TextEncoder(nn.Module):
+    """Two bidirectional layers over hashed words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.Embedding(BUCKETS, WIDTH, padding_idx=0)
+        self.place = nn.Parameter(0.02 * torch.randn(WORDS, WIDTH))
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, 2, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """ids [B, WORDS] -> features [B, WORDS, WIDTH], mask [B, WORDS] (1 = word), right-padded."""
+        x = self.body(self.word(ids) + self.place, src_key_padding_mask=ids == 0)
+        return x, (ids != 0).long()

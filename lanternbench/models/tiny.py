@@ -1,0 +1,98 @@
+"""The embedded target and its drafters: safetensors in LlamaGen's and LANTERN's key names, read and written here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lanternbench.errors import UserError
+from lanternbench.models import eagle, llamagen, text
+from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig
+from lanternbench.models.medusa import Medusa
+from lanternbench.models.target import Target
+from lanternbench.models.vq import VQConfig, VQModel
+
+WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
+
+# what suits a machine on which every verified node costs: small trees, short chains
+OPTIONS: dict[str, Any] = {
+    "static": "chain-4",
+    "chain": "chain-4",
+    "medusa": "twig-8",
+    "depth": 4,
+    "draft_top_k": 4,
+    "total_nodes": 12,
+    "width_range": (2, 8),
+    "l_k": 1,
+    "near": 64,
+}
+
+
+def write(path: Path, state: dict[str, Tensor], **meta: Any) -> None:
+    """Half-precision safetensors with ``meta`` as JSON strings in the header."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    halves = {k: v.detach().half().contiguous() for k, v in state.items()}
+    save_file(halves, path, {k: json.dumps(v) for k, v in meta.items()})
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Float32 state and header of an embedded weight file.  Raises UserError if it is missing or damaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            meta = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
+            return {k: file.get_tensor(k).float() for k in file.keys()}, meta  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"cannot read the embedded weights {path.name} ({error}); reinstall, or remake them with "
+            "`lanternbench train tiny`"
+        ) from None
+
+
+def export(folder: Path, target: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: Any, **meta: Any) -> None:
+    """Write the embedded world's generating half into ``folder``."""
+    write(folder / "target.safetensors", llamagen.to_official(target.state_dict()), config=asdict(target.config), **meta)
+    write(folder / "text.safetensors", encoder.state_dict(), **meta)
+    write(folder / "vq.safetensors", vq.state_dict(), config=asdict(vq.cfg), **meta)
+    write(folder / "eagle.safetensors", eagle.to_published(drafters.eagle.state_dict()), **meta)
+    write(folder / "medusa.safetensors", drafters.medusa.state_dict(), **meta)
+    small = drafters.model
+    write(folder / "model.safetensors", llamagen.to_official(small.state_dict()), config=asdict(small.config), **meta)
+
+
+def _llamagen(path: Path) -> LlamaGen:
+    state, meta = read(path)
+    net = LlamaGen(LlamaGenConfig(**meta["config"]))
+    net.load_state_dict(llamagen.from_official(state))
+    return net
+
+
+def load(folder: Path = WEIGHTS, device: str = "cpu") -> Target:
+    """The embedded target with all its drafters."""
+    model = _llamagen(folder / "target.safetensors")
+    encoder = text.TextEncoder()
+    encoder.load_state_dict(read(folder / "text.safetensors")[0])
+    state, meta = read(folder / "vq.safetensors")
+    shape = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
+    vq = VQModel(VQConfig(**shape))
+    vq.load_state_dict(state)
+    drafter = eagle.Eagle(replace(model.cfg, first_norm=False))
+    drafter.load_state_dict(eagle.from_published(read(folder / "eagle.safetensors")[0]))
+    heads, _ = read(folder / "medusa.safetensors")
+    medusa = Medusa(model.cfg.dim, len(heads["weight"]))
+    medusa.load_state_dict(heads)
+    nets: dict[str, nn.Module] = {"eagle": drafter, "medusa": medusa, "model": _llamagen(folder / "model.safetensors")}
+    for net in (model, encoder, vq, *nets.values()):
+        net.to(device).eval().requires_grad_(False)
+
+    def features(captions: list[str]) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode():
+            return encoder(text.tokenize(captions).to(device))
+
+    return Target("tiny", model, vq, features, guidance=3.0, evaluators="tiny", options=OPTIONS, drafters=nets)

@@ -1,0 +1,149 @@
+"""The decoder core that every target and drafter shares: RMSNorm, rotary attention over a static cache, SwiGLU.
+
+Parameter names are LlamaGen's, with w1 and w3 fused into ``w13``; loaders rename what other checkpoints call them.
+Shapes: R rows (batch × CFG), N new positions, S cache slots, H heads, d head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lanternbench.models.cache import LayerCache, StepCache
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Shape of a decoder stack.
+
+    ``qk_norm``: LayerNorm per head on q and k (Chameleon).  ``swin_norm``: norms on the outputs of attention and MLP
+    (Chameleon-34B).  ``first_norm``: False for LANTERN's LlamaGen drafter, whose layer has no input norm.
+    """
+
+    dim: int
+    n_layer: int
+    n_head: int
+    hidden: int
+    vocab_size: int
+    n_kv_head: int = 0
+    norm_eps: float = 1e-5
+    qk_norm: bool = False
+    swin_norm: bool = False
+    first_norm: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_head
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_head or self.n_head
+
+
+def swiglu_width(dim: int, multiple_of: int = 256) -> int:
+    """LlamaGen's hidden width: 8/3 · dim, rounded up to a multiple."""
+    return -(-int(8 * dim / 3) // multiple_of) * multiple_of
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """Rotary embedding on interleaved pairs: x [R, N, H, d], rope [R|1, N, 1, d/2] complex -> [R, N, H, d]."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * rope).flatten(-2).type_as(x)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, dim: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class HeadNorm(nn.Module):
+    """Chameleon's q/k norm: LayerNorm over each head's width, with its own weight and bias per head."""
+
+    def __init__(self, heads: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads, width))
+        self.bias = nn.Parameter(torch.zeros(heads, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (x.shape[-1],), eps=1e-5) * self.weight + self.bias
+
+
+class Attention(nn.Module):
+    def __init__(self, cfg: DecoderConfig):
+        super().__init__()
+        self.n_head, self.n_kv, self.head_dim = cfg.n_head, cfg.kv_heads, cfg.head_dim
+        self.wqkv = nn.Linear(cfg.dim, (self.n_head + 2 * self.n_kv) * self.head_dim, bias=False)
+        self.wo = nn.Linear(self.n_head * self.head_dim, cfg.dim, bias=False)
+        if cfg.qk_norm:
+            self.q_norm = HeadNorm(self.n_head, self.head_dim)
+            self.k_norm = HeadNorm(self.n_kv, self.head_dim)
+
+    def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
+        rows, n, _ = x.shape
+        qkv = self.wqkv(x).view(rows, n, -1, self.head_dim)
+        qk, v = qkv[:, :, : self.n_head + self.n_kv], qkv[:, :, self.n_head + self.n_kv :]
+        if hasattr(self, "q_norm"):
+            qk = torch.cat([self.q_norm(qk[:, :, : self.n_head]), self.k_norm(qk[:, :, self.n_head :])], dim=2)
+        qk = rotate(qk, rope)
+        q, k = qk[:, :, : self.n_head], qk[:, :, self.n_head :]
+        if cache is not None:
+            k, v = cache.put(k, v)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=self.n_kv != self.n_head)
+        return self.wo(y.transpose(1, 2).reshape(rows, n, -1))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: w2(silu(w1 x) · w3 x), with w1 and w3 in one matrix."""
+
+    def __init__(self, cfg: DecoderConfig):
+        super().__init__()
+        self.w13 = nn.Linear(cfg.dim, 2 * cfg.hidden, bias=False)
+        self.w2 = nn.Linear(cfg.hidden, cfg.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.w13(x).chunk(2, dim=-1)
+        return self.w2(F.silu(gate) * up)
+
+
+class Layer(nn.Module):
+    def __init__(self, cfg: DecoderConfig):
+        super().__init__()
+        self.attention, self.feed_forward = Attention(cfg), FeedForward(cfg)
+        self.attention_norm = RMSNorm(cfg.dim, cfg.norm_eps) if cfg.first_norm else nn.Identity()
+        self.ffn_norm = RMSNorm(cfg.dim, cfg.norm_eps)
+        self.swin = cfg.swin_norm
+
+    def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: LayerCache | None = None) -> Tensor:
+        if self.swin:
+            x = x + self.attention_norm(self.attention(x, rope, mask, cache))
+            return x + self.ffn_norm(self.feed_forward(x))
+        x = x + self.attention(self.attention_norm(x), rope, mask, cache)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Stack(nn.Module):
+    """Layers and final norm; embeddings and head belong to the model around it."""
+
+    def __init__(self, cfg: DecoderConfig):
+        super().__init__()
+        self.cfg = cfg
+        self.layers = nn.ModuleList(Layer(cfg) for _ in range(cfg.n_layer))
+        self.norm = RMSNorm(cfg.dim, cfg.norm_eps)
+
+    def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: StepCache | None = None) -> Tensor:
+        """x [R, N, dim] -> hidden states after the final norm [R, N, dim].
+
+        ``rope`` [R|1, N, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, N, S], None for attending to all keys.
+        """
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rope, mask, None if cache is None else cache[i])
+        return self.norm(x)

@@ -1,0 +1,147 @@
+"""What the tables show: one list of columns, as data, for the terminal, Markdown, LaTeX and HTML."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from lanternbench.report.load import Row, number
+
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: `key` in a summary row, how to title and print it, and which tables carry it."""
+
+    key: str
+    title: str
+    tex: str
+    form: str = ".2f"  # format spec of the number; "text" for words, "yes" for true/false
+    better: str = ""  # "higher", "lower" or nothing
+    interval: bool = False  # <key>_lo and <key>_hi exist
+    views: tuple[str, ...] = ("full",)
+    help: str = ""
+
+    @property
+    def arrow(self) -> str:
+        return {"higher": "\u00a0↑", "lower": "\u00a0↓"}.get(self.better, "")
+
+    def value(self, row: Row) -> str:
+        """The cell without its interval."""
+        if self.form == "text":
+            return str(row.get(self.key) or MISSING)
+        if self.form == "yes":
+            known = row.get(self.key)
+            return ("yes" if known else "no") if isinstance(known, bool) else MISSING
+        found = number(row, self.key)
+        return MISSING if found is None else self.print(found)
+
+    def bounds(self, row: Row) -> str:
+        """The interval as "[lo, hi]", or nothing where there is none."""
+        low, high = number(row, f"{self.key}_lo"), number(row, f"{self.key}_hi")
+        if not self.interval or low is None or high is None or number(row, self.key) is None:
+            return ""
+        return f"[{self.print(low).rstrip('×')}, {self.print(high).rstrip('×')}]"
+
+    def cell(self, row: Row) -> str:
+        """Value and interval, as in "1.83× [1.75, 1.90]"."""
+        return f"{self.value(row)} {self.bounds(row)}".strip()
+
+    def print(self, found: float) -> str:
+        if self.form.endswith("%"):
+            return f"{found:{self.form}}"
+        return f"{found:{self.form.rstrip('×')}}" + ("×" if self.form.endswith("×") else "")
+
+
+ALL = ("full", "tex", "terminal")
+BASE = [
+    Column("run", "run", "Run", "text", views=ALL),
+    Column("label", "method", "Method", "text", views=ALL),
+    Column("lossless", "lossless", "Lossless", "yes", help="does the method keep the target's distribution?"),
+    Column(
+        "speedup", "speedup", "Speedup", ".2f×", "higher", True, ALL,
+        "against ar, ratio of paired latencies, bootstrap 95 % interval over prompts",
+    ),
+    Column(
+        "latency_s", "latency (s)", "Latency (s)", ".3f", "lower", True, ("full", "tex"),
+        "decode time per image: the autoregressive loop only, at batch 1",
+    ),
+    Column(
+        "accept_len", "τ", r"$\tau$", ".2f", "higher", True, ALL,
+        "accepted length: tokens committed per step, bonus token included",
+    ),
+    Column(
+        "step_compression", "step compr.", "Step compr.", ".2f×", "higher", True, ALL,
+        "step compression: tokens / target forwards that verify",
+    ),
+    Column("tree_depth", "depth d̄", r"$\bar d$", ".2f", views=ALL, help="mean depth of the draft tree"),
+    Column(
+        "fidelity_loss", "fidelity loss", "Fidelity loss", ".3f", "lower", True, ALL,
+        "bound on the total-variation distance to the target's distribution; 0 for lossless methods",
+    ),
+]  # fmt: skip
+DETAIL = [  # shown after the quality metrics
+    Column("n", "images", "Images", ".0f", help="number of images behind the row"),
+    Column("first_token_acceptance", "first token", "First token", ".1%", "higher",
+           help="first-token acceptance: share of steps whose first draft was accepted"),
+    Column("tokens_per_s", "tokens/s", "Tokens/s", ".1f", "higher", help="tokens per second of decoding"),
+    Column("overhead_fraction", "overhead", "Overhead", ".1%", "lower", help="share of a step outside model forwards"),
+    Column("peak_memory_mb", "memory (MB)", "Memory (MB)", ".0f", "lower", help="peak memory"),
+]  # fmt: skip
+
+# name -> (title, format, better); a name with -tiny is scored by the embedded evaluators and keeps the mark
+METRICS = {
+    "clip": ("CLIP", ".4f", "higher"),
+    "fid": ("FID", ".2f", "lower"),
+    "image-reward": ("ImageReward", ".4f", "higher"),
+    "hpsv2": ("HPSv2", ".4f", "higher"),
+    "inception-score": ("Inception Score", ".2f", "higher"),
+    "aesthetic": ("Aesthetic", ".3f", "higher"),
+    "precision": ("Precision", ".3f", "higher"),
+    "recall": ("Recall", ".3f", "higher"),
+    "perplexity": ("Perplexity", ".2f", "lower"),
+    "log-prob": ("log-probability", ".3f", "higher"),
+}
+
+
+def metric_column(key: str) -> Column:
+    """The column of a quality metric, by name; an unknown metric keeps its name and counts as higher-is-better."""
+    name = key.lower().replace("_", "-")
+    base, tiny = (name.removesuffix("-tiny"), "-tiny") if name.endswith("-tiny") else (name, "")
+    title, form, better = METRICS.get(base, (key.removesuffix(tiny), ".4f", ""))
+    if not better:
+        better = "lower" if base.startswith(("fid", "kid")) else "higher"
+    return Column(key, title + tiny, tex_escape(title + tiny), form, better, True, ALL)
+
+
+def metric_keys(rows: list[Row]) -> list[str]:
+    """The quality metrics of these rows: every key with a `<key>_lo` beside it that is no column of the base."""
+    base = {column.key for column in BASE + DETAIL}
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [key for key in keys if f"{key}_lo" in keys and key not in base]
+
+
+def columns(rows: list[Row], view: str = "full") -> list[Column]:
+    """The columns to show for these rows in "full", "tex" or "terminal"; a column without any value is left out."""
+    every = BASE + [metric_column(key) for key in metric_keys(rows)] + DETAIL
+    return [c for c in every if view in c.views and any(c.value(row) != MISSING for row in rows)]
+
+
+TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "–": "--", "×": r"$\times$", "λ": r"$\lambda$", "δ": r"$\delta$", "ω": r"$\omega$",
+    "ν": r"$\nu$", "β": r"$\beta$", "τ": r"$\tau$", "α": r"$\alpha$", "γ": r"$\gamma$", "·": r"$\cdot$",
+}  # fmt: skip
+
+
+def tex_escape(text: str) -> str:
+    """Text that LaTeX prints as it stands; line ends become blanks."""
+    return "".join(TEX.get(sign, sign) for sign in plain(text))
+
+
+def plain(text: str, limit: int = 200) -> str:
+    """One line of printable text, cut at `limit` signs."""
+    line = re.sub(r"\s+", " ", "".join(sign if sign.isprintable() else " " for sign in text)).strip()
+    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -1,0 +1,205 @@
+"""Run a sweep: methods interleaved per prompt on one loaded target, every sample stored as soon as it is made."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import resource
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lanternbench import prompts as prompt_sets
+from lanternbench.config import Sweep
+from lanternbench.decoding.engine import Decoder, Generation, build, generate
+from lanternbench.decoding.fidelity import drafter_figures, fidelity_loss, target_figures
+from lanternbench.environment import environment
+from lanternbench.measure import summarise
+from lanternbench.metrics.images import read_image
+from lanternbench.metrics.registry import Scorer, SetScorer, scorers_for
+from lanternbench.models.catalogue import load_target
+from lanternbench.prompts import Prompt, PromptSet
+from lanternbench.results import RunFolder, Sample, config_hash, sample_key
+
+WARMUP_STEPS = 12
+Progress = Callable[[int, int, str], None]  # done, of, what
+
+
+def run(
+    config: Sweep,
+    out: Path,
+    *,
+    fresh: bool = False,
+    run_id: str | None = None,
+    device: str = "cpu",
+    progress: Progress = lambda done, of, what: None,
+) -> tuple[Path, dict[str, Any]]:
+    """Measure everything that ``config`` asks for and is not stored yet; returns the run folder and its summary.
+
+    An interrupted sweep continues where it stopped: what is stored is never computed again, and what is computed
+    depends on (seed, prompt, method) alone.  Raises UserError before anything is computed if a setting is wrong.
+    """
+    methods = config.methods()
+    selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
+    target = load_target(config.target, device)
+    settings = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
+    decoders = [build(target, m, guidance=config.guidance, **settings) for m in methods]
+    scorers = scorers_for(config.metrics, target.evaluators)
+    record = config.record() | {"guidance": decoders[0].guidance, "device": device}
+    with RunFolder.open(
+        out,
+        run_id or f"{config.name}-{config_hash(record | selected.record())[:8]}",
+        record,
+        fresh=fresh,
+        environment=environment() | {"device": device, "dtype": str(target.dtype).removeprefix("torch.")},
+        prompts=selected.record(),
+        target={
+            "name": target.name,
+            "grid": list(target.grid),
+            "vocab": target.vocab,
+            "evaluators": target.evaluators,
+        },
+        methods=[
+            {"label": m.label, "method": m.preset, "options": m.options, "lossless": m.lossless} for m in methods
+        ],
+    ) as folder:
+        _measure(folder, config, decoders, selected, [s for s in scorers if isinstance(s, Scorer)], progress)
+        sets, missing = _score_sets(folder, [s for s in scorers if isinstance(s, SetScorer)])
+        summary = summarise(folder.samples(), folder.run, sets, config.seed)
+        missing += [f"{s.name}: {why}" for s in scorers if isinstance(s, Scorer) and (why := s.available())]
+        summary["notes"] += missing
+        folder.finish(summary)
+        return folder.path, summary
+
+
+def plan(prompts: PromptSet, decoders: list[Decoder], seed: int, batch: int) -> Iterator[tuple[Decoder, list[Prompt]]]:
+    """Every (method, prompts) to run: prompt after prompt, the methods of each in a seeded random order."""
+    chosen = list(prompts)
+    for start in range(0, len(chosen), batch):
+        group = chosen[start : start + batch]
+        digest = hashlib.sha256(f"{seed}\0{group[0].id}".encode()).digest()
+        for decoder in random.Random(digest).sample(decoders, len(decoders)):
+            yield decoder, group
+
+
+def _measure(
+    folder: RunFolder,
+    config: Sweep,
+    decoders: list[Decoder],
+    prompts: PromptSet,
+    scorers: list[Scorer],
+    progress: Progress,
+) -> None:
+    done, total = folder.done(), len(prompts) * len(decoders)
+    left = []
+    for decoder, group in plan(prompts, decoders, config.seed, config.batch):
+        missing = [p for p in group if sample_key(p.id, decoder.method.label, config.seed) not in done]
+        if missing:
+            left.append((decoder, missing))
+    for decoder in {id(d): d for d, _ in left}.values():  # warm-up: first calls allocate and choose kernels
+        progress(len(folder.done()), total, f"warming up {decoder.method.label}")
+        generate(decoder, [prompts.prompts[0].text], seed=config.seed, most_steps=WARMUP_STEPS)
+    for decoder, group in left:
+        progress(len(folder.done()), total, f"{decoder.method.label} · {group[0].text}")
+        for sample, image in make_samples(decoder, group, config.seed, config.batch == 1):
+            for scorer in scorers:
+                sample.metrics[scorer.name] = scorer.score([image], [sample.prompt])[0]
+            folder.append(sample, image)
+    progress(total, total, "scoring")
+
+
+def make_samples(decoder: Decoder, group: list[Prompt], seed: int, timed: bool) -> Iterator[tuple[Sample, Any]]:
+    """Generate one image per prompt in one batch; yields (sample, PIL image)."""
+    made = generate(decoder, [p.text for p in group], [p.id for p in group], seed, trace=True)
+    clock = time.perf_counter()
+    images = decoder.target.images(torch.stack([g.tokens for g in made]))
+    render_s = (time.perf_counter() - clock) / len(group)
+    extras = figures(decoder, made)
+    for prompt, generation, image, extra in zip(group, made, images, extras, strict=True):
+        yield _sample(decoder, prompt, generation, seed, timed, render_s, len(group), extra), image
+
+
+def figures(decoder: Decoder, made: list[Generation]) -> list[dict[str, Any]]:
+    """Fidelity loss, drafter and target statistics of a batch, from its trace; off the clock."""
+    trace = made[0].trace
+    assert trace is not None
+    sampled = decoder.method.proposal != "medusa" and decoder.method.tree in ("chain", "static")
+    loss = [0.0] * len(made)
+    if not decoder.method.lossless and not decoder.warp.greedy:
+        loss = fidelity_loss(trace, decoder.rule, decoder.residual, sampled).tolist()
+    tokens = torch.stack([g.tokens for g in made])
+    target = target_figures(trace, tokens)
+    drafted = sampled and decoder.method.proposal != "none" and not decoder.warp.greedy
+    drafter = drafter_figures(trace) if drafted else [None] * len(made)
+    return [{"fidelity_loss": a, "stats": b, "drafter": c} for a, b, c in zip(loss, target, drafter, strict=True)]
+
+
+def _sample(
+    decoder: Decoder,
+    prompt: Prompt,
+    made: Generation,
+    seed: int,
+    timed: bool,
+    render_s: float,
+    batch: int,
+    extra: dict[str, Any],
+) -> Sample:
+    drafting = decoder.method.proposal != "none" and made.steps > 1
+    first = sum(n > 1 for n in made.accept_lengths) / max(made.steps, 1) if drafting else None
+    overhead = {k: v for k, v in made.phases.items() if k not in ("draft", "verify")}
+    return Sample(
+        key=sample_key(prompt.id, decoder.method.label, seed),
+        prompt_id=prompt.id,
+        prompt=prompt.text,
+        category=prompt.category,
+        challenge=prompt.challenge,
+        label=decoder.method.label,
+        method=decoder.method.preset,
+        options=decoder.method.options,
+        seed=seed,
+        tokens=len(made.tokens),
+        # the prefill, which gives the first token, is a step of its own
+        steps=1 + made.steps,
+        accept_lengths=[1, *made.accept_lengths],
+        tree_depths=[0, *made.tree_depths],
+        tree_nodes=[1, *made.tree_nodes],
+        first_token_acceptance=first,
+        decode_s=made.decode_s / batch,
+        encode_s=made.encode_s / batch,
+        render_s=render_s,
+        phases={
+            "draft_s": made.phases.get("draft", 0.0) / batch,
+            "verify_s": made.phases.get("verify", 0.0) / batch,
+            "commit_s": overhead.pop("commit", 0.0) / batch,
+            "other_s": sum(overhead.values()) / batch,
+        },
+        peak_memory_mb=_peak_memory_mb(),
+        timed=timed,
+        token_ids=made.tokens.tolist(),
+        **extra,
+    )
+
+
+def _peak_memory_mb() -> float:
+    """Of this process so far: GPU memory allocated, or resident memory."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+def _score_sets(folder: RunFolder, scorers: list[SetScorer]) -> tuple[dict[str, dict[str, float | None]], list[str]]:
+    """Metrics of whole image sets, per label, and what there is to say about them."""
+    sets: dict[str, dict[str, float | None]] = {}
+    notes: dict[str, None] = {}
+    for scorer in scorers:
+        for label in dict.fromkeys(s.label for s in folder.samples()):
+            names = [s.image for s in folder.samples() if s.label == label and s.image]
+            score = scorer.fid(read_image(folder.path / name) for name in names)
+            sets.setdefault(label, {}).update({scorer.name: score.value, f"{scorer.name}_n": score.count})
+            if score.note:
+                notes[f"{scorer.name}: {score.note}"] = None
+    return sets, list(notes)
+

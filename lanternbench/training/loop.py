@@ -1,0 +1,88 @@
+"""One training loop for every embedded model: seeded, checkpointed, resumable at any step."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lanternbench.training.muon import Muon
+
+Step = Callable[[int], dict[str, Tensor]]
+
+
+def schedule(step: int, steps: int, warmup: int) -> float:
+    """Learning-rate factor: linear warm-up, constant, and over the last 30 % of the steps linearly down to 1 %."""
+    return min(1.0, (step + 1) / warmup, 0.01 + (steps - step) / (0.3 * steps))
+
+
+def save_atomically(value: object, path: Path) -> None:
+    """A file that is either the old one or the whole new one."""
+    part = path.with_name(path.name + ".part")
+    torch.save(value, part)
+    os.replace(part, path)
+
+
+def optimizers(model: nn.Module, lr: float, muon_lr: float | None = None) -> list[torch.optim.Optimizer]:
+    """AdamW for everything; with ``muon_lr``, Muon for the matrices inside transformer layers."""
+    hidden = [p for n, p in model.named_parameters() if muon_lr and "layers." in n and p.ndim == 2]
+    ids = {id(p) for p in hidden}
+    rest = [p for p in model.parameters() if id(p) not in ids]
+    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)]
+    if hidden:
+        found.append(Muon(hidden, lr=muon_lr))
+    return found
+
+
+def fit(
+    name: str,
+    model: nn.Module,
+    optims: list[torch.optim.Optimizer],
+    step_fn: Step,
+    steps: int,
+    folder: Path,
+    *,
+    warmup: int = 100,
+    clip: float = 1.0,
+    save_every: int = 100,
+    log: Callable[[str], None] = print,
+) -> None:
+    """Train ``model`` for ``steps`` calls of ``step_fn(step)`` → losses (the one called "loss" is minimised).
+
+    A checkpoint in ``folder/name.pt`` is written every ``save_every`` steps and picked up on the next start; what
+    ``step_fn`` draws must depend on the step alone, so that a resumed run is the undisturbed one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.pt"
+    first = 0
+    if path.exists():
+        state = torch.load(path, weights_only=True)
+        model.load_state_dict(state["model"])
+        for optim, saved in zip(optims, state["optims"], strict=True):
+            optim.load_state_dict(saved)
+        first = state["step"]
+    base = [[g["lr"] if first == 0 else g["initial_lr"] for g in o.param_groups] for o in optims]
+    model.train()
+    clock, seen = time.monotonic(), first
+    for step in range(first, steps):
+        for optim, rates in zip(optims, base, strict=True):
+            for group, rate in zip(optim.param_groups, rates, strict=True):
+                group["initial_lr"], group["lr"] = rate, rate * schedule(step, steps, warmup)
+        losses = step_fn(step)
+        losses["loss"].backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for optim in optims:
+            optim.step()
+            optim.zero_grad(set_to_none=True)
+        if (step + 1) % save_every == 0 or step + 1 == steps:
+            pace = (step + 1 - seen) / (time.monotonic() - clock)
+            clock, seen = time.monotonic(), step + 1
+            figures = "  ".join(f"{k} {v.item():.4f}" for k, v in losses.items())
+            log(f"{name} {step + 1}/{steps}  {figures}  {pace:.2f} steps/s")
+            state = {"model": model.state_dict(), "optims": [o.state_dict() for o in optims], "step": step + 1}
+            save_atomically(state, path)
+    model.eval()

@@ -1,0 +1,238 @@
+"""The statistics: intervals cover, tests are exact, and the summary says what the samples say."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from lanternbench.measure import bootstrap_mean, bootstrap_ratio, paired_test, summarise
+from lanternbench.results import Sample, sample_key
+
+TRIALS = 400
+
+
+def coverage(interval, truth: float) -> float:
+    """Share of TRIALS intervals that hold the truth; its standard deviation is 1.1 % at 95 %."""
+    hits = 0
+    for trial in range(TRIALS):
+        found = interval(np.random.default_rng([7, trial]), trial)
+        hits += found.lo <= truth <= found.hi
+    return hits / TRIALS
+
+
+# --- intervals ---
+
+
+@pytest.mark.parametrize(
+    ("prompts", "least", "most"),
+    [(2, 0.45, 0.61), (3, 0.70, 0.82), (5, 0.88, 0.97), (8, 0.92, 0.985), (30, 0.92, 0.985), (100, 0.92, 0.985)],
+)
+def test_the_interval_of_a_mean_covers_the_truth_as_often_as_documented(prompts, least, most):
+    share = coverage(lambda rng, seed: bootstrap_mean(rng.normal(3.0, 1.0, prompts), 1000, seed), 3.0)
+    # an interval that truly covered 90 % would give less than 0.92 in 91 % of such experiments
+    assert least <= share <= most
+
+
+@pytest.mark.parametrize("prompts", [10, 50])
+def test_the_interval_of_a_speedup_covers_the_truth_95_percent_of_the_time(prompts):
+    def interval(rng, seed):
+        length = rng.lognormal(0.0, 0.3, prompts)  # shared by both methods: the pairs are correlated
+        base = 2.0 * length * rng.lognormal(0.0, 0.1, prompts)
+        return bootstrap_ratio(base, length * rng.lognormal(0.0, 0.1, prompts), 1000, seed)
+
+    assert 0.92 <= coverage(interval, 2.0) <= 0.985
+
+
+def test_pairing_makes_the_interval_narrower():
+    rng = np.random.default_rng(0)
+    length = rng.lognormal(0.0, 0.5, 40)
+    base, other = 2 * length, length * rng.lognormal(0.0, 0.02, 40)
+    paired, shuffled = bootstrap_ratio(base, other), bootstrap_ratio(rng.permutation(base), other)
+    assert paired.hi - paired.lo < 0.2 * (shuffled.hi - shuffled.lo)
+
+
+def test_the_bootstrap_agrees_with_the_enumeration_of_all_resamples():
+    x = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    means = [np.mean(drawn) for drawn in itertools.product(x, repeat=5)]
+    found = bootstrap_mean(x, 20_000)
+    # 5 prompts: Φ(−√(5/4)·2.776) = 0.095 % in each tail instead of 2.5 %
+    lo, hi = np.quantile(means, [0.00095, 0.99905])
+    assert found.value == pytest.approx(6.2)
+    assert found.lo == pytest.approx(lo, abs=0.41)
+    assert found.hi == pytest.approx(hi, abs=1.0)
+
+
+def test_intervals_are_reproducible_hold_the_estimate_and_vanish_without_noise():
+    rng = np.random.default_rng(1)
+    base, other = rng.uniform(1, 2, 20), rng.uniform(1, 2, 20)
+    assert bootstrap_ratio(base, other) == bootstrap_ratio(base, other)
+    assert bootstrap_ratio(base, other) != bootstrap_ratio(base, other, seed=1)
+    value, lo, hi = bootstrap_ratio(base, other)
+    assert value == pytest.approx(base.mean() / other.mean())
+    assert lo < value < hi
+    assert bootstrap_ratio(3 * other, other) == pytest.approx((3, 3, 3))
+
+
+def test_a_single_prompt_has_no_interval():
+    assert bootstrap_ratio([4.0], [2.0]) == (2.0, None, None)
+    assert bootstrap_mean([4.0]) == (4.0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("base", "other"), [([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0]), ([math.nan], [1.0]), ([[1.0]], [[1.0]])]
+)
+def test_meaningless_ratios_are_refused(base, other):
+    with pytest.raises(ValueError, match="bootstrap_ratio needs"):
+        bootstrap_ratio(base, other)
+
+
+# --- paired test ---
+
+
+def test_the_paired_test_is_the_exact_permutation_test():
+    rng = np.random.default_rng(2)
+    for pairs in (1, 2, 5, 9):
+        a, b = rng.normal(0.5, 1, pairs), rng.normal(0, 1, pairs)
+        every = [abs(np.dot(signs, a - b)) for signs in itertools.product((1, -1), repeat=pairs)]
+        assert paired_test(a, b) == pytest.approx(np.mean(np.array(every) >= abs(sum(a - b)) - 1e-9))
+    assert paired_test([1, 2, 3, 4, 5], [0, 0, 0, 0, 0]) == 2 / 32
+    assert paired_test([0.1, 0.2, 0.3], [0.3, 0.2, 0.1]) == 1.0  # ties up to rounding count
+    assert paired_test(np.ones(40), np.ones(40)) == 1.0
+
+
+def test_the_sampled_paired_test_agrees_with_the_exact_one():
+    from scipy import stats
+
+    rng = np.random.default_rng(3)
+    difference = rng.normal(0.5, 1, 14)
+    exact = stats.permutation_test(
+        (difference, np.zeros(14)), lambda x, y, axis: np.mean(x - y, axis), permutation_type="samples",
+        vectorized=True, n_resamples=math.inf,
+    )  # fmt: skip
+    # 10,000 draws: a standard deviation of 0.002 at p = 0.05
+    assert paired_test(difference, np.zeros(14)) == pytest.approx(exact.pvalue, abs=0.01)
+
+
+@pytest.mark.parametrize("pairs", [8, 30])
+def test_the_paired_test_rejects_5_percent_of_true_nulls_and_finds_a_true_difference(pairs):
+    rng = np.random.default_rng(4)
+    null = [paired_test(rng.standard_t(3, pairs), np.zeros(pairs), 400, seed) <= 0.05 for seed in range(500)]
+    assert 0.02 <= np.mean(null) <= 0.08  # standard deviation 1 %
+    real = [paired_test(rng.normal(1.5, 1, pairs), np.zeros(pairs), 400, seed) <= 0.05 for seed in range(100)]
+    assert np.mean(real) >= 0.9
+
+
+@pytest.mark.parametrize(("a", "b"), [([], []), ([1.0], [1.0, 2.0]), ([math.inf], [1.0])])
+def test_meaningless_pairs_are_refused(a, b):
+    with pytest.raises(ValueError, match="paired_test needs"):
+        paired_test(a, b)
+
+
+# --- summary ---
+
+
+def sample(prompt: str, label: str, decode_s: float, lengths: list[int], **fields) -> Sample:
+    seed = fields.pop("seed", 0)
+    return Sample(
+        key=sample_key(prompt, label, seed), prompt_id=prompt, prompt="x", label=label, method=label.split()[0],
+        seed=seed, tokens=sum(lengths), steps=len(lengths), accept_lengths=lengths, decode_s=decode_s, **fields,
+    )  # fmt: skip
+
+
+RUN = {
+    "config": {"temperature": 1.0},
+    "prompts": {"source": "coco2017:captions_val2017.json"},
+    "target": {"name": "tiny", "evaluators": "tiny"},
+    "methods": [{"label": "fast λ=2", "lossless": False}, {"label": "ar", "lossless": True}],
+}
+
+
+def rows(samples, run=RUN, sets=None) -> dict[str, dict]:
+    return {row["label"]: row for row in summarise(samples, run, sets)["rows"]}
+
+
+def pair_of_methods() -> list[Sample]:
+    samples = []
+    for i, slow in enumerate([4.0, 6.0, 8.0]):
+        samples.append(sample(str(i), "fast λ=2", slow / 2, [3, 1], tree_depths=[5, 3], fidelity_loss=0.1 * i,
+                              first_token_acceptance=0.5, metrics={"clip": 0.3}, peak_memory_mb=10.0 + i,
+                              phases={"draft_s": 1.0, "verify_s": 2.0, "commit_s": 0.5, "other_s": 0.5}))  # fmt: skip
+        samples.append(sample(str(i), "ar", slow, [1, 1, 1, 1], metrics={"clip": 0.2 + 0.1 * i}))
+    return samples
+
+
+def test_the_summary_states_what_the_samples_say():
+    summary = summarise(pair_of_methods(), RUN)
+    assert [row["label"] for row in summary["rows"]] == ["ar", "fast λ=2"]
+    ar, fast = summary["rows"]
+    assert (fast["n"], fast["target"], fast["dataset"], fast["temperature"]) == (3, "tiny", "coco2017", 1.0)
+    assert (ar["lossless"], fast["lossless"]) == (True, False)
+    assert (ar["speedup"], ar["accept_len"], ar["step_compression"]) == (1.0, 1.0, 1.0)
+    for name, value in {
+        "latency_s": 3.0, "speedup": 2.0, "speedup_lo": 2.0, "step_compression": 2.0, "accept_len": 2.0,
+        "tree_depth": 4.0, "first_token_acceptance": 0.5, "tokens_per_s": 12 / 9, "fidelity_loss": 0.1,
+        "overhead_fraction": 0.25, "peak_memory_mb": 12.0, "clip": 0.3, "clip_p": 1.0,
+    }.items():  # fmt: skip
+        assert fast[name] == pytest.approx(value), name
+    assert fast["latency_s_lo"] < 3.0 < fast["latency_s_hi"]
+    assert ar["clip_p"] is None
+    assert any("-tiny" in note for note in summary["notes"])
+    assert any("3 prompts are too few" in note for note in summary["notes"])
+
+
+def test_what_is_missing_is_none_and_never_zero():
+    samples = [s.model_copy(update={"metrics": {}}) if s.label == "ar" else s for s in pair_of_methods()]
+    ar = rows(samples)["ar"]
+    for name in ("clip", "clip_lo", "clip_p", "fidelity_loss", "tree_depth", "overhead_fraction", "peak_memory_mb",
+                 "first_token_acceptance"):  # fmt: skip
+        assert ar[name] is None, name
+    assert rows(samples)["fast λ=2"]["clip_p"] is None
+
+
+def test_metrics_of_a_whole_label_come_without_interval_but_with_their_count():
+    found = rows(pair_of_methods(), sets={"ar": {"fid-tiny": 30.0, "fid-tiny_n": 2}})
+    assert [found["ar"][f"fid-tiny{end}"] for end in ("", "_lo", "_hi", "_n")] == [30.0, None, None, 2]
+    assert found["fast λ=2"]["fid-tiny"] is None
+
+
+def test_speedup_counts_timed_pairs_only():
+    samples = [*pair_of_methods(), sample("9", "fast λ=2", 100.0, [4])]  # no ar beside it
+    samples.append(sample("0", "fast λ=2", 100.0, [4], seed=1, timed=False))
+    summary = summarise(samples, RUN)
+    fast = summary["rows"][1]
+    assert fast["speedup"] == pytest.approx(2.0)
+    assert any("2 of 5 samples have no `ar` pair" in note for note in summary["notes"])
+    untimed = summarise([s.model_copy(update={"timed": False}) for s in pair_of_methods()], RUN)
+    assert all(row[name] is None for row in untimed["rows"] for name in ("latency_s", "speedup", "tokens_per_s"))
+    assert any("batch 1" in note for note in untimed["notes"])
+
+
+def test_seeds_of_one_prompt_are_no_independent_evidence():
+    rng = np.random.default_rng(5)
+    samples = []
+    for i in range(8):
+        score = rng.normal()
+        samples += [sample(str(i), "ar", 1.0, [1], seed=s, metrics={"clip": score}) for s in range(20)]
+    found = rows(samples)["ar"]
+    once = rows([s for s in samples if s.seed == 0])["ar"]
+    assert found["clip_hi"] - found["clip_lo"] == pytest.approx(once["clip_hi"] - once["clip_lo"])
+
+
+def test_one_prompt_no_baseline_and_no_samples_are_told():
+    summary = summarise([sample("1", "fast λ=2", 1.0, [2], metrics={"clip": 0.3})], RUN)
+    (row,) = summary["rows"]
+    assert (row["clip"], row["clip_lo"], row["clip_hi"], row["clip_p"]) == (0.3, None, None, None)
+    assert (row["speedup"], row["latency_s"], row["latency_s_lo"]) == (None, 1.0, None)
+    assert any("no `ar` baseline" in note for note in summary["notes"])
+    assert any("single prompt" in note for note in summary["notes"])
+    assert summarise([], {}) == {"rows": [], "notes": ["The run has no samples yet."]}
+
+
+def test_a_run_resumed_on_another_machine_is_told():
+    run = RUN | {"resumed": [{"at": "x", "environment": {"cpu": "b"}}], "prompts": {"notes": ["one note"]}}
+    notes = summarise(pair_of_methods(), run)["notes"]
+    assert any("another environment" in note for note in notes)
+    assert "one note" in notes

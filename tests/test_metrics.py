@@ -1,0 +1,331 @@
+"""Metrics: CLIP score, FID, robust image reading, and what is said when something is missing."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lanternbench.errors import UserError
+from lanternbench.metrics import Scorer, SetScorer, files, read_image, registry, scorers_for
+from lanternbench.metrics.clip import ClipScore, clip_score, clip_tiny_score, retrieval
+from lanternbench.metrics.fid import (
+    Fid,
+    Measure,
+    distance,
+    fid_score,
+    fid_tiny_score,
+    plain_image,
+    reference_statistics,
+    statistics,
+)
+from lanternbench.training import data, scenes
+
+SEED = 4242  # scenes that no training saw
+
+
+@pytest.fixture(scope="module")
+def world() -> tuple[list[Image.Image], list[str]]:
+    """64 scenes with captions all different, and their images."""
+    found = {data.scene(i, SEED).captions()[0]: i for i in range(80)}
+    picked = list(found.items())[:64]
+    return [Image.fromarray(scenes.sample(SEED, i)[0]) for _, i in picked], [c for c, _ in picked]
+
+
+@pytest.fixture
+def no_caches(tmp_path, monkeypatch):
+    """A machine without any published weights."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LANTERNBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *a, **k: None)
+    return tmp_path
+
+
+def _saved(tmp_path, image: Image.Image, name: str, **options):
+    path = tmp_path / name
+    image.save(path, **options)
+    return path
+
+
+# CLIP
+
+
+def test_clip_tiny_finds_the_right_caption_among_64(world):
+    assert retrieval(*world) >= 0.9
+
+
+def test_clip_tiny_finds_nothing_when_captions_are_shifted(world):
+    images, captions = world
+    assert retrieval(images, captions[1:] + captions[:1]) <= 0.1
+
+
+def test_clip_tiny_scores_the_own_caption_higher_and_is_a_cosine(world):
+    images, captions = world
+    scorer = clip_tiny_score()
+    own, other = scorer.score(images, captions), scorer.score(images, captions[1:] + captions[:1])
+    assert all(-1 <= v <= 1 for v in own + other)
+    assert np.mean(own) > np.mean(other) + 0.2
+
+
+def test_clip_tiny_values_do_not_depend_on_the_batch(world):
+    images, captions = world
+    scorer = clip_tiny_score()
+    alone = [scorer.score([i], [c])[0] for i, c in zip(images[:3], captions[:3], strict=True)]
+    assert alone == pytest.approx(scorer.score(images, captions)[:3], abs=1e-5)
+
+
+@pytest.mark.parametrize("caption", ["", "   ", "🦊🌈", "красный круг", "円" * 500, "\u0000\ud800", "a " * 5000])
+def test_clip_tiny_takes_any_caption_and_any_size(caption):
+    (value,) = clip_tiny_score().score([Image.new("RGB", (1, 300), "red")], [caption])
+    assert value is not None
+    assert math.isfinite(value)
+
+
+def test_clip_score_of_nothing_is_nothing_and_lengths_must_agree():
+    assert clip_tiny_score().score([], []) == []
+    with pytest.raises(ValueError, match="1 images but 0 captions"):
+        clip_tiny_score().score([Image.new("RGB", (2, 2))], [])
+
+
+def test_undefined_cosine_is_missing_not_zero():
+    class Broken:
+        def images(self, images):
+            return torch.full((len(images), 2), float("nan"))
+
+        captions = images
+
+    scorer = ClipScore("x", "x", lambda: None, Broken)  # type: ignore[arg-type]
+    assert scorer.score([Image.new("RGB", (2, 2))], ["a"]) == [None]
+
+
+def test_missing_clip_weights_are_reported_with_the_command_and_scored_none(no_caches):
+    scorer = clip_score()
+    assert "lanternbench fetch clip" in scorer.available()
+    assert scorer.score([Image.new("RGB", (2, 2))], ["a"]) == [None]
+
+
+@pytest.mark.parametrize("name", ["ViT-B-32.pt", "open_clip_model.safetensors"])
+def test_a_wrong_clip_file_is_a_users_mistake(no_caches, name):
+    wrong = no_caches / name
+    wrong.write_bytes(b"not weights")
+    with pytest.raises(UserError, match="is not the CLIP ViT-B/32 file"):
+        clip_score(wrong).score([Image.new("RGB", (2, 2))], ["a"])
+
+
+# FID
+
+
+def test_fid_tiny_orders_sets_by_how_far_they_are_from_real_scenes(world):
+    images, _ = world
+    scorer = fid_tiny_score()
+    rng = np.random.default_rng(0)
+    noisy = [
+        Image.fromarray(np.clip(np.asarray(i) + rng.normal(0, 40, (64, 64, 3)), 0, 255).astype("u1")) for i in images
+    ]
+    real, worse, grey = (scorer.fid(s) for s in (images, noisy, [Image.new("RGB", (64, 64), "gray")] * 64))
+    assert 0 <= real.value < worse.value < grey.value
+    assert real.count == 64
+
+
+def test_fid_says_when_samples_are_few_and_needs_two(world):
+    images, _ = world
+    scorer = fid_tiny_score()
+    assert "biased" in scorer.fid(images[:10]).note
+    alone = scorer.fid(images[:1])
+    assert alone.value is None
+    assert "at least 2" in alone.note
+    assert scorer.fid([]).value is None
+
+
+def test_fid_from_stored_statistics_is_torchmetrics_from_images(world):
+    from torchmetrics.image.fid import FrechetInceptionDistance
+
+    images, _ = world
+    metric = FrechetInceptionDistance(feature=_mean_net())
+    batch = [torch.stack([plain_image(i) for i in part]) for part in (images[:30], images[30:])]
+    metric.update(batch[0], real=True)
+    metric.update(batch[1], real=False)
+    expected = float(metric.compute())
+    stored = statistics(metric, plain_image, images[:30])
+    assert distance(Measure(metric, plain_image, stored), images[30:]).value == pytest.approx(expected, rel=1e-9)
+
+
+def test_fid_of_a_set_with_itself_is_zero(world):
+    from torchmetrics.image.fid import FrechetInceptionDistance
+
+    images, _ = world
+    metric = FrechetInceptionDistance(feature=_mean_net())
+    stored = statistics(metric, plain_image, images)
+    result = distance(Measure(metric, plain_image, stored), images)
+    assert result.value == pytest.approx(0, abs=1e-4)
+
+
+def _mean_net() -> torch.nn.Module:
+    class Means(torch.nn.Module):
+        num_features = 3
+
+        def forward(self, x):
+            return x.double().mean((2, 3))
+
+    return Means()
+
+
+def test_reference_folder_is_computed_once_and_again_when_it_changes(world, tmp_path, no_caches):
+    from torchmetrics.image.fid import FrechetInceptionDistance
+
+    images, _ = world
+    folder = tmp_path / "real"
+    folder.mkdir()
+    for n, image in enumerate(images[:4]):
+        image.resize((32 + n, 40)).save(folder / f"{n}.png")
+    (folder / "notes.txt").write_text("no image")
+    metric = FrechetInceptionDistance(feature=_mean_net())
+    first = reference_statistics(metric, folder)
+    assert first.count == 4
+    assert len(list(files.cache_dir().glob("fid-*.safetensors"))) == 1
+    assert torch.equal(reference_statistics(metric, folder).products, first.products)
+    images[5].save(folder / "more.png")
+    assert reference_statistics(metric, folder).count == 5
+
+
+def test_missing_inception_and_missing_reference_are_reported(no_caches):
+    assert "lanternbench fetch inception" in fid_score().available()
+    result = fid_score().fid([Image.new("RGB", (8, 8))] * 3)
+    assert result.value is None
+    assert "Inception" in result.note
+    weights = no_caches / "inception.pth"
+    weights.write_bytes(b"x")
+    assert "--fid-reference" in fid_score(path=weights).available()
+
+
+def test_an_inception_file_that_would_run_code_is_refused(no_caches, world):
+    class Harm:
+        def __reduce__(self):
+            return (open, (str(no_caches / "harmed"), "w"))
+
+    weights, folder = no_caches / "inception.pth", no_caches / "real"
+    torch.save({"a": Harm()}, weights)
+    folder.mkdir()
+    for n, image in enumerate(world[0][:2]):
+        image.save(folder / f"{n}.png")
+    with pytest.raises(UserError, match="is not the Inception-V3 file"):
+        fid_score(folder, weights).fid(world[0][:2])
+    assert not (no_caches / "harmed").exists()
+
+
+# the registry
+
+
+def test_names_on_the_tiny_world_mean_the_embedded_evaluators():
+    assert [s.name for s in scorers_for(["fid", "clip", "clip-tiny"], "tiny")] == ["fid-tiny", "clip-tiny"]
+    assert [s.name for s in scorers_for(["clip", "fid"], "full")] == ["clip", "fid"]
+    assert [s.name for s in scorers_for(None, "tiny")] == ["clip-tiny", "fid-tiny"]
+
+
+def test_scorers_are_what_the_protocols_say():
+    clip, fid = scorers_for(["clip", "fid"], "tiny")
+    assert isinstance(clip, Scorer)
+    assert isinstance(fid, SetScorer)
+    assert not isinstance(clip, SetScorer)
+    assert isinstance(fid, Fid)
+
+
+def test_an_unknown_metric_is_a_users_mistake_with_a_suggestion():
+    with pytest.raises(UserError, match="did you mean clip-tiny"):
+        scorers_for(["clip-tny"])
+
+
+def test_metrics_can_be_added_and_names_stay_unique(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    registry.register("mine", lambda reference: clip_tiny_score())
+    assert scorers_for(["mine"])[0].available() is None
+    with pytest.raises(ValueError, match="registered already"):
+        registry.register("mine", lambda reference: clip_tiny_score())
+
+
+def test_missing_embedded_weights_are_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "EMBEDDED", tmp_path)
+    for scorer in scorers_for(None, "tiny"):
+        assert "lanternbench train tiny" in scorer.available()
+    with pytest.raises(UserError, match="train tiny"):
+        retrieval([Image.new("RGB", (2, 2))], ["a"])
+
+
+# reading images
+
+
+def _pixel(path) -> tuple[int, ...]:
+    image = read_image(path)
+    assert image.mode == "RGB"
+    return image.getpixel((0, 0))
+
+
+@pytest.mark.parametrize(
+    ("image", "name", "expected"),
+    [
+        (Image.new("L", (4, 4), 100), "grey.png", (100, 100, 100)),
+        (Image.new("1", (4, 4), 1), "bits.png", (255, 255, 255)),
+        (Image.new("CMYK", (4, 4), (0, 255, 255, 0)), "cmyk.tif", (255, 0, 0)),
+        (Image.new("RGB", (4, 4), (9, 200, 30)).quantize(4), "palette.png", (9, 200, 30)),
+        (Image.fromarray(np.full((4, 4), 128 * 257, np.uint16)), "deep.png", (128, 128, 128)),
+        (Image.fromarray(np.full((4, 4), 0.5, np.float32)), "float.tif", (128, 128, 128)),
+        (Image.new("RGBA", (4, 4), (255, 0, 0, 0)), "clear.png", (255, 255, 255)),
+        (Image.new("LA", (4, 4), (0, 0)), "clear-grey.png", (255, 255, 255)),
+        (Image.new("RGB", (1, 1), (1, 2, 3)), "pixel.png", (1, 2, 3)),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_any_kind_of_image_is_read_as_rgb(tmp_path, image, name, expected):
+    assert _pixel(_saved(tmp_path, image, name)) == pytest.approx(expected, abs=1)
+
+
+def test_a_transparent_palette_colour_is_white(tmp_path):
+    image = Image.new("P", (4, 4), 0)
+    image.putpalette([10, 20, 30] * 256)
+    assert _pixel(_saved(tmp_path, image, "p.png", transparency=0)) == (255, 255, 255)
+
+
+def test_exif_rotation_is_applied(tmp_path):
+    image = Image.new("RGB", (6, 3), "red")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert read_image(_saved(tmp_path, image, "turned.jpg", exif=exif)).size == (3, 6)
+
+
+def test_of_an_animation_the_first_frame_is_read(tmp_path):
+    frames = [Image.new("RGB", (4, 4), c) for c in ("red", "blue")]
+    path = tmp_path / "moving.gif"
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    assert _pixel(path) == (255, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "gif", "tiff", "bmp"])
+def test_a_truncated_image_is_a_users_mistake_naming_the_file(tmp_path, kind):
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(buffer, kind)
+    whole = buffer.getvalue()
+    for length in (0, 5, 30, len(whole) // 2):
+        path = tmp_path / f"torn-{length}.{kind}"
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=f"torn-{length}"):
+            read_image(path)
+
+
+def test_a_missing_file_a_folder_and_a_text_are_users_mistakes(tmp_path):
+    (tmp_path / "text.png").write_text("hello")
+    for name in ("none.png", "", "text.png"):
+        with pytest.raises(UserError):
+            read_image(tmp_path / name)
+
+
+def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
+    path = _saved(tmp_path, Image.new("L", (4000, 2000)), "bomb.png")
+    for limit in (5_000_000, 3_000_000):  # Pillow warns over the limit, raises over twice of it
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with pytest.raises(UserError, match="million pixels"):
+            read_image(path)

@@ -1,0 +1,426 @@
+"""The report: tables, Pareto plots, one safe page, and the papers' numbers beside the measured ones."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from lanternbench.errors import UserError
+from lanternbench.report import pareto_frontier, published_beside, report, terminal_table
+from lanternbench.report.columns import columns, metric_column, tex_escape
+from lanternbench.report.html import html_page
+from lanternbench.report.labels import overlap
+from lanternbench.report.load import image_path, load_run, pick_samples
+from lanternbench.report.maps import image_uri, token_map
+from lanternbench.report.pareto import pareto_data, pareto_figure, quality_columns, speed_column
+from lanternbench.report.published import differences, published_rows
+from lanternbench.report.tables import csv_table, latex_table, markdown_table
+
+EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)> ${plotly} \" | & \u0000"
+
+
+def row(label: str = "ar", method: str = "ar", speedup: float | None = 1.0, **changes) -> dict:
+    fields = {"label": label, "method": method, "options": {}, "target": "tiny", "dataset": "demo", "temperature": 1.0,
+              "n": 2, "lossless": True, "latency_s": 0.5, "latency_s_lo": 0.4, "latency_s_hi": 0.6, "speedup": speedup,
+              "speedup_lo": speedup, "speedup_hi": speedup, "step_compression": 1.5, "accept_len": 1.5,
+              "tree_depth": None, "fidelity_loss": None, "clip-tiny": 0.3, "clip-tiny_lo": 0.29,
+              "clip-tiny_hi": 0.31}  # fmt: skip
+    return fields | changes
+
+
+FID = {"fid-tiny": 20.0, "fid-tiny_lo": None, "fid-tiny_hi": None, "fid-tiny_n": 2}
+ROWS = [row("cool-sd λ=2", "cool-sd", 2.0, options={"lam": 2.0}, fidelity_loss=0.4, lossless=False), row()]
+
+
+def sample(folder: Path, prompt: int, of: dict, caption: str = "a red disc", seed: int = 0, size: int = 64) -> dict:
+    name = f"images/{prompt}-{of['method']}-{seed}.png"
+    Image.new("RGB", (size, size), "red").save(folder / name)
+    return {"key": f"{prompt}|{of['label']}|{seed}", "prompt_id": str(prompt), "prompt": caption, "label": of["label"],
+            "method": of["method"], "seed": seed, "tokens": 4, "steps": 2, "accept_lengths": [3, 1],
+            "tree_depths": [5, 2], "decode_s": 0.5, "timed": True, "image": name, "token_ids": [1, 2, 3, 4],
+            "metrics": {"clip-tiny": 0.3}}  # fmt: skip
+
+
+def make_run(folder: Path, rows: list[dict] | None = None, prompts: int = 2, caption: str = "a red disc",
+             run_id: str = "r1", torn: str = "") -> Path:  # fmt: skip
+    rows = ROWS if rows is None else rows
+    (folder / "images").mkdir(parents=True)
+    samples = [sample(folder, prompt, of, caption) for prompt in range(prompts) for of in rows]
+    info = {"run_id": run_id, "created": "2025-01-01T00:00:00", "config": {"seed": 1},
+            "environment": {"gpus": [{"name": "NVIDIA A100-SXM4-80GB"}], "cpu": "C"},
+            "prompts": {"source": "demo", "count": prompts}, "target": {"name": "tiny", "grid": [2, 2]}}  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(info))
+    (folder / "summary.json").write_text(json.dumps({"rows": rows, "notes": ["few prompts"]}))
+    (folder / "samples.jsonl").write_text("".join(json.dumps(s) + "\n" for s in samples) + torn)
+    return folder
+
+
+def page(folder: Path, **kwargs) -> str:
+    run = load_run(folder)
+    return html_page([run], run.rows, run.notes, **kwargs)
+
+
+class Tags(HTMLParser):
+    """Tags, attributes and visible text as a browser would find them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict]] = []
+        self.text: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+# --- the Pareto frontier ---
+
+
+def test_the_frontier_keeps_exactly_what_no_point_beats():
+    x, y = [1.0, 2.0, 3.0, 2.0, 2.5], [0.30, 0.29, 0.25, 0.31, 0.20]
+    assert pareto_frontier(x, y, lower_is_better=False) == [3, 2]
+    assert pareto_frontier(x, y, lower_is_better=True) == [4, 2]
+
+
+def test_the_frontier_keeps_equal_points_and_drops_missing_ones():
+    nan = float("nan")
+    assert pareto_frontier([1, 1, nan, 0.5], [2, 2, 9, 2], lower_is_better=False) == [0, 1]
+    assert pareto_frontier([], [], lower_is_better=True) == []
+
+
+def test_the_frontier_agrees_with_its_definition_on_random_points():
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 6, 40).astype(float), rng.integers(0, 6, 40).astype(float)
+    beaten = [np.any((x >= a) & (y <= b) & ((x > a) | (y < b))) for a, b in zip(x, y)]
+    assert sorted(pareto_frontier(list(x), list(y), True)) == [i for i in range(40) if not beaten[i]]
+
+
+def test_fid_and_fidelity_loss_count_as_lower_is_better_the_rest_as_higher():
+    better = {key: metric_column(key).better for key in ("fid", "fid-tiny", "clip", "image-reward", "hpsv2", "mine")}
+    assert better == dict.fromkeys(("fid", "fid-tiny"), "lower") | dict.fromkeys(
+        ("clip", "image-reward", "hpsv2", "mine"), "higher"
+    )
+
+
+def test_error_bars_are_never_negative():
+    data = pareto_data([row(speedup=2.0, speedup_lo=2.1, speedup_hi=1.9)], metric_column("clip-tiny"))
+    assert data["points"][0]["x_minus"] == data["points"][0]["x_plus"] == 0.0
+
+
+def test_labels_of_near_points_do_not_cover_each_other():
+    rows = [row(f"method {i}", "sjd", 1 + 0.02 * i, **{"clip-tiny": 0.3 + 0.0005 * i}) for i in range(6)]
+    figure = pareto_figure(pareto_data(rows, metric_column("clip-tiny")))
+    figure.canvas.draw()
+    boxes = []
+    for label in figure.axes[0].texts:
+        box = super(type(label), label).get_window_extent()
+        boxes.append((box.x0, box.y0, box.x1, box.y1))
+    assert len(boxes) == 6
+    assert all(overlap(a, b) == 0 for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+# --- tables ---
+
+
+def test_every_table_shows_value_and_interval_and_a_dash_for_what_is_missing():
+    rows = [row(tree_depth=None), row("sjd", "sjd", 1.5, speedup_lo=1.4, speedup_hi=1.6, tree_depth=7)]
+    assert "1.50× \\[1.40, 1.60\\]" in markdown_table(rows)
+    assert "| – |" in markdown_table(rows)
+    assert "1.50$\\times$ {\\scriptsize [1.40, 1.60]}" in latex_table(rows)
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(terminal_table(rows))
+    text = console.export_text()
+    assert "1.50× [1.40, 1.60]" in text
+    assert "–" in text
+    assert "None" not in text + markdown_table(rows) + latex_table(rows)
+
+
+def test_the_terminal_table_puts_ar_first_and_reads_no_markup_in_labels():
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(terminal_table([row("[red]x[/red]", "x", 2.0), row()]))
+    text = console.export_text()
+    assert text.index("\n ar ") < text.index("[red]x[/red]")
+
+
+def test_a_column_without_any_value_is_left_out():
+    assert "peak_memory_mb" not in [c.key for c in columns([row(peak_memory_mb=None)])]
+    assert "peak_memory_mb" in [c.key for c in columns([row(peak_memory_mb=5.0)])]
+
+
+def test_nan_and_words_in_place_of_numbers_count_as_missing():
+    column = metric_column("clip")
+    assert {column.cell({"clip": v}) for v in (float("nan"), "0.3", True, None, [1], 10**400)} == {"–"}
+
+
+def test_latex_and_markdown_print_special_signs_as_text():
+    assert tex_escape("a_b & 50% $x$ \\input{y} λ") == r"a\_b \& 50\% \$x\$ \textbackslash{}input\{y\} $\lambda$"
+    assert " \\\\\n{}[x" in latex_table([row(), row("[x", "x")])
+    table = markdown_table([row("a|b\n<script>", "x")])
+    assert "a\\|b &lt;script&gt;" in table
+    assert len(table.splitlines()) == 3
+
+
+def test_the_csv_keeps_full_precision_and_runs_no_formula():
+    read = next(csv.DictReader(io.StringIO(csv_table([row("=1+1", "x", 1.23456789012)]))))
+    assert float(read["speedup"]) == 1.23456789012
+    assert read["label"] == "'=1+1"
+    assert read["tree_depth"] == ""
+
+
+# --- the whole report ---
+
+
+def test_a_report_writes_all_tables_plots_and_the_page(tmp_path):
+    files = report([make_run(tmp_path / "r1", [row(fidelity_loss=0.0, **FID), ROWS[0]])], published=True)
+    names = {file.name for file in files}
+    plots = {f"pareto-{m}.{k}" for m in ("fidelity_loss", "clip-tiny", "fid-tiny") for k in ("png", "svg", "pdf")}
+    tables = {"table.md", "table.csv", "table.tex", "published.md", "published.csv"}
+    assert names == plots | tables | {"report.html"}
+    assert all(file.is_file() and file.stat().st_size > 100 for file in files)
+    assert {file.parent for file in files} == {tmp_path / "r1" / "report"}
+
+
+def test_runs_written_by_this_package_can_be_reported(tmp_path):
+    results = pytest.importorskip("lanternbench.results")
+    measure = pytest.importorskip("lanternbench.measure")
+    target = {"name": "tiny", "grid": [2, 2], "evaluators": "tiny"}
+    with results.RunFolder.open(tmp_path, "r", {}, environment={"cpu": "C"}, target=target) as run:
+        for prompt in ("1", "2"):
+            for label, seconds in (("ar", 1.0), ("sjd", 0.5)):
+                stored = results.Sample(key=f"{prompt}|{label}|0", prompt_id=prompt, prompt="x", label=label,
+                                        method=label, seed=0, tokens=4, steps=2, accept_lengths=[3, 1],
+                                        tree_depths=[4, 4], decode_s=seconds, token_ids=[1, 2, 3, 4], timed=True,
+                                        metrics={"clip-tiny": 0.3})  # fmt: skip
+                run.append(stored, Image.new("RGB", (8, 8), "red"))
+        run.finish(measure.summarise(results.read_samples(run.path), results.read_run(run.path)))
+    files = report([run.path])
+    assert "2.00×" in (run.path / "report" / "table.md").read_text()
+    assert files[-1].read_text().count('class="image"') == 4
+
+
+def test_several_runs_are_joined_with_a_run_column(tmp_path):
+    rows = [row(), row("sjd", "sjd", 2.0)]
+    runs = [make_run(tmp_path / name, rows, run_id=name) for name in ("a", "b")]
+    files = report(runs, tmp_path / "out")
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert table.splitlines()[2].startswith("| run | method |")
+    assert table.count("\n| a |") == table.count("\n| b |") == 2
+    assert "<h3>a</h3>" in files[-1].read_text()
+
+
+def test_a_run_without_ar_has_a_table_without_speedup_and_a_note(tmp_path):
+    rows = [row("sjd", "sjd", None)]
+    folder = make_run(tmp_path / "r", rows)
+    report([folder])
+    table = (folder / "report" / "table.md").read_text()
+    assert "speedup ↑" not in table.splitlines()[2]
+    assert "no ar baseline" in table
+    assert speed_column(rows).key == "step_compression"
+    assert (folder / "report" / "pareto-clip-tiny.png").is_file()
+
+
+def test_a_hostile_metric_name_cannot_leave_the_report_folder(tmp_path):
+    bad = {"clip-tiny": None, "../../x": 1.0, "../../x_lo": 1.0, "../../x_hi": 1.0}
+    files = report([make_run(tmp_path / "r", [row(**bad)])])
+    assert {file.resolve().parent for file in files} == {(tmp_path / "r" / "report").resolve()}
+    assert not list(tmp_path.glob("x*"))
+
+
+def test_labels_with_dollars_and_backslashes_draw_as_text(tmp_path):
+    text = r"$\foo{ \$ ☃ 日本" + "\ud800"
+    files = report([make_run(tmp_path / "r", [row(text, "x", **{"clip-tiny": None, text: 1.0, f"{text}_lo": 1.0})])])
+    assert any(file.suffix == ".pdf" for file in files)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda f: (f / "run.json").unlink(), "not a run folder"),
+        (lambda f: (f / "summary.json").unlink(), "did not finish"),
+        (lambda f: (f / "summary.json").write_text('{"rows": []}'), "holds no results"),
+        (lambda f: (f / "summary.json").write_text('{"rows": ['), "cannot be read"),
+        (lambda f: (f / "run.json").write_text("[]"), "not a JSON object"),
+    ],
+)
+def test_a_run_that_cannot_be_reported_is_one_sentence_with_the_fix(tmp_path, spoil, words):
+    folder = make_run(tmp_path / "r")
+    spoil(folder)
+    with pytest.raises(UserError, match=words):
+        report([folder])
+
+
+def test_no_run_and_an_unwritable_folder_are_user_errors(tmp_path):
+    with pytest.raises(UserError, match="no run to report"):
+        report([])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="another folder"):
+        report([make_run(tmp_path / "r")], tmp_path / "file" / "out")
+
+
+# --- samples, images and maps ---
+
+
+def test_a_torn_last_line_is_dropped_and_a_damaged_one_inside_is_counted(tmp_path):
+    torn = pick_samples(load_run(make_run(tmp_path / "a", torn='{"key": "to')), 16)
+    assert (len(torn.cells), torn.damaged_lines) == (4, 0)
+    inside = pick_samples(load_run(make_run(tmp_path / "b", torn='{"key": "to\n{"key": "x')), 16)
+    assert (len(inside.cells), inside.damaged_lines) == (4, 1)
+
+
+def test_the_grid_shows_the_first_prompts_and_says_so(tmp_path):
+    text = page(make_run(tmp_path / "r", prompts=20))
+    assert text.count('class="image"') == 16 * 2
+    assert "first 16 of 20 prompts" in text
+
+
+def test_a_missing_image_shows_a_placeholder(tmp_path):
+    folder = make_run(tmp_path / "r")
+    (folder / "images" / "0-ar-0.png").unlink()
+    (folder / "images" / "1-ar-0.png").write_text("no picture")
+    assert page(folder).count(">image missing<") == 2
+
+
+def test_an_image_path_that_leaves_the_run_is_not_read(tmp_path):
+    run = load_run(make_run(tmp_path / "r"))
+    Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
+    (run.folder / "images" / "link.png").symlink_to(tmp_path / "secret.png")
+    for name in ("../secret.png", str(tmp_path / "secret.png"), "images/link.png", "a\0b", "", None, 3):
+        assert image_path(run, {"image": name}) is None
+    assert image_path(run, {"image": "images/0-ar-0.png"}) is not None
+
+
+def test_large_images_are_scaled_down_and_small_ones_kept(tmp_path):
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "s.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (1024, 512, 3), dtype=np.uint8)).save(tmp_path / "l.png")
+    assert str(image_uri(tmp_path / "s.png")).startswith("data:image/png;base64,")
+    large = str(image_uri(tmp_path / "l.png"))
+    assert large.startswith("data:image/webp;base64,")
+    assert len(large) < 100_000
+
+
+def test_every_token_of_a_map_carries_the_value_of_its_step():
+    assert token_map([3, 1, 2], [3, 1, 2], (2, 3)).tolist() == [[3, 3, 3], [1, 2, 2]]
+    assert token_map([5, 2, 9], [3, 1, 2], (2, 3)).tolist() == [[5, 5, 5], [2, 9, 9]]
+
+
+def test_a_map_drops_row_end_tokens_and_leaves_unknown_tokens_blank():
+    assert token_map([3, 3], [3, 3], (2, 2)).tolist() == [[3, 3], [3, 3]]
+    short = token_map([2], [2], (2, 2))
+    assert short[0].tolist() == [2, 2]
+    assert np.isnan(short[1]).all()
+    assert token_map([1, 9], [10**6, 5], (2, 2)).shape == (2, 2)
+
+
+# --- the page ---
+
+
+def test_the_page_needs_no_network(tmp_path):
+    text = page(make_run(tmp_path / "r"))
+    tags = Tags(re.sub(r"<script>.*?</script>", "<script></script>", text, flags=re.S))
+    links = [attrs[name] for _, attrs in tags.found for name in ("src", "href") if attrs.get(name)]
+    assert links
+    assert all(link.startswith("data:image/") for link in links)
+    assert not any(tag in ("link", "iframe", "object", "base") for tag, _ in tags.found)
+    assert "default-src 'none'" in text
+    assert text.count("Plotly.react(") == 1
+    assert len(text) > 1_000_000  # plotly is inside
+
+
+def test_captions_labels_and_names_cannot_inject_anything(tmp_path):
+    rows = [
+        row(),
+        row(EVIL, EVIL, 2.0, fidelity_loss=0.1, options={EVIL: EVIL}, target=EVIL, **{EVIL: 1.0, EVIL + "_lo": 1.0}),
+    ]
+    folder = make_run(tmp_path / "r", [row()], caption=EVIL, run_id=EVIL)
+    (folder / "summary.json").write_text(json.dumps({"rows": rows, "notes": [EVIL]}))
+    text = page(folder, beside=published_beside(rows))
+    plain = Tags(page(make_run(tmp_path / "plain", [row()])))
+    evil = Tags(text)
+    assert sum(tag == "script" for tag, _ in evil.found) == sum(tag == "script" for tag, _ in plain.found)
+    assert not any(name.startswith("on") for _, attrs in evil.found for name in attrs)
+    assert not any(attrs.get("src") == "x" for _, attrs in evil.found)
+    data = re.search(r'id="plots">(.*?)</script>', text, re.S)
+    assert data
+    assert "<" not in data.group(1)
+    assert {p["key"] for p in json.loads(data.group(1))} >= {"fidelity_loss", "clip-tiny", EVIL}
+
+
+def test_the_page_shows_maps_with_a_legend_and_the_notes(tmp_path):
+    text = page(make_run(tmp_path / "r"))
+    assert text.count('alt="accepted-length map"') == text.count('alt="tree-depth map"') == 4
+    assert "few prompts" in text
+    assert "NVIDIA A100-SXM4-80GB" in text
+    assert "tokens committed by the step" in text
+
+
+def test_a_run_without_samples_or_grid_still_has_a_page(tmp_path):
+    folder = make_run(tmp_path / "r")
+    (folder / "samples.jsonl").unlink()
+    (folder / "run.json").write_text("{}")
+    assert "the image grid is left out" in page(folder)
+
+
+# --- beside the papers ---
+
+
+def test_the_carried_figures_are_the_published_ones():
+    shared = Path(__file__).parents[2] / "shared" / "published" / "results.csv"
+    assert len(published_rows()) > 90
+    if not shared.is_file():
+        pytest.skip("no ../shared beside the checkout: the published figures cannot be compared with their source")
+    assert published_rows() == tuple(csv.DictReader(shared.read_text(encoding="utf-8").splitlines()))
+
+
+PAPER = {"target": "anole-7b", "dataset": "coco2017", "temperature": 1.0, "hardware": "NVIDIA A100-SXM4-80GB"}
+
+
+def test_an_equal_setup_stands_beside_its_paper_and_differs_in_nothing():
+    beside = published_beside([row("sjd", "sjd", 1.7, options={"init": "random"}, **PAPER)])
+    assert len(beside) == 1
+    line = beside.iloc[0]
+    assert (line["speedup measured"], line["speedup paper"], line["differs in"]) == (1.7, 1.81, "nothing")
+
+
+def test_differences_of_setup_are_named():
+    paper = next(p for p in published_rows() if p["method"] == "cool-sd" and p["params"] == "lambda=2")
+    found = differences(row("c", "cool-sd", options={"lam": 1.1, "nu": 0.9}, hardware="H200"), paper)
+    assert set(found) == {"target", "dataset", "params", "hardware"}
+    assert found["params"] == "parameters (lambda=1.1; paper 2, nu=0.9; paper does not say)"
+    same = {"target": "llamagen-xl-stage2", "dataset": "coco2017-val", "hardware": "NVIDIA A100-PCIE-40GB"}
+    assert set(differences(row("c", "cool-sd", options={"lam": 2.0}, **same), paper)) == {"stage"}
+
+
+def test_the_tiny_target_shows_papers_of_the_same_method_and_never_mixes_their_metrics():
+    beside = published_beside([row(), row("cool-sd λ=2", "cool-sd", 2.0, options={"lam": 2.0}, hardware="C")])
+    assert set(beside["label"]) == {"cool-sd λ=2"}
+    assert all("target (tiny)" in text and "hardware (C)" in text for text in beside["differs in"])
+    assert beside["fid measured"].isna().all()
+    assert beside["fid paper"].notna().any()
+    assert not any("tiny" in str(name) for name in beside.columns)
+
+
+def test_adt_tree_with_lantern_is_another_method_than_adt_tree():
+    def setups(options):
+        return set(published_beside([row("a", "adt-tree", 2.0, options=options, **PAPER)])["paper setup"])
+
+    assert not any("lantern" in setup for setup in setups({}))
+    assert all("lantern" in setup for setup in setups({"acceptance": "lantern"}))
+
+
+def test_a_method_that_no_paper_has_gives_an_empty_table(tmp_path):
+    rows = [row("mine", "mine", 1.5)]
+    assert published_beside(rows).empty
+    assert "No paper reports" in page(make_run(tmp_path / "r", rows), beside=published_beside(rows))
+    assert quality_columns(rows)

@@ -1,0 +1,296 @@
+"""The run folder: a crash costs nothing that was finished, and nothing is ever overwritten."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from lanternbench import results
+from lanternbench.environment import environment
+from lanternbench.errors import UserError
+from lanternbench.results import RunFolder, Sample, sample_key
+
+CONFIG = {"methods": ["ar", {"name": "cool-sd", "lam": 2.0}], "seed": 1}
+
+
+def sample(prompt_id: str = "1", label: str = "ar", seed: int = 0, **changes) -> Sample:
+    fields = {
+        "key": sample_key(prompt_id, label, seed),
+        "prompt_id": prompt_id,
+        "prompt": "a 🦊 <b>",
+        "label": label,
+        "method": label.split()[0],
+        "seed": seed,
+        "tokens": 5,
+        "steps": 2,
+        "accept_lengths": [3, 2],
+        "tree_depths": [4, 4],
+        "decode_s": 0.5,
+        "token_ids": [1, 2, 3, 4, 5],
+    }
+    return Sample(**(fields | changes))
+
+
+def image(colour: str = "red") -> Image.Image:
+    return Image.new("RGB", (4, 4), colour)
+
+
+# --- storing ---
+
+
+def test_a_stored_run_reads_back_as_it_was(tmp_path):
+    with RunFolder.open(tmp_path, "r", CONFIG, environment={"torch": "2"}, target={"name": "tiny"}) as run:
+        stored = run.append(sample(metrics={"clip-tiny": 0.3, "fid": float("nan")}), image())
+        run.append(sample("2"))
+        run.finish({"rows": [{"fid": float("inf")}], "notes": ["ok"]})
+    assert results.read_samples(run.path) == [stored, sample("2")]
+    assert stored.metrics == {"clip-tiny": 0.3, "fid": None}
+    assert Image.open(run.path / str(stored.image)).getpixel((0, 0)) == (255, 0, 0)
+    recorded = results.read_run(run.path)
+    assert (recorded["run_id"], recorded["config"], recorded["target"]) == ("r", CONFIG, {"name": "tiny"})
+    assert recorded["config_hash"] == results.config_hash(CONFIG)
+    tokens = load_file(run.path / "tokens.safetensors")
+    assert set(tokens) == {"1|ar|0", "2|ar|0"}
+    assert tokens["1|ar|0"].dtype == torch.int32
+    assert tokens["1|ar|0"].tolist() == [1, 2, 3, 4, 5]
+    assert json.loads((run.path / "summary.json").read_text()) == {"rows": [{"fid": None}], "notes": ["ok"]}
+    assert not list(run.path.rglob("*.part"))
+
+
+def test_a_finished_sample_is_on_disk_at_once_and_never_stored_twice(tmp_path):
+    with RunFolder.open(tmp_path, "r", CONFIG) as run:
+        run.append(sample())
+        assert json.loads((run.path / "samples.jsonl").read_bytes())["key"] == "1|ar|0"
+        with pytest.raises(ValueError, match="stored already"):
+            run.append(sample())
+    with RunFolder.open(tmp_path, "r", CONFIG) as run:
+        assert run.done() == {"1|ar|0"}
+        assert run.samples() == [sample()]
+
+
+@pytest.mark.parametrize(
+    "prompt_id", ["../../etc/passwd", "/", "..", "", "a" * 500, "con", "日本語", "🦊", "a\nb", ".hidden", "a/b\\c:d*?"]
+)
+def test_any_prompt_id_gives_a_file_name_inside_the_folder(tmp_path, prompt_id):
+    with RunFolder.open(tmp_path, "r", CONFIG) as run:
+        stored = run.append(sample(prompt_id, "cool-sd λ=2"), image())
+        other = run.append(sample(prompt_id + "!", "cool-sd λ=2"), image())
+    assert stored.image != other.image
+    path = run.path / str(stored.image)
+    assert path.resolve().parent == (run.path / "images").resolve()
+    assert path.name.isascii()
+    assert len(path.name) < 120
+    assert path.is_file()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accept_lengths": [3, 3]},
+        {"accept_lengths": [5]},
+        {"tree_depths": [1]},
+        {"decode_s": float("nan")},
+        {"image": "images/../../x.png"},
+        {"image": "/etc/passwd"},
+        {"lamda": 2},
+    ],
+)
+def test_a_sample_that_breaks_the_format_is_refused(changes):
+    with pytest.raises(ValidationError):
+        sample(**changes)
+
+
+# --- crashes ---
+
+
+@pytest.mark.parametrize("torn", [b'{"key": "2|ar', b'{"key": \n', b"\0\0\0\0", b"\xff\n", b"{}"])
+def test_a_torn_last_line_is_dropped_and_the_run_goes_on(tmp_path, torn):
+    with RunFolder.open(tmp_path, "r", CONFIG) as run:
+        run.append(sample())
+    with open(run.path / "samples.jsonl", "ab") as file:
+        file.write(torn)
+    assert results.read_samples(run.path) == [sample()]
+    with RunFolder.open(tmp_path, "r", CONFIG) as run:
+        assert run.done() == {"1|ar|0"}
+        run.append(sample("2"))
+    assert results.read_samples(run.path) == [sample(), sample("2")]
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path):
+    with RunFolder.open(tmp_path, "r", CONFIG) as run:
+        for name in "123":
+            run.append(sample(name))
+    lines = (run.path / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    for bad in (b"{broken\n", b'{"key": "x"}\n', lines[0], b"[]\n"):
+        (run.path / "samples.jsonl").write_bytes(lines[0] + bad + lines[2])
+        with pytest.raises(UserError, match=r"samples\.jsonl line 2"):
+            RunFolder.open(tmp_path, "r", CONFIG)
+    (run.path / "samples.jsonl").write_bytes(lines[0] + lines[2])  # the fix in the message works, the lock is free
+    with RunFolder.open(tmp_path, "r", CONFIG) as run:
+        assert len(run.done()) == 2
+
+
+def test_a_killed_process_loses_no_finished_sample_and_leaves_no_lock(tmp_path):
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[2]); from test_results import *\n"
+        "run = RunFolder.open(Path(sys.argv[1]), 'r', CONFIG); run.append(sample(), image()); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)], check=False)
+    assert killed.returncode == -9
+    with RunFolder.open(tmp_path, "r", CONFIG) as run:
+        (stored,) = run.samples()
+        assert Image.open(run.path / str(stored.image)).size == (4, 4)
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_whole_lines_only(tmp_path, monkeypatch):
+    run = RunFolder.open(tmp_path, "r", CONFIG)
+    run.append(sample())
+    write = os.write
+
+    def half(fd, data):
+        return write(fd, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(UserError, match="No space left"):
+        run.append(sample("2"))
+    monkeypatch.undo()
+    run.append(sample("3"))
+    run.close()
+    assert [s.prompt_id for s in results.read_samples(run.path)] == ["1", "3"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--out"):
+        RunFolder.open(tmp_path / "file", "r", CONFIG)
+
+    def denied(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", denied)
+    with pytest.raises(UserError, match="Permission denied"):
+        RunFolder.open(tmp_path, "r", CONFIG)
+
+
+# --- resuming ---
+
+
+def test_another_configuration_is_refused_and_named(tmp_path):
+    RunFolder.open(tmp_path, "r", CONFIG, prompts={"hash": "aa"}).close()
+    other = {"methods": ["ar"], "seed": 2}
+    with pytest.raises(UserError, match=r"seed: 1 -> 2.*--fresh"):
+        RunFolder.open(tmp_path, "r", other)
+    with pytest.raises(UserError, match=r"prompts\.hash: aa -> bb"):
+        RunFolder.open(tmp_path, "r", CONFIG, prompts={"hash": "bb"})
+    RunFolder.open(tmp_path, "r", dict(reversed(CONFIG.items())), prompts={"hash": "aa"}).close()  # order is no change
+
+
+def test_fresh_starts_beside_and_never_deletes(tmp_path):
+    with RunFolder.open(tmp_path, "r", CONFIG, fresh=True) as run:
+        run.append(sample())
+    names = []
+    for _ in range(2):
+        with RunFolder.open(tmp_path, "r", {"seed": 9}, fresh=True) as again:
+            names.append(again.path.name)
+            assert again.done() == set()
+            assert again.run["run_id"] == again.path.name
+    assert names == ["r-2", "r-3"]
+    assert results.read_samples(tmp_path / "r") == [sample()]
+
+
+def test_two_processes_cannot_write_one_run(tmp_path):
+    with RunFolder.open(tmp_path, "r", CONFIG):
+        with pytest.raises(UserError, match="in use by another process"):
+            RunFolder.open(tmp_path, "r", CONFIG)
+        with pytest.raises(UserError, match="in use"):
+            RunFolder.existing(tmp_path / "r")
+    RunFolder.open(tmp_path, "r", CONFIG).close()
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match=r"no run folder \(it has thesis\.tex\)"):
+        RunFolder.open(tmp_path, "r", CONFIG)
+
+
+@pytest.mark.parametrize("run_id", ["../x", "/abs", "..", "", "a/b", "a\\b", "a\nb", "a\0b"])
+def test_a_run_name_cannot_leave_the_results_folder(tmp_path, run_id):
+    with pytest.raises(UserError, match="no run name"):
+        RunFolder.open(tmp_path / "results", run_id, CONFIG)
+    assert not (tmp_path / "results").exists()
+
+
+def test_resuming_elsewhere_is_recorded(tmp_path):
+    RunFolder.open(tmp_path, "r", CONFIG, environment={"cpu": "a"}).close()
+    RunFolder.open(tmp_path, "r", CONFIG, environment={"cpu": "a"}).close()
+    RunFolder.open(tmp_path, "r", CONFIG, environment={"cpu": "b"}).close()
+    run = results.read_run(tmp_path / "r")
+    assert run["environment"] == {"cpu": "a"}
+    assert [entry.get("environment") for entry in run["resumed"]] == [None, {"cpu": "b"}]
+
+
+def test_scoring_again_replaces_the_samples_as_a_whole(tmp_path):
+    with RunFolder.open(tmp_path, "r", CONFIG) as run:
+        run.append(sample())
+    with RunFolder.existing(run.path) as run:
+        run.replace([one.model_copy(update={"metrics": {"clip": 0.3}}) for one in run.samples()])
+        run.append(sample("2"))
+    assert [s.metrics for s in results.read_samples(run.path)] == [{"clip": 0.3}, {}]
+
+
+# --- finding ---
+
+
+def test_the_latest_run_is_the_one_last_started_or_resumed(tmp_path):
+    with pytest.raises(UserError, match="no run in"):
+        results.latest(tmp_path)
+    RunFolder.open(tmp_path, "old", CONFIG).close()
+    RunFolder.open(tmp_path, "new", CONFIG).close()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    assert results.latest(tmp_path).name == "new"
+    RunFolder.open(tmp_path, "old", CONFIG).close()
+    assert results.find(tmp_path) == [tmp_path / "old"]
+    assert results.find(tmp_path, ["new", str(tmp_path / "old")]) == [tmp_path / "new", tmp_path / "old"]
+    with pytest.raises(UserError, match="did you mean new"):
+        results.find(tmp_path, ["nwe"])
+    with pytest.raises(UserError, match="is damaged"):
+        results.read_run(tmp_path / "broken")
+    with pytest.raises(UserError, match="is no run folder"):
+        results.read_run(tmp_path)
+
+
+def test_the_configuration_hash_depends_on_values_only():
+    assert results.config_hash({"a": 1, "b": (1, 2)}) == results.config_hash({"b": [1, 2], "a": 1})
+    assert results.config_hash({"a": 1}) != results.config_hash({"a": 2})
+    assert results.differences({"a": {"b": 1}, "c": 0}, {"a": {"b": 2}, "d": True}) == [
+        "a.b: 1 -> 2",
+        "c: 0 -> null",
+        "d: null -> true",
+    ]
+
+
+def test_the_environment_is_plain_and_names_nobody(monkeypatch):
+    import getpass
+    import platform
+
+    found = environment()
+    assert list(found) == list(environment())
+    assert found["torch"] == torch.__version__
+    text = json.dumps(found)
+    for name in (platform.node(), os.environ.get("USER", "")):
+        assert len(name) < 4 or name not in text
+    assert len(getpass.getuser()) < 5 or getpass.getuser() not in text
+    monkeypatch.setenv("PATH", "")  # neither git nor nvidia-smi
+    assert environment()["commit"] is None
