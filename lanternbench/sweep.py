@@ -15,7 +15,7 @@ import torch
 from lanternbench import prompts as prompt_sets
 from lanternbench.config import Sweep
 from lanternbench.decoding.engine import Decoder, Generation, build, generate
-from lanternbench.decoding.fidelity import drafter_figures, fidelity_loss, target_figures
+from lanternbench.decoding.fidelity import drafter_figures, fidelity_loss, greedy_loss, target_figures
 from lanternbench.environment import environment
 from lanternbench.measure import summarise
 from lanternbench.metrics.images import read_image
@@ -124,17 +124,26 @@ def make_samples(decoder: Decoder, group: list[Prompt], seed: int, timed: bool) 
 
 def figures(decoder: Decoder, made: list[Generation]) -> list[dict[str, Any]]:
     """Fidelity loss, drafter and target statistics of a batch, from its trace; off the clock."""
-    trace = made[0].trace
+    trace, method = made[0].trace, decoder.method
     assert trace is not None
-    sampled = decoder.method.proposal != "medusa" and decoder.method.tree in ("chain", "static")
-    loss = [0.0] * len(made)
-    if not decoder.method.lossless and not decoder.warp.greedy:
-        loss = fidelity_loss(trace, decoder.rule, decoder.residual, sampled).tolist()
     tokens = torch.stack([g.tokens for g in made])
-    target = target_figures(trace, tokens)
-    drafted = sampled and decoder.method.proposal != "none" and not decoder.warp.greedy
-    drafter = drafter_figures(trace) if drafted else [None] * len(made)
-    return [{"fidelity_loss": a, "stats": b, "drafter": c} for a, b, c in zip(loss, target, drafter, strict=True)]
+    sampled = method.tree in ("chain", "static") and method.proposal != "medusa"
+    if method.lossless:
+        loss = torch.zeros(len(made))
+    elif decoder.warp.greedy:
+        loss = greedy_loss(trace, tokens)
+    else:
+        loss = fidelity_loss(trace, decoder.rule, decoder.residual, sampled)
+    drafter = drafter_figures(trace) if method.proposal not in ("none", "jacobi") else {}
+    return [
+        {"fidelity_loss": float(loss[i]), "stats": _row(target_figures(trace, tokens), i), "drafter": _row(drafter, i)}
+        for i in range(len(made))
+    ]
+
+
+def _row(columns: dict[str, torch.Tensor], i: int) -> dict[str, float] | None:
+    """Image ``i`` of some figures, without those that are undefined; None where nothing is left."""
+    return {k: float(v[i]) for k, v in columns.items() if not v[i].isnan()} or None
 
 
 def _sample(

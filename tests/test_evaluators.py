@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,9 +28,7 @@ def short(monkeypatch):
     """Training on few scenes, in small batches, without worker processes."""
     monkeypatch.setattr(evaluators, "BATCH", 8)
     monkeypatch.setattr(evaluators, "COUNT", 24)
-    few = lambda folder, vq: evaluators_batches(folder, vq, 24, 8)  # noqa: E731
-    evaluators_batches = evaluators.Batches
-    monkeypatch.setattr(evaluators, "Batches", few)
+    monkeypatch.setattr(evaluators, "Batches", partial(evaluators.Batches, count=24, known=8))
     images = np.stack([scenes.sample(data.SEED, i)[0] for i in range(24)])
     monkeypatch.setattr(data, "images", lambda folder, count, seed=data.SEED: images[:count])
 

@@ -85,13 +85,13 @@ def _vit_b32(path: Path) -> Encoder:
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
     state = _vit_b32_state(path)
-    # not through ``pretrained=``: that may go online when it cannot use what it finds
-    model = open_clip.create_model("ViT-B-32-quickgelu", load_weights=False)
+    # not through ``create_model(pretrained=…)``: that may go online when it cannot use what it finds
+    model = open_clip.CLIP(**open_clip.get_model_config("ViT-B-32-quickgelu"))
     try:
         model.load_state_dict({k: state[k].float() for k in model.state_dict()})
     except (RuntimeError, KeyError) as error:
         raise _wrong_file(path, error) from None
-    transform = image_transform_v2(PreprocessCfg(**model.visual.preprocess_cfg), is_train=False)
+    transform = image_transform_v2(PreprocessCfg(), is_train=False)  # OpenAI's: 224, bicubic, centre crop
     tokenizer = open_clip.get_tokenizer("ViT-B-32")
     return Encoder(model.eval(), lambda images: torch.stack([transform(i) for i in images]), tokenizer)
 

@@ -7,6 +7,7 @@ through target and drafter alike, and the loss compares uncond + s·(cond − un
 from __future__ import annotations
 
 from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -103,8 +104,10 @@ class _Step:
         return soft_cross_entropy(guide(net.output(hidden[:, 1:]), GUIDANCE), wanted)
 
 
-def train(folder: Path, teacher: TextToImage, grid: Tensor, steps: int = 1200) -> Drafters:
-    """``grid``: tokens of the training scenes [n, 256]."""
+def train(
+    folder: Path, teacher: TextToImage, grid: Tensor, steps: int = 1200, log: Callable[[str], None] = print
+) -> Drafters:
+    """All drafters of ``teacher``'s target; ``grid``: tokens of the training scenes [n, 256]."""
     torch.manual_seed(3)
     drafters = Drafters()
     with torch.no_grad():  # the small model starts from the target's embeddings, head and outer layers
@@ -116,5 +119,5 @@ def train(folder: Path, teacher: TextToImage, grid: Tensor, steps: int = 1200) -
         for mine, theirs in ((0, 0), (1, -1)):
             small.layers[mine].load_state_dict(target.layers[theirs].state_dict())
     step_fn = _Step(teacher, drafters, grid)
-    loop.fit("drafters", drafters, loop.optimizers(drafters, 1e-3, 0.02), step_fn, steps, folder, warmup=50)
+    loop.fit("drafters", drafters, loop.optimizers(drafters, 1e-3, 0.02), step_fn, steps, folder, warmup=50, log=log)
     return drafters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,10 @@ def caption(index: int, rng: np.random.Generator, seed: int = data.SEED) -> str:
     return wordings[int(rng.integers(len(wordings)))]
 
 
-def train(folder: Path, vq: VQModel, steps: int = 5000, count: int = 40000) -> TextToImage:
+def train(
+    folder: Path, vq: VQModel, steps: int = 5000, count: int = 40000, log: Callable[[str], None] = print
+) -> TextToImage:
+    """The target and its text encoder, trained on the tokens of ``count`` scenes."""
     torch.manual_seed(2)
     model = TextToImage()
     grid = tokens(folder, vq, count)
@@ -75,5 +79,5 @@ def train(folder: Path, vq: VQModel, steps: int = 5000, count: int = 40000) -> T
         loss = F.cross_entropy(logits.flatten(0, 1), truth.flatten())
         return {"loss": loss}
 
-    loop.fit("target", model, loop.optimizers(model, 2e-3, 0.02), step_fn, steps, folder, warmup=50)
+    loop.fit("target", model, loop.optimizers(model, 2e-3, 0.02), step_fn, steps, folder, warmup=50, log=log)
     return model

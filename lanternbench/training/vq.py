@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ BATCH = 32
 
 def to_float(images: np.ndarray) -> Tensor:
     """uint8 [B, H, W, 3] -> float [B, 3, H, W] in −1…1."""
-    return torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float() / 127.5 - 1
+    return torch.from_numpy(np.array(images)).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 class _Trainer:
@@ -63,9 +64,10 @@ class _Trainer:
         return {"loss": pixel + 0.5 * edge + commit * z.shape[-1], "pixel": pixel.detach(), "commit": commit.detach()}
 
 
-def train(folder: Path, steps: int = 2500) -> VQModel:
+def train(folder: Path, steps: int = 2500, count: int = 8000, log: Callable[[str], None] = print) -> VQModel:
+    """The tokeniser, trained on ``count`` scenes."""
     torch.manual_seed(1)
     model = VQModel(CONFIG).to(memory_format=torch.channels_last)
-    trainer = _Trainer(model, data.images(folder, 8000), steps)
-    loop.fit("vq", model, loop.optimizers(model, 2e-3), trainer, steps, folder)
+    trainer = _Trainer(model, data.images(folder, count), steps)
+    loop.fit("vq", model, loop.optimizers(model, 2e-3), trainer, steps, folder, log=log)
     return model

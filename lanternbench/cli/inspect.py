@@ -1,0 +1,167 @@
+"""Commands that look: ``methods``, ``targets``, ``prompts``, ``doctor``, ``verify``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _print(rows: list[dict[str, Any]], as_json: bool, columns: dict[str, str]) -> None:
+    if as_json:
+        json.dump(rows, sys.stdout, ensure_ascii=False, indent=2)
+        print()
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in columns.values():
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row[key]) for key in columns))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={v}" for k, v in value.items())
+    return str(value).replace("[", "\\[")
+
+
+def methods(as_json: AsJson = False) -> None:
+    """List every method: its four choices, options, paper, and whether it is lossless.
+
+    Example: lanternbench methods --json
+    """
+    from lanternbench.decoding import presets, registry
+
+    rows = []
+    for name in presets.PRESETS | registry.presets():
+        m = presets.preset(name)
+        choices = {"proposal", "tree", "acceptance", "residual", "preset"}
+        rows.append(
+            {
+                "method": name,
+                "proposal": m.proposal,
+                "tree": m.tree,
+                "acceptance": m.acceptance,
+                "residual": m.residual,
+                "lossless": m.lossless,
+                "options": {f: v for f in sorted(applicable(m) - choices) if (v := getattr(m, f)) is not None},
+                "paper": presets.paper(name),
+            }
+        )
+    names = ["method", "proposal", "tree", "acceptance", "residual", "lossless", "options", "paper"]
+    _print(rows, as_json, {n: n for n in names})
+
+
+def applicable(m: Any) -> set[str]:
+    """The options that a method reads."""
+    found = {"variant"}
+    if m.tree in ("chain", "static") and m.proposal != "jacobi":
+        found |= {"shape", "depth"}
+    if m.tree in ("dynamic", "adaptive"):
+        found |= {"depth", "draft_top_k", "total_nodes"}
+    if m.tree == "adaptive":
+        found |= {"init", "beta", "l_d", "l_k", "depth_range", "width_range", "fixed_depth", "fixed_width"}
+    if m.proposal == "jacobi":
+        found |= {"window", "init"}
+    if m.acceptance == "annealed":
+        found |= {"lam", "schedule"} | ({"nu"} if m.schedule == "exp" else set())
+    if m.acceptance == "lantern":
+        found |= {"k", "delta", "proximity", "divergence"}
+    if m.acceptance == "lantern++":
+        found |= {"k", "lam", "proximity"}
+    return found
+
+
+def targets(as_json: AsJson = False) -> None:
+    """List the targets, and which of them are here.
+
+    Example: lanternbench targets
+    """
+    from lanternbench.models.catalogue import CATALOGUE
+
+    rows = [{"target": n, "here": e.ready(), "about": e.about} for n, e in CATALOGUE.items()]
+    _print(rows, as_json, {"target": "target", "here": "here", "about": "about"})
+
+
+def prompts(
+    spec: Annotated[str, typer.Argument(help="demo, coco2017:FILE, parti:FILE, or a text file.")] = "demo",
+    num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", help="How many; 0 for all.")] = 8,
+    seed: int = 0,
+    caption: str = "first",
+    as_json: AsJson = False,
+) -> None:
+    """Preview and validate a prompt source; prints the hash that identifies the selection.
+
+    Example: lanternbench prompts demo -n 4
+    """
+    from typing import cast
+
+    from lanternbench import prompts as sets
+
+    chosen = sets.load(spec, num_prompts or None, seed, cast(Any, caption))
+    rows = [{"id": p.id, "category": p.category or "", "prompt": p.text} for p in chosen]
+    if as_json:
+        json.dump(chosen.record() | {"prompts": rows}, sys.stdout, ensure_ascii=False, indent=2)
+        print()
+        return
+    _print(rows, False, {"id": "id", "category": "category", "prompt": "prompt"})
+    for note in chosen.notes:
+        Console(stderr=True).print(f"· {note}", style="dim", highlight=False, markup=False)
+    print(f"{len(chosen)} prompts, selection {chosen.hash[:16]}")
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Show this machine, what is missing, and how to get it.
+
+    Example: lanternbench doctor
+    """
+    from lanternbench.environment import environment
+    from lanternbench.metrics.registry import names, scorers_for
+    from lanternbench.models.catalogue import CATALOGUE
+
+    rows = [{"item": k, "value": v} for k, v in environment().items()]
+    for name, entry in CATALOGUE.items():
+        rows.append({"item": f"target {name}", "value": "here" if entry.ready() else "missing"})
+    for name in names():
+        (scorer,) = scorers_for([name], "full")
+        rows.append({"item": f"metric {name}", "value": scorer.available() or "here"})
+    _print(rows, as_json, {"item": "item", "value": "value"})
+
+
+def verify(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help="Methods; all by default.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every method.")] = False,
+    seed: int = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Prove methods: exact enumeration on small tables, and statistics on the embedded model; exit 1 on failure.
+
+    Example: lanternbench verify cool-sd
+    """
+    from lanternbench.decoding import presets, registry
+    from lanternbench.models.catalogue import load_target
+    from lanternbench.verification import verify_all, verify_table
+
+    chosen = list(presets.PRESETS | registry.presets()) if every or not names else list(names)
+    for name in chosen:
+        presets.preset(name)
+    console = Console(stderr=True)
+    with console.status("verifying"):
+        rows = verify_all(chosen, load_target("tiny"), seed)
+    if as_json:
+        json.dump([row._asdict() for row in rows], sys.stdout, ensure_ascii=False, indent=2)
+        print()
+    else:
+        Console().print(verify_table(rows))
+    if not all(row.passed for row in rows):
+        raise typer.Exit(1)

@@ -1,0 +1,49 @@
+"""The command line: every command, one entry point, one way to fail."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import typer
+
+from lanternbench.cli import inspect, measure, report, train
+from lanternbench.errors import UserError
+
+app = typer.Typer(
+    name="lanternbench",
+    help="Benchmark speculative decoding for autoregressive image generation: one engine, one clock, honest tables.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("run")(measure.run)
+app.command("sweep")(measure.sweep)
+app.command("report")(report.report)
+app.command("methods")(inspect.methods)
+app.command("targets")(inspect.targets)
+app.command("prompts")(inspect.prompts)
+app.command("doctor")(inspect.doctor)
+app.command("verify")(inspect.verify)
+app.add_typer(train.app, name="train")
+
+
+def main() -> None:
+    """Run a command.  A user's mistake is one sentence on stderr and exit code 2; Ctrl-C is 130."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(metrics|vision)?\b")
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        print(f"lanternbench: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("lanternbench: interrupted; the same command continues where it stopped", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

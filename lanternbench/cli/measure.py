@@ -1,0 +1,161 @@
+"""``run`` and ``sweep``: measure methods and print the table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from lanternbench import config as settings
+
+Out = Annotated[Path, typer.Option("--out", help="Folder of the run folders.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh/--resume", help="Start a new run beside an existing one, or continue it.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")]
+NumPrompts = Annotated[int | None, typer.Option("--num-prompts", "-n", help="How many prompts; 0 for all.")]
+
+
+def run(
+    method: Annotated[str, typer.Option("--method", "-m", help="A preset: see `lanternbench methods`.")],
+    lam: Annotated[float | None, typer.Option("--lambda", help="Relaxation budget λ (cool-sd, lantern++).")] = None,
+    delta: Annotated[float | None, typer.Option(help="LANTERN's bound δ.")] = None,
+    k: Annotated[int | None, typer.Option("--k", help="LANTERN: neighbours of a token.")] = None,
+    tree: Annotated[str | None, typer.Option(help="Tree policy: chain, static, dynamic, adaptive.")] = None,
+    acceptance: Annotated[str | None, typer.Option(help="Acceptance rule in place of the preset's.")] = None,
+    residual: Annotated[str | None, typer.Option(help="Residual in place of the preset's.")] = None,
+    shape: Annotated[str | None, typer.Option(help="Static tree: chain-N or a name of trees.yaml.")] = None,
+    depth: Annotated[int | None, typer.Option(help="Levels of a chain or dynamic tree.")] = None,
+    window: Annotated[int | None, typer.Option(help="SJD: drafted tokens per step.")] = None,
+    init: Annotated[str | None, typer.Option(help="Initialisation of SJD's window or of ADT-Tree's trees.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Cool-SD: exp, linear, uniform.")] = None,
+    nu: Annotated[float | None, typer.Option(help="Cool-SD: decay ν of exp.")] = None,
+    proximity: Annotated[str | None, typer.Option(help="LANTERN: l2, cosine, random.")] = None,
+    divergence: Annotated[str | None, typer.Option(help="LANTERN: tvd, jsd.")] = None,
+    variant: Annotated[str | None, typer.Option(help="paper, or reference: as the public code does.")] = None,
+    option: Annotated[list[str] | None, typer.Option("--set", help="Any other option of the method, NAME=VALUE.")] = None,
+    target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    prompts: Annotated[str, typer.Option(help="demo, coco2017[:FILE], parti[:FILE], or a text file.")] = "demo",
+    num_prompts: NumPrompts = 8,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Default: the target's.")] = None,
+    top_p: float = 1.0,
+    guidance: Annotated[float | None, typer.Option(help="CFG scale (default: the target's).")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts decoded together; latency is measured at 1 only.")] = 1,
+    metrics: Annotated[str, typer.Option(help="Comma-separated.")] = "clip,fid",
+    baseline: Annotated[bool, typer.Option(help="Measure ar alongside, interleaved.")] = True,
+    device: Device = "auto",
+    threads: Threads = None,
+    out: Out = Path("results"),
+    fresh: Fresh = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure one method against autoregressive decoding.
+
+    Example: lanternbench run --method cool-sd --lambda 2
+    """
+    spec: dict[str, Any] = {"method": method, **_parse(option or [])}
+    named = dict(
+        lam=lam, delta=delta, k=k, tree=tree, acceptance=acceptance, residual=residual, shape=shape, depth=depth,
+        window=window, init=init, schedule=schedule, nu=nu, proximity=proximity, divergence=divergence, variant=variant,
+    )  # fmt: skip
+    spec |= {name: value for name, value in named.items() if value is not None}
+    values = dict(
+        name=f"run-{method}".replace("/", "-"), target=target, prompts=prompts, num_prompts=num_prompts or None,
+        seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
+        metrics=[m for m in metrics.split(",") if m], baseline=baseline, methods=[spec],
+    )  # fmt: skip
+    settings.method(method)  # an unknown name is reported as such, not as a wrong run name
+    execute(settings.sweep(values, "the command line"), device, threads, out, fresh, as_json)
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="A sweep file such as configs/demo.yaml.")],
+    prompts: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
+    num_prompts: NumPrompts = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="In place of the file's.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="In place of the file's.")] = None,
+    target: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    out: Out = Path("results"),
+    fresh: Fresh = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure every method of a sweep file, interleaved prompt by prompt; continues where it stopped.
+
+    Example: lanternbench sweep configs/tradeoff.yaml
+    """
+    config = settings.read(file)
+    given = dict(prompts=prompts, seed=seed, temperature=temperature, target=target)
+    changed = {k: v for k, v in given.items() if v is not None}
+    if num_prompts is not None:
+        changed["num_prompts"] = num_prompts or None
+    if changed:
+        config = settings.sweep(config.model_dump(by_alias=True) | changed, str(file))
+    execute(config, device, threads, out, fresh, as_json)
+
+
+def execute(
+    config: settings.Sweep, device: str, threads: int | None, out: Path, fresh: bool, as_json: bool
+) -> None:
+    """Run a sweep with a progress bar on stderr and the table on stdout."""
+    from lanternbench import sweep as sweeps
+    from lanternbench.cli.device import choose
+    from lanternbench.report.tables import terminal_table
+
+    chosen = choose(device, threads)
+    console = Console(stderr=True)
+    columns = [
+        TextColumn("[progress.description]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    ]
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(config.name, total=None)
+
+        def progress(done: int, of: int, what: str) -> None:
+            bar.update(task, completed=done, total=of, description=_short(what))
+
+        path, summary = sweeps.run(config, out, fresh=fresh, device=chosen, progress=progress)
+    if as_json:
+        json.dump({"run": str(path), **summary}, sys.stdout, ensure_ascii=False, indent=2)
+        print()
+        return
+    Console().print(terminal_table(summary["rows"]))
+    for note in summary["notes"]:
+        console.print(f"· {note}", style="dim", highlight=False, markup=False)
+    console.print(f"{path}  ·  next: lanternbench report", highlight=False, markup=False)
+
+
+def _short(text: str, limit: int = 60) -> str:
+    text = text.replace("[", "(").replace("]", ")")
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _parse(options: list[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs, values read as YAML scalars or lists."""
+    import yaml
+
+    from lanternbench.errors import UserError
+
+    found = {}
+    for text in options:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise UserError(f"--set {text} is no NAME=VALUE: write for example --set total_nodes=30")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"--set {text}: the value cannot be read: write a number, a word or a [list]") from None
+    return found

@@ -1,0 +1,39 @@
+"""``report``: tables, plots and the HTML page of finished runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def report(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or folders.")] = None,
+    results: Annotated[Path, typer.Option("--results", help="Folder of the run folders.")] = Path("results"),
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write (default: RUN/report).")] = None,
+    published: Annotated[bool, typer.Option("--published", help="Show the papers' numbers beside ours.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows and the files written as JSON.")] = False,
+) -> None:
+    """Write tables (Markdown, CSV, LaTeX), Pareto plots (PNG, SVG, PDF) and one HTML page; the latest run by default.
+
+    Example: lanternbench report --published
+    """
+    from lanternbench import results as store
+    from lanternbench.report import report as write
+    from lanternbench.report.load import load_run
+    from lanternbench.report.tables import terminal_table
+
+    folders = store.find(results, runs or [])
+    files = write(folders, out, published)
+    rows = [row for folder in folders for row in load_run(folder).rows]
+    if as_json:
+        json.dump({"rows": rows, "files": [str(f) for f in files]}, sys.stdout, ensure_ascii=False, indent=2)
+        print()
+        return
+    Console().print(terminal_table(rows))
+    for file in files:
+        Console(stderr=True).print(str(file), highlight=False, markup=False)

@@ -1,0 +1,28 @@
+"""Remake the embedded world from its seeds: every stage in order, each resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lanternbench.models import tiny
+from lanternbench.training import drafters, evaluators, target, vq
+
+STEPS = {"vq": 2500, "target": 5000, "drafters": 1200, "clip": 2400, "fid": 2400}
+SCENES = 40_000
+
+
+def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] = print) -> None:
+    """Train all embedded models in ``work`` and write their weights to ``out``.
+
+    ``scale`` multiplies the number of steps and of scenes (a smoke test takes 0.001).
+    """
+    steps = {name: max(2, round(n * scale)) for name, n in STEPS.items()}
+    count = max(64, round(SCENES * min(scale, 1.0)))
+    log(f"rendering {count} scenes")
+    tokeniser = vq.train(work, steps["vq"], count=min(count, 8000), log=log)
+    made = target.train(work, tokeniser, steps["target"], count, log=log)
+    grid = target.tokens(work, tokeniser, count)
+    helpers = drafters.train(work, made, grid, steps["drafters"], log=log)
+    tiny.export(out, made.target, made.text, tokeniser, helpers, steps=steps, scenes=count)
+    evaluators.train(work, out, tokeniser, steps["clip"], steps["fid"], log=log)
