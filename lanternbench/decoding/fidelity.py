@@ -25,6 +25,7 @@ from torch import Tensor
 
 from lanternbench.decoding import acceptance
 from lanternbench.decoding.acceptance import Residual, Rule, at, everywhere, normalised
+from lanternbench.decoding.presets import Method
 from lanternbench.decoding.session import Trace
 
 CHUNK = 1 << 24  # elements of the largest temporary
@@ -50,6 +51,11 @@ def fidelity_loss(trace: Trace, rule: Rule, residual: Residual, sampled: bool, t
         loss[part] = node_losses(q, p, children, tried, depth, rule, residual).sum(-1)
     loss = loss.view(b, length).sum(1)
     return loss if total else loss / length
+
+
+def samples_children(method: Method) -> bool:
+    """Whether a method's children are drawn from p (the ``sampled`` of ``fidelity_loss``) or chosen."""
+    return method.tree in ("chain", "static") and method.proposal != "medusa" and method.variant != "top-k"
 
 
 def greedy_loss(trace: Trace, tokens: Tensor) -> Tensor:

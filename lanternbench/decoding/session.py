@@ -135,6 +135,7 @@ class Session:
             x = x.expand(self.stack.cache.rows, -1, -1)
         hidden = self.stack.forward(x, base[:, None] + tree.depth, self.bases, base, 0, visible)
         logits = self.target.model.output(hidden)
+        self.finite = self.finite & logits.sum(dtype=torch.float32).isfinite()  # NaN and ∞ survive a sum
         self.clock.tick("verify")
         return hidden, self.warp(guide(logits, self.guidance))
 

@@ -189,7 +189,8 @@ def _chosen_exactly(draft: Draft, q: Tensor, u: Tensor) -> Verdict:
     stop = path[:, -1]
     q_stop = _rows(q, stop)
     rejected, named = _rows(x, stop), _rows(exists, stop)  # [B, W]
-    rest = q_stop.scatter(-1, rejected, torch.where(named, 0.0, q_stop.gather(-1, rejected)))
+    struck = torch.where(named, rejected, q.shape[-1])  # absent children strike a spare cell
+    rest = torch.nn.functional.pad(q_stop, (0, 1)).scatter(-1, struck, 0.0)[:, :-1]
     return Verdict(path, accepted, draw(normalised(rest, q_stop), u[:, 0]), tried)
 
 

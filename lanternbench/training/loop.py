@@ -28,10 +28,12 @@ def save_atomically(value: object, path: Path) -> None:
 
 
 def optimizers(model: nn.Module, lr: float, muon_lr: float | None = None) -> list[torch.optim.Optimizer]:
-    """AdamW for everything; with ``muon_lr``, Muon for the matrices inside transformer layers."""
-    hidden = [p for n, p in model.named_parameters() if muon_lr and "layers." in n and p.ndim == 2]
+    """AdamW for everything that is trained; with ``muon_lr``, Muon for the matrices of layers and projections."""
+    inside = ("layers.", "cap_proj.")
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    hidden = [p for n, p in named if muon_lr and p.ndim == 2 and any(part in n for part in inside)]
     ids = {id(p) for p in hidden}
-    rest = [p for p in model.parameters() if id(p) not in ids]
+    rest = [p for _, p in named if id(p) not in ids]
     found: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)]
     if hidden:
         found.append(Muon(hidden, lr=muon_lr))

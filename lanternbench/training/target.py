@@ -1,4 +1,4 @@
-"""Train the embedded target: a LlamaGen decoder and its text encoder, jointly, on tokens of captioned scenes."""
+"""Train the embedded target, a LlamaGen decoder, on tokens of captioned scenes; the text encoder stays as it is."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ CONFIG = LlamaGenConfig(
     dim=128, n_layer=16, n_head=4, vocab_size=1024, caption_dim=text.WIDTH, cls_token_num=text.WORDS, multiple_of=32
 )
 BATCH = 8
-CAPTION_DROPOUT = 0.1  # rows that learn the unconditional model, for classifier-free guidance
+PRIOR_STEPS = 2200  # at first without captions: what images look like
+CAPTION_DROPOUT = 0.1  # afterwards: rows that learn the unconditional model, for classifier-free guidance
 
 
 class TextToImage(nn.Module):
-    """What is trained together: captions -> features -> prefix -> image tokens."""
+    """Captions -> features (frozen) -> prefix -> image tokens."""
 
-    def __init__(self, cfg: LlamaGenConfig = CONFIG):
+    def __init__(self, encoder: text.TextEncoder | None = None, cfg: LlamaGenConfig = CONFIG):
         super().__init__()
-        self.text = text.TextEncoder()
+        self.text = (encoder or text.TextEncoder()).eval().requires_grad_(False)
         self.target = LlamaGen(cfg)
-        self.apply(_initialise)
+        self.target.apply(_initialise)
 
     def features(self, captions: list[str], drop: Tensor) -> tuple[Tensor, Tensor]:
         """Captions -> left-padded features [B, T, c] and their mask [B, T]; ``drop`` [B] marks unconditional rows."""
@@ -61,17 +62,23 @@ def caption(index: int, rng: np.random.Generator, seed: int = data.SEED) -> str:
 
 
 def train(
-    folder: Path, vq: VQModel, steps: int = 5000, count: int = 40000, log: Callable[[str], None] = print
+    folder: Path,
+    vq: VQModel,
+    encoder: text.TextEncoder,
+    steps: int = 5000,
+    count: int = 40000,
+    log: Callable[[str], None] = print,
 ) -> TextToImage:
-    """The target and its text encoder, trained on the tokens of ``count`` scenes."""
+    """The target, trained on the tokens of ``count`` scenes and the encoder's features of their captions."""
     torch.manual_seed(2)
-    model = TextToImage()
+    model = TextToImage(encoder)
+    prior = min(PRIOR_STEPS, steps // 2)
     grid = tokens(folder, vq, count)
 
     def step_fn(step: int) -> dict[str, Tensor]:
         rng = np.random.default_rng([11, step])
         picked = rng.integers(count, size=BATCH)
-        drop = torch.from_numpy(rng.random(BATCH) < CAPTION_DROPOUT)
+        drop = torch.from_numpy(rng.random(BATCH) < (CAPTION_DROPOUT if step >= prior else 1.0))
         truth = grid[picked].long()
         features, valid = model.features([caption(int(i), rng) for i in picked], drop)
         prefix = model.target.cls_embedding(features)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lanternbench.models import tiny
+from lanternbench.models.target import Target
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> None:
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def target() -> Target:
+    """The embedded target with its drafters."""
+    return tiny.load()
+
+
+@pytest.fixture
+def shared() -> Path:
+    """Official data beside the checkout; a test that needs it is skipped, loudly, where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip(f"OFFICIAL DATA ABSENT: {SHARED} is not there, so this promise was not checked")
+    return SHARED
