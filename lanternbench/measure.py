@@ -130,6 +130,9 @@ def summarise(
 ) -> dict[str, Any]:
     """``summary.json`` of a run: {"rows": one per label, "notes": sentences}.
 
+    The first step of a sample is the prefill, which gives the first token without a draft: it counts as a step of
+    ``step_compression`` and is left out of ``accept_len`` and ``tree_depth``.
+
     run: ``run.json``; its "methods" ({"label", "lossless"}) give the order of rows. sets: metrics of a whole label,
     such as {"ar": {"fid-tiny": 31.2, "fid-tiny_n": 64}}. What is missing is None, never 0.
     """
@@ -164,7 +167,7 @@ def _row(
         "latency_s": [(s.prompt_id, s.decode_s, 1.0) for s in timed],
         "speedup": [(s.prompt_id, b.decode_s, s.decode_s) for b, s in pairs if b.timed and s.timed],
         "step_compression": [(s.prompt_id, s.tokens, s.steps) for s in own],
-        "accept_len": [(s.prompt_id, sum(s.accept_lengths), len(s.accept_lengths)) for s in own],
+        "accept_len": [(s.prompt_id, sum(s.accept_lengths[1:]), len(s.accept_lengths) - 1) for s in own],
         "fidelity_loss": [(s.prompt_id, s.fidelity_loss, 1.0) for s in own if s.fidelity_loss is not None],
     }
     for name in metrics:
@@ -177,7 +180,7 @@ def _row(
     phases = [s.phases for s in own if s.phases]
     drafted = [s for s in own if s.first_token_acceptance is not None]
     row |= {
-        "tree_depth": _share(sum(sum(s.tree_depths) for s in own), sum(len(s.tree_depths) for s in own)),
+        "tree_depth": _share(sum(sum(s.tree_depths[1:]) for s in own), sum(len(s.tree_depths[1:]) for s in own)),
         "first_token_acceptance": _share(
             sum((s.first_token_acceptance or 0.0) * s.steps for s in drafted), sum(s.steps for s in drafted)
         ),

@@ -29,8 +29,9 @@ from .errors import UserError
 class Sample(BaseModel):
     """One line of ``samples.jsonl``: one image by one method. Times in seconds, memory in MB.
 
-    ``accept_lengths`` has one entry per step (tokens committed, bonus token included) and sums to ``tokens``;
-    ``tree_depths`` and ``tree_nodes`` have one per step too, or are empty.
+    ``accept_lengths`` has one entry per step (tokens committed, bonus token included) and sums to ``tokens``; the first
+    step is the prefill, which gives one token without a draft.  ``tree_depths`` and ``tree_nodes`` have one entry per
+    step too, or are empty.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)

@@ -15,7 +15,13 @@ import torch
 from lanternbench import prompts as prompt_sets
 from lanternbench.config import Sweep
 from lanternbench.decoding.engine import Decoder, Generation, build, generate
-from lanternbench.decoding.fidelity import drafter_figures, fidelity_loss, greedy_loss, target_figures
+from lanternbench.decoding.fidelity import (
+    drafter_figures,
+    fidelity_loss,
+    greedy_loss,
+    samples_children,
+    target_figures,
+)
 from lanternbench.environment import environment
 from lanternbench.measure import summarise
 from lanternbench.metrics.images import read_image
@@ -45,8 +51,8 @@ def run(
     methods = config.methods()
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
     target = load_target(config.target, device)
-    settings = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
-    decoders = [build(target, m, guidance=config.guidance, **settings) for m in methods]
+    c = config
+    decoders = [build(target, m, c.temperature, c.top_k, c.top_p, c.guidance) for m in methods]
     scorers = scorers_for(config.metrics, target.evaluators)
     record = config.record() | {"guidance": decoders[0].guidance, "device": device}
     with RunFolder.open(
@@ -62,9 +68,7 @@ def run(
             "vocab": target.vocab,
             "evaluators": target.evaluators,
         },
-        methods=[
-            {"label": m.label, "method": m.preset, "options": m.options, "lossless": m.lossless} for m in methods
-        ],
+        methods=[{"label": m.label, "method": m.preset, "options": m.options, "lossless": m.lossless} for m in methods],
     ) as folder:
         _measure(folder, config, decoders, selected, [s for s in scorers if isinstance(s, Scorer)], progress)
         sets, missing = _score_sets(folder, [s for s in scorers if isinstance(s, SetScorer)])
@@ -127,13 +131,12 @@ def figures(decoder: Decoder, made: list[Generation]) -> list[dict[str, Any]]:
     trace, method = made[0].trace, decoder.method
     assert trace is not None
     tokens = torch.stack([g.tokens for g in made])
-    sampled = method.tree in ("chain", "static") and method.proposal != "medusa"
     if method.lossless:
         loss = torch.zeros(len(made))
     elif decoder.warp.greedy:
         loss = greedy_loss(trace, tokens)
     else:
-        loss = fidelity_loss(trace, decoder.rule, decoder.residual, sampled)
+        loss = fidelity_loss(trace, decoder.rule, decoder.residual, samples_children(method))
     drafter = drafter_figures(trace) if method.proposal not in ("none", "jacobi") else {}
     return [
         {"fidelity_loss": float(loss[i]), "stats": _row(target_figures(trace, tokens), i), "drafter": _row(drafter, i)}
@@ -211,4 +214,3 @@ def _score_sets(folder: RunFolder, scorers: list[SetScorer]) -> tuple[dict[str, 
             if score.note:
                 notes[f"{scorer.name}: {score.note}"] = None
     return sets, list(notes)
-

@@ -40,7 +40,9 @@ def run(
     proximity: Annotated[str | None, typer.Option(help="LANTERN: l2, cosine, random.")] = None,
     divergence: Annotated[str | None, typer.Option(help="LANTERN: tvd, jsd.")] = None,
     variant: Annotated[str | None, typer.Option(help="paper, or reference: as the public code does.")] = None,
-    option: Annotated[list[str] | None, typer.Option("--set", help="Any other option of the method, NAME=VALUE.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other option of the method, NAME=VALUE.")
+    ] = None,
     target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
     prompts: Annotated[str, typer.Option(help="demo, coco2017[:FILE], parti[:FILE], or a text file.")] = "demo",
     num_prompts: NumPrompts = 8,
@@ -96,7 +98,7 @@ def sweep(
     """
     config = settings.read(file)
     given = dict(prompts=prompts, seed=seed, temperature=temperature, target=target)
-    changed = {k: v for k, v in given.items() if v is not None}
+    changed: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
     if num_prompts is not None:
         changed["num_prompts"] = num_prompts or None
     if changed:
@@ -104,9 +106,7 @@ def sweep(
     execute(config, device, threads, out, fresh, as_json)
 
 
-def execute(
-    config: settings.Sweep, device: str, threads: int | None, out: Path, fresh: bool, as_json: bool
-) -> None:
+def execute(config: settings.Sweep, device: str, threads: int | None, out: Path, fresh: bool, as_json: bool) -> None:
     """Run a sweep with a progress bar on stderr and the table on stdout."""
     from lanternbench import sweep as sweeps
     from lanternbench.cli.device import choose

@@ -111,7 +111,7 @@ class Lantern:
 
 
 def _jsd(qx: Tensor, moved: Tensor) -> Tensor:
-    """Jensen–Shannon divergence, nats, of q and q with mass ``moved`` put onto x; the closed form of a one-token move."""
+    """Jensen–Shannon divergence, nats, of q and q with mass ``moved`` put onto x, in closed form."""
     mean = qx + moved / 2
     to_mean = torch.special.xlogy(qx + moved, (qx + moved) / mean) + torch.special.xlogy(qx, qx / mean)
     return (0.5 * (moved * math.log(2) + to_mean)).nan_to_num(0.0)

@@ -118,6 +118,6 @@ class AdaptiveGrowth:
         )
 
     def learn(self, session: Session, draft: Draft, verdict: Verdict) -> None:
-        for i, tokens in enumerate(session.fresh.counts):  # τ of this tree, the bonus token included
+        for i, tokens in enumerate(session.fresh.advances):  # τ of this tree, the bonus token included
             self.around[i].trees += [self.now[i]] * tokens
             self.alpha[i] = tokens / self.now[i][0] if self.now[i][0] else self.bounds.beta

@@ -26,7 +26,9 @@ class Drafter(Protocol):
     def root(self) -> Tensor:
         """Read what the last step committed (``session.fresh``) -> logits [B, V] after the last token."""
 
-    def expand(self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int) -> Tensor:
+    def expand(
+        self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
+    ) -> Tensor:
         """Logits [B, m, V] after the nodes ``tokens`` [B, m] at ``depth``.
 
         ``came_from``: their parents' places among the nodes of the last call (None or at depth 1: the root);
@@ -47,11 +49,13 @@ class _Nodes:
     def committed(self, x: Tensor) -> Tensor:
         """Append the step's new tokens, x [R, A, dim] -> hidden at the last one [R, dim]."""
         s = self.session
-        count, counts = s.fresh.count, s.fresh.counts
+        count, counts = s.fresh.advance, s.fresh.advances
         a = x.shape[1]
         start = s.length - count
         position = start[:, None] + torch.arange(a, device=s.device) + s.offset
-        causal = None if a == 1 else additive(torch.ones(1, a, a, dtype=torch.bool, device=s.device).tril(), s.stack.dtype)
+        causal = (
+            None if a == 1 else additive(torch.ones(1, a, a, dtype=torch.bool, device=s.device).tril(), s.stack.dtype)
+        )
         bases = [n - c + self.lead for n, c in zip(s.lengths, counts, strict=True)]
         hidden = self.stack.forward(x, position, bases, start + self.lead, 0, causal)
         self.drafted = 0
@@ -106,7 +110,9 @@ class EagleDrafter:
         self.features = feature[:, None]  # [R, 1, dim]
         return self._logits(feature)
 
-    def expand(self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int) -> Tensor:
+    def expand(
+        self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
+    ) -> Tensor:
         self.session.clock.tick("other")
         m = tokens.shape[1]
         if depth == 1 or came_from is None:
@@ -152,7 +158,9 @@ class ModelDrafter:
         self.session.clock.tick("other")
         return self._logits(self.at.committed(self._embed(self.session.fresh.tokens)))
 
-    def expand(self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int) -> Tensor:
+    def expand(
+        self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
+    ) -> Tensor:
         self.session.clock.tick("other")
         return self._logits(self.at.nodes(self._embed(tokens), visible, depth))
 
@@ -173,11 +181,13 @@ class MedusaDrafter:
         if s.batch == 1:
             last = hidden[:, -1]
         else:
-            index = s.stack.per_row((s.fresh.count - 1).clamp(min=0))[:, None, None]
+            index = s.stack.per_row((s.fresh.advance - 1).clamp(min=0))[:, None, None]
             last = hidden.gather(1, index.expand(-1, 1, hidden.shape[-1]))[:, 0]
         self.logits = guide(s.target.model.output(self.net(last)), s.guidance)  # [B, heads, V]
         s.clock.tick("draft")
         return self.logits[:, 0]
 
-    def expand(self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int) -> Tensor:
+    def expand(
+        self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
+    ) -> Tensor:
         return self.logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from lanternbench.decoding.session import Session, Trace, row_seed
 from lanternbench.decoding.trees import Tree, static_tree
 from lanternbench.decoding.verify import Draft, Verdict, verify, verify_greedy
 from lanternbench.errors import UserError
+from lanternbench.models.eagle import Eagle
+from lanternbench.models.llamagen import LlamaGen
 from lanternbench.models.target import Target
 
 
@@ -92,6 +95,13 @@ def build_proposal(method: Method, target: Target, warp: Warp, check_only: bool 
             f"target '{target.name}' has no drafter of kind '{method.proposal}' (it has: {have}); "
             "choose another method or give one with --drafter"
         )
+    dim, vocab = fits(drafter_net)
+    if dim not in (None, target.model.cfg.dim) or vocab not in (None, target.vocab):
+        raise UserError(
+            f"the drafter of kind '{method.proposal}' does not fit target '{target.name}': it is made for "
+            f"{'hidden states ' + str(dim) + ' wide' if dim else str(vocab) + ' tokens'}, the target has width "
+            f"{target.model.cfg.dim} and {target.vocab} tokens; give a drafter trained for it"
+        )
     growth, depth, width = _growth(method, target, warp)
     if method.proposal == "medusa" and depth > drafter_net.heads:
         raise UserError(f"the tree is {depth} levels deep but the drafter has {drafter_net.heads} Medusa heads")
@@ -108,6 +118,13 @@ def build_proposal(method: Method, target: Target, warp: Warp, check_only: bool 
     return Drafted(drafter, growth, width)
 
 
+def fits(net: Any) -> tuple[int | None, int | None]:
+    """The target width and vocabulary that a drafter needs; None where any will do."""
+    if isinstance(net, LlamaGen):
+        return None, net.cfg.vocab_size
+    return (net.cfg.dim if isinstance(net, Eagle) else net.weight.shape[-1]), None
+
+
 def _growth(method: Method, target: Target, warp: Warp) -> tuple[Growth, int, int]:
     """Tree policy, its greatest depth and its widest family."""
     defaults = target.options
@@ -117,8 +134,9 @@ def _growth(method: Method, target: Target, warp: Warp) -> tuple[Growth, int, in
         static = static_tree(shape or defaults.get(key, "chain-5" if key == "chain" else "mc_sim_7b_63"))
         if method.tree == "chain" and not static.is_chain:
             raise UserError("--tree chain needs a chain: give --depth N or --shape chain-N")
-        sampled = method.proposal != "medusa" and method.variant != "top-k"
-        return StaticGrowth(static, sampled, target.device), static.tree.max_depth, static.tree.width
+        sampled = method.proposal != "medusa"
+        growth: Growth = StaticGrowth(static, sampled, target.device)
+        return growth, static.tree.max_depth, static.tree.width
     depth = method.depth or defaults.get("depth", 5)
     top_k = method.draft_top_k or defaults.get("draft_top_k", 10)
     total = method.total_nodes or defaults.get("total_nodes", 59)
@@ -173,7 +191,7 @@ def generate(
         step(session, proposal, decoder.rule, decoder.residual, log)
     session.clock.tick("other")
     decode_s = session.clock.stop()
-    if not bool(session.finite):
+    if not bool(session.health.isfinite()):
         raise UserError(
             f"the logits of target '{target.name}' or its drafter became NaN or infinite while '{method.label}' "
             "decoded; check the weights, or use float32"
@@ -197,7 +215,14 @@ def step(session: Session, proposal: Proposal, rule: Rule, residual: Residual, l
 
 
 def decide(
-    session: Session, proposal: Proposal, draft: Draft, q: Tensor, uv: Tensor, ud: Tensor, rule: Rule, residual: Residual
+    session: Session,
+    proposal: Proposal,
+    draft: Draft,
+    q: Tensor,
+    uv: Tensor,
+    ud: Tensor,
+    rule: Rule,
+    residual: Residual,
 ) -> Verdict:
     """Which path to take through the tree and which token to end it with."""
     if draft.tree.nodes == 1:
@@ -223,7 +248,7 @@ class Log:
         shared = len(tree.depth) == 1
         depth = None if shared else tree.depth.amax(1)
         nodes = None if shared else (tree.depth >= 0).sum(1)
-        for i, count in enumerate(session.fresh.counts):
+        for i, count in enumerate(session.fresh.advances):
             if count:
                 self.accepted[i].append(count)
                 self.depths[i].append(tree.max_depth if depth is None else depth[i])

@@ -55,7 +55,7 @@ def fidelity_loss(trace: Trace, rule: Rule, residual: Residual, sampled: bool, t
 
 def samples_children(method: Method) -> bool:
     """Whether a method's children are drawn from p (the ``sampled`` of ``fidelity_loss``) or chosen."""
-    return method.tree in ("chain", "static") and method.proposal != "medusa" and method.variant != "top-k"
+    return method.tree in ("chain", "static") and method.proposal != "medusa"
 
 
 def greedy_loss(trace: Trace, tokens: Tensor) -> Tensor:

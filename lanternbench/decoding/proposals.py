@@ -10,7 +10,7 @@ from torch import Tensor
 from lanternbench.decoding.drafters import Drafter
 from lanternbench.decoding.sampling import Warp
 from lanternbench.decoding.session import Session
-from lanternbench.decoding.trees import Tree, static_tree
+from lanternbench.decoding.trees import Tree
 from lanternbench.decoding.verify import Draft, Verdict
 
 
@@ -30,8 +30,12 @@ class Proposal(Protocol):
 
 
 class Growth(Protocol):
+    """A tree policy.  It may also have ``begin(session)`` and ``learn(session, draft, verdict)``."""
+
     nodes: int
-    uniforms: int
+
+    @property
+    def uniforms(self) -> int: ...
 
     def grow(self, drafter: Drafter, logits: Tensor, root: Tensor, warp: Warp, u: Tensor) -> Draft: ...
 

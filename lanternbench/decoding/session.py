@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lanternbench.decoding.clock import Clock
 from lanternbench.decoding.sampling import Warp, draw, guide
-from lanternbench.decoding.trees import Tree, inner_index
+from lanternbench.decoding.trees import inner_index
 from lanternbench.decoding.verify import Draft, Verdict
 from lanternbench.models.cached import CachedStack, additive
 from lanternbench.models.llamagen import prefix_mask
@@ -24,9 +24,9 @@ class Fresh(NamedTuple):
     """What the last step committed, for drafters that read the target's hidden states."""
 
     hidden: Tensor  # [R, A, dim] of the positions before each new token
-    tokens: Tensor  # [B, A] the new tokens; entries past ``count`` are void
-    count: Tensor  # [B]
-    counts: list[int]
+    tokens: Tensor  # [B, A] the new tokens; entries past ``advance`` are void
+    advance: Tensor  # [B] how many
+    advances: list[int]  # the host's copy
 
 
 class Trace:
@@ -73,7 +73,7 @@ class Session:
         self.lengths = [0] * self.batch
         self.steps = 0
         self.syncs = 0
-        self.finite = torch.ones((), dtype=torch.bool, device=self.device)
+        self.health = torch.zeros((), device=self.device)  # becomes NaN with any distribution that does
         draws = [torch.rand(self.limit + 1, uniforms, generator=torch.Generator().manual_seed(s)) for s in seeds]
         self.uniforms = torch.stack(draws).to(self.device)  # [B, L + 1, U]
         self.clock = Clock(self.device)
@@ -88,8 +88,8 @@ class Session:
         base = torch.zeros(self.batch, dtype=torch.long, device=self.device)
         position = torch.arange(self.offset, device=self.device)[None]
         valid = self.prefix.valid
-        pads, self.stack.pads = self.stack.pads, None  # the prefix brings its own mask: pads see only themselves
-        mask = additive(prefix_mask(valid, self.offset)[:, 0], self.stack.dtype)
+        pads, self.stack.pads = self.stack.pads, None  # the prefix brings its own mask
+        mask = additive(prefix_mask(valid, self.offset, self.target.pad_rows)[:, 0], self.stack.dtype)
         hidden = self.stack.forward(self.prefix.embeddings, position, self.bases, base, 0, mask)
         self.stack.pads = pads
         q = self.warp(guide(self.target.model.output(hidden[:, -1:]), self.guidance))  # [B, 1, V]
@@ -135,9 +135,12 @@ class Session:
             x = x.expand(self.stack.cache.rows, -1, -1)
         hidden = self.stack.forward(x, base[:, None] + tree.depth, self.bases, base, 0, visible)
         logits = self.target.model.output(hidden)
-        self.finite = self.finite & logits.sum(dtype=torch.float32).isfinite()  # NaN and ∞ survive a sum
         self.clock.tick("verify")
-        return hidden, self.warp(guide(logits, self.guidance))
+        q = self.warp(guide(logits, self.guidance))
+        self.health += q[..., 0].sum()  # a NaN or infinite logit makes its whole distribution NaN
+        if draft.p is not None:
+            self.health += draft.p[..., 0].sum()
+        return hidden, q
 
     def commit(self, draft: Draft, verdict: Verdict, hidden: Tensor, q: Tensor) -> None:
         """Accept the path: move cache rows, write tokens, advance.  The step's only host synchronisation is here."""

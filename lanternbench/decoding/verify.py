@@ -55,7 +55,8 @@ def verify_greedy(draft: Draft, q: Tensor, rule: Rule) -> Verdict:
     else:
         rows = q.gather(1, at_parent[..., None].expand(-1, -1, q.shape[-1]))  # q at each node's parent
         mass = rule(rows, tokens, tree.depth.expand_as(tokens))
-        assert mass.group is not None and mass.taken is not None
+        assert mass.group is not None
+        assert mass.taken is not None
         if not getattr(rule, "inclusive", False):  # the reference leaves the group's own mass in place
             rows = rows.scatter(-1, mass.group, torch.where(mass.taken, 0.0, rows.gather(-1, mass.group)))
         ok = mass.value >= rows.scatter(-1, tokens[..., None], 0.0).amax(-1)
@@ -118,7 +119,9 @@ def _sampled(
     """Children sampled without replacement from p, in a static tree."""
     tokens, tree, inner = draft.tokens, draft.tree, static.inner
     chain = static.is_chain
-    q_now = q[:, :-1] if chain else q[:, list(inner)]  # [B, M, V]; after rank j, the state before each node's last child
+    q_now = (
+        q[:, :-1] if chain else q[:, list(inner)]
+    )  # [B, M, V]; after rank j, the state before each node's last child
     p_now = p
     families = [[c for c in row if c >= 0] for row in tree.children[0].tolist()] if not chain else None
     ok = torch.zeros_like(tokens, dtype=torch.bool)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lanternbench.models.eagle import from_published
 from lanternbench.models.rope import rope_2d
 from lanternbench.models.transformer import DecoderConfig, Stack, swiglu_width
 
@@ -71,7 +74,7 @@ class LabelEmbedding(nn.Module):
 
 
 def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Right-padded features [B, T, c] and mask [B, T] -> left-padded, zero where masked (the official sampler's way)."""
+    """Right-padded features [B, T, c] and mask [B, T] -> left-padded, zero where masked, as the official sampler."""
     length = mask.sum(-1, keepdim=True)  # [B, 1]
     index = (torch.arange(mask.shape[1], device=mask.device) + length) % mask.shape[1]
     moved = features.gather(1, index[..., None].expand_as(features))
@@ -79,14 +82,22 @@ def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return moved * flipped[..., None], flipped
 
 
-def prefix_mask(valid: Tensor, n: int) -> Tensor:
-    """Causal mask over prefix and image: valid [B, T] -> bool [B, 1, n, n]; pads see only themselves."""
-    keys = F.pad(valid.bool(), (0, n - valid.shape[1]), value=True)
+def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
+    """Causal mask over prefix and image: valid [B, T], left-padded -> bool [B, 1, n, n]; nobody sees a pad.
+
+    What a pad itself sees: ``alone``, only itself (the official sampler), or ``uniform``, earlier pads and the whole
+    caption (LANTERN's class).  No logit depends on it, but an EAGLE drafter reads the pads' hidden states.
+    """
+    keys = F.pad(valid.bool(), (0, n - valid.shape[1]), value=True)  # [B, n]
     causal = torch.ones(n, n, dtype=torch.bool, device=valid.device).tril()
+    if pad_rows == "uniform":
+        return torch.where(keys[..., None], causal & keys[:, None], causal | keys[:, None])[:, None]
     return ((causal & keys[:, None]) | torch.eye(n, dtype=torch.bool, device=valid.device))[:, None]
 
 
 class LlamaGen(Stack):
+    rope: Tensor  # complex [positions, head_dim / 2]
+
     def __init__(self, cfg: LlamaGenConfig):
         super().__init__(cfg.decoder)
         self.config = cfg
@@ -122,3 +133,30 @@ def to_official(state: dict[str, Tensor]) -> dict[str, Tensor]:
             part.contiguous() for part in state[key].chunk(2)
         )
     return found
+
+
+def from_hf(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The key names of LANTERN's Hugging Face class -> ours.
+
+    q, k, v and gate, up are fused in that order and nothing is permuted: both layouts rotate interleaved pairs.
+    """
+    found = from_published({k.removeprefix("model."): v for k, v in state.items()})  # the layers are named alike
+    found["tok_embeddings.weight"] = state["model.embed_tokens.weight"]
+    found["output.weight"] = found.pop("lm_head.weight")
+    return found
+
+
+def config_from_hf(config: dict[str, Any]) -> LlamaGenConfig:
+    """A Hugging Face ``config.json`` of LANTERN's class -> ours."""
+    return LlamaGenConfig(
+        dim=config["hidden_size"],
+        n_layer=config["num_hidden_layers"],
+        n_head=config["num_attention_heads"],
+        vocab_size=config["vocab_size"],
+        grid=math.isqrt(config["block_size"]),
+        model_type=config["input_type"],
+        caption_dim=config["caption_dim"],
+        cls_token_num=config["cls_token_num"],
+        num_classes=config["num_classes"],
+        multiple_of=config["intermediate_size"],  # rounding up to the width itself gives the width
+    )

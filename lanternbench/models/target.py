@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
-from lanternbench.models.llamagen import LlamaGen, left_pad
+from lanternbench.models.llamagen import CaptionEmbedding, LlamaGen, left_pad
 from lanternbench.models.vq import VQModel
 
 
@@ -28,7 +28,8 @@ class Target:
 
     ``text``: captions -> features [B, T, c] and mask [B, T], right-padded.  ``guidance``, ``top_k``: its defaults.
     ``options``: its default trees and neighbourhood size.  ``evaluators``: whose metrics its images are judged by.
-    ``drafters``: by kind of proposal (``eagle``, ``model``, ``medusa``).
+    ``drafters``: by kind of proposal (``eagle``, ``model``, ``medusa``).  ``pad_rows``: what padded prefix positions
+    attend to, see ``prefix_mask``; drafters trained on the features of LANTERN's class expect ``uniform``.
     """
 
     name: str
@@ -39,7 +40,8 @@ class Target:
     top_k: int = 0
     evaluators: Literal["tiny", "full"] = "full"
     options: dict = field(default_factory=dict)
-    drafters: dict[str, nn.Module] = field(default_factory=dict)
+    drafters: dict[str, Any] = field(default_factory=dict)
+    pad_rows: Literal["alone", "uniform"] = "alone"
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -71,7 +73,8 @@ class Target:
         """Captions -> prefix embeddings, with the unconditional rows below when guidance is on (scale ≠ 1)."""
         features, mask = left_pad(*self.text(captions))
         if guidance != 1.0:
-            nothing = self.model.cls_embedding.uncond_embedding.expand(len(captions), -1, -1)
+            uncond = cast(CaptionEmbedding, self.model.cls_embedding).uncond_embedding
+            nothing = uncond.expand(len(captions), -1, -1)
             features, mask = torch.cat([features, nothing]), mask.repeat(2, 1)
         return Prefix(self.model.cls_embedding(features), mask.bool(), features)
 

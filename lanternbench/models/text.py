@@ -35,7 +35,10 @@ def tokenize(captions: list[str]) -> Tensor:
 
 
 class TextEncoder(nn.Module):
-    """Two bidirectional layers over hashed words."""
+    """Two bidirectional layers over hashed words; every position carries the mean over the caption.
+
+    LlamaGen's image tokens attend to all caption positions alike, so the mean is what they could see of them anyway.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,5 +49,7 @@ class TextEncoder(nn.Module):
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """ids [B, WORDS] -> features [B, WORDS, WIDTH], mask [B, WORDS] (1 = word), right-padded."""
-        x = self.body(self.word(ids) + self.place, src_key_padding_mask=ids == 0)
-        return x, (ids != 0).long()
+        mask = ids != 0
+        x = self.body(self.word(ids) + self.place, src_key_padding_mask=~mask)
+        mean = (x * mask[..., None]).sum(1, keepdim=True) / mask.sum(1)[:, None, None]
+        return mean * mask[..., None], mask.long()

@@ -57,7 +57,9 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def export(folder: Path, target: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: Any, **meta: Any) -> None:
     """Write the embedded world's generating half into ``folder``."""
-    write(folder / "target.safetensors", llamagen.to_official(target.state_dict()), config=asdict(target.config), **meta)
+    write(
+        folder / "target.safetensors", llamagen.to_official(target.state_dict()), config=asdict(target.config), **meta
+    )
     write(folder / "text.safetensors", encoder.state_dict(), **meta)
     write(folder / "vq.safetensors", vq.state_dict(), config=asdict(vq.cfg), **meta)
     write(folder / "eagle.safetensors", eagle.to_published(drafters.eagle.state_dict()), **meta)
@@ -79,7 +81,7 @@ def load(folder: Path = WEIGHTS, device: str = "cpu") -> Target:
     encoder = text.TextEncoder()
     encoder.load_state_dict(read(folder / "text.safetensors")[0])
     state, meta = read(folder / "vq.safetensors")
-    shape = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
+    shape: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
     vq = VQModel(VQConfig(**shape))
     vq.load_state_dict(state)
     drafter = eagle.Eagle(replace(model.cfg, first_norm=False))

@@ -6,8 +6,8 @@ through target and drafter alike, and the loss compares uncond + s·(cond − un
 
 from __future__ import annotations
 
-from dataclasses import replace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +80,7 @@ class _Step:
         mask = torch.zeros(n, n).masked_fill_(~torch.ones(n, n, dtype=torch.bool).tril(), -torch.inf)
         rope = target.rope[None, 1 : n + 1, None].clone()
         rope[:, : p - 1] = 0
-        features, loss = hidden[:, : n], torch.zeros(())
+        features, loss = hidden[:, :n], torch.zeros(())
         for _ in range(2):
             made = net(net.fuse(embedding, features), rope, mask)[:, p - 1 :]  # for positions P … P + L − 2
             loss = loss + soft_cross_entropy(guide(target.output(made), GUIDANCE), wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ SHARE = 0.35  # of a batch that is VQ-decoded
 CLIP_SEED, FID_SEED = 3, 4
 HELD_OUT, REFERENCE_SEED = 777, 778  # scenes for judging CLIP-tiny, and for the statistics of real images
 REFERENCE = 5000  # scenes behind those statistics
-VOCABULARY = (scenes.TEXTURES, scenes.COLOURS, scenes.SHAPES, scenes.COLOURS, scenes.RADII, scenes.PLACES)
+VOCABULARY: tuple[tuple[str, ...], ...] = (scenes.TEXTURES, scenes.COLOURS, scenes.SHAPES, scenes.COLOURS, scenes.RADII, scenes.PLACES)
 ATTRIBUTES = sum(len(v) for v in VOCABULARY)
 
 
@@ -137,10 +138,12 @@ class _ClipTask(nn.Module):
         return {"loss": contrast + named, "contrast": contrast.detach(), "named": named.detach(), "top1": hits}
 
 
-def train_clip(folder: Path, vq: VQModel, steps: int = 2400) -> nn.Module:
+def train_clip(
+    folder: Path, vq: VQModel, steps: int = 2400, count: int = COUNT, log: Callable[[str], None] = print
+) -> nn.Module:
     """CLIP-tiny trained contrastively, every image against 64 captions and 64 near misses."""
     torch.manual_seed(CLIP_SEED)
-    task, batches = _ClipTask(), Batches(folder, vq)
+    task, batches = _ClipTask(), Batches(folder, vq, count, min(count, DECODED))
 
     def step_fn(step: int) -> dict[str, Tensor]:
         x, found, rng = batches(13, step)
@@ -149,7 +152,7 @@ def train_clip(folder: Path, vq: VQModel, steps: int = 2400) -> nn.Module:
         captions += [near_miss(s, rng).captions()[w] for s, w in zip(found, wordings[1], strict=True)]
         return task(x, captions, torch.stack([attributes(s) for s in found]))
 
-    loop.fit("clip", task, loop.optimizers(task, 1.5e-3), step_fn, steps, folder)
+    loop.fit("clip", task, loop.optimizers(task, 1.5e-3), step_fn, steps, folder, log=log)
     return task.clip
 
 
@@ -160,10 +163,12 @@ class _FidTask(nn.Module):
         self.head = nn.Linear(FEATURES, ATTRIBUTES)
 
 
-def train_fid(folder: Path, vq: VQModel, steps: int = 2400) -> FeatureNet:
+def train_fid(
+    folder: Path, vq: VQModel, steps: int = 2400, count: int = COUNT, log: Callable[[str], None] = print
+) -> FeatureNet:
     """The feature net, trained to name the attributes of a scene."""
     torch.manual_seed(FID_SEED)
-    task, batches = _FidTask(), Batches(folder, vq)
+    task, batches = _FidTask(), Batches(folder, vq, count, min(count, DECODED))
 
     def step_fn(step: int) -> dict[str, Tensor]:
         x, found, _ = batches(17, step)
@@ -172,7 +177,7 @@ def train_fid(folder: Path, vq: VQModel, steps: int = 2400) -> FeatureNet:
         hits = ((logits > 0) == (labels > 0)).all(1).float().mean()
         return {"loss": F.binary_cross_entropy_with_logits(logits, labels), "all right": hits}
 
-    loop.fit("fid", task, loop.optimizers(task, 2e-3), step_fn, steps, folder)
+    loop.fit("fid", task, loop.optimizers(task, 2e-3), step_fn, steps, folder, log=log)
     return task.net
 
 
@@ -200,6 +205,20 @@ def retrieval_rate(clip: nn.Module, vq: VQModel | None = None, groups: int = 16,
         words = F.normalize(clip.encode_text(clip_tiny.tokenize(captions)), dim=-1)  # type: ignore[operator]
         right += int(((image @ words.T).argmax(1) == torch.arange(len(picked))).sum())
     return right / (groups * 64)
+
+
+def train(
+    folder: Path,
+    out: Path,
+    vq: VQModel,
+    clip_steps: int,
+    fid_steps: int,
+    count: int = COUNT,
+    log: Callable[[str], None] = print,
+) -> None:
+    """Both evaluators, trained on ``count`` scenes in ``folder`` and written to ``out``."""
+    export_clip(train_clip(folder, vq, clip_steps, count, log), out, clip_steps)
+    export_fid(train_fid(folder, vq, fid_steps, count, log), out, fid_steps, min(REFERENCE, count))
 
 
 def _halves(module: nn.Module) -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ def optimizers(model: nn.Module, lr: float, muon_lr: float | None = None) -> lis
     ids = {id(p) for p in hidden}
     rest = [p for _, p in named if id(p) not in ids]
     found: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)]
-    if hidden:
+    if hidden and muon_lr:
         found.append(Muon(hidden, lr=muon_lr))
     return found
 

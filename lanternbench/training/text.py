@@ -1,7 +1,7 @@
-"""Train the text encoder first, and alone: its mean feature must tell what is where in the scene.
+"""Train the text encoder first, and alone: its feature must tell what is where in the scene.
 
-LlamaGen's image tokens attend to all caption positions alike (their rotary table is zero), so the decoder sees a
-caption's mean feature and nothing else; what the encoder does not put there, the target cannot draw.
+LlamaGen's image tokens attend to all caption positions alike (their rotary table is zero), so the decoder sees little
+but a caption's mean feature; what the encoder does not put there, the target cannot draw.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ def train(folder: Path, steps: int = 1000, log: Callable[[str], None] = print) -
         rng = np.random.default_rng([19, step])
         drawn = [scenes.draw(rng) for _ in range(BATCH)]
         captions = [s.captions()[int(rng.integers(3))] for s in drawn]
-        features, mask = task.text(text.tokenize(captions))
-        mean = (features * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        logits, wanted = task.head(mean), torch.stack([labels(s) for s in drawn])
+        features, _ = task.text(text.tokenize(captions))
+        logits, wanted = task.head(features[:, 0]), torch.stack([labels(s) for s in drawn])
         right = ((logits > 0) == (wanted > 0)).all(1).float().mean()
         return {"loss": F.binary_cross_entropy_with_logits(logits, wanted), "all right": right}
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lanternbench.models import tiny
-from lanternbench.training import drafters, evaluators, target, vq
+from lanternbench.training import drafters, evaluators, target, text, vq
 
-STEPS = {"vq": 2500, "target": 5000, "drafters": 1200, "clip": 2400, "fid": 2400}
+STEPS = {"vq": 2500, "text": 1000, "target": 5000, "drafters": 1200, "clip": 2400, "fid": 2400}
 SCENES = 40_000
 
 
@@ -21,8 +21,9 @@ def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] 
     count = max(64, round(SCENES * min(scale, 1.0)))
     log(f"rendering {count} scenes")
     tokeniser = vq.train(work, steps["vq"], count=min(count, 8000), log=log)
-    made = target.train(work, tokeniser, steps["target"], count, log=log)
+    encoder = text.train(work, steps["text"], log=log)
+    made = target.train(work, tokeniser, encoder, steps["target"], count, log=log)
     grid = target.tokens(work, tokeniser, count)
     helpers = drafters.train(work, made, grid, steps["drafters"], log=log)
     tiny.export(out, made.target, made.text, tokeniser, helpers, steps=steps, scenes=count)
-    evaluators.train(work, out, tokeniser, steps["clip"], steps["fid"], log=log)
+    evaluators.train(work, out, tokeniser, steps["clip"], steps["fid"], count, log)

@@ -90,9 +90,8 @@ class World:
         rows = Rows(tokens, torch.ones(v, dtype=torch.long), memory, {}, self.tables.q[0])
         session, proposal = self._session(rows), self.proposal()
         proposal.begin(session, session.fresh.hidden)
-        rows.state = self._state(proposal)
-        if "p" in rows.state:
-            rows.state["p"] = rows.state["p"].double()
+        state = self._state(proposal)
+        rows.state = state | {name: state[name].double() for name in ("p", "known") if name in state}
         return rows.take((rows.weight > 0).nonzero()[:, 0])
 
     def _session(self, rows: Rows) -> TableSession:
@@ -246,8 +245,8 @@ def decoded(tables: Tables, method: Method, greedy: bool, count: int, seed: int)
     session.uniforms = u
     proposal = world.proposal()
     proposal.begin(session, session.fresh.hidden)
-    if hasattr(proposal, "p"):
-        proposal.p = proposal.p.double()
+    for name in {"p", "known"} & set(vars(proposal)):
+        setattr(proposal, name, vars(proposal)[name].double())
     while session.active():
         engine.step(session, proposal, world.decoder.rule, world.decoder.residual, _NoLog())  # type: ignore[arg-type]
     return session.tokens[:, : tables.length], expected

@@ -74,16 +74,17 @@ class TableWarp:
 def table_target(tables: Tables) -> Any:
     """What the engine asks of a target, with trees that can be enumerated as its defaults."""
     small = [[0], [1], [2], [0, 0], [0, 1]]
-    options = dict(chain="chain-2", static=small, medusa=small, depth=2, draft_top_k=2, total_nodes=4)
-    options |= dict(near=3, width_range=(1, 2), l_k=1)
-    net = SimpleNamespace(heads=8)
+    options: dict[str, Any] = {"chain": "chain-2", "static": small, "medusa": small, "near": 3}
+    options |= {"depth": 2, "draft_top_k": 2, "total_nodes": 4, "width_range": (1, 2), "l_k": 1}
+    net = SimpleNamespace(heads=8, weight=torch.empty(1))  # never run: the table drafts
     return SimpleNamespace(
         name="tables",
         vocab=tables.vocab,
         length=tables.length,
-        grid=(1, tables.length),
+        grid=(-(-tables.length // 2), 2),  # two tokens a row
         device=torch.device("cpu"),
         codebook=tables.codebook,
+        model=SimpleNamespace(cfg=SimpleNamespace(dim=1)),
         options=options,
         top_k=0,
         guidance=1.0,
@@ -93,9 +94,9 @@ def table_target(tables: Tables) -> Any:
 
 def shrunk(method: Method) -> Method:
     """The method with sizes that can be enumerated; what it does with them stays."""
-    sizes: dict[str, Any] = dict(shape=None, depth=None, draft_top_k=None, total_nodes=None, window=2)
-    sizes |= dict(width_range=None, l_k=None, depth_range=(0, 2), k=None)
-    sizes |= dict(fixed_depth=method.fixed_depth and 2, fixed_width=method.fixed_width and 2)
+    sizes: dict[str, Any] = dict.fromkeys(("shape", "depth", "draft_top_k", "total_nodes", "width_range", "l_k", "k"))
+    sizes |= {"window": 2, "depth_range": (0, 2)}
+    sizes |= {"fixed_depth": method.fixed_depth and 2, "fixed_width": method.fixed_width and 2}
     return method.model_copy(update=sizes)
 
 
@@ -112,7 +113,9 @@ class TableDrafter:
         self.codes = self.session.prefix_codes()[:, None]  # [B, 1]
         return self._logits(0)[:, 0]
 
-    def expand(self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int) -> Tensor:
+    def expand(
+        self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
+    ) -> Tensor:
         if depth == 1 or came_from is None:
             parent = self.codes[:, :1].expand_as(tokens)
         elif isinstance(came_from, list):
@@ -138,7 +141,6 @@ class TableSession(Session):
         self.seeds = [0] * self.batch
         self.tokens, self.length, self.lengths = tokens.clone(), length.clone(), length.tolist()
         self.steps = self.syncs = 0
-        self.finite = torch.ones((), dtype=torch.bool)
         self.clock = Clock(self.device)
         self.trace = None
         self._visible = None

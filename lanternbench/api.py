@@ -1,0 +1,49 @@
+"""The Python interface: load a target, generate with any method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from lanternbench.decoding.engine import Generation, build, generate
+from lanternbench.decoding.presets import method as make_method
+from lanternbench.models.target import Target
+
+
+@dataclass(frozen=True)
+class Result:
+    """``tokens`` [L], the ``image``, and ``stats``: what it took."""
+
+    tokens: Tensor
+    image: Image.Image
+    stats: Generation
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded target."""
+
+    target: Target
+
+    def generate(
+        self,
+        prompt: str,
+        method: str = "ar",
+        *,
+        seed: int = 0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        guidance: float | None = None,
+        **options: Any,
+    ) -> Result:
+        """One image; ``options`` are the method's (``lam=2.0``, ``tree="chain"``, …).
+
+        The same prompt, seed and method always give the same tokens.  Raises UserError for what cannot be run.
+        """
+        decoder = build(self.target, make_method(method, **options), temperature, top_k, top_p, guidance)
+        made = generate(decoder, [prompt], seed=seed)[0]
+        return Result(made.tokens, self.target.images(made.tokens[None])[0], made)

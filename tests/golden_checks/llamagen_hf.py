@@ -1,0 +1,27 @@
+"""The same weights in LANTERN's Hugging Face layout: key names, and the hidden states of padded caption positions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from golden_checks.common import Found, captioned, close, greedy, loaded, read, same
+from lanternbench.decoding.sampling import guide
+from lanternbench.models.cached import additive
+from lanternbench.models.llamagen import LlamaGen, config_from_hf, from_hf, prefix_mask
+
+
+def check(folder: Path) -> list[Found]:
+    vectors = read(folder / "llamagen_hf.safetensors")
+    scale = vectors.meta["cfg_scale"]
+    model = loaded(LlamaGen(config_from_hf(vectors.meta["config"])), from_hf(vectors.under("state.")))
+    target = captioned(model, vectors["in.caption_embs"], vectors["in.emb_mask"], pad_rows="uniform")
+    prefix = target.prefix([""], scale)
+    n = prefix.valid.shape[1]
+    hidden = model(prefix.embeddings, model.rope[None, :n, None], additive(prefix_mask(prefix.valid, n, "uniform")))
+    logits = model.output(model.teacher_forced(prefix.embeddings, prefix.valid, vectors["in.tokens"].repeat(2, 1)))
+    return [
+        close("prefill: hidden, padded positions too", hidden, vectors["out.prefill_hidden"]),
+        close("teacher-forced logits", logits, vectors["out.tf_logits"]),
+        close("teacher-forced logits, guided", guide(logits, scale), vectors["out.tf_logits_cfg"]),
+        same("greedy tokens", greedy(target, scale)[0].tokens[None], vectors["out.greedy_tokens"]),
+    ]

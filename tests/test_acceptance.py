@@ -1,0 +1,198 @@
+"""Rules, residuals and draws against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from scipy.spatial.distance import jensenshannon
+
+from lanternbench.decoding import acceptance
+from lanternbench.decoding.acceptance import Annealed, Exact, Lantern, everywhere, normalised, relaxed, schedule
+from lanternbench.decoding.neighbours import nearest
+from lanternbench.decoding.sampling import Warp, draw, draw_distinct
+
+DEPTH = torch.tensor([1])
+
+
+def dist(*values: float) -> torch.Tensor:
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def token(x: int) -> torch.Tensor:
+    return torch.tensor([x])
+
+
+# ---------------------------------------------------------------- schedules
+
+
+@pytest.mark.parametrize("kind", ["uniform", "exp", "linear"])
+@pytest.mark.parametrize("length", [1, 3, 5])
+def test_every_schedule_spends_the_same_budget(kind, length):
+    assert sum(schedule(kind, 2.0, length, 0.7)) == pytest.approx(2.0 * length)
+
+
+def test_exp_schedule_by_hand_and_with_nu_one_uniform():
+    assert schedule("exp", 1.5, 2, 0.5) == pytest.approx([2.0, 1.0])  # 3·(1, ½)/1.5
+    assert schedule("exp", 2.0, 4, 1.0) == pytest.approx(schedule("uniform", 2.0, 4, 0.3))
+
+
+@pytest.mark.parametrize("lam", [1.1, 2.0, 10.0])
+def test_linear_schedule_falls_evenly_around_lambda_and_stays_positive(lam):
+    omega = schedule("linear", lam, 5, 0.7)
+    falls = [a - b for a, b in pairwise(omega)]
+    assert min(omega) >= 0
+    assert falls == pytest.approx([falls[0]] * 4)
+    assert omega[2] == pytest.approx(lam)
+
+
+def test_annealed_rule_multiplies_by_the_omega_of_the_depth():
+    rule = Annealed([3.0, 1.0, 0.5])
+    q = torch.tensor([[0.2, 0.8]] * 3)
+    assert rule(q, torch.tensor([0, 0, 1]), torch.tensor([1, 2, 3])).value.tolist() == pytest.approx([0.6, 0.2, 0.4])
+
+
+# ---------------------------------------------------------------- LANTERN
+
+
+Q = dist(0.4, 0.1, 0.2, 0.3)
+NEAR = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 3], [2, 1, 3, 0], [3, 2, 1, 0]])
+
+
+def test_lantern_grows_nearest_first_while_strictly_below_delta():
+    q = dist(0.5, 0.125, 0.25, 0.125)  # exact in binary
+    mass = Lantern(NEAR, "tvd", 0.375)(q, token(0), DEPTH)
+    assert mass.taken.tolist() == [[True, True, False, False]]  # 0.125 < δ, but 0.375 is not
+    assert mass.value.item() == 0.625
+    assert Lantern(NEAR, "tvd", 0.376)(q, token(0), DEPTH).value.item() == 0.875
+    assert Lantern(NEAR, "tvd", 0.375, inclusive=True)(q, token(0), DEPTH).value.item() == 0.875
+
+
+def test_lantern_keeps_x_alone_where_the_bound_is_tight():
+    assert Lantern(NEAR, "tvd", 1e-9)(Q, token(2), DEPTH).value.item() == pytest.approx(0.2)
+
+
+def test_lantern_plus_plus_bound_is_inclusive_and_scales_with_q():
+    q = dist(0.25, 0.25, 0.25, 0.25)
+    rule = Lantern(NEAR, "multiplicative", 2.0)  # neighbours may add up to q(x)
+    assert rule(q, token(0), DEPTH).taken.tolist() == [[True, True, False, False]]
+    assert rule(q, token(0), DEPTH).value.item() == 0.5
+    assert rule(dist(0.0, 0.5, 0.25, 0.25), token(0), DEPTH).value.item() == 0.0
+
+
+def test_jsd_of_a_move_is_scipys():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        q = torch.rand(1, 4, generator=generator, dtype=torch.float64)
+        q = q / q.sum()
+        far = jensenshannon(q[0].numpy(), dist(q[0, 0] + q[0, 1] + q[0, 2], 0, 0, q[0, 3])[0].numpy()) ** 2
+        qx, moved = q[:, :1], q[:, 1:3].cumsum(-1)
+        # one token takes the mass of two: the sum over the group's losers is the same as of one loser
+        assert acceptance._jsd(qx, moved)[0, 1].item() == pytest.approx(far, abs=1e-12)
+    rule = Lantern(NEAR, "jsd", far + 1e-9)
+    assert rule(q, token(0), DEPTH).taken.tolist()[0][:3] == [True, True, True]
+    assert not Lantern(NEAR, "jsd", far - 1e-9)(q, token(0), DEPTH).taken[0, 2]
+    assert float(acceptance._jsd(torch.zeros(1), torch.zeros(1))) == 0.0
+
+
+def test_relaxed_distribution_moves_the_groups_mass_onto_x_and_keeps_the_sum():
+    mass = Lantern(NEAR, "tvd", 0.35)(Q, token(0), DEPTH)
+    assert relaxed(Q, token(0), mass).tolist()[0] == pytest.approx([0.7, 0.0, 0.0, 0.3])
+
+
+def test_everywhere_is_the_rule_asked_of_each_token():
+    for rule in (Exact(), Annealed([1.5]), Lantern(NEAR, "tvd", 0.25), Lantern(NEAR, "multiplicative", 2.0)):
+        one_by_one = torch.stack([rule(Q, token(x), DEPTH).value for x in range(4)], -1)
+        assert torch.allclose(everywhere(rule, Q, DEPTH), one_by_one)
+
+
+def test_coinciding_codebook_rows_are_each_others_nearest_but_come_after_the_token_itself():
+    codebook = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [5.0, 0.0]])
+    table = nearest(codebook, 3)
+    assert table[:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert table[2].tolist() == [2, 1, 3]
+    assert nearest(codebook, 99).shape == (5, 5)
+    for proximity in ("cosine", "random"):
+        assert nearest(codebook, 4, proximity)[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+# ---------------------------------------------------------------- residuals
+
+
+P = dist(0.1, 0.5, 0.2, 0.2)
+
+
+def test_residuals_by_hand():
+    rule = Lantern(NEAR, "tvd", 0.35)  # A of token 1 = {1, 2}
+    assert acceptance.standard(Q, P, token(1), DEPTH, Exact()).tolist()[0] == pytest.approx([0.3, 0, 0, 0.1])
+    assert acceptance.lantern(Q, P, token(1), DEPTH, rule).tolist()[0] == pytest.approx([0.3, 0, 0, 0.1])
+    half = Annealed([0.5])  # [q − min(p, q/2)]₊
+    assert acceptance.optimal(Q, P, token(1), DEPTH, half).tolist()[0] == pytest.approx([0.3, 0.05, 0.1, 0.15])
+
+
+def test_residuals_of_chosen_children_bar_the_child():
+    assert acceptance.standard(Q, None, token(0), DEPTH, Exact())[0].tolist() == pytest.approx([0, 0.1, 0.2, 0.3])
+    rule = Lantern(NEAR, "tvd", 0.15)  # A of token 0 = {0, 1}
+    assert acceptance.lantern(Q, None, token(0), DEPTH, rule)[0].tolist() == pytest.approx([0, 0, 0.2, 0.3])
+    half = Annealed([0.5])  # accepted with 0.2, so 0.2 of token 0 is left
+    assert acceptance.optimal(Q, None, token(0), DEPTH, half)[0].tolist() == pytest.approx([0.2, 0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize("omega", [1.0, 1.7, 5.0])
+def test_optimal_residual_is_the_standard_one_when_omega_is_at_least_one(omega):
+    rule = Annealed([omega])
+    optimal = acceptance.optimal(Q, P, token(1), DEPTH, rule)
+    assert torch.allclose(optimal, acceptance.standard(Q, P, token(1), DEPTH, rule))
+
+
+def test_a_residual_without_mass_falls_back_to_the_target():
+    rest = acceptance.standard(Q, Q, token(0), DEPTH, Exact())
+    assert float(rest.sum()) == 0.0
+    assert torch.equal(normalised(rest, Q), Q)
+
+
+def test_the_reference_residual_bars_all_neighbours_and_never_vanishes():
+    rule = Lantern(NEAR[:, :3], "tvd", 0.15)
+    rest = acceptance.lantern_reference(Q, P, token(0), DEPTH, rule)  # A = {0, 1}, all of 0, 1, 2 barred
+    assert rest[0].tolist() == pytest.approx([0, 0, 0, 0.1])
+    everything = Lantern(NEAR, "tvd", 0.99)
+    assert acceptance.lantern_reference(Q, P, token(0), DEPTH, everything)[0].tolist() == [1, 1, 1, 1]
+
+
+# ---------------------------------------------------------------- draws and warps
+
+
+def test_a_draw_is_the_inverse_cdf_and_never_a_token_of_weight_zero():
+    weights = torch.tensor([0.0, 2.0, 0.0, 6.0, 0.0])
+    u = torch.tensor([0.0, 0.2499, 0.2501, 0.9999999, 1.0])
+    assert draw(weights.expand(5, -1), u).tolist() == [1, 1, 3, 3, 3]
+    many = draw(weights.expand(2000, -1), torch.rand(2000, generator=torch.Generator().manual_seed(0)))
+    assert set(many.tolist()) == {1, 3}
+    assert (many == 3).float().mean().item() == pytest.approx(0.75, abs=0.03)
+
+
+def test_draws_without_replacement_are_distinct():
+    u = torch.rand(500, 4, generator=torch.Generator().manual_seed(0))
+    drawn = draw_distinct(torch.tensor([0.97, 0.01, 0.01, 0.01]).expand(500, -1), u)
+    assert drawn.sort(-1).values.tolist() == [[0, 1, 2, 3]] * 500
+
+
+def test_top_k_keeps_ties_and_top_k_one_is_the_argmax():
+    logits = torch.tensor([1.0, 3.0, 2.0, 2.0])
+    assert (Warp(top_k=2)(logits) > 0).tolist() == [False, True, True, True]
+    assert Warp(top_k=1)(logits).tolist() == [0, 1, 0, 0]
+    assert torch.allclose(Warp(top_k=99)(logits), logits.softmax(-1))
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_it_and_at_least_one():
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    assert Warp(top_p=0.7)(logits).tolist() == pytest.approx([0.625, 0.375, 0, 0])
+    assert Warp(top_p=1e-6)(logits).tolist() == pytest.approx([1, 0, 0, 0])
+
+
+def test_temperature_divides_the_logits():
+    logits = torch.tensor([0.0, 1.0])
+    assert Warp(temperature=0.5)(logits)[1].item() == pytest.approx(1 / (1 + math.exp(-2)))
+    assert Warp(temperature=0.0).greedy

@@ -1,0 +1,170 @@
+"""The fidelity loss is Theorem 2's bound: 0 without relaxation, exact on chains, a bound on trees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lanternbench.decoding import acceptance, fidelity, presets
+from lanternbench.decoding.acceptance import Annealed, Exact, Lantern
+from lanternbench.decoding.sampling import draw_distinct
+from lanternbench.decoding.session import Trace
+from lanternbench.verification.exact import output_distribution
+from lanternbench.verification.tables import Tables, random_rows
+
+N, V, W = 48, 7, 3
+NEAR = torch.stack([(torch.arange(V) + i) % V for i in range(V)])[:, :4]
+RULES = [Annealed([2.0, 1.0, 0.5]), Lantern(NEAR, "tvd", 0.3), Lantern(NEAR, "multiplicative", 2.0)]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> None:
+    torch.set_num_threads(1)  # the tensors are too small to share
+
+
+@pytest.fixture
+def nodes():
+    """q, p, children, tried, depth of N random nodes, some with zeros or a single token."""
+    generator = torch.Generator().manual_seed(3)
+    q, p = (random_rows(N, V, "mixed", generator) for _ in "qp")
+    children = draw_distinct(p, torch.rand(N, W, generator=generator, dtype=torch.float64))
+    tried = torch.randint(1, W + 1, (N,), generator=generator)
+    return q, p, children, tried, torch.randint(1, 4, (N,), generator=generator)
+
+
+def tv(a, b):
+    return 0.5 * (a - b).abs().sum(-1)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize("residual", [acceptance.standard, acceptance.optimal, acceptance.lantern])
+def test_exact_acceptance_loses_nothing(nodes, sampled, residual):
+    q, p, *family = nodes
+    assert fidelity.node_losses(q, p if sampled else None, *family, Exact(), residual).max() < 1e-12
+
+
+def test_a_wrong_residual_costs(nodes):
+    q, p, *family = nodes
+    assert fidelity.node_losses(q, p, *family, Exact(), lambda q, *_: q).max() > 0.05
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("residual", list(acceptance.RESIDUALS.values()))
+def test_a_stage_draws_from_a_distribution(nodes, rule, residual):
+    q, p, children, _, depth = nodes
+    for given in (p, None):
+        k = fidelity.kernel(q, given, children[:, 0], depth, rule, residual)
+        assert k.min() >= 0
+        assert torch.allclose(k.sum(-1), torch.ones(N, dtype=k.dtype))
+
+
+@pytest.mark.parametrize("rule", RULES[1:])
+def test_lanterns_short_cut_is_the_sum_over_rejected_tokens(nodes, rule):
+    q, p, _, _, depth = nodes
+    rejected = (p - torch.minimum(p, acceptance.everywhere(rule, q, depth))).clamp(min=0)
+    slow = fidelity._any_rest(q, p, rejected, depth, rule, acceptance.lantern)
+    assert torch.allclose(fidelity._lantern_rest(q, p, rejected, depth, rule), slow, atol=1e-12)
+
+
+def test_no_residual_loses_less_than_the_optimal_one(nodes):
+    q, p, children, _, depth = nodes
+    first = torch.ones(N, dtype=torch.long)
+    for rule in RULES:
+        best = fidelity.node_losses(q, p, children, first, depth, rule, acceptance.optimal).sum(-1)
+        for residual in (acceptance.standard, acceptance.lantern, acceptance.lantern_reference):
+            other = fidelity.node_losses(q, p, children, first, depth, rule, residual).sum(-1)
+            assert (best <= other + 1e-12).all()
+        over = (torch.minimum(p, acceptance.everywhere(rule, q, depth)) - q).clamp(min=0).sum(-1)
+        assert torch.allclose(best, over)  # Σ [p·f − q]₊, Theorem 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("cool-sd", {"tree": "chain"}),
+        ("uniform-rsd", {"tree": "chain", "residual": "standard"}),
+        ("cool-sd", {"tree": "chain", "schedule": "linear", "residual": "lantern"}),
+        ("lantern++", {"tree": "chain"}),
+        ("lantern++", {"tree": "chain", "residual": "optimal"}),
+        ("lantern", {"tree": "chain", "delta": 0.4}),
+        ("lantern", {"tree": "chain", "delta": 0.4, "variant": "reference"}),
+    ],
+)
+def test_on_a_single_decision_of_a_chain_the_loss_is_the_total_variation(name, options):
+    tables = Tables(4, 2, 5, "dense")
+    out, bound = output_distribution(tables, presets.method(name, **options))
+    assert float(tv(out, tables.joint())) == pytest.approx(bound, abs=1e-7)
+    assert bound > 1e-3
+
+
+def trace_of(q, p, children, tried, depth) -> Trace:
+    trace = Trace(2, N // 2, V, W, q.device)
+    trace.q, trace.p = q.view(2, -1, V), p.view(2, -1, V)
+    trace.children, trace.tried, trace.depth = (t.view(2, N // 2, *t.shape[1:]) for t in (children, tried, depth))
+    return trace
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_loss_is_the_mean_over_tokens_and_the_total_their_sum_however_chunked(nodes, rule, monkeypatch):
+    trace = trace_of(*nodes)
+    trace.tried[:, 0] = 0  # token 0 was never drafted
+    one = fidelity.fidelity_loss(trace, rule, acceptance.standard, True)
+    q, p, children, _, depth = nodes
+    by_hand = fidelity.node_losses(q, p, children, trace.tried.flatten(), depth, rule, acceptance.standard)
+    assert torch.allclose(one, by_hand.sum(-1).view(2, -1).mean(1))
+    assert torch.allclose(fidelity.fidelity_loss(trace, rule, acceptance.standard, True, total=True), one * N / 2)
+    monkeypatch.setattr(fidelity, "CHUNK", 50)
+    assert torch.allclose(fidelity.fidelity_loss(trace, rule, acceptance.standard, True), one)
+
+
+def test_an_image_without_drafts_loses_nothing(nodes):
+    trace = trace_of(*nodes)
+    trace.tried.zero_()
+    assert fidelity.fidelity_loss(trace, RULES[0], acceptance.optimal, True).tolist() == [0.0, 0.0]
+
+
+def test_float32_traces_of_lossless_methods_stay_below_the_noise(nodes):
+    trace = trace_of(*nodes)
+    trace.q, trace.p = trace.q.float(), trace.p.float()
+    for sampled in (True, False):
+        assert fidelity.fidelity_loss(trace, Exact(), acceptance.standard, sampled).max() < 1e-5
+
+
+def test_greedy_loss_counts_tokens_that_are_not_the_argmax(nodes):
+    trace = trace_of(*nodes)
+    tokens = trace.q.argmax(-1)
+    tokens[1, :6] = (tokens[1, :6] + 1) % V
+    assert fidelity.greedy_loss(trace, tokens).tolist() == pytest.approx([0.0, 6 / 24])
+
+
+def test_drafter_figures_of_a_perfect_a_wrong_and_an_absent_drafter(nodes):
+    trace = trace_of(*nodes)
+    trace.p = trace.q.clone()
+    assert {k: v.tolist() for k, v in fidelity.drafter_figures(trace).items()} == {
+        "top1": [1, 1],
+        "top3": [1, 1],
+        "tv": [0, 0],
+    }
+    wrong = (trace.q.argmax(-1) + 1) % V
+    trace.p = torch.nn.functional.one_hot(wrong, V).double()
+    assert fidelity.drafter_figures(trace)["top1"].tolist() == [0, 0]
+    trace.p.zero_()  # chosen children: the first is the drafter's likeliest
+    trace.children[..., 1] = trace.q.argmax(-1)
+    trace.children[..., 0] = wrong
+    figures = fidelity.drafter_figures(trace)
+    assert figures["top1"].tolist() == [0, 0]
+    assert figures["top3"].tolist() == [1, 1]
+    assert figures["tv"].isnan().all()
+    trace.children.fill_(-1)
+    assert fidelity.drafter_figures(trace)["top1"].isnan().all()
+
+
+def test_target_figures_by_hand():
+    trace = Trace(1, 2, 2, 1, torch.device("cpu"))
+    trace.q = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])
+    figures = fidelity.target_figures(trace, torch.tensor([[0, 1]]))
+    assert figures["log_prob"].item() == pytest.approx(-0.5 * 0.6931472)
+    assert figures["top1_prob"].item() == pytest.approx(0.75)
+    assert figures["entropy"].item() == pytest.approx(0.5 * 0.6931472)
+    excluded = fidelity.target_figures(trace, torch.tensor([[0, 0]]))["log_prob"]
+    assert excluded.isfinite().all()  # a token that the warped target excludes

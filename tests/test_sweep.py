@@ -1,0 +1,155 @@
+"""Runs, sweeps and their resumption, through the command line as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lanternbench import config, results
+from lanternbench.errors import UserError
+
+CLI = [sys.executable, "-m", "lanternbench.cli.main"]
+SWEEP = """
+target: tiny
+prompts: demo
+num_prompts: 2
+methods: [ar, eagle-1, {method: cool-sd, lambda: [1.1, 2]}]
+"""
+
+
+def cli(*args: str, cwd: Path, check: int | None = 0) -> subprocess.CompletedProcess:
+    done = subprocess.run([*CLI, *args], cwd=cwd, capture_output=True, text=True, timeout=600)
+    if check is not None:
+        assert done.returncode == check, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> Path:
+    """A folder in which one small sweep has been run, undisturbed."""
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "small.yaml").write_text(SWEEP)
+    cli("sweep", "small.yaml", cwd=folder)
+    return folder
+
+
+def stored(folder: Path) -> dict[str, list[int]]:
+    return {s.key: s.token_ids for s in results.read_samples(results.latest(folder / "results"))}
+
+
+def test_a_sweep_stores_every_method_for_every_prompt(swept):
+    keys = stored(swept)
+    assert len(keys) == 2 * 4
+    run = results.latest(swept / "results")
+    summary = json.loads((run / "summary.json").read_text())
+    assert [r["label"] for r in summary["rows"]] == ["ar", "eagle-1", "cool-sd λ=1.1", "cool-sd"]
+    for row in summary["rows"]:
+        assert row["speedup"] > 0
+        assert row["accept_len"] >= 1
+        assert row["fidelity_loss"] is not None
+        assert row["clip-tiny"] is not None
+        assert row["fid-tiny"] is not None
+    assert summary["rows"][0]["accept_len"] == summary["rows"][0]["step_compression"] == 1.0
+    assert all((run / s.image).is_file() for s in results.read_samples(run))
+
+
+def test_a_killed_sweep_continues_to_the_same_results_and_computes_nothing_twice(swept, tmp_path):
+    (tmp_path / "small.yaml").write_text(SWEEP)
+    process = subprocess.Popen([*CLI, "sweep", "small.yaml"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    lines: list[str] = []
+    while len(lines) < 3 and time.monotonic() < deadline and process.poll() is None:
+        found = list(tmp_path.glob("results/*/samples.jsonl"))
+        lines = found[0].read_text().splitlines() if found else []
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = results.read_samples(results.latest(tmp_path / "results"))
+    assert 3 <= len(before) < 8
+    cli("sweep", "small.yaml", cwd=tmp_path)
+    after = results.read_samples(results.latest(tmp_path / "results"))
+    assert [s.model_dump() for s in after[: len(before)]] == [s.model_dump() for s in before]  # times included
+    assert stored(tmp_path) == stored(swept)
+
+
+def test_report_writes_every_format(swept):
+    cli("report", "--published", cwd=swept)
+    written = {p.suffix for p in (results.latest(swept / "results") / "report").iterdir()}
+    assert {".md", ".csv", ".tex", ".png", ".svg", ".pdf", ".html"} <= written
+
+
+def test_run_measures_ar_alongside_and_resumes(swept):
+    first = cli("run", "--method", "cool-sd", "--lambda", "2", "-n", "1", "--json", cwd=swept)
+    rows = json.loads(first.stdout)["rows"]
+    assert [r["label"] for r in rows] == ["ar", "cool-sd"]
+    again = cli("run", "--method", "cool-sd", "--lambda", "2", "-n", "1", "--json", cwd=swept)
+    assert json.loads(again.stdout)["rows"] == rows
+
+
+@pytest.mark.parametrize(
+    "name", ["coco2017:{shared}/coco/captions_val2017.json", "parti:{shared}/prompts/PartiPrompts.tsv"]
+)
+def test_official_prompts_run(shared, tmp_path, name):
+    done = cli(
+        "run", "-m", "cool-sd", "--prompts", name.format(shared=shared), "-n", "2", "--no-baseline", "--json",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["rows"][0]["n"] == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["run", "--method", "nope"], "unknown method 'nope'"),
+        (["run", "--method", "ar", "--target", "nope"], "unknown target 'nope'"),
+        (["run", "--method", "cool-sd", "--lambda", "0.5"], "λ = 0.5"),
+        (["run", "--method", "ar", "--prompts", "empty.txt"], "no prompts"),
+        (["run", "--method", "ar", "--prompts", "missing.txt"], "missing.txt"),
+        (["run", "--method", "ar", "--set", "depth"], "NAME=VALUE"),
+        (["run", "--method", "ar", "--metrics", "beauty"], "beauty"),
+        (["run", "--method", "ar", "--device", "tpu"], "unknown device"),
+        (["sweep", "broken.yaml"], "broken.yaml line 3"),
+        (["sweep", "missing.yaml"], "no sweep file"),
+        (["sweep", "typo.yaml"], "no setting 'metods'"),
+        (["sweep", "evil.yaml"], "evil.yaml"),
+        (["report", "--results", "nowhere"], "no run in nowhere"),
+        (["report", "not-a-run"], "not-a-run"),
+        (["verify", "nope"], "unknown method"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_and_exit_code_2(tmp_path, args, says):
+    (tmp_path / "empty.txt").write_text("\n\n")
+    (tmp_path / "broken.yaml").write_text("target: tiny\nmethods:\n  - [ar\n")
+    (tmp_path / "typo.yaml").write_text("metods: [ar]\nmethods: [ar]\n")
+    (tmp_path / "evil.yaml").write_text("methods: !!python/object/apply:os.system ['touch owned']\n")
+    done = cli(*args, cwd=tmp_path, check=2)
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "owned").exists()
+    assert not list(tmp_path.glob("results/*/samples.jsonl"))
+
+
+def test_a_folder_of_another_configuration_is_not_mixed_with(swept):
+    run = results.latest(swept / "results")
+    with pytest.raises(UserError, match=r"other settings.*temperature.*--fresh"):
+        results.RunFolder.open(run.parent, run.name, results.read_run(run)["config"] | {"temperature": 0.3})
+
+
+def test_a_grid_of_options_is_expanded_and_each_method_kept_once():
+    made = config.sweep({"methods": ["eagle-1", {"method": "lantern", "delta": [0.1, 0.2], "k": [5, 9]}, "ar"]}, "t")
+    labels = [m.label for m in made.methods()]
+    assert len(labels) == len(set(labels)) == 2 + 4
+    assert labels[0] == "ar"
+
+
+def test_shipped_sweeps_are_valid():
+    for path in (Path(__file__).parents[1] / "configs").glob("*.yaml"):
+        assert config.read(path).methods()

@@ -1,0 +1,308 @@
+"""``verify`` proves what is lossless, and finds out what only claims to be."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+
+from lanternbench import verification
+from lanternbench.decoding import acceptance, jacobi, presets, registry, session, verify
+from lanternbench.errors import UserError
+from lanternbench.models.cache import KVCache
+from lanternbench.models.eagle import Eagle
+from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig
+from lanternbench.models.medusa import Medusa
+from lanternbench.models.target import Target
+from lanternbench.verification import EXACT, statistical, table, verify_all
+from lanternbench.verification.exact import decoded, output_distribution
+from lanternbench.verification.tables import Tables
+
+LOSSLESS = ["ar", "sd", "medusa", "eagle-1", "eagle-2", "adt-tree", "sjd"]
+RELAXED = ["lantern", "lantern++", "uniform-rsd", "cool-sd"]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> None:
+    torch.set_num_threads(1)  # the tensors are too small to share
+
+
+@pytest.fixture(autouse=True)
+def _inference(monkeypatch):
+    monkeypatch.setattr(verification, "WORLDS", ((3, 3, "dense"),))
+    with torch.inference_mode():
+        yield
+
+
+def deviation(name: str, tables: Tables | None = None, **options) -> float:
+    tables = tables or Tables(3, 3, 1, "dense")
+    out, _ = output_distribution(tables, presets.method(name, **options))
+    return float((out - tables.joint()).abs().max())
+
+
+# ---------------------------------------------------------------- exact
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize("kind", ["dense", "mixed", "zeros", "one-token"])
+def test_lossless_methods_have_the_targets_distribution(name, kind):
+    assert deviation(name, Tables(3, 3, 2, kind)) <= EXACT
+
+
+@pytest.mark.parametrize("init", [i for i in jacobi.INITS if i != "random"])
+def test_every_way_to_fill_an_sjd_window_is_lossless(init):
+    assert deviation("sjd", Tables(2, 4, 1, "dense"), init=init) <= EXACT
+
+
+@pytest.mark.parametrize("init", ["vertical", "random", "token-flock"])
+def test_every_way_to_start_an_adaptive_tree_is_lossless(init):
+    assert deviation("adt-tree", init=init) <= EXACT
+
+
+def test_a_larger_vocabulary_and_a_longer_image():
+    assert deviation("eagle-2", Tables(6, 3, 1, "mixed")) <= EXACT
+    assert deviation("sd", Tables(2, 4, 1, "dense")) <= EXACT
+
+
+@pytest.mark.parametrize("name", RELAXED)
+@pytest.mark.parametrize("options", [{}, {"tree": "chain"}, {"tree": "dynamic"}])
+def test_relaxed_methods_stay_within_their_bound(name, options):
+    tables = Tables(4, 3, 0, "dense") if name == "lantern" else Tables(3, 3, 0, "dense")
+    strong = {"delta": 0.4} if name == "lantern" else {}
+    out, bound = output_distribution(tables, presets.method(name, **options, **strong))
+    tv = 0.5 * float((out - tables.joint()).abs().sum())
+    assert 1e-3 < tv <= bound + EXACT
+
+
+@pytest.mark.parametrize("options", [{"lam": 1.0, "nu": 1.0}, {"lam": 1.0, "schedule": "uniform", "tree": "chain"}])
+def test_relaxation_by_one_is_none(options):
+    assert deviation("cool-sd", **options) <= EXACT
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_jacobi_gives_the_tokens_that_each_positions_uniform_draws(greedy, window, monkeypatch):
+    monkeypatch.setattr("lanternbench.verification.exact.shrunk", lambda m: m)
+    tokens, expected = decoded(Tables(4, 4, 0, "dense"), presets.method("jacobi", window=window), greedy, 200, 0)
+    assert torch.equal(tokens, expected)
+
+
+@pytest.mark.parametrize("name", ["ar", "sd", "medusa", "eagle-1", "eagle-2", "adt-tree", "sjd"])
+def test_greedy_decoding_on_tables_is_the_argmax(name):
+    for seed in range(4):
+        tokens, expected = decoded(Tables(4, 4, seed, "mixed"), presets.method(name), True, 2, seed)
+        assert torch.equal(tokens, expected)
+
+
+def test_nan_in_the_tables_is_a_failure_not_a_pass(monkeypatch):
+    honest = Tables.__init__
+
+    def broken(self, *args, **kwargs):
+        honest(self, *args, **kwargs)
+        self.q[2] = float("nan")
+
+    monkeypatch.setattr(Tables, "__init__", broken)
+    row = verify_all(["sd"])[0]
+    assert row.passed is False
+    assert row.value != row.value
+
+
+# ---------------------------------------------------------------- mutations of the real code
+
+
+def mutate(monkeypatch, module, name: str, old: str, new: str) -> None:
+    """Replace a fragment of a function's source."""
+    source = inspect.getsource(getattr(module, name))
+    assert source.count(old) == 1, f"{name} no longer contains {old!r}: adapt this test"
+    scope: dict = {}
+    exec(compile(source.replace(old, new), name, "exec"), vars(module) | {}, scope)
+    monkeypatch.setattr(module, name, scope[name])
+
+
+@pytest.mark.parametrize("name", ["sd", "eagle-1", "sjd"])
+def test_a_wrong_residual_is_found(name, monkeypatch):
+    monkeypatch.setitem(registry._RESIDUALS, "standard", lambda q, *_: q)
+    assert deviation(name) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle-2"])
+def test_a_residual_that_keeps_a_rejected_child_is_found(name, monkeypatch):
+    mutate(monkeypatch, verify, "_chosen_exactly", ".scatter(-1, struck, 0.0)", "")
+    assert deviation(name) > 1e-3
+
+
+def test_wrong_acceptance_is_found(monkeypatch):
+    monkeypatch.setattr(
+        acceptance.Exact, "__call__", lambda self, q, x, depth: acceptance.Mass(1.1 * acceptance.at(q, x))
+    )
+    assert deviation("sd") > 1e-3
+
+
+def test_siblings_that_are_not_renormalised_are_found(monkeypatch):
+    mutate(monkeypatch, verify, "_by_rank", "p_j = normalised(p_left, torch.zeros_like(p_left))", "p_j = p_left")
+    assert deviation("eagle-1") > 1e-3
+
+
+def test_siblings_that_keep_the_old_target_are_found(monkeypatch):
+    mutate(monkeypatch, verify, "_by_rank", "normalised(residual(q_j, p_j, before, depth, rule), q_j)", "q_j")
+    assert deviation("eagle-1") > 1e-3
+
+
+def test_chosen_siblings_that_are_not_renormalised_are_found(monkeypatch):
+    mutate(monkeypatch, verify, "_chosen_exactly", "left = 1.0 - (qx.cumsum(-1) - qx)", "left = torch.ones_like(qx)")
+    assert deviation("eagle-2") > 1e-3
+    assert deviation("medusa") > 1e-3
+
+
+def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
+    # a family narrower than the tree pads with node 0, whose token may be that of a rejected child
+    mutate(
+        monkeypatch,
+        verify,
+        "_chosen_exactly",
+        "struck = torch.where(named, rejected, q.shape[-1])",
+        "struck = rejected",
+    )
+    assert deviation("medusa") > 1e-3
+
+
+@pytest.mark.parametrize("name", ["sd", "eagle-1"])
+def test_a_bonus_token_from_the_wrong_distribution_is_found(name, monkeypatch):
+    mutate(monkeypatch, verify, "_sampled", "final = torch.where(leaf[:, None], _rows(q, stop), rest)", "final = rest")
+    assert deviation(name, Tables(3, 4, 1, "dense")) > 1e-3
+
+
+def test_a_bonus_token_that_is_left_out_is_found(monkeypatch):
+    honest = session.Session.commit
+
+    def without(self, draft, verdict, hidden, q):
+        full = verdict.accepted == draft.tree.max_depth  # the last draft stands in for the bonus token
+        again = draft.tokens.gather(1, verdict.path[:, -1:])[:, 0]
+        honest(self, draft, verdict._replace(token=torch.where(full, again, verdict.token)), hidden, q)
+
+    monkeypatch.setattr(session.Session, "commit", without)
+    assert deviation("sd", Tables(3, 4, 1, "dense")) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["eagle-1", "eagle-2"])
+def test_a_branch_that_is_not_moved_in_the_cache_is_found(name, monkeypatch):
+    monkeypatch.setattr(KVCache, "move", lambda self, source, target: None)
+    assert deviation(name, Tables(3, 4, 1, "dense")) > 1e-3
+
+
+def test_an_sjd_window_that_forgets_what_its_drafts_were_drawn_from_is_found(monkeypatch):
+    honest = jacobi.Jacobi.learn
+
+    def forgetful(self, *args):
+        honest(self, *args)
+        self.p = torch.full_like(self.p, 1 / 3)
+
+    monkeypatch.setattr(jacobi.Jacobi, "learn", forgetful)
+    assert deviation("sjd", Tables(3, 4, 1, "dense")) > 1e-3
+
+
+# ---------------------------------------------------------------- statistics on a model
+
+
+@pytest.fixture(scope="module")
+def small() -> Target:
+    """A LlamaGen of random weights with random drafters: 6 × 6 tokens."""
+    torch.manual_seed(0)
+    cfg = LlamaGenConfig(32, 2, 2, vocab_size=24, grid=6, caption_dim=8, cls_token_num=5, multiple_of=16)
+
+    def model() -> LlamaGen:
+        net = LlamaGen(cfg).eval()
+        torch.nn.init.normal_(net.output.weight, std=0.3)
+        return net
+
+    def text(captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        features = [torch.randn(5, 8, generator=torch.Generator().manual_seed(len(c))) for c in captions]
+        mask = torch.stack([torch.arange(5) < 2 + len(c) % 4 for c in captions])
+        return torch.stack(features), mask.long()
+
+    net = model()
+    codebook = torch.randn(24, 4)
+    vq = SimpleNamespace(quantize=SimpleNamespace(codes=lambda: codebook))
+    options = {"near": 8, "static": [[0], [1], [2], [0, 0], [0, 1], [1, 0]], "chain": "chain-4"}
+    options |= {"medusa": [[0], [1], [0, 0]], "depth": 3, "draft_top_k": 3, "total_nodes": 10}
+    drafters = {"eagle": Eagle(net.cfg).eval(), "medusa": Medusa(32, 4).eval(), "model": model()}
+    return Target("random", net, vq, text, guidance=2.0, options=options, drafters=drafters)
+
+
+@pytest.mark.parametrize("name", [*LOSSLESS, "jacobi"])
+def test_on_a_model_lossless_methods_pass(small, name):
+    method = presets.method(name)
+    found = statistical.sampled_tests(small, method, 16, 0)
+    assert min(found.ranks.p_value, found.log_q.p_value) > statistical.ALPHA
+    assert found.forward < 1e-4
+    assert statistical.greedy_difference(small, method, 4, 0) == 0
+
+
+@pytest.mark.parametrize(("name", "options"), [("cool-sd", {"lam": 4.0}), ("lantern++", {"lam": 8.0})])
+def test_on_a_model_relaxation_is_found_where_it_is_claimed_to_be_lossless(small, name, options):
+    found = statistical.sampled_tests(small, presets.method(name, **options), 32, 0)
+    assert found.ranks.p_value < statistical.ALPHA
+    assert found.forward < 1e-4  # the model was still read correctly
+
+
+def test_on_a_model_a_broken_cache_is_found(small, monkeypatch):
+    monkeypatch.setattr(KVCache, "move", lambda self, source, target: None)
+    assert statistical.sampled_tests(small, presets.method("eagle-2"), 4, 0).forward > 0.01
+
+
+def test_the_rank_test_keeps_its_level_and_finds_the_effect_it_states():
+    generator = torch.Generator().manual_seed(0)
+    n = 2048
+    effect = statistical.rank_test(torch.rand(n, generator=generator)).effect
+    failed = sum(statistical.rank_test(torch.rand(n, generator=generator)).p_value < 1e-2 for _ in range(200))
+    assert failed <= 8  # 2 expected
+    found = 0
+    for _ in range(100):  # mass ``effect`` moved from the upper half to the lower
+        u = torch.rand(n, generator=generator)
+        moved = torch.rand(n, generator=generator) < 2 * effect
+        found += statistical.rank_test(torch.where((u > 0.5) & moved, u - 0.5, u)).p_value < statistical.ALPHA
+    assert found >= 80
+
+
+# ---------------------------------------------------------------- the report
+
+
+def test_rows_of_all_presets_pass_and_print(small):
+    seen = []
+    rows = verify_all(["sd", "lantern", "jacobi"], small, images=4, on_row=seen.append)
+    assert rows == seen
+    assert all(row.passed for row in rows), rows
+    assert {row.check.split(":")[0] for row in rows} == {"tables", "random"}
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table(rows))
+    assert "FAIL" not in console.export_text()
+
+
+def test_a_target_without_the_drafter_is_said_not_failed(small):
+    rows = verify_all(["medusa"], replace(small, drafters={}))
+    assert [row.passed for row in rows] == [True, True, None]
+    assert "no drafter of kind 'medusa'" in rows[-1].detail
+
+
+def test_an_unknown_method_is_the_users_mistake():
+    with pytest.raises(UserError, match="unknown method"):
+        verify_all(["nope"])
+
+
+def test_a_registered_method_that_wrongly_claims_to_be_lossless_fails(monkeypatch):
+    monkeypatch.setattr(registry, "_ACCEPTANCES", dict(registry._ACCEPTANCES))
+    monkeypatch.setattr(registry, "_PRESETS", dict(registry._PRESETS))
+
+    class Generous(acceptance.Exact):
+        def __call__(self, q, x, depth):
+            return acceptance.Mass(acceptance.at(q, x) + 0.1)
+
+    registry.acceptance("generous")(lambda method, target, depth: Generous())
+    registry.preset("mine", proposal="model", tree="chain", acceptance="generous", residual="standard")
+    rows = verify_all(["mine"])
+    assert rows[0].check == "tables: exact distribution"
+    assert rows[0].passed is False
