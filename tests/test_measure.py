@@ -157,7 +157,7 @@ def rows(samples, run=RUN, sets=None) -> dict[str, dict]:
 def pair_of_methods() -> list[Sample]:
     samples = []
     for i, slow in enumerate([4.0, 6.0, 8.0]):
-        samples.append(sample(str(i), "fast λ=2", slow / 2, [3, 1], tree_depths=[5, 3], fidelity_loss=0.1 * i,
+        samples.append(sample(str(i), "fast λ=2", slow / 2, [1, 3], tree_depths=[0, 5], fidelity_loss=0.1 * i,
                               first_token_acceptance=0.5, metrics={"clip": 0.3}, peak_memory_mb=10.0 + i,
                               phases={"draft_s": 1.0, "verify_s": 2.0, "commit_s": 0.5, "other_s": 0.5}))  # fmt: skip
         samples.append(sample(str(i), "ar", slow, [1, 1, 1, 1], metrics={"clip": 0.2 + 0.1 * i}))
@@ -172,8 +172,8 @@ def test_the_summary_states_what_the_samples_say():
     assert (ar["lossless"], fast["lossless"]) == (True, False)
     assert (ar["speedup"], ar["accept_len"], ar["step_compression"]) == (1.0, 1.0, 1.0)
     for name, value in {
-        "latency_s": 3.0, "speedup": 2.0, "speedup_lo": 2.0, "step_compression": 2.0, "accept_len": 2.0,
-        "tree_depth": 4.0, "first_token_acceptance": 0.5, "tokens_per_s": 12 / 9, "fidelity_loss": 0.1,
+        "latency_s": 3.0, "speedup": 2.0, "speedup_lo": 2.0, "step_compression": 2.0, "accept_len": 3.0,
+        "tree_depth": 5.0, "first_token_acceptance": 0.5, "tokens_per_s": 12 / 9, "fidelity_loss": 0.1,
         "overhead_fraction": 0.25, "peak_memory_mb": 12.0, "clip": 0.3, "clip_p": 1.0,
     }.items():  # fmt: skip
         assert fast[name] == pytest.approx(value), name

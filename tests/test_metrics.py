@@ -40,7 +40,7 @@ def world() -> tuple[list[Image.Image], list[str]]:
 def no_caches(tmp_path, monkeypatch):
     """A machine without any published weights."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("LANTERNBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *a, **k: None)
     return tmp_path
@@ -105,7 +105,7 @@ def test_undefined_cosine_is_missing_not_zero():
 
 def test_missing_clip_weights_are_reported_with_the_command_and_scored_none(no_caches):
     scorer = clip_score()
-    assert "lanternbench fetch clip" in scorer.available()
+    assert "ViT-B-32.pt" in scorer.available()
     assert scorer.score([Image.new("RGB", (2, 2))], ["a"]) == [None]
 
 
@@ -194,7 +194,7 @@ def test_reference_folder_is_computed_once_and_again_when_it_changes(world, tmp_
 
 
 def test_missing_inception_and_missing_reference_are_reported(no_caches):
-    assert "lanternbench fetch inception" in fid_score().available()
+    assert "weights-inception" in fid_score().available()
     result = fid_score().fid([Image.new("RGB", (8, 8))] * 3)
     assert result.value is None
     assert "Inception" in result.note

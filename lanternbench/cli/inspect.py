@@ -75,6 +75,8 @@ def applicable(m: Any) -> set[str]:
         found |= {"window", "init"}
     if m.acceptance == "annealed":
         found |= {"lam", "schedule"} | ({"nu"} if m.schedule == "exp" else set())
+    if m.acceptance == "typical":
+        found |= {"epsilon"}
     if m.acceptance == "lantern":
         found |= {"k", "delta", "proximity", "divergence"}
     if m.acceptance == "lantern++":

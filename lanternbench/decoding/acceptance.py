@@ -110,6 +110,20 @@ class Lantern:
         return Mass((qn * taken).sum(-1), group, taken)
 
 
+class Typical:
+    """q̃ = ∞ where q(x) > min(ε, √ε·exp(−H(q))), else 0: likely enough is accepted for sure (Medusa, section 2.3.1)."""
+
+    lossless = False
+
+    def __init__(self, epsilon: float):
+        self.epsilon = epsilon
+
+    def __call__(self, q: Tensor, x: Tensor, depth: Tensor) -> Mass:
+        entropy = torch.special.entr(q).sum(-1)  # H(q), nats
+        threshold = (self.epsilon**0.5 * torch.exp(-entropy)).clamp(max=self.epsilon)
+        return Mass(torch.where(at(q, x) > threshold, torch.inf, 0.0))
+
+
 def _jsd(qx: Tensor, moved: Tensor) -> Tensor:
     """Jensen–Shannon divergence, nats, of q and q with mass ``moved`` put onto x, in closed form."""
     mean = qx + moved / 2

@@ -42,6 +42,7 @@ class Method(BaseModel):
     nu: float = Field(0.7, gt=0, le=1, description="Cool-SD: decay ν of the exp schedule")
     k: int | None = Field(None, ge=1, description="LANTERN: neighbours of a token, itself included")
     delta: float | None = Field(None, gt=0, le=1, description="LANTERN: bound δ")
+    epsilon: float = Field(0.09, gt=0, lt=1, description="Medusa's typical acceptance: threshold ε")
     proximity: Literal["l2", "cosine", "random"] = "l2"
     divergence: Literal["tvd", "jsd"] = "tvd"
     variant: Literal["paper", "reference"] = "paper"
@@ -171,8 +172,6 @@ def check(m: Method) -> None:
         refuse("the rule 'unchanged' compares a Jacobi window with its redraw; use it with --method jacobi")
     if m.proposal == "none" and (m.acceptance != "exact" or m.residual != "standard"):
         refuse("autoregressive decoding drafts nothing, so there is nothing to accept")
-    if m.acceptance == "annealed" and m.tree in ("dynamic", "adaptive") and m.schedule != "uniform" and m.nu < 1:
-        pass  # depth indexes the schedule there as well
     if m.proposal == "jacobi" and m.init not in jacobi.INITS:
         refuse(f"init must be one of {', '.join(jacobi.INITS)}")
     if m.tree == "adaptive" and m.init not in adaptive.INITS:

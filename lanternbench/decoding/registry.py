@@ -71,6 +71,11 @@ def _lantern_pp(method, target, depth: int) -> rules.Rule:
     return _neighbourly(method, target, "multiplicative", 2.0 if method.lam is None else method.lam)
 
 
+@acceptance("typical")
+def _typical(method, target, depth: int) -> rules.Rule:
+    return rules.Typical(method.epsilon)
+
+
 def _neighbourly(method, target, bound: str, limit: float) -> rules.Rule:
     reference = method.variant == "reference"  # counts k without the token itself and admits equality
     k = (method.k or target.options.get("near", 1000)) + reference

@@ -64,7 +64,10 @@ def verify_greedy(draft: Draft, q: Tensor, rule: Rule) -> Verdict:
     reached = (tree.ancestors & ~ok[:, None, :]).sum(-1) == 1  # every ancestor but the root accepted
     reached[:, 0] = True
     depth = torch.where(reached, tree.depth.expand_as(tokens), -1)
-    last = depth.argmax(1)  # the deepest, first in node order
+    rank = depth * (tree.nodes + 1)
+    if getattr(rule, "inclusive", False) and draft.static is None:
+        rank = rank - first_leaf(tree)  # the reference goes through a dynamic tree's leaves
+    last = rank.argmax(1)  # the deepest, first in node order
     accepted = depth.gather(1, last[:, None])[:, 0]
     path = _path_to(tree, last)
     return Verdict(path, accepted, best.gather(1, last[:, None])[:, 0], torch.zeros_like(tokens))
@@ -77,6 +80,14 @@ def parents(tree: Tree) -> Tensor:
     owner = torch.arange(n, device=parent.device)[None, :, None].expand(b, n, w)
     slot = torch.where(tree.children >= 0, tree.children, n)
     return parent.scatter_(1, slot.flatten(1), owner.flatten(1))[:, :-1]
+
+
+def first_leaf(tree: Tree) -> Tensor:
+    """[b, N] the lowest leaf at or below each node."""
+    ids = torch.arange(tree.nodes, device=tree.depth.device)
+    leaf = (tree.children < 0).all(-1) & (tree.depth >= 0)
+    below = tree.ancestors.mT & leaf[:, None]  # [b, N, N] leaf j at or below node i
+    return torch.where(below, ids, tree.nodes).amin(-1)
 
 
 def _path_to(tree: Tree, last: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ def _vit_b32_state(path: Path) -> dict[str, Tensor]:
 
 def _wrong_file(path: Path, error: Exception) -> UserError:
     cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return UserError(f"{path} is not the CLIP ViT-B/32 file ({cause}); fetch it again with `lanternbench fetch clip`.")
+    return UserError(f"{path} is not the CLIP ViT-B/32 file ({cause}); download it again.")
 
 
 def clip_tiny_score() -> ClipScore:

@@ -168,7 +168,7 @@ def _inception(path: Path) -> FrechetInceptionDistance:
         return FrechetInceptionDistance(feature=2048, feature_extractor_weights_path=str(path))
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UserError(
-            f"{path} is not the Inception-V3 file of FID ({type(error).__name__}); fetch it again."
+            f"{path} is not the Inception-V3 file of FID ({type(error).__name__}); download it again."
         ) from None
 
 

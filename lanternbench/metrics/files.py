@@ -11,13 +11,13 @@ EMBEDDED = Path(str(files("lanternbench"))) / "weights"
 
 
 def cache_dir() -> Path:
-    """Where ``lanternbench fetch`` puts files: $LANTERNBENCH_CACHE, by default ~/.cache/lanternbench."""
-    return Path(os.environ.get("LANTERNBENCH_CACHE") or Path.home() / ".cache" / "lanternbench")
+    """Where downloaded files lie: $LANTERNBENCH_HOME, by default ~/.cache/lanternbench."""
+    return Path(os.environ.get("LANTERNBENCH_HOME") or Path.home() / ".cache" / "lanternbench")
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A published weights file: its name for ``lanternbench fetch``, and the places where it may already lie."""
+    """A published weights file, and the places where it may already lie."""
 
     name: str
     title: str
@@ -44,7 +44,8 @@ class Weights:
         """None when the file is here, else one sentence with the command that gets it."""
         if self.find():
             return None
-        return f"the weights of {self.title} are not on this machine; get them with `lanternbench fetch {self.name}`"
+        target = cache_dir() / self.file
+        return f"the weights of {self.title} are not here; get them: curl -L --create-dirs -o {target} {self.url}"
 
 
 CLIP_VIT_B32 = Weights(

@@ -28,7 +28,10 @@ SHARE = 0.35  # of a batch that is VQ-decoded
 CLIP_SEED, FID_SEED = 3, 4
 HELD_OUT, REFERENCE_SEED = 777, 778  # scenes for judging CLIP-tiny, and for the statistics of real images
 REFERENCE = 5000  # scenes behind those statistics
-VOCABULARY: tuple[tuple[str, ...], ...] = (scenes.TEXTURES, scenes.COLOURS, scenes.SHAPES, scenes.COLOURS, scenes.RADII, scenes.PLACES)
+VOCABULARY: tuple[tuple[str, ...], ...] = tuple(
+    tuple(words)
+    for words in (scenes.TEXTURES, scenes.COLOURS, scenes.SHAPES, scenes.COLOURS, scenes.RADII, scenes.PLACES)
+)
 ATTRIBUTES = sum(len(v) for v in VOCABULARY)
 
 

@@ -74,10 +74,10 @@ def verify_method(method: Method, target: Target | None, seed: int, images: int)
     except UserError as error:
         yield Row(method.label, f"{target.name}: all", None, None, None, str(error), 0.0)
         return
+    few = max(1, images // 2)
     if lossless:
-        few = max(1, images // 2)
         yield _timed(method, f"{target.name}: greedy identity", _greedy_target, target, method, seed, few)
-    yield from _statistics(target, method, seed, images, lossless)
+    yield from _statistics(target, method, seed, images if lossless else few, lossless)
 
 
 def is_lossless(method: Method) -> bool:
@@ -145,7 +145,11 @@ def _greedy_tables(method: Method, seed: int) -> Outcome:
 
 
 def _greedy_target(target: Target, method: Method, seed: int, images: int) -> Outcome:
-    return float(greedy_difference(target, method, images, seed)), 0.0, f"images that differ from ar, of {images}"
+    return (
+        float(greedy_difference(target, method, images, seed)),
+        0.0,
+        f"images that greedy ar would not make, of {images}",
+    )
 
 
 def _statistics(target: Target, method: Method, seed: int, images: int, lossless: bool) -> Iterator[Row]:

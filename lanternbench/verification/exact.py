@@ -67,7 +67,7 @@ class World:
     def __init__(self, tables: Tables, method: Method, greedy: bool = False):
         self.tables, self.warp = tables, TableWarp(greedy)
         self.method = shrunk(method)
-        self.decoder = replace(engine.build(table_target(tables), self.method), warp=self.warp)
+        self.decoder = replace(engine.build(table_target(tables), self.method), warp=self.warp)  # type: ignore[arg-type]
         proposal = self.proposal()
         self.nodes, self.uniforms, self.width = proposal.nodes, proposal.nodes + proposal.uniforms, proposal.width
         # the order in which a step decides: its draft, acceptance from the root down, the last token, Jacobi's redraws

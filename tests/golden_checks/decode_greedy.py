@@ -1,0 +1,81 @@
+"""Whole greedy decodes by the engine: every token and every accepted length of AR, EAGLE-1, EAGLE-2, LANTERN, LANTERN++."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from golden_checks.common import Found, Vectors, captioned, close, greedy, loaded, read, same
+from golden_checks.drafting import eagle
+from lanternbench.decoding.engine import Generation
+from lanternbench.decoding.neighbours import nearest
+from lanternbench.models.cached import additive
+from lanternbench.models.llamagen import LlamaGen, config_from_hf, from_hf, prefix_mask
+from lanternbench.models.target import Target
+
+
+def check(folder: Path) -> list[Found]:
+    vectors = read(folder / "decode_greedy.safetensors")
+    target, scale = recorded_target(vectors), vectors.meta["cfg_scale"]
+    prefix, model = target.prefix([""], scale), target.model
+    n = prefix.valid.shape[1]
+    hidden = model(prefix.embeddings, model.rope[None, :n, None], additive(prefix_mask(prefix.valid, n, "uniform")))
+    code = vectors["in.codebook"].double()
+    distance = torch.cdist(code, code, compute_mode="donot_use_mm_for_euclid_dist")
+    ours, theirs = nearest(target.codebook, len(code))[:, 1:], vectors["in.nearest_latents"].long()
+    found = [
+        close("prefill: hidden", hidden, vectors["out.prefill_hidden"]),
+        close("neighbours: distances", distance.gather(1, ours), distance.gather(1, theirs)),
+        same("ar: tokens", greedy(target, scale)[0].tokens[None], vectors["out.ar_tokens"]),
+    ]
+    for run in vectors.meta["runs"]:
+        name, options = method_of(run, vectors.meta["trees"])
+        made = greedy(target, scale, name=name, **options)[0]
+        found += compare(run["name"], made, vectors.under(f"out.{run['name']}."))
+    return found
+
+
+def recorded_target(vectors: Vectors) -> Target:
+    model = loaded(LlamaGen(config_from_hf(vectors.meta["target_config"])), from_hf(vectors.under("target.")))
+    return captioned(
+        model,
+        vectors["in.caption_embs"],
+        vectors["in.emb_mask"],
+        vectors["in.codebook"],
+        drafters={"eagle": eagle(vectors.under("drafter."), vectors.meta["drafter_config"])},
+        pad_rows="uniform",
+    )
+
+
+def method_of(run: dict[str, Any], trees: dict[str, list[list[int]]]) -> tuple[str, dict[str, Any]]:
+    """The reference's arguments -> a preset and its options.  Its δ above 1 is LANTERN++'s λ."""
+    options: dict[str, Any] = {"variant": "reference"}
+    if run["static_tree"]:
+        options |= {"tree": "static", "shape": trees[run["tree"]]}
+    else:  # its depth counts the levels after the first
+        options |= {"tree": "dynamic", "draft_top_k": run["top_k"]}
+        options |= {"depth": run["depth"] + 1, "total_nodes": run["total_token"]}
+    if not run["lantern"]:
+        return ("eagle-1" if run["static_tree"] else "eagle-2"), options
+    delta = run["lantern_delta"]
+    if delta > 1:
+        return "lantern++", options | {"k": run["lantern_k"], "lam": delta}
+    return "lantern", options | {"k": run["lantern_k"], "delta": delta}
+
+
+def compare(name: str, made: Generation, want: dict[str, Tensor]) -> list[Found]:
+    """Ours stops with the last token; the reference goes on until it has emitted more than that."""
+    emitted = (want["accept_lengths"] + 1).tolist()
+    left = len(made.tokens) - 1  # the first token is the prefill's
+    expected = []
+    for n in emitted:
+        if left > 0:
+            expected.append(min(n, left))
+            left -= n
+    return [
+        same(f"{name}: tokens", made.tokens[None], want["tokens"]),
+        same(f"{name}: tokens of each step", made.accept_lengths, expected),
+    ]

@@ -1,0 +1,78 @@
+"""The EAGLE drafter at work on recorded hidden states, without a target's forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from golden_checks.common import Vectors, loaded
+from lanternbench.decoding.drafters import EagleDrafter
+from lanternbench.decoding.session import Fresh
+from lanternbench.models.eagle import Eagle, from_published
+from lanternbench.models.llamagen import LlamaGenConfig
+from lanternbench.models.rope import rope_2d
+
+GRID = 16  # the reference fixes the drafter's grid for text-to-image
+
+
+def eagle(state: dict[str, Tensor], config: dict[str, Any]) -> Eagle:
+    """The published layout -> our drafter."""
+    width = config["intermediate_size"]
+    shape = LlamaGenConfig(
+        config["hidden_size"], 1, config["num_attention_heads"], config["vocab_size"], multiple_of=width
+    )
+    return loaded(Eagle(replace(shape.decoder, first_norm=False), config["bias"]), from_published(state))
+
+
+def heads(vectors: Vectors, prefix: int) -> Any:
+    """What the drafter borrows of its target: token embedding, output head, rotary table."""
+    net = eagle(vectors.under("state."), vectors.meta["drafter_config"])
+    vocab, dim = vectors["in.lm_head"].shape
+    embed, output = nn.Embedding(vocab, dim), nn.Linear(dim, vocab, bias=False)
+    embed.weight.data, output.weight.data = vectors["state.embed_tokens.weight"], vectors["in.lm_head"]
+    rope = rope_2d(GRID, GRID, net.cfg.head_dim, prefix)
+    return net, SimpleNamespace(tok_embeddings=embed, output=output, rope=rope, cfg=net.cfg)
+
+
+class Recorded:
+    """A drafter fed as in a decode of one prompt: the prefix, then what each step committed.
+
+    ``hidden`` [R, P, dim]: the target's prefix states; the token after them is ``first`` [].
+    """
+
+    def __init__(self, vectors: Vectors, hidden: Tensor, first: Tensor, most_nodes: int):
+        net, model = heads(vectors, hidden.shape[1])
+        clock = SimpleNamespace(tick=lambda phase: None)
+        stack = SimpleNamespace(dtype=hidden.dtype)
+        self.session: Any = SimpleNamespace(
+            target=SimpleNamespace(model=model),
+            guidance=vectors.meta["cfg_scale"],
+            offset=hidden.shape[1],
+            limit=GRID * GRID,
+            batch=1,
+            length=torch.zeros(1, dtype=torch.long),
+            lengths=[0],
+            device=hidden.device,
+            clock=clock,
+            stack=stack,
+        )
+        self.drafter = EagleDrafter(net, most_nodes)
+        self.drafter.begin(self.session, hidden)
+        self.commit(hidden[:, -1:], first.view(1, 1))
+
+    def commit(self, hidden: Tensor, tokens: Tensor) -> None:
+        """hidden [R, A, dim] of the positions before the new tokens [1, A]."""
+        s, count = self.session, tokens.shape[1]
+        s.length = s.length + count
+        s.lengths = [s.lengths[0] + count]
+        s.fresh = Fresh(hidden, tokens, torch.tensor([count]), [count])
+
+    def cache(self) -> Tensor:
+        """Keys and values of the committed slots: [2, R, heads, slots, head_dim]."""
+        kv = self.drafter.at.stack.cache
+        store = kv.store[0].unflatten(1, (kv.rows, kv.slots))[:, :, : self.drafter.at.lead + self.session.lengths[0]]
+        return store.transpose(2, 3)

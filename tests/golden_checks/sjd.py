@@ -1,0 +1,105 @@
+"""A speculative Jacobi step: how many drafts survive, what replaces the first that does not, what the window becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from golden_checks.common import Found, close, read, same, worst
+from lanternbench.decoding import verify as verification
+from lanternbench.decoding.acceptance import Exact, standard
+from lanternbench.decoding.jacobi import Jacobi
+from lanternbench.decoding.sampling import Warp
+from lanternbench.decoding.trees import static_tree
+from lanternbench.decoding.verify import Draft, Verdict
+
+
+class Redrawn(Jacobi):
+    """A window whose redraw is the recorded one."""
+
+    redrawn: Tensor
+
+    def redraw(self, session: Any, q: Tensor, u: Tensor) -> Tensor:
+        return self.redrawn
+
+
+def check(folder: Path) -> list[Found]:
+    vectors = read(folder / "sjd.safetensors")
+    by_group: dict[str, list[Found]] = {}
+    for i, case in enumerate(vectors.meta["cases"]):
+        given = vectors.under(f"case{i}.")
+        for f in compare(given, case == "jacobi_exact_match"):
+            by_group.setdefault(f.group, []).append(f._replace(group=case))
+    found = []
+    for group, all_of in by_group.items():
+        failed = [f.group for f in all_of if not f.passed]
+        found.append(worst(f"{group}{' FAILED ' + ' '.join(failed) if failed else ''}", all_of))
+    return found
+
+
+def compare(given: dict[str, Tensor], fixed_point: bool) -> list[Found]:
+    tokens = given["draft_tokens"]
+    window = tokens.shape[1] - 1
+    jacobi = Redrawn(window, "random", fixed_point)
+    jacobi.begin(stub(given), None)  # type: ignore[arg-type]
+    jacobi.redrawn = given["sampled_from_p_cur"]
+    verdict, final = unchanged(jacobi, given) if fixed_point else verified(given)
+    n = int(verdict.accepted.min()) + 1  # the reference cuts all rows of a batch to the shortest
+    jacobi.learn(stub(given), None, verdict, given["p_cur"], tokens)  # type: ignore[arg-type]
+    cut = verdict.accepted == n - 1  # of rows that were cut further, the reference keeps accepted drafts in the window
+    left = window + 1 - n
+    found = [
+        same("committed", n, given["matched_num"]),
+        same("accepted drafts", tokens[:, 1:n], given["matched_next_tokens"][:, : n - 1]),
+        same("positions kept", jacobi.kept[cut], torch.full((int(cut.sum()),), left)),
+        same("window after the shift", jacobi.drafts[cut, :left], given["unmatched_next_tokens"][cut]),
+    ]
+    if fixed_point:
+        return [*found, same("token that ends the step", verdict.token, given["matched_next_tokens"][:, n - 1])]
+    want = given["residual_distribution"][cut]
+    some = want.sum(-1) > 0  # a row with nothing rejected ends with the recorded bonus token
+    token = given["matched_next_tokens"][:, n - 1][cut]
+    return [
+        *found,
+        close("residual", final[cut][some], want[some]),
+        close("distribution of the bonus token", final[cut][~some], given["p_cur"][:, -1][cut][~some]),
+        same("the reference's last token is possible", (final[cut].gather(1, token[:, None]) <= 0).sum(), 0),
+        close("distributions after the shift", jacobi.p[cut, :left], given["unmatched_next_scores"][cut]),
+    ]
+
+
+def stub(given: dict[str, Tensor]) -> Any:
+    """As much of a session as a window needs."""
+    batch, _, vocab = given["p_cur"].shape
+    target = SimpleNamespace(vocab=vocab, grid=(1, 1))
+    return SimpleNamespace(batch=batch, target=target, device=given["p_cur"].device, warp=Warp())
+
+
+def unchanged(jacobi: Redrawn, given: dict[str, Tensor]) -> tuple[Verdict, Tensor]:
+    draft = Draft(given["draft_tokens"], jacobi.static.tree)
+    return jacobi.unchanged(stub(given), draft, given["p_cur"], given["p_cur"]), given["p_cur"]
+
+
+def verified(given: dict[str, Tensor]) -> tuple[Verdict, Tensor]:
+    """Our chain verification, and the distribution [B, V] that the last token is drawn from."""
+    tokens, q = given["draft_tokens"], given["p_cur"]
+    static = static_tree(f"chain-{tokens.shape[1] - 1}")
+    # A draft that its own p excludes cannot be drawn and is refused; the reference divides by that 0 and accepts.
+    px = given["p_prev"][:, 1:].gather(-1, tokens[:, 1:, None])
+    p = given["p_prev"][:, 1:].scatter(-1, tokens[:, 1:, None], px.clamp(min=torch.finfo(px.dtype).tiny))
+    drawn: list[Tensor] = []
+
+    def recording(weights: Tensor, level: Tensor) -> Tensor:
+        drawn.append(weights)
+        return weights.argmax(-1)
+
+    with patch.object(verification, "draw", recording):
+        verdict = verification.verify(
+            Draft(tokens, static.tree, p, static), q.clone(), given["uniform"], Exact(), standard
+        )
+    return verdict, drawn[-1]

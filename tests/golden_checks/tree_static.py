@@ -1,0 +1,92 @@
+"""Static trees: node order, ancestors, depths, paths, and where the reference's lists put children and siblings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from golden_checks.common import Found, read, same, worst
+from golden_checks.tree_dynamic import leaf_paths
+from lanternbench.decoding.growth import StaticGrowth
+from lanternbench.decoding.trees import StaticTree, from_paths, named
+
+
+def check(folder: Path) -> list[Found]:
+    vectors = read(folder / "tree_static.safetensors")
+    by_group: dict[str, list[Found]] = {}
+    for name, paths in vectors.meta["trees"].items():
+        static = from_paths(tuple(tuple(p) for p in paths))
+        for f in compare(name, static, vectors.under(f"out.{name}."), vectors.meta["TOPK"]):
+            by_group.setdefault(f.group, []).append(f)
+    return [worst(group, found) for group, found in by_group.items()]
+
+
+def compare(name: str, static: StaticTree, want: dict[str, Tensor], candidates: int) -> list[Found]:
+    tree = static.tree
+    rows = want["retrieve_indices"].tolist()
+    want_paths = {tuple(n for n in row if n >= 0) for row in rows}
+    shipped = named().get(name)
+    return [
+        same("mask", tree.ancestors, want["tree_attn_mask"][0]),
+        same("depths", tree.depth[0], want["tree_position_ids"]),
+        same("paths to the leaves, as a set", len(leaf_paths(tree) ^ want_paths), 0),
+        same("node order: parent's row and rank", indices(static, candidates), want["tree_indices"]),
+        same("parents and earlier siblings on every path", family_errors(static, rows, want), 0),
+        *growth(static, want, candidates),
+        same("the tree of this name that is shipped", _differs(shipped, static), 0),
+    ]
+
+
+def indices(static: StaticTree, candidates: int) -> Tensor:
+    """Each node's place in [root, rows of ``candidates`` children per expanded parent, level by level]."""
+    place, before = [0], 0
+    for level in static.levels:
+        place += [
+            1 + (before + row) * candidates + rank
+            for row, rank in zip(level.rows.tolist(), level.ranks.tolist(), strict=True)
+        ]
+        before += len(level.parents)
+    return torch.tensor(place)
+
+
+def family_errors(static: StaticTree, rows: list[list[int]], want: dict[str, Tensor]) -> int:
+    """How many path entries name another parent row or other earlier siblings than ours."""
+    row_of, siblings = {}, {}
+    for level in static.levels:
+        node = level.first
+        for row, width in enumerate(level.widths):
+            family = list(range(node, node + width))
+            for rank, child in enumerate(family):
+                row_of[child], siblings[child] = row, family[:rank]
+            node += width
+    wrong = 0
+    for leaf, path in enumerate(rows):
+        for depth, node in enumerate(path):
+            if node > 0:
+                earlier = [s for s in want["b_indices"][leaf, depth].tolist() if s >= 0]
+                wrong += want["p_indices"][leaf, depth] != row_of[node] or earlier != siblings[node]
+    return int(wrong)
+
+
+def growth(static: StaticTree, want: dict[str, Tensor], candidates: int) -> list[Found]:
+    """Which nodes are expanded at each level, from which parents, and what the drafter lets them see."""
+    plan = StaticGrowth(static, True, torch.device("cpu")).plan
+    ranks = {child: rank for row in static.tree.children[0].tolist() for rank, child in enumerate(row)}
+    found, seen = [], 0
+    for level, (nodes, parents, mask) in enumerate(plan):
+        seen += len(nodes)
+        visible = torch.ones(1, len(nodes), seen) if mask is None else mask.isfinite()
+        places = [p * candidates + ranks[n] for n, p in zip(nodes, parents, strict=True)]
+        repeats = [parents.count(p) for p in sorted(set(parents))]
+        found += [
+            same("drafter levels", visible, want[f"drafter.{level}.attn_mask"][0]),
+            same("drafter levels", places, want[f"drafter.{level}.tree_indices"]),
+            same("drafter levels", repeats, want[f"drafter.{level}.repeat_nums"]),
+        ]
+    return found
+
+
+def _differs(shipped: tuple | None, static: StaticTree) -> int:
+    return 0 if shipped is None else int(not torch.equal(from_paths(shipped).tree.children, static.tree.children))

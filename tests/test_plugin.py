@@ -1,0 +1,65 @@
+"""A method in another package: the example of docs/add-a-method.md, installed as a wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+DOC = Path(__file__).parents[1] / "docs" / "add-a-method.md"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> dict[str, str]:
+    """An environment in which the document's example is installed."""
+    folder = tmp_path_factory.mktemp("plugin")
+    code = re.search(r"```python\n(.*?)```", DOC.read_text(), re.S).group(1)
+    wheel = folder / "lanternbench_peak-0.1-py3-none-any.whl"
+    info = "lanternbench_peak-0.1.dist-info"
+    files = {
+        "lanternbench_peak/__init__.py": code,
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: lanternbench-peak\nVersion: 0.1\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": "[lanternbench.methods]\npeak = lanternbench_peak\n",
+    }
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+        archive.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"]))
+    site = folder / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    return os.environ | {"PYTHONPATH": str(site)}
+
+
+def cli(env: dict[str, str], *args: str, cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "lanternbench.cli.main", *args]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_the_example_is_at_most_thirty_lines():
+    code = re.search(r"```python\n(.*?)```", DOC.read_text(), re.S).group(1)
+    assert len(code.splitlines()) <= 30
+
+
+def test_an_installed_method_is_listed_and_runs(installed, tmp_path):
+    listed = json.loads(cli(installed, "methods", "--json", cwd=tmp_path).stdout)
+    assert "eagle-peak" in {m["method"] for m in listed}
+    done = cli(installed, "run", "-m", "eagle-peak", "-n", "1", "--no-baseline", "--json", cwd=tmp_path)
+    row = json.loads(done.stdout)["rows"][0]
+    assert row["label"] == "eagle-peak"
+    assert row["fidelity_loss"] > 0  # it is not lossless, and that is seen
+    also = cli(installed, "run", "-m", "medusa", "--acceptance", "peak", "-n", "1", "--no-baseline", cwd=tmp_path)
+    assert also.returncode == 0, also.stderr
+
+
+def test_without_it_the_method_is_unknown(tmp_path):
+    done = cli(dict(os.environ), "run", "-m", "eagle-peak", "-n", "1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "unknown method" in done.stderr
