@@ -153,12 +153,17 @@ def test_a_residual_without_mass_falls_back_to_the_target():
     assert torch.equal(normalised(rest, Q), Q)
 
 
-def test_the_reference_residual_bars_all_neighbours_and_never_vanishes():
-    rule = Lantern(NEAR[:, :3], "tvd", 0.15)
-    rest = acceptance.lantern_reference(Q, P, token(0), DEPTH, rule)  # A = {0, 1}, all of 0, 1, 2 barred
-    assert rest[0].tolist() == pytest.approx([0, 0, 0, 0.1])
+def test_the_reference_residual_counts_all_neighbours_and_never_vanishes():
+    rule = Lantern(NEAR[:, :2], "tvd", 0.15, barred=NEAR[:, :3])  # A = {0, 1}, all of 0, 1, 2 count
+    near, far = NEAR[0, 1:3].tolist(), NEAR[0, 3].item()
+    sampled = acceptance.lantern_reference(Q, P, token(0), DEPTH, rule)[0]
+    assert torch.equal(sampled[near], Q[0, near])  # p is not subtracted there
+    assert float(sampled[far]) == pytest.approx(max(0.0, float(Q[0, far] - P[0, far])))
+    chosen = acceptance.lantern_reference(Q, None, token(0), DEPTH, rule)[0]
+    assert chosen[[0, *near]].tolist() == [0, 0, 0]
+    assert chosen[far] == Q[0, far]
     everything = Lantern(NEAR, "tvd", 0.99)
-    assert acceptance.lantern_reference(Q, P, token(0), DEPTH, everything)[0].tolist() == [1, 1, 1, 1]
+    assert acceptance.lantern_reference(Q, None, token(0), DEPTH, everything)[0].tolist() == [1, 1, 1, 1]
 
 
 # ---------------------------------------------------------------- draws and warps

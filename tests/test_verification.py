@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from lanternbench import verification
-from lanternbench.decoding import acceptance, jacobi, presets, registry, session, verify
+from lanternbench.decoding import acceptance, engine, fidelity, jacobi, presets, registry, session, verify
 from lanternbench.errors import UserError
 from lanternbench.models.cache import KVCache
 from lanternbench.models.eagle import Eagle
@@ -170,9 +170,15 @@ def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
     assert deviation("medusa") > 1e-3
 
 
-@pytest.mark.parametrize("name", ["sd", "eagle-1"])
-def test_a_bonus_token_from_the_wrong_distribution_is_found(name, monkeypatch):
-    mutate(monkeypatch, verify, "_sampled", "final = torch.where(leaf[:, None], _rows(q, stop), rest)", "final = rest")
+@pytest.mark.parametrize(
+    ("name", "function", "line"),
+    [
+        ("sd", "_sampled_chain", "final = torch.where((accepted == length)[:, None], q_stop, rest)"),
+        ("eagle-1", "_sampled", "final = torch.where(leaf[:, None], _rows(q, stop), rest)"),
+    ],
+)
+def test_a_bonus_token_from_the_wrong_distribution_is_found(name, function, line, monkeypatch):
+    mutate(monkeypatch, verify, function, line, "final = rest")
     assert deviation(name, Tables(3, 4, 1, "dense")) > 1e-3
 
 
@@ -247,6 +253,18 @@ def test_on_a_model_relaxation_is_found_where_it_is_claimed_to_be_lossless(small
     found = statistical.sampled_tests(small, presets.method(name, **options), 32, 0)
     assert found.ranks.p_value < statistical.ALPHA
     assert found.forward < 1e-4  # the model was still read correctly
+
+
+@pytest.mark.parametrize(
+    ("name", "lossless"),
+    [*((n, True) for n in LOSSLESS), ("cool-sd", False), ("lantern++", False), ("lantern", False)],
+)
+def test_on_a_model_the_fidelity_loss_of_lossless_methods_is_zero_and_of_others_is_not(small, name, lossless):
+    decoder = engine.build(small, presets.method(name))
+    trace = engine.generate(decoder, ["a", "bc"], trace=True)[0].trace
+    sampled = fidelity.samples_children(decoder.method)
+    loss = fidelity.fidelity_loss(trace, decoder.rule, decoder.residual, sampled)
+    assert (loss < 1e-5).all() if lossless else (loss > 1e-4).all()
 
 
 def test_on_a_model_a_broken_cache_is_found(small, monkeypatch):

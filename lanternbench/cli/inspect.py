@@ -152,18 +152,21 @@ def verify(
     """
     from lanternbench.decoding import presets, registry
     from lanternbench.models.catalogue import load_target
-    from lanternbench.verification import verify_all, verify_table
+    from lanternbench.verification import Row, table, verify_all
 
     chosen = list(presets.PRESETS | registry.presets()) if every or not names else list(names)
     for name in chosen:
         presets.preset(name)
-    console = Console(stderr=True)
-    with console.status("verifying"):
-        rows = verify_all(chosen, load_target("tiny"), seed)
+    with Console(stderr=True).status("verifying") as status:
+
+        def shown(row: Row) -> None:
+            status.update(f"verified {row.method}: {row.check}")
+
+        rows = verify_all([*chosen], load_target("tiny"), seed, on_row=shown)
     if as_json:
         json.dump([row._asdict() for row in rows], sys.stdout, ensure_ascii=False, indent=2)
         print()
     else:
-        Console().print(verify_table(rows))
-    if not all(row.passed for row in rows):
+        Console().print(table(rows))
+    if any(row.passed is False for row in rows):
         raise typer.Exit(1)

@@ -88,13 +88,15 @@ class Lantern:
 
     LANTERN (arXiv 2410.03355, eq. 4–6): A grows nearest first while D(q_{k,δ}, q) < δ, D = TVD or JSD (in nats).
     LANTERN++ (arXiv 2502.06352): while Σ_{A∖x} q ≤ (λ − 1)·q(x).
-    ``near`` [V, k]: nearest tokens of each token, itself first.  ``inclusive`` admits equality (the reference code).
+    ``near`` [V, k]: nearest tokens of each token, itself first.  ``inclusive`` admits equality (the reference code),
+    whose residual bars ``barred`` [V, ≥ k], also itself first (None: ``near``).
     """
 
     lossless = False
 
-    def __init__(self, near: Tensor, bound: str, limit: float, inclusive: bool = False):
+    def __init__(self, near: Tensor, bound: str, limit: float, inclusive: bool = False, barred: Tensor | None = None):
         self.near, self.bound, self.limit, self.inclusive = near, bound, limit, inclusive
+        self.barred = near if barred is None else barred
 
     def __call__(self, q: Tensor, x: Tensor, depth: Tensor) -> Mass:
         group = self.near[x]  # [..., k]
@@ -173,15 +175,20 @@ def optimal(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Rule) -
 
 
 def lantern_reference(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Rule) -> Tensor:
-    """What LANTERN's public code samples after a rejection: all k + 1 neighbours are barred, not only A.
+    """What LANTERN's public code samples after a rejection.
 
-    If A is empty it is the standard residual; a residual that is 0 everywhere becomes uniform over the vocabulary.
+    If A holds any neighbour, all ``barred`` ones count, whatever the bound: a chosen child takes them down with it, and
+    from a sampled one's residual p is not subtracted there, so that they keep all of q.  If A is empty it is the
+    standard residual; a residual that is 0 everywhere becomes uniform over the vocabulary.
     """
-    mass = rule(q, x, depth)
     rest = standard(q, p, x, depth, rule)
-    if mass.group is not None and mass.taken is not None:
-        any_taken = mass.taken[..., 1:].any(-1, keepdim=True)
-        rest = rest.scatter(-1, mass.group, torch.where(any_taken, 0.0, rest.gather(-1, mass.group)))
+    if isinstance(rule, Lantern):
+        taken = rule(q, x, depth).taken
+        assert taken is not None
+        some = taken[..., 1:].any(-1, keepdim=True)
+        near = rule.barred[x][..., 1:]
+        kept = torch.zeros((), dtype=q.dtype, device=q.device) if p is None else q.gather(-1, near)
+        rest = rest.scatter(-1, near, torch.where(some, kept, rest.gather(-1, near)))
     return torch.where(rest.sum(-1, keepdim=True) > 0, rest, 1.0)
 
 

@@ -191,6 +191,8 @@ def generate(
         step(session, proposal, decoder.rule, decoder.residual, log)
     session.clock.tick("other")
     decode_s = session.clock.stop()
+    if session.trace is not None:
+        session.trace.cut(session.limit)
     if not bool(session.health.isfinite()):
         raise UserError(
             f"the logits of target '{target.name}' or its drafter became NaN or infinite while '{method.label}' "

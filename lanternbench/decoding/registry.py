@@ -77,10 +77,11 @@ def _typical(method, target, depth: int) -> rules.Rule:
 
 
 def _neighbourly(method, target, bound: str, limit: float) -> rules.Rule:
-    reference = method.variant == "reference"  # counts k without the token itself and admits equality
-    k = (method.k or target.options.get("near", 1000)) + reference
-    table = nearest(target.codebook, k, method.proximity)
-    return rules.Lantern(table, bound, limit, inclusive=reference)
+    k = method.k or target.options.get("near", 1000)
+    if method.variant == "reference":  # counts k without the token itself, admits equality and bars one token more
+        table = nearest(target.codebook, k + 2, method.proximity)
+        return rules.Lantern(table[:, : k + 1], bound, limit, inclusive=True, barred=table)
+    return rules.Lantern(nearest(target.codebook, k, method.proximity), bound, limit)
 
 
 @cache

@@ -54,12 +54,11 @@ def _nucleus(x: Tensor, top_p: float) -> Tensor:
 def draw(weights: Tensor, u: Tensor) -> Tensor:
     """Inverse CDF: non-negative weights [..., V] (any scale), uniforms u [...] in 0…1 -> tokens [...].
 
-    Never draws a token of weight 0 unless all are 0 (then token 0).
+    Never draws a token of weight 0 unless all are 0 (then the last).
     """
     cdf = weights.cumsum(-1)
-    total = cdf[..., -1:]
-    # the smallest index whose cumulative weight exceeds u·total; the clamp guards u·total rounding up to total
-    level = torch.minimum(u[..., None] * total, total * (1 - 1e-6))
+    # the smallest index whose cumulative weight exceeds u·total; without the clamp, u·total could round up to total
+    level = u.clamp(max=1 - 1e-6)[..., None] * cdf[..., -1:]
     return torch.searchsorted(cdf, level, right=True)[..., 0].clamp_(max=weights.shape[-1] - 1)
 
 

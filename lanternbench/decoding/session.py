@@ -39,6 +39,11 @@ class Trace:
         self.tried = torch.zeros(batch, length, dtype=torch.long, device=device)
         self.depth = torch.zeros(batch, length, dtype=torch.long, device=device)  # of the node's children
 
+    def cut(self, length: int) -> None:
+        """Drop what lies past the image."""
+        for name, store in vars(self).items():
+            setattr(self, name, store[:, :length])
+
 
 def row_seed(seed: int, key: str, method: str) -> int:
     """The seed of one image: a function of (seed, prompt, method) and of nothing else."""
@@ -77,7 +82,8 @@ class Session:
         draws = [torch.rand(self.limit + 1, uniforms, generator=torch.Generator().manual_seed(s)) for s in seeds]
         self.uniforms = torch.stack(draws).to(self.device)  # [B, L + 1, U]
         self.clock = Clock(self.device)
-        self.trace = Trace(self.batch, self.limit, target.vocab, trace_width, self.device) if trace else None
+        slack = self.limit + nodes + 1
+        self.trace = Trace(self.batch, slack, target.vocab, trace_width, self.device) if trace else None
         self._visible: Tensor | None = None
         self.fresh: Fresh
         self.first: Tensor  # [B, V] the distribution of token 0
@@ -168,29 +174,36 @@ class Session:
         self.clock.tick("commit")
 
     def _record(self, trace: Trace, draft: Draft, verdict: Verdict, q: Tensor) -> None:
-        """File q, p and the examined children of every node on the path under the position it decided."""
-        path = verdict.path
+        """File q, p and the examined children of every node on the path under the position that it decided.
+
+        What is filed past the accepted path is overwritten by the next step, or lies in the slack past the image.
+        """
+        path, tree = verdict.path, draft.tree
         columns = torch.arange(path.shape[1], device=self.device)
-        at = (self.length[:, None] + columns).clamp(max=self.limit - 1)
-        # past the accepted path and past the image nothing is filed: write those back onto the last real one
-        last = torch.minimum(verdict.accepted, self.limit - 1 - self.length).clamp(min=0)[:, None]
-        column = torch.minimum(columns, last)
-        node, at = path.gather(1, column), at.gather(1, column)
-        done = (self.length >= self.limit)[:, None]
+        at = self.length[:, None] + columns  # [B, D + 1]
+        chain = tree.nodes == path.shape[1]  # then a node's id is its depth
 
-        def file(store: Tensor, rows: Tensor) -> None:
-            index = at.view(*at.shape, *[1] * (rows.ndim - 2)).expand_as(rows)
-            flag = done.view(-1, *[1] * (rows.ndim - 1))
-            store.scatter_(1, index, torch.where(flag, store.gather(1, index), rows))
+        def file(store: Tensor, of_node: Tensor, on_path: bool = False) -> None:
+            if not (chain or on_path):
+                of_node = of_node.gather(1, _over(path, of_node))
+            if self.batch == 1:
+                store[:, self.lengths[0] : self.lengths[0] + of_node.shape[1]] = of_node
+            else:
+                store.scatter_(1, _over(at[:, : of_node.shape[1]], of_node), of_node)
 
-        file(trace.q, q.gather(1, node[..., None].expand(-1, -1, q.shape[-1])))
-        if draft.p is not None and draft.static is not None and draft.static.inner:
-            inner = inner_index(draft.static.inner, draft.tree.nodes, self.device)[node].clamp(min=0)
-            file(trace.p, draft.p.gather(1, inner[..., None].expand(-1, -1, q.shape[-1])))
-        children = draft.tree.children.expand(self.batch, -1, -1)
-        if children.shape[-1]:
-            ids = children.gather(1, node[..., None].expand(-1, -1, children.shape[-1]))
+        file(trace.q, q)
+        if draft.p is not None and draft.static is not None:
+            inner = inner_index(draft.static.inner, tree.nodes, self.device)[path].clamp(min=0)
+            file(trace.p, draft.p if chain else draft.p.gather(1, _over(inner, draft.p)), on_path=True)
+        if tree.width:
+            ids = tree.children.expand(self.batch, -1, -1)
             tokens = draft.tokens.gather(1, ids.clamp(min=0).flatten(1)).view_as(ids)
             file(trace.children, torch.where(ids >= 0, tokens, -1))
-        file(trace.tried, verdict.tried.gather(1, node))
-        file(trace.depth, draft.tree.depth.expand(self.batch, -1).gather(1, node) + 1)
+        tried = verdict.tried if chain else verdict.tried.gather(1, path)
+        file(trace.tried, torch.where(columns <= verdict.accepted[:, None], tried, 0), on_path=True)
+        file(trace.depth, tree.depth.expand(self.batch, -1) + 1)
+
+
+def _over(index: Tensor, rows: Tensor) -> Tensor:
+    """An index [B, n] repeated over the further dimensions of ``rows`` [B, N, …]."""
+    return index.view(*index.shape, *[1] * (rows.ndim - 2)).expand(*index.shape, *rows.shape[2:])

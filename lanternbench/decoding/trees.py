@@ -51,6 +51,7 @@ class StaticTree(NamedTuple):
     tree: Tree
     levels: tuple[Level, ...]
     inner: tuple[int, ...]  # nodes that have children, in order of depth
+    families: tuple[tuple[int, ...], ...]  # their children, in draft order
 
     @property
     def is_chain(self) -> bool:
@@ -60,7 +61,8 @@ class StaticTree(NamedTuple):
         def move(t):
             return type(t)(*(x.to(device) if isinstance(x, Tensor) else x for x in t))
 
-        return StaticTree(move(self.tree), tuple(move(level) for level in self.levels), self.inner)
+        levels = tuple(move(level) for level in self.levels)
+        return self._replace(tree=move(self.tree), levels=levels)
 
 
 def from_paths(paths: Paths) -> StaticTree:
@@ -92,7 +94,8 @@ def from_paths(paths: Paths) -> StaticTree:
         ranks = torch.tensor([p[-1] for p in level])
         levels.append(Level(tuple(parents), widths, index[level[0]], torch.tensor(rows), ranks))
     inner = tuple(i for level in levels for i in level.parents)
-    return StaticTree(Tree(depth, children, ancestors[None], deepest), tuple(levels), inner)
+    families = tuple(tuple(c for c in row if c >= 0) for row in children[0, list(inner)].tolist())
+    return StaticTree(Tree(depth, children, ancestors[None], deepest), tuple(levels), inner, families)
 
 
 _INDEX: dict[tuple, Tensor] = {}

@@ -128,33 +128,43 @@ def _sampled(
     draft: Draft, static: StaticTree, p: Tensor, q: Tensor, u: Tensor, rule: Rule, residual: Residual
 ) -> Verdict:
     """Children sampled without replacement from p, in a static tree."""
+    if static.is_chain:
+        return _sampled_chain(draft, p, q, u, rule, residual)
     tokens, tree, inner = draft.tokens, draft.tree, static.inner
-    chain = static.is_chain
-    q_now = (
-        q[:, :-1] if chain else q[:, list(inner)]
-    )  # [B, M, V]; after rank j, the state before each node's last child
-    p_now = p
-    families = [[c for c in row if c >= 0] for row in tree.children[0].tolist()] if not chain else None
     ok = torch.zeros_like(tokens, dtype=torch.bool)
-    if chain:
-        x, depth = tokens[:, 1:], tree.depth[:, 1:]
-        ok[:, 1:] = _accept(rule, q_now, p_now, x, depth, u[:, 1:])
-        last_child = x
-    else:
-        q_now, p_now, last_child = _by_rank(families, inner, ok, tokens, tree, q_now, p_now, u, rule, residual)
+    # by rank; what comes back is the state before each node's last child
+    q_now, p_now, last_child = _by_rank(static, ok, tokens, tree, q[:, list(inner)], p, u, rule, residual)
     path, accepted, tried = _walk(tree, ok)
     stop = path[:, -1]
     index = inner_index(inner, tree.nodes, q.device)[stop]  # −1 at a leaf
-    leaf = index < 0
-    index = index.clamp(min=0)
-    q_stop, p_stop, x = _rows(q_now, index), _rows(p_now, index), last_child.gather(1, index[:, None])[:, 0]
-    depth = tree.depth.expand_as(tokens).gather(1, stop[:, None])[:, 0] + 1
-    depth = depth.clamp(max=tree.max_depth)
-    rest = residual(q_stop, p_stop, x, depth, rule)
-    rest = torch.where((at(p_stop, x) > 0)[:, None], rest, q_stop)  # a child that p cannot draw changes nothing
-    rest = normalised(rest, q_stop)
+    leaf, index = index < 0, index.clamp(min=0)
+    depth = (tree.depth.expand_as(tokens).gather(1, stop[:, None])[:, 0] + 1).clamp(max=tree.max_depth)
+    x = last_child.gather(1, index[:, None])[:, 0]
+    rest = _after_rejection(_rows(q_now, index), _rows(p_now, index), x, depth, rule, residual)
     final = torch.where(leaf[:, None], _rows(q, stop), rest)
     return Verdict(path, accepted, draw(final, u[:, 0]), tried)
+
+
+def _sampled_chain(draft: Draft, p: Tensor, q: Tensor, u: Tensor, rule: Rule, residual: Residual) -> Verdict:
+    """A tree of width 1: accept from the left until the first rejection."""
+    tokens, depth = draft.tokens, draft.tree.depth
+    x, length = tokens[:, 1:], tokens.shape[1] - 1
+    ok = _accept(rule, q[:, :-1], p, x, depth[:, 1:], u[:, 1:])
+    accepted = ok.int().cumprod(1).sum(1)  # [B] 0 … L
+    rejected = accepted.clamp(max=length - 1)  # the place of the first rejection, if there is one
+    q_stop = _rows(q, accepted)
+    x_stop = x.gather(1, rejected[:, None])[:, 0]
+    rest = _after_rejection(q_stop, _rows(p, rejected), x_stop, rejected + 1, rule, residual)
+    final = torch.where((accepted == length)[:, None], q_stop, rest)
+    path = torch.minimum(depth, accepted[:, None])  # in a chain a node's id is its depth
+    tried = (draft.tree.children[..., 0] >= 0).long().expand_as(tokens)  # the one child, except at the leaf
+    return Verdict(path, accepted, draw(final, u[:, 0]), tried)
+
+
+def _after_rejection(q: Tensor, p: Tensor, x: Tensor, depth: Tensor, rule: Rule, residual: Residual) -> Tensor:
+    """The distribution [B, V] of the token that ends a step whose last child x [B] was rejected."""
+    rest = normalised(residual(q, p, x, depth, rule), q)
+    return torch.where((at(p, x) > 0)[:, None], rest, q)  # a child that p cannot draw changes nothing
 
 
 def _accept(rule: Rule, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
@@ -163,13 +173,13 @@ def _accept(rule: Rule, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tenso
     return (u * px < rule(q, x, depth.expand_as(x)).value) & (px > 0)
 
 
-def _by_rank(families, inner, ok, tokens, tree, q, p, u, rule, residual):
+def _by_rank(static, ok, tokens, tree, q, p, u, rule, residual):
     """Try first children everywhere, then second children, …; returns the state before each node's last child."""
-    widest = max(len(families[i]) for i in inner)
-    last_child = torch.stack([tokens[:, families[i][0]] for i in inner], 1)
-    for j in range(widest):
-        rows = [m for m, i in enumerate(inner) if len(families[i]) > j]
-        nodes = [families[inner[m]][j] for m in rows]
+    families = static.families
+    last_child = tokens[:, [family[0] for family in families]]
+    for j in range(tree.width):
+        rows = [m for m, family in enumerate(families) if len(family) > j]
+        nodes = [families[m][j] for m in rows]
         depth = tree.depth[:, nodes].expand(len(tokens), -1)
         x = tokens[:, nodes]
         q_j, p_j = q[:, rows], p[:, rows]

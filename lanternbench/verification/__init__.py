@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -170,4 +171,4 @@ def _statistics(target: Target, method: Method, seed: int, images: int, lossless
 
 def _evidence(p_value: float) -> float:
     """−log10 of a p-value, so that more is worse."""
-    return float(-torch.tensor(max(p_value, 1e-300) if p_value == p_value else float("nan")).double().log10())
+    return -math.log10(max(p_value, 1e-300)) if p_value == p_value else math.nan

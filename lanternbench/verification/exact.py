@@ -172,6 +172,7 @@ def outcomes(world: World, rows: Rows) -> tuple[Rows, Tensor]:
         u[:, k] = middle
     after, _, session = world.step(rows, u, trace=True)
     assert session.trace is not None
+    session.trace.cut(session.limit)
     sampled = session.seen[0].p is not None
     loss = fidelity_loss(session.trace, world.decoder.rule, world.decoder.residual, sampled, total=True)
     return after, (loss * rows.weight).sum()

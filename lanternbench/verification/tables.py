@@ -156,7 +156,7 @@ class TableSession(Session):
         return self.stack.cache.store[0, 0, :, 0, 0].view(self.batch, -1)
 
     def keep_trace(self, width: int) -> None:
-        self.trace = Trace(self.batch, self.limit, self.tables.vocab, max(width, 1), self.device)
+        self.trace = Trace(self.batch, 2 * self.limit + 64, self.tables.vocab, max(width, 1), self.device)
         self.trace.q, self.trace.p = self.trace.q.double(), self.trace.p.double()
 
     def prefix_codes(self) -> Tensor:

@@ -67,7 +67,8 @@ def rule_of(case: dict[str, Any], codebook: Tensor) -> Rule:
     if not case["lantern"]:
         return Exact()
     bound = "multiplicative" if case["lantern_delta"] > 1 else "tvd"
-    return Lantern(nearest(codebook, case["lantern_k"] + 1), bound, case["lantern_delta"], inclusive=True)
+    table = nearest(codebook, case["lantern_k"] + 2)
+    return Lantern(table[:, : case["lantern_k"] + 1], bound, case["lantern_delta"], inclusive=True, barred=table)
 
 
 def walk(draft: Draft, q: Tensor, uniforms: Tensor, rule: Rule, residual: Any) -> tuple[Verdict, Tensor]:

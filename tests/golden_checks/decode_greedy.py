@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from lanternbench.models.llamagen import LlamaGen, config_from_hf, from_hf, pref
 from lanternbench.models.target import Target
 
 
-def check(folder: Path) -> list[Found]:
+def check(folder: Path, only: Collection[str] | None = None) -> list[Found]:
+    """``only``: names of runs (None: all of them)."""
     vectors = read(folder / "decode_greedy.safetensors")
     target, scale = recorded_target(vectors), vectors.meta["cfg_scale"]
     prefix, model = target.prefix([""], scale), target.model
@@ -31,7 +33,7 @@ def check(folder: Path) -> list[Found]:
         close("neighbours: distances", distance.gather(1, ours), distance.gather(1, theirs)),
         same("ar: tokens", greedy(target, scale)[0].tokens[None], vectors["out.ar_tokens"]),
     ]
-    for run in vectors.meta["runs"]:
+    for run in (r for r in vectors.meta["runs"] if only is None or r["name"] in only):
         name, options = method_of(run, vectors.meta["trees"])
         made = greedy(target, scale, name=name, **options)[0]
         found += compare(run["name"], made, vectors.under(f"out.{run['name']}."))

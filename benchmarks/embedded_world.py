@@ -1,0 +1,111 @@
+"""What the embedded world is like: recognisable images? as ambiguous as images are? how dear is a draft step?
+
+    python benchmarks/embedded_world.py
+
+Writes benchmarks/results/embedded-world.md (and .json) and the maps in docs/images.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from PIL import Image
+
+from lanternbench.decoding import engine, presets
+from lanternbench.environment import environment
+from lanternbench.metrics.clip import retrieval
+from lanternbench.models import tiny
+from lanternbench.training import scenes
+from lanternbench.training.evaluators import held_out
+
+ROOT = Path(__file__).resolve().parents[1]
+SEED, COUNT = 991, 64  # held-out scenes with captions that all differ
+
+
+def main() -> None:
+    target = tiny.load()
+    picked = held_out(0, COUNT, SEED)
+    real = [Image.fromarray(scenes.sample(SEED, i)[0]) for i in picked]
+    captions = [scenes.sample(SEED, i)[1] for i in picked]
+    decoder = engine.build(target, presets.method("ar"))
+    images, top1 = [], []
+    for start in range(0, COUNT, 16):
+        made = engine.generate(decoder, captions[start : start + 16], seed=0, trace=True)
+        images += target.images(torch.stack([g.tokens for g in made]))
+        top1.append(made[0].trace.q.amax(-1))
+    probability = torch.cat(top1)  # [64, 256]
+    figures = {
+        "retrieval among 64, AR samples at CFG 3": retrieval(images, captions),
+        "retrieval among 64, real scenes": retrieval(real, captions),
+        "mean top-1 probability of the target, T = 1, CFG 3": float(probability.mean()),
+        "share of tokens with top-1 probability under 0.2": float((probability < 0.2).float().mean()),
+        "share of tokens with top-1 probability over 0.9": float((probability > 0.9).float().mean()),
+        **costs(target),
+    }
+    maps(images[:8], probability[:8].view(-1, *target.grid), ROOT / "docs/images/top1.png")
+    lines = ["# The embedded world", "", "| figure | value |", "|---|---|"]
+    lines += [f"| {k} | {v:.3f} |" for k, v in figures.items()]
+    machine = environment()
+    lines += ["", f"`python benchmarks/embedded_world.py` on {machine['cpu']}, {machine['threads']} threads."]
+    out = ROOT / "benchmarks/results"
+    (out / "embedded-world.md").write_text("\n".join(lines) + "\n")
+    (out / "embedded-world.json").write_text(json.dumps({"figures": figures, "environment": machine}, indent=2) + "\n")
+    print("\n".join(lines))
+
+
+def costs(target) -> dict[str, float]:
+    """Medians of interleaved single forwards at batch 1 with guidance: ratios within one run."""
+    from lanternbench.decoding.session import Session
+    from lanternbench.decoding.verify import Draft
+
+    figures: dict[str, list[float]] = {}
+    decoder = engine.build(target, presets.method("eagle-1", shape="chain-5"))
+    proposal = decoder.proposal()
+    with torch.inference_mode():
+        prefix = target.prefix(["a small red circle in the center on a plain blue background"], decoder.guidance)
+        session = Session(target, prefix, decoder.warp, decoder.guidance, [1], proposal.nodes, 64)
+        proposal.begin(session, session.begin())
+        single = engine.build(target, presets.method("ar")).proposal()
+        single.begin(session, torch.empty(0))
+        for _ in range(40):
+            drafted = proposal.draft(session, session.step_uniforms()[:, :16])
+            alone = single.draft(session, session.step_uniforms())
+            for name, draft in (("one token", alone), ("chain of 6", drafted)):
+                clock = perf_counter()
+                session.forward(Draft(*draft), session.visible(draft))
+                figures.setdefault(name, []).append(perf_counter() - clock)
+            clock = perf_counter()
+            proposal.drafter.expand(drafted.tokens[:, :1], [0], None, 1)
+            figures.setdefault("draft step", []).append(perf_counter() - clock)
+            proposal.drafter.at.drafted = 0
+    cost = {k: median(v) for k, v in figures.items()}
+    return {
+        "target forward of one token, ms": 1e3 * cost["one token"],
+        "draft step / target forward": cost["draft step"] / cost["one token"],
+        "forward of 6 nodes / forward of one": cost["chain of 6"] / cost["one token"],
+    }
+
+
+def maps(images: list[Image.Image], probability: torch.Tensor, path: Path) -> None:
+    """Samples above, the target's top-1 probability at each of their tokens below."""
+    figure, axes = plt.subplots(2, len(images), figsize=(1.5 * len(images), 3.3), layout="constrained")
+    for column, image in enumerate(images):
+        axes[0, column].imshow(np.asarray(image), interpolation="nearest")
+        shown = axes[1, column].imshow(probability[column], vmin=0, vmax=1, cmap="magma", interpolation="nearest")
+        for row in axes[:, column]:
+            row.set_axis_off()
+    figure.colorbar(shown, ax=axes[1], label="top-1 probability", fraction=0.02)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
