@@ -94,8 +94,7 @@ class EagleDrafter:
             stack.forward(self.net.fuse(blank, hidden[:, :-1]), position, [0] * session.batch, zero, 0, causal)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        x = self.at.stack.per_row(self.session.target.model.tok_embeddings(tokens))
-        return x.expand(self.at.stack.cache.rows, -1, -1)
+        return self.at.stack.all_rows(self.session.target.model.tok_embeddings(tokens))
 
     def _logits(self, feature: Tensor) -> Tensor:
         logits = guide(self.session.target.model.output(feature), self.session.guidance)
@@ -146,8 +145,7 @@ class ModelDrafter:
         self.at = _Nodes(session, stack, prefix)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        x = self.at.stack.per_row(self.net.tok_embeddings(tokens))
-        return x.expand(self.at.stack.cache.rows, -1, -1)
+        return self.at.stack.all_rows(self.net.tok_embeddings(tokens))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = guide(self.net.output(hidden), self.session.guidance)

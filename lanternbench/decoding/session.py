@@ -136,9 +136,7 @@ class Session:
         tree = draft.tree
         base = self.length + (self.offset - 1)
         self.bases = [n + self.offset - 1 for n in self.lengths]
-        x = self.stack.per_row(self.target.model.tok_embeddings(draft.tokens))
-        if len(x) != self.stack.cache.rows:
-            x = x.expand(self.stack.cache.rows, -1, -1)
+        x = self.stack.all_rows(self.target.model.tok_embeddings(draft.tokens))
         hidden = self.stack.forward(x, base[:, None] + tree.depth, self.bases, base, 0, visible)
         logits = self.target.model.output(hidden)
         self.clock.tick("verify")

@@ -44,6 +44,10 @@ class CachedStack:
             return x
         return x.repeat(self.cache.rows // x.shape[0], *[1] * (x.ndim - 1))
 
+    def all_rows(self, x: Tensor) -> Tensor:
+        """[B, …] -> [R, …], a single prompt expanded as well."""
+        return self.per_row(x).expand(self.cache.rows, *x.shape[1:])
+
     def forward(
         self, x: Tensor, position: Tensor, bases: list[int], base: Tensor, first: int = 0, visible: Tensor | None = None
     ) -> Tensor:

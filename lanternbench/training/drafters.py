@@ -65,13 +65,13 @@ class _Step:
             p = prefix.shape[1]
             wanted = guide(target.output(hidden[:, p:]), GUIDANCE)  # of tokens 1 … L − 1
         losses = {
-            "eagle": self._eagle(hidden, embedded, wanted, p),
+            "eagle": self._eagle(hidden, embedded, wanted, p, rng),
             "medusa": self._medusa(hidden, wanted, p, rng),
             "model": self._model(features, valid, rows, wanted),
         }
         return {"loss": torch.stack(list(losses.values())).sum(), **{k: v.detach() for k, v in losses.items()}}
 
-    def _eagle(self, hidden: Tensor, embedded: Tensor, wanted: Tensor, p: int) -> Tensor:
+    def _eagle(self, hidden: Tensor, embedded: Tensor, wanted: Tensor, p: int, rng: np.random.Generator) -> Tensor:
         """True features first, then a second pass in which half of them are the drafter's own, as in deeper levels."""
         target, net = self.teacher.target, self.drafters.eagle
         blank = target.tok_embeddings(torch.zeros(len(hidden), p - 1, dtype=torch.long))
@@ -85,7 +85,7 @@ class _Step:
             made = net(net.fuse(embedding, features), rope, mask)[:, p - 1 :]  # for positions P … P + L − 2
             loss = loss + soft_cross_entropy(guide(target.output(made), GUIDANCE), wanted)
             loss = loss + F.smooth_l1_loss(made, hidden[:, p:])
-            own = torch.rand(made.shape[0], made.shape[1] - 1, 1) < 0.5
+            own = torch.from_numpy(rng.random((made.shape[0], made.shape[1] - 1, 1)) < 0.5)
             later = torch.where(own, made[:, :-1].detach(), hidden[:, p:-1])
             features = torch.cat([hidden[:, :p], later], 1)
         return loss
@@ -119,5 +119,5 @@ def train(
         for mine, theirs in ((0, 0), (1, -1)):
             small.layers[mine].load_state_dict(target.layers[theirs].state_dict())
     step_fn = _Step(teacher, drafters, grid)
-    loop.fit("drafters", drafters, loop.optimizers(drafters, 1e-3, 0.02), step_fn, steps, folder, warmup=50, log=log)
+    loop.fit("drafters", drafters, loop.optimizers(drafters, 1e-3, 0.01), step_fn, steps, folder, warmup=50, log=log)
     return drafters

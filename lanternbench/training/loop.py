@@ -84,7 +84,7 @@ def fit(
             pace = (step + 1 - seen) / (time.monotonic() - clock)
             clock, seen = time.monotonic(), step + 1
             figures = "  ".join(f"{k} {v.item():.4f}" for k, v in losses.items())
-            log(f"{name} {step + 1}/{steps}  {figures}  {pace:.2f} steps/s")
             state = {"model": model.state_dict(), "optims": [o.state_dict() for o in optims], "step": step + 1}
             save_atomically(state, path)
+            log(f"{name} {step + 1}/{steps}  {figures}  {pace:.2f} steps/s")
     model.eval()
