@@ -1,4 +1,4 @@
-"""The published code's outputs, where the golden vectors are beside the checkout; ``tests/golden.py`` checks them all."""
+"""The published code's outputs are reproduced, as far as the golden vectors are beside the checkout."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from safetensors.torch import save_file
 
 # a whole decode takes seconds, so one run of each kind stands for all here
 SOME = {"eagle2_16_7_3", "lantern_k50_d0.1", "eagle1_chain", "lanternpp_k50_lam2"}
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> None:
+    torch.set_num_threads(1)  # matrices 64 wide: a second thread only waits
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_a_sweep_stores_every_method_for_every_prompt(swept):
     assert len(keys) == 2 * 4
     run = results.latest(swept / "results")
     summary = json.loads((run / "summary.json").read_text())
-    assert [r["label"] for r in summary["rows"]] == ["ar", "eagle-1", "cool-sd λ=1.1", "cool-sd"]
+    assert [r["label"] for r in summary["rows"]] == ["ar", "eagle-1", "cool-sd λ=1.1", "cool-sd λ=2"]
     for row in summary["rows"]:
         assert row["speedup"] > 0
         assert row["accept_len"] >= 1
@@ -88,7 +88,7 @@ def test_report_writes_every_format(swept):
 def test_run_measures_ar_alongside_and_resumes(swept):
     first = cli("run", "--method", "cool-sd", "--lambda", "2", "-n", "1", "--json", cwd=swept)
     rows = json.loads(first.stdout)["rows"]
-    assert [r["label"] for r in rows] == ["ar", "cool-sd"]
+    assert [r["label"] for r in rows] == ["ar", "cool-sd λ=2"]
     again = cli("run", "--method", "cool-sd", "--lambda", "2", "-n", "1", "--json", cwd=swept)
     assert json.loads(again.stdout)["rows"] == rows
 

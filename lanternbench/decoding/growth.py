@@ -25,14 +25,15 @@ class StaticGrowth:
         self.nodes, self.depth = static.tree.nodes, static.tree.max_depth
         ancestors = static.tree.ancestors[0]
         inner = list(static.inner)
-        self.plan: list[tuple[list[int], list[int], Tensor | None]] = []  # nodes, their parents' places, mask
+        # per level: which of the last level's children are expanded, their parents' places, mask
+        self.plan: list[tuple[list[int], list[int], Tensor | None]] = []
         before: list[int] = [0]
-        for level in static.levels[1:]:
+        for last, level in zip(static.levels, static.levels[1:], strict=False):
             nodes = list(level.parents)
             parents = [next(a for a in before if bool(ancestors[n, a])) for n in nodes]
             seen = inner[1 : inner.index(nodes[-1]) + 1]
             mask = None if static.is_chain else additive(ancestors[nodes][:, seen])[None].to(device)
-            self.plan.append((nodes, [before.index(a) for a in parents], mask))
+            self.plan.append(([n - last.first for n in nodes], [before.index(a) for a in parents], mask))
             before = nodes
 
     def grow(self, drafter: Drafter, logits: Tensor, root: Tensor, warp: Warp, u: Tensor) -> Draft:
@@ -42,9 +43,9 @@ class StaticGrowth:
         p = warp(logits)[:, None]
         for i, level in enumerate(static.levels):
             if i:
-                nodes, parents, mask = self.plan[i - 1]
-                flat = tokens[0] if len(tokens) == 1 else torch.cat(tokens, 1)
-                p = warp(drafter.expand(flat[:, nodes], parents, mask, i))
+                places, parents, mask = self.plan[i - 1]
+                expanded = tokens[-1] if static.is_chain else tokens[-1][:, places]
+                p = warp(drafter.expand(expanded, parents, mask, i))
             p_all.append(p)
             m, w = len(level.parents), max(level.widths)
             if self.sampled and not warp.greedy:

@@ -53,27 +53,37 @@ class Method(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What differs from the preset, by name."""
+        """The relaxation that is set, and what differs from the preset, by name."""
         base = preset(self.preset)
         return {
-            name: getattr(self, name)
+            name: value
             for name in type(self).model_fields
-            if name != "preset" and getattr(self, name) != getattr(base, name)
+            if name != "preset"
+            and ((value := getattr(self, name)) != getattr(base, name) or (name in _KNOBS and value is not None))
         }
 
     @property
     def label(self) -> str:
-        """A unique short name: the preset and what was changed of it."""
-        symbol = {"lam": "λ", "delta": "δ", "nu": "ν", "beta": "β"}
-        shown = [
-            f"{symbol.get(k, k)}={v:g}" if isinstance(v, float) else f"{symbol.get(k, k)}={_compact(v)}"
-            for k, v in self.options.items()
-        ]
-        return " ".join([self.preset, *shown])
+        """A unique short name: the preset, another rule if one was put on it, and its options."""
+        shown = self.options
+        name = self.preset
+        if "acceptance" in shown:
+            name += f"+{shown.pop('acceptance')}"
+            if shown.get("residual") == _usual_residual(self.acceptance):
+                del shown["residual"]
+        return " ".join([name, *(f"{_SYMBOLS.get(k, k)}={_compact(v)}" for k, v in shown.items())])
+
+
+_KNOBS = ("lam", "delta")
+_SYMBOLS = {"lam": "λ", "delta": "δ", "nu": "ν", "beta": "β", "epsilon": "ε"}
 
 
 def _compact(value: Any) -> str:
-    return str(value).replace(" ", "") if not isinstance(value, list) else f"[{len(value)} nodes]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        return "[" + ",".join(".".join(map(str, path)) for path in value) + "]"
+    return str(value).replace(" ", "")
 
 
 _PAPERS = {

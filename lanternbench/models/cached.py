@@ -56,6 +56,7 @@ class CachedStack:
         position [b, n] rows of the rotary table; ``bases`` the host's copy of ``base`` [B]; ``visible`` additive
         [b, n, first + n] (None: all nodes so far are visible).
         """
+        visible = None if visible is None else visible.to(self.dtype)
         n, high = x.shape[1], max(bases)
         span = high + first + n
         slots = self.per_row(base[:, None] + torch.arange(first, first + n, device=self.device))

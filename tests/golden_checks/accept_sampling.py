@@ -1,4 +1,4 @@
-"""Acceptance and residuals with recorded uniforms: how far each walk gets, what it consumes, what is sampled at its end."""
+"""Acceptance and residuals with recorded uniforms: how far a walk gets, what it uses, what is sampled at its end."""
 
 from __future__ import annotations
 

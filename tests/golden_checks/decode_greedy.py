@@ -1,4 +1,4 @@
-"""Whole greedy decodes by the engine: every token and every accepted length of AR, EAGLE-1, EAGLE-2, LANTERN, LANTERN++."""
+"""Whole greedy decodes by the engine, every token and step: AR, EAGLE-1, EAGLE-2, LANTERN, LANTERN++."""
 
 from __future__ import annotations
 

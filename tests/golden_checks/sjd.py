@@ -1,4 +1,4 @@
-"""A speculative Jacobi step: how many drafts survive, what replaces the first that does not, what the window becomes."""
+"""A speculative Jacobi step: how many drafts survive, what replaces the first that does not, what is drafted next."""
 
 from __future__ import annotations
 

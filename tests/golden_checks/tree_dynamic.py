@@ -1,4 +1,4 @@
-"""EAGLE-2's trees, grown by our policy with our drafter: tokens, mask, depths and paths, at the start and after a step."""
+"""EAGLE-2's trees, grown by our policy with our drafter at the start and after a step: tokens, mask, depths, paths."""
 
 from __future__ import annotations
 
