@@ -136,3 +136,14 @@ def test_a_drafter_that_does_not_fit_is_refused(target):
 def test_impossible_methods_are_refused_with_the_reason(name, options, reason):
     with pytest.raises(UserError, match=reason):
         presets.method(name, **options)
+
+
+def test_the_python_interface_gives_tokens_image_and_stats():
+    import lanternbench
+
+    model = lanternbench.load("tiny")
+    made = model.generate("a large red ring on the left on a plain white background", "cool-sd", lam=2.0, seed=42)
+    again = model.generate("a large red ring on the left on a plain white background", "cool-sd", lam=2.0, seed=42)
+    assert torch.equal(made.tokens, again.tokens)
+    assert made.image.size == (64, 64)
+    assert made.stats.steps < len(made.tokens)

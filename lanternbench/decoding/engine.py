@@ -86,7 +86,8 @@ def build_proposal(method: Method, target: Target, warp: Warp, check_only: bool 
     if method.proposal == "none" or method.depth == 0:
         return 0 if check_only else Alone()
     if method.proposal == "jacobi":
-        made = Jacobi(method.window, method.init or "random", method.acceptance == "unchanged")
+        fixed_point, one_hot = method.acceptance == "unchanged", method.variant == "reference"
+        made = Jacobi(method.window, method.init or "random", fixed_point, one_hot)
         return made.window if check_only else made
     drafter_net = target.drafters.get(method.proposal)
     if drafter_net is None:

@@ -24,12 +24,13 @@ class Jacobi:
 
     ``fixed_point`` is plain Jacobi decoding: position i is always redrawn with the same uniform, and a draft is
     accepted while the redraw leaves it unchanged, so the output is the autoregressive one for these uniforms.
+    ``one_hot``: tokens that enter the window count as certain whatever ``init`` drew them from (the reference code).
     """
 
     width = 1
 
-    def __init__(self, window: int, init: str, fixed_point: bool = False):
-        self.window, self.init, self.fixed_point = window, init, fixed_point
+    def __init__(self, window: int, init: str, fixed_point: bool = False, one_hot: bool = False):
+        self.window, self.init, self.fixed_point, self.one_hot = window, init, fixed_point, one_hot
         self.static = static_tree(f"chain-{window}")
         self.nodes, self.uniforms = window + 1, 2 * window + 1
 
@@ -46,6 +47,8 @@ class Jacobi:
 
     def draft(self, session: Session, u: Tensor) -> Draft:
         fresh, p_fresh = self._fresh(session, u[:, : self.window])
+        if self.one_hot:
+            p_fresh = F.one_hot(fresh, p_fresh.shape[-1]).float()
         carried = self.columns < self.kept[:, None]
         self.drafts = torch.where(carried, self.drafts, fresh)
         self.p = torch.where(carried[..., None], self.p, p_fresh)

@@ -23,12 +23,12 @@ WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
 # what suits a machine on which every verified node costs: small trees, short chains
 OPTIONS: dict[str, Any] = {
-    "static": "chain-4",
-    "chain": "chain-4",
+    "static": "chain-3",
+    "chain": "chain-3",
     "medusa": "twig-8",
-    "depth": 4,
-    "draft_top_k": 4,
-    "total_nodes": 12,
+    "depth": 3,
+    "draft_top_k": 3,
+    "total_nodes": 8,
     "width_range": (2, 8),
     "l_k": 1,
     "near": 64,
@@ -97,4 +97,6 @@ def load(folder: Path = WEIGHTS, device: str = "cpu") -> Target:
         with torch.inference_mode():
             return encoder(text.tokenize(captions).to(device))
 
-    return Target("tiny", model, vq, features, guidance=3.0, evaluators="tiny", options=OPTIONS, drafters=nets)
+    return Target(
+        "tiny", model, vq, features, guidance=3.0, top_k=64, evaluators="tiny", options=OPTIONS, drafters=nets
+    )

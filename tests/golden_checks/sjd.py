@@ -35,6 +35,8 @@ def check(folder: Path) -> list[Found]:
         given = vectors.under(f"case{i}.")
         for f in compare(given, case == "jacobi_exact_match"):
             by_group.setdefault(f.group, []).append(f._replace(group=case))
+        if case == "fresh_onehot_drafts":
+            by_group["fresh drafts: one-hot p"] = [fresh(given)]
     found = []
     for group, all_of in by_group.items():
         failed = [f.group for f in all_of if not f.passed]
@@ -73,11 +75,23 @@ def compare(given: dict[str, Tensor], fixed_point: bool) -> list[Found]:
     ]
 
 
+def fresh(given: dict[str, Tensor]) -> Found:
+    """A window all new, at the tokens that the reference drew: its p is the recorded one."""
+    tokens, vocab = given["draft_tokens"][:, 1:], given["p_cur"].shape[-1]
+    jacobi = Jacobi(tokens.shape[1], "random", one_hot=True)
+    jacobi.begin(stub(given), None)  # type: ignore[arg-type]
+    draft = jacobi.draft(stub(given), (tokens + 0.5) / vocab)
+    assert torch.equal(draft.tokens, given["draft_tokens"])
+    assert draft.p is not None
+    return close("", draft.p, given["p_prev"][:, 1:])
+
+
 def stub(given: dict[str, Tensor]) -> Any:
     """As much of a session as a window needs."""
     batch, _, vocab = given["p_cur"].shape
     target = SimpleNamespace(vocab=vocab, grid=(1, 1))
-    return SimpleNamespace(batch=batch, target=target, device=given["p_cur"].device, warp=Warp())
+    last = given["draft_tokens"][:, 0]
+    return SimpleNamespace(batch=batch, target=target, device=last.device, warp=Warp(), last=lambda: last)
 
 
 def unchanged(jacobi: Redrawn, given: dict[str, Tensor]) -> tuple[Verdict, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from golden_checks.common import Found, read, same, worst
 from golden_checks.tree_dynamic import leaf_paths
 from lanternbench.decoding.growth import StaticGrowth
+from lanternbench.decoding.sampling import Warp
 from lanternbench.decoding.trees import StaticTree, from_paths, named
 
 
@@ -70,18 +72,33 @@ def family_errors(static: StaticTree, rows: list[list[int]], want: dict[str, Ten
     return int(wrong)
 
 
+class Ranks:
+    """A drafter whose r-th likeliest token is r, and which notes what it was asked to expand."""
+
+    def __init__(self, vocab: int):
+        self.logits = -torch.arange(vocab).float()
+        self.asked: list[tuple[list[int], list[int], Tensor]] = []  # ranks, parents' places, who sees whom
+        self.seen = 0
+
+    def expand(self, tokens: Tensor, came_from: Any, visible: Tensor | None, depth: int) -> Tensor:
+        n = tokens.shape[1]
+        self.seen += n
+        mask = torch.ones(1, n, self.seen) if visible is None else visible.isfinite()
+        self.asked.append((tokens[0].tolist(), list(came_from or [0] * n), mask))
+        return self.logits.expand(1, n, -1)
+
+
 def growth(static: StaticTree, want: dict[str, Tensor], candidates: int) -> list[Found]:
     """Which nodes are expanded at each level, from which parents, and what the drafter lets them see."""
-    plan = StaticGrowth(static, True, torch.device("cpu")).plan
-    ranks = {child: rank for row in static.tree.children[0].tolist() for rank, child in enumerate(row)}
-    found, seen = [], 0
-    for level, (nodes, parents, mask) in enumerate(plan):
-        seen += len(nodes)
-        visible = torch.ones(1, len(nodes), seen) if mask is None else mask.isfinite()
-        places = [p * candidates + ranks[n] for n, p in zip(nodes, parents, strict=True)]
+    drafter: Any = Ranks(candidates)
+    policy = StaticGrowth(static, True, torch.device("cpu"))
+    policy.grow(drafter, drafter.logits[None], torch.zeros(1, dtype=torch.long), Warp(0.0), torch.zeros(1, 0))
+    found = []
+    for level, (ranks, parents, mask) in enumerate(drafter.asked):
+        places = [p * candidates + r for r, p in zip(ranks, parents, strict=True)]
         repeats = [parents.count(p) for p in sorted(set(parents))]
         found += [
-            same("drafter levels", visible, want[f"drafter.{level}.attn_mask"][0]),
+            same("drafter levels", mask, want[f"drafter.{level}.attn_mask"][0]),
             same("drafter levels", places, want[f"drafter.{level}.tree_indices"]),
             same("drafter levels", repeats, want[f"drafter.{level}.repeat_nums"]),
         ]
