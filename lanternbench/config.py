@@ -89,8 +89,10 @@ def read(path: Path) -> Sweep:
     try:
         values = yaml.safe_load(found.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        mark, begun = error.problem_mark or error.context_mark, error.context_mark
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        if mark and begun and begun.line != mark.line:
+            place += f" (in what began on line {begun.line + 1})"
         raise UserError(f"{path}{place} is no valid YAML ({error.problem}): correct that line") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         reason = str(error).splitlines()[0]

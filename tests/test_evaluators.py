@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import numpy as np
 import pytest
@@ -27,8 +26,7 @@ def vq() -> VQModel:
 def short(monkeypatch):
     """Training on few scenes, in small batches, without worker processes."""
     monkeypatch.setattr(evaluators, "BATCH", 8)
-    monkeypatch.setattr(evaluators, "COUNT", 24)
-    monkeypatch.setattr(evaluators, "Batches", partial(evaluators.Batches, count=24, known=8))
+    monkeypatch.setattr(evaluators, "DECODED", 8)
     images = np.stack([scenes.sample(data.SEED, i)[0] for i in range(24)])
     monkeypatch.setattr(data, "images", lambda folder, count, seed=data.SEED: images[:count])
 
@@ -112,7 +110,7 @@ def test_augmentation_depends_on_its_generator_alone_and_stays_close():
 
 
 def test_batches_are_a_function_of_the_step(tmp_path, vq, short):
-    batches = evaluators.Batches(tmp_path, vq)
+    batches = evaluators.Batches(tmp_path, vq, 24, 8)
     (x, found, _), (again, _, _), (other, _, _) = batches(1, 5), batches(1, 5), batches(1, 6)
     assert torch.equal(x, again)
     assert not torch.equal(x, other)
@@ -123,9 +121,9 @@ def test_batches_are_a_function_of_the_step(tmp_path, vq, short):
 @pytest.mark.parametrize("name", ["clip", "fid"])
 def test_training_resumes_at_its_checkpoint(tmp_path, vq, short, name):
     train = getattr(evaluators, f"train_{name}")
-    train(tmp_path, vq, steps=1)
+    train(tmp_path, vq, steps=1, count=24)
     assert torch.load(tmp_path / f"{name}.pt", weights_only=True)["step"] == 1
-    model = train(tmp_path, vq, steps=2)
+    model = train(tmp_path, vq, steps=2, count=24)
     assert torch.load(tmp_path / f"{name}.pt", weights_only=True)["step"] == 2
     assert not model.training
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lanternbench import config, results
+from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 
 CLI = [sys.executable, "-m", "lanternbench.cli.main"]
@@ -110,12 +111,12 @@ def test_official_prompts_run(shared, tmp_path, name):
         (["run", "--method", "nope"], "unknown method 'nope'"),
         (["run", "--method", "ar", "--target", "nope"], "unknown target 'nope'"),
         (["run", "--method", "cool-sd", "--lambda", "0.5"], "λ = 0.5"),
-        (["run", "--method", "ar", "--prompts", "empty.txt"], "no prompts"),
+        (["run", "--method", "ar", "--prompts", "empty.txt"], "empty.txt is empty"),
         (["run", "--method", "ar", "--prompts", "missing.txt"], "missing.txt"),
         (["run", "--method", "ar", "--set", "depth"], "NAME=VALUE"),
         (["run", "--method", "ar", "--metrics", "beauty"], "beauty"),
         (["run", "--method", "ar", "--device", "tpu"], "unknown device"),
-        (["sweep", "broken.yaml"], "broken.yaml line 3"),
+        (["sweep", "broken.yaml"], "began on line 3"),
         (["sweep", "missing.yaml"], "no sweep file"),
         (["sweep", "typo.yaml"], "no setting 'metods'"),
         (["sweep", "evil.yaml"], "evil.yaml"),
@@ -124,17 +125,26 @@ def test_official_prompts_run(shared, tmp_path, name):
         (["verify", "nope"], "unknown method"),
     ],
 )
-def test_a_mistake_gets_one_sentence_and_exit_code_2(tmp_path, args, says):
+def test_a_mistake_gets_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capfd, args, says):
     (tmp_path / "empty.txt").write_text("\n\n")
     (tmp_path / "broken.yaml").write_text("target: tiny\nmethods:\n  - [ar\n")
     (tmp_path / "typo.yaml").write_text("metods: [ar]\nmethods: [ar]\n")
     (tmp_path / "evil.yaml").write_text("methods: !!python/object/apply:os.system ['touch owned']\n")
-    done = cli(*args, cwd=tmp_path, check=2)
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lanternbench", *args])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    said = capfd.readouterr().err
+    assert exit_.value.code == 2
+    assert says in said
+    assert len(said.strip().splitlines()) == 1
     assert not (tmp_path / "owned").exists()
     assert not list(tmp_path.glob("results/*/samples.jsonl"))
+
+
+def test_a_mistake_leaves_no_traceback(tmp_path):
+    done = cli("run", "--method", "nope", cwd=tmp_path, check=2)
+    assert "Traceback" not in done.stderr
 
 
 def test_a_folder_of_another_configuration_is_not_mixed_with(swept):
