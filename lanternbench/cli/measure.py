@@ -132,10 +132,15 @@ def execute(config: settings.Sweep, device: str, threads: int | None, out: Path,
         json.dump({"run": str(path), **summary}, sys.stdout, ensure_ascii=False, indent=2)
         print()
         return
-    Console().print(terminal_table(summary["rows"]))
+    print_table(terminal_table(summary["rows"]))
     for note in summary["notes"]:
         console.print(f"· {note}", style="dim", highlight=False, markup=False)
     console.print(f"{path}  ·  next: lanternbench report", highlight=False, markup=False)
+
+
+def print_table(table: Any) -> None:
+    """To a terminal at its width; to a file or pipe at a width that shows every column."""
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 def _short(text: str, limit: int = 60) -> str:

@@ -23,6 +23,7 @@ def report(
     Example: lanternbench report --published
     """
     from lanternbench import results as store
+    from lanternbench.cli.measure import print_table
     from lanternbench.report import report as write
     from lanternbench.report.load import load_run
     from lanternbench.report.tables import terminal_table
@@ -34,6 +35,6 @@ def report(
         json.dump({"rows": rows, "files": [str(f) for f in files]}, sys.stdout, ensure_ascii=False, indent=2)
         print()
         return
-    Console().print(terminal_table(rows))
+    print_table(terminal_table(rows))
     for file in files:
         Console(stderr=True).print(str(file), highlight=False, markup=False)

@@ -65,8 +65,13 @@ def terminal_table(rows: list[Row]) -> Table:
     shown = columns(rows, "terminal")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for c in shown:
-        text = c.form == "text"
-        table.add_column(Text(c.title + c.arrow), justify="left" if text else "right", no_wrap=not text)
+        text, name = c.form == "text", c.key == "label"
+        table.add_column(
+            Text(c.title + c.arrow),
+            justify="left" if text else "right",
+            no_wrap=not text,
+            min_width=min(24, max(len(plain(c.value(row))) for row in rows)) if name and rows else None,
+        )
     for row in rows:
         # Text, not str: a label such as "[red]" must not be read as markup
         table.add_row(*(Text(plain(c.cell(row) if c.key == "speedup" else c.value(row))) for c in shown))
