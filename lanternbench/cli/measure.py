@@ -110,7 +110,6 @@ def execute(config: settings.Sweep, device: str, threads: int | None, out: Path,
     """Run a sweep with a progress bar on stderr and the table on stdout."""
     from lanternbench import sweep as sweeps
     from lanternbench.cli.device import choose
-    from lanternbench.report.tables import terminal_table
 
     chosen = choose(device, threads)
     console = Console(stderr=True)
@@ -132,15 +131,18 @@ def execute(config: settings.Sweep, device: str, threads: int | None, out: Path,
         json.dump({"run": str(path), **summary}, sys.stdout, ensure_ascii=False, indent=2)
         print()
         return
-    print_table(terminal_table(summary["rows"]))
+    print_table(summary["rows"])
     for note in summary["notes"]:
         console.print(f"· {note}", style="dim", highlight=False, markup=False)
     console.print(f"{path}  ·  next: lanternbench report", highlight=False, markup=False)
 
 
-def print_table(table: Any) -> None:
-    """To a terminal at its width; to a file or pipe at a width that shows every column."""
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """The compact table: as many columns as a terminal has room for; all of them into a file or pipe."""
+    from lanternbench.report.tables import terminal_table
+
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(terminal_table(rows, console.width))
 
 
 def _short(text: str, limit: int = 60) -> str:

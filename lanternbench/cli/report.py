@@ -26,7 +26,6 @@ def report(
     from lanternbench.cli.measure import print_table
     from lanternbench.report import report as write
     from lanternbench.report.load import load_run
-    from lanternbench.report.tables import terminal_table
 
     folders = store.find(results, runs or [])
     files = write(folders, out, published)
@@ -35,6 +34,6 @@ def report(
         json.dump({"rows": rows, "files": [str(f) for f in files]}, sys.stdout, ensure_ascii=False, indent=2)
         print()
         return
-    print_table(terminal_table(rows))
+    print_table(rows)
     for file in files:
         Console(stderr=True).print(str(file), highlight=False, markup=False)

@@ -56,25 +56,24 @@ def latex_table(rows: list[Row], caption: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def terminal_table(rows: list[Row]) -> Table:
+def terminal_table(rows: list[Row], width: int | None = None) -> Table:
     """The compact table for the terminal: method, speedup with its interval, τ, step compression, d̄, quality.
 
     Rows keep the order of the run, the baseline `ar` first; a missing value prints as "–".
     """
     rows = sorted(rows, key=lambda row: row.get("label") != "ar")
     shown = columns(rows, "terminal")
+    cells = {c.key: [plain(c.cell(row) if c.key == "speedup" else c.value(row)) for row in rows] for c in shown}
+    room = {c.key: max(map(len, [c.title + c.arrow, *cells[c.key]])) + 2 for c in shown}
+    while width and sum(room[c.key] for c in shown) > width and len(shown) > 2:
+        least = next((c for key in ("tree_depth", "step_compression") for c in shown if c.key == key), shown[-1])
+        shown = [c for c in shown if c is not least]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for c in shown:
-        text, name = c.form == "text", c.key == "label"
-        table.add_column(
-            Text(c.title + c.arrow),
-            justify="left" if text else "right",
-            no_wrap=not text,
-            min_width=min(24, max(len(plain(c.value(row))) for row in rows)) if name and rows else None,
-        )
-    for row in rows:
+        table.add_column(Text(c.title + c.arrow), justify="left" if c.form == "text" else "right", no_wrap=True)
+    for i in range(len(rows)):
         # Text, not str: a label such as "[red]" must not be read as markup
-        table.add_row(*(Text(plain(c.cell(row) if c.key == "speedup" else c.value(row))) for c in shown))
+        table.add_row(*(Text(cells[c.key][i]) for c in shown))
     return table
 
 
