@@ -138,8 +138,9 @@ def figures(decoder: Decoder, made: list[Generation]) -> list[dict[str, Any]]:
     else:
         loss = fidelity_loss(trace, decoder.rule, decoder.residual, samples_children(method))
     drafter = drafter_figures(trace) if method.proposal not in ("none", "jacobi") else {}
+    target = target_figures(trace, tokens)
     return [
-        {"fidelity_loss": float(loss[i]), "stats": _row(target_figures(trace, tokens), i), "drafter": _row(drafter, i)}
+        {"fidelity_loss": float(loss[i]), "stats": _row(target, i), "drafter": _row(drafter, i)}
         for i in range(len(made))
     ]
 

@@ -36,6 +36,15 @@ class Drafter(Protocol):
         """
 
 
+def at_last_new(session: Session, hidden: Tensor) -> Tensor:
+    """The state that goes with each prompt's last new token: [R, A, dim] -> [R, dim]."""
+    if session.batch == 1:
+        return hidden[:, -1]
+    last = (session.fresh.advance - 1).clamp(min=0)  # a finished prompt has nothing new
+    index = session.stack.per_row(last)[:, None, None]
+    return hidden.gather(1, index.expand(-1, 1, hidden.shape[-1]))[:, 0]
+
+
 class _Nodes:
     """The part that EAGLE and an independent model share: a cached stack fed with committed tokens, then nodes.
 
@@ -59,10 +68,7 @@ class _Nodes:
         bases = [n - c + self.lead for n, c in zip(s.lengths, counts, strict=True)]
         hidden = self.stack.forward(x, position, bases, start + self.lead, 0, causal)
         self.drafted = 0
-        if s.batch == 1:
-            return hidden[:, -1]
-        index = self.stack.per_row((count - 1).clamp(min=0))[:, None, None]  # a finished prompt has nothing new
-        return hidden.gather(1, index.expand(-1, 1, hidden.shape[-1]))[:, 0]
+        return at_last_new(s, hidden)
 
     def nodes(self, x: Tensor, visible: Tensor | None, depth: int) -> Tensor:
         """x [R, m, dim] -> hidden [R, m, dim]."""
@@ -175,12 +181,7 @@ class MedusaDrafter:
     def root(self) -> Tensor:
         s = self.session
         s.clock.tick("other")
-        hidden = s.fresh.hidden
-        if s.batch == 1:
-            last = hidden[:, -1]
-        else:
-            index = s.stack.per_row((s.fresh.advance - 1).clamp(min=0))[:, None, None]
-            last = hidden.gather(1, index.expand(-1, 1, hidden.shape[-1]))[:, 0]
+        last = at_last_new(s, s.fresh.hidden)
         self.logits = guide(s.target.model.output(self.net(last)), s.guidance)  # [B, heads, V]
         s.clock.tick("draft")
         return self.logits[:, 0]
