@@ -86,7 +86,7 @@ def costs(target) -> dict[str, float]:
             clock = perf_counter()
             proposal.drafter.expand(drafted.tokens[:, :1], [0], None, 1)
             figures.setdefault("draft step", []).append(perf_counter() - clock)
-            proposal.drafter.at.drafted = 0
+            proposal.drafter.drafted = 0
     cost = {k: median(v) for k, v in figures.items()}
     return {
         "target forward of one token, ms": 1e3 * cost["one token"],

@@ -24,11 +24,11 @@ from lanternbench.decoding.fidelity import (
 )
 from lanternbench.environment import environment
 from lanternbench.measure import summarise
-from lanternbench.metrics.images import read_image
 from lanternbench.metrics.registry import Scorer, SetScorer, scorers_for
 from lanternbench.models.catalogue import load_target
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.results import RunFolder, Sample, config_hash, sample_key
+from lanternbench.scoring import image_groups, score_sets
 
 WARMUP_STEPS = 12
 Progress = Callable[[int, int, str], None]  # done, of, what
@@ -50,10 +50,10 @@ def run(
     """
     methods = config.methods()
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
-    target = load_target(config.target, device)
+    target = load_target(config.target, device, config.random_weights)
     c = config
-    decoders = [build(target, m, c.temperature, c.top_k, c.top_p, c.guidance) for m in methods]
-    scorers = scorers_for(config.metrics, target.evaluators)
+    decoders = [build(target, m, c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance) for m in methods]
+    scorers = [] if config.random_weights else scorers_for(config.metrics, target.evaluators)
     record = config.record() | {"guidance": decoders[0].guidance, "device": device}
     with RunFolder.open(
         out,
@@ -71,12 +71,22 @@ def run(
         methods=[{"label": m.label, "method": m.preset, "options": m.options, "lossless": m.lossless} for m in methods],
     ) as folder:
         _measure(folder, config, decoders, selected, [s for s in scorers if isinstance(s, Scorer)], progress)
-        sets, missing = _score_sets(folder, [s for s in scorers if isinstance(s, SetScorer)])
+        sets, missing = score_sets(image_groups(folder), [s for s in scorers if isinstance(s, SetScorer)])
         summary = summarise(folder.samples(), folder.run, sets, config.seed)
         missing += [f"{s.name}: {why}" for s in scorers if isinstance(s, Scorer) and (why := s.available())]
-        summary["notes"] += missing
+        summary["notes"] += missing + simulation_notes(config)
         folder.finish(summary)
         return folder.path, summary
+
+
+def simulation_notes(config: Sweep) -> list[str]:
+    """What a reader must know of a run whose images mean nothing."""
+    notes = []
+    if config.random_weights:
+        notes.append("Random weights: the times are real, the images are noise, and no metric is computed.")
+    if config.simulate_acceptance:
+        notes.append(f"Accepted lengths are simulated to a mean of {config.simulate_acceptance:g} tokens a step.")
+    return notes
 
 
 def plan(prompts: PromptSet, decoders: list[Decoder], seed: int, batch: int) -> Iterator[tuple[Decoder, list[Prompt]]]:
@@ -117,7 +127,8 @@ def _measure(
 
 def make_samples(decoder: Decoder, group: list[Prompt], seed: int, timed: bool) -> Iterator[tuple[Sample, Any]]:
     """Generate one image per prompt in one batch; yields (sample, PIL image)."""
-    made = generate(decoder, [p.text for p in group], [p.id for p in group], seed, trace=True)
+    traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
+    made = generate(decoder, [p.text for p in group], [p.id for p in group], seed, trace=traced)
     clock = time.perf_counter()
     images = decoder.target.images(torch.stack([g.tokens for g in made]))
     render_s = (time.perf_counter() - clock) / len(group)
@@ -129,7 +140,8 @@ def make_samples(decoder: Decoder, group: list[Prompt], seed: int, timed: bool) 
 def figures(decoder: Decoder, made: list[Generation]) -> list[dict[str, Any]]:
     """Fidelity loss, drafter and target statistics of a batch, from its trace; off the clock."""
     trace, method = made[0].trace, decoder.method
-    assert trace is not None
+    if trace is None:
+        return [{} for _ in made]
     tokens = torch.stack([g.tokens for g in made])
     if method.lossless:
         loss = torch.zeros(len(made))
@@ -201,17 +213,3 @@ def _peak_memory_mb() -> float:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-
-
-def _score_sets(folder: RunFolder, scorers: list[SetScorer]) -> tuple[dict[str, dict[str, float | None]], list[str]]:
-    """Metrics of whole image sets, per label, and what there is to say about them."""
-    sets: dict[str, dict[str, float | None]] = {}
-    notes: dict[str, None] = {}
-    for scorer in scorers:
-        for label in dict.fromkeys(s.label for s in folder.samples()):
-            names = [s.image for s in folder.samples() if s.label == label and s.image]
-            score = scorer.fid(read_image(folder.path / name) for name in names)
-            sets.setdefault(label, {}).update({scorer.name: score.value, f"{scorer.name}_n": score.count})
-            if score.note:
-                notes[f"{scorer.name}: {score.note}"] = None
-    return sets, list(notes)

@@ -127,7 +127,7 @@ def test_fid_tiny_orders_sets_by_how_far_they_are_from_real_scenes(world):
     noisy = [
         Image.fromarray(np.clip(np.asarray(i) + rng.normal(0, 40, (64, 64, 3)), 0, 255).astype("u1")) for i in images
     ]
-    real, worse, grey = (scorer.fid(s) for s in (images, noisy, [Image.new("RGB", (64, 64), "gray")] * 64))
+    real, worse, grey = (scorer.score_set(s) for s in (images, noisy, [Image.new("RGB", (64, 64), "gray")] * 64))
     assert 0 <= real.value < worse.value < grey.value
     assert real.count == 64
 
@@ -135,11 +135,11 @@ def test_fid_tiny_orders_sets_by_how_far_they_are_from_real_scenes(world):
 def test_fid_says_when_samples_are_few_and_needs_two(world):
     images, _ = world
     scorer = fid_tiny_score()
-    assert "biased" in scorer.fid(images[:10]).note
-    alone = scorer.fid(images[:1])
+    assert "biased" in scorer.score_set(images[:10]).note
+    alone = scorer.score_set(images[:1])
     assert alone.value is None
     assert "at least 2" in alone.note
-    assert scorer.fid([]).value is None
+    assert scorer.score_set([]).value is None
 
 
 def test_fid_from_stored_statistics_is_torchmetrics_from_images(world):
@@ -195,12 +195,12 @@ def test_reference_folder_is_computed_once_and_again_when_it_changes(world, tmp_
 
 def test_missing_inception_and_missing_reference_are_reported(no_caches):
     assert "weights-inception" in fid_score().available()
-    result = fid_score().fid([Image.new("RGB", (8, 8))] * 3)
+    result = fid_score().score_set([Image.new("RGB", (8, 8))] * 3)
     assert result.value is None
     assert "Inception" in result.note
     weights = no_caches / "inception.pth"
     weights.write_bytes(b"x")
-    assert "--fid-reference" in fid_score(path=weights).available()
+    assert "--reference" in fid_score(path=weights).available()
 
 
 def test_an_inception_file_that_would_run_code_is_refused(no_caches, world):
@@ -214,7 +214,7 @@ def test_an_inception_file_that_would_run_code_is_refused(no_caches, world):
     for n, image in enumerate(world[0][:2]):
         image.save(folder / f"{n}.png")
     with pytest.raises(UserError, match="is not the Inception-V3 file"):
-        fid_score(folder, weights).fid(world[0][:2])
+        fid_score(folder, weights).score_set(world[0][:2])
     assert not (no_caches / "harmed").exists()
 
 

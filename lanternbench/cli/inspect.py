@@ -89,10 +89,14 @@ def targets(as_json: AsJson = False) -> None:
 
     Example: lanternbench targets
     """
-    from lanternbench.models.catalogue import CATALOGUE
+    from lanternbench.models.catalogue import catalogue
 
-    rows = [{"target": n, "here": e.ready(), "about": e.about} for n, e in CATALOGUE.items()]
-    _print(rows, as_json, {"target": "target", "here": "here", "about": "about"})
+    rows = []
+    for name, entry in catalogue().items():
+        missing, size = entry.missing(), f"{entry.gigabytes:g} GB" if entry.files else "in the package"
+        state = "yes" if not missing else "lacks " + ", ".join(missing)
+        rows.append({"target": name, "here": state, "size": size, "licence": entry.licence, "about": entry.about})
+    _print(rows, as_json, {c: c for c in ("target", "here", "size", "licence", "about")})
 
 
 def prompts(
@@ -129,11 +133,12 @@ def doctor(as_json: AsJson = False) -> None:
     """
     from lanternbench.environment import environment
     from lanternbench.metrics.registry import names, scorers_for
-    from lanternbench.models.catalogue import CATALOGUE
+    from lanternbench.models.catalogue import catalogue
 
     rows = [{"item": k, "value": v} for k, v in environment().items()]
-    for name, entry in CATALOGUE.items():
-        rows.append({"item": f"target {name}", "value": "here" if entry.ready() else "missing"})
+    for name, entry in catalogue().items():
+        absent = f"missing; `lanternbench fetch {name}` gets it ({entry.gigabytes:g} GB)"
+        rows.append({"item": f"target {name}", "value": absent if entry.missing() else "here"})
     for name in names():
         (scorer,) = scorers_for([name], "full")
         rows.append({"item": f"metric {name}", "value": scorer.available() or "here"})

@@ -7,7 +7,7 @@ import warnings
 
 import typer
 
-from lanternbench.cli import inspect, measure, report, train
+from lanternbench.cli import fetch, inspect, measure, report, score, train
 from lanternbench.errors import UserError
 
 app = typer.Typer(
@@ -21,9 +21,11 @@ app = typer.Typer(
 app.command("run")(measure.run)
 app.command("sweep")(measure.sweep)
 app.command("report")(report.report)
+app.command("score")(score.score)
 app.command("methods")(inspect.methods)
 app.command("targets")(inspect.targets)
 app.command("prompts")(inspect.prompts)
+app.command("fetch")(fetch.fetch)
 app.command("doctor")(inspect.doctor)
 app.command("verify")(inspect.verify)
 app.add_typer(train.app, name="train")

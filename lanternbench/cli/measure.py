@@ -20,6 +20,10 @@ Fresh = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")]
+RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Full size without files: speed alone.")]
+Simulate = Annotated[
+    float | None, typer.Option("--simulate-acceptance", help="Mean tokens a step that drafting methods yield.")
+]
 NumPrompts = Annotated[int | None, typer.Option("--num-prompts", "-n", help="How many prompts; 0 for all.")]
 
 
@@ -44,6 +48,8 @@ def run(
         list[str] | None, typer.Option("--set", help="Any other option of the method, NAME=VALUE.")
     ] = None,
     target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    random_weights: RandomWeights = False,
+    simulate_acceptance: Simulate = None,
     prompts: Annotated[str, typer.Option(help="demo, coco2017[:FILE], parti[:FILE], or a text file.")] = "demo",
     num_prompts: NumPrompts = 8,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -74,6 +80,7 @@ def run(
         name=f"run-{method}".replace("/", "-"), target=target, prompts=prompts, num_prompts=num_prompts or None,
         seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
         metrics=[m for m in metrics.split(",") if m], baseline=baseline, methods=[spec],
+        random_weights=random_weights, simulate_acceptance=simulate_acceptance,
     )  # fmt: skip
     settings.method(method)  # an unknown name is reported as such, not as a wrong run name
     execute(settings.sweep(values, "the command line"), device, threads, out, fresh, as_json)
@@ -86,6 +93,8 @@ def sweep(
     seed: Annotated[int | None, typer.Option(min=0, help="In place of the file's.")] = None,
     temperature: Annotated[float | None, typer.Option(help="In place of the file's.")] = None,
     target: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
+    random_weights: RandomWeights = False,
+    simulate_acceptance: Simulate = None,
     device: Device = "auto",
     threads: Threads = None,
     out: Out = Path("results"),
@@ -99,6 +108,10 @@ def sweep(
     config = settings.read(file)
     given = dict(prompts=prompts, seed=seed, temperature=temperature, target=target)
     changed: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    if random_weights:
+        changed["random_weights"] = True
+    if simulate_acceptance is not None:
+        changed["simulate_acceptance"] = simulate_acceptance
     if num_prompts is not None:
         changed["num_prompts"] = num_prompts or None
     if changed:

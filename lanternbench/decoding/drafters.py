@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lanternbench.decoding.sampling import guide
 from lanternbench.decoding.session import Session
-from lanternbench.models.cached import CachedStack, additive
+from lanternbench.models.cached import CachedStack, additive, causal
 from lanternbench.models.eagle import Eagle
 from lanternbench.models.llamagen import LlamaGen, prefix_mask
 from lanternbench.models.medusa import Medusa
@@ -45,15 +45,23 @@ def at_last_new(session: Session, hidden: Tensor) -> Tensor:
     return hidden.gather(1, index.expand(-1, 1, hidden.shape[-1]))[:, 0]
 
 
-class _Nodes:
-    """The part that EAGLE and an independent model share: a cached stack fed with committed tokens, then nodes.
+class _Cached:
+    """What EAGLE and an independent model share: a cached stack fed with what is committed, then with drafted nodes."""
 
-    ``lead``: committed slots before image token 0.
-    """
-
-    def __init__(self, session: Session, stack: CachedStack, lead: int):
-        self.session, self.stack, self.lead = session, stack, lead
+    def attach(self, session: Session, words: LlamaGen, stack: CachedStack, lead: int) -> None:
+        """``words``: whose embeddings and head are used; ``lead``: committed slots before image token 0."""
+        self.session, self.words, self.stack, self.lead = session, words, stack, lead
         self.drafted = 0
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens [B, m] -> [R, m, dim]."""
+        return self.stack.all_rows(self.words.tok_embeddings(tokens))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [R, …, dim] -> guided logits [B, …, V]."""
+        logits = guide(self.words.output(hidden), self.session.guidance)
+        self.session.clock.tick("draft")
+        return logits
 
     def committed(self, x: Tensor) -> Tensor:
         """Append the step's new tokens, x [R, A, dim] -> hidden at the last one [R, dim]."""
@@ -62,58 +70,45 @@ class _Nodes:
         a = x.shape[1]
         start = s.length - count
         position = start[:, None] + torch.arange(a, device=s.device) + s.offset
-        causal = (
-            None if a == 1 else additive(torch.ones(1, a, a, dtype=torch.bool, device=s.device).tril(), s.stack.dtype)
-        )
+        visible = None if a == 1 else causal(a, x)
         bases = [n - c + self.lead for n, c in zip(s.lengths, counts, strict=True)]
-        hidden = self.stack.forward(x, position, bases, start + self.lead, 0, causal)
+        hidden = self.stack.forward(x, position, bases, start + self.lead, 0, visible)
         self.drafted = 0
         return at_last_new(s, hidden)
 
     def nodes(self, x: Tensor, visible: Tensor | None, depth: int) -> Tensor:
         """x [R, m, dim] -> hidden [R, m, dim]."""
         s = self.session
-        position = s.length[:, None] + (s.offset + depth - 1)
+        position = (s.length[:, None] + (s.offset + depth - 1)).expand(-1, x.shape[1])
         bases = [n + self.lead for n in s.lengths]
-        position = position.expand(-1, x.shape[1])
         hidden = self.stack.forward(x, position, bases, s.length + self.lead, self.drafted, visible)
         self.drafted += x.shape[1]
         return hidden
 
 
-class EagleDrafter:
+class EagleDrafter(_Cached):
     def __init__(self, net: Eagle, most_nodes: int):
         self.net, self.most_nodes = net, most_nodes
 
     def begin(self, session: Session, hidden: Tensor) -> None:
-        self.session = session
         rows, prefix, _ = hidden.shape
         model = session.target.model
         slots = prefix + session.limit + self.most_nodes + 1
         stack = CachedStack(self.net, self.net.cfg, rows, slots, model.rope, hidden)
-        self.at = _Nodes(session, stack, prefix - 1)
+        self.attach(session, model, stack, prefix - 1)
         if prefix > 1:  # entry t pairs the hidden state of prefix position t with a dummy token 0
             blank = model.tok_embeddings(torch.zeros(rows, prefix - 1, dtype=torch.long, device=hidden.device))
-            causal = additive(torch.ones(1, prefix - 1, prefix - 1, dtype=torch.bool, device=hidden.device).tril())
             zero = torch.zeros(session.batch, dtype=torch.long, device=hidden.device)
             position = torch.arange(prefix - 1, device=hidden.device)[None]
-            stack.forward(self.net.fuse(blank, hidden[:, :-1]), position, [0] * session.batch, zero, 0, causal)
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return self.at.stack.all_rows(self.session.target.model.tok_embeddings(tokens))
-
-    def _logits(self, feature: Tensor) -> Tensor:
-        logits = guide(self.session.target.model.output(feature), self.session.guidance)
-        self.session.clock.tick("draft")
-        return logits
+            x = self.net.fuse(blank, hidden[:, :-1])
+            stack.forward(x, position, [0] * session.batch, zero, 0, causal(prefix - 1, x))
 
     def root(self) -> Tensor:
         self.session.clock.tick("other")
         fresh = self.session.fresh
-        x = self.net.fuse(self._embed(fresh.tokens), fresh.hidden)
-        feature = self.at.committed(x)
+        feature = self.committed(self.net.fuse(self.embed(fresh.tokens), fresh.hidden))
         self.features = feature[:, None]  # [R, 1, dim]
-        return self._logits(feature)
+        return self.logits(feature)
 
     def expand(
         self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
@@ -125,48 +120,38 @@ class EagleDrafter:
         elif isinstance(came_from, list):
             parent = self.features if m == 1 == self.features.shape[1] else self.features[:, came_from]
         else:
-            index = self.at.stack.per_row(came_from)[..., None]
+            index = self.stack.per_row(came_from)[..., None]
             parent = self.features.gather(1, index.expand(len(self.features), -1, self.features.shape[-1]))
-        self.features = self.at.nodes(self.net.fuse(self._embed(tokens), parent), visible, depth)
-        return self._logits(self.features)
+        self.features = self.nodes(self.net.fuse(self.embed(tokens), parent), visible, depth)
+        return self.logits(self.features)
 
 
-class ModelDrafter:
+class ModelDrafter(_Cached):
     """An independent, smaller model of the target's kind (Leviathan et al. 2023); it reads the same prompt."""
 
     def __init__(self, net: LlamaGen, most_nodes: int):
         self.net, self.most_nodes = net, most_nodes
 
     def begin(self, session: Session, hidden: Tensor) -> None:
-        self.session = session
         rows, prefix = session.prefix.valid.shape
-        features = session.prefix.features
-        x = self.net.cls_embedding(features)
+        x = self.net.cls_embedding(session.prefix.features)
         slots = prefix + session.limit + self.most_nodes + 1
         stack = CachedStack(self.net, self.net.cfg, rows, slots, self.net.rope, x)
         mask = additive(prefix_mask(session.prefix.valid, prefix)[:, 0])
         zero = torch.zeros(session.batch, dtype=torch.long, device=x.device)
         stack.forward(x, torch.arange(prefix, device=x.device)[None], [0] * session.batch, zero, 0, mask)
         stack.hide_pads(session.prefix.valid)
-        self.at = _Nodes(session, stack, prefix)
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return self.at.stack.all_rows(self.net.tok_embeddings(tokens))
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits = guide(self.net.output(hidden), self.session.guidance)
-        self.session.clock.tick("draft")
-        return logits
+        self.attach(session, self.net, stack, prefix)
 
     def root(self) -> Tensor:
         self.session.clock.tick("other")
-        return self._logits(self.at.committed(self._embed(self.session.fresh.tokens)))
+        return self.logits(self.committed(self.embed(self.session.fresh.tokens)))
 
     def expand(
         self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
     ) -> Tensor:
         self.session.clock.tick("other")
-        return self._logits(self.at.nodes(self._embed(tokens), visible, depth))
+        return self.logits(self.nodes(self.embed(tokens), visible, depth))
 
 
 class MedusaDrafter:

@@ -18,6 +18,7 @@ from lanternbench.decoding.proposals import Alone, Drafted, Growth, Proposal
 from lanternbench.decoding.registry import acceptances, residuals
 from lanternbench.decoding.sampling import Warp, draw
 from lanternbench.decoding.session import Session, Trace, row_seed
+from lanternbench.decoding.simulation import level_rates, simulate
 from lanternbench.decoding.trees import Tree, static_tree
 from lanternbench.decoding.verify import Draft, Verdict, verify, verify_greedy
 from lanternbench.errors import UserError
@@ -55,10 +56,11 @@ class Decoder:
     guidance: float
     rule: Rule
     residual: Residual
+    rates: Tensor | None = None  # [D + 1], where acceptance is simulated
 
     def proposal(self) -> Proposal:
         """A fresh proposal: it holds the state of one batch."""
-        return build_proposal(self.method, self.target, self.warp)
+        return build_proposal(self.method, self.target, self.warp)[0]
 
 
 def build(
@@ -68,27 +70,33 @@ def build(
     top_k: int | None = None,
     top_p: float = 1.0,
     guidance: float | None = None,
+    simulate_acceptance: float | None = None,
 ) -> Decoder:
     """A decoder for ``method`` on ``target``; sampling options default to the target's.
+
+    ``simulate_acceptance``: the mean tokens per step that drafting methods are made to yield, see ``simulation``.
 
     Raises UserError if the target has no drafter of the kind that the method needs, or one that does not fit.
     """
     warp = Warp(temperature, target.top_k if top_k is None else top_k, top_p)
-    depth = build_proposal(method, target, warp, check_only=True)
+    depth = build_proposal(method, target, warp)[1]
     rule = acceptances()[method.acceptance](method, target, depth)
     name = "lantern-reference" if method.residual == "lantern" and method.variant == "reference" else method.residual
     scale = target.guidance if guidance is None else guidance
-    return Decoder(target, method, warp, scale, rule, residuals()[name])
+    rates = None
+    if simulate_acceptance is not None and depth > 0:
+        rates = level_rates(simulate_acceptance, depth).to(target.device)
+    return Decoder(target, method, warp, scale, rule, residuals()[name], rates)
 
 
-def build_proposal(method: Method, target: Target, warp: Warp, check_only: bool = False):
-    """The proposal of a method; with ``check_only``, the deepest draft position instead."""
+def build_proposal(method: Method, target: Target, warp: Warp) -> tuple[Proposal, int]:
+    """The proposal of a method and its deepest draft position."""
     if method.proposal == "none" or method.depth == 0:
-        return 0 if check_only else Alone()
+        return Alone(), 0
     if method.proposal == "jacobi":
         fixed_point, one_hot = method.acceptance == "unchanged", method.variant == "reference"
         made = Jacobi(method.window, method.init or "random", fixed_point, one_hot)
-        return made.window if check_only else made
+        return made, made.window
     drafter_net = target.drafters.get(method.proposal)
     if drafter_net is None:
         have = ", ".join(sorted(target.drafters)) or "none"
@@ -106,8 +114,6 @@ def build_proposal(method: Method, target: Target, warp: Warp, check_only: bool 
     growth, depth, width = _growth(method, target, warp)
     if method.proposal == "medusa" and depth > drafter_net.heads:
         raise UserError(f"the tree is {depth} levels deep but the drafter has {drafter_net.heads} Medusa heads")
-    if check_only:
-        return depth
     most = growth.nodes + width * max(depth, 1)  # a dynamic tree expands more nodes than it keeps
     drafter: Drafter
     if method.proposal == "eagle":
@@ -116,7 +122,7 @@ def build_proposal(method: Method, target: Target, warp: Warp, check_only: bool 
         drafter = ModelDrafter(drafter_net, most)
     else:
         drafter = MedusaDrafter(drafter_net)
-    return Drafted(drafter, growth, width)
+    return Drafted(drafter, growth, width), depth
 
 
 def fits(net: Any) -> tuple[int | None, int | None]:
@@ -189,7 +195,7 @@ def generate(
     session.clock.spent.clear()
     session.clock.start()
     while session.active() and session.steps != most_steps:
-        step(session, proposal, decoder.rule, decoder.residual, log)
+        step(session, proposal, decoder, log)
     session.clock.tick("other")
     decode_s = session.clock.stop()
     if session.trace is not None:
@@ -202,13 +208,15 @@ def generate(
     return log.generations(session, encode_s, decode_s)
 
 
-def step(session: Session, proposal: Proposal, rule: Rule, residual: Residual, log: Log) -> None:
+def step(session: Session, proposal: Proposal, decoder: Decoder, log: Log) -> None:
     """One target forward that verifies a draft tree and commits at least one token per unfinished prompt."""
     u = session.step_uniforms()
     uv, ud = u[:, : proposal.nodes], u[:, proposal.nodes :]
     draft = proposal.draft(session, ud)
     hidden, q = session.forward(draft, session.visible(draft))
-    verdict = decide(session, proposal, draft, q, uv, ud, rule, residual)
+    verdict = decide(session, proposal, draft, q, uv, ud, decoder.rule, decoder.residual)
+    if decoder.rates is not None:
+        verdict = simulate(draft, verdict, decoder.rates, uv[:, -1])
     if isinstance(proposal, Jacobi):
         proposal.learn(session, draft, verdict, q, ud)
     session.commit(draft, verdict, hidden, q)

@@ -69,7 +69,7 @@ def verify_greedy(draft: Draft, q: Tensor, rule: Rule) -> Verdict:
         rank = rank - first_leaf(tree)  # the reference goes through a dynamic tree's leaves
     last = rank.argmax(1)  # the deepest, first in node order
     accepted = depth.gather(1, last[:, None])[:, 0]
-    path = _path_to(tree, last)
+    path = path_to(tree, last)
     return Verdict(path, accepted, best.gather(1, last[:, None])[:, 0], torch.zeros_like(tokens))
 
 
@@ -90,7 +90,7 @@ def first_leaf(tree: Tree) -> Tensor:
     return torch.where(below, ids, tree.nodes).amin(-1)
 
 
-def _path_to(tree: Tree, last: Tensor) -> Tensor:
+def path_to(tree: Tree, last: Tensor) -> Tensor:
     """The nodes from the root to ``last`` [B], padded with ``last``: [B, D + 1]."""
     rows = tree.ancestors.expand(len(last), -1, -1)
     seen = rows.gather(1, last[:, None, None].expand(-1, 1, rows.shape[-1]))[:, 0]  # [B, N]

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from lanternbench.errors import UserError
@@ -79,39 +77,44 @@ def _tiny() -> Encoder:
     return Encoder(clip_tiny.load(files.embedded("clip.safetensors")), clip_tiny.pixels, clip_tiny.tokenize)
 
 
-def _vit_b32(path: Path) -> Encoder:
-    """OpenAI's ViT-B/32 through open_clip, from its official archive or open_clip's own safetensors."""
-    import open_clip
+def openai_pixels() -> Callable[[Image.Image], Tensor]:
+    """OpenAI's preparation: shorter side to 224 (bicubic), centre crop, CLIP's mean and deviation -> [3, 224, 224]."""
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
-    state = _vit_b32_state(path)
+    return image_transform_v2(PreprocessCfg(), is_train=False)
+
+
+def openai_clip(path: Path, weights: files.Weights, config: str) -> Encoder:
+    """OpenAI's CLIP through open_clip (``config``), from its official archive or open_clip's own safetensors.
+
+    Raises UserError when the file is another.
+    """
+    import open_clip
+
+    if path.suffix != ".safetensors":
+        state = _archive(path, weights)
+    else:
+        state = files.tensors(path, weights.title)
     # not through ``create_model(pretrained=…)``: that may go online when it cannot use what it finds
-    model = open_clip.CLIP(**open_clip.get_model_config("ViT-B-32-quickgelu"))
+    model = open_clip.CLIP(**open_clip.get_model_config(config))
     try:
         model.load_state_dict({k: state[k].float() for k in model.state_dict()})
     except (RuntimeError, KeyError) as error:
-        raise _wrong_file(path, error) from None
-    transform = image_transform_v2(PreprocessCfg(), is_train=False)  # OpenAI's: 224, bicubic, centre crop
-    tokenizer = open_clip.get_tokenizer("ViT-B-32")
-    return Encoder(model.eval(), lambda images: torch.stack([transform(i) for i in images]), tokenizer)
+        raise files.wrong_file(path, weights.title, error) from None
+    pixels = openai_pixels()
+    tokenizer = open_clip.get_tokenizer(config)
+    return Encoder(model.eval(), lambda images: torch.stack([pixels(i) for i in images]), tokenizer)
 
 
-def _vit_b32_state(path: Path) -> dict[str, Tensor]:
+def _archive(path: Path, weights: files.Weights) -> dict[str, Tensor]:
+    """A TorchScript archive holds code, so only the official one is opened."""
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        # a TorchScript archive holds code, so only the official one is opened
         with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != files.CLIP_VIT_B32.sha256:
+            if hashlib.file_digest(file, "sha256").hexdigest() != weights.sha256:
                 raise ValueError("its SHA-256 is another")
         return torch.jit.load(str(path), map_location="cpu").state_dict()
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise _wrong_file(path, error) from None
-
-
-def _wrong_file(path: Path, error: Exception) -> UserError:
-    cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return UserError(f"{path} is not the CLIP ViT-B/32 file ({cause}); download it again.")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise files.wrong_file(path, weights.title, error) from None
 
 
 def clip_tiny_score() -> ClipScore:
@@ -128,7 +131,7 @@ def clip_score(path: Path | None = None) -> ClipScore:
         found = path or weights.find()
         if found is None:
             raise UserError(f"{weights.title} cannot score: {weights.missing()}.")
-        return _vit_b32(found)
+        return openai_clip(found, weights, "ViT-B-32-quickgelu")
 
     def missing() -> str | None:
         return None if path and path.is_file() else weights.missing()

@@ -6,10 +6,9 @@ folder of real images.  The two are on different scales and never share a column
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -17,17 +16,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from lanternbench.errors import UserError
-from lanternbench.metrics import files
-from lanternbench.metrics.images import read_image
+from lanternbench.metrics import files, reference
 
 BATCH = 64
 ENOUGH = 5000  # samples from which on FID values are usually quoted
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 Prepare = Callable[[Image.Image], Tensor]  # RGB image -> uint8 [3, H, W]
 
 
@@ -42,16 +38,20 @@ class Statistics:
 
 @dataclass(frozen=True)
 class SetScore:
-    """A value of a whole set of images, lower is better; ``value`` is None when it could not be computed."""
+    """A value of a whole set of images; ``value`` is None when it could not be computed."""
 
     value: float | None
     count: int
     note: str | None
+    more: dict[str, float | None] = field(default_factory=dict)  # further columns that come with it
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What one FID needs: torchmetrics' metric with its net, how images enter it, and the real images' statistics."""
+    """What one FID needs: torchmetrics' metric with its net, how images enter it, and the real images' statistics.
+
+    ``metric.inception`` is the net: uint8 [B, 3, H, W] -> features [B, D].
+    """
 
     metric: FrechetInceptionDistance
     prepare: Prepare
@@ -60,11 +60,12 @@ class Measure:
 
 def update(metric: FrechetInceptionDistance, prepare: Prepare, images: Iterable[Image.Image], real: bool) -> None:
     """Add ``images`` to the metric; neighbours of one size go through the net together."""
-    for batch in _batches(prepare(image) for image in images):
+    for batch in batches(prepare(image) for image in images):
         metric.update(batch, real=real)
 
 
-def _batches(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+def batches(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Stacked blocks [B, 3, H, W] of neighbours of one size."""
     for _, run in groupby(tensors, key=lambda t: t.shape):
         block: list[Tensor] = []
         for tensor in run:
@@ -87,6 +88,13 @@ def statistics(metric: FrechetInceptionDistance, prepare: Prepare, images: Itera
     )
     metric.reset()
     return found
+
+
+@torch.inference_mode()
+def features(metric: FrechetInceptionDistance, prepare: Prepare, images: Iterable[Image.Image]) -> Tensor:
+    """Features of the metric's net, float64 [N, D]; [0, 0] for no images."""
+    found = [metric.inception(batch).double() for batch in batches(prepare(image) for image in images)]
+    return torch.cat(found) if found else torch.zeros(0, 0, dtype=torch.float64)
 
 
 def distance(measure: Measure, images: Iterable[Image.Image]) -> SetScore:
@@ -121,15 +129,15 @@ class Fid:
         return self._missing()
 
     @property
-    def reference(self) -> Statistics:
-        """Statistics of the real images."""
-        return self._load().reference
+    def measure(self) -> Measure:
+        """Net, preparation and statistics of the real images; loaded on first use."""
+        return self._load()
 
-    def fid(self, images: Iterable[Image.Image]) -> SetScore:
+    def score_set(self, images: Iterable[Image.Image]) -> SetScore:
         """FID of the images, their number, and a note for the reader; ``value`` is None when files are missing."""
         if reason := self.available():
             return SetScore(None, 0, reason)
-        return distance(self._load(), images)
+        return distance(self.measure, images)
 
 
 def tiny_image(image: Image.Image) -> Tensor:
@@ -162,7 +170,8 @@ def fid_tiny_score() -> Fid:
     )
 
 
-def _inception(path: Path) -> FrechetInceptionDistance:
+def inception(path: Path) -> FrechetInceptionDistance:
+    """FID's Inception-V3 from its file.  Raises UserError when the file is another, is damaged, or holds code."""
     try:
         torch.load(path, map_location="cpu", weights_only=True, mmap=False)  # refuses a pickle that runs code
         return FrechetInceptionDistance(feature=2048, feature_extractor_weights_path=str(path))
@@ -172,53 +181,34 @@ def _inception(path: Path) -> FrechetInceptionDistance:
         ) from None
 
 
-def reference_images(folder: Path) -> list[Path]:
-    """The image files of a folder, sorted by name."""
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES) if folder.is_dir() else []
-
-
-def reference_statistics(metric: FrechetInceptionDistance, folder: Path) -> Statistics:
-    """Statistics of a folder of real images, computed once per content and kept in the cache.
+def reference_statistics(metric: FrechetInceptionDistance, folder: Path, settings: str = "inception") -> Statistics:
+    """Statistics of a folder of real images, computed once per content and ``settings`` (which net) and kept.
 
     Raises UserError when an image cannot be read.
     """
-    paths = reference_images(folder)
-    listing = [f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in paths]
-    content = hashlib.sha256("\n".join([str(folder.resolve()), *listing]).encode("utf-8", "replace")).hexdigest()
-    kept = files.cache_dir() / f"fid-{content[:16]}.safetensors"
-    if kept.is_file():
-        found = load_file(kept)
-        return Statistics(found["total"], found["products"], int(found["count"]))
-    result = statistics(metric, plain_image, map(read_image, paths))
-    save_statistics(result, kept)
-    return result
+
+    def make(images: Iterable[Image.Image]) -> dict[str, Tensor]:
+        made = statistics(metric, plain_image, images)
+        return {"total": made.total, "products": made.products, "count": torch.tensor(made.count)}
+
+    kept = reference.kept("fid", folder, settings, make)
+    return Statistics(kept["total"], kept["products"], int(kept["count"]))
 
 
-def save_statistics(value: Statistics, path: Path) -> None:
-    """Write statistics as safetensors, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    save_file({"total": value.total, "products": value.products, "count": torch.tensor(value.count)}, part)
-    part.replace(path)
-
-
-def fid_score(reference: Path | None = None, path: Path | None = None) -> Fid:
-    """ "fid": Inception-V3 2048, against the real images in folder ``reference``; weights from ``path`` or found."""
+def fid_score(real: Path | None = None, path: Path | None = None) -> Fid:
+    """ "fid": Inception-V3 2048, against the real images in folder ``real``; weights from ``path`` or found."""
     weights = files.INCEPTION
 
     def missing() -> str | None:
         if not (path and path.is_file()) and (reason := weights.missing()):
             return reason
-        if reference is None or len(reference_images(reference)) < 2:
-            where = f"{reference} holds fewer than two images" if reference else "no folder of real images was given"
-            return f"FID needs real images to compare with and {where}; pass one with --fid-reference DIR"
-        return None
+        return reference.missing("FID", real)
 
     def load() -> Measure:
         found = path or weights.find()
-        if found is None or reference is None:
+        if found is None or real is None:
             raise UserError(f"FID cannot be computed: {missing()}.")
-        metric = _inception(found)
-        return Measure(metric, plain_image, reference_statistics(metric, reference))
+        metric = inception(found)
+        return Measure(metric, plain_image, reference_statistics(metric, real))
 
     return Fid("fid", (weights.file, "a folder of real images"), missing, load)

@@ -38,21 +38,28 @@ class SetScorer(Protocol):
     def available(self) -> str | None:
         """None, or one sentence: what is missing and the command that gets it."""
 
-    def fid(self, images: Iterable[Image.Image]) -> Any:
-        """-> metrics.fid.SetScore(value | None, count, note | None)."""
+    def score_set(self, images: Iterable[Image.Image]) -> Any:
+        """-> metrics.fid.SetScore(value | None, count, note | None, more columns)."""
 
 
 AnyScorer = Scorer | SetScorer
 Factory = Callable[[Path | None], AnyScorer]  # takes the folder of real images, where one was given
 _REGISTRY: dict[str, Factory] = {}
-EMBEDDED = {"clip": "clip-tiny", "fid": "fid-tiny"}  # what stands in for a paper's backbone on the tiny target
+_EXTRA: set[str] = set()
+# what stands in for a paper's backbone on the tiny target
+EMBEDDED = {name: f"{name}-tiny" for name in ("clip", "fid", "fid-inf", "precision-recall")}
 
 
-def register(name: str, factory: Factory) -> None:
-    """Make a metric known under ``name``; raises ValueError when the name is taken."""
+def register(name: str, factory: Factory, extra: bool = False) -> None:
+    """Make a metric known under ``name``; an ``extra`` one is computed only when it is asked for by name.
+
+    Raises ValueError when the name is taken.
+    """
     if name in _REGISTRY:
         raise ValueError(f"a metric named {name} is registered already")
     _REGISTRY[name] = factory
+    if extra:
+        _EXTRA.add(name)
 
 
 def names() -> list[str]:
@@ -66,11 +73,12 @@ def scorers_for(
     """The scorers of a run, in the order asked for, each once; without names, all that suit ``evaluators``.
 
     On "tiny", "clip" and "fid" mean the embedded CLIP and FID, whose columns are named "clip-tiny" and "fid-tiny";
-    ``reference`` is the folder of real images for "fid".  Nothing is loaded or downloaded here: ask ``available()``.
+    ``reference`` is the folder of real images for "fid" and "precision-recall".  Nothing is loaded or downloaded here:
+    ask ``available()``.
     Raises UserError for a name that no metric has.
     """
     if wanted is None:
-        chosen = [n for n in _REGISTRY if n.endswith("-tiny") == (evaluators == "tiny")]
+        chosen = [n for n in _REGISTRY if n not in _EXTRA and n.endswith("-tiny") == (evaluators == "tiny")]
     else:
         chosen = [EMBEDDED.get(n, n) if evaluators == "tiny" else n for n in wanted]
     for name in chosen:
@@ -105,7 +113,73 @@ def _fid(reference: Path | None) -> AnyScorer:
     return fid_score(reference)
 
 
+def _fid_inf_tiny(reference: Path | None) -> AnyScorer:
+    from lanternbench.metrics.fid import fid_tiny_score
+    from lanternbench.metrics.fid_infinity import FidInfinity
+
+    return FidInfinity(fid_tiny_score())
+
+
+def _fid_inf(reference: Path | None) -> AnyScorer:
+    from lanternbench.metrics.fid import fid_score
+    from lanternbench.metrics.fid_infinity import FidInfinity
+
+    return FidInfinity(fid_score(reference))
+
+
+def _precision_recall_tiny(reference: Path | None) -> AnyScorer:
+    from lanternbench.metrics.precision_recall import precision_recall_tiny_score
+
+    return precision_recall_tiny_score(reference)
+
+
+def _precision_recall(reference: Path | None) -> AnyScorer:
+    from lanternbench.metrics.precision_recall import precision_recall_score
+
+    return precision_recall_score(reference)
+
+
+def _inception_score(reference: Path | None) -> AnyScorer:
+    from lanternbench.metrics.inception_score import inception_score
+
+    return inception_score()
+
+
+def _image_reward(reference: Path | None) -> AnyScorer:
+    from lanternbench.metrics.image_reward import image_reward_score
+
+    return image_reward_score()
+
+
+def _hpsv2(reference: Path | None) -> AnyScorer:
+    from lanternbench.metrics.hpsv2 import hpsv2_score
+
+    return hpsv2_score()
+
+
+def _hpsv21(reference: Path | None) -> AnyScorer:
+    from lanternbench.metrics import files
+    from lanternbench.metrics.hpsv2 import hpsv2_score
+
+    return hpsv2_score(files.HPS_V21)
+
+
+def _aesthetic(reference: Path | None) -> AnyScorer:
+    from lanternbench.metrics.aesthetic import aesthetic_score
+
+    return aesthetic_score()
+
+
 register("clip-tiny", _clip_tiny)
 register("fid-tiny", _fid_tiny)
 register("clip", _clip)
 register("fid", _fid)
+register("image-reward", _image_reward)
+register("hpsv2", _hpsv2)
+register("inception-score", _inception_score)
+register("aesthetic", _aesthetic)
+register("precision-recall", _precision_recall)
+register("hpsv2.1", _hpsv21, extra=True)
+register("fid-inf", _fid_inf, extra=True)
+register("fid-inf-tiny", _fid_inf_tiny, extra=True)
+register("precision-recall-tiny", _precision_recall_tiny, extra=True)

@@ -18,6 +18,11 @@ def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
+def causal(n: int, like: Tensor) -> Tensor:
+    """Additive mask [1, n, n] under which each of n new positions sees itself and the earlier ones."""
+    return additive(torch.ones(1, n, n, dtype=torch.bool, device=like.device).tril(), like.dtype)
+
+
 class CachedStack:
     """Runs new positions ("nodes") against what is committed.
 

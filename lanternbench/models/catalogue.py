@@ -1,48 +1,96 @@
-"""Targets by name."""
+"""Targets by name: what they are (``catalogue.yaml``), whether they are here, how they are loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict
 
 from lanternbench.errors import UserError
-from lanternbench.models import tiny
+from lanternbench.metrics.files import cache_dir
+from lanternbench.models import published, tiny
 from lanternbench.models.target import Target
 
 
-class Entry(NamedTuple):
-    """A catalogue row: what the target is and how it is loaded."""
+class Source(BaseModel):
+    """Files of one repository on the Hugging Face hub; names may be patterns."""
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    repo: str
+    files: tuple[str, ...]
+
+
+class Entry(BaseModel):
+    """A row of the catalogue.  ``files`` by role: ``model``, ``vq``, ``text``, and drafters by kind."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    family: Literal["tiny", "llamagen"]
     about: str
-    load: Callable[[str], Target]  # device -> target
-    ready: Callable[[], bool]
+    licence: str = "Apache-2.0"
+    gigabytes: float = 0.0  # of all files
+    shape: dict[str, Any] = {}
+    guidance: float = 3.0
+    top_k: int = 0
+    files: dict[str, Source] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Where ``fetch`` puts its files: a folder per role."""
+        return cache_dir() / "targets" / self.name
+
+    def missing(self, folder: Path | None = None) -> list[str]:
+        """Roles that are not here whole; drafters count, though a target works without them."""
+        if self.family == "tiny":
+            return [] if (tiny.WEIGHTS / "target.safetensors").is_file() else ["model"]
+        return [role for role in self.files if not published.present(folder or self.folder, role)]
 
 
-def _tiny_ready() -> bool:
-    return (tiny.WEIGHTS / "target.safetensors").is_file()
+@cache
+def catalogue() -> dict[str, Entry]:
+    """Every entry by name, in the order of the file."""
+    rows = yaml.safe_load(Path(__file__).with_name("catalogue.yaml").read_text(encoding="utf-8"))
+    return {name: Entry(name=name, **row) for name, row in rows.items()}
 
 
-CATALOGUE: dict[str, Entry] = {
-    "tiny": Entry(
-        "embedded LlamaGen-format text-to-image model, 64×64 scenes, 16×16 tokens of 1,024; comes with the package",
-        lambda device: tiny.load(device=device),
-        _tiny_ready,
-    ),
-}
+def entry(name: str) -> Entry:
+    """Raises UserError for a name that the catalogue does not have."""
+    if name not in catalogue():
+        close = difflib.get_close_matches(name, catalogue(), 1)
+        raise UserError(
+            f"unknown target '{name}': it is neither in the catalogue ({', '.join(catalogue())}) nor a folder with a "
+            f"target.safetensors{f'; did you mean {close[0]}?' if close else ''}"
+        )
+    return catalogue()[name]
 
 
-def load_target(name: str, device: str = "cpu") -> Target:
-    """A target by catalogue name, or the embedded format from a local folder (as ``train tiny`` writes it).
+def load_target(name: str, device: str = "cpu", random_weights: bool = False) -> Target:
+    """A target by catalogue name, NAME=FOLDER with its files, or a folder in the embedded format (``train tiny``).
 
-    Raises UserError for a name that is neither.
+    ``random_weights``: the architecture at full size, without any file.  Raises UserError for an unknown name and for
+    weights that are missing or damaged.
     """
-    if name in CATALOGUE:
-        return CATALOGUE[name].load(device)
-    folder = Path(name)
-    if (folder / "target.safetensors").is_file():
-        return tiny.load(folder, device)
-    raise UserError(
-        f"unknown target '{name}': it is neither in the catalogue ({', '.join(CATALOGUE)}) nor a folder with a "
-        "target.safetensors"
-    )
+    if (Path(name) / "target.safetensors").is_file():
+        return tiny.load(Path(name), device)
+    title, _, where = name.partition("=")
+    row = entry(title)
+    if row.family == "tiny":
+        if random_weights:
+            raise UserError("target 'tiny' comes with trained weights: leave out --random-weights")
+        return tiny.load(device=device)
+    if random_weights:
+        return published.random_target(row.name, row.shape, row.guidance, row.top_k, device)
+    folder = Path(where) if where else row.folder
+    needed = [role for role in row.missing(folder) if role in ("model", "vq", "text")]
+    if needed:
+        raise UserError(
+            f"target '{title}' lacks its {' and '.join(needed)} in {folder}: `lanternbench fetch {title}` gets them "
+            f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
+        )
+    return published.load(row.name, row.shape, row.guidance, row.top_k, folder, device)

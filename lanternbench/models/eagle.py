@@ -15,9 +15,9 @@ from lanternbench.models.transformer import DecoderConfig, Layer
 
 
 class Eagle(nn.Module):
-    def __init__(self, cfg: DecoderConfig, bias: bool = True):
+    def __init__(self, cfg: DecoderConfig, bias: bool = True, norm_eps: float = 1e-6):
         super().__init__()
-        self.cfg = replace(cfg, n_layer=1, norm_eps=1e-6)
+        self.cfg = replace(cfg, n_layer=1, norm_eps=norm_eps)
         self.fc = nn.Linear(2 * cfg.dim, cfg.dim, bias=bias)
         self.layers = nn.ModuleList([Layer(self.cfg)])
 
@@ -31,6 +31,8 @@ class Eagle(nn.Module):
 
 _RENAMED = {
     "self_attn.o_proj": "attention.wo",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
     "mlp.down_proj": "feed_forward.w2",
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "ffn_norm",

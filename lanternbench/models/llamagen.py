@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.models.eagle import from_published
 from lanternbench.models.rope import rope_2d
@@ -61,6 +62,10 @@ class CaptionEmbedding(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         return self.cap_proj(features)
 
+    def unconditional(self, count: int) -> Tensor:
+        """What stands for no caption: [count, T, c]."""
+        return self.uncond_embedding.expand(count, -1, -1)
+
 
 class LabelEmbedding(nn.Module):
     """Class labels -> one prefix embedding; the last row is the null class."""
@@ -70,7 +75,12 @@ class LabelEmbedding(nn.Module):
         self.embedding_table = nn.Embedding(cfg.num_classes + 1, cfg.dim)
 
     def forward(self, labels: Tensor) -> Tensor:
-        return self.embedding_table(labels)[:, None]
+        """Labels [B, 1] -> prefix [B, 1, dim]."""
+        return self.embedding_table(labels)
+
+    def unconditional(self, count: int) -> Tensor:
+        """What stands for no class: [count, 1]."""
+        return self.embedding_table.weight.new_full((count, 1), len(self.embedding_table.weight) - 1, dtype=torch.long)
 
 
 def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,10 +119,12 @@ class LlamaGen(Stack):
 
     def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
         """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L] -> [B, L, dim]."""
+        pads = int((~valid.bool()).all(0).sum())  # columns that are padding in every row
+        prefix, valid = prefix[:, pads:], valid[:, pads:]
         x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
-        mask = torch.zeros(len(x), 1, x.shape[1], x.shape[1], dtype=x.dtype, device=x.device)
-        mask.masked_fill_(~prefix_mask(valid, x.shape[1]), -torch.inf)
-        h = self(x, self.rope[None, : x.shape[1], None], mask)
+        n = x.shape[1]
+        mask = causal_upper_left(n, n) if valid.all() else prefix_mask(valid, n)
+        h = self(x, self.rope[None, pads : pads + n, None], mask)
         return h[:, prefix.shape[1] - 1 :]
 
 

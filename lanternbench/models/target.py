@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lanternbench.models.llamagen import CaptionEmbedding, LlamaGen, left_pad
+from lanternbench.models.llamagen import CaptionEmbedding, LabelEmbedding, LlamaGen, left_pad
 from lanternbench.models.vq import VQModel
 
 
@@ -19,14 +19,15 @@ class Prefix(NamedTuple):
 
     embeddings: Tensor  # [R, P, dim]
     valid: Tensor  # [R, P] bool, False on padding
-    features: Tensor  # [R, P, c] the text features (or labels) behind the embeddings, for independent drafters
+    features: Tensor  # [R, P, c], or labels [R, 1]: what the embeddings were made from, for independent drafters
 
 
 @dataclass
 class Target:
     """A loaded text-to-image model.
 
-    ``text``: captions -> features [B, T, c] and mask [B, T], right-padded.  ``guidance``, ``top_k``: its defaults.
+    ``text``: captions -> features [B, T, c] and mask [B, T], right-padded; or class labels [B, 1] and a mask of ones.
+    ``guidance``, ``top_k``: its defaults.
     ``options``: its default trees and neighbourhood size.  ``evaluators``: whose metrics its images are judged by.
     ``drafters``: by kind of proposal (``eagle``, ``model``, ``medusa``).  ``pad_rows``: what padded prefix positions
     attend to, see ``prefix_mask``; drafters trained on the features of LANTERN's class expect ``uniform``.
@@ -71,10 +72,11 @@ class Target:
 
     def prefix(self, captions: list[str], guidance: float) -> Prefix:
         """Captions -> prefix embeddings, with the unconditional rows below when guidance is on (scale ≠ 1)."""
-        features, mask = left_pad(*self.text(captions))
+        features, mask = self.text(captions)
+        if features.ndim == 3:
+            features, mask = left_pad(features, mask)
         if guidance != 1.0:
-            uncond = cast(CaptionEmbedding, self.model.cls_embedding).uncond_embedding
-            nothing = uncond.expand(len(captions), -1, -1)
+            nothing = cast(CaptionEmbedding | LabelEmbedding, self.model.cls_embedding).unconditional(len(captions))
             features, mask = torch.cat([features, nothing]), mask.repeat(2, 1)
         return Prefix(self.model.cls_embedding(features), mask.bool(), features)
 

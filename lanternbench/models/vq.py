@@ -22,6 +22,7 @@ class VQConfig:
     codebook_size: int = 16384
     codebook_dim: int = 8
     norm_groups: int = 32
+    attention: bool = True  # at the coarsest level; in the middle there always is
 
     @property
     def factor(self) -> int:
@@ -110,7 +111,8 @@ class Encoder(nn.Module):
         self.conv_in = nn.Conv2d(3, cfg.ch, 3, padding=1)
         self.conv_blocks = nn.ModuleList()
         for i in range(last + 1):
-            level = Level(widths[i], widths[i + 1], cfg.num_res_blocks, i == last, cfg.norm_groups)
+            attention = cfg.attention and i == last
+            level = Level(widths[i], widths[i + 1], cfg.num_res_blocks, attention, cfg.norm_groups)
             if i != last:
                 level.downsample = Downsample(widths[i + 1])
             self.conv_blocks.append(level)
@@ -134,7 +136,8 @@ class Decoder(nn.Module):
         self.mid = _mid(widths[last], cfg.norm_groups)
         self.conv_blocks = nn.ModuleList()
         for i in reversed(range(last + 1)):  # coarsest first
-            level = Level(widths[min(i + 1, last)], widths[i], cfg.num_res_blocks + 1, i == last, cfg.norm_groups)
+            attention = cfg.attention and i == last
+            level = Level(widths[min(i + 1, last)], widths[i], cfg.num_res_blocks + 1, attention, cfg.norm_groups)
             if i:
                 level.upsample = Upsample(widths[i])
             self.conv_blocks.append(level)

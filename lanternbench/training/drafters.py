@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.decoding.sampling import guide
 from lanternbench.models.eagle import Eagle
@@ -77,12 +78,12 @@ class _Step:
         blank = target.tok_embeddings(torch.zeros(len(hidden), p - 1, dtype=torch.long))
         embedding = torch.cat([blank, embedded], 1)
         n = embedding.shape[1]
-        mask = torch.zeros(n, n).masked_fill_(~torch.ones(n, n, dtype=torch.bool).tril(), -torch.inf)
-        rope = target.rope[None, 1 : n + 1, None].clone()
-        rope[:, : p - 1] = 0
+        rope = target.rope[None, 1 : n + 1, None]
         features, loss = hidden[:, :n], torch.zeros(())
         for _ in range(2):
-            made = net(net.fuse(embedding, features), rope, mask)[:, p - 1 :]  # for positions P … P + L − 2
+            made = net(net.fuse(embedding, features), rope, causal_upper_left(n, n))[
+                :, p - 1 :
+            ]  # for positions P … P + L − 2
             loss = loss + soft_cross_entropy(guide(target.output(made), GUIDANCE), wanted)
             loss = loss + F.smooth_l1_loss(made, hidden[:, p:])
             own = torch.from_numpy(rng.random((made.shape[0], made.shape[1] - 1, 1)) < 0.5)

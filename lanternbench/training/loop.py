@@ -15,9 +15,9 @@ from lanternbench.training.muon import Muon
 Step = Callable[[int], dict[str, Tensor]]
 
 
-def schedule(step: int, steps: int, warmup: int) -> float:
-    """Learning-rate factor: linear warm-up, constant, and over the last 30 % of the steps linearly down to 1 %."""
-    return min(1.0, (step + 1) / warmup, 0.01 + (steps - step) / (0.3 * steps))
+def schedule(step: int, steps: int, warmup: int, decay: float = 0.3) -> float:
+    """Learning-rate factor: linear warm-up, constant, and over the last part ``decay`` of the steps down to 1 %."""
+    return min(1.0, (step + 1) / warmup, 0.01 + (steps - step) / (decay * steps))
 
 
 def save_atomically(value: object, path: Path) -> None:
@@ -49,6 +49,7 @@ def fit(
     folder: Path,
     *,
     warmup: int = 100,
+    decay: float = 0.3,
     clip: float = 1.0,
     save_every: int = 100,
     log: Callable[[str], None] = print,
@@ -73,7 +74,7 @@ def fit(
     for step in range(first, steps):
         for optim, rates in zip(optims, base, strict=True):
             for group, rate in zip(optim.param_groups, rates, strict=True):
-                group["initial_lr"], group["lr"] = rate, rate * schedule(step, steps, warmup)
+                group["initial_lr"], group["lr"] = rate, rate * schedule(step, steps, warmup, decay)
         losses = step_fn(step)
         losses["loss"].backward()
         nn.utils.clip_grad_norm_(model.parameters(), clip)

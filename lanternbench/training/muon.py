@@ -24,7 +24,7 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
+    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.1):
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
 
     @torch.no_grad()

@@ -13,16 +13,17 @@ from torch import Tensor, nn
 
 from lanternbench.models import text
 from lanternbench.models.llamagen import CaptionEmbedding, LlamaGen, LlamaGenConfig, left_pad
+from lanternbench.models.transformer import Layer
 from lanternbench.models.vq import VQModel
-from lanternbench.training import data, loop
+from lanternbench.training import data, loop, scenes
 from lanternbench.training.vq import to_float
 
 CONFIG = LlamaGenConfig(
     dim=128, n_layer=16, n_head=4, vocab_size=1024, caption_dim=text.WIDTH, cls_token_num=text.WORDS, multiple_of=32
 )
 BATCH = 8
-PRIOR_STEPS = 2200  # at first without captions: what images look like
-CAPTION_DROPOUT = 0.1  # afterwards: rows that learn the unconditional model, for classifier-free guidance
+MIDDLE = 3  # the layer whose state must tell where on the grid it is
+CAPTION_DROPOUT = 0.1  # rows that learn the unconditional model, for classifier-free guidance
 
 
 class TextToImage(nn.Module):
@@ -33,6 +34,8 @@ class TextToImage(nn.Module):
         self.text = (encoder or text.TextEncoder()).eval().requires_grad_(False)
         self.target = LlamaGen(cfg)
         self.target.apply(_initialise)
+        nn.init.normal_(self.target.tok_embeddings.weight, std=0.3)
+        self.where = nn.Linear(cfg.dim, 2 * cfg.grid)  # for training alone: row and column of the next token
 
     def features(self, captions: list[str], drop: Tensor) -> tuple[Tensor, Tensor]:
         """Captions -> left-padded features [B, T, c] and their mask [B, T]; ``drop`` [B] marks unconditional rows."""
@@ -63,32 +66,105 @@ def caption(index: int, rng: np.random.Generator, seed: int = data.SEED) -> str:
     return wordings[int(rng.integers(len(wordings)))]
 
 
+def lengths(count: int, seed: int = data.SEED) -> dict[int, Tensor]:
+    """Words in a caption -> the (image, wording) pairs [n, 2] that have so many: a batch of them needs no padding."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for i in range(count):
+        for j, wording in enumerate(data.scene(i, seed).captions()):
+            found.setdefault(int((text.tokenize([wording]) != 0).sum()), []).append((i, j))
+    return {n: torch.tensor(pairs) for n, pairs in found.items()}
+
+
+def weights(scene: scenes.Scene) -> Tensor:
+    """What a token counts in the loss, [256]: known from the caption alone, so that the optimum stays where it is.
+
+    Where shapes are named, much is to be learnt; the first tokens teach to read the caption; pure noise teaches little.
+    """
+    side = CONFIG.grid
+    found = torch.full((side, side), 0.3 if scene.texture == "noisy" else 1.0)
+    at = (torch.arange(side) + 0.5) / side
+    for item in scene.items:
+        (x, y), reach = scenes.PLACES[item.place], scenes.RADII[item.size] * 1.1 + 0.05
+        found += 3 * ((at - y).abs() < reach)[:, None] * ((at - x).abs() < reach)
+    return found.flatten() + 10 * torch.exp(-torch.arange(side * side) / 4)
+
+
+def position_loss(logits: Tensor, side: int) -> Tensor:
+    """Cross entropies of the next token's row and column, summed: logits [B, side², 2 · side]."""
+    rows, columns = torch.arange(side).repeat_interleave(side), torch.arange(side).repeat(side)
+    return sum(
+        (
+            F.cross_entropy(part.flatten(0, 1), at.repeat(len(logits)))
+            for part, at in zip(logits.chunk(2, -1), (rows, columns), strict=True)
+        ),
+        torch.zeros(()),
+    )
+
+
+@torch.no_grad()
+def count_rows_and_columns(model: LlamaGen) -> None:
+    """Let two heads of the first layer start out as counters, so that the model knows where on the grid it is.
+
+    Rotary positions are relative; absolute ones come from attention alone, slowly.  All image tokens get one feature
+    in common.  From it the heads make rotary logits that are 0 towards tokens of the same row (the same column) and
+    very negative towards others; the caption's logits are 0 too, so that the share of attention that image tokens get
+    tells how many there were in this row (column).
+    """
+    first, width = cast(Layer, model.layers[0]).attention, model.cfg.head_dim
+    embeddings = model.tok_embeddings.weight
+    embeddings[:, 0] = 3
+    unit = float(embeddings.square().mean(1).rsqrt().mean())  # that feature after the norm
+    logits = torch.zeros(width // 4)  # per frequency; cos Δ + cos 0.32 Δ - 2 is 0 at Δ = 0 and negative elsewhere
+    logits[[0, 1, -1]] = torch.tensor([10.0, 10.0, -20.0])
+    for head, axis in ((0, 0), (1, 1)):
+        pairs = slice(axis * width // 4, (axis + 1) * width // 4)
+        q, k, v = (first.wqkv.weight.unflatten(0, (3, model.cfg.n_head, width))[i, head] for i in range(3))
+        q.zero_(), k.zero_(), v.zero_()
+        strength = logits.abs().sqrt() * width**0.25 / unit
+        q.view(width // 2, 2, -1)[pairs, 0, 0] = strength
+        k.view(width // 2, 2, -1)[pairs, 0, 0] = strength * logits.sign()
+        v[0, 0] = 1 / unit
+        first.wo.weight[:, head * width : (head + 1) * width] = 0
+        first.wo.weight[1 + axis, head * width] = 3
+
+
 def train(
     folder: Path,
     vq: VQModel,
     encoder: text.TextEncoder,
-    steps: int = 5000,
+    steps: int = 9000,
     count: int = 40000,
     log: Callable[[str], None] = print,
 ) -> TextToImage:
     """The target, trained on the tokens of ``count`` scenes and the encoder's features of their captions."""
     torch.manual_seed(2)
     model = TextToImage(encoder)
-    prior = min(PRIOR_STEPS, steps // 2)
+    count_rows_and_columns(model.target)
+    middle: list[Tensor] = []
+    model.target.layers[MIDDLE].register_forward_hook(lambda module, inputs, output: middle.append(output))
     grid = tokens(folder, vq, count)
-    # what follows a few tokens hardly needs the caption; the first ones do, and teach the model to read it
-    weight = 1 + 15 * torch.exp(-torch.arange(256) / 4)
+    groups = list(lengths(count).values())
+    share = np.array([len(g) for g in groups]) / sum(len(g) for g in groups)
 
     def step_fn(step: int) -> dict[str, Tensor]:
         rng = np.random.default_rng([11, step])
-        picked = rng.integers(count, size=BATCH)
-        drop = torch.from_numpy(rng.random(BATCH) < (CAPTION_DROPOUT if step >= prior else 1.0))
-        truth = grid[picked].long()
-        features, valid = model.features([caption(int(i), rng) for i in picked], drop)
+        group = groups[rng.choice(len(groups), p=share)]
+        pairs = group[rng.integers(len(group), size=BATCH)].tolist()
+        drawn = [data.scene(i) for i, _ in pairs]
+        drop = torch.from_numpy(rng.random(BATCH) < CAPTION_DROPOUT)
+        truth = grid[[i for i, _ in pairs]].long()
+        wordings = [scene.captions()[j] for scene, (_, j) in zip(drawn, pairs, strict=True)]
+        features, valid = model.features(wordings, drop)
         prefix = model.target.cls_embedding(features)
         logits = model.target.output(model.target.teacher_forced(prefix, valid, truth))
         each = F.cross_entropy(logits.flatten(0, 1), truth.flatten(), reduction="none").view(BATCH, -1)
-        return {"loss": (each * weight).mean(), "tokens": each.mean().detach(), "first": each[:, 0].mean().detach()}
+        weight = torch.stack([weights(scene) for scene in drawn])
+        loss = (each * weight).sum() / weight.sum()
+        state = F.rms_norm(middle.pop()[:, -truth.shape[1] :], (CONFIG.dim,))
+        where = position_loss(model.where(state), CONFIG.grid)
+        figures = {"tokens": each.mean(), "first": each[:, 0].mean(), "where": where}
+        return {"loss": loss + 0.3 * where, **{k: v.detach() for k, v in figures.items()}}
 
-    loop.fit("target", model, loop.optimizers(model, 1e-3, 0.01), step_fn, steps, folder, warmup=50, log=log)
+    optims = loop.optimizers(model, 1e-3, 0.01)
+    loop.fit("target", model, optims, step_fn, steps, folder, warmup=50, decay=1.0, log=log)
     return model

@@ -113,7 +113,7 @@ class World:
             for name in STATE:
                 if holder is not None and name in vars(holder):
                     setattr(holder, name, rows.state[name])
-        engine.step(session, proposal, self.decoder.rule, self.decoder.residual, _NoLog())  # type: ignore[arg-type]
+        engine.step(session, proposal, self.decoder, _NoLog())  # type: ignore[arg-type]
         draft, verdict = session.seen
         state = self._state(proposal)
         decided = [draft.tokens, verdict.path, verdict.token[:, None]]
@@ -249,5 +249,5 @@ def decoded(tables: Tables, method: Method, greedy: bool, count: int, seed: int)
     for name in {"p", "known"} & set(vars(proposal)):
         setattr(proposal, name, vars(proposal)[name].double())
     while session.active():
-        engine.step(session, proposal, world.decoder.rule, world.decoder.residual, _NoLog())  # type: ignore[arg-type]
+        engine.step(session, proposal, world.decoder, _NoLog())  # type: ignore[arg-type]
     return session.tokens[:, : tables.length], expected

@@ -73,6 +73,6 @@ class Recorded:
 
     def cache(self) -> Tensor:
         """Keys and values of the committed slots: [2, R, heads, slots, head_dim]."""
-        kv = self.drafter.at.stack.cache
-        store = kv.store[0].unflatten(1, (kv.rows, kv.slots))[:, :, : self.drafter.at.lead + self.session.lengths[0]]
+        kv = self.drafter.stack.cache
+        store = kv.store[0].unflatten(1, (kv.rows, kv.slots))[:, :, : self.drafter.lead + self.session.lengths[0]]
         return store.transpose(2, 3)

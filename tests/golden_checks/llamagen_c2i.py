@@ -10,35 +10,22 @@ from torch import Tensor
 
 from golden_checks.common import Found, close, greedy, official_model, read, same
 from lanternbench.decoding.sampling import guide
-from lanternbench.models.target import Prefix, Target
-
-
-class Labelled(Target):
-    """A target whose captions are the recorded class labels."""
-
-    labels: Tensor
-
-    def prefix(self, captions: list[str], guidance: float) -> Prefix:
-        labels = self.labels
-        if guidance != 1.0:
-            labels = torch.cat([labels, torch.full_like(labels, self.model.config.num_classes)])
-        embeddings = self.model.cls_embedding(labels)
-        return Prefix(embeddings, torch.ones(embeddings.shape[:2], dtype=torch.bool), labels)
+from lanternbench.models.target import Target
 
 
 def check(folder: Path) -> list[Found]:
     vectors = read(folder / "llamagen_c2i.safetensors")
     model, scale = official_model(vectors), vectors.meta["cfg_scale"]
     nothing: Any = None
-    target = Labelled("golden", model, nothing, nothing)
-    target.labels = vectors["in.labels"]
-    prefix = target.prefix([], scale)
+    labels = vectors["in.labels"][:, None]
+    target = Target("golden", model, nothing, lambda captions: (labels, torch.ones_like(labels)))
+    prefix = target.prefix([""] * len(labels), scale)
 
     def forced(tokens: Tensor) -> Tensor:
         return model.output(model.teacher_forced(prefix.embeddings, prefix.valid, tokens.repeat(2, 1)))
 
     logits = forced(vectors["in.tokens"])
-    images = len(vectors["in.labels"])
+    images = len(labels)
     tokens = torch.stack([g.tokens for g in greedy(target, scale, images)])
     # the engine guides every position; the official option that stops guiding is checked on the logits alone
     late = vectors["out.greedy_tokens_cfg_interval"]

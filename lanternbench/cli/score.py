@@ -1,0 +1,78 @@
+"""``score``: quality metrics of images that are there already."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+def score(
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or folders, or plain folders of images.")
+    ] = None,
+    metrics: Annotated[str | None, typer.Option(help="Comma-separated; all that suit the target by default.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Folder of real images for FID, precision, recall.")] = None,
+    captions: Annotated[
+        str | None, typer.Option(help="Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Also score what is scored already.")] = False,
+    results: Annotated[Path, typer.Option("--results", help="Folder of the run folders.")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows and notes as JSON.")] = False,
+) -> None:
+    """Score saved images; the latest run by default.  Stopped at any point, the same command continues.
+
+    Example: lanternbench score --metrics image-reward,hpsv2
+    """
+    from lanternbench import results as store
+    from lanternbench import scoring
+    from lanternbench.cli.measure import print_table
+    from lanternbench.errors import UserError
+
+    if reference is not None and not reference.is_dir():
+        raise UserError(f"there is no folder {reference}: give the folder of real images to --reference.")
+    names = [name for name in metrics.split(",") if name] if metrics is not None else None
+    places = [_place(results, name) for name in runs] if runs else [store.latest(results)]
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    console, found = Console(stderr=True), []
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("scoring", total=None)
+
+        def progress(done: int, of: int, what: str) -> None:
+            bar.update(task, completed=done, total=of or None, description=what)
+
+        for place in places:
+            if (place / "run.json").is_file():
+                if captions is not None:
+                    raise UserError(f"{place} is a run and knows its captions: leave --captions out.")
+                summary = scoring.score_run(place, names, reference, again=again, progress=progress)
+            else:
+                summary = scoring.score_folder(place, captions, names, reference, again=again, progress=progress)
+            found.append({"run": str(place), **summary})
+    if as_json:
+        json.dump(found, sys.stdout, ensure_ascii=False, indent=2)
+        print()
+        return
+    for one in found:
+        _show(one, console, print_table)
+
+
+def _place(results: Path, name: str) -> Path:
+    """A run folder, or a plain folder that exists.  Raises UserError for what is neither."""
+    from lanternbench import results as store
+
+    if Path(name).is_dir() and not (results / name / "run.json").is_file():
+        return Path(name)
+    return store.find(results, [name])[0]
+
+
+def _show(found: dict[str, Any], console: Console, print_table: Any) -> None:
+    print_table(found["rows"])
+    for note in found["notes"]:
+        console.print(f"· {note}", style="dim", highlight=False, markup=False)
+    console.print(found["run"], highlight=False, markup=False)

@@ -1,0 +1,127 @@
+"""Bring published files here: resumable, checked against the hub's SHA-256, never half a file taken for a whole one."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from lanternbench.errors import UserError
+from lanternbench.models.catalogue import Entry
+
+MARK = ".incomplete"  # in a role's folder while it is being fetched
+
+
+class File(NamedTuple):
+    """One file on the hub: size in bytes, and SHA-256 where the hub gives one (large files)."""
+
+    role: str
+    repo: str
+    name: str
+    size: int
+    sha256: str | None
+
+
+def plan(entry: Entry) -> list[File]:
+    """The files of a target, as the hub lists them.  Raises UserError without a network or for a lost repository."""
+    from huggingface_hub import HfApi
+
+    found = []
+    for role, source in entry.files.items():
+        with hub_errors(source.repo):
+            siblings = HfApi().model_info(source.repo, files_metadata=True).siblings or []
+        named = [s for s in siblings if any(fnmatch.fnmatch(s.rfilename, pattern) for pattern in source.files)]
+        if not named:
+            raise UserError(f"the repository {source.repo} no longer holds {', '.join(source.files)}: get it by hand")
+        found += [File(role, source.repo, s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None) for s in named]
+    return found
+
+
+def fetch(entry: Entry, files: list[File], log: Callable[[str], None] = print) -> Path:
+    """Download what is not here yet into the target's folder; an interrupted download continues.
+
+    Raises UserError for a full disk, a missing permission, a lost network and a file that is not what the hub says.
+    """
+    from huggingface_hub import hf_hub_download
+
+    folder = entry.folder
+    room(folder, sum(f.size for f in files if not _same(folder / f.role / f.name, f)))
+    for file in files:
+        here = folder / file.role
+        path = here / file.name
+        if _same(path, file) and not (here / MARK).exists():
+            log(f"{file.role}: {file.name} is here")
+            continue
+        with hub_errors(file.repo):
+            here.mkdir(parents=True, exist_ok=True)
+            (here / MARK).touch()
+            hf_hub_download(file.repo, file.name, local_dir=here)
+        if file.sha256 and digest(path) != file.sha256:
+            path.unlink()
+            raise UserError(f"{file.name} arrived damaged and was removed: run the same command again")
+        if all(_same(here / f.name, f) for f in files if f.role == file.role):
+            (here / MARK).unlink()
+        log(f"{file.role}: {file.name}, {file.size / 1e9:.2f} GB")
+    return folder
+
+
+def room(folder: Path, needed: int) -> None:
+    """Raises UserError when the disk cannot take ``needed`` bytes."""
+    at = folder
+    while not at.exists():
+        at = at.parent
+    free = shutil.disk_usage(at).free
+    if needed > free:
+        raise UserError(
+            f"{needed / 1e9:.1f} GB are needed in {folder} but {free / 1e9:.1f} GB are free: make room, or set "
+            "LANTERNBENCH_HOME to a folder on another disk"
+        )
+
+
+def digest(path: Path) -> str:
+    """SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _same(path: Path, file: File) -> bool:
+    return path.is_file() and path.stat().st_size == file.size
+
+
+@contextmanager
+def hub_errors(repo: str) -> Iterator[None]:
+    """What can go wrong with the hub and the disk, as one sentence each."""
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    try:
+        yield
+    except GatedRepoError:
+        raise UserError(
+            f"{repo} asks for its licence to be accepted: do so on its page, then `hf auth login`"
+        ) from None
+    except RepositoryNotFoundError:
+        raise UserError(f"the hub has no repository {repo}, or it is private: get the files by hand") from None
+    except OfflineModeIsEnabled:
+        raise UserError(f"{repo} cannot be fetched while HF_HUB_OFFLINE is set: unset it") from None
+    except HfHubHTTPError as error:
+        raise UserError(f"the hub refused {repo} ({str(error).splitlines()[0]}): try again later") from None
+    except PermissionError as error:
+        raise UserError(f"cannot write {error.filename}: set LANTERNBENCH_HOME to a folder of yours") from None
+    except OSError as error:
+        if error.errno == 28:
+            raise UserError("the disk is full: make room and run the same command again, it continues") from None
+        raise UserError(f"no connection to the hub for {repo}: run the same command again, it continues") from None
+    except Exception as error:
+        if "httpx" in type(error).__module__ or "httpcore" in type(error).__module__:
+            raise UserError(f"no connection to the hub for {repo}: run the same command again, it continues") from None
+        raise
+
+
+def offline() -> bool:
+    """Has the user switched the hub off?"""
+    return os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")

@@ -1,0 +1,82 @@
+"""FID∞ (Chong & Forsyth, CVPR 2020): FID without the bias that comes from a finite number of images.
+
+The FID of N images is, to first order, linear in 1/N.  So it is computed on random subsets of growing size, and the
+line through these values is followed to 1/N = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lanternbench.metrics.fid import Fid, SetScore, Statistics, features
+
+POINTS = 15  # as in the paper
+PER_FEATURE = 2  # images per feature in the smallest subset: below, FID is far from linear in 1/N
+
+
+def moments(stats: Statistics) -> tuple[Tensor, Tensor]:
+    """Mean [D] and unbiased covariance [D, D]."""
+    mean = stats.total / stats.count
+    return mean, (stats.products - stats.count * torch.outer(mean, mean)) / (stats.count - 1)
+
+
+def frechet(mean: Tensor, cov: Tensor, other_mean: Tensor, other_root: Tensor) -> float:
+    """|μ₁ − μ₂|² + tr Σ₁ + tr Σ₂ − 2 tr (Σ₁Σ₂)^½ of two Gaussians, the second given by the root of its covariance.
+
+    (Σ₁Σ₂)^½ has the trace of (Σ₂^½ Σ₁ Σ₂^½)^½, which is symmetric: its eigenvalues are real and quickly found.
+    """
+    middle = torch.linalg.eigvalsh(other_root @ cov @ other_root).clamp(min=0).sqrt().sum()
+    return float((mean - other_mean).square().sum() + cov.trace() + other_root.square().sum() - 2 * middle)
+
+
+def root(cov: Tensor) -> Tensor:
+    """The symmetric square root of a covariance [D, D]."""
+    values, vectors = torch.linalg.eigh(cov)
+    return vectors * values.clamp(min=0).sqrt() @ vectors.T
+
+
+def extrapolated(found: Tensor, reference: Statistics, seed: int = 0, points: int = POINTS) -> float | None:
+    """FID∞ of features [N, D], float64, against the reference; None under 4·D images."""
+    count, width = found.shape
+    smallest = max(PER_FEATURE * width, count // 10)
+    if count < 2 * smallest:
+        return None
+    mean, cov = moments(reference)
+    other_root = root(cov)
+    generator = torch.Generator().manual_seed(seed)
+    sizes = np.linspace(smallest, count, points).astype(int)
+    values = []
+    for size in sizes.tolist():
+        part = found[torch.randperm(count, generator=generator)[:size]]
+        values.append(frechet(part.mean(0), torch.cov(part.T), mean, other_root))
+    _, at_infinity = np.polyfit(1 / sizes, values, 1)
+    return float(at_infinity)
+
+
+class FidInfinity:
+    """A set scorer on net and reference of a ``Fid``; "fid-inf" beside "fid", "fid-inf-tiny" beside "fid-tiny"."""
+
+    def __init__(self, fid: Fid):
+        self.name, self.needs, self._fid = fid.name.replace("fid", "fid-inf", 1), fid.needs, fid
+
+    def available(self) -> str | None:
+        """None, or one sentence: what is missing and the command that gets it."""
+        return self._fid.available()
+
+    def score_set(self, images: Iterable[Image.Image]) -> SetScore:
+        """FID∞ of the images; without a value where there are too few of them."""
+        if reason := self.available():
+            return SetScore(None, 0, reason)
+        measure = self._fid.measure
+        found = features(measure.metric, measure.prepare, images)
+        count, width = len(found), len(measure.reference.total)
+        if not bool(found.isfinite().all()):
+            return SetScore(None, count, "FID∞ is undefined for these images: their features are not finite")
+        value = extrapolated(found, measure.reference) if count else None
+        few = f"FID∞ needs at least {2 * PER_FEATURE * width} images; there are {count}"
+        return SetScore(value, count, few if value is None else None)

@@ -1,0 +1,66 @@
+"""HPSv2 (arXiv 2306.09341): the cosine of image and caption under an open_clip ViT-H/14 tuned on human preferences.
+
+"hpsv2" uses the checkpoint of v2.0, as ``hpsv2.score()`` does; "hpsv2.1" that of v2.1.  Their scales differ.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from lanternbench.errors import UserError
+from lanternbench.metrics import files
+from lanternbench.metrics.clip import ClipScore, Encoder
+
+SIZE = 224
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def letterbox(image: Image.Image, size: int = SIZE) -> Tensor:
+    """RGB image of any size -> float [3, size, size]: the longer side to ``size``, the rest filled with black.
+
+    As in the authors' code, pixels are scaled after the change to [0, 1] and padded before the normalisation.  That
+    code does not pad an image whose longer side is ``size`` already, and then fails unless it is square; here it is.
+    """
+    pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
+    height, width = pixels.shape[1:]
+    scale = size / max(height, width)
+    if scale != 1:
+        new = [max(round(side * scale), 1) for side in (height, width)]
+        pixels = F.interpolate(pixels[None], new, mode="bicubic", align_corners=False, antialias=True)[0]
+    down, right = size - pixels.shape[1], size - pixels.shape[2]
+    pixels = F.pad(pixels, (right // 2, right - right // 2, down // 2, down - down // 2))
+    return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
+def load(path: Path, weights: files.Weights, config: dict[str, Any] | None = None) -> Encoder:
+    """The official checkpoint in open_clip's ViT-H/14.  Raises UserError when the file is another."""
+    import open_clip
+
+    state = files.tensors(path, weights.title)
+    model = open_clip.CLIP(**(config or open_clip.get_model_config("ViT-H-14")))
+    try:
+        model.load_state_dict({k: state[k].float() for k in model.state_dict()})
+    except (RuntimeError, KeyError) as error:
+        raise files.wrong_file(path, weights.title, error) from None
+    tokenizer = open_clip.get_tokenizer("ViT-H-14")
+    return Encoder(model.eval(), lambda images: torch.stack([letterbox(i) for i in images]), tokenizer)
+
+
+def hpsv2_score(weights: files.Weights = files.HPS_V2, path: Path | None = None) -> ClipScore:
+    """ "hpsv2" or "hpsv2.1", by ``weights``: a cosine, about 0.2…0.35; from ``path`` or a file found here."""
+
+    def ready() -> Encoder:
+        found = path or weights.find()
+        if found is None:
+            raise UserError(f"{weights.title} cannot score: {weights.missing()}.")
+        return load(found, weights)
+
+    return ClipScore(weights.name, weights.file, lambda: None if path else weights.missing(), ready)

@@ -1,0 +1,57 @@
+"""A folder of real images to compare with, and what was computed from it: kept until files or settings change."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lanternbench.metrics import files
+from lanternbench.metrics.images import read_image
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The image files of a folder, sorted by name; none where there is no folder."""
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES) if folder.is_dir() else []
+
+
+def missing(what: str, folder: Path | None) -> str | None:
+    """None when there are at least two real images, else one sentence."""
+    if folder is not None and len(images_in(folder)) >= 2:
+        return None
+    where = f"{folder} holds fewer than two images" if folder else "no folder of them was given"
+    return f"{what} compares with real images and {where}; give one: lanternbench score --reference FOLDER"
+
+
+def fingerprint(folder: Path, settings: str) -> str:
+    """SHA-256 (hex) over the settings and the name, size and time of every image file."""
+    lines = "\n".join([settings, str(folder.resolve()), *map(files.stamp, images_in(folder))])
+    return hashlib.sha256(lines.encode("utf-8", "replace")).hexdigest()
+
+
+def kept(
+    kind: str, folder: Path, settings: str, make: Callable[[Iterator[Image.Image]], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """What ``make`` computes from the folder's images: from the cache when it was computed before, else stored there.
+
+    ``kind`` starts the file's name; ``settings`` names all that the result depends on beside the images.
+    Raises UserError when an image cannot be read.
+    """
+    digest = fingerprint(folder, f"{kind} {settings}")
+    path = files.cache_dir() / f"{kind}-{digest[:16]}.safetensors"
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError):  # absent, or damaged: made again
+        result = make(map(read_image, images_in(folder)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    save_file(result, part, {"settings": settings, "fingerprint": digest})
+    part.replace(path)
+    return result

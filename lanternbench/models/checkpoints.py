@@ -1,0 +1,120 @@
+"""Official checkpoint files -> modules: memory-mapped, no weight held twice, nothing executed, every failure named."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from lanternbench.errors import UserError
+
+Net = TypeVar("Net", bound=nn.Module)
+State = dict[str, Tensor]
+_INNER = ("model", "module", "state_dict")  # under which official .pt files keep their weights
+
+
+def read_state(path: Path) -> State:
+    """The tensors of a checkpoint: a file, or a folder with one, or with shards and their index.
+
+    Tensors stay on disk until they are read.  Raises UserError for a file that is missing, truncated, not readable or
+    that holds anything but tensors, and for a missing shard.
+    """
+    if path.is_file():
+        return _read(path)
+    for index in sorted(path.glob("*.index.json")):
+        return _shards(index)
+    for pattern in ("*.safetensors", "*.pt", "*.bin"):
+        files = sorted(path.glob(pattern))
+        if len(files) > 1:
+            raise UserError(
+                f"{path} holds several checkpoints ({files[0].name}, {files[1].name}): keep the one you mean"
+            )
+        if files:
+            return _read(files[0])
+    raise UserError(f"{path} holds no checkpoint: put a .safetensors, .pt or .bin file there")
+
+
+def _shards(index: Path) -> State:
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise UserError(f"{index} is no index of shards: fetch it again") from None
+    found: State = {}
+    for name in names:
+        shard = index.parent / Path(str(name)).name  # never outside the folder, whatever the index says
+        if not shard.is_file():
+            raise UserError(f"{index.parent} lacks the shard {shard.name} that {index.name} names: fetch it again")
+        found |= _read(shard)
+    return found
+
+
+def _read(path: Path) -> State:
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as file:
+                return {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"{path} holds more than tensors, or is no checkpoint; it was not opened: use the official file"
+        ) from None
+    except (PermissionError, IsADirectoryError) as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): make it a readable file") from None
+    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError):
+        raise UserError(f"{path} is truncated or damaged: fetch it again") from None
+    while isinstance(state, dict) and (inner := next((k for k in _INNER if isinstance(state.get(k), dict)), None)):
+        state = state[inner]
+    if not isinstance(state, dict):
+        raise UserError(f"{path} holds no named tensors: use the official file")
+    return {k: v for k, v in state.items() if isinstance(v, Tensor)}
+
+
+@contextmanager
+def empty_parameters() -> Iterator[None]:
+    """Modules made inside have their buffers, but parameters without memory (on the meta device)."""
+
+    def without_memory(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        return nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+    handle = torch.nn.modules.module.register_module_parameter_registration_hook(without_memory)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def load_into(make: Callable[[], Net], state: State, where: Path, device: str, dtype: torch.dtype) -> Net:
+    """The module that ``make`` builds, with ``state`` as its parameters in ``dtype`` on ``device``; empties ``state``.
+
+    Raises UserError where names or shapes are not the module's: another architecture, or another size of it.
+    """
+    with empty_parameters():
+        net = make()
+    wanted = {k: v.shape for k, v in net.named_parameters()}
+    lost = [k for k in wanted if k not in state]
+    if lost:
+        raise UserError(
+            f"the checkpoint in {where} has no '{lost[0]}' ({len(lost)} of {len(wanted)} weights are absent): "
+            f"it is not a {type(net).__name__} of this kind"
+        )
+    for name, shape in wanted.items():
+        if state[name].shape != shape:
+            raise UserError(
+                f"'{name}' in {where} is {list(state[name].shape)} but this target needs {list(shape)}: "
+                "it is the checkpoint of another size"
+            )
+    for name in wanted:
+        parent, _, leaf = name.rpartition(".")
+        value = state.pop(name).to(device, dtype)
+        setattr(net.get_submodule(parent), leaf, nn.Parameter(value, requires_grad=False))
+    for name, buffer in list(net.named_buffers()):
+        parent, _, leaf = name.rpartition(".")
+        setattr(net.get_submodule(parent), leaf, state.get(name, buffer).to(device))
+    return net.eval()

@@ -1,0 +1,101 @@
+"""Chameleon's decoder: both norm placements, q/k norms per head or per shard, the cache, a padded guided batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from golden_checks.common import Found, Vectors, close, loaded, read, worst
+from lanternbench.decoding.sampling import guide
+from lanternbench.models.cached import CachedStack, additive, causal
+from lanternbench.models.chameleon import Chameleon, ChameleonConfig, config_from_hf, from_hf
+from lanternbench.models.llamagen import prefix_mask
+
+
+def check(folder: Path) -> list[Found]:
+    vectors = read(folder / "chameleon_lm.safetensors")
+    return [f._replace(group=f"{kind}: {f.group}") for kind in ("noswin", "swin") for f in one(vectors, kind)]
+
+
+def check_shards(folder: Path) -> list[Found]:
+    """Lumina-mGPT's older layout: a row of q/k norm for several heads."""
+    vectors = read(folder / "chameleon_lm_mp.safetensors")
+    b = vectors.meta["build_config"]
+    cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["kv"], b["vocab"], swin_norm=b["swin"])
+    model = loaded(Chameleon(cfg), from_hf(vectors.under("sd."), cfg.decoder))
+    ids = vectors["input_ids"]
+    everything = torch.ones(len(ids), 1, dtype=torch.bool)
+    hidden = model.teacher_forced(model.tok_embeddings(ids[:, :1]), everything, torch.roll(ids, -1, 1))
+    return [
+        close("last hidden", hidden, vectors["last_hidden"]),
+        close("logits", model.output(hidden), vectors["logits"]),
+    ]
+
+
+def one(vectors: Vectors, kind: str) -> list[Found]:
+    config: dict[str, Any] = vectors.meta[f"config_{kind}"]
+    cfg = config_from_hf({"model_type": "chameleon", **config})
+    model = loaded(Chameleon(cfg), from_hf(vectors.under(f"{kind}.sd."), cfg.decoder))
+    want, ids = vectors.under(f"{kind}."), vectors["input_ids"]
+    hidden = by_layer(model, ids)
+    logits = model.output(hidden[-1])
+    images = [i for name, i in config["vocabulary_map"].items() if name.startswith("IMGIMG")]
+    masked = logits.index_fill(-1, torch.tensor(images), torch.finfo(logits.dtype).min)
+    cached, cache = incremental(model, ids, vectors.meta["prefill_len"])
+    return [
+        worst("hidden states", [close("", h, want[f"hidden_states.{i}"]) for i, h in enumerate(hidden)]),
+        close("logits", logits, want["logits"]),
+        close("logits as transformers returns them", masked, want["hf_logits"]),
+        close("logits with the cache", cached, want["incremental_logits"]),
+        close("cached keys", halves(cache[0]), want["kv_cache_layer0_key"]),
+        close("cached values", cache[1], want["kv_cache_layer0_value"]),
+        *guided(model, vectors, want),
+    ]
+
+
+def by_layer(model: Chameleon, ids: Tensor) -> list[Tensor]:
+    """Embeddings, every layer's output, the last one after the final norm: [B, L, dim] each."""
+    n = ids.shape[1]
+    x = model.tok_embeddings(ids)
+    states = [x]
+    for layer in model.layers:
+        x = layer(x, model.rope[None, :n, None], causal(n, x)[:, None])
+        states.append(x)
+    return [*states[:-1], model.norm(x)]
+
+
+def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, Tensor]:
+    """Logits [B, L, V] with a cache, in pieces of recorded lengths, and layer 0's cache [2, B, heads, L, d]."""
+    x = model.tok_embeddings(ids)
+    rows, length, _ = x.shape
+    stack = CachedStack(model, model.cfg, rows, length, model.rope, x)
+    out, base = [], 0
+    for n in (prefill, 1, 1, 3, length - prefill - 5):
+        position = torch.arange(base, base + n)[None]
+        new = x[:, base : base + n]
+        out.append(stack.forward(new, position, [base], torch.tensor([base]), 0, causal(n, x)))
+        base += n
+    return model.output(torch.cat(out, 1)), stack.cache.store[0].unflatten(1, (rows, length)).transpose(2, 3)
+
+
+def halves(keys: Tensor) -> Tensor:
+    """Keys in interleaved pairs [..., d] -> in rotate-half order."""
+    return keys.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+
+
+def guided(model: Chameleon, vectors: Vectors, want: dict[str, Tensor]) -> list[Found]:
+    """Row 0 conditional, row 1 unconditional and left-padded; its positions start at its pads here."""
+    ids, valid = vectors["cfg_batch.input_ids"], vectors["cfg_batch.attention_mask"]
+    n = ids.shape[1]
+    x = model.tok_embeddings(ids)
+    hidden = model(x, model.rope[None, :n, None], additive(prefix_mask(valid, n)))
+    prefix = int((valid == 0).sum()) + 2  # the unconditional row's pads, <s> and the image's start
+    forced = model.teacher_forced(x[:, :prefix], valid[:, :prefix], torch.roll(ids[:, prefix - 1 :], -1, 1))
+    last = guide(model.output(forced[:, -1]), vectors.meta["cfg_scale"])
+    return [
+        close("guided batch: logits", model.output(hidden) * valid[..., None], want["cfg_batch.logits"]),
+        close("guided batch: last logits, guided", last, want["cfg_batch.last_cfg_logits"]),
+    ]

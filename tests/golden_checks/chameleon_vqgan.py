@@ -1,0 +1,107 @@
+"""Chameleon's image tokeniser: indices to image, image to indices, pixels, and the ids of image tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from golden_checks.common import IMAGE, Found, Vectors, close, loaded, read, same
+from lanternbench.models import chameleon_vocab
+from lanternbench.models.chameleon_vqgan import (
+    centre_square,
+    chameleon_vqgan,
+    config_from_official,
+    from_official,
+    from_pixels,
+    on_white,
+    to_pixels,
+)
+from lanternbench.models.vq import VQModel
+
+CLEAR = 1e-4  # where the second-best code is nearer than this, rounding decides
+
+
+def check(folder: Path) -> list[Found]:
+    vectors = read(folder / "chameleon_vqgan.safetensors")
+    cfg = config_from_official(vectors.meta["config"])
+    vq = loaded(chameleon_vqgan(cfg), from_official(vectors.under("sd."), cfg))
+    return [
+        *decoded(vq, vectors),
+        *encoded(vq, vectors),
+        *(f for name in ("vocab", "vocab_shuffled") for f in vocabulary(vectors, name)),
+    ]
+
+
+def decoded(vq: VQModel, vectors: Vectors) -> list[Found]:
+    grids = vectors["dec.indices"].view(-1, *vectors.meta["decode_hw"])
+    wide = vq.decode(vectors["dec_nonsquare.indices"].view(1, *vectors.meta["nonsquare_hw"]))
+    return [
+        close("latent", vq.quantize.codes()[grids].permute(0, 3, 1, 2), vectors["dec.latent"]),
+        close("image", vq.decode(grids), vectors["dec.image"], IMAGE),
+        close("image, not square", wide, vectors["dec_nonsquare.image"], IMAGE),
+        same("image as pixels", to_pixels(vectors["dec_nonsquare.image"])[0], vectors["dec_nonsquare.uint8"]),
+    ]
+
+
+def encoded(vq: VQModel, vectors: Vectors) -> list[Found]:
+    x = from_pixels(vectors["enc.image_uint8"].numpy())
+    clear = vectors["enc.margin"] > CLEAR
+    indices = vq.encode(x)
+    quantised = vq.quantize.codes()[vectors["enc.indices"].view_as(indices)].permute(0, 3, 1, 2)
+    white = on_white(Image.fromarray(vectors["rgba.image_uint8"].numpy()))
+    square = centre_square(
+        Image.fromarray(vectors["anole_pre.image_uint8"].numpy()), vectors.meta["anole_target_image_size"]
+    )
+    return [
+        close("input", x, vectors["enc.input"]),
+        close("latent before quantisation", vq.latents(x), vectors["enc.prequant"]),
+        same("indices where one code is clearly nearest", indices.flatten()[clear], vectors["enc.indices"][clear]),
+        same("indices that are near ties", int((~clear).sum()), 0),
+        close("quantised", quantised, vectors["enc.quantized"]),
+        close("reconstruction", vq.decode_latents(vectors["enc.quantized"]), vectors["enc.reconstruction"], IMAGE),
+        same("transparency on white", pixels(white), vectors["rgba.whitened_uint8"]),
+        same("transparency on white: indices", vq.encode(from_pixels(pixels(white).numpy())), grid(vectors, "rgba")),
+        close("Anole's crop", from_pixels(pixels(square).numpy()), vectors["anole_pre.tensor"]),
+        same("Anole's crop: indices", vq.encode(vectors["anole_pre.tensor"]), grid(vectors, "anole_pre")),
+    ]
+
+
+def pixels(image: Image.Image) -> Tensor:
+    width, height = image.size
+    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(height, width, 3)
+
+
+def grid(vectors: Vectors, name: str) -> Tensor:
+    indices = vectors[f"{name}.indices"]
+    side = int(len(indices) ** 0.5)
+    return indices.view(1, side, side)
+
+
+def vocabulary(vectors: Vectors, name: str) -> list[Found]:
+    names = vectors.meta[f"{name}_json"]["model"]["vocab"]
+    vocab, want = chameleon_vocab.from_names(names), vectors.under(f"{name}.")
+    ids = want["image_token_ids"]
+    named = [vocab.bos, vocab.eos, vocab.image_start, vocab.image_end, vocab.pad, vocab.turn_end]
+    special = chameleon_vocab.special(names)
+    # the reference's batch conversion pairs sorted ids with sorted indices, which is right for monotone maps only
+    paired = torch.searchsorted(ids, want["convert_bpe2img.in"])
+    found = [
+        same("image ids", vocab.to_id.sort().values, ids),
+        same("id to index", vocab.codes(ids), want["bpe2img_of_image_token_ids"]),
+        same("index to id", vocab.to_id, want["img2bpe_table"]),
+        same("index to id, any shape", vocab.ids(want["convert_img2bp2.in"]), want["convert_img2bp2.out"]),
+        same("the reference's id to index, which pairs ranks", paired, want["convert_bpe2img.out"]),
+        same("framing ids", named, want["named_ids"]),
+        same("special tokens", sorted(names[n] for n in special), want["special_tokens"].sort().values),
+        same(
+            "text tokens", sorted(i for n, i in names.items() if is_text(n, special)), want["text_tokens"].sort().values
+        ),
+    ]
+    return [f._replace(group=f"{name}: {f.group}") for f in found]
+
+
+def is_text(name: str, special: set[str]) -> bool:
+    return name not in special and not name.startswith("IMGIMG")

@@ -1,0 +1,157 @@
+"""The EAGLE drafter for Anole: padded guided rows, its cache, tree steps, EAGLE-2 trees and a static tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from golden_checks import tree_dynamic, tree_static
+from golden_checks.chameleon_lm import halves
+from golden_checks.common import Found, Vectors, close, loaded, read, same, worst
+from lanternbench.decoding.growth import StaticGrowth, grow_by_confidence
+from lanternbench.decoding.sampling import Warp, guide
+from lanternbench.decoding.trees import from_paths
+from lanternbench.models.cached import CachedStack, additive
+from lanternbench.models.chameleon import ChameleonConfig, drafter_from_published
+from lanternbench.models.eagle import Eagle
+from lanternbench.models.llamagen import prefix_mask
+from lanternbench.models.rope import rope_1d
+
+FIRST_IMAGE = 4  # image ids are 4 … n_img + 3
+CANDIDATES = 10  # of every node in the static tree's record
+
+
+def check(folder: Path) -> list[Found]:
+    vectors = read(folder / "eagle_chameleon.safetensors")
+    return [*features(vectors), *dynamic(vectors), *static(vectors)]
+
+
+class Anole:
+    """The drafter as a decode drives it: committed positions, then drafted nodes.  Row 0 is conditional, 1 is not."""
+
+    def __init__(self, vectors: Vectors):
+        b = vectors.meta["build_config"]
+        cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["kv"], b["vocab"]).decoder
+        state = drafter_from_published(vectors.under("sd."), cfg)
+        self.net = loaded(Eagle(cfg, b["bias"], cfg.norm_eps), state)
+        self.embed = nn.Embedding.from_pretrained(vectors["sd.embed_tokens.weight"])
+        self.head, self.scale = vectors["head.weight"], b["cfg"]
+        self.banned = torch.ones(b["vocab"], dtype=torch.bool)
+        self.banned[FIRST_IMAGE : FIRST_IMAGE + b["n_img"]] = False
+        valid, hidden = vectors["attention_mask"].bool(), vectors["hidden_states"]
+        self.valid, self.hidden, self.ids = valid, hidden, vectors["shifted_input_ids"]
+        self.shift = torch.tensor([0, b["prompt"] - 2])  # the unconditional row's positions start later
+        rope = rope_1d(64, cfg.head_dim)
+        self.stack = CachedStack(self.net, self.net.cfg, 2, 64, rope, hidden)
+        self.stack.hide_pads(valid)
+        self.length = self.drafted = 0
+
+    def run(self, x: Tensor, at: Tensor, visible: Tensor) -> Tensor:
+        """x [2, n, dim] at distance ``at`` [n] from the first slot; visible bool [b, n, drafted + n]."""
+        position = (at - self.shift[:, None]).clamp(min=0)
+        base = torch.tensor([self.length])
+        return self.stack.forward(x, position, [self.length], base, self.drafted, additive(visible))
+
+    def commit(self, n: int) -> Tensor:
+        """The next n recorded positions -> hidden [2, n, dim]."""
+        start, stop = self.length, self.length + n
+        x = self.net.fuse(self.embed(self.ids[:, start:stop]), self.hidden[:, start:stop])
+        self.drafted = 0
+        pads, self.stack.pads = self.stack.pads, None if start == 0 else self.stack.pads  # a prefix brings its own mask
+        hidden = self.run(x, torch.arange(start, stop), prefix_mask(self.valid[:, start:stop], n)[:, 0])
+        self.stack.pads = pads
+        self.length = stop
+        self.features = hidden[:, -1:]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return guide(hidden @ self.head.T, self.scale).masked_fill(self.banned, torch.finfo().min)
+
+    def root(self) -> Tensor:
+        """[1, V] after the last committed token."""
+        return self.logits(self.features[:, -1])
+
+    def expand(self, tokens: Tensor, came_from: Any, visible: Tensor | None, depth: int) -> Tensor:
+        m = tokens.shape[1]
+        if depth == 1 or came_from is None:
+            parent = self.features[:, :1].expand(-1, m, -1)
+        else:
+            parent = self.features[:, torch.as_tensor(came_from).flatten()]
+        seen = torch.ones(1, m, self.drafted + m, dtype=torch.bool) if visible is None else visible.isfinite()
+        x = self.net.fuse(self.embed(tokens).expand(2, -1, -1), parent)
+        self.features = self.run(x, torch.full((m,), self.length + depth - 1), seen)
+        self.drafted += m
+        return self.logits(self.features)
+
+
+def features(vectors: Vectors) -> list[Found]:
+    at, length = Anole(vectors), vectors["hidden_states"].shape[1]
+    valid = vectors["attention_mask"][..., None]
+    full = at.commit(length)
+    store = at.stack.cache.store[0].unflatten(1, (2, -1))[:, :, :length].transpose(2, 3)
+    keys = valid[:, None].bool()  # a pad's keys and values are never read
+    found = [
+        close("hidden", full * valid, vectors["full.out_hidden"]),
+        close("hidden, conditional row alone", full[:1], vectors["plain.out_hidden"]),
+        close("cached keys", halves(store[0]) * keys, vectors["full.cache_key_layer0"] * keys),
+        close("cached values", store[1] * keys, vectors["full.cache_value_layer0"] * keys),
+    ]
+    at = Anole(vectors)
+    pieces = torch.cat([at.commit(length - 3), at.commit(3)], 1) * valid
+    step = vectors.under("tree_step.")
+    x = at.net.fuse(at.embed(step["input_ids"]), step["hidden_states"])
+    seen = step["tree_mask"][0].bool() & torch.ones(3, 3, dtype=torch.bool).tril()
+    tree = at.run(x, step["position_ids"][0], seen)
+    return [
+        *found,
+        close("hidden, in two steps", pieces, vectors["incremental.out_hidden"]),
+        same("tree step: positions", step["position_ids"][0] - at.shift[:, None], step["position_ids"]),
+        close("tree step: hidden", tree, step["out_hidden"]),
+    ]
+
+
+def dynamic(vectors: Vectors) -> list[Found]:
+    """Trees after the prompt, after more committed positions, and after the prompt with a processor."""
+    build, ids = vectors.meta["build_config"], vectors["gen.input_ids"][0]
+    shape = (build["depth"] + 1, build["top_k"], build["total"])  # the reference's depth counts levels after the first
+    at, found = Anole(vectors), []
+    fresh = Anole(vectors)
+    for name, drafter, n, warp in (
+        ("dynamic1", at, build["prompt"], Warp(0.0)),
+        ("dynamic2", at, build["new"], Warp(0.0)),
+        ("dynamic_proc", fresh, build["prompt"], Warp(0.7, 8)),
+    ):
+        drafter.commit(n)
+        draft = grow_by_confidence(drafter, drafter.root(), ids[drafter.length, None], warp, *shape)
+        compared = tree_dynamic.compare(draft, vectors.under(f"{name}."))
+        found += [f._replace(group=f"{name}: {f.group}") for f in compared]
+    return [*found, same("dynamic2: committed positions", at.length, vectors["dynamic2.stable_kv_len"])]
+
+
+def static(vectors: Vectors) -> list[Found]:
+    """A static tree: what each expanded node proposes, in the order of expansion."""
+    build, ids = vectors.meta["build_config"], vectors["gen.input_ids"][0]
+    shape = from_paths(tuple(tuple(p) for p in vectors.meta["static_tree_choices"]))
+    at = Anole(vectors)
+    at.commit(build["prompt"])
+    asked = [at.root()[:, None]]
+
+    class Noting:
+        def expand(self, *of: Any) -> Tensor:
+            asked.append(at.expand(*of))
+            return asked[-1]
+
+    policy = StaticGrowth(shape, True, torch.device("cpu"))
+    noting: Any = Noting()
+    policy.grow(noting, asked[0][:, 0], ids[at.length, None], Warp(0.0), torch.zeros(1, 0))
+    best = torch.cat(asked, 1)[0].topk(CANDIDATES)
+    want = {f"drafter.{k}": v for k, v in vectors.under("static.buffer.").items()}
+    levels = tree_static.growth(shape, want, CANDIDATES)
+    return [
+        same("static tree: candidates of every node", best.indices, vectors["static.tokens"]),
+        close("static tree: their guided logits", best.values, vectors["static.logits"]),
+        worst("static tree: drafter levels", levels),
+    ]

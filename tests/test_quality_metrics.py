@@ -1,0 +1,379 @@
+"""The papers' metrics: right on small nets whose answer is known, and clear about what is missing."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torchmetrics.image.fid import FrechetInceptionDistance
+
+from lanternbench.errors import UserError
+from lanternbench.metrics import Scorer, aesthetic, files, hpsv2, image_reward, reference, registry, scorers_for
+from lanternbench.metrics.clip import Encoder, openai_pixels
+from lanternbench.metrics.fid import Fid, Measure, Statistics, distance, features, plain_image, statistics
+from lanternbench.metrics.fid_infinity import FidInfinity, extrapolated, frechet, moments, root
+from lanternbench.metrics.inception_score import InceptionScorer
+from lanternbench.metrics.judge import PerImage, linear_head
+from lanternbench.metrics.precision_recall import precision_recall
+
+GREY = Image.new("RGB", (8, 8), "gray")
+
+
+@pytest.fixture
+def no_caches(tmp_path, monkeypatch):
+    """A machine without any published weights."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *a, **k: None)
+    return tmp_path
+
+
+class Means(torch.nn.Module):
+    """uint8 images -> their mean colours, a net of three features."""
+
+    num_features = 3
+
+    def forward(self, x):
+        return x.double().mean((2, 3))
+
+
+def coloured(count: int, seed: int, mean: float = 120.0) -> list[Image.Image]:
+    colours = np.random.default_rng(seed).normal(mean, 30, (count, 3)).clip(0, 255).astype(np.uint8)
+    return [Image.new("RGB", (2, 2), tuple(map(int, c))) for c in colours]
+
+
+def gaussian(count: int, width: int, mean: float = 0.0, deviation: float = 1.0, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return mean + deviation * torch.randn(count, width, generator=generator, dtype=torch.float64)
+
+
+def sums(found: torch.Tensor) -> Statistics:
+    return Statistics(found.sum(0), found.T @ found, len(found))
+
+
+# FID
+
+
+def test_the_distance_of_two_gaussians_is_the_closed_form():
+    width = 5
+    turned, _ = torch.linalg.qr(gaussian(width, width, seed=3))
+    first, second = torch.rand(2, width, dtype=torch.float64) + 0.5
+    shift = torch.arange(width, dtype=torch.float64)
+    # covariances with the same eigenvectors: |shift|² + Σ (√a − √b)²
+    a, b = (turned @ torch.diag(values) @ turned.T for values in (first, second))
+    expected = float(shift.square().sum() + (first.sqrt() - second.sqrt()).square().sum())
+    assert frechet(shift, a, torch.zeros(width, dtype=torch.float64), root(b)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_distance_equals_that_of_torchmetrics():
+    metric = FrechetInceptionDistance(feature=Means())
+    real, made = coloured(40, 0), coloured(50, 1, 90.0)
+    stored = statistics(metric, plain_image, real)
+    expected = distance(Measure(metric, plain_image, stored), made).value
+    mean, cov = moments(stored)
+    found = features(metric, plain_image, made)
+    assert frechet(found.mean(0), torch.cov(found.T), mean, root(cov)) == pytest.approx(expected, rel=1e-9)
+    assert frechet(mean, cov, mean, root(cov)) == pytest.approx(0, abs=1e-9)
+
+
+def test_fid_infinity_removes_the_bias_of_few_images():
+    width = 16
+    reference_set = sums(gaussian(10_000, width))
+    truth = width * (0.3**2 + (1.1 - 1) ** 2)
+    found = [gaussian(20 * width, width, 0.3, 1.1, seed) for seed in range(1, 6)]
+    extrapolations = [extrapolated(f, reference_set) for f in found]
+    mean, cov = moments(reference_set)
+    plain = np.mean([frechet(f.mean(0), torch.cov(f.T), mean, root(cov)) for f in found])
+    assert plain > truth * 1.15
+    assert abs(np.mean(extrapolations) - truth) < 0.3 * (plain - truth)
+    assert extrapolated(found[0], reference_set) == extrapolations[0]
+
+
+def test_fid_infinity_needs_enough_images_and_says_how_many():
+    metric = FrechetInceptionDistance(feature=Means())
+    measure = Measure(metric, plain_image, statistics(metric, plain_image, coloured(30, 0)))
+    scorer = FidInfinity(Fid("fid", (), lambda: None, lambda: measure))
+    assert scorer.name == "fid-inf"
+    few, enough = scorer.score_set(coloured(11, 1)), scorer.score_set(coloured(60, 1))
+    assert few.value is None
+    assert "at least 12 images; there are 11" in few.note
+    assert np.isfinite(enough.value)
+    assert scorer.score_set([]).value is None
+
+
+def test_a_reference_is_stored_by_files_and_settings_and_made_again_when_damaged(tmp_path, no_caches):
+    folder, calls = tmp_path / "real", []
+    folder.mkdir()
+    for n, image in enumerate(coloured(3, 0)):
+        image.save(folder / f"{n}.png")
+
+    def make(images):
+        calls.append(len(list(images)))
+        return {"x": torch.ones(1)}
+
+    get = partial(reference.kept, "fid", folder, make=make)
+    get(settings="a"), get(settings="a")
+    assert calls == [3]
+    get(settings="b")
+    assert calls == [3, 3]
+    (stored,) = [p for p in files.cache_dir().glob("fid-*") if reference.fingerprint(folder, "fid a")[:16] in p.name]
+    stored.write_bytes(b"torn")
+    assert get(settings="a")["x"] == 1
+    assert calls == [3, 3, 3]
+    assert load_file(stored)["x"] == 1
+
+
+# precision and recall
+
+
+def test_precision_and_recall_of_a_set_with_itself_are_one_and_of_far_sets_zero():
+    found = gaussian(50, 4)
+    assert precision_recall(found, found) == (1.0, 1.0)
+    assert precision_recall(found, found + 100) == (0.0, 0.0)
+
+
+def test_a_set_that_shows_one_kind_only_is_precise_and_recalls_little():
+    two_kinds = torch.cat([gaussian(100, 4), gaussian(100, 4, mean=50.0)])
+    precise, recalled = precision_recall(two_kinds, gaussian(100, 4, seed=1))
+    assert precise > 0.7
+    assert 0.3 < recalled <= 0.5
+    assert precision_recall(gaussian(100, 4, seed=1), two_kinds) == (recalled, precise)
+
+
+def test_precision_is_what_the_definition_says(monkeypatch):
+    real, made = gaussian(23, 3), gaussian(17, 3, 0.5, seed=1)
+    expected = 0
+    for point in made:
+        for centre in real:
+            radius = sorted(float((centre - other).norm()) for other in real)[3]  # the 0th is itself
+            if float((point - centre).norm()) <= radius:
+                expected += 1
+                break
+    monkeypatch.setattr("lanternbench.metrics.precision_recall.CHUNK", 5)
+    assert precision_recall(real, made)[0] == pytest.approx(expected / 17)
+
+
+# Inception Score
+
+
+class Kinds(torch.nn.Module):
+    """A net that is sure of one of ten kinds, by the brightness of the image; or that sees no difference."""
+
+    def __init__(self, sure: float = 100.0):
+        super().__init__()
+        self.sure = sure
+
+    def forward(self, x):
+        return self.sure * torch.nn.functional.one_hot(x[:, 0, 0, 0].long() % 10, 10).double()
+
+
+def test_the_inception_score_is_the_number_of_kinds_or_one():
+    images = [Image.new("RGB", (2, 2), (n % 10,) * 3) for n in range(2000)]
+    scorer = InceptionScorer(lambda: None, Kinds)
+    state = torch.random.get_rng_state()
+    score = scorer.score_set(images)
+    assert score.value == pytest.approx(10, rel=0.05)
+    assert "2000 images (fewer than 5000)" in score.note
+    assert InceptionScorer(lambda: None, partial(Kinds, 0.0)).score_set(images[:20]).value == pytest.approx(1)
+    torch.manual_seed(5)
+    assert scorer.score_set(images) == score
+    torch.random.set_rng_state(state)
+
+
+def test_the_inception_score_of_a_handful_is_missing():
+    few = InceptionScorer(lambda: None, Kinds).score_set([GREY] * 9)
+    assert few.value is None
+    assert "at least 10" in few.note
+
+
+# ImageReward
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "red", "##s"]
+
+
+@pytest.fixture
+def small_reward(tmp_path, monkeypatch):
+    """ImageReward at a tiny size, as its two files."""
+    vision = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = vision | {"vocab_size": 11, "encoder_hidden_size": 8, "bos_token_id": 2, "sep_token_id": 3}
+    monkeypatch.setattr(image_reward, "RewardModel", partial(image_reward.RewardModel, vision, text))
+    monkeypatch.setitem(image_reward.TEXT, "vocab_size", 11)
+    torch.manual_seed(0)
+    model = image_reward.RewardModel()
+    state = dict(model.state_dict())
+    back = {new: old for old, new in _official_names(state).items()}
+    torch.save({back[k]: v for k, v in state.items()} | {"blip.text_proj.bias": torch.zeros(1)}, tmp_path / "r.pt")
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    return tmp_path / "r.pt", tmp_path / "vocab.txt"
+
+
+def _official_names(state) -> dict[str, str]:
+    """Official name -> ours, for one layer of each kind."""
+    blocks = {"norm1": "layer_norm1", "norm2": "layer_norm2", "attn.qkv": "self_attn.qkv"}
+    blocks |= {"attn.proj": "self_attn.projection", "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}
+    names = {"cls_token": "embeddings.class_embedding", "pos_embed": "embeddings.position_embedding"}
+    pairs = {f"blocks.0.{a}": f"encoder.layers.0.{b}" for a, b in blocks.items()}
+    pairs |= {"patch_embed.proj": "embeddings.patch_embedding", "norm": "post_layernorm"}
+    for end in ("weight", "bias"):
+        names |= {f"{a}.{end}": f"{b}.{end}" for a, b in pairs.items()}
+    found = {f"blip.visual_encoder.{a}": f"vision.{b}" for a, b in names.items()}
+    found |= {k.replace("text.", "blip.text_encoder.", 1): k for k in state if k.startswith("text.")}
+    return found | {k.replace("head.", "mlp.layers.", 1): k for k in state if k.startswith("head.")}
+
+
+def test_image_reward_reads_its_official_files_image_and_caption(small_reward):
+    scorer = image_reward.image_reward_score(*small_reward)
+    assert scorer.available() is None
+    red = Image.new("RGB", (30, 20), "red")
+    a, b, c = scorer.score([red, red, GREY], ["a cat", "a red", "a cat"])
+    assert len({a, b, c}) == 3
+    assert scorer.score([red], ["a cat"]) == pytest.approx([a], abs=1e-5)
+
+
+@pytest.mark.parametrize("caption", ["", "🦊🌈", "円" * 500, "\ud800 a", "cat " * 999, "[DEC] [SEP]"])
+def test_image_reward_takes_any_caption_and_a_single_pixel(small_reward, caption):
+    (value,) = image_reward.image_reward_score(*small_reward).score([Image.new("RGB", (1, 1))], [caption])
+    assert np.isfinite(value)
+
+
+def test_a_wrong_vocabulary_or_weights_file_is_a_users_mistake(small_reward, tmp_path):
+    weights, words = small_reward
+    other = tmp_path / "other.txt"
+    for content in (b"a\nb\n", b"\xff\xfe"):
+        other.write_bytes(content)
+        with pytest.raises(UserError, match=r"other\.txt is not the BERT vocabulary file"):
+            image_reward.image_reward_score(weights, other).score([GREY], ["a"])
+    torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
+    with pytest.raises(UserError, match=r"other\.pt is not the ImageReward file"):
+        image_reward.image_reward_score(tmp_path / "other.pt", words).score([GREY], ["a"])
+
+
+class Harm:
+    """A pickle that would run code."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights", b"PK\x03\x04 torn", "harm", [1]])
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+def test_a_weights_file_that_is_torn_or_would_run_code_is_refused(tmp_path, content, name):
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save({"state_dict": Harm(tmp_path / "harmed")} if content == "harm" else content, path)
+    with pytest.raises(UserError, match="is not the HPSv2 file") as error:
+        files.tensors(path, "HPSv2")
+    assert len(str(error.value).splitlines()) == 1
+    assert not (tmp_path / "harmed").exists()
+
+
+# HPSv2
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (224, 100), (100, 224), (224, 224), (7, 500)])
+def test_any_size_fits_the_letterbox_and_its_margin_is_black(size):
+    pixels = hpsv2.letterbox(Image.new("RGB", size, "white"))
+    assert pixels.shape == (3, 224, 224)
+    black, white = ((v - torch.tensor(hpsv2.MEAN)) / torch.tensor(hpsv2.STD) for v in (0, 1))
+    assert torch.allclose(pixels[:, 111:113, 111:113].amax((1, 2)), white, atol=1e-4)
+    if size[0] != size[1]:
+        assert torch.allclose(pixels[:, 0, 0], black, atol=1e-4)
+
+
+def test_hpsv2_is_the_cosine_of_its_checkpoint(tmp_path):
+    import open_clip
+
+    tower = {"layers": 1, "width": 16}
+    text = tower | {"context_length": 77, "vocab_size": 49408, "heads": 2}
+    config = {"embed_dim": 8, "vision_cfg": tower | {"patch_size": 32, "head_width": 8}, "text_cfg": text}
+    torch.manual_seed(0)
+    model = open_clip.CLIP(**config).eval()
+    torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "hps.pt")
+    encoder = hpsv2.load(tmp_path / "hps.pt", files.HPS_V2, config)
+    scorer = hpsv2.hpsv2_score(path=tmp_path / "hps.pt")
+    scorer.__dict__["encoder"] = encoder
+    (value,) = scorer.score([GREY], ["a grey square"])
+    with torch.inference_mode():
+        image = model.encode_image(hpsv2.letterbox(GREY)[None], normalize=True)
+        caption = model.encode_text(open_clip.get_tokenizer("ViT-H-14")(["a grey square"]), normalize=True)
+    assert value == pytest.approx(float((image * caption).sum()), abs=1e-5)
+    with pytest.raises(UserError, match="is not the HPSv2 file"):
+        hpsv2.load(tmp_path / "hps.pt", files.HPS_V2, config | {"embed_dim": 4})
+
+
+# aesthetic
+
+
+def test_the_aesthetic_score_is_the_published_head_on_the_image_embedding(tmp_path):
+    torch.manual_seed(0)
+    head = linear_head(8)
+    torch.save({f"layers.{k}": v for k, v in head.state_dict().items()}, tmp_path / "head.pth")
+
+    class Model:
+        def encode_image(self, pixels):
+            return pixels.mean((2, 3)).repeat(1, 3)[:, :8]
+
+    encoder = Encoder(Model(), lambda images: torch.stack([openai_pixels()(i) for i in images]), None)  # type: ignore
+    scorer = PerImage("aesthetic", (), lambda: None, lambda: aesthetic.judge(encoder, tmp_path / "head.pth", 8))
+    red = Image.new("RGB", (8, 8), "red")
+    values = scorer.score([red, GREY, red], ["a", "b", "c"])
+    assert values[0] == values[2] != values[1]
+    assert values[0] == pytest.approx(float(head(encoder.images([red]).clone()).squeeze()), abs=1e-5)
+    with pytest.raises(UserError, match="is not the LAION's aesthetic predictor file"):
+        aesthetic.judge(encoder, tmp_path / "head.pth", 9)
+
+
+def test_the_published_heads_have_the_layers_that_their_files_name():
+    shapes = {k: tuple(v.shape) for k, v in linear_head(768).state_dict().items() if k.endswith("weight")}
+    assert shapes == {
+        "0.weight": (1024, 768), "2.weight": (128, 1024), "4.weight": (64, 128), "6.weight": (16, 64),
+        "7.weight": (1, 16),
+    }  # fmt: skip
+
+
+# what is missing
+
+
+@pytest.mark.parametrize("name", [n for n in registry.names() if not n.endswith("-tiny")])
+def test_every_metric_says_how_to_get_what_it_lacks_and_scores_nothing(no_caches, name):
+    (scorer,) = scorers_for([name], "full")
+    reason = scorer.available()
+    assert "get them: curl -L --create-dirs -o " in reason
+    assert all(need in reason for need in scorer.needs if "." in need and need != "bert-base-uncased-vocab.txt")
+    assert len(reason.splitlines()) == 1
+    if isinstance(scorer, Scorer):
+        assert scorer.score([GREY], ["a"]) == [None]
+    else:
+        assert scorer.score_set([GREY] * 20).value is None
+
+
+def test_one_command_gets_all_files_of_a_metric(no_caches):
+    (scorer,) = scorers_for(["image-reward"], "full")
+    assert scorer.available().count("curl") == 1
+    assert {"ImageReward.pt", "vocab.txt"} <= {word.rsplit("/", 1)[-1] for word in scorer.available().split()}
+    path = files.cache_dir() / files.IMAGE_REWARD.file
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    assert "ImageReward.pt" not in scorer.available()
+
+
+def test_all_full_metrics_are_there_by_default_but_the_extra_ones():
+    names = [s.name for s in scorers_for(None, "full")]
+    assert set(names) == {
+        "clip", "fid", "image-reward", "hpsv2", "inception-score", "aesthetic", "precision"
+    }  # fmt: skip
+    assert [s.name for s in scorers_for(["hpsv2.1", "fid-inf", "precision-recall"], "tiny")] == [
+        "hpsv2.1", "fid-inf-tiny", "precision-tiny"
+    ]  # fmt: skip
+    json.dumps(names)

@@ -1,0 +1,324 @@
+"""Scoring saved images: nothing is scored twice, nothing is lost, and what is missing is said and never 0."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lanternbench import results, scoring
+from lanternbench.cli.main import main
+from lanternbench.errors import UserError
+from lanternbench.measure import summarise
+from lanternbench.metrics import registry
+from lanternbench.metrics.fid import SetScore
+from lanternbench.results import RunFolder, Sample, sample_key
+
+SHADES = {"dark": 10, "light": 200}
+
+
+class Brightness:
+    """A per-image metric that counts how often it is asked."""
+
+    name, needs, captions = "brightness", (), False
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.reason: str | None = None
+        self.stop_after = 10**6
+
+    def available(self) -> str | None:
+        return self.reason
+
+    def score(self, images, captions):
+        if len(self.asked) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.asked += captions
+        return [image.getpixel((0, 0))[0] / 1.0 for image in images]
+
+
+class Count:
+    """A metric of a whole set, with a second column."""
+
+    name, needs = "count", ()
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def available(self) -> str | None:
+        return None
+
+    def score_set(self, images):
+        self.calls += 1
+        n = len(list(images))
+        return SetScore(float(n), n, f"{n} are few", {"twice": 2.0 * n})
+
+
+@pytest.fixture
+def brightness(monkeypatch) -> Brightness:
+    made = Brightness()
+    monkeypatch.setattr(registry, "_REGISTRY", registry._REGISTRY | {"brightness": lambda reference: made})
+    monkeypatch.setattr(scoring, "BATCH", 2)
+    return made
+
+
+@pytest.fixture
+def count(monkeypatch) -> Count:
+    made = Count()
+    monkeypatch.setattr(registry, "_REGISTRY", registry._REGISTRY | {"count": lambda reference: made})
+    return made
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Path:
+    """A finished run: three prompts by two methods, grey images."""
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "cache"))
+    root = tmp_path / "results"
+    target = {"name": "tiny", "evaluators": "tiny"}
+    with RunFolder.open(root, "r", {"seed": 0}, target=target, prompts={"source": "demo"}) as folder:
+        for label, shade in SHADES.items():
+            for i in range(3):
+                sample = Sample(
+                    key=sample_key(str(i), label, 0), prompt_id=str(i), prompt=f"prompt {i}", label=label,
+                    method="ar", seed=0, tokens=2, steps=2, accept_lengths=[1, 1], decode_s=1.0,
+                    metrics={"image-reward": None},
+                )  # fmt: skip
+                folder.append(sample, Image.new("RGB", (8, 8), (shade + i,) * 3))
+        summary = summarise(folder.samples(), folder.run)
+        folder.finish(summary | {"notes": [*summary["notes"], "image-reward: gone", "a word of its own"]})
+    return root / "r"
+
+
+def values(run: Path, metric: str = "brightness") -> list[float | None]:
+    return [sample.metrics.get(metric) for sample in results.read_samples(run)]
+
+
+def row(summary: dict, label: str = "dark") -> dict:
+    return next(row for row in summary["rows"] if row["label"] == label)
+
+
+ALL = [10.0, 11.0, 12.0, 200.0, 201.0, 202.0]
+
+# --- runs ---
+
+
+def test_scores_reach_samples_and_summary_with_their_interval(run, brightness):
+    summary = scoring.score_run(run, ["brightness"])
+    assert values(run) == ALL
+    stored = json.loads((run / "summary.json").read_bytes())
+    assert row(stored) == row(summary)
+    assert row(stored)["brightness"] == 11.0
+    assert row(stored)["brightness_lo"] < 11 < row(stored)["brightness_hi"]
+    assert "a word of its own" in stored["notes"]
+
+
+def test_what_is_scored_is_not_scored_again_unless_asked(run, brightness):
+    scoring.score_run(run, ["brightness"])
+    asked = len(brightness.asked)
+    scoring.score_run(run, ["brightness"])
+    assert len(brightness.asked) == asked == 6
+    scoring.score_run(run, ["brightness"], again=True)
+    assert len(brightness.asked) == 12
+
+
+def test_an_interrupted_scoring_continues_where_it_stopped(run, brightness):
+    brightness.stop_after = 4
+    with pytest.raises(KeyboardInterrupt):
+        scoring.score_run(run, ["brightness"])
+    journal = run / "scores.jsonl"
+    assert len(journal.read_text().splitlines()) == 4
+    journal.write_bytes(journal.read_bytes() + b'{"key": "2|light|0", "metr')  # torn by a crash
+    brightness.stop_after = 10**6
+    scoring.score_run(run, ["brightness"])
+    assert len(brightness.asked) == 6
+    assert values(run) == ALL
+    assert all(json.loads(line)["value"] for line in journal.read_text().splitlines() if line.endswith("}"))
+
+
+def test_a_score_of_another_image_or_caption_is_not_taken(tmp_path):
+    path = tmp_path / "a.png"
+    Image.new("RGB", (2, 2)).save(path)
+    item = scoring.Item("a", path, "one")
+    scoring.Journal(tmp_path / "j.jsonl").add("m", [item], [0.5])
+    journal = scoring.Journal(tmp_path / "j.jsonl")
+    assert journal.known("m", [item]) == {"a": 0.5}
+    assert journal.known("m", [item._replace(caption="two")]) == {}
+    assert journal.known("other", [item]) == {}
+    Image.new("RGB", (300, 2)).save(path)
+    assert journal.known("m", [item]) == {}
+
+
+@pytest.mark.parametrize(
+    "line", ["5", "[]", '{"key": 1}', "nonsense", '{"key":"a","metric":"m","stamp":"","value":"x"}']
+)
+def test_a_damaged_journal_line_counts_as_not_scored(tmp_path, line):
+    (tmp_path / "j.jsonl").write_text(line + "\n")
+    assert scoring.Journal(tmp_path / "j.jsonl").known("m", [scoring.Item("a", tmp_path, None)]) == {}
+
+
+def test_missing_weights_are_told_once_and_never_score_0(run, brightness):
+    brightness.reason = "its weights are not here; get them: curl x"
+    summary = scoring.score_run(run, ["brightness"])
+    assert values(run) == [None] * 6
+    assert row(summary).get("brightness") is None
+    assert summary["notes"].count("brightness: its weights are not here; get them: curl x") == 1
+    brightness.reason = None
+    summary = scoring.score_run(run, ["brightness"])
+    assert values(run) == ALL
+    assert not any(note.startswith("brightness") for note in summary["notes"])
+
+
+def test_a_score_that_a_run_could_not_compute_is_added(run, monkeypatch, brightness):
+    brightness.name = "image-reward"
+    monkeypatch.setattr(registry, "_REGISTRY", registry._REGISTRY | {"image-reward": lambda reference: brightness})
+    summary = scoring.score_run(run, ["image-reward"])
+    assert values(run, "image-reward") == ALL
+    assert "image-reward: gone" not in summary["notes"]
+
+
+def test_an_image_that_cannot_be_read_is_told_and_left_out(run, brightness):
+    first = results.read_samples(run)[0]
+    (run / str(first.image)).write_bytes(b"torn")
+    summary = scoring.score_run(run, ["brightness"])
+    assert values(run) == [None, *ALL[1:]]
+    assert any(str(first.image) in note for note in summary["notes"])
+    assert row(summary)["brightness"] == 11.5
+
+
+def test_metrics_of_whole_sets_come_with_all_their_columns_and_are_kept(run, count, brightness):
+    summary = scoring.score_run(run, ["count"])
+    assert (row(summary)["count"], row(summary)["twice"], row(summary)["count_n"]) == (3.0, 6.0, 3)
+    assert "count: 3 are few" in summary["notes"]
+    later = scoring.score_run(run, ["brightness"])
+    assert (row(later)["count"], row(later)["twice"], row(later)["brightness"]) == (3.0, 6.0, 11.0)
+    assert "count: 3 are few" in later["notes"]
+    scoring.score_run(run, ["count"])
+    assert count.calls == 2  # one a label, once
+    scoring.score_run(run, ["count"], again=True)
+    assert count.calls == 4
+
+
+def test_a_damaged_summary_is_made_anew(run, brightness):
+    (run / "summary.json").write_text('{"rows": [5]')
+    assert row(scoring.score_run(run, ["brightness"]))["brightness"] == 11.0
+
+
+def test_the_embedded_evaluators_score_a_run(run):
+    summary = scoring.score_run(run)
+    assert {"clip-tiny", "fid-tiny"} <= set(row(summary))
+    assert all(v is not None for v in values(run, "clip-tiny"))
+
+
+def test_precision_and_recall_compare_with_a_folder(run, tmp_path):
+    real = tmp_path / "real"
+    real.mkdir()
+    for shade in (10, 11, 12, 13):
+        Image.new("RGB", (64, 64), (shade,) * 3).save(real / f"{shade}.png")
+    summary = scoring.score_run(run, ["precision-recall"], real)
+    assert row(summary)["precision-tiny"] > row(summary, "light")["precision-tiny"]
+    assert 0 <= row(summary)["recall-tiny"] <= 1
+    assert row(summary)["recall-tiny_n"] == 3
+    missing = scoring.score_run(run, ["fid-inf"])
+    assert row(missing)["fid-inf-tiny"] is None
+    assert any("needs at least 512 images" in note for note in missing["notes"])
+    assert row(missing)["precision-tiny"] == row(summary)["precision-tiny"]
+
+
+# --- plain folders ---
+
+
+@pytest.fixture
+def photographs(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    for name, shade in (("a.png", 1), ("b.jpg", 100), ("c.png", 3)):
+        Image.new("RGB", (8, 8), (shade,) * 3).save(folder / name)
+    captions = "image\tcaption\nsome/where/a.png\tone\na.png\ttwo\nc.png\tthree\nz.png\tfour\n"
+    (tmp_path / "captions.tsv").write_text(captions)
+    return folder
+
+
+def test_a_plain_folder_is_scored_once_and_not_written_into(photographs, brightness):
+    before = sorted(p.name for p in photographs.iterdir())
+    summary = scoring.score_folder(photographs, None, ["brightness"])
+    assert (row(summary, "photographs")["n"], len(brightness.asked)) == (3, 3)
+    assert scoring.score_folder(photographs, None, ["brightness"]) == summary
+    assert len(brightness.asked) == 3
+    assert sorted(p.name for p in photographs.iterdir()) == before
+
+
+def test_captions_choose_the_images_of_a_folder(photographs, brightness):
+    brightness.captions = True
+    summary = scoring.score_folder(photographs, str(photographs.parent / "captions.tsv"), ["brightness"])
+    assert brightness.asked == ["one", "three"]
+    assert row(summary, "photographs")["brightness"] == 2.0
+    assert "1 of 3 images have no caption" in summary["notes"][0]
+
+
+def test_without_captions_a_metric_that_reads_them_is_missing(photographs, brightness):
+    brightness.captions = True
+    summary = scoring.score_folder(photographs, None, ["brightness"])
+    assert row(summary, "photographs")["brightness"] is None
+    assert "--captions FILE" in summary["notes"][0]
+
+
+def test_photographs_of_coco_are_scored_with_their_captions(shared, tmp_path, monkeypatch, brightness):
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path))
+    coco = shared / "coco"
+    few = tmp_path / "few"
+    few.mkdir()
+    for path in sorted((coco / "val2017").glob("*.jpg"))[:3]:
+        (few / path.name).symlink_to(path)
+    summary = scoring.score_folder(few, f"coco2017:{coco}/captions_val2017.json", ["brightness", "clip-tiny"])
+    assert row(summary, "few")["n"] == 3
+    assert -1 < row(summary, "few")["clip-tiny"] < 1
+
+
+# --- the command ---
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["nowhere"], "no run 'nowhere'"),
+        (["empty"], "holds no images"),
+        (["photographs", "--captions", "wrong.tsv"], "names none of the 3 images"),
+        (["photographs", "--captions", "missing.tsv"], "missing.tsv"),
+        (["photographs", "--metrics", "beauty"], "no metric named beauty"),
+        (["r", "--reference", "nowhere"], "no folder nowhere"),
+        (["r", "--captions", "captions.tsv"], "knows its captions"),
+        (["stripped"], "no images left"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_and_exit_code_2(run, photographs, tmp_path, monkeypatch, capfd, args, says):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "wrong.tsv").write_text("image\tcaption\nz.png\tfour\n")
+    with RunFolder.open(tmp_path / "results", "stripped", {}) as folder:
+        folder.append(results.read_samples(run)[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lanternbench", "score", *args])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    said = capfd.readouterr().err
+    assert exit_.value.code == 2
+    assert says in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_a_run_in_use_is_not_scored(run):
+    with RunFolder.existing(run), pytest.raises(UserError, match="in use"):
+        scoring.score_run(run, ["clip"])
+
+
+def test_the_command_scores_the_latest_run_and_prints_json(run, tmp_path, monkeypatch, capsys, brightness):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lanternbench", "score", "--metrics", "brightness", "--json"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert not exit_.value.code
+    (found,) = json.loads(capsys.readouterr().out)
+    assert row(found)["brightness"] == 11.0
