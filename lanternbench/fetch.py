@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,7 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from lanternbench.download import Remote, digest
 from lanternbench.errors import UserError
+from lanternbench.metrics import files as weights
+from lanternbench.metrics.registry import names, scorers_for
 from lanternbench.models.catalogue import Entry
 
 MARK = ".incomplete"  # in a role's folder while it is being fetched
@@ -25,6 +27,42 @@ class File(NamedTuple):
     name: str
     size: int
     sha256: str | None
+
+
+_ANNOTATIONS = "http://images.cocodataset.org/annotations"
+PROMPTS = {  # file, address, SHA-256 of the file, member of an archive
+    "coco2017": (
+        "captions_val2017.json",
+        f"{_ANNOTATIONS}/annotations_trainval2017.zip",
+        "afe3b30e403dd7f228e2373023abbd60042a6e10ec6874d3652df034d289ebb9",
+        "annotations/captions_val2017.json",
+    ),
+    "coco2014": (
+        "captions_val2014.json",
+        f"{_ANNOTATIONS}/annotations_trainval2014.zip",
+        "",
+        "annotations/captions_val2014.json",
+    ),
+    "parti": (
+        "PartiPrompts.tsv",
+        "https://raw.githubusercontent.com/google-research/parti/main/PartiPrompts.tsv",
+        "fab29e41bb512a169b56acab4cf2a41dcb675e285df2efcde6640c7dd3c440eb",
+        None,
+    ),
+}
+
+
+def plain_files(name: str) -> list[Remote] | None:
+    """The files that a metric, one of its weights or a prompt set needs; None for a name that is none of these."""
+    home = weights.cache_dir()
+    if name in PROMPTS:
+        file, url, sha256, member = PROMPTS[name]
+        return [Remote(name, url, home / "prompts" / file, sha256, member)]
+    wanted = [w for w in weights.PUBLISHED if w.name == name]
+    if not wanted and name in names():
+        needs = scorers_for([name], "full")[0].needs
+        wanted = [w for w in weights.PUBLISHED if w.file in needs]
+    return [Remote(w.title, w.url, home / w.file, w.sha256) for w in wanted] or None
 
 
 def plan(entry: Entry) -> list[File]:
@@ -81,12 +119,6 @@ def room(folder: Path, needed: int) -> None:
             f"{needed / 1e9:.1f} GB are needed in {folder} but {free / 1e9:.1f} GB are free: make room, or set "
             "LANTERNBENCH_HOME to a folder on another disk"
         )
-
-
-def digest(path: Path) -> str:
-    """SHA-256 (hex) of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _same(path: Path, file: File) -> bool:

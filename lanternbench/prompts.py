@@ -1,4 +1,4 @@
-"""Prompts: our demo captions, COCO, PartiPrompts from their official files, or a list of the user's own.
+"""Prompts: our demo captions, COCO, PartiPrompts from their official files, ImageNet classes, or the user's own list.
 
 A selection is a pure function of (file, seed, count): each prompt gets a rank from SHA-256 of seed and id, the best
 ``count`` ranks are taken and put back in file order.  So a larger count keeps every prompt of a smaller one, and no
@@ -23,6 +23,7 @@ Caption = Literal["first", "longest", "random"]
 TEXT_FIELDS = ("prompt", "text", "caption")
 ID_FIELDS = ("id", "prompt_id", "image_id")
 IMAGE_FIELDS = ("image", "file_name")
+IMAGENET = Path("imagenet")  # no file: the classes come with open_clip
 OFFICIAL = {
     "coco2017": "captions_val2017.json",
     "coco2014": "captions_val2014.json",
@@ -77,8 +78,9 @@ class PromptSet:
 def load(spec: str, count: int | None = None, seed: int = 0, caption: Caption = "first") -> PromptSet:
     """Read and select prompts.
 
-    spec: ``demo``; ``coco2017``, ``coco2014`` or ``parti``, each with ``:PATH`` of its official file or, without, from
-    the cache folder; or a path to .txt, .csv, .tsv, .json or .jsonl with a column called prompt, text or caption.
+    spec: ``demo``; ``imagenet``, the class numbers 0…999 for class-conditional targets, with their names as category;
+    ``coco2017``, ``coco2014`` or ``parti``, each with ``:PATH`` of its official file or, without, from the cache
+    folder; or a path to .txt, .csv, .tsv, .json or .jsonl with a column called prompt, text or caption.
     count: how many (None: all); ``demo`` gives its first ones, every other source a seeded choice. caption: which of
     the captions of a COCO image. Raises UserError for an unknown source, a file that is missing, empty or malformed,
     and a count that the source cannot give.
@@ -88,7 +90,7 @@ def load(spec: str, count: int | None = None, seed: int = 0, caption: Caption = 
     if count is not None and count < 1:
         raise UserError(f"cannot select {count} prompts: give --num-prompts of 1 or more.")
     dataset, path = _locate(spec.strip())
-    prompts, notes = _unique(list(_read(path, dataset, seed, caption)))
+    prompts, notes = _unique(list(_imagenet() if path == IMAGENET else _read(path, dataset, seed, caption)))
     if not prompts:
         raise UserError(f"{path} has no prompts: give a file with a caption a line or in a column called prompt.")
     if count is not None and count > len(prompts):
@@ -97,7 +99,8 @@ def load(spec: str, count: int | None = None, seed: int = 0, caption: Caption = 
         chosen = prompts[:count]
     else:
         chosen = _select(prompts, count, seed)
-    source = "demo" if dataset == "demo" else f"{dataset}:{path.name}"  # no folder: it may name a person
+    builtin = dataset == "demo" or path == IMAGENET
+    source = dataset if builtin else f"{dataset}:{path.name}"  # no folder: it may name a person
     return PromptSet(tuple(chosen), source, dataset, seed, tuple(notes))
 
 
@@ -118,6 +121,8 @@ def _locate(spec: str) -> tuple[str, Path]:
         package = Path(__file__).parent
         places = [package / "prompts_data" / "demo.txt", package.parent / "prompts" / "demo.txt"]
         return "demo", next((place for place in places if place.is_file()), places[0])
+    if spec == "imagenet":
+        return "imagenet", IMAGENET
     if name in OFFICIAL and colon:
         path = Path(where).expanduser()
         inside = [path / OFFICIAL[name], path / "annotations" / OFFICIAL[name]]
@@ -129,11 +134,14 @@ def _locate(spec: str) -> tuple[str, Path]:
         home = Path(os.environ.get("LANTERNBENCH_HOME") or Path.home() / ".cache" / "lanternbench")
         path = home / "prompts" / OFFICIAL[name]
         if not path.is_file():
-            raise UserError(f"the prompts of {name} are not at {path}: give their official file, {_example(name)}.")
+            raise UserError(
+                f"the prompts of {name} are not at {path}: get them with `lanternbench fetch {name}`, "
+                f"or give their official file, {_example(name)}."
+            )
         return name, path
     path = Path(spec).expanduser()
     if path.suffix.lower() not in READERS:
-        known = ", ".join(["demo", *OFFICIAL])
+        known = ", ".join(["demo", "imagenet", *OFFICIAL])
         raise UserError(f"there are no prompts {spec!r}: use {known}, or the path of a {', '.join(READERS)} file.")
     return path.stem, path
 
@@ -243,6 +251,14 @@ def _coco(data: Any, path: Path, seed: int, caption: Caption) -> Iterator[Prompt
                 "random": _rank(seed, "caption", str(number)) % len(texts),
             }[caption]
             yield Prompt(str(number), texts[pick], image=_file_name(file_name))
+
+
+def _imagenet() -> Iterator[Prompt]:
+    """The classes of ILSVRC 2012 in their order: the number is the prompt, the name its category."""
+    from open_clip import IMAGENET_CLASSNAMES
+
+    for number, name in enumerate(IMAGENET_CLASSNAMES):
+        yield Prompt(str(number), str(number), category=name)
 
 
 def _json(text: str, path: Path, line: int | None = None) -> Any:

@@ -109,6 +109,18 @@ def test_an_official_set_without_its_file_says_how_to_give_it(tmp_path, monkeypa
     assert prompts.load("parti").prompts == (prompts.Prompt("2", "bond", "Abstract", "Basic"),)
 
 
+def test_imagenet_gives_its_thousand_class_numbers_with_their_names():
+    every = prompts.load("imagenet")
+    assert [prompt.text for prompt in every] == [str(n) for n in range(1000)]
+    assert (every.prompts[1].category, every.source) == ("goldfish", "imagenet")
+    chosen = prompts.load("imagenet", count=10, seed=1)
+    assert len({prompt.id for prompt in chosen}) == 10
+
+
+def test_a_file_named_like_a_built_in_set_is_read(tmp_path):
+    assert texts(write(tmp_path, "imagenet.txt", "a cat\na dog")) == ["a cat", "a dog"]
+
+
 # --- selection ---
 
 

@@ -8,6 +8,7 @@ import torch
 
 from lanternbench.models import text, tiny
 from lanternbench.training import loop, muon, scenes
+from lanternbench.training import target as target_training
 from lanternbench.training import text as text_training
 from lanternbench.training.tiny import train
 
@@ -47,6 +48,56 @@ def test_muon_orthogonalises():
     values = torch.linalg.svdvals(muon.orthogonalise(g))
     assert float(values.min()) > 0.5
     assert float(values.max()) < 1.5
+
+
+def test_the_first_layer_starts_out_counting_rows_and_columns():
+    torch.manual_seed(0)
+    model = target_training.TextToImage().target
+    target_training.count_rows_and_columns(model)
+    seen = []
+    model.layers[0].attention.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    words = 12
+    with torch.no_grad():
+        prefix, tokens = torch.zeros(1, words, model.cfg.dim), torch.randint(0, 1024, (1, 256))
+        model.teacher_forced(prefix, torch.ones(1, words, dtype=torch.long), tokens)
+    share = seen[0][0, words:, 1:3] / 3  # of attention on image tokens, at image tokens 0 … 254
+    at = torch.arange(255)
+    for axis, count in ((0, at % 16 + 1), (1, at // 16 + 1)):
+        wanted = count / (count + words)
+        assert float((share[:, axis] - wanted).abs().mean()) < 0.05
+        assert float(torch.corrcoef(torch.stack([share[:, axis], wanted]))[0, 1]) > 0.95
+
+
+def test_what_a_token_weighs_depends_on_its_caption_alone():
+    images = [scenes.sample(1, i) for i in range(40)]
+    for _, caption, scene in images:
+        assert caption in scene.captions()
+        weight = target_training.weights(scene)
+        assert weight.shape == (256,)
+        assert float(weight.min()) > 0
+        x, y = scenes.PLACES[scene.items[0].place]
+        middle = weight.view(16, 16)[int(y * 16), int(x * 16)]
+        assert float(middle) > 2.9
+
+
+def test_batches_of_one_caption_length_need_no_padding():
+    groups = target_training.lengths(50)
+    assert sum(len(pairs) for pairs in groups.values()) == 150
+    for count, pairs in groups.items():
+        for i, j in pairs.tolist():
+            wording = target_training.data.scene(i).captions()[j]
+            assert int((text.tokenize([wording]) != 0).sum()) == count
+
+
+def test_padding_that_all_rows_share_changes_nothing(target):
+    model, tokens = target.model, torch.arange(256).view(1, -1)
+    features, valid = target_training.left_pad(*target.text(["a red ring on the left, plain blue background"]))
+    prefix = model.cls_embedding(features)
+    with torch.no_grad():
+        cut = model.teacher_forced(prefix, valid, tokens)
+        longer = torch.cat([prefix, prefix]), torch.cat([valid, torch.ones_like(valid)]), tokens.repeat(2, 1)
+        padded = model.teacher_forced(*longer)[:1]  # the second row has no padding, so none is cut
+    assert torch.allclose(cut, padded, atol=1e-3 * float(padded.abs().max()))
 
 
 def test_training_that_was_stopped_continues_as_if_it_was_not(tmp_path):

@@ -1,4 +1,4 @@
-"""``fetch``: bring the published files of a target here."""
+"""``fetch``: bring published files here: targets, the weights of metrics, official prompts."""
 
 from __future__ import annotations
 
@@ -6,33 +6,63 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from lanternbench.models.catalogue import Entry
+
+_CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="TARGET", help="A target of `lanternbench targets`.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Targets, metrics, coco2017, coco2014, parti.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be fetched, and how much.")] = False,
 ) -> None:
-    """Download a target's published files, resumably, and check them.
+    """Download published files, resumably, and check them; what is here already is not fetched again.
 
     Example: lanternbench fetch llamagen-xl-stage1 --dry-run
     """
-    from lanternbench import fetch as fetching
-    from lanternbench.models.catalogue import entry
+    from lanternbench.fetch import plain_files
+    from lanternbench.models.catalogue import catalogue, entry
 
-    row, console = entry(name), Console(highlight=False, markup=False, emoji=False)
+    for name in names:
+        remotes = plain_files(name)
+        if remotes is None or name in catalogue():
+            _target(entry(name), dry_run)
+            continue
+        for remote in remotes:
+            if dry_run or remote.path.is_file():
+                state = "here: " if remote.path.is_file() else f"{remote.url} -> "
+                _CONSOLE.print(f"{remote.title}: {state}{remote.path}")
+            else:
+                _download(remote)
+
+
+def _download(remote) -> None:
+    from lanternbench.download import download
+
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(remote.path.name, total=None)
+        download(remote, lambda done, of: bar.update(task, completed=done, total=of))
+    _CONSOLE.print(f"{remote.title}: {remote.path}")
+
+
+def _target(row: Entry, dry_run: bool) -> None:
+    from lanternbench import fetch as fetching
+
     if not row.files:
-        console.print(f"{name} comes with the package: there is nothing to fetch")
+        _CONSOLE.print(f"{row.name} comes with the package: there is nothing to fetch")
         return
     if dry_run and fetching.offline():
         for role, source in row.files.items():
-            console.print(f"{role}: {', '.join(source.files)} of {source.repo}")
-        console.print(f"about {row.gigabytes:g} GB into {row.folder} (licence: {row.licence})")
+            _CONSOLE.print(f"{role}: {', '.join(source.files)} of {source.repo}")
+        _CONSOLE.print(f"about {row.gigabytes:g} GB into {row.folder} (licence: {row.licence})")
         return
     files = fetching.plan(row)
     if dry_run:
         for file in files:
-            console.print(f"{file.role}: {file.name} of {file.repo}, {file.size / 1e9:.2f} GB")
-        console.print(f"{sum(f.size for f in files) / 1e9:.2f} GB into {row.folder} (licence: {row.licence})")
+            _CONSOLE.print(f"{file.role}: {file.name} of {file.repo}, {file.size / 1e9:.2f} GB")
+        _CONSOLE.print(f"{sum(f.size for f in files) / 1e9:.2f} GB into {row.folder} (licence: {row.licence})")
         return
-    where = fetching.fetch(row, files, log=console.print)
-    console.print(f"{where}  ·  next: lanternbench run --target {name} --method cool-sd --lambda 2")
+    where = fetching.fetch(row, files, log=_CONSOLE.print)
+    _CONSOLE.print(f"{where}  ·  next: lanternbench run --target {row.name} --method cool-sd --lambda 2")

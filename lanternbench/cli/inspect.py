@@ -20,8 +20,8 @@ def _print(rows: list[dict[str, Any]], as_json: bool, columns: dict[str, str]) -
         print()
         return
     table = Table(box=box.SIMPLE_HEAD)
-    for title in columns.values():
-        table.add_column(title, overflow="fold")
+    for i, title in enumerate(columns.values()):
+        table.add_column(title, overflow="fold", no_wrap=i == 0)
     for row in rows:
         table.add_row(*(_cell(row[key]) for key in columns))
     Console().print(table)
@@ -94,7 +94,7 @@ def targets(as_json: AsJson = False) -> None:
     rows = []
     for name, entry in catalogue().items():
         missing, size = entry.missing(), f"{entry.gigabytes:g} GB" if entry.files else "in the package"
-        state = "yes" if not missing else "lacks " + ", ".join(missing)
+        state = "yes" if not missing else "no" if len(missing) == len(entry.files) else f"lacks {', '.join(missing)}"
         rows.append({"target": name, "here": state, "size": size, "licence": entry.licence, "about": entry.about})
     _print(rows, as_json, {c: c for c in ("target", "here", "size", "licence", "about")})
 

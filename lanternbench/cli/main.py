@@ -7,7 +7,7 @@ import warnings
 
 import typer
 
-from lanternbench.cli import fetch, inspect, measure, report, score, train
+from lanternbench.cli import fetch, inspect, measure, profile, report, score, train
 from lanternbench.errors import UserError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("targets")(inspect.targets)
 app.command("prompts")(inspect.prompts)
 app.command("fetch")(fetch.fetch)
 app.command("doctor")(inspect.doctor)
+app.command("profile")(profile.profile)
 app.command("verify")(inspect.verify)
 app.add_typer(train.app, name="train")
 

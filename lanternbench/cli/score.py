@@ -74,5 +74,6 @@ def _place(results: Path, name: str) -> Path:
 def _show(found: dict[str, Any], console: Console, print_table: Any) -> None:
     print_table(found["rows"])
     for note in found["notes"]:
-        console.print(f"· {note}", style="dim", highlight=False, markup=False)
+        # not broken into lines: a note may hold a command to copy
+        console.print(f"· {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
     console.print(found["run"], highlight=False, markup=False)

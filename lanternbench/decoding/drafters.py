@@ -14,6 +14,7 @@ from torch import Tensor
 from lanternbench.decoding.sampling import guide
 from lanternbench.decoding.session import Session
 from lanternbench.models.cached import CachedStack, additive, causal
+from lanternbench.models.chameleon import Chameleon
 from lanternbench.models.eagle import Eagle
 from lanternbench.models.llamagen import LlamaGen, prefix_mask
 from lanternbench.models.medusa import Medusa
@@ -48,7 +49,7 @@ def at_last_new(session: Session, hidden: Tensor) -> Tensor:
 class _Cached:
     """What EAGLE and an independent model share: a cached stack fed with what is committed, then with drafted nodes."""
 
-    def attach(self, session: Session, words: LlamaGen, stack: CachedStack, lead: int) -> None:
+    def attach(self, session: Session, words: LlamaGen | Chameleon, stack: CachedStack, lead: int) -> None:
         """``words``: whose embeddings and head are used; ``lead``: committed slots before image token 0."""
         self.session, self.words, self.stack, self.lead = session, words, stack, lead
         self.drafted = 0
@@ -92,16 +93,17 @@ class EagleDrafter(_Cached):
 
     def begin(self, session: Session, hidden: Tensor) -> None:
         rows, prefix, _ = hidden.shape
-        model = session.target.model
+        model, seen = session.target.model, session.prefix.seen
         slots = prefix + session.limit + self.most_nodes + 1
         stack = CachedStack(self.net, self.net.cfg, rows, slots, model.rope, hidden)
         self.attach(session, model, stack, prefix - 1)
-        if prefix > 1:  # entry t pairs the hidden state of prefix position t with a dummy token 0
-            blank = model.tok_embeddings(torch.zeros(rows, prefix - 1, dtype=torch.long, device=hidden.device))
+        if prefix > 1:  # entry t: the hidden state of position t, with what stands for token t + 1 and its position
             zero = torch.zeros(session.batch, dtype=torch.long, device=hidden.device)
-            position = torch.arange(prefix - 1, device=hidden.device)[None]
-            x = self.net.fuse(blank, hidden[:, :-1])
-            stack.forward(x, position, [0] * session.batch, zero, 0, causal(prefix - 1, x))
+            position = torch.arange(1, prefix, device=hidden.device)[None]
+            x = self.net.fuse(session.prefix.ahead, hidden[:, :-1])
+            mask = additive(prefix_mask(seen, prefix - 1)[:, 0])
+            stack.forward(x, position, [0] * session.batch, zero, 0, mask)
+            stack.hide_pads(seen)
 
     def root(self) -> Tensor:
         self.session.clock.tick("other")
@@ -129,7 +131,7 @@ class EagleDrafter(_Cached):
 class ModelDrafter(_Cached):
     """An independent, smaller model of the target's kind (Leviathan et al. 2023); it reads the same prompt."""
 
-    def __init__(self, net: LlamaGen, most_nodes: int):
+    def __init__(self, net: LlamaGen | Chameleon, most_nodes: int):
         self.net, self.most_nodes = net, most_nodes
 
     def begin(self, session: Session, hidden: Tensor) -> None:

@@ -23,8 +23,8 @@ from lanternbench.decoding.trees import Tree, static_tree
 from lanternbench.decoding.verify import Draft, Verdict, verify, verify_greedy
 from lanternbench.errors import UserError
 from lanternbench.models.eagle import Eagle
-from lanternbench.models.llamagen import LlamaGen
 from lanternbench.models.target import Target
+from lanternbench.models.transformer import Stack
 
 
 @dataclass
@@ -127,7 +127,7 @@ def build_proposal(method: Method, target: Target, warp: Warp) -> tuple[Proposal
 
 def fits(net: Any) -> tuple[int | None, int | None]:
     """The target width and vocabulary that a drafter needs; None where any will do."""
-    if isinstance(net, LlamaGen):
+    if isinstance(net, Stack):
         return None, net.cfg.vocab_size
     return (net.cfg.dim if isinstance(net, Eagle) else net.weight.shape[-1]), None
 

@@ -60,9 +60,8 @@ def missing(*wanted: Weights) -> str | None:
     absent = [w for w in wanted if not w.find()]
     if not absent:
         return None
-    fetch = " ".join(f"-o {cache_dir() / w.file} {w.url}" for w in absent)
     titles = " and ".join(w.title for w in absent)
-    return f"the files of {titles} are not here; get them: curl -L --create-dirs {fetch}"
+    return f"the files of {titles} are not here; get them: lanternbench fetch {' '.join(w.name for w in absent)}"
 
 
 def tensors(path: Path, title: str) -> dict[str, Tensor]:
@@ -89,7 +88,7 @@ def tensors(path: Path, title: str) -> dict[str, Tensor]:
 def wrong_file(path: Path, title: str, error: Exception) -> UserError:
     """What to say of a file that cannot be used."""
     cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return UserError(f"{path} is not the {title} file ({cause[:200]}); download it again.")
+    return UserError(f"{path} is not the {title.partition(' (')[0]} file ({cause[:200]}); download it again.")
 
 
 CLIP_VIT_B32 = Weights(
@@ -165,6 +164,11 @@ HPS_V21 = Weights(
     sha256="",
     hub=("xswu/HPSv2", "HPS_v2.1_compressed.pt"),
 )
+
+
+PUBLISHED = (
+    CLIP_VIT_B32, INCEPTION, CLIP_VIT_L14, AESTHETIC, IMAGE_REWARD, BERT_VOCABULARY, HPS_V2, HPS_V21
+)  # fmt: skip
 
 
 def embedded(name: str) -> Path:

@@ -23,7 +23,7 @@ class InceptionScorer:
     """A set scorer, higher is better; ``load`` gives the net, uint8 [B, 3, H, W] -> logits [B, classes]."""
 
     name = "inception-score"
-    needs = (files.INCEPTION.file,)
+    needs: tuple[str, ...] = (files.INCEPTION.file,)
 
     def __init__(self, missing: Callable[[], str | None], load: Callable[[], nn.Module]):
         self._missing, self._load = missing, cache(load)

@@ -12,8 +12,10 @@ from pydantic import BaseModel, ConfigDict
 
 from lanternbench.errors import UserError
 from lanternbench.metrics.files import cache_dir
-from lanternbench.models import published, tiny
+from lanternbench.models import published, published_chameleon, published_llamagen, tiny
 from lanternbench.models.target import Target
+
+_FAMILIES: dict[str, Any] = {"llamagen": published_llamagen, "chameleon": published_chameleon}
 
 
 class Source(BaseModel):
@@ -31,7 +33,7 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    family: Literal["tiny", "llamagen"]
+    family: Literal["tiny", "llamagen", "chameleon"]
     about: str
     licence: str = "Apache-2.0"
     gigabytes: float = 0.0  # of all files
@@ -84,13 +86,14 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False) ->
         if random_weights:
             raise UserError("target 'tiny' comes with trained weights: leave out --random-weights")
         return tiny.load(device=device)
+    family = _FAMILIES[row.family]
     if random_weights:
-        return published.random_target(row.name, row.shape, row.guidance, row.top_k, device)
+        return family.random_target(row.name, row.shape, row.guidance, row.top_k, device)
     folder = Path(where) if where else row.folder
-    needed = [role for role in row.missing(folder) if role in ("model", "vq", "text")]
+    needed = [role for role in row.missing(folder) if role in family.NEEDS]
     if needed:
         raise UserError(
             f"target '{title}' lacks its {' and '.join(needed)} in {folder}: `lanternbench fetch {title}` gets them "
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
         )
-    return published.load(row.name, row.shape, row.guidance, row.top_k, folder, device)
+    return family.load(row.name, row.shape, row.guidance, row.top_k, folder, device)

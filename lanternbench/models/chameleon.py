@@ -25,6 +25,9 @@ class ChameleonConfig:
     """Shape of the decoder; the defaults are those of the 7B models, except for ``positions``.
 
     ``positions``: rows of the rotary table.  Prompt and image must fit; it costs nothing else.
+    ``grid``: image tokens a side.
+    ``prompt_ids``: 0 where one table holds all ids; otherwise prompts have a table of this size, and ``vocab_size``
+    counts the image tokens alone (``image_tables``).
     """
 
     dim: int = 4096
@@ -37,6 +40,8 @@ class ChameleonConfig:
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
     swin_norm: bool = False
+    grid: int = 32
+    prompt_ids: int = 0
 
     @property
     def decoder(self) -> DecoderConfig:
@@ -57,10 +62,13 @@ class Chameleon(Stack):
     """``output`` gives raw logits: image ids, which transformers masks, are as likely as the model says."""
 
     rope: Tensor  # complex [positions, head_dim / 2]
+    cls_embedding: nn.Embedding  # ids of prompts [R, P] -> [R, P, dim]; only where ``prompt_ids`` is not 0
 
     def __init__(self, cfg: ChameleonConfig):
         super().__init__(cfg.decoder)
         self.config = cfg
+        if cfg.prompt_ids:
+            self.cls_embedding = nn.Embedding(cfg.prompt_ids, cfg.dim)
         self.tok_embeddings = nn.Embedding(cfg.vocab_size, cfg.dim)
         self.output = nn.Linear(cfg.dim, cfg.vocab_size, bias=False)
         rope = rope_1d(cfg.positions, self.cfg.head_dim, cfg.rope_base)
@@ -149,6 +157,28 @@ def from_official(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Ten
         elif ".attention.wk." not in key and ".attention.wv." not in key and key != "rope.freqs":
             found[key] = value
     return found
+
+
+def image_tables(state: dict[str, Tensor], to_id: Tensor) -> dict[str, Tensor]:
+    """Our key names with tables over all ids -> the same for a decoder of images, whose tokens are codebook indices.
+
+    ``to_id`` [V]: the id of each codebook index.  Only image tokens may be drawn, so dropping the other rows of
+    ``output`` is the same as masking them; prompts keep the whole table as ``cls_embedding``.  Raises UserError for ids
+    that the tables do not have.
+    """
+    if not {"tok_embeddings.weight", "output.weight"} <= state.keys():
+        return state  # the loader says what is absent
+    words, head = state["tok_embeddings.weight"], state["output.weight"]
+    if int(to_id.max()) >= min(len(words), len(head)):
+        raise UserError(
+            f"the tokeniser has image tokens up to id {int(to_id.max())} but the checkpoint {len(words)} ids in all: "
+            "use the tokenizer.json published with the weights"
+        )
+    return state | {
+        "cls_embedding.weight": words,
+        "tok_embeddings.weight": words[to_id],
+        "output.weight": head[to_id],
+    }
 
 
 def config_from_hf(config: dict[str, Any]) -> ChameleonConfig:

@@ -36,17 +36,20 @@ def chameleon_vqgan(cfg: VQConfig) -> VQModel:
     return model
 
 
-def config_from_official(config: dict[str, Any]) -> VQConfig:
+def config_from_official(config: dict[str, Any], default: VQConfig | None = None) -> VQConfig:
     """``params`` of the official vqgan.yaml, or ``vq_config`` of a Hugging Face config.json -> ours.
 
-    Raises UserError for attention inside the levels or a double latent, which no Chameleon uses.
+    ``default`` gives what the file leaves out.  Raises UserError for what neither has, and for attention inside the
+    levels or a double latent, which no Chameleon uses.
     """
     shape = config.get("ddconfig", config)
 
-    def entry(*names: str) -> Any:
+    def entry(ours: str, *names: str) -> Any:
         for name in names:
             if name in shape or name in config:
                 return shape.get(name, config.get(name))
+        if default is not None:
+            return getattr(default, ours)
         raise UserError(f"the image tokeniser's configuration has no '{names[0]}': use the one published with it")
 
     if shape.get("attn_resolutions") or shape.get("double_z") or shape.get("double_latent"):
@@ -55,12 +58,12 @@ def config_from_official(config: dict[str, Any]) -> VQConfig:
             "Chameleon tokeniser has: use the one published with the model"
         )
     return VQConfig(
-        ch=entry("ch", "base_channels"),
-        ch_mult=tuple(entry("ch_mult", "channel_multiplier")),
-        num_res_blocks=entry("num_res_blocks"),
-        z_channels=entry("z_channels", "latent_channels"),
-        codebook_size=entry("n_embed", "num_embeddings"),
-        codebook_dim=entry("embed_dim"),
+        ch=entry("ch", "ch", "base_channels"),
+        ch_mult=tuple(entry("ch_mult", "ch_mult", "channel_multiplier")),
+        num_res_blocks=entry("num_res_blocks", "num_res_blocks"),
+        z_channels=entry("z_channels", "z_channels", "latent_channels"),
+        codebook_size=entry("codebook_size", "n_embed", "num_embeddings"),
+        codebook_dim=entry("codebook_dim", "embed_dim"),
         attention=False,
     )
 

@@ -80,8 +80,8 @@ def _read(path: Path) -> State:
 def empty_parameters() -> Iterator[None]:
     """Modules made inside have their buffers, but parameters without memory (on the meta device)."""
 
-    def without_memory(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter:
-        return nn.Parameter(parameter.to("meta"), requires_grad=False)
+    def without_memory(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        return parameter if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
 
     handle = torch.nn.modules.module.register_module_parameter_registration_hook(without_memory)
     try:

@@ -10,31 +10,63 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from lanternbench.models.chameleon import Chameleon
 from lanternbench.models.llamagen import CaptionEmbedding, LabelEmbedding, LlamaGen, left_pad
 from lanternbench.models.vq import VQModel
 
 
 class Prefix(NamedTuple):
-    """What a target reads before the first image token; R = B, or 2B with guidance (conditional rows first)."""
+    """What a target reads before the first image token; R = B, or 2B with guidance (conditional rows first).
+
+    ``ahead``, ``seen``: what an EAGLE drafter has at every prefix position but the last, namely the embedding that
+    stands for the next token, and whether the position may be attended to.
+    """
 
     embeddings: Tensor  # [R, P, dim]
     valid: Tensor  # [R, P] bool, False on padding
-    features: Tensor  # [R, P, c], or labels [R, 1]: what the embeddings were made from, for independent drafters
+    features: Tensor  # [R, P, c], labels [R, 1] or ids [R, P]: what ``cls_embedding`` reads, for independent drafters
+    ahead: Tensor  # [R, P − 1, dim]
+    seen: Tensor  # [R, P − 1] bool
+
+
+def from_features(target: Target, captions: list[str], guided: bool) -> Prefix:
+    """LlamaGen: features, or a class, are the prefix.  Its EAGLE drafter takes token 0 for the next one, pads too."""
+    features, mask = target.text(captions)
+    if features.ndim == 3:
+        features, mask = left_pad(features, mask)
+    embed = cast(CaptionEmbedding | LabelEmbedding, target.model.cls_embedding)
+    if guided:
+        features, mask = torch.cat([features, embed.unconditional(len(captions))]), mask.repeat(2, 1)
+    x = embed(features)
+    ahead = blank(target.model.tok_embeddings.weight, x)
+    return Prefix(x, mask.bool(), features, ahead, torch.ones(ahead.shape[:2], dtype=torch.bool, device=ahead.device))
+
+
+def blank(table: Tensor, prefix: Tensor) -> Tensor:
+    """Token 0 of an embedding table [V, dim] at all prefix positions [R, P, dim] but the last: [R, P − 1, dim]."""
+    return table[0].expand(prefix.shape[0], prefix.shape[1] - 1, -1)
+
+
+def rounded(images: Tensor) -> Tensor:
+    """Decoded images [B, 3, H, W] in −1…1 -> uint8 [B, H, W, 3]."""
+    return ((images.clamp(-1, 1).permute(0, 2, 3, 1) + 1) * 127.5).round().byte()
 
 
 @dataclass
 class Target:
     """A loaded text-to-image model.
 
-    ``text``: captions -> features [B, T, c] and mask [B, T], right-padded; or class labels [B, 1] and a mask of ones.
-    ``guidance``, ``top_k``: its defaults.
+    ``text``: captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels [B, 1] and a
+    mask of ones.  ``guidance``, ``top_k``: its defaults.
     ``options``: its default trees and neighbourhood size.  ``evaluators``: whose metrics its images are judged by.
     ``drafters``: by kind of proposal (``eagle``, ``model``, ``medusa``).  ``pad_rows``: what padded prefix positions
     attend to, see ``prefix_mask``; drafters trained on the features of LANTERN's class expect ``uniform``.
+    ``condition``: (target, captions, with unconditional rows?) -> prefix.  ``pixels``: what the tokeniser decodes ->
+    uint8 [B, H, W, 3].
     """
 
     name: str
-    model: LlamaGen
+    model: LlamaGen | Chameleon
     vq: VQModel
     text: Callable[[list[str]], tuple[Tensor, Tensor]]
     guidance: float = 1.0
@@ -43,6 +75,8 @@ class Target:
     options: dict = field(default_factory=dict)
     drafters: dict[str, Any] = field(default_factory=dict)
     pad_rows: Literal["alone", "uniform"] = "alone"
+    condition: Callable[[Target, list[str], bool], Prefix] = from_features
+    pixels: Callable[[Tensor], Tensor] = rounded
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -71,17 +105,10 @@ class Target:
         return self.vq.quantize.codes()
 
     def prefix(self, captions: list[str], guidance: float) -> Prefix:
-        """Captions -> prefix embeddings, with the unconditional rows below when guidance is on (scale ≠ 1)."""
-        features, mask = self.text(captions)
-        if features.ndim == 3:
-            features, mask = left_pad(features, mask)
-        if guidance != 1.0:
-            nothing = cast(CaptionEmbedding | LabelEmbedding, self.model.cls_embedding).unconditional(len(captions))
-            features, mask = torch.cat([features, nothing]), mask.repeat(2, 1)
-        return Prefix(self.model.cls_embedding(features), mask.bool(), features)
+        """Captions -> prefix, with the unconditional rows below when guidance is on (scale ≠ 1)."""
+        return self.condition(self, captions, guidance != 1.0)
 
     def images(self, tokens: Tensor) -> list[Image.Image]:
         """Tokens [B, L] -> RGB images."""
-        pixels = self.vq.decode(tokens.view(-1, *self.grid)).clamp(-1, 1)
-        array = ((pixels.permute(0, 2, 3, 1) + 1) * 127.5).round().byte().cpu().numpy()
-        return [Image.fromarray(a) for a in array]
+        decoded = self.vq.decode(tokens.view(-1, *self.grid))
+        return [Image.fromarray(a) for a in self.pixels(decoded).cpu().numpy()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lanternbench.errors import UserError
+from lanternbench.report.categories import category_table
 from lanternbench.report.columns import metric_column, metric_keys, plain
 from lanternbench.report.html import html_page
 from lanternbench.report.load import Row, Run, joined_rows, load_runs, number
@@ -34,6 +35,9 @@ def report(run_folders: list[Path], out: Path | None = None, published: bool = F
         "table.csv": csv_table(shown if len(runs) == 1 else rows),
         "table.tex": latex_table(rows, f"{runs[0].target}, {runs[0].dataset}, {runs[0].hardware}"),
     }
+    by_category = [(run, category_table(run)) for run in runs]
+    if any(table for _, table in by_category):
+        texts["categories.md"] = "\n".join(f"# {plain(run.run_id)}\n\n{table}" for run, table in by_category if table)
     if beside is not None:
         cells = [[cell(str(name), value) for name, value in line.items()] for line in beside.to_dict("records")]
         right = [str(name).endswith((" measured", " paper")) for name in beside.columns]
@@ -70,7 +74,9 @@ def _metric_notes(rows: list[Row], said: str) -> list[str]:
         if counts:
             span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
             name = metric_column(key).title
-            notes.append(f"{name} is over {span} images per row and falls with more: compare equal counts only.")
+            notes.append(
+                f"{name} is over {span} images per row and changes with their number: compare equal counts only."
+            )
     return notes
 
 

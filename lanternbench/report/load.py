@@ -124,7 +124,7 @@ def pick_samples(run: Run, limit: int) -> Picked:
     captions: dict[str, str] = {}
     labels: dict[str, None] = {}
     shown: set[str] = set()
-    for sample in _iter_samples(run.folder / "samples.jsonl"):
+    for sample in iter_samples(run.folder / "samples.jsonl"):
         if sample is None:
             picked.damaged_lines += 1
             continue
@@ -154,7 +154,7 @@ def image_path(run: Run, sample: Row) -> Path | None:
     return path if path.is_relative_to(run.folder.resolve()) and path.is_file() else None
 
 
-def _iter_samples(path: Path) -> Iterator[Row | None]:
+def iter_samples(path: Path) -> Iterator[Row | None]:
     """Samples one by one; None for a damaged line, except a torn last one, which an interrupted run leaves behind."""
     if not path.is_file():
         return

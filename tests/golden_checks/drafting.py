@@ -15,6 +15,7 @@ from lanternbench.decoding.session import Fresh
 from lanternbench.models.eagle import Eagle, from_published
 from lanternbench.models.llamagen import LlamaGenConfig
 from lanternbench.models.rope import rope_2d
+from lanternbench.models.target import blank
 
 GRID = 16  # the reference fixes the drafter's grid for text-to-image
 
@@ -48,8 +49,11 @@ class Recorded:
         net, model = heads(vectors, hidden.shape[1])
         clock = SimpleNamespace(tick=lambda phase: None)
         stack = SimpleNamespace(dtype=hidden.dtype)
+        ahead = blank(model.tok_embeddings.weight, hidden)
+        prefix = SimpleNamespace(ahead=ahead, seen=torch.ones(ahead.shape[:2], dtype=torch.bool))
         self.session: Any = SimpleNamespace(
             target=SimpleNamespace(model=model),
+            prefix=prefix,
             guidance=vectors.meta["cfg_scale"],
             offset=hidden.shape[1],
             limit=GRID * GRID,

@@ -1,0 +1,116 @@
+"""Anole at its published size: from its Hugging Face conversion, or with random weights to measure speed alone.
+
+A folder holds one sub-folder per role: ``model`` (config.json, tokenizer.json, safetensors), ``eagle`` (the drafter in
+LANTERN's layout), and ``vq`` (Meta's vqgan.ckpt) where the model's own checkpoint has no image decoder.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lanternbench.errors import UserError
+from lanternbench.models import chameleon_vocab, chameleon_vqgan
+from lanternbench.models.chameleon import (
+    Chameleon,
+    ChameleonConfig,
+    config_from_hf,
+    drafter_from_published,
+    from_hf,
+    image_tables,
+)
+from lanternbench.models.chameleon_text import ChameleonText, anole_prefix, hashed_ids
+from lanternbench.models.checkpoints import load_into, read_state
+from lanternbench.models.eagle import Eagle
+from lanternbench.models.published import dtype_for, present, random_net
+from lanternbench.models.target import Target
+from lanternbench.models.vq import VQConfig, VQModel
+
+NEEDS = ("model",)
+VQ = VQConfig(codebook_size=8192, codebook_dim=256, attention=False)  # of every published Chameleon
+OPTIONS = {"static": "naive_extend_57"}  # LANTERN's for Anole; the other defaults of the engine are Anole's as well
+
+
+def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: Path, device: str) -> Target:
+    """A target from the files in ``folder``.  Raises UserError for what is missing, damaged or of another shape."""
+    dtype, here = dtype_for(device), folder / "model"
+    published = read_config(here / "config.json")
+    cfg = replace(config_from_hf(published), **shape)
+    vocab = chameleon_vocab.read(here / "tokenizer.json")
+    text = ChameleonText(here / "tokenizer.json", vocab)
+    state = read_state(here)
+    vq = image_tokeniser(published.get("vq_config") or {}, state, folder, device)
+    tables = image_tables(from_hf(state, cfg.decoder), vocab.to_id)
+    model = load_into(lambda: Chameleon(cfg), tables, here, device, dtype)
+    drafters: dict[str, nn.Module] = {}
+    if present(folder, "eagle"):
+        made = drafter_from_published(read_state(folder / "eagle"), model.cfg)
+        drafters["eagle"] = load_into(
+            lambda: Eagle(model.cfg, "fc.bias" in made, model.cfg.norm_eps), made, folder / "eagle", device, dtype
+        )
+    return Target(
+        name,
+        model,
+        vq,
+        text,
+        guidance,
+        top_k,
+        options=dict(OPTIONS),
+        drafters=drafters,
+        condition=partial(anole_prefix, vocab),
+        pixels=chameleon_vqgan.to_pixels,
+    )
+
+
+def random_target(
+    name: str, shape: dict[str, Any], guidance: float, top_k: int, device: str, vq: VQConfig = VQ
+) -> Target:
+    """The same architecture with random weights and an EAGLE drafter: its images are noise, its speed is real."""
+    dtype, cfg = dtype_for(device), ChameleonConfig(**shape)
+    model = random_net(lambda: Chameleon(cfg), device, dtype)
+    drafter = random_net(lambda: Eagle(model.cfg, norm_eps=model.cfg.norm_eps), device, dtype)
+    return Target(
+        name,
+        model,
+        random_net(lambda: chameleon_vqgan.chameleon_vqgan(vq), device, torch.float32),
+        lambda captions: hashed_ids(captions, cfg.prompt_ids),
+        guidance,
+        top_k,
+        options=dict(OPTIONS),
+        drafters={"eagle": drafter},
+        condition=partial(anole_prefix, chameleon_vocab.published(cfg.vocab_size)),
+        pixels=chameleon_vqgan.to_pixels,
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The model's config.json.  Raises UserError."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it holds no object")
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path} ({error}); use the config.json published with the weights") from None
+    return config
+
+
+def image_tokeniser(shape: dict[str, Any], state: dict[str, Tensor], folder: Path, device: str) -> VQModel:
+    """The VQGAN from the role ``vq``, or else out of the model's own ``state``.
+
+    ``shape``: ``vq_config`` of the model's config.json, which may leave out what all Chameleons share.  Raises
+    UserError where there is no decoder: transformers' own conversion drops it.
+    """
+    cfg, where = chameleon_vqgan.config_from_official(shape, VQ), folder / "model"
+    if present(folder, "vq"):
+        where = folder / "vq"
+        state = read_state(next(iter(sorted(where.glob("*.ckpt"))), where))
+    made = chameleon_vqgan.from_official(state, cfg)
+    if not any(key.startswith("decoder.") for key in made):
+        raise UserError(f"the checkpoint in {where} has no image decoder: put Meta's vqgan.ckpt into {folder / 'vq'}")
+    return load_into(lambda: chameleon_vqgan.chameleon_vqgan(cfg), made, where, device, torch.float32)

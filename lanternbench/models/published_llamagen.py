@@ -1,0 +1,109 @@
+"""LlamaGen targets at their published sizes: from official files, or with random weights to measure speed alone.
+
+A folder holds one sub-folder per role: ``model`` (an official .pt, or LANTERN's Hugging Face conversion), ``vq``,
+``text`` (Flan-T5-XL), and drafters such as ``eagle`` in LANTERN's layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lanternbench.errors import UserError
+from lanternbench.models import eagle, llamagen
+from lanternbench.models.checkpoints import load_into, read_state
+from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig
+from lanternbench.models.published import dtype_for, present, random_net
+from lanternbench.models.target import Target
+from lanternbench.models.text import words
+from lanternbench.models.vq import VQConfig, VQModel
+
+NEEDS = ("model", "vq", "text")
+OPTIONS = {"l_k": 10, "width_range": (3, 40)}  # ADT-Tree's own for LlamaGen
+
+Features = Callable[[list[str]], tuple[Tensor, Tensor]]
+
+
+def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: Path, device: str) -> Target:
+    """A target from the files in ``folder``.  Raises UserError for what is missing, damaged or of another shape."""
+    dtype = dtype_for(device)
+    state = read_state(folder / "model")
+    hf = "model.embed_tokens.weight" in state
+    state = llamagen.from_hf(state) if hf else llamagen.from_official(state)
+    model = load_into(lambda: LlamaGen(LlamaGenConfig(**shape)), state, folder / "model", device, dtype)
+    vq = load_into(lambda: VQModel(VQConfig()), read_state(folder / "vq"), folder / "vq", device, torch.float32)
+    drafters: dict[str, nn.Module] = {}
+    if present(folder, "eagle"):
+        made = eagle.from_published(read_state(folder / "eagle"))
+        cfg = replace(model.cfg, first_norm=False)
+        drafters["eagle"] = load_into(
+            lambda: eagle.Eagle(cfg, bias="fc.bias" in made), made, folder / "eagle", device, dtype
+        )
+    if model.config.model_type == "c2i":
+        text: Features = lambda captions: class_labels(captions, device)  # noqa: E731
+    else:
+        from lanternbench.models.t5 import T5Features
+
+        text = T5Features(folder / "text", model.config.cls_token_num, device, dtype)
+    # LANTERN's drafters were trained on the hidden states of its own class, whose pads see the caption
+    pads = "uniform" if "eagle" in drafters else "alone"
+    return Target(
+        name,
+        model,
+        vq,
+        text,
+        guidance,
+        top_k,
+        options=dict(OPTIONS),
+        drafters=drafters,
+        pad_rows=pads,  # type: ignore[arg-type]
+    )
+
+
+def random_target(name: str, shape: dict[str, Any], guidance: float, top_k: int, device: str) -> Target:
+    """The same architecture with random weights and an EAGLE drafter: its images are noise, its speed is real."""
+    dtype = dtype_for(device)
+    model = random_net(lambda: LlamaGen(LlamaGenConfig(**shape)), device, dtype)
+    drafter = random_net(lambda: eagle.Eagle(replace(model.cfg, first_norm=False)), device, dtype)
+    vq = random_net(lambda: VQModel(VQConfig()), device, torch.float32)
+    if model.config.model_type == "c2i":
+        text: Features = lambda captions: class_labels(captions, device)  # noqa: E731
+    else:
+        cfg = model.config
+        text = lambda captions: random_features(captions, cfg.cls_token_num, cfg.caption_dim, device, dtype)  # noqa: E731
+    return Target(name, model, vq, text, guidance, top_k, options=dict(OPTIONS), drafters={"eagle": drafter})
+
+
+def random_features(
+    captions: list[str], length: int, width: int, device: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Features that depend on the caption alone, one per word: [B, T, c] and mask, right-padded."""
+    features = torch.zeros(len(captions), length, width)
+    mask = torch.zeros(len(captions), length, dtype=torch.long)
+    for row, seen, caption in zip(features, mask, captions, strict=True):
+        count = max(1, min(length, len(words(caption))))
+        seed = int.from_bytes(hashlib.blake2b(caption.encode(), digest_size=7).digest(), "little")
+        row[:count] = torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
+        seen[:count] = 1
+    return features.to(device, dtype), mask.to(device)
+
+
+def class_labels(captions: list[str], device: str) -> tuple[Tensor, Tensor]:
+    """ImageNet class numbers, as prompts "0" … "999": [B, 1] and a mask of ones.
+
+    Raises UserError for a prompt that is no class number.
+    """
+    for caption in captions:
+        if not (caption.isascii() and caption.isdigit() and int(caption) < 1000):
+            raise UserError(
+                f"'{caption[:60]}' is no ImageNet class: this target draws classes 0 to 999, give a prompt file with "
+                "one class number per line"
+            )
+    labels = torch.tensor([[int(c)] for c in captions], device=device)
+    return labels, torch.ones_like(labels)

@@ -1,0 +1,61 @@
+"""The report's table by category of prompt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from lanternbench.report import report
+from lanternbench.report.categories import category_rows, category_table
+from lanternbench.report.load import load_run
+
+ROWS = [{"label": "ar", "method": "ar", "speedup": 1.0}, {"label": "fast", "method": "fast", "speedup": 2.0}]
+
+
+def sample(prompt: int, label: str, category: str | None, seconds: float, **changes) -> dict:
+    fields = {"key": f"{prompt}|{label}|0", "prompt_id": str(prompt), "prompt": "x", "label": label, "method": label,
+              "category": category, "seed": 0, "timed": True, "decode_s": seconds, "accept_lengths": [1, 3, 1],
+              "fidelity_loss": 0.1, "metrics": {"clip": 0.3, "fid": None}}  # fmt: skip
+    return fields | changes
+
+
+def samples() -> list[dict]:
+    made = []
+    for prompt, category in enumerate(["Animals", "Animals", "Food"]):
+        made += [sample(prompt, "ar", category, 4.0 + prompt), sample(prompt, "fast", category, 2.0)]
+    return made
+
+
+def run(folder: Path, lines: list[dict]) -> Path:
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"run_id": "r"}))
+    (folder / "summary.json").write_text(json.dumps({"rows": ROWS, "notes": []}))
+    (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_row_states_what_its_samples_say():
+    rows = {(row["category"], row["label"]): row for row in category_rows(samples())}
+    animals = rows["Animals", "fast"]
+    assert (animals["n"], animals["speedup"], animals["accept_len"], animals["clip"]) == (2, 9 / 4, 2.0, 0.3)
+    assert rows["Food", "ar"]["speedup"] == 1.0
+    assert "fid" not in animals
+
+
+def test_what_is_missing_or_damaged_is_missing():
+    damaged = sample(0, "fast", "Food", 1.0, accept_lengths=["x"], metrics=5, timed=False, fidelity_loss="no")
+    (row,) = category_rows([damaged])
+    assert {row[name] for name in ("speedup", "accept_len", "fidelity_loss")} == {None}
+
+
+def test_a_report_has_the_table_only_where_prompts_have_categories(tmp_path):
+    evil = "<script>|"
+    lines = [*samples(), sample(9, "ar", evil, 1.0)]
+    written = report([run(tmp_path / "parti", lines)])
+    table = next(path for path in written if path.name == "categories.md").read_text()
+    assert "| Animals | fast | 2.25× |" in table
+    assert "<script>" not in table
+    assert table.index("| Animals | ar |") < table.index("| Animals | fast |") < table.index("| Food | ar |")
+    for name, categories in {"none": [None] * 60, "one": ["a"] * 60, "many": [f"c{i}" for i in range(60)]}.items():
+        lines = [sample(i, "ar", category, 1.0) for i, category in enumerate(categories)]
+        assert category_table(load_run(run(tmp_path / name, lines))) == ""

@@ -1,0 +1,135 @@
+"""Fetching: resumable, checked, and every failure one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import OfflineModeIsEnabled
+
+from lanternbench import fetch
+from lanternbench.errors import UserError
+from lanternbench.models.catalogue import Entry, Source, catalogue, load_target
+from lanternbench.models.published import present
+
+CONTENT = b"weights" * 100
+
+
+@pytest.fixture
+def entry(tmp_path, monkeypatch):
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "home"))
+    return Entry(
+        name="toy",
+        family="llamagen",
+        about="a toy",
+        files={"model": Source(repo="someone/toy", files=("toy.pt", "part-*.bin"))},
+    )
+
+
+class Hub:
+    """A hub with two files; ``served`` is what a download brings, ``calls`` what was asked for."""
+
+    def __init__(self, monkeypatch):
+        self.served, self.calls = CONTENT, []
+        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: self)
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", self.download)
+
+    def model_info(self, repo, files_metadata):
+        lfs = SimpleNamespace(sha256=hashlib.sha256(CONTENT).hexdigest())
+        names = ("README.md", "toy.pt", "part-1.bin")
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=n, size=len(CONTENT), lfs=lfs) for n in names])
+
+    def download(self, repo, name, local_dir):
+        self.calls.append(name)
+        (local_dir / name).write_bytes(self.served)
+
+
+def test_the_plan_lists_what_the_patterns_name_and_nothing_else(entry, monkeypatch):
+    Hub(monkeypatch)
+    assert [f.name for f in fetch.plan(entry)] == ["toy.pt", "part-1.bin"]
+
+
+def test_a_second_fetch_downloads_nothing(entry, monkeypatch):
+    hub = Hub(monkeypatch)
+    folder = fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
+    assert (folder / "model" / "toy.pt").read_bytes() == CONTENT
+    assert present(folder, "model")
+    fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
+    assert hub.calls == ["toy.pt", "part-1.bin"]
+
+
+def test_a_damaged_file_is_removed_and_never_taken_for_whole(entry, monkeypatch):
+    hub = Hub(monkeypatch)
+    hub.served = CONTENT[:-1] + b"?"
+    with pytest.raises(UserError, match="damaged"):
+        fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
+    assert not (entry.folder / "model" / "toy.pt").exists()
+    assert not present(entry.folder, "model")
+    hub.served = CONTENT
+    fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
+    assert present(entry.folder, "model")
+
+
+def test_an_interrupted_fetch_leaves_the_target_missing(entry, monkeypatch):
+    hub = Hub(monkeypatch)
+
+    def cut(repo, name, local_dir):
+        if name == "toy.pt":
+            return hub.download(repo, name, local_dir)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", cut)
+    with pytest.raises(KeyboardInterrupt):
+        fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
+    assert entry.missing() == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(28, "No space left on device"), "disk is full"),
+        (OSError(101, "Network is unreachable"), "no connection"),
+        (PermissionError(13, "Permission denied", "/x"), "LANTERNBENCH_HOME"),
+        (OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence(entry, monkeypatch, error, says):
+    Hub(monkeypatch)
+
+    def fails(repo, name, local_dir):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails)
+    with pytest.raises(UserError, match=says):
+        fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
+
+
+def test_a_disk_without_room_is_found_before_the_download(entry, monkeypatch):
+    hub = Hub(monkeypatch)
+    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    with pytest.raises(UserError, match="make room"):
+        fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
+    assert hub.calls == []
+
+
+def test_a_repository_without_the_named_files_is_reported(entry, monkeypatch):
+    Hub(monkeypatch)
+    other = entry.model_copy(update={"files": {"model": Source(repo="someone/toy", files=("gone.pt",))}})
+    with pytest.raises(UserError, match="no longer holds"):
+        fetch.plan(other)
+
+
+def test_every_target_of_the_catalogue_is_complete():
+    for name, row in catalogue().items():
+        assert row.about, name
+        assert row.family == "tiny" or {"model", "vq"} <= set(row.files) or row.family != "llamagen", name
+
+
+def test_a_target_that_is_not_here_names_the_command_that_gets_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="lanternbench fetch llamagen-xl-stage1"):
+        load_target("llamagen-xl-stage1")
+    with pytest.raises(UserError, match="did you mean llamagen-b-c2i"):
+        load_target("llamagen-b-c2")

@@ -1,0 +1,50 @@
+"""The profile's parts add up, and its roofline bounds the real speedup."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lanternbench import profile
+from lanternbench.cli.main import app
+from lanternbench.decoding import engine, presets
+
+
+@pytest.fixture(scope="module")
+def found(target):
+    decoders = [engine.build(target, presets.method(m)) for m in ("ar", "eagle-1")]
+    return profile.profile(decoders, ["a small red circle in the center on a plain blue background"])
+
+
+def test_the_phases_of_a_step_add_up_to_it(found):
+    for p in found:
+        assert p.draft_ms + p.verify_ms + p.commit_ms + p.other_ms == pytest.approx(p.step_ms, rel=1e-6)
+        assert 0 < p.outside < 1
+        assert p.syncs_per_step == 1
+
+
+def test_the_baseline_has_speedup_one_and_drafts_nothing(found):
+    ar, eagle = found
+    assert ar.speedup == ar.roofline == pytest.approx(1)
+    assert ar.draft_ms == 0 < eagle.draft_ms
+    assert eagle.tau > ar.tau == 1
+
+
+def test_bandwidth_is_a_positive_rate():
+    assert 0.1 < profile.bandwidth(torch.device("cpu"), megabytes=16, repeats=3) < 10_000
+
+
+def test_a_trace_is_written_that_chrome_can_read(target, tmp_path):
+    path = tmp_path / "folder" / "trace.json"
+    profile.chrome_trace(engine.build(target, presets.method("ar")), "a ring", path)
+    assert json.loads(path.read_text())["traceEvents"]
+
+
+def test_the_command_prints_a_row_per_method():
+    done = CliRunner().invoke(app, ["profile", "cool-sd", "-n", "1", "--json"], catch_exceptions=False)
+    labels = [m["label"] for m in json.loads(done.stdout)["methods"]]
+    assert labels[0] == "ar"
+    assert labels[1].startswith("cool-sd")

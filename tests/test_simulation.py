@@ -1,0 +1,49 @@
+"""Simulated acceptance: the lengths have the mean that was asked for, everything else runs as always."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lanternbench.decoding import engine, presets
+from lanternbench.decoding.simulation import level_rates, simulate
+from lanternbench.decoding.trees import static_tree
+from lanternbench.decoding.verify import Draft, Verdict
+from lanternbench.errors import UserError
+
+
+@pytest.mark.parametrize(("tau", "depth"), [(1.0, 3), (2.7, 5), (4.0, 3), (3.5, 7)])
+def test_the_rates_give_the_mean_that_was_asked_for(tau, depth):
+    rate = float(level_rates(tau, depth)[-1])
+    assert 1 + sum(rate**d for d in range(1, depth + 1)) == pytest.approx(tau, abs=1e-4)
+
+
+def test_a_mean_that_no_draft_can_reach_is_refused():
+    with pytest.raises(UserError, match="between 1 and 4"):
+        level_rates(4.5, 3)
+
+
+def test_the_drawn_lengths_follow_the_rates():
+    # 20,000 draws: the standard error of the mean is 0.012, the window is more than four of them
+    static = static_tree("chain-5")
+    count = 20_000
+    draft = Draft(torch.zeros(count, 6, dtype=torch.long), static.tree, None, static)
+    zero = torch.zeros(count, 6, dtype=torch.long)
+    verdict = Verdict(zero, zero[:, 0], zero[:, 0], zero)
+    u = torch.rand(count, generator=torch.Generator().manual_seed(1))
+    made = simulate(draft, verdict, level_rates(2.7, 5), u)
+    assert float(made.accepted.float().mean()) + 1 == pytest.approx(2.7, abs=0.05)
+    assert torch.equal(made.path, torch.minimum(torch.arange(6), made.accepted[:, None]))
+
+
+@pytest.mark.parametrize("name", ["eagle-1", "eagle-2", "adt-tree", "sjd", "cool-sd"])
+def test_every_kind_of_draft_can_be_simulated(target, name):
+    decoder = engine.build(target, presets.method(name), simulate_acceptance=2.0)
+    made = engine.generate(decoder, ["a small red circle in the center"], seed=3)[0]
+    assert sum(made.accept_lengths) == target.length - 1
+    assert 1.5 < (target.length - 1) / made.steps < 2.5
+
+
+def test_autoregressive_decoding_is_not_touched(target):
+    decoder = engine.build(target, presets.method("ar"), simulate_acceptance=2.0)
+    assert decoder.rates is None
