@@ -58,9 +58,9 @@ def test_the_first_layer_starts_out_counting_rows_and_columns():
     model.layers[0].attention.register_forward_hook(lambda module, inputs, output: seen.append(output))
     words = 12
     with torch.no_grad():
-        prefix, tokens = torch.zeros(1, words, model.cfg.dim), torch.randint(0, 1024, (1, 256))
-        model.teacher_forced(prefix, torch.ones(1, words, dtype=torch.long), tokens)
-    share = seen[0][0, words:, 1:3] / 3  # of attention on image tokens, at image tokens 0 … 254
+        prefix, tokens = torch.zeros(1, text.WORDS, model.cfg.dim), torch.randint(0, 1024, (1, 256))
+        model.teacher_forced(prefix, (torch.arange(text.WORDS) >= text.WORDS - words)[None], tokens)
+    share = seen[0][0, words:, 1:3] / 9  # of attention on image tokens, at image tokens 0 … 254
     at = torch.arange(255)
     for axis, count in ((0, at % 16 + 1), (1, at // 16 + 1)):
         wanted = count / (count + words)

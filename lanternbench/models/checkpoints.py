@@ -83,7 +83,8 @@ def empty_parameters() -> Iterator[None]:
     def without_memory(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         return parameter if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
 
-    handle = torch.nn.modules.module.register_module_parameter_registration_hook(without_memory)
+    register = torch.nn.modules.module.register_module_parameter_registration_hook
+    handle = register(without_memory)  # type: ignore[arg-type]  # its annotation forbids what it documents
     try:
         yield
     finally:

@@ -124,7 +124,7 @@ class LlamaGen(Stack):
         x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
         n = x.shape[1]
         mask = causal_upper_left(n, n) if valid.all() else prefix_mask(valid, n)
-        h = self(x, self.rope[None, pads : pads + n, None], mask)
+        h = self(x, self.rope[None, self.config.prefix - prefix.shape[1] :][:, :n, None], mask)
         return h[:, prefix.shape[1] - 1 :]
 
 

@@ -68,7 +68,7 @@ class T5Features:
             raise UserError(
                 f"cannot read the text encoder in {self.folder} ({str(error).splitlines()[0]}); fetch the target again"
             ) from None
-        encoder = encoder.to(torch.device(self.device)).eval()
+        encoder = encoder.to(self.device).eval()  # type: ignore[arg-type]
         self.kept.mkdir(parents=True, exist_ok=True)
         for path, caption in captions.items():
             given = tokenizer([caption], max_length=self.length, truncation=True, return_tensors="pt").to(self.device)

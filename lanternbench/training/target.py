@@ -113,9 +113,9 @@ def count_rows_and_columns(model: LlamaGen) -> None:
     first, width = cast(Layer, model.layers[0]).attention, model.cfg.head_dim
     embeddings = model.tok_embeddings.weight
     embeddings[:, 0] = 3
-    unit = float(embeddings.square().mean(1).rsqrt().mean())  # that feature after the norm
+    unit = 3 * float(embeddings.square().mean(1).rsqrt().mean())  # that feature after the norm
     logits = torch.zeros(width // 4)  # per frequency; cos Δ + cos 0.32 Δ - 2 is 0 at Δ = 0 and negative elsewhere
-    logits[[0, 1, -1]] = torch.tensor([10.0, 10.0, -20.0])
+    logits[[0, 1, -1]] = torch.tensor([90.0, 90.0, -180.0])
     for head, axis in ((0, 0), (1, 1)):
         pairs = slice(axis * width // 4, (axis + 1) * width // 4)
         q, k, v = (first.wqkv.weight.unflatten(0, (3, model.cfg.n_head, width))[i, head] for i in range(3))
@@ -123,7 +123,7 @@ def count_rows_and_columns(model: LlamaGen) -> None:
         strength = logits.abs().sqrt() * width**0.25 / unit
         q.view(width // 2, 2, -1)[pairs, 0, 0] = strength
         k.view(width // 2, 2, -1)[pairs, 0, 0] = strength * logits.sign()
-        v[0, 0] = 1 / unit
+        v[0, 0] = 3 / unit
         first.wo.weight[:, head * width : (head + 1) * width] = 0
         first.wo.weight[1 + axis, head * width] = 3
 
