@@ -85,7 +85,7 @@ class _Step:
                 :, p - 1 :
             ]  # for positions P … P + L − 2
             loss = loss + soft_cross_entropy(guide(target.output(made), GUIDANCE), wanted)
-            loss = loss + F.smooth_l1_loss(made, hidden[:, p:])
+            loss = loss + 0.2 * F.smooth_l1_loss(made, hidden[:, p:])
             own = torch.from_numpy(rng.random((made.shape[0], made.shape[1] - 1, 1)) < 0.5)
             later = torch.where(own, made[:, :-1].detach(), hidden[:, p:-1])
             features = torch.cat([hidden[:, :p], later], 1)
@@ -120,5 +120,6 @@ def train(
         for mine, theirs in ((0, 0), (1, -1)):
             small.layers[mine].load_state_dict(target.layers[theirs].state_dict())
     step_fn = _Step(teacher, drafters, grid)
-    loop.fit("drafters", drafters, loop.optimizers(drafters, 1e-3, 0.01), step_fn, steps, folder, warmup=50, log=log)
+    optims = loop.optimizers(drafters, 1e-3, 0.006)
+    loop.fit("drafters", drafters, optims, step_fn, steps, folder, warmup=50, decay=1.0, log=log)
     return drafters

@@ -8,7 +8,7 @@ from pathlib import Path
 from lanternbench.models import tiny
 from lanternbench.training import drafters, evaluators, target, text, vq
 
-STEPS = {"vq": 2500, "text": 1000, "target": 5000, "drafters": 650, "clip": 2400, "fid": 2400}
+STEPS = {"vq": 2500, "text": 1000, "target": 5000, "drafters": 3000, "clip": 2400, "fid": 2400}
 SCENES = 40_000
 
 
