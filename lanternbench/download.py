@@ -8,7 +8,8 @@ import shutil
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,9 +34,12 @@ def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
     if file.path.is_file():
         return file.path
     part = file.path.with_name(file.path.name + ".part")
-    try:
+    with file_errors(file.url):
         part.parent.mkdir(parents=True, exist_ok=True)
-        _get(file.url, part, progress)
+        try:
+            _get(file.url, part, progress)
+        except urllib.error.HTTPError as error:
+            raise UserError(f"{file.url} answers {error.code} ({error.reason}): get the file by hand") from None
         if file.member:
             _extract(part, file)
         found = digest(part)
@@ -46,15 +50,20 @@ def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
                 "removed: try again, or get it by hand"
             )
         os.replace(part, file.path)
-    except urllib.error.HTTPError as error:
-        raise UserError(f"{file.url} answers {error.code} ({error.reason}): get the file by hand") from None
+    return file.path
+
+
+@contextmanager
+def file_errors(source: str) -> Iterator[None]:
+    """What can go wrong between ``source`` and the disk, as one sentence each."""
+    try:
+        yield
     except PermissionError as error:
         raise UserError(f"cannot write {error.filename}: set LANTERNBENCH_HOME to a folder of yours") from None
     except OSError as error:  # URLError and timeouts are OSErrors too
         if error.errno == 28:
             raise UserError("the disk is full: make room and run the same command again, it continues") from None
-        raise UserError(f"no connection to {file.url}: run the same command again, it continues") from None
-    return file.path
+        raise UserError(f"no connection to {source}: run the same command again, it continues") from None
 
 
 def _get(url: str, part: Path, progress: Progress) -> None:

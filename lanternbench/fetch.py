@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from lanternbench.download import Remote, digest
+from lanternbench.download import Remote, digest, file_errors
 from lanternbench.errors import UserError
 from lanternbench.metrics import files as weights
 from lanternbench.metrics.registry import names, scorers_for
 from lanternbench.models.catalogue import Entry
-
-MARK = ".incomplete"  # in a role's folder while it is being fetched
+from lanternbench.models.published import UNFINISHED
 
 
 class File(NamedTuple):
@@ -92,18 +91,18 @@ def fetch(entry: Entry, files: list[File], log: Callable[[str], None] = print) -
     for file in files:
         here = folder / file.role
         path = here / file.name
-        if _same(path, file) and not (here / MARK).exists():
+        if _same(path, file) and not (here / UNFINISHED).exists():
             log(f"{file.role}: {file.name} is here")
             continue
         with hub_errors(file.repo):
             here.mkdir(parents=True, exist_ok=True)
-            (here / MARK).touch()
+            (here / UNFINISHED).touch()
             hf_hub_download(file.repo, file.name, local_dir=here)
         if file.sha256 and digest(path) != file.sha256:
             path.unlink()
             raise UserError(f"{file.name} arrived damaged and was removed: run the same command again")
         if all(_same(here / f.name, f) for f in files if f.role == file.role):
-            (here / MARK).unlink()
+            (here / UNFINISHED).unlink()
         log(f"{file.role}: {file.name}, {file.size / 1e9:.2f} GB")
     return folder
 
@@ -130,28 +129,23 @@ def hub_errors(repo: str) -> Iterator[None]:
     """What can go wrong with the hub and the disk, as one sentence each."""
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
-    try:
-        yield
-    except GatedRepoError:
-        raise UserError(
-            f"{repo} asks for its licence to be accepted: do so on its page, then `hf auth login`"
-        ) from None
-    except RepositoryNotFoundError:
-        raise UserError(f"the hub has no repository {repo}, or it is private: get the files by hand") from None
-    except OfflineModeIsEnabled:
-        raise UserError(f"{repo} cannot be fetched while HF_HUB_OFFLINE is set: unset it") from None
-    except HfHubHTTPError as error:
-        raise UserError(f"the hub refused {repo} ({str(error).splitlines()[0]}): try again later") from None
-    except PermissionError as error:
-        raise UserError(f"cannot write {error.filename}: set LANTERNBENCH_HOME to a folder of yours") from None
-    except OSError as error:
-        if error.errno == 28:
-            raise UserError("the disk is full: make room and run the same command again, it continues") from None
-        raise UserError(f"no connection to the hub for {repo}: run the same command again, it continues") from None
-    except Exception as error:
-        if "httpx" in type(error).__module__ or "httpcore" in type(error).__module__:
-            raise UserError(f"no connection to the hub for {repo}: run the same command again, it continues") from None
-        raise
+    with file_errors(f"the hub for {repo}"):
+        try:
+            yield
+        except GatedRepoError:
+            raise UserError(
+                f"{repo} asks for its licence to be accepted: do so on its page, then `hf auth login`"
+            ) from None
+        except RepositoryNotFoundError:
+            raise UserError(f"the hub has no repository {repo}, or it is private: get the files by hand") from None
+        except OfflineModeIsEnabled:
+            raise UserError(f"{repo} cannot be fetched while HF_HUB_OFFLINE is set: unset it") from None
+        except HfHubHTTPError as error:
+            raise UserError(f"the hub refused {repo} ({str(error).splitlines()[0]}): try again later") from None
+        except Exception as error:
+            if "httpx" in type(error).__module__ or "httpcore" in type(error).__module__:
+                raise ConnectionError(str(error)) from None  # the same sentence for every lost network
+            raise
 
 
 def offline() -> bool:

@@ -28,3 +28,13 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"OFFICIAL DATA ABSENT: {SHARED} is not there, so this promise was not checked")
     return SHARED
+
+
+@pytest.fixture
+def no_caches(tmp_path, monkeypatch):
+    """A machine without any published weights."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *a, **k: None)
+    return tmp_path

@@ -36,16 +36,6 @@ def world() -> tuple[list[Image.Image], list[str]]:
     return [Image.fromarray(scenes.sample(SEED, i)[0]) for _, i in picked], [c for c, _ in picked]
 
 
-@pytest.fixture
-def no_caches(tmp_path, monkeypatch):
-    """A machine without any published weights."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *a, **k: None)
-    return tmp_path
-
-
 def _saved(tmp_path, image: Image.Image, name: str, **options):
     path = tmp_path / name
     image.save(path, **options)

@@ -25,16 +25,6 @@ from lanternbench.metrics.precision_recall import precision_recall
 GREY = Image.new("RGB", (8, 8), "gray")
 
 
-@pytest.fixture
-def no_caches(tmp_path, monkeypatch):
-    """A machine without any published weights."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *a, **k: None)
-    return tmp_path
-
-
 class Means(torch.nn.Module):
     """uint8 images -> their mean colours, a net of three features."""
 

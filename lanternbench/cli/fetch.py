@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from lanternbench.models.catalogue import Entry
+if TYPE_CHECKING:
+    from lanternbench.models.catalogue import Entry
 
 _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 

@@ -111,11 +111,15 @@ def load_into(make: Callable[[], Net], state: State, where: Path, device: str, d
                 f"'{name}' in {where} is {list(state[name].shape)} but this target needs {list(shape)}: "
                 "it is the checkpoint of another size"
             )
-    for name in wanted:
+    return placed(net, lambda name, _: state.pop(name).to(device, dtype), lambda name, b: state.get(name, b).to(device))
+
+
+def placed(net: Net, parameter: Callable[[str, Tensor], Tensor], buffer: Callable[[str, Tensor], Tensor]) -> Net:
+    """``net`` in evaluation mode, each parameter and buffer replaced by what the functions of (name, old one) give."""
+    for name, old in list(net.named_parameters()):
         parent, _, leaf = name.rpartition(".")
-        value = state.pop(name).to(device, dtype)
-        setattr(net.get_submodule(parent), leaf, nn.Parameter(value, requires_grad=False))
-    for name, buffer in list(net.named_buffers()):
+        setattr(net.get_submodule(parent), leaf, nn.Parameter(parameter(name, old), requires_grad=False))
+    for name, table in list(net.named_buffers()):
         parent, _, leaf = name.rpartition(".")
-        setattr(net.get_submodule(parent), leaf, state.get(name, buffer).to(device))
+        setattr(net.get_submodule(parent), leaf, buffer(name, table))
     return net.eval()

@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lanternbench.models.checkpoints import empty_parameters
+from lanternbench.models.checkpoints import empty_parameters, placed
 
 Net = TypeVar("Net", bound=nn.Module)
+UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
 
 
 def present(folder: Path, role: str) -> bool:
     """Is a role's folder there with weights, and no download of it unfinished?"""
     here = folder / role
     weights = [p for pattern in ("*.pt", "*.bin", "*.safetensors", "*.ckpt") for p in here.glob(pattern)]
-    return bool(weights) and not (here / ".incomplete").exists()
+    return bool(weights) and not (here / UNFINISHED).exists()
 
 
 def dtype_for(device: str) -> torch.dtype:
@@ -35,15 +36,11 @@ def random_net(make: Callable[[], Net], device: str, dtype: torch.dtype) -> Net:
     with empty_parameters():
         net = make()
     generator = torch.Generator(device).manual_seed(0)
-    for name, parameter in list(net.named_parameters()):
-        parent, _, leaf = name.rpartition(".")
-        value = torch.empty(parameter.shape, device=device, dtype=dtype)
+
+    def drawn(name: str, empty: Tensor) -> Tensor:
+        value = torch.empty(empty.shape, device=device, dtype=dtype)
         if "norm" in name:
-            value.fill_(float(leaf == "weight"))
-        else:
-            value.normal_(std=0.02, generator=generator)
-        setattr(net.get_submodule(parent), leaf, nn.Parameter(value, requires_grad=False))
-    for name, buffer in list(net.named_buffers()):
-        parent, _, leaf = name.rpartition(".")
-        setattr(net.get_submodule(parent), leaf, buffer.to(device))
-    return net.eval()
+            return value.fill_(float(name.rpartition(".")[2] == "weight"))
+        return value.normal_(std=0.02, generator=generator)
+
+    return placed(net, drawn, lambda name, buffer: buffer.to(device))
