@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.models import text, tiny
-from lanternbench.training import loop, muon, scenes
+from lanternbench.training import drafters, loop, muon, rollouts, scenes
 from lanternbench.training import target as target_training
 from lanternbench.training import text as text_training
 from lanternbench.training.tiny import train
@@ -122,6 +123,61 @@ def test_training_that_was_stopped_continues_as_if_it_was_not(tmp_path):
         resumed = text_training.train(tmp_path / "parts", steps=4)
     for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.fixture
+def teacher(target, tmp_path):
+    """Batches of four samples of the embedded target, and the target."""
+    samples = rollouts.sample(tmp_path, target, 4, log=lambda line: None)
+    return drafters.Batches(target, samples), target, samples
+
+
+def test_rollouts_are_the_targets_own_samples_with_its_hidden_states(teacher, tmp_path):
+    batches, target, samples = teacher
+    assert samples.tokens.shape == (4, 256)
+    assert len(samples.captions) == 4
+    logits = batches.logits(samples.hidden[0, :, batches.prefix - 1 :].float())[0]
+    q = batches.warp(logits).gather(1, samples.tokens[0].long()[:, None])
+    assert (q > 0).all()  # every token was among the top 64 of the distribution that the stored states give
+    shuffled = samples.tokens[0].long().roll(1)[:, None]
+    assert (batches.warp(logits).gather(1, shuffled) == 0).any()
+    again = rollouts.sample(tmp_path, target, 4, log=pytest.fail)  # read from disk, nothing is drawn
+    assert torch.equal(again.tokens, samples.tokens)
+    assert again.captions == samples.captions
+
+
+def test_deeper_levels_see_what_they_will_see_in_decoding(teacher):
+    _batches, target, samples = teacher
+    net, model = target.drafters["eagle"], target.model
+    hidden = samples.hidden[0].float()
+    embedding = model.tok_embeddings(samples.tokens[:1, :40].long()).repeat(2, 1, 1)
+    rope = model.rope[1:41, None]
+    at = torch.tensor([12, 30])
+    first, second, third = drafters.levels(net, embedding, hidden[:, :40], rope, at)
+    for j, s in enumerate(at.tolist()):  # one branch alone, level by level, as one causal sequence
+        features = hidden[:, :40].clone()
+        features[:, s] = first[:, s - 1]
+        alone = net(net.fuse(embedding, features), rope[None], causal_upper_left(40, 40))
+        assert torch.allclose(second[:, j], alone[:, s], atol=1e-4)
+        features[:, s + 1] = alone[:, s]
+        alone = net(net.fuse(embedding, features), rope[None], causal_upper_left(40, 40))
+        assert torch.allclose(third[:, j], alone[:, s + 1], atol=1e-4)
+        assert not torch.allclose(third[:, j], first[:, s + 1], atol=1e-2)
+
+
+def test_each_drafter_learns_the_rollouts(teacher, tmp_path):
+    _batches, target, samples = teacher
+    figures: dict[str, list[float]] = {}
+
+    def log(line: str) -> None:  # "eagle 6/12  loss 9.1  accept-1 0.3  2 steps/s"
+        figures.setdefault(line.split()[0], []).append(float(line.split()[3]))
+
+    honest = loop.fit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "fit", lambda *a, **k: honest(*a, **k | {"save_every": 6, "warmup": 2}))
+        drafters.train(tmp_path, target, samples, {"eagle": 12, "medusa": 12, "model": 12}, log)
+    for kind, (early, late) in figures.items():
+        assert late < early, kind
 
 
 def test_all_of_it_is_remade_and_loads(tmp_path):

@@ -25,12 +25,17 @@ def word_id(word: str) -> int:
     return 1 + int.from_bytes(digest, "little") % (BUCKETS - 1)
 
 
+def read(caption: str) -> list[str]:
+    """The words that the encoder reads; an empty caption keeps one neutral word."""
+    return [w for w in words(caption)[:WORDS] if w != ","] or [""]
+
+
 def tokenize(captions: list[str]) -> Tensor:
-    """int64 [B, WORDS], right-padded with 0; an empty caption keeps one neutral word, longer ones are cut."""
+    """int64 [B, WORDS], right-padded with 0."""
     ids = torch.zeros(len(captions), WORDS, dtype=torch.long)
     for row, caption in zip(ids, captions, strict=True):
-        found = [word_id(w) for w in words(caption)[:WORDS] if w != ","] or [word_id("")]
-        row[: len(found)] = torch.tensor(found)
+        found = read(caption)
+        row[: len(found)] = torch.tensor([word_id(w) for w in found])
     return ids
 
 

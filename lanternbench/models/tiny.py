@@ -91,12 +91,19 @@ def load(folder: Path = WEIGHTS, device: str = "cpu") -> Target:
     medusa.load_state_dict(heads)
     nets: dict[str, nn.Module] = {"eagle": drafter, "medusa": medusa, "model": _llamagen(folder / "model.safetensors")}
     for net in (model, encoder, vq, *nets.values()):
-        net.to(device).eval().requires_grad_(False)
+        net.to(device)
+    return assemble(model, encoder, vq, nets)
+
+
+def assemble(model: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: dict[str, nn.Module]) -> Target:
+    """The embedded target of its parts, on whatever device they are."""
+    for net in (model, encoder, vq, *drafters.values()):
+        net.eval().requires_grad_(False)
 
     def features(captions: list[str]) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
-            return encoder(text.tokenize(captions).to(device))
+            return encoder(text.tokenize(captions).to(model.output.weight.device))
 
     return Target(
-        "tiny", model, vq, features, guidance=3.0, top_k=64, evaluators="tiny", options=OPTIONS, drafters=nets
+        "tiny", model, vq, features, guidance=3.0, top_k=64, evaluators="tiny", options=OPTIONS, drafters=drafters
     )

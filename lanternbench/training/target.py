@@ -71,7 +71,7 @@ def lengths(count: int, seed: int = data.SEED) -> dict[int, Tensor]:
     found: dict[int, list[tuple[int, int]]] = {}
     for i in range(count):
         for j, wording in enumerate(data.scene(i, seed).captions()):
-            found.setdefault(int((text.tokenize([wording]) != 0).sum()), []).append((i, j))
+            found.setdefault(len(text.read(wording)), []).append((i, j))
     return {n: torch.tensor(pairs) for n, pairs in found.items()}
 
 

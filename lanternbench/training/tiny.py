@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lanternbench.models import tiny
-from lanternbench.training import drafters, evaluators, target, text, vq
+from lanternbench.training import drafters, evaluators, rollouts, target, text, vq
 
-STEPS = {"vq": 2500, "text": 1000, "target": 5000, "drafters": 3000, "clip": 2400, "fid": 2400}
+STEPS = {
+    "vq": 2500, "text": 1000, "target": 5000, "eagle": 6000, "medusa": 1500, "model": 2500, "clip": 2400, "fid": 2400,
+}  # fmt: skip
 SCENES = 40_000
+ROLLOUTS = 3840  # samples of the target
 
 
 def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] = print) -> None:
@@ -23,7 +26,9 @@ def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] 
     tokeniser = vq.train(work, steps["vq"], count=min(count, 8000), log=log)
     encoder = text.train(work, steps["text"], log=log)
     made = target.train(work, tokeniser, encoder, steps["target"], count, log=log)
-    grid = target.tokens(work, tokeniser, count)
-    helpers = drafters.train(work, made, grid, steps["drafters"], log=log)
+    whole = tiny.assemble(made.target, made.text, tokeniser, {})
+    samples = rollouts.sample(work, whole, max(8, round(ROLLOUTS * min(scale, 1.0))), log)
+    kinds = {kind: steps[kind] for kind in ("eagle", "medusa", "model")}
+    helpers = drafters.train(work, whole, samples, kinds, log)
     tiny.export(out, made.target, made.text, tokeniser, helpers, steps=steps, scenes=count)
     evaluators.train(work, out, tokeniser, steps["clip"], steps["fid"], count, log)
