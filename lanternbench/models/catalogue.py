@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from lanternbench.errors import UserError
 from lanternbench.metrics.files import cache_dir
 from lanternbench.models import published, published_chameleon, published_llamagen, tiny
+from lanternbench.models.packed import pack
 from lanternbench.models.target import Target
 
 _FAMILIES: dict[str, Any] = {"llamagen": published_llamagen, "chameleon": published_chameleon}
@@ -88,7 +89,7 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False) ->
         return tiny.load(device=device)
     family = _FAMILIES[row.family]
     if random_weights:
-        return family.random_target(row.name, row.shape, row.guidance, row.top_k, device)
+        return _packed(family.random_target(row.name, row.shape, row.guidance, row.top_k, device))
     folder = Path(where) if where else row.folder
     needed = [role for role in row.missing(folder) if role in family.NEEDS]
     if needed:
@@ -96,4 +97,10 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False) ->
             f"target '{title}' lacks its {' and '.join(needed)} in {folder}: `lanternbench fetch {title}` gets them "
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
         )
-    return family.load(row.name, row.shape, row.guidance, row.top_k, folder, device)
+    return _packed(family.load(row.name, row.shape, row.guidance, row.top_k, folder, device))
+
+
+def _packed(target: Target) -> Target:
+    for net in (target.model, *target.drafters.values()):
+        pack(net)
+    return target

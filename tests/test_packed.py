@@ -1,0 +1,49 @@
+"""Packed weights change the speed on a CPU and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lanternbench import profile
+from lanternbench.decoding import engine, presets
+from lanternbench.models import published_llamagen
+from lanternbench.models.packed import PackedLinear, available, pack
+
+pytestmark = pytest.mark.skipif(not available(), reason="this build of torch has no packed linear layers")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_a_packed_layer_gives_what_the_plain_one_gives(bias, dtype):
+    torch.manual_seed(0)
+    plain = nn.Linear(512, 768, bias=bias).to(dtype)
+    packed = PackedLinear(plain)
+    for rows in (1, 2, 12, 120):
+        x = torch.randn(2, rows, 512, dtype=dtype)
+        wanted = plain(x).float()
+        assert torch.allclose(packed(x).float(), wanted, atol=2e-2 if dtype is torch.bfloat16 else 1e-5)
+        assert not torch.allclose(packed(x + 1).float(), wanted, atol=2e-2)
+
+
+def test_only_large_layers_are_packed():
+    net = nn.Sequential(nn.Linear(128, 1024), nn.ReLU(), nn.Linear(1024, 512))
+    pack(net)
+    assert isinstance(net[0], nn.Linear)
+    assert isinstance(net[2], PackedLinear)
+
+
+def test_a_packed_target_decodes_the_same_tokens_and_counts_the_same_bytes():
+    shape = dict(dim=512, n_layer=2, n_head=8, grid=6, vocab_size=512, caption_dim=64, cls_token_num=8)
+    made = [published_llamagen.random_target("x", shape, 3.0, 0, "cpu") for _ in range(2)]
+    pack(made[1].model)
+    pack(made[1].drafters["eagle"])
+    assert any(isinstance(m, PackedLinear) for m in made[1].model.modules())
+    assert profile.read_bytes(made[0].model) == profile.read_bytes(made[1].model)
+    for name in ("ar", "eagle-1"):
+        tokens = [
+            engine.generate(engine.build(t, presets.method(name), temperature=0), ["a cat"])[0].tokens for t in made
+        ]
+        assert torch.equal(*tokens)
