@@ -66,9 +66,11 @@ def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: 
     )
 
 
-def random_target(name: str, shape: dict[str, Any], guidance: float, top_k: int, device: str) -> Target:
+def random_target(
+    name: str, shape: dict[str, Any], guidance: float, top_k: int, device: str, dtype: torch.dtype | None = None
+) -> Target:
     """The same architecture with random weights and an EAGLE drafter: its images are noise, its speed is real."""
-    dtype = dtype_for(device)
+    dtype = dtype or dtype_for(device)
     model = random_net(lambda: LlamaGen(LlamaGenConfig(**shape)), device, dtype)
     drafter = random_net(lambda: eagle.Eagle(replace(model.cfg, first_norm=False)), device, dtype)
     vq = random_net(lambda: VQModel(VQConfig()), device, torch.float32)
