@@ -9,18 +9,19 @@ from torch import nn
 from lanternbench import profile
 from lanternbench.decoding import engine, presets
 from lanternbench.models import published_llamagen
-from lanternbench.models.packed import PackedLinear, available, pack
+from lanternbench.models.packed import PackedLinear, TransposedLinear, available, pack
 
 pytestmark = pytest.mark.skipif(not available(), reason="this build of torch has no packed linear layers")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", [PackedLinear, TransposedLinear])
 @torch.inference_mode()
-def test_a_packed_layer_gives_what_the_plain_one_gives(bias, dtype):
+def test_a_packed_layer_gives_what_the_plain_one_gives(kind, bias, dtype):
     torch.manual_seed(0)
     plain = nn.Linear(512, 768, bias=bias).to(dtype)
-    packed = PackedLinear(plain)
+    packed = kind(plain)
     for rows in (1, 2, 12, 120):
         x = torch.randn(2, rows, 512, dtype=dtype)
         wanted = plain(x).float()
@@ -28,11 +29,13 @@ def test_a_packed_layer_gives_what_the_plain_one_gives(bias, dtype):
         assert not torch.allclose(packed(x + 1).float(), wanted, atol=2e-2)
 
 
-def test_only_large_layers_are_packed():
+def test_each_layer_gets_the_layout_of_its_size_and_none_stays_twice():
     net = nn.Sequential(nn.Linear(128, 1024), nn.ReLU(), nn.Linear(1024, 512))
+    size = sum(p.numel() for p in net.parameters())
     pack(net)
-    assert isinstance(net[0], nn.Linear)
+    assert isinstance(net[0], TransposedLinear)
     assert isinstance(net[2], PackedLinear)
+    assert sum(p.numel() for p in net.parameters()) == size
 
 
 def test_a_packed_target_decodes_the_same_tokens_and_counts_the_same_bytes():

@@ -80,13 +80,13 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False) ->
     weights that are missing or damaged.
     """
     if (Path(name) / "target.safetensors").is_file():
-        return tiny.load(Path(name), device)
+        return _packed(tiny.load(Path(name), device))
     title, _, where = name.partition("=")
     row = entry(title)
     if row.family == "tiny":
         if random_weights:
             raise UserError("target 'tiny' comes with trained weights: leave out --random-weights")
-        return tiny.load(device=device)
+        return _packed(tiny.load(device=device))
     family = _FAMILIES[row.family]
     if random_weights:
         return _packed(family.random_target(row.name, row.shape, row.guidance, row.top_k, device))

@@ -1,7 +1,7 @@
-"""Linear layers whose weights oneDNN has laid out for a CPU once, at load: a few rows then cost about what one does.
+"""Linear layers laid out for a CPU once, at load: a few rows of input then cost little more than one.
 
 Speculation on a CPU depends on it: of a 1280 × 3840 layer, plain float32 takes 3.6 times as long for the 12 rows of six
-guided nodes as packed float32 takes for one row's.
+guided nodes as packed float32 takes for one row's.  Figures: docs/performance.md.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-SMALLEST = 2**18  # weights; below, calling oneDNN costs more than the layout gains
+LARGE = 2**18  # weights, from which on oneDNN's layout gains more than calling it costs
 
 
 class PackedLinear(nn.Module):
@@ -17,7 +17,6 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
         packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.bias = linear.bias
@@ -27,18 +26,33 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
+class TransposedLinear(nn.Module):
+    """``nn.Linear`` for inference on a CPU with its weight as [in, out]: the faster order for small matrices."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.weight = nn.Parameter(linear.weight.detach().t().contiguous(), requires_grad=False)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        y = x @ self.weight
+        return y if self.bias is None else y + self.bias
+
+
 def available() -> bool:
-    """Does this build of torch offer packed layers?"""
+    """Does this build of torch offer oneDNN's layout?"""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 
-def pack(net: nn.Module) -> nn.Module:
-    """Replace every large linear layer of ``net`` that is on a CPU, one at a time: no more than one is held twice."""
-    if not available():
-        return net
+def pack(net: nn.Module) -> None:
+    """Replace the linear layers of ``net`` that are on a CPU, one at a time: no more than one is held twice."""
+    onednn = available()
     for parent in list(net.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and child.weight.numel() >= SMALLEST and child.weight.device.type == "cpu":
+            if not isinstance(child, nn.Linear) or child.weight.device.type != "cpu":
+                continue
+            if child.weight.numel() < LARGE:
+                setattr(parent, name, TransposedLinear(child))
+            elif onednn:
                 setattr(parent, name, PackedLinear(child))
-                del child
-    return net
