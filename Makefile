@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint verify clean
+.PHONY: demo test lint verify bench clean
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,6 +28,11 @@ lint: $(VENV)/.installed-test
 
 verify: $(VENV)/.installed
 	$(BIN)/lanternbench verify --all
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/embedded_world.py
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/reference_shape.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

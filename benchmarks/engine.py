@@ -1,0 +1,179 @@
+"""What the engine costs: the loop beside the forwards; a forward against nodes, cached length, size; batches; memory.
+
+    python benchmarks/engine.py [--threads 2]
+
+Every row compares what was timed in turns in one run.  Writes benchmarks/results/engine.md and engine.json, dated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from lanternbench import profile
+from lanternbench.decoding import engine, presets
+from lanternbench.environment import environment
+from lanternbench.models import published_llamagen
+from lanternbench.models.cached import CachedStack, causal
+from lanternbench.models.catalogue import load_target
+from lanternbench.models.llamagen import LlamaGen
+from lanternbench.models.packed import pack
+from lanternbench.models.target import Target
+from lanternbench.prompts import load
+
+SHAPES: dict[str, dict[str, Any]] = {  # vocabulary 16,384, random weights
+    "35 M, 256 × 24": {"dim": 256, "n_layer": 24, "n_head": 4},
+    "101 M, 512 × 24": {"dim": 512, "n_layer": 24, "n_head": 8},
+    "343 M, 1024 × 24": {"dim": 1024, "n_layer": 24, "n_head": 16},
+}
+NODES = (1, 2, 4, 6, 12, 26, 60)
+LENGTHS = (256, 512, 1024, 2048, 4095)
+BATCHES = (1, 4, 16, 32)
+Rows = list[dict[str, Any]]
+
+
+@torch.inference_mode()
+def forwards(model: LlamaGen, cases: list[tuple[int, int]], repeats: int = 15) -> list[float]:
+    """Median milliseconds of a guided forward per (nodes, cached length), timed in turns."""
+    rows, width = 2, max(n + base for n, base in cases)
+    like = torch.zeros(rows, 1, model.cfg.dim)
+    stack = CachedStack(model, model.cfg, rows, width, model.rope, like)
+    times: list[list[float]] = [[] for _ in cases]
+    for _ in range(repeats):
+        for spent, (n, base) in zip(times, cases, strict=True):
+            x, position = torch.randn(rows, n, model.cfg.dim), torch.arange(base, base + n)[None]
+            clock = perf_counter()
+            visible = None if n == 1 else causal(n, x)
+            model.output(stack.forward(x, position, [base], torch.tensor([base]), 0, visible))
+            spent.append(1e3 * (perf_counter() - clock))
+    return [median(spent) for spent in times]
+
+
+def published(shape: dict[str, Any], grid: int = 16) -> Target:
+    target = published_llamagen.random_target("random", {**shape, "grid": grid}, 7.5, 1000, "cpu")
+    for net in (target.model, *target.drafters.values()):
+        pack(net)
+    return target
+
+
+def against_nodes(models: dict[str, LlamaGen]) -> Rows:
+    found = []
+    for name, model in models.items():
+        ms = forwards(model, [(n, 128) for n in NODES])
+        found.append({"model": name, **{f"{n} nodes": f"{t / ms[0]:.2f}×" for n, t in zip(NODES, ms, strict=True)}})
+    return found
+
+
+def against_length(model: LlamaGen) -> Rows:
+    ms = forwards(model, [(1, n) for n in LENGTHS])
+    return [
+        {"cached tokens": n, "ms": round(t, 1), "ratio": f"{t / ms[0]:.2f}×"} for n, t in zip(LENGTHS, ms, strict=True)
+    ]
+
+
+def against_size(models: dict[str, LlamaGen], limit: float) -> Rows:
+    found = []
+    for name, model in models.items():
+        ms, weights = forwards(model, [(1, 128)])[0], profile.read_bytes(model)
+        share = weights / 1e6 / ms / limit
+        found.append(
+            {"model": name, "weights MB": round(weights / 1e6), "AR ms": round(ms, 1), "of limit": f"{share:.0%}"}
+        )
+    return found
+
+
+def loop(target: Target, names: list[str], captions: list[str]) -> Rows:
+    found = profile.profile([engine.build(target, presets.method(n)) for n in names], captions)
+    return [
+        {
+            "method": p.label,
+            "step ms": round(p.step_ms, 2),
+            "τ": round(p.tau, 2),
+            "outside forwards": f"{p.outside:.1%}",
+            "speedup": f"{p.speedup:.2f}×",
+            "roofline": f"{p.roofline:.2f}×",
+            "syncs a step": round(p.syncs_per_step, 2),
+        }
+        for p in found
+    ]
+
+
+def against_batch(target: Target, names: list[str], captions: list[str]) -> Rows:
+    """Images a second over the same prompts; the tokens must not depend on the batch."""
+    found = []
+    for name in names:
+        decoder, first, row = engine.build(target, presets.method(name)), [], {"method": name}
+        engine.generate(decoder, captions[:1], most_steps=8)
+        for size in BATCHES:
+            count = max(size, 4)
+            clock, made = perf_counter(), []
+            for start in range(0, count, size):
+                made += engine.generate(decoder, captions[start : start + size])
+            rate = count / (perf_counter() - clock)
+            first = first or [(made, rate)]
+            alone, base = first[0]
+            same = all(torch.equal(a.tokens, b.tokens) for a, b in zip(alone, made, strict=False))
+            row[f"batch {size}"] = f"{rate:.2f}/s ({rate / base:.1f}×{'' if same else ', other tokens'})"
+        found.append(row)
+    return found
+
+
+def memory(target: Target) -> Rows:
+    """Peak of the process above what it held before decoding, beside the caches that a decode allocates."""
+    decoder = engine.build(target, presets.method("eagle-1", shape="chain-4"))
+    cfg = target.model.cfg
+    slots = target.model.config.prefix + target.length + 6
+    caches = 2 * 2 * slots * cfg.dim * 4 * (cfg.n_layer + 1)
+    weights = sum(p.numel() * p.element_size() for p in target.model.parameters())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    engine.generate(decoder, ["a cat"], most_steps=40)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    figures = {"weights": weights, "caches": caches, "above the peak of loading": peak - before}
+    return [{f"{k}, MB": round(v / 1e6, 1) for k, v in figures.items()}]
+
+
+def markdown(rows: Rows) -> list[str]:
+    head = list(rows[0])
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    return lines + ["| " + " | ".join(str(r[k]) for k in head) + " |" for r in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    torch.set_num_threads(parser.parse_args().threads)
+    limit = profile.bandwidth(torch.device("cpu"))
+    tiny, captions = load_target("tiny"), [p.text for p in load("demo", 32)]
+    large = {name: published(shape) for name, shape in SHAPES.items()}
+    models = {"tiny": tiny.model, **{name: t.model for name, t in large.items()}}
+    long = published({"dim": 256, "n_layer": 24, "n_head": 4}, grid=64).model
+    tables = {
+        "The loop beside the forwards (tiny, 4 prompts, T = 1)": loop(tiny, list(presets.PRESETS), captions[:4]),
+        "A forward against tree nodes (1 node = 1)": against_nodes(models),
+        "A forward against cached length (35 M)": against_length(long),
+        f"An AR forward with CFG against size, beside {limit:.1f} GB/s": against_size(models, limit),
+        "Images a second against batch (tiny, T = 1)": against_batch(tiny, ["ar", "eagle-1", "cool-sd"], captions),
+        "Memory (343 M, eagle-1)": memory(large["343 M, 1024 × 24"]),
+    }
+    machine, now = environment(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    lines = ["# What the engine costs", "", f"{now}; {machine['cpu']}, {machine['threads']} threads, float32, batch 1."]
+    for title, rows in tables.items():
+        lines += ["", f"## {title}", "", *markdown(rows)]
+    out = Path(__file__).parent / "results"
+    (out / "engine.md").write_text("\n".join(lines) + "\n")
+    (out / "engine.json").write_text(
+        json.dumps({"date": now, "environment": machine, "tables": tables}, indent=2) + "\n"
+    )
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
