@@ -22,6 +22,7 @@ from .results import Sample
 RESAMPLES = 10_000
 BASELINE = "ar"
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow
+RANDOM_NOTE = "Metrics named -random come from networks with random weights: their times are real, their values noise."
 _CHUNK = 1 << 21  # numbers held at a time
 Floats = NDArray[np.float64]
 
@@ -152,7 +153,8 @@ def summarise(
                 row |= {name: sets.get(label, {}).get(name), f"{name}_lo": None, f"{name}_hi": None}
                 row[f"{name}_n"] = sets.get(label, {}).get(f"{name}_n", len(by_label[label]))
             rows.append(row)
-    return {"rows": rows, "notes": _notes(by_label, run)}
+    random = [RANDOM_NOTE] if any(name.endswith("-random") for name in [*metrics, *set_metrics]) else []
+    return {"rows": rows, "notes": _notes(by_label, run) + random}
 
 
 def _row(

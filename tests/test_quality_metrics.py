@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from torchmetrics.image.fid import FrechetInceptionDistance
 
 from lanternbench.errors import UserError
 from lanternbench.fetch import plain_files
 from lanternbench.metrics import Scorer, aesthetic, files, hpsv2, image_reward, reference, registry, scorers_for
 from lanternbench.metrics.clip import Encoder, openai_pixels
-from lanternbench.metrics.fid import Fid, Measure, Statistics, distance, features, plain_image, statistics
+from lanternbench.metrics.features import Net, features
+from lanternbench.metrics.fid import Fid, Measure, Statistics, distance, plain_image, statistics
 from lanternbench.metrics.fid_infinity import FidInfinity, extrapolated, frechet, moments, root
 from lanternbench.metrics.inception_score import InceptionScorer
 from lanternbench.metrics.judge import PerImage, linear_head
@@ -63,12 +63,12 @@ def test_the_distance_of_two_gaussians_is_the_closed_form():
 
 
 def test_the_distance_equals_that_of_torchmetrics():
-    metric = FrechetInceptionDistance(feature=Means())
+    net = Net(Means(), plain_image)
     real, made = coloured(40, 0), coloured(50, 1, 90.0)
-    stored = statistics(metric, plain_image, real)
-    expected = distance(Measure(metric, plain_image, stored), made).value
+    stored = statistics(net, real)
+    expected = distance(Measure(net, stored), made).value
     mean, cov = moments(stored)
-    found = features(metric, plain_image, made)
+    found = features(net, made)
     assert frechet(found.mean(0), torch.cov(found.T), mean, root(cov)) == pytest.approx(expected, rel=1e-9)
     assert frechet(mean, cov, mean, root(cov)) == pytest.approx(0, abs=1e-9)
 
@@ -87,8 +87,8 @@ def test_fid_infinity_removes_the_bias_of_few_images():
 
 
 def test_fid_infinity_needs_enough_images_and_says_how_many():
-    metric = FrechetInceptionDistance(feature=Means())
-    measure = Measure(metric, plain_image, statistics(metric, plain_image, coloured(30, 0)))
+    net = Net(Means(), plain_image)
+    measure = Measure(net, statistics(net, coloured(30, 0)))
     scorer = FidInfinity(Fid("fid", (), lambda: None, lambda: measure))
     assert scorer.name == "fid-inf"
     few, enough = scorer.score_set(coloured(11, 1)), scorer.score_set(coloured(60, 1))
@@ -104,19 +104,20 @@ def test_a_reference_is_stored_by_files_and_settings_and_made_again_when_damaged
     for n, image in enumerate(coloured(3, 0)):
         image.save(folder / f"{n}.png")
 
-    def make(images):
-        calls.append(len(list(images)))
+    def make():
+        calls.append(1)
         return {"x": torch.ones(1)}
 
-    get = partial(reference.kept, "fid", folder, make=make)
+    paths = reference.images_in(folder)
+    get = partial(reference.kept, "fid", paths, make=make)
     get(settings="a"), get(settings="a")
-    assert calls == [3]
+    assert len(calls) == 1
     get(settings="b")
-    assert calls == [3, 3]
-    (stored,) = [p for p in files.cache_dir().glob("fid-*") if reference.fingerprint(folder, "fid a")[:16] in p.name]
+    assert len(calls) == 2
+    (stored,) = [p for p in files.cache_dir().glob("fid/*") if reference.fingerprint(paths, "fid a")[:16] in p.name]
     stored.write_bytes(b"torn")
     assert get(settings="a")["x"] == 1
-    assert calls == [3, 3, 3]
+    assert len(calls) == 3
     assert load_file(stored)["x"] == 1
 
 
@@ -166,19 +167,21 @@ class Kinds(torch.nn.Module):
 
 def test_the_inception_score_is_the_number_of_kinds_or_one():
     images = [Image.new("RGB", (2, 2), (n % 10,) * 3) for n in range(2000)]
-    scorer = InceptionScorer(lambda: None, Kinds)
+    scorer = InceptionScorer(lambda: None, lambda: Net(Kinds(), plain_image))
     state = torch.random.get_rng_state()
     score = scorer.score_set(images)
     assert score.value == pytest.approx(10, rel=0.05)
     assert "2000 images (fewer than 5000)" in score.note
-    assert InceptionScorer(lambda: None, partial(Kinds, 0.0)).score_set(images[:20]).value == pytest.approx(1)
+    assert InceptionScorer(lambda: None, lambda: Net(Kinds(0.0), plain_image)).score_set(
+        images[:20]
+    ).value == pytest.approx(1)
     torch.manual_seed(5)
     assert scorer.score_set(images) == score
     torch.random.set_rng_state(state)
 
 
 def test_the_inception_score_of_a_handful_is_missing():
-    few = InceptionScorer(lambda: None, Kinds).score_set([GREY] * 9)
+    few = InceptionScorer(lambda: None, lambda: Net(Kinds(), plain_image)).score_set([GREY] * 9)
     assert few.value is None
     assert "at least 10" in few.note
 
@@ -221,7 +224,7 @@ def _official_names(state) -> dict[str, str]:
 
 
 def test_image_reward_reads_its_official_files_image_and_caption(small_reward):
-    scorer = image_reward.image_reward_score(*small_reward)
+    scorer = image_reward.image_reward_score(None, *small_reward)
     assert scorer.available() is None
     red = Image.new("RGB", (30, 20), "red")
     a, b, c = scorer.score([red, red, GREY], ["a cat", "a red", "a cat"])
@@ -231,7 +234,7 @@ def test_image_reward_reads_its_official_files_image_and_caption(small_reward):
 
 @pytest.mark.parametrize("caption", ["", "🦊🌈", "円" * 500, "\ud800 a", "cat " * 999, "[DEC] [SEP]"])
 def test_image_reward_takes_any_caption_and_a_single_pixel(small_reward, caption):
-    (value,) = image_reward.image_reward_score(*small_reward).score([Image.new("RGB", (1, 1))], [caption])
+    (value,) = image_reward.image_reward_score(None, *small_reward).score([Image.new("RGB", (1, 1))], [caption])
     assert np.isfinite(value)
 
 
@@ -241,10 +244,10 @@ def test_a_wrong_vocabulary_or_weights_file_is_a_users_mistake(small_reward, tmp
     for content in (b"a\nb\n", b"\xff\xfe"):
         other.write_bytes(content)
         with pytest.raises(UserError, match=r"other\.txt is not the BERT vocabulary file"):
-            image_reward.image_reward_score(weights, other).score([GREY], ["a"])
+            image_reward.image_reward_score(None, weights, other).score([GREY], ["a"])
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
     with pytest.raises(UserError, match=r"other\.pt is not the ImageReward file"):
-        image_reward.image_reward_score(tmp_path / "other.pt", words).score([GREY], ["a"])
+        image_reward.image_reward_score(None, tmp_path / "other.pt", words).score([GREY], ["a"])
 
 
 class Harm:
@@ -294,8 +297,7 @@ def test_hpsv2_is_the_cosine_of_its_checkpoint(tmp_path):
     model = open_clip.CLIP(**config).eval()
     torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "hps.pt")
     encoder = hpsv2.load(tmp_path / "hps.pt", files.HPS_V2, config)
-    scorer = hpsv2.hpsv2_score(path=tmp_path / "hps.pt")
-    scorer.__dict__["encoder"] = encoder
+    scorer = PerImage("hpsv2", (), lambda: None, encoder.judge)
     (value,) = scorer.score([GREY], ["a grey square"])
     with torch.inference_mode():
         image = model.encode_image(hpsv2.letterbox(GREY)[None], normalize=True)

@@ -15,6 +15,7 @@ from lanternbench.errors import UserError
 from lanternbench.measure import summarise
 from lanternbench.metrics import registry
 from lanternbench.metrics.fid import SetScore
+from lanternbench.metrics.setup import Setup
 from lanternbench.results import RunFolder, Sample, sample_key
 
 SHADES = {"dark": 10, "light": 200}
@@ -217,7 +218,7 @@ def test_precision_and_recall_compare_with_a_folder(run, tmp_path):
     real.mkdir()
     for shade in (10, 11, 12, 13):
         Image.new("RGB", (64, 64), (shade,) * 3).save(real / f"{shade}.png")
-    summary = scoring.score_run(run, ["precision-recall"], real)
+    summary = scoring.score_run(run, ["precision-recall"], Setup(real))
     assert row(summary)["precision-tiny"] > row(summary, "light")["precision-tiny"]
     assert 0 <= row(summary)["recall-tiny"] <= 1
     assert row(summary)["recall-tiny_n"] == 3
