@@ -14,31 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from lanternbench.metrics.features import features
-from lanternbench.metrics.fid import Fid, SetScore, Statistics
+from lanternbench.metrics.fid import Fid, SetScore, Statistics, frechet, moments, root
 
 POINTS = 15  # as in the paper
 PER_FEATURE = 2  # images per feature in the smallest subset: below, FID is far from linear in 1/N
-
-
-def moments(stats: Statistics) -> tuple[Tensor, Tensor]:
-    """Mean [D] and unbiased covariance [D, D]."""
-    mean = stats.total / stats.count
-    return mean, (stats.products - stats.count * torch.outer(mean, mean)) / (stats.count - 1)
-
-
-def frechet(mean: Tensor, cov: Tensor, other_mean: Tensor, other_root: Tensor) -> float:
-    """|μ₁ − μ₂|² + tr Σ₁ + tr Σ₂ − 2 tr (Σ₁Σ₂)^½ of two Gaussians, the second given by the root of its covariance.
-
-    (Σ₁Σ₂)^½ has the trace of (Σ₂^½ Σ₁ Σ₂^½)^½, which is symmetric: its eigenvalues are real and quickly found.
-    """
-    middle = torch.linalg.eigvalsh(other_root @ cov @ other_root).clamp(min=0).sqrt().sum()
-    return float((mean - other_mean).square().sum() + cov.trace() + other_root.square().sum() - 2 * middle)
-
-
-def root(cov: Tensor) -> Tensor:
-    """The symmetric square root of a covariance [D, D]."""
-    values, vectors = torch.linalg.eigh(cov)
-    return vectors * values.clamp(min=0).sqrt() @ vectors.T
 
 
 def least(width: int) -> int:

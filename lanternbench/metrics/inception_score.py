@@ -7,14 +7,22 @@ from functools import cache
 from pathlib import Path
 
 from PIL import Image
+from torch import Tensor, nn
 from torchmetrics.image.inception import InceptionScore
 
 from lanternbench.metrics import files
 from lanternbench.metrics.features import Net, features
-from lanternbench.metrics.fid import ENOUGH, Given, SetScore, inception_net
+from lanternbench.metrics.fid import ENOUGH, SetScore, inception_net
 from lanternbench.metrics.setup import Setup, seeded
 
 SPLITS = 10
+
+
+class Given(nn.Module):
+    """Takes the place of torchmetrics' net, which then takes logits instead of images."""
+
+    def forward(self, found: Tensor) -> Tensor:
+        return found
 
 
 class InceptionScorer:
@@ -41,7 +49,7 @@ class InceptionScorer:
         count = len(logits)
         if count < SPLITS:
             return SetScore(None, count, f"the Inception Score needs at least {SPLITS} images; there are {count}")
-        metric = InceptionScore(feature=Given(logits.shape[1]), splits=SPLITS)
+        metric = InceptionScore(feature=Given(), splits=SPLITS)
         metric.update(logits)
         with seeded():  # torchmetrics shuffles by the global generator
             value = float(metric.compute()[0])
