@@ -31,6 +31,7 @@ BATCH = 32
 Progress = Callable[[int, int, str], None]  # done, of, what
 Sets = dict[str, dict[str, float | None]]  # label -> columns of a whole set of images
 Costs = dict[str, dict[str, float]]  # metric -> {"images", "seconds"} that were really computed, without loading
+REAL = "Real images: "
 COST = "Time of the metrics per 1,000 images: "
 
 
@@ -122,7 +123,7 @@ def score_run(
         items = _items_of(folder)
         journal = Journal(folder.path / "scores.jsonl")
         samples = {sample.key: sample for sample in folder.samples()}
-        groups, (sets, old_notes, costs) = image_groups(folder), stored(folder)
+        groups, (sets, old_notes, costs, real) = image_groups(folder), stored(folder)
         notes: list[str] = []
         for scorer in scorers:
             if isinstance(scorer, Scorer):
@@ -145,9 +146,9 @@ def score_run(
             costs |= spent
         folder.replace(list(samples.values()))
         summary = summarise(folder.samples(), folder.run, sets, int((folder.run.get("config") or {}).get("seed") or 0))
-        done = (COST, *(f"{scorer.name}: " for scorer in scorers))
+        done = (COST, REAL, *(f"{scorer.name}: " for scorer in scorers))
         summary["notes"] += [n for n in old_notes if n not in summary["notes"] and not n.startswith(done)] + notes
-        summary = with_costs(summary, costs)
+        summary = with_record(summary, costs, reference.described(setup.reference) or real)
         folder.finish(summary)
         return summary
 
@@ -198,15 +199,17 @@ def score_folder(
             row |= {f"{k}{end}": None for k in sets[""] if not k.endswith("_n") for end in ("_lo", "_hi")} | sets[""]
             costs |= spent
         notes += said
-    return with_costs({"rows": [row], "notes": notes}, costs)
+    return with_record({"rows": [row], "notes": notes}, costs, reference.described(setup.reference if setup else None))
 
 
-def with_costs(summary: dict[str, Any], costs: Costs) -> dict[str, Any]:
-    """The summary with what each metric took, also as a note."""
+def with_record(summary: dict[str, Any], costs: Costs, real: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The summary with what each metric took and with which real images sets were compared, also as notes."""
+    if real:
+        summary["notes"].append(f"{REAL}{real['images']} in {real['folder']}, hash {str(real['hash'])[:16]}.")
     if costs:
         each = [f"{name} {1000 * c['seconds'] / c['images']:.3g} s" for name, c in costs.items()]
         summary["notes"].append(f"{COST}{', '.join(each)}.")
-    return summary | {"costs": costs}
+    return summary | {"costs": costs} | ({"reference": dict(real)} if real else {})
 
 
 def score_items(
@@ -292,8 +295,17 @@ def _unread(scorer: AnyScorer, broken: list[str]) -> list[str]:
     return [f"{scorer.name}: {len(broken)} images are left out. {broken[0]}"] if broken else []
 
 
-def stored(folder: RunFolder) -> tuple[Sets, list[str], Costs]:
-    """What the summary holds of whole sets, where these are the same still, its notes and costs; nothing if damaged."""
+class Stored(NamedTuple):
+    """What a summary holds: metrics of whole sets, where these are the same still, notes, costs, the real images."""
+
+    sets: Sets
+    notes: list[str]
+    costs: Costs
+    reference: dict[str, Any] | None
+
+
+def stored(folder: RunFolder) -> Stored:
+    """Of a run's summary; nothing if it is damaged."""
     counts = Counter(sample.label for sample in folder.samples())
     try:
         summary = json.loads((folder.path / "summary.json").read_bytes())
@@ -303,6 +315,9 @@ def stored(folder: RunFolder) -> tuple[Sets, list[str], Costs]:
                 names = [key[:-2] for key in row if key.endswith("_n") and key[:-2] in row]
                 sets[row["label"]] = {key: row[key] for name in names for key in (name, f"{name}_n")}
         costs = {str(k): {n: float(c[n]) for n in ("images", "seconds")} for k, c in summary.get("costs", {}).items()}
-        return sets, [str(note) for note in summary["notes"]], {k: c for k, c in costs.items() if c["images"] > 0}
+        real = summary.get("reference")
+        real = {name: real[name] for name in ("folder", "images", "hash")} if real else None
+        known = {name: cost for name, cost in costs.items() if cost["images"] > 0}
+        return Stored(sets, [str(note) for note in summary["notes"]], known, real)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}, [], {}
+        return Stored({}, [], {}, None)

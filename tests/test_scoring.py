@@ -449,3 +449,6 @@ def test_a_finished_run_repeated_keeps_what_was_scored_afterwards(no_caches, tmp
     again = json.loads((folder / "summary.json").read_bytes())
     assert again["rows"][0]["precision-tiny"] == 1.0
     assert again["costs"].keys() == scored["costs"].keys()
+    assert again["reference"] == scored["reference"]
+    assert scored["reference"]["images"] == 2
+    assert any("Real images: 2 in images" in note for note in again["notes"])

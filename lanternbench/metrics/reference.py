@@ -29,6 +29,16 @@ def missing(what: str, folder: Path | None) -> str | None:
     return f"{what} compares with real images and {where}; give one: lanternbench score --reference FOLDER"
 
 
+def described(folder: Path | None) -> dict[str, str | int] | None:
+    """What results say of the real images: the folder's name, how many, and SHA-256 over their names and sizes."""
+    if folder is None:
+        return None
+    paths = images_in(folder)
+    lines = "\n".join(f"{path.name} {path.stat().st_size}" for path in paths)
+    digest = hashlib.sha256(lines.encode("utf-8", "replace")).hexdigest()
+    return {"folder": folder.resolve().name, "images": len(paths), "hash": digest}
+
+
 def fingerprint(paths: Sequence[Path], settings: str) -> str:
     """SHA-256 (hex) over the settings and the folder, name, size and time of every file."""
     lines = "\n".join([settings, *(f"{path.parent.resolve()} {files.stamp(path)}" for path in paths)])
