@@ -67,8 +67,8 @@ def main() -> None:
         "",
         f"Networks at full size with random weights: the times are real, the values are noise. {where}, "
         f"{torch.get_num_threads()} thread(s), torch {torch.__version__}. Extrapolated from the number of photographs "
-        f"in the table to 1,000, reading included. CPU seconds are this process' own: on a busy machine they are what an "
-        f"idle one would take. `python benchmarks/metrics.py PHOTOGRAPHS CAPTIONS {options}`",
+        "in the table to 1,000, reading included. CPU seconds are this process' own: on a busy machine they are what "
+        f"an idle one would take. `python benchmarks/metrics.py PHOTOGRAPHS CAPTIONS {options}`",
         "",
         "| metric | network | photographs | value | s per 1,000 images | CPU s per 1,000 images | and once, CPU s |",
         "|---|---|---:|---|---:|---:|---:|",

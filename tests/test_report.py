@@ -134,6 +134,14 @@ def test_accuracy_of_the_drafter_and_perplexity_are_in_the_full_table_only():
     assert not {"drafter_top1", "perplexity"} & {column.key for column in columns(rows, "terminal")}
 
 
+def test_paired_tests_against_ar_are_in_the_full_table():
+    rows = [row(**{"clip-tiny_p": None}), row("sjd", "sjd", 1.5, **{"clip-tiny_p": 0.0312})]
+    head, _, _, ours = markdown_table(rows).splitlines()
+    at = [cell.strip() for cell in head.split("|")].index("p, CLIP-tiny")
+    assert ours.split("|")[at].strip() == "0.031"
+    assert "clip-tiny_p" not in [column.key for column in columns(rows, "terminal")]
+
+
 def test_error_bars_are_never_negative():
     data = pareto_data([row(speedup=2.0, speedup_lo=2.1, speedup_hi=1.9)], metric_column("clip-tiny"))
     assert data["points"][0]["x_minus"] == data["points"][0]["x_plus"] == 0.0

@@ -354,6 +354,10 @@ def test_what_a_metric_took_is_recorded_and_kept(run, count, brightness):
         (["r", "--reference", "nowhere"], "no folder nowhere"),
         (["r", "--captions", "captions.tsv"], "knows its captions"),
         (["stripped"], "no images left"),
+        (["r", "--device", "quantum"], "unknown device 'quantum'"),
+        (["photographs", "--captions", "captions.tsv", "--caption", "shortest"], "first, longest, random"),
+        (["r", "--random-weights", "--metrics", "clip-tiny"], "leave out --random-weights"),
+        (["photographs", "--metrics", "clip:ViT-L-14/nobody"], "clip:MODEL/TAG"),
     ],
 )
 def test_a_mistake_gets_one_sentence_and_exit_code_2(run, photographs, tmp_path, monkeypatch, capfd, args, says):

@@ -119,6 +119,9 @@ METRICS = {
 }
 
 
+PAIRED = "two-sided p-value of the paired permutation test against ar, over prompts"
+
+
 def metric_column(key: str) -> Column:
     """The column of a quality metric, by name; an unknown metric keeps its name and counts as higher-is-better."""
     name = key.lower().replace("_", "-")
@@ -139,7 +142,9 @@ def metric_keys(rows: list[Row]) -> list[str]:
 
 def columns(rows: list[Row], view: str = "full") -> list[Column]:
     """The columns to show for these rows in "full", "tex" or "terminal"; a column without any value is left out."""
-    every = BASE + [metric_column(key) for key in metric_keys(rows)] + DETAIL
+    quality = [metric_column(key) for key in metric_keys(rows)]
+    tests = [Column(f"{c.key}_p", f"p, {c.title}", f"p, {c.tex}", ".3f", help=PAIRED) for c in quality]
+    every = BASE + quality + tests + DETAIL
     return [c for c in every if view in c.views and any(c.value(row) != MISSING for row in rows)]
 
 
