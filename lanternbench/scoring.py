@@ -207,7 +207,7 @@ def with_record(summary: dict[str, Any], costs: Costs, real: Mapping[str, Any] |
     if real:
         summary["notes"].append(f"{REAL}{real['images']} in {real['folder']}, hash {str(real['hash'])[:16]}.")
     if costs:
-        each = [f"{name} {1000 * c['seconds'] / c['images']:.3g} s" for name, c in costs.items()]
+        each = [f"{name} {_short(1000 * c['seconds'] / c['images'])} s" for name, c in costs.items()]
         summary["notes"].append(f"{COST}{', '.join(each)}.")
     return summary | {"costs": costs} | ({"reference": dict(real)} if real else {})
 
@@ -293,6 +293,10 @@ def _opened(items: Iterable[Item], broken: list[str]) -> Iterator[tuple[Item, Im
 
 def _unread(scorer: AnyScorer, broken: list[str]) -> list[str]:
     return [f"{scorer.name}: {len(broken)} images are left out. {broken[0]}"] if broken else []
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
 class Stored(NamedTuple):

@@ -164,6 +164,13 @@ def test_features_are_kept_and_an_interrupted_computation_continues(saved):
     assert other.module.seen == 150 + 64
 
 
+def test_features_that_cannot_be_kept_are_a_users_mistake_naming_the_place(saved):
+    files.cache_dir().write_text("a file where the folder should be")
+    with pytest.raises(UserError, match="set LANTERNBENCH_HOME") as error:
+        features(Net(Means(), plain_image, "a"), ImageFiles(saved[:2]))
+    assert str(files.cache_dir()) in str(error.value)
+
+
 def test_an_unreadable_image_is_left_out_of_kept_features_and_told_every_time(saved):
     saved[70].write_bytes(b"torn")
     net = Net(Counting(), plain_image, "a")

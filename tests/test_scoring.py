@@ -400,6 +400,16 @@ def command(monkeypatch, capfd, *args: str) -> str:
     return said.out + said.err
 
 
+def test_the_table_of_a_plain_folder_has_every_metric(photographs, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    names = ["--metrics", "clip-tiny,fid-tiny,precision-recall-tiny", "--reference", "photographs", "--captions"]
+    said = command(monkeypatch, capfd, "score", "photographs", *names, "captions.tsv")
+    lines = {line.split()[0]: line.split() for line in said.splitlines() if "↑" in line or "↓" in line}
+    assert {"CLIP-tiny", "FID-tiny", "Precision-tiny", "Recall-tiny"} <= set(lines)
+    assert lines["CLIP-tiny"][-1] == lines["FID-tiny"][-1] == "2"
+    assert "per 1,000 images" in said
+
+
 def test_random_weights_score_a_run_and_no_reader_can_mistake_it(run, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     options = ["--metrics", "clip", "--random-weights", "--device", "cpu", "--threads", "1"]

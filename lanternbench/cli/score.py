@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from lanternbench.cli.measure import Device, Threads, print_table
 
@@ -74,6 +76,19 @@ def score(
         _show(one, console)
 
 
+def _print_metrics(row: dict[str, Any]) -> None:
+    """The row of a plain folder, a metric a line."""
+    from lanternbench.report.columns import metric_column, metric_keys
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for title, side in (("metric", "left"), (row["label"], "right"), ("95 %", "right"), ("images", "right")):
+        table.add_column(title, justify=cast(Any, side))
+    for column in map(metric_column, metric_keys([row])):
+        count = str(row.get(f"{column.key}_n", row["n"]))
+        table.add_row(column.title + column.arrow, column.value(row), column.bounds(row), count)
+    Console().print(table)
+
+
 def _place(results: Path, name: str) -> Path:
     """A run folder, or a plain folder that exists.  Raises UserError for what is neither."""
     from lanternbench import results as store
@@ -84,7 +99,10 @@ def _place(results: Path, name: str) -> Path:
 
 
 def _show(found: dict[str, Any], console: Console) -> None:
-    print_table(found["rows"])
+    if "method" in found["rows"][0]:
+        print_table(found["rows"])
+    else:
+        _print_metrics(found["rows"][0])
     for note in found["notes"]:
         # not broken into lines: a note may hold a command to copy
         console.print(f"· {note}", style="dim", highlight=False, markup=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lanternbench.errors import UserError
 from lanternbench.metrics import files
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
@@ -54,8 +55,8 @@ def kept(
 ) -> dict[str, Tensor]:
     """What ``make`` computes from the image files: from the cache when it was computed before, else stored there.
 
-    ``kind`` starts the file's name; ``settings`` names all that the result depends on beside the images; what is not
-    ``whole`` is made again.
+    ``kind`` is a folder of the cache; ``settings`` names all that the result depends on beside the images; what is not
+    ``whole`` is made again.  Raises UserError when the disk is full or not writable.
     """
     digest = fingerprint(paths, f"{kind} {settings}")
     path = files.cache_dir() / kind / f"{digest[:16]}.safetensors"
@@ -63,8 +64,11 @@ def kept(
         if whole(found := load_file(path)):
             return found
     result = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    save_file(result, part, {"settings": settings, "fingerprint": digest})
-    part.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        save_file(result, part, {"settings": settings, "fingerprint": digest})
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write {path} ({error}): make room there, or set LANTERNBENCH_HOME.") from None
     return result
