@@ -57,6 +57,11 @@ def plain_files(name: str) -> list[Remote] | None:
     if name in PROMPTS:
         file, url, sha256, member = PROMPTS[name]
         return [Remote(name, url, home / "prompts" / file, sha256, member)]
+    if name.startswith("clip:"):
+        from lanternbench.metrics.clip import open_clip_weights
+
+        other = open_clip_weights(name)
+        return [Remote(other.title, other.url, home / other.file, other.sha256)]
     wanted = [w for w in weights.PUBLISHED if w.name == name]
     if not wanted and name in names():
         needs = scorers_for([name], "full")[0].needs

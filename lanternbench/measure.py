@@ -22,6 +22,15 @@ from .results import Sample
 RESAMPLES = 10_000
 BASELINE = "ar"
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow
+RANDOM_NOTE = "Metrics named -random come from networks with random weights: their times are real, their values noise."
+FIGURES = {  # row key -> where a sample keeps it
+    "log_prob": ("stats", "log_prob"),
+    "top1_prob": ("stats", "top1_prob"),
+    "entropy": ("stats", "entropy"),
+    "drafter_top1": ("drafter", "top1"),
+    "drafter_top3": ("drafter", "top3"),
+    "drafter_tv": ("drafter", "tv"),
+}
 _CHUNK = 1 << 21  # numbers held at a time
 Floats = NDArray[np.float64]
 
@@ -152,7 +161,8 @@ def summarise(
                 row |= {name: sets.get(label, {}).get(name), f"{name}_lo": None, f"{name}_hi": None}
                 row[f"{name}_n"] = sets.get(label, {}).get(f"{name}_n", len(by_label[label]))
             rows.append(row)
-    return {"rows": rows, "notes": _notes(by_label, run)}
+    random = [RANDOM_NOTE] if any(name.endswith("-random") for name in [*metrics, *set_metrics]) else []
+    return {"rows": rows, "notes": _notes(by_label, run) + random}
 
 
 def _row(
@@ -170,6 +180,10 @@ def _row(
         "accept_len": [(s.prompt_id, sum(s.accept_lengths[1:]), len(s.accept_lengths) - 1) for s in own],
         "fidelity_loss": [(s.prompt_id, s.fidelity_loss, 1.0) for s in own if s.fidelity_loss is not None],
     }
+    for column, (part, figure) in FIGURES.items():
+        columns[column] = [
+            (s.prompt_id, found[figure], 1.0) for s in own if figure in (found := getattr(s, part) or {})
+        ]
     for name in metrics:
         columns[name] = [(s.prompt_id, v, 1.0) for s in own if (v := s.metrics.get(name)) is not None]
     row: dict[str, Any] = {"label": first.label, "method": first.method, "options": first.options}
@@ -177,6 +191,9 @@ def _row(
     for name, interval in zip(columns, _by_prompt(own, list(columns.values()), seed), strict=True):
         value, lo, hi = interval or (None, None, None)
         row |= {name: value, f"{name}_lo": lo, f"{name}_hi": hi}
+    row |= {
+        f"perplexity{end}": _exp(row[f"log_prob{other}"]) for end, other in (("", ""), ("_lo", "_hi"), ("_hi", "_lo"))
+    }
     phases = [s.phases for s in own if s.phases]
     drafted = [s for s in own if s.first_token_acceptance is not None]
     row |= {
@@ -231,6 +248,11 @@ def _p_value(name: str, pairs: list[tuple[Sample, Sample]], seed: int) -> float 
     if len(ours) < 2:
         return None
     return paired_test([np.mean(v) for v in ours.values()], [np.mean(v) for v in theirs.values()], seed=seed)
+
+
+def _exp(log_prob: float | None) -> float | None:
+    """Perplexity of a mean log-probability."""
+    return None if log_prob is None else math.exp(-log_prob)
 
 
 def _share(part: float, whole: float) -> float | None:

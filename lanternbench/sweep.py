@@ -25,10 +25,11 @@ from lanternbench.decoding.fidelity import (
 from lanternbench.environment import environment
 from lanternbench.measure import summarise
 from lanternbench.metrics.registry import Scorer, SetScorer, scorers_for
+from lanternbench.metrics.setup import Setup
 from lanternbench.models.catalogue import load_target
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.results import RunFolder, Sample, config_hash, sample_key
-from lanternbench.scoring import image_groups, score_sets
+from lanternbench.scoring import Costs, image_groups, prepared, score_sets, stored, with_record
 
 WARMUP_STEPS = 12
 Progress = Callable[[int, int, str], None]  # done, of, what
@@ -53,7 +54,7 @@ def run(
     target = load_target(config.target, device, config.random_weights)
     c = config
     decoders = [build(target, m, c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance) for m in methods]
-    scorers = [] if config.random_weights else scorers_for(config.metrics, target.evaluators)
+    scorers = [] if config.random_weights else scorers_for(config.metrics, target.evaluators, Setup(device=device))
     record = config.record() | {"guidance": decoders[0].guidance, "device": device}
     with RunFolder.open(
         out,
@@ -70,11 +71,15 @@ def run(
         },
         methods=[{"label": m.label, "method": m.preset, "options": m.options, "lossless": m.lossless} for m in methods],
     ) as folder:
-        _measure(folder, config, decoders, selected, [s for s in scorers if isinstance(s, Scorer)], progress)
-        sets, missing = score_sets(image_groups(folder), [s for s in scorers if isinstance(s, SetScorer)])
+        spent = _measure(folder, config, decoders, selected, [s for s in scorers if isinstance(s, Scorer)], progress)
+        sets, _, costs, real = stored(folder)  # what was scored afterwards, by ``score``
+        found, missing, more = score_sets(image_groups(folder), [s for s in scorers if isinstance(s, SetScorer)])
+        for label, columns in found.items():
+            sets.setdefault(label, {}).update(columns)
         summary = summarise(folder.samples(), folder.run, sets, config.seed)
         missing += [f"{s.name}: {why}" for s in scorers if isinstance(s, Scorer) and (why := s.available())]
         summary["notes"] += missing + simulation_notes(config)
+        summary = with_record(summary, costs | spent | more, real)
         folder.finish(summary)
         return folder.path, summary
 
@@ -106,7 +111,8 @@ def _measure(
     prompts: PromptSet,
     scorers: list[Scorer],
     progress: Progress,
-) -> None:
+) -> Costs:
+    """Generate and score what is not stored yet; returns what the scores took."""
     done, total = folder.done(), len(prompts) * len(decoders)
     left = []
     for decoder, group in plan(prompts, decoders, config.seed, config.batch):
@@ -116,13 +122,21 @@ def _measure(
     for decoder in {id(d): d for d, _ in left}.values():  # warm-up: first calls allocate and choose kernels
         progress(len(folder.done()), total, f"warming up {decoder.method.label}")
         generate(decoder, [prompts.prompts[0].text], seed=config.seed, most_steps=WARMUP_STEPS)
+    costs: Costs = {}
+    for scorer in scorers if left else ():
+        prepared(scorer)
     for decoder, group in left:
         progress(len(folder.done()), total, f"{decoder.method.label} · {group[0].text}")
         for sample, image in make_samples(decoder, group, config.seed, config.batch == 1):
             for scorer in scorers:
-                sample.metrics[scorer.name] = scorer.score([image], [sample.prompt])[0]
+                clock = time.perf_counter()
+                value = sample.metrics[scorer.name] = scorer.score([image], [sample.prompt])[0]
+                if value is not None:
+                    cost = costs.setdefault(scorer.name, {"images": 0, "seconds": 0.0})
+                    cost["images"], cost["seconds"] = cost["images"] + 1, cost["seconds"] + time.perf_counter() - clock
             folder.append(sample, image)
     progress(total, total, "scoring")
+    return costs
 
 
 def make_samples(decoder: Decoder, group: list[Prompt], seed: int, timed: bool) -> Iterator[tuple[Sample, Any]]:

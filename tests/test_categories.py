@@ -48,6 +48,16 @@ def test_what_is_missing_or_damaged_is_missing():
     assert {row[name] for name in ("speedup", "accept_len", "fidelity_loss")} == {None}
 
 
+def test_a_category_without_name_and_one_without_any_score_do_no_harm(tmp_path):
+    unscored = [sample(n, "ar", "Food", 1.0, metrics={"clip": None}) for n in (7, 8)]
+    lines = [sample(1, "ar", "Animals", 1.0), sample(2, "ar", "", 1.0), sample(3, "ar", None, 1.0), *unscored]
+    table = category_table(load_run(run(tmp_path / "r", lines)))
+    assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == ["Animals", "Food"]
+    food = next(line for line in table.splitlines() if line.startswith("| Food"))
+    assert "0.3000" not in food
+    assert "–" in food
+
+
 def test_a_report_has_the_table_only_where_prompts_have_categories(tmp_path):
     evil = "<script>|"
     lines = [*samples(), sample(9, "ar", evil, 1.0)]

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from lanternbench.measure import bootstrap_mean, bootstrap_ratio, paired_test, summarise
+from lanternbench.measure import RANDOM_NOTE, bootstrap_mean, bootstrap_ratio, paired_test, summarise
 from lanternbench.results import Sample, sample_key
 
 TRIALS = 400
@@ -190,6 +190,34 @@ def test_what_is_missing_is_none_and_never_zero():
                  "first_token_acceptance"):  # fmt: skip
         assert ar[name] is None, name
     assert rows(samples)["fast λ=2"]["clip_p"] is None
+
+
+def test_figures_of_target_and_drafter_reach_the_summary_and_perplexity_is_of_their_mean():
+    samples = [
+        sample(
+            str(i),
+            "sd",
+            1.0,
+            [1, 1],
+            stats={"log_prob": -1.0 - i, "entropy": 2.0},
+            drafter={"top1": 0.5, "tv": 0.1 * i},
+        )
+        for i in range(3)
+    ]
+    row = rows([*samples, sample("0", "ar", 1.0, [1, 1], stats={"log_prob": -1.0})])
+    sd, ar = row["sd"], row["ar"]
+    assert (sd["log_prob"], sd["drafter_top1"]) == (-2.0, 0.5)
+    assert (sd["perplexity"], sd["drafter_tv"]) == (pytest.approx(math.exp(2)), pytest.approx(0.1))
+    assert sd["perplexity_lo"] < sd["perplexity"] < sd["perplexity_hi"]
+    assert ar["drafter_top1"] is None
+    assert sd["drafter_top3"] is None
+
+
+def test_scores_of_random_weights_are_told():
+    told = [
+        summarise([sample("0", "ar", 1.0, [1], metrics={name: 0.5})], RUN)["notes"] for name in ("clip-random", "clip")
+    ]
+    assert [RANDOM_NOTE in notes for notes in told] == [True, False]
 
 
 def test_metrics_of_a_whole_label_come_without_interval_but_with_their_count():

@@ -12,7 +12,8 @@ from PIL import Image
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import Scorer, SetScorer, files, read_image, registry, scorers_for
-from lanternbench.metrics.clip import ClipScore, clip_score, clip_tiny_score, retrieval
+from lanternbench.metrics.clip import Encoder, clip_score, clip_tiny_score, retrieval
+from lanternbench.metrics.features import Net
 from lanternbench.metrics.fid import (
     Fid,
     Measure,
@@ -23,6 +24,8 @@ from lanternbench.metrics.fid import (
     reference_statistics,
     statistics,
 )
+from lanternbench.metrics.judge import PerImage
+from lanternbench.metrics.setup import Setup
 from lanternbench.training import data, scenes
 
 SEED = 4242  # scenes that no training saw
@@ -84,12 +87,13 @@ def test_clip_score_of_nothing_is_nothing_and_lengths_must_agree():
 
 def test_undefined_cosine_is_missing_not_zero():
     class Broken:
-        def images(self, images):
-            return torch.full((len(images), 2), float("nan"))
+        def encode_image(self, x):
+            return torch.full((len(x), 2), float("nan"))
 
-        captions = images
+        encode_text = encode_image
 
-    scorer = ClipScore("x", "x", lambda: None, Broken)  # type: ignore[arg-type]
+    encoder = Encoder(Broken(), lambda images: torch.zeros(len(images), 1), lambda captions: torch.zeros(len(captions)))
+    scorer = PerImage("x", (), lambda: None, encoder.judge)
     assert scorer.score([Image.new("RGB", (2, 2))], ["a"]) == [None]
 
 
@@ -104,7 +108,7 @@ def test_a_wrong_clip_file_is_a_users_mistake(no_caches, name):
     wrong = no_caches / name
     wrong.write_bytes(b"not weights")
     with pytest.raises(UserError, match="is not the CLIP ViT-B/32 file"):
-        clip_score(wrong).score([Image.new("RGB", (2, 2))], ["a"])
+        clip_score(path=wrong).score([Image.new("RGB", (2, 2))], ["a"])
 
 
 # FID
@@ -136,22 +140,20 @@ def test_fid_from_stored_statistics_is_torchmetrics_from_images(world):
     from torchmetrics.image.fid import FrechetInceptionDistance
 
     images, _ = world
-    metric = FrechetInceptionDistance(feature=_mean_net())
+    net = Net(_mean_net(), plain_image)
+    metric = FrechetInceptionDistance(feature=net.module)
     batch = [torch.stack([plain_image(i) for i in part]) for part in (images[:30], images[30:])]
     metric.update(batch[0], real=True)
     metric.update(batch[1], real=False)
     expected = float(metric.compute())
-    stored = statistics(metric, plain_image, images[:30])
-    assert distance(Measure(metric, plain_image, stored), images[30:]).value == pytest.approx(expected, rel=1e-9)
+    stored = statistics(net, images[:30])
+    assert distance(Measure(net, stored), images[30:]).value == pytest.approx(expected, rel=1e-9)
 
 
 def test_fid_of_a_set_with_itself_is_zero(world):
-    from torchmetrics.image.fid import FrechetInceptionDistance
-
     images, _ = world
-    metric = FrechetInceptionDistance(feature=_mean_net())
-    stored = statistics(metric, plain_image, images)
-    result = distance(Measure(metric, plain_image, stored), images)
+    net = Net(_mean_net(), plain_image)
+    result = distance(Measure(net, statistics(net, images)), images)
     assert result.value == pytest.approx(0, abs=1e-4)
 
 
@@ -166,21 +168,19 @@ def _mean_net() -> torch.nn.Module:
 
 
 def test_reference_folder_is_computed_once_and_again_when_it_changes(world, tmp_path, no_caches):
-    from torchmetrics.image.fid import FrechetInceptionDistance
-
     images, _ = world
     folder = tmp_path / "real"
     folder.mkdir()
     for n, image in enumerate(images[:4]):
         image.resize((32 + n, 40)).save(folder / f"{n}.png")
     (folder / "notes.txt").write_text("no image")
-    metric = FrechetInceptionDistance(feature=_mean_net())
-    first = reference_statistics(metric, folder)
+    net = Net(_mean_net(), plain_image)
+    first = reference_statistics(net, folder)
     assert first.count == 4
-    assert len(list(files.cache_dir().glob("fid-*.safetensors"))) == 1
-    assert torch.equal(reference_statistics(metric, folder).products, first.products)
+    assert len(list(files.cache_dir().glob("fid/*.safetensors"))) == 1
+    assert torch.equal(reference_statistics(net, folder).products, first.products)
     images[5].save(folder / "more.png")
-    assert reference_statistics(metric, folder).count == 5
+    assert reference_statistics(net, folder).count == 5
 
 
 def test_missing_inception_and_missing_reference_are_reported(no_caches):
@@ -204,7 +204,7 @@ def test_an_inception_file_that_would_run_code_is_refused(no_caches, world):
     for n, image in enumerate(world[0][:2]):
         image.save(folder / f"{n}.png")
     with pytest.raises(UserError, match="is not the Inception-V3 file"):
-        fid_score(folder, weights).score_set(world[0][:2])
+        fid_score(Setup(folder), weights).score_set(world[0][:2])
     assert not (no_caches / "harmed").exists()
 
 

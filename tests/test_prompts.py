@@ -100,6 +100,11 @@ def test_parti_keeps_category_and_challenge_of_its_1632_prompts():
     assert any('"Toaday"' in prompt.text for prompt in every)  # quotes are part of a prompt
 
 
+def test_a_prompt_with_an_empty_category_has_none(tmp_path):
+    path = write(tmp_path, "P.tsv", "Prompt\tCategory\tChallenge\na cat\t\t\na dog\tAnimals\tBasic\n")
+    assert [(p.category, p.challenge) for p in prompts.load(f"parti:{path}")] == [(None, None), ("Animals", "Basic")]
+
+
 def test_an_official_set_without_its_file_says_how_to_give_it(tmp_path, monkeypatch):
     monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path))
     with pytest.raises(UserError, match=r"--prompts coco2017:PATH/captions_val2017\.json"):

@@ -8,19 +8,32 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
-from safetensors.torch import load_file
-from torchmetrics.image.fid import FrechetInceptionDistance
+from safetensors.torch import load_file, save_file
 
 from lanternbench.errors import UserError
 from lanternbench.fetch import plain_files
-from lanternbench.metrics import Scorer, aesthetic, files, hpsv2, image_reward, reference, registry, scorers_for
+from lanternbench.metrics import (
+    Scorer,
+    aesthetic,
+    fid,
+    files,
+    hpsv2,
+    image_reward,
+    read_image,
+    reference,
+    registry,
+    scorers_for,
+)
 from lanternbench.metrics.clip import Encoder, openai_pixels
-from lanternbench.metrics.fid import Fid, Measure, Statistics, distance, features, plain_image, statistics
-from lanternbench.metrics.fid_infinity import FidInfinity, extrapolated, frechet, moments, root
+from lanternbench.metrics.features import ImageFiles, Net, features
+from lanternbench.metrics.fid import Fid, Measure, Statistics, frechet, moments, plain_image, root, statistics
+from lanternbench.metrics.fid_infinity import FidInfinity, extrapolated
 from lanternbench.metrics.inception_score import InceptionScorer
 from lanternbench.metrics.judge import PerImage, linear_head
 from lanternbench.metrics.precision_recall import precision_recall
+from lanternbench.metrics.setup import Setup
 
 GREY = Image.new("RGB", (8, 8), "gray")
 
@@ -62,17 +75,6 @@ def test_the_distance_of_two_gaussians_is_the_closed_form():
     assert frechet(shift, a, torch.zeros(width, dtype=torch.float64), root(b)) == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_distance_equals_that_of_torchmetrics():
-    metric = FrechetInceptionDistance(feature=Means())
-    real, made = coloured(40, 0), coloured(50, 1, 90.0)
-    stored = statistics(metric, plain_image, real)
-    expected = distance(Measure(metric, plain_image, stored), made).value
-    mean, cov = moments(stored)
-    found = features(metric, plain_image, made)
-    assert frechet(found.mean(0), torch.cov(found.T), mean, root(cov)) == pytest.approx(expected, rel=1e-9)
-    assert frechet(mean, cov, mean, root(cov)) == pytest.approx(0, abs=1e-9)
-
-
 def test_fid_infinity_removes_the_bias_of_few_images():
     width = 16
     reference_set = sums(gaussian(10_000, width))
@@ -87,8 +89,8 @@ def test_fid_infinity_removes_the_bias_of_few_images():
 
 
 def test_fid_infinity_needs_enough_images_and_says_how_many():
-    metric = FrechetInceptionDistance(feature=Means())
-    measure = Measure(metric, plain_image, statistics(metric, plain_image, coloured(30, 0)))
+    net = Net(Means(), plain_image)
+    measure = Measure(net, statistics(net, coloured(30, 0)))
     scorer = FidInfinity(Fid("fid", (), lambda: None, lambda: measure))
     assert scorer.name == "fid-inf"
     few, enough = scorer.score_set(coloured(11, 1)), scorer.score_set(coloured(60, 1))
@@ -104,20 +106,97 @@ def test_a_reference_is_stored_by_files_and_settings_and_made_again_when_damaged
     for n, image in enumerate(coloured(3, 0)):
         image.save(folder / f"{n}.png")
 
-    def make(images):
-        calls.append(len(list(images)))
+    def make():
+        calls.append(1)
         return {"x": torch.ones(1)}
 
-    get = partial(reference.kept, "fid", folder, make=make)
+    paths = reference.images_in(folder)
+    get = partial(reference.kept, "fid", paths, make=make)
     get(settings="a"), get(settings="a")
-    assert calls == [3]
+    assert len(calls) == 1
     get(settings="b")
-    assert calls == [3, 3]
-    (stored,) = [p for p in files.cache_dir().glob("fid-*") if reference.fingerprint(folder, "fid a")[:16] in p.name]
+    assert len(calls) == 2
+    (stored,) = [p for p in files.cache_dir().glob("fid/*") if reference.fingerprint(paths, "fid a")[:16] in p.name]
     stored.write_bytes(b"torn")
     assert get(settings="a")["x"] == 1
-    assert calls == [3, 3, 3]
+    assert len(calls) == 3
     assert load_file(stored)["x"] == 1
+
+
+class Counting(Means):
+    """Counts the images that it sees, and stops when there are too many."""
+
+    def __init__(self, most: int = 10**6):
+        super().__init__()
+        self.seen, self.most = 0, most
+
+    def forward(self, x):
+        if self.seen + len(x) > self.most:
+            raise KeyboardInterrupt
+        self.seen += len(x)
+        return super().forward(x).float()
+
+
+@pytest.fixture
+def saved(tmp_path, no_caches):
+    """150 image files."""
+    (tmp_path / "images").mkdir()
+    for n, image in enumerate(coloured(150, 0)):
+        image.save(tmp_path / "images" / f"{n:03d}.png")
+    return sorted((tmp_path / "images").iterdir())
+
+
+def test_features_are_kept_and_an_interrupted_computation_continues(saved):
+    with pytest.raises(KeyboardInterrupt):
+        features(Net(Counting(140), plain_image, "a"), ImageFiles(saved))
+    net = Net(Counting(), plain_image, "a")
+    found = features(net, ImageFiles(saved))
+    assert net.module.seen == 150 - 128
+    assert torch.equal(found, features(Net(Means(), plain_image), map(read_image, saved)).float().double())
+    assert torch.equal(features(net, ImageFiles(saved)), found)
+    features(net, ImageFiles(saved[:64]))
+    assert net.module.seen == 150 - 128
+    other = Net(Counting(), plain_image, "b")
+    features(other, ImageFiles(saved))
+    assert other.module.seen == 150
+    GREY.save(saved[0])
+    features(other, ImageFiles(saved))
+    assert other.module.seen == 150 + 64
+
+
+def test_features_that_cannot_be_kept_are_a_users_mistake_naming_the_place(saved):
+    files.cache_dir().write_text("a file where the folder should be")
+    with pytest.raises(UserError, match="set LANTERNBENCH_HOME") as error:
+        features(Net(Means(), plain_image, "a"), ImageFiles(saved[:2]))
+    assert str(files.cache_dir()) in str(error.value)
+
+
+def test_an_unreadable_image_is_left_out_of_kept_features_and_told_every_time(saved):
+    saved[70].write_bytes(b"torn")
+    net = Net(Counting(), plain_image, "a")
+    for _ in range(2):
+        images = ImageFiles(saved)
+        assert len(features(net, images)) == 149
+        assert [saved[70].name in told for told in images.broken] == [True]
+    with pytest.raises(UserError, match="070"):
+        features(net, ImageFiles(saved, strict=True))
+
+
+def test_fid_of_few_images_names_their_number_and_what_takes_the_bias_off():
+    note = fid.distance(fid.Measure(Net(Means(), plain_image), sums(gaussian(50, 3))), coloured(30, 1)).note
+    assert "over 30 images (fewer than 5000)" in note
+    assert "with the metric fid-inf" in note
+    assert "fid-inf, which takes the bias off, needs 8192" in fid.few(4999, 2048)
+
+
+def test_the_clean_resize_is_pillows_bicubic_and_never_leaves_the_range():
+    rng = np.random.default_rng(0)
+    noise = Image.fromarray(rng.integers(100, 156, (90, 700, 3), dtype=np.uint8))  # no overshoot to clip
+    clean = fid.clean_image(noise)
+    assert (clean.shape, clean.dtype) == ((3, 299, 299), torch.uint8)
+    eight_bit = fid.plain_image(noise.resize((299, 299), Image.Resampling.BICUBIC))
+    assert int((clean.int() - eight_bit.int()).abs().max()) <= 1
+    assert fid.clean_image(Image.new("RGB", (1, 1), "white")).min() == 255
 
 
 # precision and recall
@@ -166,19 +245,21 @@ class Kinds(torch.nn.Module):
 
 def test_the_inception_score_is_the_number_of_kinds_or_one():
     images = [Image.new("RGB", (2, 2), (n % 10,) * 3) for n in range(2000)]
-    scorer = InceptionScorer(lambda: None, Kinds)
+    scorer = InceptionScorer(lambda: None, lambda: Net(Kinds(), plain_image))
     state = torch.random.get_rng_state()
     score = scorer.score_set(images)
     assert score.value == pytest.approx(10, rel=0.05)
     assert "2000 images (fewer than 5000)" in score.note
-    assert InceptionScorer(lambda: None, partial(Kinds, 0.0)).score_set(images[:20]).value == pytest.approx(1)
+    assert InceptionScorer(lambda: None, lambda: Net(Kinds(0.0), plain_image)).score_set(
+        images[:20]
+    ).value == pytest.approx(1)
     torch.manual_seed(5)
     assert scorer.score_set(images) == score
     torch.random.set_rng_state(state)
 
 
 def test_the_inception_score_of_a_handful_is_missing():
-    few = InceptionScorer(lambda: None, Kinds).score_set([GREY] * 9)
+    few = InceptionScorer(lambda: None, lambda: Net(Kinds(), plain_image)).score_set([GREY] * 9)
     assert few.value is None
     assert "at least 10" in few.note
 
@@ -221,7 +302,7 @@ def _official_names(state) -> dict[str, str]:
 
 
 def test_image_reward_reads_its_official_files_image_and_caption(small_reward):
-    scorer = image_reward.image_reward_score(*small_reward)
+    scorer = image_reward.image_reward_score(None, *small_reward)
     assert scorer.available() is None
     red = Image.new("RGB", (30, 20), "red")
     a, b, c = scorer.score([red, red, GREY], ["a cat", "a red", "a cat"])
@@ -231,7 +312,7 @@ def test_image_reward_reads_its_official_files_image_and_caption(small_reward):
 
 @pytest.mark.parametrize("caption", ["", "🦊🌈", "円" * 500, "\ud800 a", "cat " * 999, "[DEC] [SEP]"])
 def test_image_reward_takes_any_caption_and_a_single_pixel(small_reward, caption):
-    (value,) = image_reward.image_reward_score(*small_reward).score([Image.new("RGB", (1, 1))], [caption])
+    (value,) = image_reward.image_reward_score(None, *small_reward).score([Image.new("RGB", (1, 1))], [caption])
     assert np.isfinite(value)
 
 
@@ -241,10 +322,10 @@ def test_a_wrong_vocabulary_or_weights_file_is_a_users_mistake(small_reward, tmp
     for content in (b"a\nb\n", b"\xff\xfe"):
         other.write_bytes(content)
         with pytest.raises(UserError, match=r"other\.txt is not the BERT vocabulary file"):
-            image_reward.image_reward_score(weights, other).score([GREY], ["a"])
+            image_reward.image_reward_score(None, weights, other).score([GREY], ["a"])
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
     with pytest.raises(UserError, match=r"other\.pt is not the ImageReward file"):
-        image_reward.image_reward_score(tmp_path / "other.pt", words).score([GREY], ["a"])
+        image_reward.image_reward_score(None, tmp_path / "other.pt", words).score([GREY], ["a"])
 
 
 class Harm:
@@ -294,8 +375,7 @@ def test_hpsv2_is_the_cosine_of_its_checkpoint(tmp_path):
     model = open_clip.CLIP(**config).eval()
     torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "hps.pt")
     encoder = hpsv2.load(tmp_path / "hps.pt", files.HPS_V2, config)
-    scorer = hpsv2.hpsv2_score(path=tmp_path / "hps.pt")
-    scorer.__dict__["encoder"] = encoder
+    scorer = PerImage("hpsv2", (), lambda: None, encoder.judge)
     (value,) = scorer.score([GREY], ["a grey square"])
     with torch.inference_mode():
         image = model.encode_image(hpsv2.letterbox(GREY)[None], normalize=True)
@@ -350,6 +430,55 @@ def test_every_metric_says_how_to_get_what_it_lacks_and_scores_nothing(no_caches
         assert scorer.score([GREY], ["a"]) == [None]
     else:
         assert scorer.score_set([GREY] * 20).value is None
+
+
+def test_any_model_of_open_clip_is_a_metric_that_says_how_to_get_it(no_caches):
+    (scorer,) = scorers_for(["clip:ViT-L-14/openai"], "tiny")
+    assert scorer.name == "clip:ViT-L-14/openai"
+    assert scorer.available().endswith("lanternbench fetch clip:ViT-L-14/openai")
+    (remote,) = plain_files("clip:ViT-L-14/openai")
+    assert remote.path.name == scorer.needs[0].rpartition("/")[2]
+    assert remote.url.startswith("https://huggingface.co/timm/vit_large_patch14_clip_224.openai/resolve/main/")
+    for name in ("clip:ViT-L-14", "clip:ViT-L-14/nobody", "clip:nothing/openai"):
+        with pytest.raises(UserError, match="clip:MODEL/TAG"):
+            scorers_for([name], "full")
+
+
+def test_a_model_of_open_clip_scores_from_its_file(no_caches, monkeypatch):
+    import open_clip
+
+    tower = {"layers": 1, "width": 16}
+    config = {"embed_dim": 8, "vision_cfg": tower | {"patch_size": 32, "head_width": 8, "image_size": 64}}
+    config |= {"text_cfg": tower | {"context_length": 77, "vocab_size": 49408, "heads": 2}}
+    monkeypatch.setattr("open_clip.factory.get_model_config", lambda name: json.loads(json.dumps(config)))
+    torch.manual_seed(0)
+    model = open_clip.CLIP(**config).eval()
+    (scorer,) = scorers_for(["clip:ViT-B-16/datacomp_xl_s13b_b90k"])
+    path = files.cache_dir() / scorer.needs[0]
+    path.parent.mkdir(parents=True)
+    save_file(model.state_dict(), path)
+    (value,) = scorer.score([GREY], ["a grey square"])
+    pixels = image_transform_v2(PreprocessCfg(size=64), is_train=False)(GREY)[None]
+    with torch.inference_mode():
+        caption = model.encode_text(open_clip.get_tokenizer("ViT-B-32")(["a grey square"]), normalize=True)
+        expected = float((model.encode_image(pixels, normalize=True) * caption).sum())
+    assert value == pytest.approx(expected, abs=1e-5)
+
+
+def test_random_weights_need_no_files_carry_their_mark_and_are_the_same_every_time(no_caches, tmp_path):
+    names = ["clip", "fid", "image-reward", "hpsv2", "inception-score", "aesthetic", "precision-recall", "fid-inf"]
+    for n in range(2):
+        GREY.save(tmp_path / f"{n}.png")
+    made = scorers_for(names, "tiny", Setup(tmp_path, random=True))
+    assert [s.available() for s in made] == [None] * len(names)
+    assert all(s.name.endswith("-random") for s in made)
+    assert scorers_for(None, "tiny", Setup(random=True))[0].name == "clip-random"
+    with pytest.raises(UserError, match="leave out --random-weights"):
+        scorers_for(["fid-tiny"], "tiny", Setup(random=True))
+    one, two = (fid.inception_net(Setup(random=True), features="64") for _ in range(2))
+    images = coloured(3, 0)
+    assert torch.equal(features(one, images), features(two, images))
+    assert features(one, images).std(0).max() > 0
 
 
 def test_one_command_gets_all_files_of_a_metric(no_caches):

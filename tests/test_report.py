@@ -15,6 +15,7 @@ from PIL import Image
 from rich.console import Console
 
 from lanternbench.errors import UserError
+from lanternbench.measure import RANDOM_NOTE
 from lanternbench.report import pareto_frontier, published_beside, report, terminal_table
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.html import html_page
@@ -112,6 +113,33 @@ def test_fid_and_fidelity_loss_count_as_lower_is_better_the_rest_as_higher():
     assert better == dict.fromkeys(("fid", "fid-tiny"), "lower") | dict.fromkeys(
         ("clip", "image-reward", "hpsv2", "mine"), "higher"
     )
+
+
+def test_scores_of_random_weights_keep_their_mark_and_stand_beside_no_paper(tmp_path):
+    random = {f"fid-random{end}": value for end, value in (("", 3.0), ("_lo", None), ("_hi", None))}
+    rows = [row("cool-sd λ=2", "cool-sd", 2.0, options={"lam": 2.0}, **random), row(**random)]
+    assert metric_column("fid-random").better == "lower"
+    folder = make_run(tmp_path / "r", rows)
+    report([folder], published=True)
+    table = (folder / "report" / "table.md").read_text()
+    assert "FID-random ↓" in table.splitlines()[2]
+    assert RANDOM_NOTE in table
+    assert published_beside(rows)["fid measured"].isna().all()
+
+
+def test_accuracy_of_the_drafter_and_perplexity_are_in_the_full_table_only():
+    rows = [row(drafter_top1=0.25, drafter_top1_lo=0.2, drafter_top1_hi=0.3, perplexity=7.5)]
+    assert "25.0% \\[20.0%, 30.0%\\]" in markdown_table(rows)
+    assert "perplexity" in markdown_table(rows).splitlines()[0]
+    assert not {"drafter_top1", "perplexity"} & {column.key for column in columns(rows, "terminal")}
+
+
+def test_paired_tests_against_ar_are_in_the_full_table():
+    rows = [row(**{"clip-tiny_p": None}), row("sjd", "sjd", 1.5, **{"clip-tiny_p": 0.0312})]
+    head, _, _, ours = markdown_table(rows).splitlines()
+    at = [cell.strip() for cell in head.split("|")].index("p, CLIP-tiny")
+    assert ours.split("|")[at].strip() == "0.031"
+    assert "clip-tiny_p" not in [column.key for column in columns(rows, "terminal")]
 
 
 def test_error_bars_are_never_negative():

@@ -6,17 +6,21 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from lanternbench import results, scoring
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
-from lanternbench.measure import summarise
-from lanternbench.metrics import registry
+from lanternbench.measure import RANDOM_NOTE, summarise
+from lanternbench.metrics import files, registry
 from lanternbench.metrics.fid import SetScore
+from lanternbench.metrics.setup import Setup
 from lanternbench.results import RunFolder, Sample, sample_key
 
+EXIF = Image.Exif()
+EXIF[0x0112] = 6  # to be turned by a quarter
 SHADES = {"dark": 10, "light": 200}
 
 
@@ -217,7 +221,7 @@ def test_precision_and_recall_compare_with_a_folder(run, tmp_path):
     real.mkdir()
     for shade in (10, 11, 12, 13):
         Image.new("RGB", (64, 64), (shade,) * 3).save(real / f"{shade}.png")
-    summary = scoring.score_run(run, ["precision-recall"], real)
+    summary = scoring.score_run(run, ["precision-recall"], Setup(real))
     assert row(summary)["precision-tiny"] > row(summary, "light")["precision-tiny"]
     assert 0 <= row(summary)["recall-tiny"] <= 1
     assert row(summary)["recall-tiny_n"] == 3
@@ -278,6 +282,64 @@ def test_photographs_of_coco_are_scored_with_their_captions(shared, tmp_path, mo
     assert -1 < row(summary, "few")["clip-tiny"] < 1
 
 
+ODD = {
+    "grey.png": (Image.new("L", (40, 30), 90), {}, "🦊🏽‍🚀 in space"),
+    "cmyk.jpg": (Image.new("CMYK", (40, 30), (0, 255, 255, 0)), {}, "قطة على العشب"),
+    "palette.png": (Image.new("RGB", (40, 30), (9, 200, 30)).quantize(4), {}, "word " * 1000),
+    "deep.png": (
+        Image.fromarray(np.full((30, 40), 30000, np.uint16)),
+        {},
+        "<script>alert('x')</script> &amp; <b>a fox</b>",
+    ),
+    "turned.jpg": (Image.new("RGB", (40, 30), "blue"), {"exif": EXIF}, "\u202eright to left\u202c"),
+    "pixel.png": (Image.new("RGB", (1, 1), "red"), {}, "a red pixel"),
+}
+
+
+@pytest.fixture
+def odd(tmp_path, monkeypatch) -> Path:
+    """Images of every kind and a torn one, with odd captions under ids that repeat."""
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "cache"))
+    folder, lines = tmp_path / "odd", []
+    folder.mkdir()
+    for name, (image, options, caption) in ODD.items():
+        image.save(folder / name, **options)
+        lines.append({"id": "same", "image": name, "caption": caption, "category": ""})
+    (folder / "torn.png").write_bytes((folder / "deep.png").read_bytes()[:40])
+    lines.append({"id": "same", "image": "torn.png", "caption": "torn"})
+    (tmp_path / "odd.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+def test_odd_images_and_captions_are_scored_and_a_torn_one_costs_itself_alone(odd, brightness):
+    brightness.captions = True
+    names, captions = ["brightness", "clip-tiny", "fid-tiny"], str(odd.parent / "odd.jsonl")
+    found = row(scoring.score_folder(odd, captions, names), "odd")
+    assert found["n"] == len(ODD) + 1
+    assert -1 < found["clip-tiny"] < 1
+    assert found["fid-tiny"] > 0
+    assert found["fid-tiny_n"] == len(ODD)
+    assert sorted(brightness.asked) == sorted(caption.strip() for _, _, caption in ODD.values())
+    notes = scoring.score_folder(odd, captions, names)["notes"]
+    assert len([note for note in notes if "torn.png" in note]) == len(names)
+    assert len(brightness.asked) == len(ODD)
+    Image.new("RGB", (4, 4)).save(odd / "torn.png")
+    assert row(scoring.score_folder(odd, captions, names), "odd")["fid-tiny_n"] == len(ODD) + 1
+    assert brightness.asked[len(ODD) :] == ["torn"]
+
+
+def test_what_a_metric_took_is_recorded_and_kept(run, count, brightness):
+    summary = scoring.score_run(run, ["brightness", "count"])
+    assert summary["costs"]["brightness"]["images"] == summary["costs"]["count"]["images"] == 6
+    assert all(cost["seconds"] > 0 for cost in summary["costs"].values())
+    (note,) = [note for note in summary["notes"] if note.startswith(scoring.COST)]
+    assert "brightness" in note
+    assert "count" in note
+    again = scoring.score_run(run, ["brightness"])
+    assert again["costs"] == summary["costs"]
+    assert again["notes"].count(note) == 1
+
+
 # --- the command ---
 
 
@@ -292,6 +354,10 @@ def test_photographs_of_coco_are_scored_with_their_captions(shared, tmp_path, mo
         (["r", "--reference", "nowhere"], "no folder nowhere"),
         (["r", "--captions", "captions.tsv"], "knows its captions"),
         (["stripped"], "no images left"),
+        (["r", "--device", "quantum"], "unknown device 'quantum'"),
+        (["photographs", "--captions", "captions.tsv", "--caption", "shortest"], "first, longest, random"),
+        (["r", "--random-weights", "--metrics", "clip-tiny"], "leave out --random-weights"),
+        (["photographs", "--metrics", "clip:ViT-L-14/nobody"], "clip:MODEL/TAG"),
     ],
 )
 def test_a_mistake_gets_one_sentence_and_exit_code_2(run, photographs, tmp_path, monkeypatch, capfd, args, says):
@@ -322,3 +388,81 @@ def test_the_command_scores_the_latest_run_and_prints_json(run, tmp_path, monkey
     assert not exit_.value.code
     (found,) = json.loads(capsys.readouterr().out)
     assert row(found)["brightness"] == 11.0
+
+
+def command(monkeypatch, capfd, *args: str) -> str:
+    """What a command that succeeds prints, on both streams."""
+    monkeypatch.setattr(sys, "argv", ["lanternbench", *args])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    said = capfd.readouterr()
+    assert not exit_.value.code, said.err
+    return said.out + said.err
+
+
+def test_the_table_of_a_plain_folder_has_every_metric(photographs, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    names = ["--metrics", "clip-tiny,fid-tiny,precision-recall-tiny", "--reference", "photographs", "--captions"]
+    said = command(monkeypatch, capfd, "score", "photographs", *names, "captions.tsv")
+    lines = {line.split()[0]: line.split() for line in said.splitlines() if "↑" in line or "↓" in line}
+    assert {"CLIP-tiny", "FID-tiny", "Precision-tiny", "Recall-tiny"} <= set(lines)
+    assert lines["CLIP-tiny"][-1] == lines["FID-tiny"][-1] == "2"
+    assert "per 1,000 images" in said
+
+
+def test_random_weights_score_a_run_and_no_reader_can_mistake_it(run, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    options = ["--metrics", "clip", "--random-weights", "--device", "cpu", "--threads", "1"]
+    said = command(monkeypatch, capfd, "score", "r", *options)
+    assert RANDOM_NOTE in said
+    assert all(-1 < value < 1 for value in values(run, "clip-random"))
+    assert values(run, "clip") == [None] * 6
+    command(monkeypatch, capfd, "report", "r")
+    for name in ("table.md", "report.html"):
+        text = (run / "report" / name).read_text()
+        assert "CLIP-random" in text
+        assert "their values noise" in text
+
+
+def test_with_all_weights_absent_a_run_works_and_the_report_names_each_metric_and_its_command(
+    no_caches, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "EMBEDDED", tmp_path)
+    names = ["clip", "fid", "image-reward", "hpsv2", "aesthetic", "inception-score", "clip:ViT-L-14/openai"]
+    options = ["--method", "sjd", "-n", "1", "--no-baseline", "--device", "cpu", "--metrics", ",".join(names)]
+    said = command(monkeypatch, capfd, "run", *options)
+    (folder,) = (tmp_path / "results").iterdir()
+    (sample,) = results.read_samples(folder)
+    assert (folder / str(sample.image)).is_file()
+    assert set(sample.metrics.values()) == {None}
+    command(monkeypatch, capfd, "report")
+    table = (folder / "report" / "table.md").read_text()
+    for text in (said, table):
+        assert "lanternbench train tiny" in text
+        for name in (
+            "image-reward bert-vocabulary",
+            "hpsv2",
+            "aesthetic clip-l14",
+            "inception",
+            "clip:ViT-L-14/openai",
+        ):
+            assert f"get them: lanternbench fetch {name}" in text
+
+
+def test_a_finished_run_repeated_keeps_what_was_scored_afterwards(no_caches, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    options = ["--method", "sjd", "-n", "2", "--no-baseline", "--device", "cpu"]
+    command(monkeypatch, capfd, "run", *options)
+    (folder,) = (tmp_path / "results").iterdir()
+    command(monkeypatch, capfd, "score", "--metrics", "precision-recall", "--reference", str(folder / "images"))
+    scored = json.loads((folder / "summary.json").read_bytes())
+    assert scored["rows"][0]["precision-tiny"] == 1.0
+    assert {"clip-tiny", "fid-tiny", "precision-tiny"} <= set(scored["costs"])
+    command(monkeypatch, capfd, "run", *options)
+    again = json.loads((folder / "summary.json").read_bytes())
+    assert again["rows"][0]["precision-tiny"] == 1.0
+    assert again["costs"].keys() == scored["costs"].keys()
+    assert again["reference"] == scored["reference"]
+    assert scored["reference"]["images"] == 2
+    assert any("Real images: 2 in images" in note for note in again["notes"])

@@ -52,6 +52,7 @@ def run(
     simulate_acceptance: Simulate = None,
     prompts: Annotated[str, typer.Option(help="demo, coco2017[:FILE], parti[:FILE], or a text file.")] = "demo",
     num_prompts: NumPrompts = 8,
+    caption: Annotated[str, typer.Option(help="Which caption of a COCO image: first, longest, random.")] = "first",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Default: the target's.")] = None,
@@ -78,7 +79,7 @@ def run(
     spec |= {name: value for name, value in named.items() if value is not None}
     values = dict(
         name=f"run-{method}".replace("/", "-"), target=target, prompts=prompts, num_prompts=num_prompts or None,
-        seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
+        caption=caption, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
         metrics=[m for m in metrics.split(",") if m], baseline=baseline, methods=[spec],
         random_weights=random_weights, simulate_acceptance=simulate_acceptance,
     )  # fmt: skip

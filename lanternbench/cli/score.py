@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from lanternbench.cli.measure import Device, Threads, print_table
 
 
 def score(
@@ -21,6 +25,12 @@ def score(
     captions: Annotated[
         str | None, typer.Option(help="Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image.")
     ] = None,
+    caption: Annotated[str, typer.Option(help="Which caption of a COCO image: first, longest, random.")] = "first",
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Full-size networks without files: what it would take.")
+    ] = False,
+    device: Device = "auto",
+    threads: Threads = None,
     again: Annotated[bool, typer.Option("--again", help="Also score what is scored already.")] = False,
     results: Annotated[Path, typer.Option("--results", help="Folder of the run folders.")] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows and notes as JSON.")] = False,
@@ -31,12 +41,14 @@ def score(
     """
     from lanternbench import results as store
     from lanternbench import scoring
-    from lanternbench.cli.measure import print_table
+    from lanternbench.cli.device import choose
     from lanternbench.errors import UserError
+    from lanternbench.metrics.setup import Setup
 
     if reference is not None and not reference.is_dir():
         raise UserError(f"there is no folder {reference}: give the folder of real images to --reference.")
     names = [name for name in metrics.split(",") if name] if metrics is not None else None
+    setup = Setup(reference, choose(device, threads), random_weights)
     places = [_place(results, name) for name in runs] if runs else [store.latest(results)]
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     console, found = Console(stderr=True), []
@@ -50,16 +62,31 @@ def score(
             if (place / "run.json").is_file():
                 if captions is not None:
                     raise UserError(f"{place} is a run and knows its captions: leave --captions out.")
-                summary = scoring.score_run(place, names, reference, again=again, progress=progress)
+                summary = scoring.score_run(place, names, setup, again=again, progress=progress)
             else:
-                summary = scoring.score_folder(place, captions, names, reference, again=again, progress=progress)
+                summary = scoring.score_folder(
+                    place, captions, names, setup, again=again, caption=cast(Any, caption), progress=progress
+                )
             found.append({"run": str(place), **summary})
     if as_json:
         json.dump(found, sys.stdout, ensure_ascii=False, indent=2)
         print()
         return
     for one in found:
-        _show(one, console, print_table)
+        _show(one, console)
+
+
+def _print_metrics(row: dict[str, Any]) -> None:
+    """The row of a plain folder, a metric a line."""
+    from lanternbench.report.columns import metric_column, metric_keys
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for title, side in (("metric", "left"), (row["label"], "right"), ("95 %", "right"), ("images", "right")):
+        table.add_column(title, justify=cast(Any, side))
+    for column in map(metric_column, metric_keys([row])):
+        count = str(row.get(f"{column.key}_n", row["n"]))
+        table.add_row(column.title + column.arrow, column.value(row), column.bounds(row), count)
+    Console().print(table)
 
 
 def _place(results: Path, name: str) -> Path:
@@ -71,8 +98,11 @@ def _place(results: Path, name: str) -> Path:
     return store.find(results, [name])[0]
 
 
-def _show(found: dict[str, Any], console: Console, print_table: Any) -> None:
-    print_table(found["rows"])
+def _show(found: dict[str, Any], console: Console) -> None:
+    if "method" in found["rows"][0]:
+        print_table(found["rows"])
+    else:
+        _print_metrics(found["rows"][0])
     for note in found["notes"]:
         # not broken into lines: a note may hold a command to copy
         console.print(f"· {note}", style="dim", highlight=False, markup=False, soft_wrap=True)

@@ -1,15 +1,15 @@
 """CLIP score: the cosine of an image's and its caption's embeddings, by CLIP-tiny or by the papers' CLIP ViT-B/32.
 
 The papers print the plain cosine (0.32, say), and so does this; torchmetrics' ``CLIPScore`` is 100 times that, clipped
-below at 0.  Values of different backbones are not comparable, so they have different names: "clip-tiny" and "clip".
+below at 0.  Values of different backbones are not comparable, so they have different names: "clip-tiny", "clip", and
+"clip:MODEL/TAG" for any other model of open_clip.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import files
-
-BATCH = 64
+from lanternbench.metrics.judge import Judge, PerImage
+from lanternbench.metrics.setup import Setup, seeded
 
 
 class Encoder(NamedTuple):
@@ -30,44 +30,21 @@ class Encoder(NamedTuple):
     model: Any  # open_clip's CLIP, in evaluation mode
     prepare: Callable[[list[Image.Image]], Tensor]  # -> [B, 3, H, W]
     tokenize: Callable[[list[str]], Tensor]  # -> [B, context]
+    device: str = "cpu"
 
     @torch.inference_mode()
     def images(self, images: list[Image.Image]) -> Tensor:
         """-> unit embeddings [B, D]."""
-        blocks = (self.prepare(images[i : i + BATCH]) for i in range(0, len(images), BATCH))
-        return torch.cat([F.normalize(self.model.encode_image(b), dim=-1) for b in blocks])
+        return F.normalize(self.model.encode_image(self.prepare(images).to(self.device)), dim=-1)
 
     @torch.inference_mode()
     def captions(self, captions: list[str]) -> Tensor:
         """-> unit embeddings [B, D]."""
-        ids = self.tokenize(captions)
-        return torch.cat([F.normalize(self.model.encode_text(b), dim=-1) for b in ids.split(BATCH)])
+        return F.normalize(self.model.encode_text(self.tokenize(captions).to(self.device)), dim=-1)
 
-
-class ClipScore:
-    """A per-image scorer; the model is loaded on first use."""
-
-    def __init__(self, name: str, needs: str, missing: Callable[[], str | None], load: Callable[[], Encoder]):
-        self.name = name
-        self.needs: tuple[str, ...] = (needs,)
-        self._missing, self._load = missing, load
-
-    def available(self) -> str | None:
-        """None, or one sentence: what is missing and the command that gets it."""
-        return self._missing()
-
-    @cached_property
-    def encoder(self) -> Encoder:
-        return self._load()
-
-    def score(self, images: list[Image.Image], captions: list[str]) -> list[float | None]:
-        """Cosine per image, −1…1, higher is better; None for each when the weights are missing."""
-        if len(images) != len(captions):
-            raise ValueError(f"{len(images)} images but {len(captions)} captions")
-        if not images or self.available():
-            return [None] * len(images)
-        cosines = (self.encoder.images(images) * self.encoder.captions(captions)).sum(-1).tolist()
-        return [c if math.isfinite(c) else None for c in cosines]
+    def judge(self) -> Judge:
+        """The cosine of image and caption, −1…1."""
+        return lambda images, captions: (self.images(images) * self.captions(captions)).sum(-1)
 
 
 @cache
@@ -84,26 +61,30 @@ def openai_pixels() -> Callable[[Image.Image], Tensor]:
     return image_transform_v2(PreprocessCfg(), is_train=False)
 
 
-def openai_clip(path: Path, weights: files.Weights, config: str) -> Encoder:
+def openai_clip(path: Path | None, weights: files.Weights, config: str, device: str = "cpu") -> Encoder:
     """OpenAI's CLIP through open_clip (``config``), from its official archive or open_clip's own safetensors.
 
-    Raises UserError when the file is another.
+    Without a path its weights are random.  Raises UserError when the file is another.
     """
     import open_clip
 
-    if path.suffix != ".safetensors":
-        state = _archive(path, weights)
-    else:
-        state = files.tensors(path, weights.title)
     # not through ``create_model(pretrained=…)``: that may go online when it cannot use what it finds
-    model = open_clip.CLIP(**open_clip.get_model_config(config))
+    with seeded():
+        model = open_clip.CLIP(**open_clip.get_model_config(config))
+    if path is not None:
+        state = files.tensors(path, weights.title) if path.suffix == ".safetensors" else _archive(path, weights)
+        filled(model, state, path, weights)
+    pixels = openai_pixels()
+    tokenizer = open_clip.get_tokenizer(config)
+    return Encoder(model.eval().to(device), lambda images: torch.stack([pixels(i) for i in images]), tokenizer, device)
+
+
+def filled(model: Any, state: dict[str, Tensor], path: Path, weights: files.Weights) -> None:
+    """Put a state dict into a model.  Raises UserError when the file is another."""
     try:
         model.load_state_dict({k: state[k].float() for k in model.state_dict()})
     except (RuntimeError, KeyError) as error:
         raise files.wrong_file(path, weights.title, error) from None
-    pixels = openai_pixels()
-    tokenizer = open_clip.get_tokenizer(config)
-    return Encoder(model.eval(), lambda images: torch.stack([pixels(i) for i in images]), tokenizer)
 
 
 def _archive(path: Path, weights: files.Weights) -> dict[str, Tensor]:
@@ -117,26 +98,72 @@ def _archive(path: Path, weights: files.Weights) -> dict[str, Tensor]:
         raise files.wrong_file(path, weights.title, error) from None
 
 
-def clip_tiny_score() -> ClipScore:
+def clip_tiny_score() -> PerImage:
     """ "clip-tiny": the embedded CLIP, trained on this package's own scenes."""
     file = "clip.safetensors"
-    return ClipScore("clip-tiny", file, lambda: files.embedded_missing(file, "CLIP-tiny"), _tiny)
+    return PerImage("clip-tiny", (file,), lambda: files.embedded_missing(file, "CLIP-tiny"), lambda: _tiny().judge())
 
 
-def clip_score(path: Path | None = None) -> ClipScore:
+def clip_score(setup: Setup | None = None, path: Path | None = None) -> PerImage:
     """ "clip": OpenAI's ViT-B/32, from ``path`` or wherever it already lies on this machine."""
-    weights = files.CLIP_VIT_B32
+    setup, weights = setup or Setup(), files.CLIP_VIT_B32
 
-    def load() -> Encoder:
-        found = path or weights.find()
-        if found is None:
-            raise UserError(f"{weights.title} cannot score: {weights.missing()}.")
-        return openai_clip(found, weights, "ViT-B-32-quickgelu")
+    def load() -> Judge:
+        return openai_clip(setup.find(weights, path), weights, "ViT-B-32-quickgelu", setup.device).judge()
 
-    def missing() -> str | None:
-        return None if path and path.is_file() else weights.missing()
+    return PerImage(f"clip{setup.mark}", (weights.file,), lambda: setup.missing({weights: path}), load)
 
-    return ClipScore("clip", weights.file, missing, load)
+
+def open_clip_weights(name: str) -> files.Weights:
+    """Where open_clip has the weights of "clip:MODEL/TAG".  Raises UserError for a name that it does not have."""
+    import open_clip
+    from open_clip.pretrained import get_pretrained_cfg
+
+    model, _, tag = name.removeprefix("clip:").partition("/")
+    about = get_pretrained_cfg(model, tag)
+    if not about:
+        known = ", ".join(open_clip.list_pretrained_tags_by_model(model)[:4])
+        raise UserError(
+            f"open_clip has no weights {tag or '(none named)'} of a model {model}: write clip:MODEL/TAG, for example "
+            f"clip:{f'{model}/ with one of {known}' if known else 'ViT-L-14/openai'}."
+        )
+    owner, repo, file = [*about["hf_hub"].strip("/").split("/"), "", "", ""][:3]
+    hub = (f"{owner}/{repo}", file or "open_clip_model.safetensors") if owner else None
+    url = "https://huggingface.co/{}/resolve/main/{}".format(*hub) if hub else about["url"]
+    local = f"clip/{model}-{tag}{Path(url).suffix}"
+    return files.Weights(name, f"open_clip's {model} ({tag})", local, url, "", hub=hub)
+
+
+def open_clip_score(name: str, setup: Setup | None = None) -> PerImage:
+    """ "clip:MODEL/TAG": any model of open_clip with its own preparation of images.  Raises UserError for no such."""
+    setup, weights = setup or Setup(), open_clip_weights(name)
+    model, _, tag = name.removeprefix("clip:").partition("/")
+
+    def load() -> Judge:
+        return _open_clip(setup.find(weights), weights, model, tag, setup.device).judge()
+
+    return PerImage(f"{name}{setup.mark}", (weights.file,), lambda: setup.missing({weights: None}), load)
+
+
+def _open_clip(path: Path | None, weights: files.Weights, model: str, tag: str, device: str) -> Encoder:
+    import open_clip
+    from open_clip.pretrained import get_pretrained_cfg
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+
+    about = get_pretrained_cfg(model, tag)
+    try:
+        with seeded():
+            net = open_clip.create_model(model, pretrained_text=False, force_quick_gelu=bool(about.get("quick_gelu")))
+        tokenizer = open_clip.get_tokenizer(model)
+    except OSError as error:  # a text tower whose description lies on the hub
+        raise UserError(
+            f"{weights.title} needs files from the hub ({str(error).splitlines()[0]}): go online."
+        ) from None
+    if path is not None:
+        filled(net, files.tensors(path, weights.title), path, weights)
+    wanted = {k: v for k, v in about.items() if k in ("mean", "std", "interpolation", "resize_mode")}
+    pixels = image_transform_v2(PreprocessCfg(size=net.visual.image_size, **wanted), is_train=False)
+    return Encoder(net.eval().to(device), lambda images: torch.stack([pixels(i) for i in images]), tokenizer, device)
 
 
 def retrieval(images: list[Image.Image], captions: list[str]) -> float:
@@ -147,8 +174,8 @@ def retrieval(images: list[Image.Image], captions: list[str]) -> float:
     """
     if len(images) != len(captions) or not images:
         raise ValueError(f"retrieval needs one caption per image; {len(images)} images, {len(captions)} captions")
-    scorer = clip_tiny_score()
-    if reason := scorer.available():
+    if reason := clip_tiny_score().available():
         raise UserError(f"Retrieval cannot be computed: {reason}.")
-    best = (scorer.encoder.images(images) @ scorer.encoder.captions(captions).T).argmax(1).tolist()
+    encoder = _tiny()
+    best = (encoder.images(images) @ encoder.captions(captions).T).argmax(1).tolist()
     return sum(captions[b] == own for b, own in zip(best, captions, strict=True)) / len(images)

@@ -13,35 +13,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lanternbench.metrics.fid import Fid, SetScore, Statistics, features
+from lanternbench.metrics.features import features
+from lanternbench.metrics.fid import Fid, SetScore, Statistics, frechet, moments, root
 
 POINTS = 15  # as in the paper
 PER_FEATURE = 2  # images per feature in the smallest subset: below, FID is far from linear in 1/N
 
 
-def moments(stats: Statistics) -> tuple[Tensor, Tensor]:
-    """Mean [D] and unbiased covariance [D, D]."""
-    mean = stats.total / stats.count
-    return mean, (stats.products - stats.count * torch.outer(mean, mean)) / (stats.count - 1)
-
-
-def frechet(mean: Tensor, cov: Tensor, other_mean: Tensor, other_root: Tensor) -> float:
-    """|μ₁ − μ₂|² + tr Σ₁ + tr Σ₂ − 2 tr (Σ₁Σ₂)^½ of two Gaussians, the second given by the root of its covariance.
-
-    (Σ₁Σ₂)^½ has the trace of (Σ₂^½ Σ₁ Σ₂^½)^½, which is symmetric: its eigenvalues are real and quickly found.
-    """
-    middle = torch.linalg.eigvalsh(other_root @ cov @ other_root).clamp(min=0).sqrt().sum()
-    return float((mean - other_mean).square().sum() + cov.trace() + other_root.square().sum() - 2 * middle)
-
-
-def root(cov: Tensor) -> Tensor:
-    """The symmetric square root of a covariance [D, D]."""
-    values, vectors = torch.linalg.eigh(cov)
-    return vectors * values.clamp(min=0).sqrt() @ vectors.T
+def least(width: int) -> int:
+    """Fewest images for features of this width."""
+    return 2 * PER_FEATURE * width
 
 
 def extrapolated(found: Tensor, reference: Statistics, seed: int = 0, points: int = POINTS) -> float | None:
-    """FID∞ of features [N, D], float64, against the reference; None under 4·D images."""
+    """FID∞ of features [N, D], float64, against the reference; None under ``least(D)`` images."""
     count, width = found.shape
     smallest = max(PER_FEATURE * width, count // 10)
     if count < 2 * smallest:
@@ -68,15 +53,19 @@ class FidInfinity:
         """None, or one sentence: what is missing and the command that gets it."""
         return self._fid.available()
 
+    def prepare(self) -> None:
+        """Load the net and the real images' statistics now, so that a clock may start afterwards."""
+        self._fid.prepare()
+
     def score_set(self, images: Iterable[Image.Image]) -> SetScore:
         """FID∞ of the images; without a value where there are too few of them."""
         if reason := self.available():
             return SetScore(None, 0, reason)
         measure = self._fid.measure
-        found = features(measure.metric, measure.prepare, images)
+        found = features(measure.net, images)
         count, width = len(found), len(measure.reference.total)
         if not bool(found.isfinite().all()):
             return SetScore(None, count, "FID∞ is undefined for these images: their features are not finite")
         value = extrapolated(found, measure.reference) if count else None
-        few = f"FID∞ needs at least {2 * PER_FEATURE * width} images; there are {count}"
+        few = f"FID∞ needs at least {least(width)} images; there are {count}"
         return SetScore(value, count, few if value is None else None)

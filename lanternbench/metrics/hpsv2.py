@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from lanternbench.errors import UserError
 from lanternbench.metrics import files
-from lanternbench.metrics.clip import ClipScore, Encoder
+from lanternbench.metrics.clip import Encoder, filled
+from lanternbench.metrics.judge import Judge, PerImage
+from lanternbench.metrics.setup import Setup, seeded
 
 SIZE = 224
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -40,27 +41,32 @@ def letterbox(image: Image.Image, size: int = SIZE) -> Tensor:
     return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
-def load(path: Path, weights: files.Weights, config: dict[str, Any] | None = None) -> Encoder:
-    """The official checkpoint in open_clip's ViT-H/14.  Raises UserError when the file is another."""
+def load(
+    path: Path | None, weights: files.Weights, config: dict[str, Any] | None = None, device: str = "cpu"
+) -> Encoder:
+    """The official checkpoint in open_clip's ViT-H/14; random weights without one.
+
+    Raises UserError when the file is another.
+    """
     import open_clip
 
-    state = files.tensors(path, weights.title)
-    model = open_clip.CLIP(**(config or open_clip.get_model_config("ViT-H-14")))
-    try:
-        model.load_state_dict({k: state[k].float() for k in model.state_dict()})
-    except (RuntimeError, KeyError) as error:
-        raise files.wrong_file(path, weights.title, error) from None
+    with seeded():
+        model = open_clip.CLIP(**(config or open_clip.get_model_config("ViT-H-14")))
+    if path is not None:
+        filled(model, files.tensors(path, weights.title), path, weights)
     tokenizer = open_clip.get_tokenizer("ViT-H-14")
-    return Encoder(model.eval(), lambda images: torch.stack([letterbox(i) for i in images]), tokenizer)
+    return Encoder(
+        model.eval().to(device), lambda images: torch.stack([letterbox(i) for i in images]), tokenizer, device
+    )
 
 
-def hpsv2_score(weights: files.Weights = files.HPS_V2, path: Path | None = None) -> ClipScore:
+def hpsv2_score(
+    setup: Setup | None = None, weights: files.Weights = files.HPS_V2, path: Path | None = None
+) -> PerImage:
     """ "hpsv2" or "hpsv2.1", by ``weights``: a cosine, about 0.2…0.35; from ``path`` or a file found here."""
+    setup = setup or Setup()
 
-    def ready() -> Encoder:
-        found = path or weights.find()
-        if found is None:
-            raise UserError(f"{weights.title} cannot score: {weights.missing()}.")
-        return load(found, weights)
+    def ready() -> Judge:
+        return load(setup.find(weights, path), weights, device=setup.device).judge()
 
-    return ClipScore(weights.name, weights.file, lambda: None if path else weights.missing(), ready)
+    return PerImage(f"{weights.name}{setup.mark}", (weights.file,), lambda: setup.missing({weights: path}), ready)

@@ -17,14 +17,15 @@ from torch import Tensor, nn
 from transformers import BertTokenizer, BlipTextConfig, BlipVisionConfig, BlipVisionModel
 from transformers.models.blip.modeling_blip_text import BlipTextModel
 
-from lanternbench.errors import UserError
 from lanternbench.metrics import clip, files
 from lanternbench.metrics.judge import Judge, PerImage, linear_head
+from lanternbench.metrics.setup import Setup, seeded
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw reward over the authors' data: makes it a z-score
 CAPTION = 35  # tokens; longer captions are cut
 VISION = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
 TEXT = {"vocab_size": 30524, "num_attention_heads": 12, "encoder_hidden_size": VISION["hidden_size"]}
+MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _RENAMED = [  # official -> transformers
     (r"^blip\.visual_encoder\.cls_token$", "vision.embeddings.class_embedding"),
     (r"^blip\.visual_encoder\.pos_embed$", "vision.embeddings.position_embedding"),
@@ -84,39 +85,56 @@ def tokenize(made: BertTokenizer, captions: list[str]) -> tuple[Tensor, Tensor]:
     return read["input_ids"], read["attention_mask"]
 
 
-def load(path: Path, vocabulary: Path) -> Judge:
-    """The official weights and BERT's vocab.txt as a judge.  Raises UserError when a file is not what it should be."""
+def load(path: Path, vocabulary: Path) -> tuple[RewardModel, BertTokenizer]:
+    """The official weights and BERT's vocab.txt.  Raises UserError when a file is not what it should be."""
     try:
         words = vocabulary.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise files.wrong_file(vocabulary, "BERT vocabulary", error) from None
-    if len(words) + 2 != TEXT["vocab_size"] or not {"[PAD]", "[UNK]", "[CLS]", "[SEP]"} <= set(words):
+    if len(words) + 2 != TEXT["vocab_size"] or not set(MARKS) <= set(words):
         lines = f"it has {len(words)} lines, not {TEXT['vocab_size'] - 2} with BERT's marks"
         raise files.wrong_file(vocabulary, "BERT vocabulary", ValueError(lines))
     state = from_official(files.tensors(path, "ImageReward"))
-    model, made = RewardModel(), tokenizer(words)
+    model = RewardModel()
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise files.wrong_file(path, "ImageReward", error) from None
-    model.eval().requires_grad_(False)
+    return model, tokenizer(words)
+
+
+def untrained() -> tuple[RewardModel, BertTokenizer]:
+    """Random weights, and a vocabulary of single signs in place of BERT's words."""
+    signs = [chr(n) for n in range(33, 33 + (TEXT["vocab_size"] - 2 - len(MARKS)) // 2)]
+    words = [*MARKS, *signs, *(f"##{sign}" for sign in signs)]
+    with seeded():
+        return RewardModel(), tokenizer(words)
+
+
+def judge(model: RewardModel, words: BertTokenizer, device: str = "cpu") -> Judge:
+    """Images and captions -> rewards."""
+    model.eval().requires_grad_(False).to(device)
     pixels = clip.openai_pixels()
 
-    def judge(images: list[Image.Image], captions: list[str]) -> Tensor:
-        return model(torch.stack([pixels(i) for i in images]), *tokenize(made, captions))
+    def values(images: list[Image.Image], captions: list[str]) -> Tensor:
+        ids, mask = tokenize(words, captions)
+        return model(torch.stack([pixels(i) for i in images]).to(device), ids.to(device), mask.to(device))
 
-    return judge
+    return values
 
 
-def image_reward_score(path: Path | None = None, vocabulary: Path | None = None) -> PerImage:
+def image_reward_score(
+    setup: Setup | None = None, path: Path | None = None, vocabulary: Path | None = None
+) -> PerImage:
     """ "image-reward": a z-score, about −2…2; files from ``path`` and ``vocabulary``, or found on this machine."""
-    needed = [w for w, given in ((files.IMAGE_REWARD, path), (files.BERT_VOCABULARY, vocabulary)) if given is None]
+    setup = setup or Setup()
+    weights, words = files.IMAGE_REWARD, files.BERT_VOCABULARY
 
     def ready() -> Judge:
-        weights, words = path or files.IMAGE_REWARD.find(), vocabulary or files.BERT_VOCABULARY.find()
-        if weights is None or words is None:
-            raise UserError(f"ImageReward cannot score: {files.missing(*needed)}.")
-        return load(weights, words)
+        here, listed = setup.find(weights, path), setup.find(words, vocabulary)
+        return judge(*(load(here, listed) if here and listed else untrained()), setup.device)
 
-    needs = (files.IMAGE_REWARD.file, files.BERT_VOCABULARY.file)
-    return PerImage("image-reward", needs, lambda: files.missing(*needed), ready)
+    def missing() -> str | None:
+        return setup.missing({weights: path, words: vocabulary})
+
+    return PerImage(f"image-reward{setup.mark}", (weights.file, words.file), missing, ready)

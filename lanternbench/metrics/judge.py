@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-BATCH = 16
+BATCH = 32  # images that go through a network together at most
 Judge = Callable[[list[Image.Image], list[str]], Tensor]  # images, captions -> values [B]
 
 
@@ -36,6 +36,10 @@ class PerImage:
     @cached_property
     def judge(self) -> Judge:
         return self._load()
+
+    def prepare(self) -> None:
+        """Load the network now, so that a clock may start afterwards."""
+        self.judge  # noqa: B018
 
     @torch.inference_mode()
     def score(self, images: list[Image.Image], captions: list[str]) -> list[float | None]:

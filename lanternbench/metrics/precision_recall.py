@@ -7,18 +7,18 @@ varied).  The features are those of the FID net.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
 import torch
 from PIL import Image
 from torch import Tensor
-from torchmetrics.image.fid import FrechetInceptionDistance
 
-from lanternbench.errors import UserError
 from lanternbench.metrics import files, reference
-from lanternbench.metrics.fid import ENOUGH, Prepare, SetScore, features, inception, plain_image, tiny_image
+from lanternbench.metrics.features import ImageFiles, Net, features
+from lanternbench.metrics.fid import ENOUGH, SetScore, inception_net, tiny_net
+from lanternbench.metrics.setup import Setup
 
 K = 3
 CHUNK = 1024  # rows of the distance matrix held at a time
@@ -43,73 +43,60 @@ def precision_recall(real: Tensor, made: Tensor, k: int = K) -> tuple[float, flo
 
 
 class PrecisionRecall:
-    """A set scorer with two columns, "precision" and "recall" (and "-tiny"); net and reference load on first use."""
+    """A set scorer with two columns, "precision" and "recall" (and a mark); net and reference load on first use."""
 
     def __init__(
         self,
-        suffix: str,
+        mark: str,
         needs: tuple[str, ...],
         missing: Callable[[], str | None],
-        net: Callable[[], tuple[FrechetInceptionDistance, Prepare]],
+        net: Callable[[], Net],
         real: Path | None,
-        settings: str,
     ):
-        self.name, self.needs, self._suffix, self._settings = f"precision{suffix}", needs, suffix, settings
-        self._missing, self._net, self._folder = missing, cache(net), real
+        self.name, self.needs, self._mark = f"precision{mark}", needs, mark
+        self._missing, self._net, self._folder, self._real = missing, cache(net), real, cache(self._reference)
 
     def available(self) -> str | None:
         """None, or one sentence: what is missing and the command that gets it."""
         return self._missing() or reference.missing("precision and recall", self._folder)
 
-    def _features(self, images: Iterable[Image.Image]) -> Tensor:
-        return features(*self._net(), images)
-
-    def _real(self) -> Tensor:
+    def _reference(self) -> Tensor:
         assert self._folder is not None  # else it is not available
+        return features(self._net(), ImageFiles(reference.images_in(self._folder), strict=True))
 
-        def make(images: Iterator[Image.Image]) -> dict[str, Tensor]:
-            return {"features": self._features(images)}
-
-        return reference.kept("features", self._folder, self._settings, make)["features"]
+    def prepare(self) -> None:
+        """Load the net and the real images' features now, so that a clock may start afterwards."""
+        self._real()
 
     def score_set(self, images: Iterable[Image.Image]) -> SetScore:
         """Precision, and recall beside it; both None when files are missing or images are too few."""
-        recall = f"recall{self._suffix}"
+        recall = f"recall{self._mark}"
         if reason := self.available():
             return SetScore(None, 0, reason, {recall: None})
-        made, real = self._features(images), self._real()
+        made = features(self._net(), images)
         if len(made) < 2:
             few = f"precision and recall need at least 2 images; there are {len(made)}"
             return SetScore(None, len(made), few, {recall: None})
-        precise, recalled = precision_recall(real, made)
+        precise, recalled = precision_recall(self._real(), made)
         few = f"precision and recall over {len(made)} images (fewer than {ENOUGH}) compare only at equal numbers"
         return SetScore(precise, len(made), few if len(made) < ENOUGH else None, {recall: recalled})
 
 
-def precision_recall_tiny_score(real: Path | None = None) -> PrecisionRecall:
-    """ "precision-tiny" and "recall-tiny": features of the embedded net, against the images in folder ``real``."""
-
-    def net() -> tuple[FrechetInceptionDistance, Prepare]:
-        from lanternbench.models import fid_tiny
-
-        return FrechetInceptionDistance(feature=fid_tiny.load(files.embedded("fid.safetensors"))[0]), tiny_image
-
-    def missing() -> str | None:
-        return files.embedded_missing("fid.safetensors", "FID net")
-
-    needs = ("fid.safetensors", "a folder of real images")
-    return PrecisionRecall("-tiny", needs, missing, net, real, files.stamp(files.embedded("fid.safetensors")))
+def precision_recall_tiny_score(setup: Setup | None = None) -> PrecisionRecall:
+    """ "precision-tiny" and "recall-tiny": features of the embedded net, against the setup's real images."""
+    file = "fid.safetensors"
+    needs, real = (file, "a folder of real images"), (setup or Setup()).reference
+    return PrecisionRecall("-tiny", needs, lambda: files.embedded_missing(file, "FID net"), lambda: tiny_net()[0], real)
 
 
-def precision_recall_score(real: Path | None = None, path: Path | None = None) -> PrecisionRecall:
-    """ "precision" and "recall": Inception-V3 2048, against the images in ``real``; weights from ``path`` or found."""
-    weights = files.INCEPTION
-
-    def net() -> tuple[FrechetInceptionDistance, Prepare]:
-        found = path or weights.find()
-        if found is None:
-            raise UserError(f"precision and recall cannot be computed: {weights.missing()}.")
-        return inception(found), plain_image
-
-    needs = (weights.file, "a folder of real images")
-    return PrecisionRecall("", needs, lambda: None if path else weights.missing(), net, real, weights.file)
+def precision_recall_score(setup: Setup | None = None, path: Path | None = None) -> PrecisionRecall:
+    """ "precision" and "recall": Inception-V3 2048, against the setup's real images; weights from ``path`` or found."""
+    setup = setup or Setup()
+    needs = (files.INCEPTION.file, "a folder of real images")
+    return PrecisionRecall(
+        setup.mark,
+        needs,
+        lambda: setup.missing({files.INCEPTION: path}),
+        lambda: inception_net(setup, path),
+        setup.reference,
+    )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lanternbench.errors import UserError
 from lanternbench.metrics import files
-from lanternbench.metrics.images import read_image
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 
@@ -30,28 +30,45 @@ def missing(what: str, folder: Path | None) -> str | None:
     return f"{what} compares with real images and {where}; give one: lanternbench score --reference FOLDER"
 
 
-def fingerprint(folder: Path, settings: str) -> str:
-    """SHA-256 (hex) over the settings and the name, size and time of every image file."""
-    lines = "\n".join([settings, str(folder.resolve()), *map(files.stamp, images_in(folder))])
+def described(folder: Path | None) -> dict[str, str | int] | None:
+    """What results say of the real images: the folder's name, how many, and SHA-256 over their names and sizes."""
+    if folder is None:
+        return None
+    paths = images_in(folder)
+    lines = "\n".join(f"{path.name} {path.stat().st_size}" for path in paths)
+    digest = hashlib.sha256(lines.encode("utf-8", "replace")).hexdigest()
+    return {"folder": folder.resolve().name, "images": len(paths), "hash": digest}
+
+
+def fingerprint(paths: Sequence[Path], settings: str) -> str:
+    """SHA-256 (hex) over the settings and the folder, name, size and time of every file."""
+    lines = "\n".join([settings, *(f"{path.parent.resolve()} {files.stamp(path)}" for path in paths)])
     return hashlib.sha256(lines.encode("utf-8", "replace")).hexdigest()
 
 
 def kept(
-    kind: str, folder: Path, settings: str, make: Callable[[Iterator[Image.Image]], dict[str, Tensor]]
+    kind: str,
+    paths: Sequence[Path],
+    settings: str,
+    make: Callable[[], dict[str, Tensor]],
+    whole: Callable[[dict[str, Tensor]], bool] = lambda found: True,
 ) -> dict[str, Tensor]:
-    """What ``make`` computes from the folder's images: from the cache when it was computed before, else stored there.
+    """What ``make`` computes from the image files: from the cache when it was computed before, else stored there.
 
-    ``kind`` starts the file's name; ``settings`` names all that the result depends on beside the images.
-    Raises UserError when an image cannot be read.
+    ``kind`` is a folder of the cache; ``settings`` names all that the result depends on beside the images; what is not
+    ``whole`` is made again.  Raises UserError when the disk is full or not writable.
     """
-    digest = fingerprint(folder, f"{kind} {settings}")
-    path = files.cache_dir() / f"{kind}-{digest[:16]}.safetensors"
+    digest = fingerprint(paths, f"{kind} {settings}")
+    path = files.cache_dir() / kind / f"{digest[:16]}.safetensors"
+    with suppress(OSError, SafetensorError, KeyError):  # absent, or damaged: made again
+        if whole(found := load_file(path)):
+            return found
+    result = make()
     try:
-        return load_file(path)
-    except (OSError, SafetensorError):  # absent, or damaged: made again
-        result = make(map(read_image, images_in(folder)))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    save_file(result, part, {"settings": settings, "fingerprint": digest})
-    part.replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        save_file(result, part, {"settings": settings, "fingerprint": digest})
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write {path} ({error}): make room there, or set LANTERNBENCH_HOME.") from None
     return result

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from PIL import Image
 
 from lanternbench.errors import UserError
+from lanternbench.metrics.setup import Setup
 
 Evaluators = Literal["tiny", "full"]
 
@@ -43,7 +44,7 @@ class SetScorer(Protocol):
 
 
 AnyScorer = Scorer | SetScorer
-Factory = Callable[[Path | None], AnyScorer]  # takes the folder of real images, where one was given
+Factory = Callable[[Setup], AnyScorer]
 _REGISTRY: dict[str, Factory] = {}
 _EXTRA: set[str] = set()
 # what stands in for a paper's backbone on the tiny target
@@ -68,106 +69,117 @@ def names() -> list[str]:
 
 
 def scorers_for(
-    wanted: Iterable[str] | None = None, evaluators: Evaluators = "tiny", reference: Path | None = None
+    wanted: Iterable[str] | None = None, evaluators: Evaluators = "tiny", setup: Setup | None = None
 ) -> list[AnyScorer]:
     """The scorers of a run, in the order asked for, each once; without names, all that suit ``evaluators``.
 
     On "tiny", "clip" and "fid" mean the embedded CLIP and FID, whose columns are named "clip-tiny" and "fid-tiny";
-    ``reference`` is the folder of real images for "fid" and "precision-recall".  Nothing is loaded or downloaded here:
-    ask ``available()``.
-    Raises UserError for a name that no metric has.
+    with random weights they mean the papers'.  "clip:MODEL/TAG" is any model of open_clip.  Nothing is loaded or
+    downloaded here: ask ``available()``.
+    Raises UserError for a name that no metric has, and for trained evaluators where random ones are asked for.
     """
+    setup = setup or Setup()
+    tiny = evaluators == "tiny" and not setup.random
     if wanted is None:
-        chosen = [n for n in _REGISTRY if n not in _EXTRA and n.endswith("-tiny") == (evaluators == "tiny")]
+        chosen = [n for n in _REGISTRY if n not in _EXTRA and n.endswith("-tiny") == tiny]
     else:
-        chosen = [EMBEDDED.get(n, n) if evaluators == "tiny" else n for n in wanted]
-    for name in chosen:
-        if name not in _REGISTRY:
-            close = difflib.get_close_matches(name, _REGISTRY, 1)
-            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(_REGISTRY)}."
-            raise UserError(f"There is no metric named {name}; {hint}")
-    return [_REGISTRY[name](reference) for name in dict.fromkeys(chosen)]
+        chosen = [EMBEDDED.get(n, n) if tiny else n for n in wanted]
+    return [_scorer(name, setup) for name in dict.fromkeys(chosen)]
 
 
-def _clip_tiny(reference: Path | None) -> AnyScorer:
+def _scorer(name: str, setup: Setup) -> AnyScorer:
+    if name.startswith("clip:"):
+        from lanternbench.metrics.clip import open_clip_score
+
+        return open_clip_score(name, setup)
+    if name not in _REGISTRY:
+        close = difflib.get_close_matches(name, _REGISTRY, 1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(_REGISTRY)}, clip:MODEL/TAG."
+        raise UserError(f"There is no metric named {name}; {hint}")
+    if setup.random and name.endswith("-tiny"):
+        raise UserError(f"{name} comes with trained weights: leave out --random-weights")
+    return _REGISTRY[name](setup)
+
+
+def _clip_tiny(setup: Setup) -> AnyScorer:
     from lanternbench.metrics.clip import clip_tiny_score
 
     return clip_tiny_score()
 
 
-def _fid_tiny(reference: Path | None) -> AnyScorer:
+def _fid_tiny(setup: Setup) -> AnyScorer:
     from lanternbench.metrics.fid import fid_tiny_score
 
     return fid_tiny_score()
 
 
-def _clip(reference: Path | None) -> AnyScorer:
+def _clip(setup: Setup) -> AnyScorer:
     from lanternbench.metrics.clip import clip_score
 
-    return clip_score()
+    return clip_score(setup)
 
 
-def _fid(reference: Path | None) -> AnyScorer:
+def _fid(setup: Setup, resize: str = "") -> AnyScorer:
     from lanternbench.metrics.fid import fid_score
 
-    return fid_score(reference)
+    return fid_score(setup, resize=resize)
 
 
-def _fid_inf_tiny(reference: Path | None) -> AnyScorer:
+def _fid_inf_tiny(setup: Setup) -> AnyScorer:
     from lanternbench.metrics.fid import fid_tiny_score
     from lanternbench.metrics.fid_infinity import FidInfinity
 
     return FidInfinity(fid_tiny_score())
 
 
-def _fid_inf(reference: Path | None) -> AnyScorer:
+def _fid_inf(setup: Setup) -> AnyScorer:
     from lanternbench.metrics.fid import fid_score
     from lanternbench.metrics.fid_infinity import FidInfinity
 
-    return FidInfinity(fid_score(reference))
+    return FidInfinity(fid_score(setup))
 
 
-def _precision_recall_tiny(reference: Path | None) -> AnyScorer:
+def _precision_recall_tiny(setup: Setup) -> AnyScorer:
     from lanternbench.metrics.precision_recall import precision_recall_tiny_score
 
-    return precision_recall_tiny_score(reference)
+    return precision_recall_tiny_score(setup)
 
 
-def _precision_recall(reference: Path | None) -> AnyScorer:
+def _precision_recall(setup: Setup) -> AnyScorer:
     from lanternbench.metrics.precision_recall import precision_recall_score
 
-    return precision_recall_score(reference)
+    return precision_recall_score(setup)
 
 
-def _inception_score(reference: Path | None) -> AnyScorer:
+def _inception_score(setup: Setup) -> AnyScorer:
     from lanternbench.metrics.inception_score import inception_score
 
-    return inception_score()
+    return inception_score(setup)
 
 
-def _image_reward(reference: Path | None) -> AnyScorer:
+def _image_reward(setup: Setup) -> AnyScorer:
     from lanternbench.metrics.image_reward import image_reward_score
 
-    return image_reward_score()
+    return image_reward_score(setup)
 
 
-def _hpsv2(reference: Path | None) -> AnyScorer:
+def _hpsv2(setup: Setup) -> AnyScorer:
     from lanternbench.metrics.hpsv2 import hpsv2_score
 
-    return hpsv2_score()
+    return hpsv2_score(setup)
 
 
-def _hpsv21(reference: Path | None) -> AnyScorer:
+def _hpsv21(setup: Setup) -> AnyScorer:
     from lanternbench.metrics import files
     from lanternbench.metrics.hpsv2 import hpsv2_score
 
-    return hpsv2_score(files.HPS_V21)
+    return hpsv2_score(setup, files.HPS_V21)
 
 
-def _aesthetic(reference: Path | None) -> AnyScorer:
+def _aesthetic(setup: Setup) -> AnyScorer:
     from lanternbench.metrics.aesthetic import aesthetic_score
 
-    return aesthetic_score()
+    return aesthetic_score(setup)
 
 
 register("clip-tiny", _clip_tiny)
@@ -180,6 +192,8 @@ register("inception-score", _inception_score)
 register("aesthetic", _aesthetic)
 register("precision-recall", _precision_recall)
 register("hpsv2.1", _hpsv21, extra=True)
+register("fid-clean", partial(_fid, resize="-clean"), extra=True)
+register("fid-legacy", partial(_fid, resize="-legacy"), extra=True)
 register("fid-inf", _fid_inf, extra=True)
 register("fid-inf-tiny", _fid_inf_tiny, extra=True)
 register("precision-recall-tiny", _precision_recall_tiny, extra=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lanternbench.errors import UserError
+from lanternbench.measure import RANDOM_NOTE
 from lanternbench.report.categories import category_table
 from lanternbench.report.columns import metric_column, metric_keys, plain
 from lanternbench.report.html import html_page
@@ -69,6 +70,8 @@ def _metric_notes(rows: list[Row], said: str) -> list[str]:
     keys = [key for key in metric_keys(rows) if any(number(row, key) is not None for row in rows)]
     if "-tiny" not in said and (tiny := [metric_column(key).title for key in keys if key.endswith("-tiny")]):
         notes.append(f"{', '.join(tiny)}: scored by the embedded evaluators; not comparable with the papers' metrics.")
+    if RANDOM_NOTE not in said and any(key.endswith("-random") for key in keys):
+        notes.append(RANDOM_NOTE)
     for key in keys:
         counts = sorted({int(n) for row in rows if (n := number(row, f"{key}_n")) is not None})
         if counts:

@@ -26,7 +26,7 @@ def category_table(run: Run) -> str:
 
 def category_rows(samples: Iterable[Row]) -> list[Row]:
     """A row per category and label: n, speedup, τ, fidelity loss, and the mean of each metric; no intervals."""
-    kept = [_figures(sample) for sample in samples if isinstance(sample.get("category"), str)]
+    kept = [_figures(sample) for sample in samples if isinstance(sample.get("category"), str) and sample["category"]]
     base = {one["pair"]: one["seconds"] for one in kept if one["label"] == "ar"}
     groups: dict[tuple[str, str], list[Row]] = {}
     for one in kept:

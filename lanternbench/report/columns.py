@@ -85,12 +85,25 @@ DETAIL = [  # shown after the quality metrics
     Column("n", "images", "Images", ".0f", help="number of images behind the row"),
     Column("first_token_acceptance", "first token", "First token", ".1%", "higher",
            help="first-token acceptance: share of steps whose first draft was accepted"),
+    Column("drafter_top1", "drafter top-1", "Drafter top-1", ".1%", "higher", True,
+           help="share of tokens where the drafter's likeliest token is the target's"),
+    Column("drafter_top3", "drafter top-3", "Drafter top-3", ".1%", "higher", True,
+           help="share of tokens where the target's likeliest token is among the drafter's three likeliest"),
+    Column("drafter_tv", "TV(p, q)", "TV$(p, q)$", ".3f", "lower", True,
+           help="total variation between drafter and target, mean over tokens with drafts"),
+    Column("log_prob", "log-prob.", "Log-prob.", ".3f", "higher", True,
+           help="mean log-probability of a token under the target, in nats, after guidance and warping"),
+    Column("perplexity", "perplexity", "Perplexity", ".2f", "lower", True, help="exp of minus that"),
+    Column("entropy", "entropy", "Entropy", ".3f", "", True, help="mean entropy of the target's distribution, in nats"),
+    Column("top1_prob", "top-1 prob.", "Top-1 prob.", ".3f", "", True,
+           help="mean probability of the target's likeliest token"),
     Column("tokens_per_s", "tokens/s", "Tokens/s", ".1f", "higher", help="tokens per second of decoding"),
     Column("overhead_fraction", "overhead", "Overhead", ".1%", "lower", help="share of a step outside model forwards"),
     Column("peak_memory_mb", "memory (MB)", "Memory (MB)", ".0f", "lower", help="peak memory"),
 ]  # fmt: skip
 
-# name -> (title, format, better); a name with -tiny is scored by the embedded evaluators and keeps the mark
+MARKS = ("-tiny", "-random")  # kept in the title: scored by the embedded evaluators, or by untrained networks
+# name without mark -> (title, format, better)
 METRICS = {
     "clip": ("CLIP", ".4f", "higher"),
     "fid": ("FID", ".2f", "lower"),
@@ -100,19 +113,24 @@ METRICS = {
     "aesthetic": ("Aesthetic", ".3f", "higher"),
     "precision": ("Precision", ".3f", "higher"),
     "recall": ("Recall", ".3f", "higher"),
-    "perplexity": ("Perplexity", ".2f", "lower"),
-    "log-prob": ("log-probability", ".3f", "higher"),
+    "fid-inf": ("FID∞", ".2f", "lower"),
+    "fid-clean": ("FID (clean-fid resize)", ".2f", "lower"),
+    "fid-legacy": ("FID (pytorch-fid resize)", ".2f", "lower"),
 }
+
+
+PAIRED = "two-sided p-value of the paired permutation test against ar, over prompts"
 
 
 def metric_column(key: str) -> Column:
     """The column of a quality metric, by name; an unknown metric keeps its name and counts as higher-is-better."""
     name = key.lower().replace("_", "-")
-    base, tiny = (name.removesuffix("-tiny"), "-tiny") if name.endswith("-tiny") else (name, "")
-    title, form, better = METRICS.get(base, (key.removesuffix(tiny), ".4f", ""))
+    mark = next((mark for mark in MARKS if name.endswith(mark)), "")
+    base = name.removesuffix(mark)
+    title, form, better = METRICS.get(base, (key.removesuffix(mark), ".4f", ""))
     if not better:
         better = "lower" if base.startswith(("fid", "kid")) else "higher"
-    return Column(key, title + tiny, tex_escape(title + tiny), form, better, True, ALL)
+    return Column(key, title + mark, tex_escape(title + mark), form, better, True, ALL)
 
 
 def metric_keys(rows: list[Row]) -> list[str]:
@@ -124,7 +142,9 @@ def metric_keys(rows: list[Row]) -> list[str]:
 
 def columns(rows: list[Row], view: str = "full") -> list[Column]:
     """The columns to show for these rows in "full", "tex" or "terminal"; a column without any value is left out."""
-    every = BASE + [metric_column(key) for key in metric_keys(rows)] + DETAIL
+    quality = [metric_column(key) for key in metric_keys(rows)]
+    tests = [Column(f"{c.key}_p", f"p, {c.title}", f"p, {c.tex}", ".3f", help=PAIRED) for c in quality]
+    every = BASE + quality + tests + DETAIL
     return [c for c in every if view in c.views and any(c.value(row) != MISSING for row in rows)]
 
 
@@ -133,6 +153,7 @@ TEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", "–": "--", "×": r"$\times$", "λ": r"$\lambda$", "δ": r"$\delta$", "ω": r"$\omega$",
     "ν": r"$\nu$", "β": r"$\beta$", "τ": r"$\tau$", "α": r"$\alpha$", "γ": r"$\gamma$", "·": r"$\cdot$",
+    "∞": r"$\infty$",
 }  # fmt: skip
 
 

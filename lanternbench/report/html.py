@@ -93,9 +93,7 @@ def _result_cell(column: Column, row: Row) -> str:
     if column.form in ("text", "yes"):
         return f'<td class="text">{value}</td>'
     found = number(row, column.key)
-    chance = number(row, f"{column.key}_p")
-    tip = f' title="paired test against ar: p = {chance:.2g}"' if chance is not None else ""
-    return f'<td data-value="{"" if found is None else found}"{tip}>{value}{small}</td>'
+    return f'<td data-value="{"" if found is None else found}">{value}{small}</td>'
 
 
 def _heading(title: str, hint: str = "", text: bool = False) -> str:

@@ -1,0 +1,97 @@
+"""Features of images by a network, kept on disk block by block: what was computed once is not computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from lanternbench.errors import UserError
+from lanternbench.metrics import reference
+from lanternbench.metrics.images import read_image
+
+BLOCK = 64  # images that go through the net together at most, and that one file keeps
+Prepare = Callable[[Image.Image], Tensor]  # RGB image -> uint8 [3, H, W]
+
+
+class Net(NamedTuple):
+    """A feature net and how images enter it.
+
+    ``settings`` names all that its features depend on beside the images; without a name they are not kept.
+    """
+
+    module: nn.Module  # uint8 [B, 3, H, W] -> [B, D]
+    prepare: Prepare
+    settings: str | None = None
+
+
+class ImageFiles:
+    """Image files, read one by one when they are needed; iterating gives RGB images.
+
+    Those that cannot be read are left out and told in ``broken``, or raise UserError if ``strict``.  ``read`` counts.
+    """
+
+    def __init__(self, paths: Sequence[Path], strict: bool = False):
+        self.paths, self.strict = list(paths), strict
+        self.broken: list[str] = []
+        self.read = 0
+
+    def __iter__(self) -> Iterator[Image.Image]:
+        return self.images(self.paths)
+
+    def images(self, paths: Sequence[Path]) -> Iterator[Image.Image]:
+        """The images of some of the files."""
+        for path in paths:
+            try:
+                image = read_image(path)
+            except UserError as error:
+                if self.strict:
+                    raise
+                self.broken.append(str(error))
+                continue
+            self.read += 1
+            yield image
+
+
+@torch.inference_mode()
+def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
+    """Features of the images, float64 [N, D] on the CPU; [0, 0] for no images.
+
+    Those of ``ImageFiles`` are kept, a file for every ``BLOCK`` of them, so that an interrupted computation continues.
+    """
+    if not isinstance(images, ImageFiles) or net.settings is None:
+        found = list(_computed(net, images))
+    else:
+        blocks = [images.paths[i : i + BLOCK] for i in range(0, len(images.paths), BLOCK)]
+        found = [_kept(net, net.settings, images, block) for block in blocks]
+    found = [block.double() for block in found if len(block)]
+    return torch.cat(found) if found else torch.zeros(0, 0, dtype=torch.float64)
+
+
+def _kept(net: Net, settings: str, images: ImageFiles, block: list[Path]) -> Tensor:
+    def make() -> dict[str, Tensor]:
+        return {"features": torch.cat([torch.zeros(0), *_computed(net, images.images(block))])}
+
+    def whole(kept: dict[str, Tensor]) -> bool:  # else some could not be read, which is to be told again
+        return len(kept["features"]) == len(block)
+
+    return reference.kept("features", block, settings, make, whole)["features"]
+
+
+def _computed(net: Net, images: Iterable[Image.Image]) -> Iterator[Tensor]:
+    """[B, D] on the CPU, neighbours of one size together."""
+    device = next((p.device for p in net.module.parameters()), torch.device("cpu"))
+    for _, run in groupby(map(net.prepare, images), key=lambda t: t.shape):
+        block: list[Tensor] = []
+        for tensor in run:
+            block.append(tensor)
+            if len(block) == BLOCK:
+                yield net.module(torch.stack(block).to(device)).cpu()
+                block = []
+        if block:
+            yield net.module(torch.stack(block).to(device)).cpu()

@@ -1,0 +1,48 @@
+"""What all scorers of one scoring share: real images to compare with, the device, trained weights or random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lanternbench.errors import UserError
+from lanternbench.metrics import files
+
+RANDOM = "-random"  # ends the name of a metric that a network without trained weights computed
+
+
+@dataclass(frozen=True)
+class Setup:
+    """``random``: networks at full size, without any file; their times are real and their values mean nothing."""
+
+    reference: Path | None = None  # a folder of real images
+    device: str = "cpu"
+    random: bool = False
+
+    @property
+    def mark(self) -> str:
+        """What is put behind a metric's name."""
+        return RANDOM if self.random else ""
+
+    def missing(self, needed: Mapping[files.Weights, Path | None]) -> str | None:
+        """None when each file is given or found, else one sentence with the one command that gets the others."""
+        return None if self.random else files.missing(*(w for w, given in needed.items() if given is None))
+
+    def find(self, weights: files.Weights, given: Path | None = None) -> Path | None:
+        """The file to read; None for random weights.  Raises UserError when there is none."""
+        found = None if self.random else given or weights.find()
+        if found is None and not self.random:
+            raise UserError(f"{weights.title} cannot score: {weights.missing()}.")
+        return found
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Random numbers of torch from a fixed seed; the caller's are left as they were."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
