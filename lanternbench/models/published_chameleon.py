@@ -1,4 +1,4 @@
-"""Anole at its published size: from its Hugging Face conversion, or with random weights to measure speed alone.
+"""Anole and Lumina-mGPT at their published sizes: from Hugging Face files, or random weights to measure speed alone.
 
 A folder holds one sub-folder per role: ``model`` (config.json, tokenizer.json, safetensors), ``eagle`` (the drafter in
 LANTERN's layout), and ``vq`` (Meta's vqgan.ckpt) where the model's own checkpoint has no image decoder.
@@ -7,10 +7,11 @@ LANTERN's layout), and ``vq`` (Meta's vqgan.ckpt) where the model's own checkpoi
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,20 +26,39 @@ from lanternbench.models.chameleon import (
     from_hf,
     image_tables,
 )
-from lanternbench.models.chameleon_text import ChameleonText, anole_prefix, hashed_ids
+from lanternbench.models.chameleon_text import ChameleonText, anole_prefix, hashed_ids, lumina_prefix
+from lanternbench.models.chameleon_vocab import Vocabulary
 from lanternbench.models.checkpoints import load_into, read_state
 from lanternbench.models.eagle import Eagle
 from lanternbench.models.published import dtype_for, present, random_net
-from lanternbench.models.target import Target
+from lanternbench.models.target import Prefix, Target
+from lanternbench.models.token_rules import ROW_END
 from lanternbench.models.vq import VQConfig, VQModel
 
 NEEDS = ("model",)
 VQ = VQConfig(codebook_size=8192, codebook_dim=256, attention=False)  # of every published Chameleon
-OPTIONS = {"static": "naive_extend_57"}  # LANTERN's for Anole; the other defaults of the engine are Anole's as well
+
+
+class Dialect(NamedTuple):
+    """What tells one fine-tune of Chameleon from another."""
+
+    prefix: Callable[[Vocabulary, Target, list[str], bool], Prefix]
+    options: dict[str, Any]  # LANTERN's trees; its other defaults are the engine's
+    row_end: int | None = None
+
+
+DIALECTS = {
+    "anole": Dialect(anole_prefix, {"static": "naive_extend_57"}),
+    "lumina": Dialect(lumina_prefix, {"static": "mc_sim_7b_63"}, ROW_END),
+}
 
 
 def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: Path, device: str) -> Target:
-    """A target from the files in ``folder``.  Raises UserError for what is missing, damaged or of another shape."""
+    """A target from the files in ``folder``.  Raises UserError for what is missing, damaged or of another shape.
+
+    ``shape``: of the decoder where config.json does not say, and its ``dialect``.
+    """
+    shape, dialect = parted(shape)
     dtype, here = dtype_for(device), folder / "model"
     published = read_config(here / "config.json")
     cfg = replace(config_from_hf(published), **shape)
@@ -61,10 +81,11 @@ def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: 
         text,
         guidance,
         top_k,
-        options=dict(OPTIONS),
+        options=dict(dialect.options),
         drafters=drafters,
-        condition=partial(anole_prefix, vocab),
+        condition=partial(dialect.prefix, vocab),
         pixels=chameleon_vqgan.to_pixels,
+        row_end=dialect.row_end,
     )
 
 
@@ -72,6 +93,7 @@ def random_target(
     name: str, shape: dict[str, Any], guidance: float, top_k: int, device: str, vq: VQConfig = VQ
 ) -> Target:
     """The same architecture with random weights and an EAGLE drafter: its images are noise, its speed is real."""
+    shape, dialect = parted(shape)
     dtype, cfg = dtype_for(device), ChameleonConfig(**shape)
     model = random_net(lambda: Chameleon(cfg), device, dtype)
     drafter = random_net(lambda: Eagle(model.cfg, norm_eps=model.cfg.norm_eps), device, dtype)
@@ -82,11 +104,17 @@ def random_target(
         lambda captions: hashed_ids(captions, cfg.prompt_ids),
         guidance,
         top_k,
-        options=dict(OPTIONS),
+        options=dict(dialect.options),
         drafters={"eagle": drafter},
-        condition=partial(anole_prefix, chameleon_vocab.published(cfg.vocab_size)),
+        condition=partial(dialect.prefix, chameleon_vocab.published(cfg.vocab_size)),
         pixels=chameleon_vqgan.to_pixels,
+        row_end=dialect.row_end,
     )
+
+
+def parted(shape: dict[str, Any]) -> tuple[dict[str, Any], Dialect]:
+    """A catalogue entry's shape -> the decoder's, and the dialect (Anole's where none is named)."""
+    return {k: v for k, v in shape.items() if k != "dialect"}, DIALECTS[shape.get("dialect", "anole")]
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -109,7 +137,7 @@ def image_tokeniser(shape: dict[str, Any], state: dict[str, Tensor], folder: Pat
     cfg, where = chameleon_vqgan.config_from_official(shape, VQ), folder / "model"
     if present(folder, "vq"):
         where = folder / "vq"
-        state = read_state(next(iter(sorted(where.glob("*.ckpt"))), where))
+        state = read_state(next(iter(sorted(where.rglob("*.ckpt"))), where))
     made = chameleon_vqgan.from_official(state, cfg)
     if not any(key.startswith("decoder.") for key in made):
         raise UserError(f"the checkpoint in {where} has no image decoder: put Meta's vqgan.ckpt into {folder / 'vq'}")
