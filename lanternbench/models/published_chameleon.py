@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lanternbench.errors import UserError
 from lanternbench.models import chameleon_vocab, chameleon_vqgan
@@ -58,22 +58,14 @@ def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: 
 
     ``shape``: of the decoder where config.json does not say, and its ``dialect``.
     """
-    shape, dialect = parted(shape)
-    dtype, here = dtype_for(device), folder / "model"
-    published = read_config(here / "config.json")
-    cfg = replace(config_from_hf(published), **shape)
+    dialect, here = parted(shape)[1], folder / "model"
     vocab = chameleon_vocab.read(here / "tokenizer.json")
     text = ChameleonText(here / "tokenizer.json", vocab)
-    state = read_state(here)
-    vq = image_tokeniser(published.get("vq_config") or {}, state, folder, device)
-    tables = image_tables(from_hf(state, cfg.decoder), vocab.to_id)
-    model = load_into(lambda: Chameleon(cfg), tables, here, device, dtype)
+    vq = image_tokeniser(read_config(here / "config.json").get("vq_config") or {}, folder, device)
+    model = decoder(shape, folder, device)
     drafters: dict[str, nn.Module] = {}
     if present(folder, "eagle"):
-        made = drafter_from_published(read_state(folder / "eagle"), model.cfg)
-        drafters["eagle"] = load_into(
-            lambda: Eagle(model.cfg, "fc.bias" in made, model.cfg.norm_eps), made, folder / "eagle", device, dtype
-        )
+        drafters["eagle"] = eagle_drafter(model, folder / "eagle", device)
     return Target(
         name,
         model,
@@ -89,13 +81,34 @@ def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: 
     )
 
 
+def decoder(shape: dict[str, Any], folder: Path, device: str) -> Chameleon:
+    """The decoder of images alone.  Raises UserError."""
+    here = folder / "model"
+    cfg = replace(config_from_hf(read_config(here / "config.json")), **parted(shape)[0])
+    state = from_hf(read_state(here), cfg.decoder)
+    tables = image_tables(state, chameleon_vocab.read(here / "tokenizer.json").to_id)
+    return load_into(lambda: Chameleon(cfg), tables, here, device, dtype_for(device))
+
+
+def random_decoder(shape: dict[str, Any], device: str) -> Chameleon:
+    """The same with random weights."""
+    cfg = ChameleonConfig(**parted(shape)[0])
+    return random_net(lambda: Chameleon(cfg), device, dtype_for(device))
+
+
+def eagle_drafter(model: Chameleon, path: Path, device: str) -> Eagle:
+    """LANTERN's layout -> a drafter for ``model``.  Raises UserError, also for one of another width."""
+    state = drafter_from_published(read_state(path), model.cfg)
+    bias = "fc.bias" in state
+    return load_into(lambda: Eagle(model.cfg, bias, model.cfg.norm_eps), state, path, device, dtype_for(device))
+
+
 def random_target(
     name: str, shape: dict[str, Any], guidance: float, top_k: int, device: str, vq: VQConfig = VQ
 ) -> Target:
     """The same architecture with random weights and an EAGLE drafter: its images are noise, its speed is real."""
-    shape, dialect = parted(shape)
-    dtype, cfg = dtype_for(device), ChameleonConfig(**shape)
-    model = random_net(lambda: Chameleon(cfg), device, dtype)
+    dtype, dialect, model = dtype_for(device), parted(shape)[1], random_decoder(shape, device)
+    cfg = model.config
     drafter = random_net(lambda: Eagle(model.cfg, norm_eps=model.cfg.norm_eps), device, dtype)
     return Target(
         name,
@@ -128,8 +141,8 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def image_tokeniser(shape: dict[str, Any], state: dict[str, Tensor], folder: Path, device: str) -> VQModel:
-    """The VQGAN from the role ``vq``, or else out of the model's own ``state``.
+def image_tokeniser(shape: dict[str, Any], folder: Path, device: str) -> VQModel:
+    """The VQGAN from the role ``vq``, or else out of the model's own checkpoint.
 
     ``shape``: ``vq_config`` of the model's config.json, which may leave out what all Chameleons share.  Raises
     UserError where there is no decoder: transformers' own conversion drops it.
@@ -137,8 +150,7 @@ def image_tokeniser(shape: dict[str, Any], state: dict[str, Tensor], folder: Pat
     cfg, where = chameleon_vqgan.config_from_official(shape, VQ), folder / "model"
     if present(folder, "vq"):
         where = folder / "vq"
-        state = read_state(next(iter(sorted(where.rglob("*.ckpt"))), where))
-    made = chameleon_vqgan.from_official(state, cfg)
+    made = chameleon_vqgan.from_official(read_state(next(iter(sorted(where.rglob("*.ckpt"))), where)), cfg)
     if not any(key.startswith("decoder.") for key in made):
         raise UserError(f"the checkpoint in {where} has no image decoder: put Meta's vqgan.ckpt into {folder / 'vq'}")
     return load_into(lambda: chameleon_vqgan.chameleon_vqgan(cfg), made, where, device, torch.float32)
