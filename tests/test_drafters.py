@@ -110,7 +110,7 @@ def test_a_smaller_model_of_another_kind_is_refused(classes, changes, reason):
 def test_what_is_no_drafter_is_refused(classes, target, known, tmp_path):
     with pytest.raises(UserError, match="unknown drafter 'nope'"):
         with_drafter(target, "nope")
-    with pytest.raises(UserError, match=r"no 'fc\.weight'"):
+    with pytest.raises(UserError, match=r"holds no EAGLE drafter: it has no 'fc\.weight'"):
         with_drafter(target, str(known.folder / "model"))
     with pytest.raises(UserError, match="it is the checkpoint of another size"):
         with_drafter(classes, str(tiny.WEIGHTS / "eagle.safetensors"))

@@ -1,7 +1,8 @@
-"""Anole and Lumina-mGPT at their published sizes: from Hugging Face files, or random weights to measure speed alone.
+"""Anole and Lumina-mGPT at their published sizes: from published files, or random weights to measure speed alone.
 
-A folder holds one sub-folder per role: ``model`` (config.json, tokenizer.json, safetensors), ``eagle`` (the drafter in
-LANTERN's layout), and ``vq`` (Meta's vqgan.ckpt) where the model's own checkpoint has no image decoder.
+A folder holds one sub-folder per role: ``model`` (config.json, tokenizer.json, safetensors; or Meta's params.json,
+text_tokenizer.json, consolidated.pth), ``eagle`` (the drafter in LANTERN's layout), and ``vq`` (Meta's vqgan.ckpt)
+where the model's own checkpoint has no image decoder.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from lanternbench.models.chameleon import (
     Chameleon,
     ChameleonConfig,
     config_from_hf,
+    config_from_official,
     drafter_from_published,
     from_hf,
+    from_official,
     image_tables,
 )
 from lanternbench.models.chameleon_text import ChameleonText, anole_prefix, hashed_ids, lumina_prefix
 from lanternbench.models.chameleon_vocab import Vocabulary
-from lanternbench.models.checkpoints import load_into, read_state
-from lanternbench.models.eagle import Eagle
+from lanternbench.models.checkpoints import State, load_into, load_layers, read_state
+from lanternbench.models.eagle import Eagle, has_bias
 from lanternbench.models.published import dtype_for, present, random_net
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.token_rules import ROW_END
@@ -58,10 +61,10 @@ def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: 
 
     ``shape``: of the decoder where config.json does not say, and its ``dialect``.
     """
-    dialect, here = parted(shape)[1], folder / "model"
-    vocab = chameleon_vocab.read(here / "tokenizer.json")
-    text = ChameleonText(here / "tokenizer.json", vocab)
-    vq = image_tokeniser(read_config(here / "config.json").get("vq_config") or {}, folder, device)
+    dialect, words = parted(shape)[1], tokeniser(folder / "model")
+    vocab = chameleon_vocab.read(words)
+    text = ChameleonText(words, vocab)
+    vq = image_tokeniser(folder, device)
     model = decoder(shape, folder, device)
     drafters: dict[str, nn.Module] = {}
     if present(folder, "eagle"):
@@ -84,10 +87,15 @@ def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: 
 def decoder(shape: dict[str, Any], folder: Path, device: str) -> Chameleon:
     """The decoder of images alone.  Raises UserError."""
     here = folder / "model"
-    cfg = replace(config_from_hf(read_config(here / "config.json")), **parted(shape)[0])
-    state = from_hf(read_state(here), cfg.decoder)
-    tables = image_tables(state, chameleon_vocab.read(here / "tokenizer.json").to_id)
-    return load_into(lambda: Chameleon(cfg), tables, here, device, dtype_for(device))
+    official = is_official(here)
+    published = read_config(here / ("params.json" if official else "config.json"))
+    cfg = replace(config_from_official(published) if official else config_from_hf(published), **parted(shape)[0])
+    to_id = chameleon_vocab.read(tokeniser(here)).to_id
+
+    def convert(part: State) -> State:
+        return image_tables((from_official if official else from_hf)(part, cfg.decoder), to_id)
+
+    return load_layers(lambda: Chameleon(cfg), here, convert, device, dtype_for(device))
 
 
 def random_decoder(shape: dict[str, Any], device: str) -> Chameleon:
@@ -98,9 +106,8 @@ def random_decoder(shape: dict[str, Any], device: str) -> Chameleon:
 
 def eagle_drafter(model: Chameleon, path: Path, device: str) -> Eagle:
     """LANTERN's layout -> a drafter for ``model``.  Raises UserError, also for one of another width."""
-    state = drafter_from_published(read_state(path), model.cfg)
-    bias = "fc.bias" in state
-    return load_into(lambda: Eagle(model.cfg, bias, model.cfg.norm_eps), state, path, device, dtype_for(device))
+    bias, convert = has_bias(path), lambda part: drafter_from_published(part, model.cfg)
+    return load_layers(lambda: Eagle(model.cfg, bias, model.cfg.norm_eps), path, convert, device, dtype_for(device))
 
 
 def random_target(
@@ -131,23 +138,35 @@ def parted(shape: dict[str, Any]) -> tuple[dict[str, Any], Dialect]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The model's config.json.  Raises UserError."""
+    """The model's config.json or params.json.  Raises UserError."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError("it holds no object")
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path} ({error}); use the config.json published with the weights") from None
+        raise UserError(f"cannot read {path} ({error}); use the {path.name} published with the weights") from None
     return config
 
 
-def image_tokeniser(shape: dict[str, Any], folder: Path, device: str) -> VQModel:
+def is_official(here: Path) -> bool:
+    """Are these Meta's own files, and not a Hugging Face conversion?"""
+    return (here / "params.json").is_file() and not (here / "config.json").is_file()
+
+
+def tokeniser(here: Path) -> Path:
+    """The tokeniser's file, as the hub or as Meta names it."""
+    return here / ("text_tokenizer.json" if is_official(here) else "tokenizer.json")
+
+
+def image_tokeniser(folder: Path, device: str) -> VQModel:
     """The VQGAN from the role ``vq``, or else out of the model's own checkpoint.
 
-    ``shape``: ``vq_config`` of the model's config.json, which may leave out what all Chameleons share.  Raises
-    UserError where there is no decoder: transformers' own conversion drops it.
+    ``vq_config`` of the model's config.json may leave out what all Chameleons share.  Raises UserError where there is
+    no decoder: transformers' own conversion drops it.
     """
-    cfg, where = chameleon_vqgan.config_from_official(shape, VQ), folder / "model"
+    where = folder / "model"
+    shape = {} if is_official(where) else read_config(where / "config.json").get("vq_config") or {}
+    cfg = chameleon_vqgan.config_from_official(shape, VQ)
     if present(folder, "vq"):
         where = folder / "vq"
     made = chameleon_vqgan.from_official(read_state(next(iter(sorted(where.rglob("*.ckpt"))), where)), cfg)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models import eagle, llamagen
-from lanternbench.models.checkpoints import load_into, read_state
+from lanternbench.models.checkpoints import load_into, load_layers, read_state
 from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig
 from lanternbench.models.published import dtype_for, present, random_net
 from lanternbench.models.target import Target
@@ -61,9 +61,9 @@ def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: 
 
 def decoder(shape: dict[str, Any], folder: Path, device: str) -> LlamaGen:
     """The decoder alone, from its official file or LANTERN's conversion.  Raises UserError."""
-    state = read_state(folder / "model")
-    state = llamagen.from_hf(state) if "model.embed_tokens.weight" in state else llamagen.from_official(state)
-    return load_into(lambda: LlamaGen(LlamaGenConfig(**shape)), state, folder / "model", device, dtype_for(device))
+    here = folder / "model"
+    convert = llamagen.from_hf if "model.embed_tokens.weight" in read_state(here) else llamagen.from_official
+    return load_layers(lambda: LlamaGen(LlamaGenConfig(**shape)), here, convert, device, dtype_for(device))
 
 
 def random_decoder(shape: dict[str, Any], device: str) -> LlamaGen:
@@ -73,9 +73,8 @@ def random_decoder(shape: dict[str, Any], device: str) -> LlamaGen:
 
 def eagle_drafter(model: LlamaGen, path: Path, device: str) -> eagle.Eagle:
     """LANTERN's layout -> a drafter for ``model``.  Raises UserError, also for one of another width."""
-    state = eagle.from_published(read_state(path))
-    cfg = replace(model.cfg, first_norm=False)
-    return load_into(lambda: eagle.Eagle(cfg, bias="fc.bias" in state), state, path, device, dtype_for(device))
+    cfg, bias = replace(model.cfg, first_norm=False), eagle.has_bias(path)
+    return load_layers(lambda: eagle.Eagle(cfg, bias), path, eagle.from_published, device, dtype_for(device))
 
 
 def random_target(name: str, shape: dict[str, Any], guidance: float, top_k: int, device: str) -> Target:
