@@ -6,7 +6,7 @@ drafted nodes).  Both give guided logits; tree policies turn them into trees.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -37,26 +37,41 @@ class Drafter(Protocol):
         """
 
 
-def at_last_new(session: Session, hidden: Tensor) -> Tensor:
-    """The state that goes with each prompt's last new token: [R, A, dim] -> [R, dim]."""
+def at_last_new(session: Session, hidden: Tensor, count: Tensor) -> Tensor:
+    """The state that goes with each prompt's last new entry: [R, A, dim], count [B] -> [R, dim]."""
     if session.batch == 1:
         return hidden[:, -1]
-    last = (session.fresh.advance - 1).clamp(min=0)  # a finished prompt has nothing new
+    last = (count - 1).clamp(min=0)  # a finished prompt has nothing new
     index = session.stack.per_row(last)[:, None, None]
     return hidden.gather(1, index.expand(-1, 1, hidden.shape[-1]))[:, 0]
 
 
+class Columns(NamedTuple):
+    """A block of a drafter's cache behind what is committed."""
+
+    first: int  # nodes ``first`` … ``stop`` − 1 of this step, where node 0 is the root
+    stop: int
+    void: Tensor | None = None  # [B] for the row ends behind these nodes: where none follows
+
+
 class _Cached:
-    """What EAGLE and an independent model share: a cached stack fed with what is committed, then with drafted nodes."""
+    """What EAGLE and an independent model share: a cached stack fed with what is committed, then with drafted nodes.
+
+    Where the target writes row ends, one more forward reads the row end behind a row's last token.
+    """
 
     def attach(self, session: Session, words: LlamaGen | Chameleon, stack: CachedStack, lead: int) -> None:
         """``words``: whose embeddings and head are used; ``lead``: committed slots before image token 0."""
         self.session, self.words, self.stack, self.lead = session, words, stack, lead
-        self.drafted = 0
+        self.row_end = session.target.row_end_embedding(words) if session.rows.width else None
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens [B, m] -> [R, m, dim]."""
         return self.stack.all_rows(self.words.tok_embeddings(tokens))
+
+    def read_row_end(self, hidden: Tensor) -> Tensor:
+        """The states [R, m, dim] at rows' last tokens -> what the stack is given for the row ends [R, m, dim]."""
+        raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, …, dim] -> guided logits [B, …, V]."""
@@ -64,27 +79,78 @@ class _Cached:
         self.session.clock.tick("draft")
         return logits
 
-    def committed(self, x: Tensor) -> Tensor:
-        """Append the step's new tokens, x [R, A, dim] -> hidden at the last one [R, dim]."""
-        s = self.session
+    def committed(self, x: Tensor, before: Tensor | None) -> Tensor:
+        """Append the step's new tokens, x [R, A, dim] -> hidden at the last one, or at its row end [R, 1, dim].
+
+        ``before`` [R, A, dim]: the state at the token before each, where a row end lies between them.
+        """
+        s, rows = self.session, self.session.rows
         count, counts = s.fresh.advance, s.fresh.advances
-        a = x.shape[1]
-        start = s.length - count
-        position = start[:, None] + torch.arange(a, device=s.device) + s.offset
-        visible = None if a == 1 else causal(a, x)
-        bases = [n - c + self.lead for n, c in zip(s.lengths, counts, strict=True)]
-        hidden = self.stack.forward(x, position, bases, start + self.lead, 0, visible)
-        self.drafted = 0
-        return at_last_new(s, hidden)
+        start, n = s.length - count, x.shape[1]
+        filled = [rows.behind(m) - rows.behind(m - c) for m, c in zip(s.lengths, counts, strict=True)]
+        between = filled != counts  # a row end lies before one of the new tokens
+        n = max(filled) if between else n
+        slot = rows.behind(start)[:, None] + torch.arange(n, device=s.device)
+        if between:
+            assert before is not None
+            x = self._with_row_ends(x, self.read_row_end(before), slot, start)
+            count = rows.behind(s.length) - rows.behind(start)
+        visible = None if n == 1 else causal(n, x)
+        bases = [rows.behind(m - c, self.lead) for m, c in zip(s.lengths, counts, strict=True)]
+        hidden = self.stack.forward(x, slot + s.offset, bases, rows.behind(start, self.lead), 0, visible)
+        self.drafted, self.columns = 0, [Columns(0, 1)]
+        return self._past_row_end(at_last_new(s, hidden, count)[:, None], None, 0)
+
+    def _with_row_ends(self, x: Tensor, ends: Tensor, slot: Tensor, start: Tensor) -> Tensor:
+        """Tokens from ``start`` [B] on and the row ends before them [R, A, dim] -> in slots [B, n]: [R, n, dim]."""
+        token, is_end = self.session.rows.token(slot)
+        index = self.stack.per_row((token - start[:, None]).clamp(0, x.shape[1] - 1))[..., None]
+        index = index.expand(x.shape[0], -1, x.shape[-1])
+        return torch.where(self.stack.per_row(is_end)[..., None], ends.gather(1, index), x.gather(1, index))
 
     def nodes(self, x: Tensor, visible: Tensor | None, depth: int) -> Tensor:
-        """x [R, m, dim] -> hidden [R, m, dim]."""
-        s = self.session
-        position = (s.length[:, None] + (s.offset + depth - 1)).expand(-1, x.shape[1])
-        bases = [n + self.lead for n in s.lengths]
-        hidden = self.stack.forward(x, position, bases, s.length + self.lead, self.drafted, visible)
-        self.drafted += x.shape[1]
+        """x [R, m, dim] -> hidden [R, m, dim], at the row end where one follows."""
+        first = self.columns[-1].stop
+        self.columns.append(Columns(first, first + x.shape[1]))
+        hidden = self._place(x, visible, self.session.rows.slot(self.session.length, depth - 1, self.session.offset))
+        return self._past_row_end(hidden, visible, depth)
+
+    def _past_row_end(self, hidden: Tensor, visible: Tensor | None, depth: int) -> Tensor:
+        """The states [R, m, dim] at the nodes last placed -> those at their row ends, where ``depth`` ends a row."""
+        s, rows = self.session, self.session.rows
+        at = [m - 1 + depth for m in s.lengths]
+        if not rows.any_follow(at):
+            return hidden
+        ends = rows.follow(s.length + (depth - 1))  # [B]
+        alike = all(map(rows.follow, at))
+        self.columns.append(self.columns[-1]._replace(void=None if alike else ~ends))
+        position = rows.slot(s.length, depth - 1, s.offset) + 1
+        after = self._place(self.read_row_end(hidden), visible, position)
+        return after if alike else torch.where(self.stack.per_row(ends)[:, None, None], after, hidden)
+
+    def _place(self, x: Tensor, visible: Tensor | None, position: Tensor) -> Tensor:
+        """Run x [R, m, dim] in the next free slots; position [B]."""
+        s, m = self.session, x.shape[1]
+        bases = [s.rows.behind(n, self.lead) for n in s.lengths]
+        base = s.rows.behind(s.length, self.lead)
+        seen = self._seen(visible, m)
+        hidden = self.stack.forward(x, position[:, None].expand(-1, m), bases, base, self.drafted, seen)
+        self.drafted += m
         return hidden
+
+    def _seen(self, visible: Tensor | None, m: int) -> Tensor | None:
+        """A mask over nodes -> over the cache: whoever sees a node sees the row end behind it as well."""
+        blocks = self.columns[1:]
+        if self.drafted + m == self.columns[-1].stop - 1 or (visible is None and all(b.void is None for b in blocks)):
+            return visible
+        if visible is None:
+            visible = torch.zeros(1, m, self.columns[-1].stop - 1, device=self.session.device)
+        seen = torch.nn.functional.pad(visible, (1, 0)).expand(self.session.batch, -1, -1)  # all see the root
+        parts = []
+        for block in blocks:
+            part = seen[..., block.first : block.stop]
+            parts.append(part if block.void is None else part.masked_fill(block.void[:, None, None], -torch.inf))
+        return torch.cat(parts, -1)
 
 
 class EagleDrafter(_Cached):
@@ -94,7 +160,7 @@ class EagleDrafter(_Cached):
     def begin(self, session: Session, hidden: Tensor) -> None:
         rows, prefix, _ = hidden.shape
         model, seen = session.target.model, session.prefix.seen
-        slots = prefix + session.limit + self.most_nodes + 1
+        slots = prefix + session.rows.slots(self.most_nodes)
         stack = CachedStack(self.net, self.net.cfg, rows, slots, model.rope, hidden)
         self.attach(session, model, stack, prefix - 1)
         if prefix > 1:  # entry t: the hidden state of position t, with what stands for token t + 1 and its position
@@ -105,12 +171,15 @@ class EagleDrafter(_Cached):
             stack.forward(x, position, [0] * session.batch, zero, 0, mask)
             stack.hide_pads(seen)
 
+    def read_row_end(self, hidden: Tensor) -> Tensor:
+        assert self.row_end is not None
+        return self.net.fuse(self.row_end.expand_as(hidden), hidden)
+
     def root(self) -> Tensor:
         self.session.clock.tick("other")
         fresh = self.session.fresh
-        feature = self.committed(self.net.fuse(self.embed(fresh.tokens), fresh.hidden))
-        self.features = feature[:, None]  # [R, 1, dim]
-        return self.logits(feature)
+        self.features = self.committed(self.net.fuse(self.embed(fresh.tokens), fresh.hidden), fresh.closing)
+        return self.logits(self.features[:, 0])
 
     def expand(
         self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
@@ -137,7 +206,7 @@ class ModelDrafter(_Cached):
     def begin(self, session: Session, hidden: Tensor) -> None:
         rows, prefix = session.prefix.valid.shape
         x = self.net.cls_embedding(session.prefix.features)
-        slots = prefix + session.limit + self.most_nodes + 1
+        slots = prefix + session.rows.slots(self.most_nodes)
         stack = CachedStack(self.net, self.net.cfg, rows, slots, self.net.rope, x)
         mask = additive(prefix_mask(session.prefix.valid, prefix)[:, 0])
         zero = torch.zeros(session.batch, dtype=torch.long, device=x.device)
@@ -145,9 +214,14 @@ class ModelDrafter(_Cached):
         stack.hide_pads(session.prefix.valid)
         self.attach(session, self.net, stack, prefix)
 
+    def read_row_end(self, hidden: Tensor) -> Tensor:
+        assert self.row_end is not None
+        return self.row_end.expand_as(hidden)
+
     def root(self) -> Tensor:
         self.session.clock.tick("other")
-        return self.logits(self.committed(self.embed(self.session.fresh.tokens)))
+        x = self.embed(self.session.fresh.tokens)
+        return self.logits(self.committed(x, x)[:, 0])
 
     def expand(
         self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
@@ -168,7 +242,7 @@ class MedusaDrafter:
     def root(self) -> Tensor:
         s = self.session
         s.clock.tick("other")
-        last = at_last_new(s, s.fresh.hidden)
+        last = at_last_new(s, s.fresh.hidden, s.fresh.advance)
         self.logits = guide(s.target.model.output(self.net(last)), s.guidance)  # [B, heads, V]
         s.clock.tick("draft")
         return self.logits[:, 0]

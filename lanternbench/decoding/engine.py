@@ -104,12 +104,10 @@ def build_proposal(method: Method, target: Target, warp: Warp) -> tuple[Proposal
             f"target '{target.name}' has no drafter of kind '{method.proposal}' (it has: {have}); "
             "choose another method or give one with --drafter"
         )
-    dim, vocab = fits(drafter_net)
-    if dim not in (None, target.model.cfg.dim) or vocab not in (None, target.vocab):
+    if other := misfit(drafter_net, target):
         raise UserError(
-            f"the drafter of kind '{method.proposal}' does not fit target '{target.name}': it is made for "
-            f"{'hidden states ' + str(dim) + ' wide' if dim else str(vocab) + ' tokens'}, the target has width "
-            f"{target.model.cfg.dim} and {target.vocab} tokens; give a drafter trained for it"
+            f"the drafter of kind '{method.proposal}' does not fit target '{target.name}': {other}; give a drafter "
+            "made for it"
         )
     growth, depth, width = _growth(method, target, warp)
     if method.proposal == "medusa" and depth > drafter_net.heads:
@@ -125,11 +123,24 @@ def build_proposal(method: Method, target: Target, warp: Warp) -> tuple[Proposal
     return Drafted(drafter, growth, width), depth
 
 
-def fits(net: Any) -> tuple[int | None, int | None]:
-    """The target width and vocabulary that a drafter needs; None where any will do."""
-    if isinstance(net, Stack):
-        return None, net.cfg.vocab_size
-    return (net.cfg.dim if isinstance(net, Eagle) else net.weight.shape[-1]), None
+def misfit(net: Any, target: Target) -> str | None:
+    """What keeps a drafter from drafting for ``target``, in words; None where it fits."""
+    if not isinstance(net, Stack):
+        dim = net.cfg.dim if isinstance(net, Eagle) else net.weight.shape[-1]
+        width = target.model.cfg.dim
+        return None if dim == width else f"it is made for hidden states {dim} wide, the target's are {width} wide"
+    for name, what in (
+        ("vocab_size", "image tokens to choose from"),
+        ("grid", "image tokens a side"),
+        ("model_type", "as conditioning"),
+        ("caption_dim", "as width of captions"),
+        ("cls_token_num", "conditioning positions"),
+        ("prompt_ids", "prompt ids"),
+    ):
+        theirs, own = (getattr(config, name, None) for config in (net.config, target.model.config))
+        if theirs != own:
+            return f"it has {theirs} {what}, the target {own}"
+    return None
 
 
 def _growth(method: Method, target: Target, warp: Warp) -> tuple[Growth, int, int]:

@@ -17,6 +17,7 @@ from lanternbench.decoding.trees import inner_index
 from lanternbench.decoding.verify import Draft, Verdict
 from lanternbench.models.cached import CachedStack, additive
 from lanternbench.models.llamagen import prefix_mask
+from lanternbench.models.row_ends import with_row_ends
 from lanternbench.models.target import Prefix, Target
 
 
@@ -27,6 +28,7 @@ class Fresh(NamedTuple):
     tokens: Tensor  # [B, A] the new tokens; entries past ``advance`` are void
     advance: Tensor  # [B] how many
     advances: list[int]  # the host's copy
+    closing: Tensor | None = None  # [R, A, dim] of the token before, where ``hidden`` is that of a row end
 
 
 class Trace:
@@ -69,7 +71,8 @@ class Session:
         self.batch, self.limit, self.prefix, self.seeds = len(seeds), target.length, prefix, seeds
         self.device = target.device
         rows, self.offset = prefix.valid.shape
-        slots = self.offset + self.limit + nodes + 1
+        self.rows = target.rows
+        slots = self.offset + self.rows.slots(nodes)
         like = prefix.embeddings
         self.stack = CachedStack(target.model, target.model.cfg, rows, slots, target.model.rope, like)
         self.stack.hide_pads(prefix.valid)
@@ -131,14 +134,27 @@ class Session:
         return self._visible
 
     def forward(self, draft: Draft, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The target over all nodes at once: hidden [R, N, dim] and q [B, N, V]."""
+        """The target over all nodes at once: hidden [R, N, dim] and q [B, N, V].
+
+        Where a row end may follow a node, one follows each in the same forward: hidden is [R, 2N, dim], and q is what
+        comes after it.
+        """
         self.clock.tick("other")
-        tree = draft.tree
-        base = self.length + (self.offset - 1)
-        self.bases = [n + self.offset - 1 for n in self.lengths]
+        tree, rows = draft.tree, self.rows
+        base = rows.slot(self.length, -1, self.offset)
+        self.bases = [rows.slot(n, -1, self.offset) for n in self.lengths]
         x = self.stack.all_rows(self.target.model.tok_embeddings(draft.tokens))
-        hidden = self.stack.forward(x, base[:, None] + tree.depth, self.bases, base, 0, visible)
-        logits = self.target.model.output(hidden)
+        if rows.any_follow([n - 1 for n in self.lengths], tree.max_depth):
+            at = self.length[:, None] - 1 + tree.depth  # the image token that a node drafts
+            position, ends = rows.slot(at, 0, self.offset), rows.follow(at)
+            x = torch.cat([x, self.target.row_end_embedding(self.target.model).expand_as(x)], 1)
+            position = torch.cat([position, position + 1], 1)
+            visible = additive(with_row_ends(tree.ancestors, ends), self.stack.dtype)
+            hidden = self.stack.forward(x, position, self.bases, base, 0, visible)
+            logits = self.target.model.output(self._past_row_ends(hidden, ends))
+        else:
+            hidden = self.stack.forward(x, base[:, None] + tree.depth, self.bases, base, 0, visible)
+            logits = self.target.model.output(hidden)
         self.clock.tick("verify")
         q = self.warp(guide(logits, self.guidance))
         self.health += q[..., 0].sum()  # a NaN or infinite logit makes its whole distribution NaN
@@ -153,8 +169,11 @@ class Session:
         drafted = draft.tokens.gather(1, path)[:, 1:]
         new = torch.cat([drafted, token[:, None]], 1).scatter(1, accepted[:, None], token[:, None])  # [B, D + 1]
         self.tokens.scatter_(1, self.length[:, None] + columns, new)
-        if not (draft.static is not None and draft.static.is_chain) and path.shape[1] > 1:
-            base = self.stack.per_row((self.length + (self.offset - 1))[:, None])
+        closing = None
+        if hidden.shape[1] > draft.tree.nodes:
+            hidden, closing = self._settle_rows(path, columns, hidden)
+        elif not (draft.static is not None and draft.static.is_chain) and path.shape[1] > 1:
+            base = self.stack.per_row(self.rows.slot(self.length, -1, self.offset)[:, None])
             self.stack.cache.move(base + self.stack.per_row(path), base + columns)
             rows = self.stack.per_row(path)[..., None].expand(hidden.shape[0], -1, hidden.shape[-1])
             hidden = hidden.gather(1, rows)
@@ -168,8 +187,27 @@ class Session:
         self.steps += 1
         counts = [n - o for n, o in zip(self.lengths, was, strict=True)]
         most = max(counts)
-        self.fresh = Fresh(hidden[:, :most], new[:, :most], self.length - before, counts)
+        closing = None if closing is None else closing[:, :most]
+        self.fresh = Fresh(hidden[:, :most], new[:, :most], self.length - before, counts, closing)
         self.clock.tick("commit")
+
+    def _past_row_ends(self, hidden: Tensor, ends: Tensor) -> Tensor:
+        """States of nodes and of their row ends [R, 2N, dim] -> those that predict the next image token [R, N, dim]."""
+        own, after = hidden.chunk(2, 1)
+        return torch.where(self.stack.per_row(ends)[..., None], after, own)
+
+    def _settle_rows(self, path: Tensor, columns: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Move the path [B, D + 1] and its row ends to their slots; the path's states: past row ends, and its own."""
+        at, nodes = self.length[:, None] - 1 + columns, hidden.shape[1] // 2
+        ends, slot = self.rows.follow(at), self.rows.slot(at, 0, self.offset)
+        base = self.rows.slot(self.length, -1, self.offset)[:, None]
+        nowhere = self.stack.cache.slots - 1
+        source = torch.cat([base + path, base + nodes + path], 1)
+        target = torch.cat([slot, torch.where(ends, slot + 1, nowhere)], 1)
+        self.stack.cache.move(self.stack.per_row(source), self.stack.per_row(target))
+        index = self.stack.per_row(path)[..., None].expand(hidden.shape[0], -1, hidden.shape[-1])
+        own, after = (half.gather(1, index) for half in hidden.chunk(2, 1))
+        return torch.where(self.stack.per_row(ends)[..., None], after, own), own
 
     def _record(self, trace: Trace, draft: Draft, verdict: Verdict, q: Tensor) -> None:
         """File q, p and the examined children of every node on the path under the position that it decided.
@@ -196,7 +234,8 @@ class Session:
         if tree.width:
             ids = tree.children.expand(self.batch, -1, -1)
             tokens = draft.tokens.gather(1, ids.clamp(min=0).flatten(1)).view_as(ids)
-            file(trace.children, torch.where(ids >= 0, tokens, -1))
+            spare = trace.children.shape[-1] - tree.width  # an adaptive tree may be narrower than the widest
+            file(trace.children, torch.nn.functional.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1))
         tried = verdict.tried if chain else verdict.tried.gather(1, path)
         file(trace.tried, torch.where(columns <= verdict.accepted[:, None], tried, 0), on_path=True)
         file(trace.depth, tree.depth.expand(self.batch, -1) + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from lanternbench.errors import UserError
 from lanternbench.metrics.files import cache_dir
 from lanternbench.models import published, published_chameleon, published_llamagen, tiny
+from lanternbench.models.chameleon import Chameleon
+from lanternbench.models.llamagen import LlamaGen
 from lanternbench.models.packed import pack
 from lanternbench.models.target import Target
 
@@ -98,6 +101,38 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False) ->
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
         )
     return _packed(family.load(row.name, row.shape, row.guidance, row.top_k, folder, device))
+
+
+def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights: bool = False) -> tuple[Target, str]:
+    """``target`` with another drafter in place of its own of that kind, and the kind.
+
+    ``spec``: a catalogue name, or NAME=FOLDER, whose decoder drafts as an independent ``model``; or a file or folder
+    with an ``eagle`` drafter in LANTERN's layout.  Raises UserError for an unknown name and for weights that are
+    missing, damaged or made for another target.
+    """
+    title, _, where = spec.partition("=")
+    if title not in catalogue() and Path(spec).exists():
+        family = published_chameleon if isinstance(target.model, Chameleon) else published_llamagen
+        net = family.eagle_drafter(target.model, Path(spec), device)
+        published_pads = isinstance(target.model, LlamaGen) and target.evaluators == "full"
+        pads = published_llamagen.EAGLE_PADS if published_pads else target.pad_rows
+        return _packed(replace(target, drafters=target.drafters | {"eagle": net}, pad_rows=pads)), "eagle"
+    if title not in catalogue():
+        raise UserError(
+            f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a file "
+            "or folder with an EAGLE drafter"
+        )
+    row = entry(title)
+    if row.family == "tiny":
+        net = tiny.load(device=device).model
+    elif random_weights:
+        net = _FAMILIES[row.family].random_decoder(row.shape, device)
+    else:
+        folder = Path(where) if where else row.folder
+        if not published.present(folder, "model"):
+            raise UserError(f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it")
+        net = _FAMILIES[row.family].decoder(row.shape, folder, device)
+    return _packed(replace(target, drafters=target.drafters | {"model": net})), "model"
 
 
 def _packed(target: Target) -> Target:

@@ -211,3 +211,25 @@ def config_from_hf(config: dict[str, Any]) -> ChameleonConfig:
         )
     except KeyError as missing:
         raise UserError(f"config.json has no {missing}; use the one published with the weights") from None
+
+
+def config_from_official(params: dict[str, Any]) -> ChameleonConfig:
+    """Meta's ``params.json`` -> ours.  Raises UserError for what it leaves out."""
+    model = params.get("model", params)
+    try:
+        dim = model["dim"]
+        width = int(model.get("ffn_dim_multiplier", 1.0) * int(8 * dim / 3))  # rounded up below
+        multiple = model.get("multiple_of", 256)
+        return ChameleonConfig(
+            dim=dim,
+            n_layer=model["n_layers"],
+            n_head=model["n_heads"],
+            hidden=-(-width // multiple) * multiple,
+            n_kv_head=model.get("n_kv_heads") or 0,
+            vocab_size=model.get("vocab_size") or ChameleonConfig.vocab_size,
+            rope_base=model.get("rope_theta", ChameleonConfig.rope_base),
+            norm_eps=model.get("norm_eps", ChameleonConfig.norm_eps),
+            swin_norm=bool(model.get("swin_norm")),
+        )
+    except (KeyError, TypeError) as missing:
+        raise UserError(f"params.json has no {missing}; use the one published with the weights") from None

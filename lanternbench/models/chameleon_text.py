@@ -13,7 +13,7 @@ from lanternbench.models.chameleon import ChameleonConfig
 from lanternbench.models.chameleon_vocab import Vocabulary, special
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.text import BUCKETS, word_id, words
-from lanternbench.models.token_rules import anole_prompt, left_padded
+from lanternbench.models.token_rules import PIXELS, Prompt, anole_prompt, left_padded, lumina_prompt, lumina_text
 
 
 class ChameleonText:
@@ -50,14 +50,30 @@ def right_padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 def anole_prefix(vocab: Vocabulary, target: Target, captions: list[str], guided: bool) -> Prefix:
-    """Anole's prompts, left-padded to the longest; its EAGLE drafter reads the prompt's own ids, one ahead.
+    """Anole's prompts.  Raises as ``framed``."""
+    return framed(vocab, target, captions, [anole_prompt(ids, vocab) for ids in encoded(target, captions)], guided)
+
+
+def lumina_prefix(vocab: Vocabulary, target: Target, captions: list[str], guided: bool) -> Prefix:
+    """Lumina-mGPT's prompts, the size ids of the target's grid included.  Raises as ``framed``."""
+    height, width = (side * PIXELS for side in target.grid)
+    texts = encoded(target, [lumina_text(caption, width, height) for caption in captions])
+    return framed(vocab, target, captions, [lumina_prompt(ids, width, height, vocab) for ids in texts], guided)
+
+
+def encoded(target: Target, texts: list[str]) -> list[list[int]]:
+    """Texts -> ids, without padding."""
+    ids, mask = target.text(texts)
+    return [row[seen].tolist() for row, seen in zip(ids, mask.bool(), strict=True)]
+
+
+def framed(vocab: Vocabulary, target: Target, captions: list[str], prompts: list[Prompt], guided: bool) -> Prefix:
+    """Prompts left-padded to the longest; an EAGLE drafter reads the prompt's own ids, one ahead.
 
     Raises UserError for a caption that leaves no room for the image.
     """
     config = cast(ChameleonConfig, target.model.config)
-    ids, mask = target.text(captions)
-    prompts = [anole_prompt(row[seen].tolist(), vocab) for row, seen in zip(ids, mask.bool(), strict=True)]
-    room = config.positions - target.length
+    room = config.positions - target.rows.slot(target.length)
     for caption, prompt in zip(captions, prompts, strict=True):
         if len(prompt.cond) > room:
             raise UserError(

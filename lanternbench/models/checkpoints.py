@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -26,33 +27,38 @@ def read_state(path: Path) -> State:
     Tensors stay on disk until they are read.  Raises UserError for a file that is missing, truncated, not readable or
     that holds anything but tensors, and for a missing shard.
     """
+    found: State = {}
+    for file in _files(path):
+        found |= _read(file)
+    return found
+
+
+def _files(path: Path) -> list[Path]:
     if path.is_file():
-        return _read(path)
+        return [path]
     for index in sorted(path.glob("*.index.json")):
         return _shards(index)
-    for pattern in ("*.safetensors", "*.pt", "*.bin"):
+    for pattern in ("*.safetensors", "*.pt", "*.bin", "*.pth", "*.ckpt"):
         files = sorted(path.glob(pattern))
         if len(files) > 1:
             raise UserError(
                 f"{path} holds several checkpoints ({files[0].name}, {files[1].name}): keep the one you mean"
             )
         if files:
-            return _read(files[0])
+            return files
     raise UserError(f"{path} holds no checkpoint: put a .safetensors, .pt or .bin file there")
 
 
-def _shards(index: Path) -> State:
+def _shards(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         raise UserError(f"{index} is no index of shards: fetch it again") from None
-    found: State = {}
-    for name in names:
-        shard = index.parent / Path(str(name)).name  # never outside the folder, whatever the index says
+    shards = [index.parent / Path(str(name)).name for name in names]  # never outside the folder, whatever it says
+    for shard in shards:
         if not shard.is_file():
             raise UserError(f"{index.parent} lacks the shard {shard.name} that {index.name} names: fetch it again")
-        found |= _read(shard)
-    return found
+    return shards
 
 
 def _read(path: Path) -> State:
@@ -60,7 +66,7 @@ def _read(path: Path) -> State:
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
                 return {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        state = torch.load(path, map_location="cpu", mmap=_mappable(path), weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(
             f"{path} holds more than tensors, or is no checkpoint; it was not opened: use the official file"
@@ -74,6 +80,12 @@ def _read(path: Path) -> State:
     if not isinstance(state, dict):
         raise UserError(f"{path} holds no named tensors: use the official file")
     return {k: v for k, v in state.items() if isinstance(v, Tensor)}
+
+
+def _mappable(path: Path) -> bool:
+    """Can tensors stay on disk until they are read?  Not in what torch wrote before 1.6, which is no zip archive."""
+    with path.open("rb") as file:
+        return path.suffix == ".safetensors" or file.read(2) == b"PK"
 
 
 @contextmanager
@@ -96,22 +108,74 @@ def load_into(make: Callable[[], Net], state: State, where: Path, device: str, d
 
     Raises UserError where names or shapes are not the module's: another architecture, or another size of it.
     """
+    return _filled(make, [state], where, device, lambda value: value.to(device, dtype))
+
+
+def load_layers(
+    make: Callable[[], Net], path: Path, convert: Callable[[State], State], device: str, dtype: torch.dtype
+) -> Net:
+    """As ``load_into`` from the checkpoint at ``path``, with no more than one layer of it in memory at a time.
+
+    ``convert`` renames the tensors of one layer, or all that belong to none.
+    """
+
+    on_disk: set[int] = set()  # storages of the layer at hand that lie in the file
+
+    def moved(value: Tensor) -> Tensor:
+        return value.to(device, dtype, copy=value.untyped_storage().data_ptr() in on_disk)
+
+    def parts() -> Iterator[State]:
+        state = read_state(path)
+        layers: dict[str, list[str]] = {}
+        for key in state:
+            layers.setdefault(found.group() if (found := _LAYER.search(key)) else "", []).append(key)
+        mappable = all(map(_mappable, _files(path)))
+        for keys in layers.values():
+            if mappable:  # what was read of a file leaves memory with the last tensor of that reading
+                state = read_state(path)
+            part = {key: state[key] for key in keys}
+            if mappable:
+                state.clear()
+                on_disk.clear()
+                on_disk.update(value.untyped_storage().data_ptr() for value in part.values())
+            try:
+                yield convert(part)
+            except (KeyError, RuntimeError) as error:
+                raise UserError(
+                    f"the checkpoint in {path} is of another architecture or size ({type(error).__name__}: "
+                    f"{str(error).splitlines()[0]}): use the official file of this target"
+                ) from None
+            part.clear()
+
+    return _filled(make, parts(), path, device, moved)
+
+
+_LAYER = re.compile(r"\blayers\.\d+\.")
+
+
+def _filled(
+    make: Callable[[], Net], parts: Iterable[State], where: Path, device: str, moved: Callable[[Tensor], Tensor]
+) -> Net:
     with empty_parameters():
         net = make()
     wanted = {k: v.shape for k, v in net.named_parameters()}
-    lost = [k for k in wanted if k not in state]
+    tables, values = dict(net.named_buffers()), {}
+    for state in parts:
+        for name in wanted.keys() & state.keys():
+            if state[name].shape != wanted[name]:
+                raise UserError(
+                    f"'{name}' in {where} is {list(state[name].shape)} but this target needs {list(wanted[name])}: "
+                    "it is the checkpoint of another size"
+                )
+            values[name] = moved(state.pop(name))
+        tables |= {name: state[name] for name in tables.keys() & state.keys()}
+    lost = [k for k in wanted if k not in values]
     if lost:
         raise UserError(
             f"the checkpoint in {where} has no '{lost[0]}' ({len(lost)} of {len(wanted)} weights are absent): "
             f"it is not a {type(net).__name__} of this kind"
         )
-    for name, shape in wanted.items():
-        if state[name].shape != shape:
-            raise UserError(
-                f"'{name}' in {where} is {list(state[name].shape)} but this target needs {list(shape)}: "
-                "it is the checkpoint of another size"
-            )
-    return placed(net, lambda name, _: state.pop(name).to(device, dtype), lambda name, b: state.get(name, b).to(device))
+    return placed(net, lambda name, _: values.pop(name), lambda name, _: tables[name].to(device))
 
 
 def placed(net: Net, parameter: Callable[[str, Tensor], Tensor], buffer: Callable[[str, Tensor], Tensor]) -> Net:

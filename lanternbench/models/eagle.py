@@ -6,11 +6,14 @@ Source: Li et al. 2024 (EAGLE, EAGLE-2); LANTERN's published layout for LlamaGen
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from lanternbench.errors import UserError
 from lanternbench.models.cache import StepCache
+from lanternbench.models.checkpoints import read_state
 from lanternbench.models.transformer import DecoderConfig, Layer
 
 
@@ -37,6 +40,14 @@ _RENAMED = {
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "ffn_norm",
 }
+
+
+def has_bias(path: Path) -> bool:
+    """Does the drafter at ``path``, in LANTERN's layout, fuse with a bias?  Raises UserError where there is none."""
+    state = read_state(path)
+    if "fc.weight" not in state:
+        raise UserError(f"{path} holds no EAGLE drafter: it has no 'fc.weight'; give one in LANTERN's layout")
+    return "fc.bias" in state
 
 
 def from_published(state: dict[str, Tensor]) -> dict[str, Tensor]:

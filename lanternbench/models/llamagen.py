@@ -150,12 +150,12 @@ def to_official(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def from_hf(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The key names of LANTERN's Hugging Face class -> ours.
 
-    q, k, v and gate, up are fused in that order and nothing is permuted: both layouts rotate interleaved pairs.
+    q, k, v and gate, up are fused in that order and nothing is permuted: both layouts rotate interleaved pairs.  Any
+    part of a checkpoint will do that has all tensors of the layers in it.
     """
-    found = from_published({k.removeprefix("model."): v for k, v in state.items()})  # the layers are named alike
-    found["tok_embeddings.weight"] = state["model.embed_tokens.weight"]
-    found["output.weight"] = found.pop("lm_head.weight")
-    return found
+    top = {"model.embed_tokens.weight": "tok_embeddings.weight", "lm_head.weight": "output.weight"}
+    layers = {k.removeprefix("model."): v for k, v in state.items() if k not in top}  # named as in the drafter
+    return from_published(layers) | {top[k]: v for k, v in state.items() if k in top}
 
 
 def config_from_hf(config: dict[str, Any]) -> LlamaGenConfig:

@@ -22,7 +22,7 @@ UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
 def present(folder: Path, role: str) -> bool:
     """Is a role's folder there with weights, and no download of it unfinished?"""
     here = folder / role
-    weights = [p for pattern in ("*.pt", "*.bin", "*.safetensors", "*.ckpt") for p in here.glob(pattern)]
+    weights = [p for pattern in ("*.pt", "*.pth", "*.bin", "*.safetensors", "*.ckpt") for p in here.rglob(pattern)]
     return bool(weights) and not (here / UNFINISHED).exists()
 
 

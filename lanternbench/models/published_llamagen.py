@@ -10,14 +10,14 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models import eagle, llamagen
-from lanternbench.models.checkpoints import load_into, read_state
+from lanternbench.models.checkpoints import load_into, load_layers, read_state
 from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig
 from lanternbench.models.published import dtype_for, present, random_net
 from lanternbench.models.target import Target
@@ -27,32 +27,25 @@ from lanternbench.models.vq import VQConfig, VQModel
 NEEDS = ("model", "vq", "text")
 OPTIONS = {"l_k": 10, "width_range": (3, 40)}  # ADT-Tree's own for LlamaGen
 
+EAGLE_PADS: Literal["uniform"] = "uniform"  # LANTERN trained its drafters on hidden states whose pads see the caption
+
 Features = Callable[[list[str]], tuple[Tensor, Tensor]]
 
 
 def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: Path, device: str) -> Target:
     """A target from the files in ``folder``.  Raises UserError for what is missing, damaged or of another shape."""
-    dtype = dtype_for(device)
-    state = read_state(folder / "model")
-    hf = "model.embed_tokens.weight" in state
-    state = llamagen.from_hf(state) if hf else llamagen.from_official(state)
-    model = load_into(lambda: LlamaGen(LlamaGenConfig(**shape)), state, folder / "model", device, dtype)
+    dtype, model = dtype_for(device), decoder(shape, folder, device)
     vq = load_into(lambda: VQModel(VQConfig()), read_state(folder / "vq"), folder / "vq", device, torch.float32)
     drafters: dict[str, nn.Module] = {}
     if present(folder, "eagle"):
-        made = eagle.from_published(read_state(folder / "eagle"))
-        cfg = replace(model.cfg, first_norm=False)
-        drafters["eagle"] = load_into(
-            lambda: eagle.Eagle(cfg, bias="fc.bias" in made), made, folder / "eagle", device, dtype
-        )
+        drafters["eagle"] = eagle_drafter(model, folder / "eagle", device)
     if model.config.model_type == "c2i":
         text: Features = lambda captions: class_labels(captions, device)  # noqa: E731
     else:
         from lanternbench.models.t5 import T5Features
 
         text = T5Features(folder / "text", model.config.cls_token_num, device, dtype)
-    # LANTERN's drafters were trained on the hidden states of its own class, whose pads see the caption
-    pads = "uniform" if "eagle" in drafters else "alone"
+    pads = EAGLE_PADS if "eagle" in drafters else "alone"
     return Target(
         name,
         model,
@@ -62,16 +55,33 @@ def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: 
         top_k,
         options=dict(OPTIONS),
         drafters=drafters,
-        pad_rows=pads,  # type: ignore[arg-type]
+        pad_rows=pads,
     )
+
+
+def decoder(shape: dict[str, Any], folder: Path, device: str) -> LlamaGen:
+    """The decoder alone, from its official file or LANTERN's conversion.  Raises UserError."""
+    here = folder / "model"
+    convert = llamagen.from_hf if "model.embed_tokens.weight" in read_state(here) else llamagen.from_official
+    return load_layers(lambda: LlamaGen(LlamaGenConfig(**shape)), here, convert, device, dtype_for(device))
+
+
+def random_decoder(shape: dict[str, Any], device: str, dtype: torch.dtype | None = None) -> LlamaGen:
+    """The same with random weights."""
+    return random_net(lambda: LlamaGen(LlamaGenConfig(**shape)), device, dtype or dtype_for(device))
+
+
+def eagle_drafter(model: LlamaGen, path: Path, device: str) -> eagle.Eagle:
+    """LANTERN's layout -> a drafter for ``model``.  Raises UserError, also for one of another width."""
+    cfg, bias = replace(model.cfg, first_norm=False), eagle.has_bias(path)
+    return load_layers(lambda: eagle.Eagle(cfg, bias), path, eagle.from_published, device, dtype_for(device))
 
 
 def random_target(
     name: str, shape: dict[str, Any], guidance: float, top_k: int, device: str, dtype: torch.dtype | None = None
 ) -> Target:
     """The same architecture with random weights and an EAGLE drafter: its images are noise, its speed is real."""
-    dtype = dtype or dtype_for(device)
-    model = random_net(lambda: LlamaGen(LlamaGenConfig(**shape)), device, dtype)
+    dtype, model = dtype or dtype_for(device), random_decoder(shape, device, dtype)
     drafter = random_net(lambda: eagle.Eagle(replace(model.cfg, first_norm=False)), device, dtype)
     vq = random_net(lambda: VQModel(VQConfig()), device, torch.float32)
     if model.config.model_type == "c2i":

@@ -8,10 +8,11 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from lanternbench.models.chameleon import Chameleon
 from lanternbench.models.llamagen import CaptionEmbedding, LabelEmbedding, LlamaGen, left_pad
+from lanternbench.models.row_ends import RowEnds
 from lanternbench.models.vq import VQModel
 
 
@@ -62,7 +63,7 @@ class Target:
     ``drafters``: by kind of proposal (``eagle``, ``model``, ``medusa``).  ``pad_rows``: what padded prefix positions
     attend to, see ``prefix_mask``; drafters trained on the features of LANTERN's class expect ``uniform``.
     ``condition``: (target, captions, with unconditional rows?) -> prefix.  ``pixels``: what the tokeniser decodes ->
-    uint8 [B, H, W, 3].
+    uint8 [B, H, W, 3].  ``row_end``: the prompt id that the model writes after each row of an image, if it does.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Target:
     pad_rows: Literal["alone", "uniform"] = "alone"
     condition: Callable[[Target, list[str], bool], Prefix] = from_features
     pixels: Callable[[Tensor], Tensor] = rounded
+    row_end: int | None = None
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -86,6 +88,15 @@ class Target:
     def length(self) -> int:
         """Image tokens."""
         return self.grid[0] * self.grid[1]
+
+    @property
+    def rows(self) -> RowEnds:
+        """Where the model writes row ends."""
+        return RowEnds(0 if self.row_end is None else self.grid[1], self.length)
+
+    def row_end_embedding(self, model: LlamaGen | Chameleon) -> Tensor:
+        """[dim] of the row end, as ``model`` (the target's or an independent drafter's) reads it."""
+        return cast(nn.Embedding, model.cls_embedding).weight[self.row_end]
 
     @property
     def vocab(self) -> int:

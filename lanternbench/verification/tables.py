@@ -18,6 +18,7 @@ from lanternbench.decoding.presets import Method
 from lanternbench.decoding.session import Fresh, Session, Trace
 from lanternbench.decoding.verify import Draft, Verdict, parents
 from lanternbench.models.cache import KVCache
+from lanternbench.models.row_ends import RowEnds
 
 KINDS = ("dense", "zeros", "one-token", "mixed")
 
@@ -137,7 +138,7 @@ class TableSession(Session):
         self.tables, self.warp, self.guidance = tables, warp, 1.0  # type: ignore[assignment]
         self.target = table_target(tables)
         self.batch, self.limit, self.offset = len(tokens), tables.length, 0
-        self.device = tokens.device
+        self.device, self.rows = tokens.device, RowEnds(0, tables.length)
         self.seeds = [0] * self.batch
         self.tokens, self.length, self.lengths = tokens.clone(), length.clone(), length.tolist()
         self.steps = self.syncs = 0

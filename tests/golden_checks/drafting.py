@@ -15,6 +15,7 @@ from lanternbench.decoding.session import Fresh
 from lanternbench.models.eagle import Eagle, from_published
 from lanternbench.models.llamagen import LlamaGenConfig
 from lanternbench.models.rope import rope_2d
+from lanternbench.models.row_ends import RowEnds
 from lanternbench.models.target import blank
 
 GRID = 16  # the reference fixes the drafter's grid for text-to-image
@@ -53,6 +54,7 @@ class Recorded:
         prefix = SimpleNamespace(ahead=ahead, seen=torch.ones(ahead.shape[:2], dtype=torch.bool))
         self.session: Any = SimpleNamespace(
             target=SimpleNamespace(model=model),
+            rows=RowEnds(0, GRID * GRID),
             prefix=prefix,
             guidance=vectors.meta["cfg_scale"],
             offset=hidden.shape[1],
