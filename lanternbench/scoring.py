@@ -134,8 +134,7 @@ def score_run(
                 notes += said
                 costs |= journal.cost(scorer.name)
                 continue
-            known = all(sets.get(label, {}).get(scorer.name) is not None for label in groups)
-            if known and (scorer.available() or not (again or setup.reference)):
+            if known(sets, groups, scorer) and (scorer.available() or not (again or setup.reference)):
                 notes += [note for note in old_notes if note.startswith(f"{scorer.name}: ")]
                 continue
             progress(0, 0, scorer.name)
@@ -264,6 +263,11 @@ def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetScorer
         if read:  # else all features were kept
             costs[scorer.name] = {"images": read, "seconds": seconds}
     return sets, list(notes), costs
+
+
+def known(sets: Sets, groups: Iterable[str], scorer: SetScorer) -> bool:
+    """Has every label a value?"""
+    return all(sets.get(label, {}).get(scorer.name) is not None for label in groups)
 
 
 def image_groups(folder: RunFolder) -> dict[str, list[Path]]:

@@ -30,7 +30,7 @@ from lanternbench.metrics.setup import Setup
 from lanternbench.models.catalogue import load_target, with_drafter
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.results import RunFolder, Sample, config_hash, sample_key
-from lanternbench.scoring import Costs, image_groups, prepared, score_sets, stored, with_record
+from lanternbench.scoring import Costs, image_groups, known, prepared, score_sets, stored, with_record
 
 WARMUP_STEPS = 12
 Progress = Callable[[int, int, str], None]  # done, of, what
@@ -80,12 +80,15 @@ def run(
         methods=[{"label": m.label, "method": m.preset, "options": m.options, "lossless": m.lossless} for m in methods],
     ) as folder:
         spent = _measure(folder, config, decoders, selected, [s for s in scorers if isinstance(s, Scorer)], progress)
-        sets, _, costs, real = stored(folder)  # what was scored afterwards, by ``score``
-        found, missing, more = score_sets(image_groups(folder), [s for s in scorers if isinstance(s, SetScorer)])
+        (sets, notes, costs, real), groups = stored(folder), image_groups(folder)  # ``score`` may have added to them
+        whole = [s for s in scorers if isinstance(s, SetScorer) and not (s.available() and known(sets, groups, s))]
+        kept = {f"{name}: " for columns in sets.values() for name in columns} - {f"{s.name}: " for s in whole}
+        found, missing, more = score_sets(groups, whole)
         for label, columns in found.items():
             sets.setdefault(label, {}).update(columns)
         summary = summarise(folder.samples(), folder.run, sets, config.seed)
         missing += [f"{s.name}: {why}" for s in scorers if isinstance(s, Scorer) and (why := s.available())]
+        missing += [note for note in notes if note.startswith(tuple(kept))]
         summary["notes"] += missing + simulation_notes(config)
         summary = with_record(summary, costs | spent | more, real)
         folder.finish(summary)

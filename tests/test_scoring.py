@@ -453,16 +453,19 @@ def test_with_all_weights_absent_a_run_works_and_the_report_names_each_metric_an
 def test_a_finished_run_repeated_keeps_what_was_scored_afterwards(no_caches, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     options = ["--method", "sjd", "-n", "2", "--no-baseline", "--device", "cpu"]
+    options += ["--metrics", "clip,fid,precision-recall"]  # the last lacks its folder of real images
     command(monkeypatch, capfd, "run", *options)
     (folder,) = (tmp_path / "results").iterdir()
     command(monkeypatch, capfd, "score", "--metrics", "precision-recall", "--reference", str(folder / "images"))
     scored = json.loads((folder / "summary.json").read_bytes())
     assert scored["rows"][0]["precision-tiny"] == 1.0
     assert {"clip-tiny", "fid-tiny", "precision-tiny"} <= set(scored["costs"])
-    command(monkeypatch, capfd, "run", *options)
+    said = command(monkeypatch, capfd, "run", *options)
+    assert "no folder of them was given" not in said
     again = json.loads((folder / "summary.json").read_bytes())
     assert again["rows"][0]["precision-tiny"] == 1.0
     assert again["costs"].keys() == scored["costs"].keys()
     assert again["reference"] == scored["reference"]
+    assert any("precision and recall over 2 images" in note for note in again["notes"])
     assert scored["reference"]["images"] == 2
     assert any("Real images: 2 in images" in note for note in again["notes"])
