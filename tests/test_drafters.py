@@ -67,7 +67,7 @@ def test_a_smaller_target_drafts_by_name_and_from_a_folder(classes, known):
     for spec in ("small-c2i", f"small-c2i={known.folder}"):
         made, kind = with_drafter(classes, spec)
         assert kind == "model"
-        assert torch.equal(made.drafters["model"].output.weight, random_llamagen(1).output.weight)
+        assert torch.equal(made.drafters["model"].tok_embeddings.weight, random_llamagen(1).tok_embeddings.weight)
         assert torch.equal(decoded(made, "sd", "7").tokens, want.tokens)
     assert not classes.drafters
 
