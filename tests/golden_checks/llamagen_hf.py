@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from golden_checks.common import Found, captioned, close, greedy, loaded, read, same
+from golden_checks.common import Found, captioned, close, doubled, greedy, loaded, read, same
 from lanternbench.decoding.sampling import guide
 from lanternbench.models.cached import additive
 from lanternbench.models.llamagen import LlamaGen, config_from_hf, from_hf, prefix_mask
@@ -18,10 +18,14 @@ def check(folder: Path) -> list[Found]:
     prefix = target.prefix([""], scale)
     n = prefix.valid.shape[1]
     hidden = model(prefix.embeddings, model.rope[None, :n, None], additive(prefix_mask(prefix.valid, n, "uniform")))
-    logits = model.output(model.teacher_forced(prefix.embeddings, prefix.valid, vectors["in.tokens"].repeat(2, 1)))
+    rows = vectors["in.tokens"].repeat(2, 1)
+    logits = model.output(model.teacher_forced(prefix.embeddings, prefix.valid, rows))
+    tokens = greedy(target, scale)[0].tokens[None]
+    exact = doubled(model)
+    exact_logits = exact.output(exact.teacher_forced(exact.cls_embedding(prefix.features.double()), prefix.valid, rows))
     return [
         close("prefill: hidden, padded positions too", hidden, vectors["out.prefill_hidden"]),
         close("teacher-forced logits", logits, vectors["out.tf_logits"]),
-        close("teacher-forced logits, guided", guide(logits, scale), vectors["out.tf_logits_cfg"]),
-        same("greedy tokens", greedy(target, scale)[0].tokens[None], vectors["out.greedy_tokens"]),
+        close("teacher-forced logits, guided, from float64", guide(exact_logits, scale), vectors["out.tf_logits_cfg"]),
+        same("greedy tokens", tokens, vectors["out.greedy_tokens"]),
     ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from golden_checks.common import Found, captioned, close, greedy, official_model, read, same
+from golden_checks.common import Found, captioned, close, doubled, greedy, official_model, read, same
 from lanternbench.decoding.sampling import guide
 from lanternbench.models.cached import additive
 from lanternbench.models.llamagen import left_pad, prefix_mask
@@ -20,7 +20,11 @@ def check(folder: Path) -> list[Found]:
     prefix = target.prefix([""], scale)
     n = prefix.valid.shape[1]
     hidden = model(prefix.embeddings, model.rope[None, :n, None], additive(prefix_mask(prefix.valid, n)))
-    logits = model.output(model.teacher_forced(prefix.embeddings, prefix.valid, vectors["in.tokens"].repeat(2, 1)))
+    rows = vectors["in.tokens"].repeat(2, 1)
+    logits = model.output(model.teacher_forced(prefix.embeddings, prefix.valid, rows))
+    exact = doubled(official_model(vectors))
+    embedded = exact.cls_embedding(prefix.features.double())
+    exact_logits = exact.output(exact.teacher_forced(embedded, prefix.valid, rows))
     want_mask = vectors["out.attn_mask"]
     found = [
         close("left padding: features", features, vectors["out.left_caption"]),
@@ -29,7 +33,7 @@ def check(folder: Path) -> list[Found]:
         close("prefill: hidden", hidden, vectors["out.prefill_hidden"]),
         close("prefill: last logits", model.output(hidden[:, -1]), vectors["out.prefill_logits_last"]),
         close("teacher-forced logits", logits, vectors["out.tf_logits"]),
-        close("teacher-forced logits, guided", guide(logits, scale), vectors["out.tf_logits_cfg"]),
+        close("teacher-forced logits, guided, from float64", guide(exact_logits, scale), vectors["out.tf_logits_cfg"]),
         same("greedy tokens", greedy(target, scale)[0].tokens[None], vectors["out.greedy_tokens"]),
         same("greedy tokens, no guidance", greedy(target, 1.0)[0].tokens[None], vectors["out.greedy_tokens_nocfg"]),
     ]
