@@ -126,8 +126,9 @@ def test_training_that_was_stopped_continues_as_if_it_was_not(tmp_path):
 
 
 @pytest.fixture
-def teacher(target, tmp_path):
-    """Batches of four samples of the embedded target, and the target."""
+def teacher(tmp_path):
+    """Batches of four samples of the embedded target, the target as it is trained (not packed), and the samples."""
+    target = tiny.load()
     samples = rollouts.sample(tmp_path, target, 4, log=lambda line: None)
     return drafters.Batches(target, samples), target, samples
 

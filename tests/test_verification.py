@@ -272,6 +272,30 @@ def test_on_a_model_a_broken_cache_is_found(small, monkeypatch):
     assert statistical.sampled_tests(small, presets.method("eagle-2"), 4, 0).forward > 0.01
 
 
+def test_an_adaptive_tree_with_as_many_nodes_as_levels_is_recorded_as_the_tree_it_is(target):
+    method = presets.method("adt-tree", total_nodes=8, depth_range=(1, 7))
+    assert statistical.sampled_tests(target, method, 4, 0).forward < 1e-3
+
+
+def test_a_lossless_method_that_one_sample_speaks_against_is_judged_by_a_larger_one(small, monkeypatch):
+    honest, sizes = statistical.sampled_tests, []
+
+    def unlucky(target, method, images, seed):
+        sizes.append(images)
+        found = honest(target, method, images, seed)
+        return found._replace(log_q=found.log_q._replace(p_value=1e-4)) if len(sizes) == 1 else found
+
+    monkeypatch.setattr(verification, "sampled_tests", unlucky)
+    rows = list(verification.verify_method(presets.method("ar"), small, 0, 4))
+    assert sizes == [4, 16]
+    assert all(row.passed for row in rows)
+    sizes.clear()
+    monkeypatch.setattr(
+        verification, "sampled_tests", lambda *a: honest(*a)._replace(log_q=statistical.Finding(9.0, 1e-6, 0.1))
+    )
+    assert not all(row.passed for row in verification.verify_method(presets.method("ar"), small, 0, 4))
+
+
 def test_the_rank_test_keeps_its_level_and_finds_the_effect_it_states():
     generator = torch.Generator().manual_seed(0)
     n = 2048

@@ -217,7 +217,7 @@ class Session:
         path, tree = verdict.path, draft.tree
         columns = torch.arange(path.shape[1], device=self.device)
         at = self.length[:, None] + columns  # [B, D + 1]
-        chain = tree.nodes == path.shape[1]  # then a node's id is its depth
+        chain = tree.width <= 1 and tree.nodes == path.shape[1]  # then a node's id is its depth
 
         def file(store: Tensor, of_node: Tensor, on_path: bool = False) -> None:
             if not (chain or on_path):
