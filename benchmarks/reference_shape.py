@@ -48,8 +48,7 @@ def main() -> None:
     ]
     for packed, dtype in ((False, torch.float32), (True, torch.float32), (True, torch.bfloat16)):
         title = f"{'packed' if packed else 'plain'} {str(dtype).removeprefix('torch.')}"
-        for row in measured(packed, dtype):
-            public = PUBLIC_MS[row.label]
+        for public, row in zip(PUBLIC_MS.values(), measured(packed, dtype), strict=True):
             lines.append(
                 f"| {title} | {row.label} | {row.step_ms:.1f} | {public:.0f} | {public / row.step_ms:.2f}× | "
                 f"{row.draft_ms:.1f} | {row.verify_ms:.1f} | {row.outside:.1%} | {row.achieved / limit:.0%} |"
