@@ -6,6 +6,9 @@ guided nodes as packed float32 takes for one row's.  Figures: docs/performance.m
 
 from __future__ import annotations
 
+import ctypes
+import sys
+
 import torch
 from torch import Tensor, nn
 
@@ -45,14 +48,22 @@ def available() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 
+def _give_back() -> None:
+    """Return freed memory to the system: glibc would keep each unpacked weight, and hold everything twice."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 def pack(net: nn.Module) -> None:
     """Replace the linear layers of ``net`` that are on a CPU, one at a time: no more than one is held twice."""
-    onednn = available()
-    for parent in list(net.modules()):
-        for name, child in list(parent.named_children()):
-            if not isinstance(child, nn.Linear) or child.weight.device.type != "cpu":
-                continue
-            if child.weight.numel() < LARGE:
-                setattr(parent, name, TransposedLinear(child))
-            elif onednn:
-                setattr(parent, name, PackedLinear(child))
+    places = [(p, name) for p in net.modules() for name, child in p.named_children() if isinstance(child, nn.Linear)]
+    for parent, name in places:
+        linear = getattr(parent, name)
+        if linear.weight.device.type != "cpu":
+            continue
+        if linear.weight.numel() < LARGE:
+            setattr(parent, name, TransposedLinear(linear))
+        elif available():
+            setattr(parent, name, PackedLinear(linear))
+            del linear
+            _give_back()
