@@ -1,4 +1,4 @@
-"""The README's pictures, from a run: python benchmarks/figures.py results/RUN."""
+"""The README's pictures, from a run: python benchmarks/figures.py results/RUN [METHOD-LABEL …]."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from lanternbench.results import read_run, read_samples
 OUT = Path(__file__).resolve().parents[1] / "docs/images"
 
 
-def main(run: Path) -> None:
+def main(run: Path, shown: list[str]) -> None:
+    """``shown``: labels of the grid's rows, all by default."""
     shutil.copy(run / "report/pareto-fidelity_loss.png", OUT / "pareto.png")
     samples = read_samples(run)
-    labels = [m["label"] for m in read_run(run)["methods"]]
+    labels = [m["label"] for m in read_run(run)["methods"] if not shown or m["label"] in shown]
     prompts = list(dict.fromkeys(s.prompt_id for s in samples))[:8]
     images = {(s.label, s.prompt_id): run / s.image for s in samples}
     size = (1.25 * len(prompts), 1.25 * len(labels))
@@ -36,4 +37,4 @@ def main(run: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
