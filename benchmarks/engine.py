@@ -25,7 +25,7 @@ from lanternbench.models import published_llamagen
 from lanternbench.models.cached import CachedStack, causal
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.llamagen import LlamaGen
-from lanternbench.models.packed import pack
+from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
 from lanternbench.prompts import load
 
@@ -58,10 +58,7 @@ def forwards(model: LlamaGen, cases: list[tuple[int, int]], repeats: int = 15) -
 
 
 def published(shape: dict[str, Any], grid: int = 16) -> Target:
-    target = published_llamagen.random_target("random", {**shape, "grid": grid}, 7.5, 1000, "cpu")
-    for net in (target.model, *target.drafters.values()):
-        pack(net)
-    return target
+    return packed(published_llamagen.random_target("random", {**shape, "grid": grid}, 7.5, 1000, "cpu"))
 
 
 def against_nodes(models: dict[str, LlamaGen]) -> Rows:

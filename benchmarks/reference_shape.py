@@ -19,18 +19,17 @@ from lanternbench import profile
 from lanternbench.decoding import engine, presets
 from lanternbench.environment import environment
 from lanternbench.models import published_llamagen
-from lanternbench.models.packed import pack
+from lanternbench.models.packed import packed
 
 SHAPE = {"dim": 512, "n_layer": 24, "n_head": 8, "grid": 16}
 PUBLIC_MS = {"ar": 73.0, "eagle-1": 290.0, "eagle-2": 290.0, "lantern": 290.0}
 CAPTIONS = ["a cat on a red sofa"]
 
 
-def measured(packed: bool, dtype: torch.dtype) -> list[profile.Profile]:
+def measured(pack: bool, dtype: torch.dtype) -> list[profile.Profile]:
     target = published_llamagen.random_target("llamagen-100m", SHAPE, 7.5, 1000, "cpu", dtype)
-    if packed:
-        for net in (target.model, *target.drafters.values()):
-            pack(net)
+    if pack:
+        packed(target)
     decoders = [engine.build(target, presets.method(n), simulate_acceptance=2.7) for n in PUBLIC_MS]
     return profile.profile(decoders, CAPTIONS)
 
@@ -46,9 +45,9 @@ def main() -> None:
         "| weights | method | step ms | public code | ratio | draft | verify | outside forwards | of memory limit |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for packed, dtype in ((False, torch.float32), (True, torch.float32), (True, torch.bfloat16)):
-        title = f"{'packed' if packed else 'plain'} {str(dtype).removeprefix('torch.')}"
-        for public, row in zip(PUBLIC_MS.values(), measured(packed, dtype), strict=True):
+    for pack, dtype in ((False, torch.float32), (True, torch.float32), (True, torch.bfloat16)):
+        title = f"{'packed' if pack else 'plain'} {str(dtype).removeprefix('torch.')}"
+        for public, row in zip(PUBLIC_MS.values(), measured(pack, dtype), strict=True):
             lines.append(
                 f"| {title} | {row.label} | {row.step_ms:.1f} | {public:.0f} | {public / row.step_ms:.2f}× | "
                 f"{row.draft_ms:.1f} | {row.verify_ms:.1f} | {row.outside:.1%} | {row.achieved / limit:.0%} |"

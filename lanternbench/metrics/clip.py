@@ -76,6 +76,11 @@ def openai_clip(path: Path | None, weights: files.Weights, config: str, device: 
         filled(model, state, path, weights)
     pixels = openai_pixels()
     tokenizer = open_clip.get_tokenizer(config)
+    return _encoder(model, pixels, tokenizer, device)
+
+
+def _encoder(model: Any, pixels: Callable[[Image.Image], Tensor], tokenizer: Any, device: str) -> Encoder:
+    """A model of open_clip that sees each image as ``pixels`` prepares it."""
     return Encoder(model.eval().to(device), lambda images: torch.stack([pixels(i) for i in images]), tokenizer, device)
 
 
@@ -163,7 +168,7 @@ def _open_clip(path: Path | None, weights: files.Weights, model: str, tag: str, 
         filled(net, files.tensors(path, weights.title), path, weights)
     wanted = {k: v for k, v in about.items() if k in ("mean", "std", "interpolation", "resize_mode")}
     pixels = image_transform_v2(PreprocessCfg(size=net.visual.image_size, **wanted), is_train=False)
-    return Encoder(net.eval().to(device), lambda images: torch.stack([pixels(i) for i in images]), tokenizer, device)
+    return _encoder(net, pixels, tokenizer, device)
 
 
 def retrieval(images: list[Image.Image], captions: list[str]) -> float:

@@ -16,7 +16,7 @@ from lanternbench.metrics.files import cache_dir
 from lanternbench.models import published, published_chameleon, published_llamagen, tiny
 from lanternbench.models.chameleon import Chameleon
 from lanternbench.models.llamagen import LlamaGen
-from lanternbench.models.packed import pack
+from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
 
 _FAMILIES: dict[str, Any] = {"llamagen": published_llamagen, "chameleon": published_chameleon}
@@ -83,16 +83,16 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False) ->
     weights that are missing or damaged.
     """
     if (Path(name) / "target.safetensors").is_file():
-        return _packed(tiny.load(Path(name), device))
+        return packed(tiny.load(Path(name), device))
     title, _, where = name.partition("=")
     row = entry(title)
     if row.family == "tiny":
         if random_weights:
             raise UserError("target 'tiny' comes with trained weights: leave out --random-weights")
-        return _packed(tiny.load(device=device))
+        return packed(tiny.load(device=device))
     family = _FAMILIES[row.family]
     if random_weights:
-        return _packed(family.random_target(row.name, row.shape, row.guidance, row.top_k, device))
+        return packed(family.random_target(row.name, row.shape, row.guidance, row.top_k, device))
     folder = Path(where) if where else row.folder
     needed = [role for role in row.missing(folder) if role in family.NEEDS]
     if needed:
@@ -100,7 +100,7 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False) ->
             f"target '{title}' lacks its {' and '.join(needed)} in {folder}: `lanternbench fetch {title}` gets them "
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
         )
-    return _packed(family.load(row.name, row.shape, row.guidance, row.top_k, folder, device))
+    return packed(family.load(row.name, row.shape, row.guidance, row.top_k, folder, device))
 
 
 def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights: bool = False) -> tuple[Target, str]:
@@ -116,7 +116,7 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
         net = family.eagle_drafter(target.model, Path(spec), device)
         published_pads = isinstance(target.model, LlamaGen) and target.evaluators == "full"
         pads = published_llamagen.EAGLE_PADS if published_pads else target.pad_rows
-        return _packed(replace(target, drafters=target.drafters | {"eagle": net}, pad_rows=pads)), "eagle"
+        return packed(replace(target, drafters=target.drafters | {"eagle": net}, pad_rows=pads)), "eagle"
     if title not in catalogue():
         raise UserError(
             f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a file "
@@ -132,10 +132,4 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
         if not published.present(folder, "model"):
             raise UserError(f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it")
         net = _FAMILIES[row.family].decoder(row.shape, folder, device)
-    return _packed(replace(target, drafters=target.drafters | {"model": net})), "model"
-
-
-def _packed(target: Target) -> Target:
-    for net in (target.model, *target.drafters.values()):
-        pack(net)
-    return target
+    return packed(replace(target, drafters=target.drafters | {"model": net})), "model"

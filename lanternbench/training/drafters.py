@@ -20,7 +20,7 @@ from lanternbench.decoding.sampling import Warp, guide
 from lanternbench.models.eagle import Eagle
 from lanternbench.models.llamagen import LlamaGen
 from lanternbench.models.medusa import Medusa
-from lanternbench.models.target import Target
+from lanternbench.models.target import Target, blank
 from lanternbench.training import loop
 from lanternbench.training.rollouts import Rollouts
 from lanternbench.training.target import CONFIG
@@ -118,8 +118,9 @@ def eagle_losses(net: Eagle, batches: Batches, step: int) -> Losses:
     """Cross entropy and total variation at every level; level 1 also learns the target's hidden states."""
     rng, _, tokens, hidden, wanted = batches(step, 13)
     words, p = batches.target.model.tok_embeddings, batches.prefix
-    blank = words.weight[0].expand(len(hidden), p - 1, -1)
-    embedding = torch.cat([blank, words(tokens[:, :-1]).repeat(2, 1, 1)], 1)  # of the tokens after positions 0 …
+    embedding = torch.cat(
+        [blank(words.weight, hidden[:, :p]), words(tokens[:, :-1]).repeat(2, 1, 1)], 1
+    )  # of the tokens after positions 0 …
     n = embedding.shape[1]
     at = torch.from_numpy(rng.choice(n - p - DEPTHS + 2, DEEPER, replace=False) + p)
     rope = cast(LlamaGen, batches.target.model).rope[1 : n + 1, None]

@@ -15,7 +15,7 @@ from torch import Tensor
 from lanternbench.decoding.engine import Generation, build, generate
 from lanternbench.decoding.presets import method
 from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig, from_official
-from lanternbench.models.target import Target
+from lanternbench.models.target import Prefix, Target
 
 FLOAT, IMAGE = 1e-4, 5e-4  # tolerances, absolute
 
@@ -67,15 +67,16 @@ def close(group: str, got: Tensor, want: Tensor, limit: float = FLOAT) -> Found:
     return Found(group, float(error.max()) if error.numel() else 0.0, limit)
 
 
-def doubled(model: LlamaGen) -> LlamaGen:
-    """The model with float64 weights.
+def logits_in_float64(model: LlamaGen, prefix: Prefix, tokens: Tensor) -> Tensor:
+    """Teacher-forced logits of ``model``, whose weights become float64.
 
     Guidance multiplies the rounding of two logits by 2s − 1 = 14: guided logits of float32 models agree to 5e-5 on one
     CPU and to 1.1e-4 on another.  In float64 what differs is the recorded side's rounding alone, on any.
     """
     for weights in model.parameters():
         weights.data = weights.data.double()
-    return model
+    embedded = model.cls_embedding(prefix.features.double())
+    return model.output(model.teacher_forced(embedded, prefix.valid, tokens))
 
 
 def same(group: str, got: Any, want: Any) -> Found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from golden_checks.common import Found, captioned, close, doubled, greedy, loaded, read, same
+from golden_checks.common import Found, captioned, close, greedy, loaded, logits_in_float64, read, same
 from lanternbench.decoding.sampling import guide
 from lanternbench.models.cached import additive
 from lanternbench.models.llamagen import LlamaGen, config_from_hf, from_hf, prefix_mask
@@ -21,8 +21,7 @@ def check(folder: Path) -> list[Found]:
     rows = vectors["in.tokens"].repeat(2, 1)
     logits = model.output(model.teacher_forced(prefix.embeddings, prefix.valid, rows))
     tokens = greedy(target, scale)[0].tokens[None]
-    exact = doubled(model)
-    exact_logits = exact.output(exact.teacher_forced(exact.cls_embedding(prefix.features.double()), prefix.valid, rows))
+    exact_logits = logits_in_float64(model, prefix, rows)
     return [
         close("prefill: hidden, padded positions too", hidden, vectors["out.prefill_hidden"]),
         close("teacher-forced logits", logits, vectors["out.tf_logits"]),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from golden_checks.common import Found, captioned, close, doubled, greedy, official_model, read, same
+from golden_checks.common import Found, captioned, close, greedy, logits_in_float64, official_model, read, same
 from lanternbench.decoding.sampling import guide
 from lanternbench.models.cached import additive
 from lanternbench.models.llamagen import left_pad, prefix_mask
@@ -22,9 +22,7 @@ def check(folder: Path) -> list[Found]:
     hidden = model(prefix.embeddings, model.rope[None, :n, None], additive(prefix_mask(prefix.valid, n)))
     rows = vectors["in.tokens"].repeat(2, 1)
     logits = model.output(model.teacher_forced(prefix.embeddings, prefix.valid, rows))
-    exact = doubled(official_model(vectors))
-    embedded = exact.cls_embedding(prefix.features.double())
-    exact_logits = exact.output(exact.teacher_forced(embedded, prefix.valid, rows))
+    exact_logits = logits_in_float64(official_model(vectors), prefix, rows)
     want_mask = vectors["out.attn_mask"]
     found = [
         close("left padding: features", features, vectors["out.left_caption"]),
