@@ -9,10 +9,11 @@ import pytest
 import torch
 from scipy.spatial.distance import jensenshannon
 
-from lanternbench.decoding import acceptance
+from lanternbench.decoding import acceptance, verify
 from lanternbench.decoding.acceptance import Annealed, Exact, Lantern, everywhere, normalised, relaxed, schedule
+from lanternbench.decoding.growth import grow_by_confidence
 from lanternbench.decoding.neighbours import nearest
-from lanternbench.decoding.sampling import Warp, draw, draw_distinct
+from lanternbench.decoding.sampling import BELOW_ONE, Warp, draw, draw_distinct
 
 DEPTH = torch.tensor([1])
 
@@ -171,8 +172,10 @@ def test_the_reference_residual_counts_all_neighbours_and_never_vanishes():
 
 def test_a_draw_is_the_inverse_cdf_and_never_a_token_of_weight_zero():
     weights = torch.tensor([0.0, 2.0, 0.0, 6.0, 0.0])
-    u = torch.tensor([0.0, 0.2499, 0.2501, 0.9999999, 1.0])
+    u = torch.tensor([0.0, 0.2499, 0.2501, 0.9, BELOW_ONE])
     assert draw(weights.expand(5, -1), u).tolist() == [1, 1, 3, 3, 3]
+    totals = torch.rand(1000, 3, generator=torch.Generator().manual_seed(1))  # times u none may round up to the total
+    assert set(draw(torch.nn.functional.pad(totals, (0, 1)), torch.full((1000,), BELOW_ONE)).tolist()) == {2}
     many = draw(weights.expand(2000, -1), torch.rand(2000, generator=torch.Generator().manual_seed(0)))
     assert set(many.tolist()) == {1, 3}
     assert (many == 3).float().mean().item() == pytest.approx(0.75, abs=0.03)
@@ -201,3 +204,27 @@ def test_temperature_divides_the_logits():
     logits = torch.tensor([0.0, 1.0])
     assert Warp(temperature=0.5)(logits)[1].item() == pytest.approx(1 / (1 + math.exp(-2)))
     assert Warp(temperature=0.0).greedy
+
+
+@pytest.mark.parametrize("limit", [0.02, 0.3, 0.9])
+def test_lantern_over_chosen_children_touches_groups_alone_and_decides_as_the_general_rule(limit):
+    """1,000 trees of 14 nodes in all; both ways must take the same path to the same token, however much is struck."""
+    generator = torch.Generator().manual_seed(5)
+    rule, batch, size = Lantern(nearest(torch.randn(40, 3, generator=generator), 12), "tvd", limit), 1000, 40
+
+    class Fixed:
+        def expand(self, tokens, came_from, visible, depth):
+            return torch.randn(*tokens.shape, size, generator=generator) * 3
+
+    first = torch.randn(batch, size, generator=generator) * 3
+    root = torch.zeros(batch, dtype=torch.long)
+    draft = grow_by_confidence(Fixed(), first, root, Warp(1.0, 20), 3, 4, 14)
+    q = Warp(1.0, 9)(torch.randn(batch, 14, size, generator=generator) * 3).double()
+    u = torch.rand(batch, 14, generator=generator).double() * BELOW_ONE
+    general = verify._chosen(draft, q, u, rule, acceptance.lantern)
+    groups = verify.verify(draft, q, u, rule, acceptance.lantern)
+    assert torch.equal(general.path, groups.path)
+    assert torch.equal(general.token, groups.token)
+    assert torch.equal(general.accepted, groups.accepted)
+    assert 0 < general.accepted.float().mean() < 3
+    assert not torch.equal(verify._chosen(draft, q, u, Exact(), acceptance.standard).path, groups.path)

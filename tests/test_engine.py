@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 
 from lanternbench.decoding import engine, presets
+from lanternbench.decoding.session import Session
 from lanternbench.errors import UserError
 from lanternbench.prompts import load
 
@@ -48,6 +50,31 @@ def test_a_step_synchronises_once_and_commits_what_it_says(target, name):
     assert len(made.tree_depths) == len(made.tree_nodes) == made.steps
     assert int(made.tokens.min()) >= 0
     assert int(made.tokens.max()) < target.vocab
+
+
+@pytest.mark.parametrize("name", ["ar", "sd", "medusa", "lantern", "adt-tree", "sjd", "cool-sd"])
+def test_a_batch_goes_on_without_the_prompts_that_are_finished(target, name, monkeypatch):
+    kept = []
+    keep = Session.keep
+
+    def counted(self, prompts):
+        kept.append(list(prompts))
+        return keep(self, prompts)
+
+    monkeypatch.setattr(Session, "keep", counted)
+    options = {"init": "vertical-sample"} if name == "sjd" else {}
+    captions = [p.text for p in load("demo", 4)]
+    together = tokens(target, name, captions, **options)
+    if name == "ar":  # all finish at once
+        assert kept == []
+        return
+    assert kept
+    assert all(2 * after <= before for before, after in pairwise([len(captions), *map(len, kept)]))
+    slowest = max(range(len(captions)), key=lambda i: together[i].steps)
+    alone = tokens(target, name, [captions[slowest]], **options)[0]
+    assert torch.equal(together[slowest].tokens, alone.tokens)
+    assert together[slowest].accept_lengths == alone.accept_lengths
+    assert all(sum(g.accept_lengths) == target.length - 1 for g in together)
 
 
 def test_ar_takes_one_step_a_token(target):

@@ -108,9 +108,9 @@ def test_a_row_end_costs_no_step_and_one_forward_in_a_row_reads_two_tokens(lumin
     sizes = []
     forward = CachedStack.forward
 
-    def counted(self: CachedStack, x: Tensor, *rest: Any) -> Tensor:
+    def counted(self: CachedStack, x: Tensor, *rest: Any, **options: Any) -> Tensor:
         sizes.append(x.shape[1])
-        return forward(self, x, *rest)
+        return forward(self, x, *rest, **options)
 
     monkeypatch.setattr(CachedStack, "forward", counted)
     made = decoded(lumina, "ar", CAPTIONS[:1])[0]

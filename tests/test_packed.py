@@ -8,8 +8,8 @@ from torch import nn
 
 from lanternbench import profile
 from lanternbench.decoding import engine, presets
-from lanternbench.models import published_llamagen
-from lanternbench.models.packed import PackedLinear, TransposedLinear, available, pack
+from lanternbench.models import published_llamagen, tiny
+from lanternbench.models.packed import MANY, HalfLinear, PackedLinear, TransposedLinear, available, halves, pack
 
 pytestmark = pytest.mark.skipif(not available(), reason="this build of torch has no packed linear layers")
 
@@ -29,11 +29,39 @@ def test_a_packed_layer_gives_what_the_plain_one_gives(kind, bias, dtype):
         assert not torch.allclose(packed(x + 1).float(), wanted, atol=2e-2)
 
 
+@pytest.mark.skipif(not halves(), reason="this machine has no products of float32 and float16")
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_float16_weights_change_nothing_where_they_are_exact_and_are_not_used_elsewhere(bias):
+    torch.manual_seed(0)
+    plain = nn.Linear(128, 704, bias=bias)
+    assert not HalfLinear.holds(plain)
+    plain.weight.copy_(plain.weight.half())
+    assert HalfLinear.holds(plain)
+    assert not HalfLinear.holds(nn.Linear(128, 704).bfloat16())
+    made = HalfLinear(plain)
+    exact = nn.Linear(128, 704, bias=bias).double()
+    exact.load_state_dict(plain.state_dict())
+    for rows in (1, 2, 10, MANY, MANY + 1, 200):
+        x = torch.randn(rows, 128)
+        assert torch.allclose(made(x).double(), exact(x.double()), atol=1e-5)
+    net = nn.Sequential(plain, nn.Linear(704, 128))
+    pack(net)
+    assert type(net[0]) is HalfLinear
+    assert type(net[1]) is TransposedLinear
+
+
+def test_the_embedded_models_weights_are_exact_in_float16():
+    target = tiny.load()
+    nets = (target.model, *target.drafters.values())
+    assert all(torch.equal(p.half().float(), p) for net in nets for p in net.parameters())
+
+
 def test_each_layer_gets_the_layout_of_its_size_and_none_stays_twice():
     net = nn.Sequential(nn.Linear(128, 1024), nn.ReLU(), nn.Linear(1024, 512))
     size = sum(p.numel() for p in net.parameters())
     pack(net)
-    assert isinstance(net[0], TransposedLinear)
+    assert type(net[0]) is TransposedLinear
     assert isinstance(net[2], PackedLinear)
     assert sum(p.numel() for p in net.parameters()) == size
 

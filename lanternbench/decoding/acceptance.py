@@ -101,6 +101,11 @@ class Lantern:
     def __call__(self, q: Tensor, x: Tensor, depth: Tensor) -> Mass:
         group = self.near[x]  # [..., k]
         qn = q.gather(-1, group) if group.ndim == q.ndim else q[..., None, :].expand(*x.shape, -1).gather(-1, group)
+        taken = self.taken(qn)
+        return Mass((qn * taken).sum(-1), group, taken)
+
+    def taken(self, qn: Tensor) -> Tensor:
+        """Who is in A: q of a token and its neighbours, nearest first [..., k] -> bool [..., k]."""
         moved = qn[..., 1:].cumsum(-1)  # Σ_{A∖x} q, growing
         qx = qn[..., :1]
         if self.bound == "multiplicative":
@@ -108,8 +113,7 @@ class Lantern:
         else:
             distance = moved if self.bound == "tvd" else _jsd(qx, moved)
             keep = distance <= self.limit if self.inclusive else distance < self.limit
-        taken = torch.cat([torch.ones_like(keep[..., :1]), keep], -1)
-        return Mass((qn * taken).sum(-1), group, taken)
+        return torch.cat([torch.ones_like(qx, dtype=torch.bool), keep], -1)
 
 
 class Typical:

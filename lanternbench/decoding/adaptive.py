@@ -117,6 +117,11 @@ class AdaptiveGrowth:
             None if alike else depths,
         )
 
+    def keep(self, prompts: list[int]) -> None:
+        self.around = [self.around[i] for i in prompts]
+        self.alpha = [self.alpha[i] for i in prompts]
+        self.now = [self.now[i] for i in prompts]
+
     def learn(self, session: Session, draft: Draft, verdict: Verdict) -> None:
         for i, tokens in enumerate(session.fresh.advances):  # τ of this tree, the bonus token included
             self.around[i].trees += [self.now[i]] * tokens

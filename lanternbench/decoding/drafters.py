@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lanternbench.decoding.sampling import guide
-from lanternbench.decoding.session import Session
+from lanternbench.decoding.session import Session, alike
 from lanternbench.models.cached import CachedStack, additive, causal
 from lanternbench.models.chameleon import Chameleon
 from lanternbench.models.eagle import Eagle
@@ -23,6 +23,9 @@ from lanternbench.models.medusa import Medusa
 class Drafter(Protocol):
     def begin(self, session: Session, hidden: Tensor) -> None:
         """After the target's prefill: its prefix hidden states [R, P, dim]."""
+
+    def keep(self, rows: Tensor) -> None:
+        """The session goes on with these rows [R'] alone."""
 
     def root(self) -> Tensor:
         """Read what the last step committed (``session.fresh``) -> logits [B, V] after the last token."""
@@ -65,6 +68,9 @@ class _Cached:
         self.session, self.words, self.stack, self.lead = session, words, stack, lead
         self.row_end = session.target.row_end_embedding(words) if session.rows.width else None
 
+    def keep(self, rows: Tensor) -> None:
+        self.stack.keep(rows)
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens [B, m] -> [R, m, dim]."""
         return self.stack.all_rows(self.words.tok_embeddings(tokens))
@@ -75,7 +81,7 @@ class _Cached:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, …, dim] -> guided logits [B, …, V]."""
-        logits = guide(self.words.output(hidden), self.session.guidance)
+        logits = self.words.output(guide(hidden, self.session.guidance))
         self.session.clock.tick("draft")
         return logits
 
@@ -85,19 +91,25 @@ class _Cached:
         ``before`` [R, A, dim]: the state at the token before each, where a row end lies between them.
         """
         s, rows = self.session, self.session.rows
-        count, counts = s.fresh.advance, s.fresh.advances
-        start, n = s.length - count, x.shape[1]
+        count, counts, n = s.fresh.advance, s.fresh.advances, x.shape[1]
         filled = [rows.behind(m) - rows.behind(m - c) for m, c in zip(s.lengths, counts, strict=True)]
+        bases = [rows.behind(m - c, self.lead) for m, c in zip(s.lengths, counts, strict=True)]
         between = filled != counts  # a row end lies before one of the new tokens
-        n = max(filled) if between else n
-        slot = rows.behind(start)[:, None] + torch.arange(n, device=s.device)
+        base: Tensor | None = None
+        at = bases[0] - self.lead + s.offset
+        position: Tensor | range = range(at, at + n)
+        if between or not alike(bases):
+            n = max(filled) if between else n
+            start = s.length - count
+            base = rows.behind(start, self.lead)
+            slot = rows.behind(start)[:, None] + torch.arange(n, device=s.device)
+            position = slot + s.offset
         if between:
             assert before is not None
             x = self._with_row_ends(x, self.read_row_end(before), slot, start)
             count = rows.behind(s.length) - rows.behind(start)
         visible = None if n == 1 else causal(n, x)
-        bases = [rows.behind(m - c, self.lead) for m, c in zip(s.lengths, counts, strict=True)]
-        hidden = self.stack.forward(x, slot + s.offset, bases, rows.behind(start, self.lead), 0, visible)
+        hidden = self.stack.forward(x, position, bases, base, 0, visible)
         self.drafted, self.columns = 0, [Columns(0, 1)]
         return self._past_row_end(at_last_new(s, hidden, count)[:, None], None, 0)
 
@@ -112,7 +124,7 @@ class _Cached:
         """x [R, m, dim] -> hidden [R, m, dim], at the row end where one follows."""
         first = self.columns[-1].stop
         self.columns.append(Columns(first, first + x.shape[1]))
-        hidden = self._place(x, visible, self.session.rows.slot(self.session.length, depth - 1, self.session.offset))
+        hidden = self._place(x, visible, depth - 1)
         return self._past_row_end(hidden, visible, depth)
 
     def _past_row_end(self, hidden: Tensor, visible: Tensor | None, depth: int) -> Tensor:
@@ -124,17 +136,20 @@ class _Cached:
         ends = rows.follow(s.length + (depth - 1))  # [B]
         alike = all(map(rows.follow, at))
         self.columns.append(self.columns[-1]._replace(void=None if alike else ~ends))
-        position = rows.slot(s.length, depth - 1, s.offset) + 1
-        after = self._place(self.read_row_end(hidden), visible, position)
+        after = self._place(self.read_row_end(hidden), visible, depth - 1, 1)
         return after if alike else torch.where(self.stack.per_row(ends)[:, None, None], after, hidden)
 
-    def _place(self, x: Tensor, visible: Tensor | None, position: Tensor) -> Tensor:
-        """Run x [R, m, dim] in the next free slots; position [B]."""
+    def _place(self, x: Tensor, visible: Tensor | None, ahead: int, past: int = 0) -> Tensor:
+        """Run x [R, m, dim] in the next free slots, all at the position ``past`` image token length + ``ahead``."""
         s, m = self.session, x.shape[1]
         bases = [s.rows.behind(n, self.lead) for n in s.lengths]
-        base = s.rows.behind(s.length, self.lead)
-        seen = self._seen(visible, m)
-        hidden = self.stack.forward(x, position[:, None].expand(-1, m), bases, base, self.drafted, seen)
+        at = s.rows.slot(s.lengths[0], ahead, s.offset) + past
+        base: Tensor | None = None
+        position: Tensor | range = range(at, at + 1)
+        if not alike(s.lengths):
+            base = s.rows.behind(s.length, self.lead)
+            position = (s.rows.slot(s.length, ahead, s.offset) + past)[:, None]
+        hidden = self.stack.forward(x, position, bases, base, self.drafted, self._seen(visible, m))
         self.drafted += m
         return hidden
 
@@ -164,11 +179,9 @@ class EagleDrafter(_Cached):
         stack = CachedStack(self.net, self.net.cfg, rows, slots, model.rope, hidden)
         self.attach(session, model, stack, prefix - 1)
         if prefix > 1:  # entry t: the hidden state of position t, with what stands for token t + 1 and its position
-            zero = torch.zeros(session.batch, dtype=torch.long, device=hidden.device)
-            position = torch.arange(1, prefix, device=hidden.device)[None]
             x = self.net.fuse(session.prefix.ahead, hidden[:, :-1])
             mask = additive(prefix_mask(seen, prefix - 1)[:, 0])
-            stack.forward(x, position, [0] * session.batch, zero, 0, mask)
+            stack.forward(x, range(1, prefix), [0] * session.batch, visible=mask)
             stack.hide_pads(seen)
 
     def read_row_end(self, hidden: Tensor) -> Tensor:
@@ -209,8 +222,7 @@ class ModelDrafter(_Cached):
         slots = prefix + session.rows.slots(self.most_nodes)
         stack = CachedStack(self.net, self.net.cfg, rows, slots, self.net.rope, x)
         mask = additive(prefix_mask(session.prefix.valid, prefix)[:, 0])
-        zero = torch.zeros(session.batch, dtype=torch.long, device=x.device)
-        stack.forward(x, torch.arange(prefix, device=x.device)[None], [0] * session.batch, zero, 0, mask)
+        stack.forward(x, range(prefix), [0] * session.batch, visible=mask)
         stack.hide_pads(session.prefix.valid)
         self.attach(session, self.net, stack, prefix)
 
@@ -239,11 +251,14 @@ class MedusaDrafter:
     def begin(self, session: Session, hidden: Tensor) -> None:
         self.session = session
 
+    def keep(self, rows: Tensor) -> None:
+        pass
+
     def root(self) -> Tensor:
         s = self.session
         s.clock.tick("other")
         last = at_last_new(s, s.fresh.hidden, s.fresh.advance)
-        self.logits = guide(s.target.model.output(self.net(last)), s.guidance)  # [B, heads, V]
+        self.logits = s.target.model.output(guide(self.net(last), s.guidance))  # [B, heads, V]
         s.clock.tick("draft")
         return self.logits[:, 0]
 

@@ -206,6 +206,8 @@ def generate(
     session.clock.spent.clear()
     session.clock.start()
     while session.active() and session.steps != most_steps:
+        if prompts := session.unfinished():
+            proposal.keep(session.keep(prompts), prompts)
         step(session, proposal, decoder, log)
     session.clock.tick("other")
     decode_s = session.clock.stop()
@@ -272,14 +274,16 @@ class Log:
         nodes = None if shared else (tree.depth >= 0).sum(1)
         for i, count in enumerate(session.fresh.advances):
             if count:
-                self.accepted[i].append(count)
-                self.depths[i].append(tree.max_depth if depth is None else depth[i])
-                self.nodes[i].append(tree.nodes if nodes is None else nodes[i])
+                prompt = session.origin[i]
+                self.accepted[prompt].append(count)
+                self.depths[prompt].append(tree.max_depth if depth is None else depth[i])
+                self.nodes[prompt].append(tree.nodes if nodes is None else nodes[i])
 
     def generations(self, session: Session, encode_s: float, decode_s: float) -> list[Generation]:
+        images = session.finish()
         return [
             Generation(
-                session.tokens[i, : session.limit].clone(),
+                images[i],
                 self.accepted[i],
                 [int(d) for d in self.depths[i]],
                 [int(n) for n in self.nodes[i]],
@@ -289,5 +293,5 @@ class Log:
                 session.syncs,
                 session.trace,
             )
-            for i in range(session.batch)
+            for i in range(len(images))
         ]

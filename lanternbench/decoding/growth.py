@@ -140,5 +140,5 @@ def _keep_best(
     used = torch.nn.functional.pad(used, (1, 0), value=True)
     for _ in range(depth - 2):  # a tie may leave a child whose grandparent was cut
         used = used & used.gather(1, parent)
-    tree = from_parents(parent, used, depth, width)
+    tree = from_parents(parent, used, min(depth, keep), width)  # no path has more nodes than there are
     return Draft(torch.cat([root[:, None], tokens.gather(1, best)], 1), tree)

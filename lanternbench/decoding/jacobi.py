@@ -45,6 +45,10 @@ class Jacobi:
             self.known = torch.zeros(b, session.limit, v, device=session.device)  # q at every committed position
             self.known[:, 0] = session.first
 
+    def keep(self, rows: Tensor, prompts: list[int]) -> None:
+        for name in ("drafts", "p", "kept", *(("known",) if self.init.endswith("sample") else ())):
+            setattr(self, name, getattr(self, name)[prompts])
+
     def draft(self, session: Session, u: Tensor) -> Draft:
         fresh, p_fresh = self._fresh(session, u[:, : self.window])
         if self.one_hot:

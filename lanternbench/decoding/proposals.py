@@ -28,9 +28,12 @@ class Proposal(Protocol):
     def learn(self, session: Session, draft: Draft, verdict: Verdict, q: Tensor, u: Tensor) -> None:
         """After a step was committed."""
 
+    def keep(self, rows: Tensor, prompts: list[int]) -> None:
+        """The session goes on with these prompts alone, whose rows [R'] these are."""
+
 
 class Growth(Protocol):
-    """A tree policy.  It may also have ``begin(session)`` and ``learn(session, draft, verdict)``."""
+    """A tree policy.  It may also have ``begin(session)``, ``learn(session, draft, verdict)`` and ``keep(prompts)``."""
 
     nodes: int
 
@@ -55,6 +58,9 @@ class Alone:
     def learn(self, session: Session, draft: Draft, verdict: Verdict, q: Tensor, u: Tensor) -> None:
         pass
 
+    def keep(self, rows: Tensor, prompts: list[int]) -> None:
+        pass
+
 
 class Drafted:
     """A drafter and a tree policy."""
@@ -74,3 +80,8 @@ class Drafted:
     def learn(self, session: Session, draft: Draft, verdict: Verdict, q: Tensor, u: Tensor) -> None:
         if hasattr(self.growth, "learn"):
             self.growth.learn(session, draft, verdict)
+
+    def keep(self, rows: Tensor, prompts: list[int]) -> None:
+        self.drafter.keep(rows)
+        if hasattr(self.growth, "keep"):
+            self.growth.keep(prompts)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lanternbench.decoding.clock import Clock
-from lanternbench.decoding.sampling import Warp, draw, guide
+from lanternbench.decoding.sampling import BELOW_ONE, Warp, draw, guide
 from lanternbench.decoding.trees import inner_index
 from lanternbench.decoding.verify import Draft, Verdict
 from lanternbench.models.cached import CachedStack, additive
@@ -47,6 +47,11 @@ class Trace:
             setattr(self, name, store[:, :length])
 
 
+def alike(lengths: list[int]) -> bool:
+    """Are all prompts equally far?  Then slots and positions are slices that the host knows."""
+    return min(lengths) == max(lengths)
+
+
 def row_seed(seed: int, key: str, method: str) -> int:
     """The seed of one image: a function of (seed, prompt, method) and of nothing else."""
     digest = hashlib.blake2b(f"{seed}\0{key}\0{method}".encode(), digest_size=8).digest()
@@ -79,29 +84,30 @@ class Session:
         self.tokens = torch.zeros(self.batch, self.limit + nodes + 1, dtype=torch.long, device=self.device)
         self.length = torch.zeros(self.batch, dtype=torch.long, device=self.device)
         self.lengths = [0] * self.batch
+        self.columns = torch.arange(nodes + 1, device=self.device)  # 0 … D of any tree
         self.steps = 0
         self.syncs = 0
         self.health = torch.zeros((), device=self.device)  # becomes NaN with any distribution that does
         draws = [torch.rand(self.limit + 1, uniforms, generator=torch.Generator().manual_seed(s)) for s in seeds]
-        self.uniforms = torch.stack(draws).to(self.device)  # [B, L + 1, U]
+        self.uniforms = torch.stack(draws).clamp_(max=BELOW_ONE).to(self.device)  # [B, L + 1, U]
         self.clock = Clock(self.device)
         slack = self.limit + nodes + 1
         self.trace = Trace(self.batch, slack, target.vocab, trace_width, self.device) if trace else None
         self._visible: Tensor | None = None
+        self.origin = list(range(self.batch))  # which prompts are still here
+        self.images = torch.zeros(self.batch, self.limit, dtype=torch.long, device=self.device)  # of those that are not
         self.fresh: Fresh
         self.first: Tensor  # [B, V] the distribution of token 0
 
     def begin(self) -> Tensor:
         """Prefill and first token; returns the prefix's hidden states [R, P, dim]."""
         self.bases = [0] * self.batch
-        base = torch.zeros(self.batch, dtype=torch.long, device=self.device)
-        position = torch.arange(self.offset, device=self.device)[None]
         valid = self.prefix.valid
         pads, self.stack.pads = self.stack.pads, None  # the prefix brings its own mask
         mask = additive(prefix_mask(valid, self.offset, self.target.pad_rows)[:, 0], self.stack.dtype)
-        hidden = self.stack.forward(self.prefix.embeddings, position, self.bases, base, 0, mask)
+        hidden = self.stack.forward(self.prefix.embeddings, range(self.offset), self.bases, visible=mask)
         self.stack.pads = pads
-        q = self.warp(guide(self.target.model.output(hidden[:, -1:]), self.guidance))  # [B, 1, V]
+        q = self.warp(self.target.model.output(guide(hidden[:, -1:], self.guidance)))  # [B, 1, V]
         first = q[:, 0].argmax(-1) if self.warp.greedy else draw(q[:, 0], self.uniforms[:, -1, 0])
         self.tokens[:, 0] = first
         self.length.fill_(1)
@@ -115,12 +121,40 @@ class Session:
     def active(self) -> bool:
         return min(self.lengths) < self.limit
 
+    def unfinished(self) -> list[int] | None:
+        """The prompts to go on with, once at least half of them are finished; None while there is nothing to drop."""
+        left = [i for i, n in enumerate(self.lengths) if n < self.limit]
+        return left if left and 2 * len(left) <= self.batch and self.trace is None else None
+
+    def keep(self, prompts: list[int]) -> Tensor:
+        """Go on with these prompts alone; returns the rows [R'] that are theirs."""
+        self.finish()
+        index = torch.tensor(prompts, device=self.device)
+        rows = index if self.stack.cache.rows == self.batch else torch.cat([index, index + self.batch])
+        self.stack.keep(rows)
+        for name in ("tokens", "length", "uniforms"):
+            setattr(self, name, getattr(self, name)[index])
+        for name in ("lengths", "seeds", "origin"):
+            setattr(self, name, [getattr(self, name)[i] for i in prompts])
+        hidden, tokens, advance, advances, closing = self.fresh
+        closing = None if closing is None else closing[rows]
+        self.fresh = Fresh(hidden[rows], tokens[index], advance[index], [advances[i] for i in prompts], closing)
+        self.batch = len(prompts)
+        return rows
+
+    def finish(self) -> Tensor:
+        """All images [B, L], those of dropped prompts too."""
+        self.images[self.origin] = self.tokens[:, : self.limit]
+        return self.images
+
     def step_uniforms(self) -> Tensor:
         """[B, U] for this step."""
         return self.uniforms[:, self.steps]
 
     def last(self) -> Tensor:
         """The last committed token [B]: the root of the next tree."""
+        if alike(self.lengths):
+            return self.tokens[:, self.lengths[0] - 1]
         return self.tokens.gather(1, (self.length - 1)[:, None])[:, 0]
 
     def visible(self, draft: Draft) -> Tensor | None:
@@ -141,22 +175,26 @@ class Session:
         """
         self.clock.tick("other")
         tree, rows = draft.tree, self.rows
-        base = rows.slot(self.length, -1, self.offset)
+        base = None if alike(self.lengths) else rows.slot(self.length, -1, self.offset)
         self.bases = [rows.slot(n, -1, self.offset) for n in self.lengths]
         x = self.stack.all_rows(self.target.model.tok_embeddings(draft.tokens))
         if rows.any_follow([n - 1 for n in self.lengths], tree.max_depth):
             at = self.length[:, None] - 1 + tree.depth  # the image token that a node drafts
-            position, ends = rows.slot(at, 0, self.offset), rows.follow(at)
+            slot, ends = rows.slot(at, 0, self.offset), rows.follow(at)
             x = torch.cat([x, self.target.row_end_embedding(self.target.model).expand_as(x)], 1)
-            position = torch.cat([position, position + 1], 1)
             visible = additive(with_row_ends(tree.ancestors, ends), self.stack.dtype)
-            hidden = self.stack.forward(x, position, self.bases, base, 0, visible)
-            logits = self.target.model.output(self._past_row_ends(hidden, ends))
+            hidden = self.stack.forward(x, torch.cat([slot, slot + 1], 1), self.bases, base, 0, visible)
+            last = self._past_row_ends(hidden, ends)
         else:
-            hidden = self.stack.forward(x, base[:, None] + tree.depth, self.bases, base, 0, visible)
-            logits = self.target.model.output(hidden)
+            first = self.bases[0]
+            if base is not None:
+                position: Tensor | range = base[:, None] + tree.depth
+            else:
+                position = range(first, first + tree.nodes) if draft.is_chain else tree.depth + first
+            hidden = last = self.stack.forward(x, position, self.bases, base, 0, visible)
+        logits = self.target.model.output(guide(last, self.guidance))
         self.clock.tick("verify")
-        q = self.warp(guide(logits, self.guidance))
+        q = self.warp(logits)
         self.health += q[..., 0].sum()  # a NaN or infinite logit makes its whole distribution NaN
         if draft.p is not None:
             self.health += draft.p[..., 0].sum()
@@ -164,15 +202,20 @@ class Session:
 
     def commit(self, draft: Draft, verdict: Verdict, hidden: Tensor, q: Tensor) -> None:
         """Accept the path: move cache rows, write tokens, advance.  The step's only host synchronisation is here."""
-        path, accepted, token = verdict.path, verdict.accepted, verdict.token
-        columns = torch.arange(path.shape[1], device=self.device)  # 0 … D
-        drafted = draft.tokens.gather(1, path)[:, 1:]
-        new = torch.cat([drafted, token[:, None]], 1).scatter(1, accepted[:, None], token[:, None])  # [B, D + 1]
-        self.tokens.scatter_(1, self.length[:, None] + columns, new)
+        path, accepted, token = verdict.path, verdict.accepted, verdict.token[:, None]
+        columns = self.columns[: path.shape[1]]  # 0 … D
+        new = token  # [B, D + 1]
+        if path.shape[1] > 1:
+            drafted = (draft.tokens if draft.is_chain else draft.tokens.gather(1, path))[:, 1:]
+            new = torch.cat([drafted, token], 1).scatter_(1, accepted[:, None], token)
+        if alike(self.lengths):
+            self.tokens[:, self.lengths[0] : self.lengths[0] + path.shape[1]] = new
+        else:
+            self.tokens.scatter_(1, self.length[:, None] + columns, new)
         closing = None
         if hidden.shape[1] > draft.tree.nodes:
             hidden, closing = self._settle_rows(path, columns, hidden)
-        elif not (draft.static is not None and draft.static.is_chain) and path.shape[1] > 1:
+        elif not draft.is_chain and path.shape[1] > 1:
             base = self.stack.per_row(self.rows.slot(self.length, -1, self.offset)[:, None])
             self.stack.cache.move(base + self.stack.per_row(path), base + columns)
             rows = self.stack.per_row(path)[..., None].expand(hidden.shape[0], -1, hidden.shape[-1])
@@ -180,7 +223,7 @@ class Session:
         if self.trace is not None:
             self._record(self.trace, draft, verdict, q)
         before = self.length
-        self.length = (before + accepted + 1).clamp(max=self.limit)
+        self.length = (before + accepted).add_(1).clamp_(max=self.limit)
         was = self.lengths
         self.lengths = self.length.tolist()
         self.syncs += 1
@@ -215,7 +258,7 @@ class Session:
         What is filed past the accepted path is overwritten by the next step, or lies in the slack past the image.
         """
         path, tree = verdict.path, draft.tree
-        columns = torch.arange(path.shape[1], device=self.device)
+        columns = self.columns[: path.shape[1]]
         at = self.length[:, None] + columns  # [B, D + 1]
         chain = tree.width <= 1 and tree.nodes == path.shape[1]  # then a node's id is its depth
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lanternbench.decoding.acceptance import Exact, Residual, Rule, at, normalised
+from lanternbench.decoding.acceptance import Exact, Lantern, Residual, Rule, at, lantern, normalised
 from lanternbench.decoding.sampling import draw
 from lanternbench.decoding.trees import StaticTree, Tree, inner_index
 
@@ -26,6 +26,11 @@ class Draft(NamedTuple):
     tree: Tree
     p: Tensor | None = None  # [B, M, V] distributions that the children of the inner nodes were drawn from
     static: StaticTree | None = None  # set when all rows share a tree whose shape is data
+
+    @property
+    def is_chain(self) -> bool:
+        """Is it one chain in every row, so that a node's id is its depth?  A lone root is."""
+        return self.tree.nodes == 1 or (self.static is not None and self.static.is_chain)
 
 
 class Verdict(NamedTuple):
@@ -41,6 +46,8 @@ def verify(draft: Draft, q: Tensor, u: Tensor, rule: Rule, residual: Residual) -
         return _sampled(draft, draft.static, draft.p, q, u, rule, residual)
     if isinstance(rule, Exact):
         return _chosen_exactly(draft, q, u)
+    if isinstance(rule, Lantern) and residual is lantern:
+        return _chosen_by_groups(draft, q, u, rule)
     return _chosen(draft, q, u, rule, residual)
 
 
@@ -149,13 +156,16 @@ def _sampled_chain(draft: Draft, p: Tensor, q: Tensor, u: Tensor, rule: Rule, re
     """A tree of width 1: accept from the left until the first rejection."""
     tokens, depth = draft.tokens, draft.tree.depth
     x, length = tokens[:, 1:], tokens.shape[1] - 1
-    ok = _accept(rule, q[:, :-1], p, x, depth[:, 1:], u[:, 1:])
-    accepted = ok.int().cumprod(1).sum(1)  # [B] 0 … L
+    px = at(p, x)
+    ok = _accept(rule, q[:, :-1], px, x, depth[:, 1:], u[:, 1:])
+    accepted = ok.cumprod(1).sum(1)  # [B] 0 … L
     rejected = accepted.clamp(max=length - 1)  # the place of the first rejection, if there is one
-    q_stop = _rows(q, accepted)
-    x_stop = x.gather(1, rejected[:, None])[:, 0]
-    rest = _after_rejection(q_stop, _rows(p, rejected), x_stop, rejected + 1, rule, residual)
-    final = torch.where((accepted == length)[:, None], q_stop, rest)
+    q_stop, p_stop = _rows(q, accepted), _rows(p, rejected)
+    x_stop, px_stop = x.gather(1, rejected[:, None])[:, 0], px.gather(1, rejected[:, None])[:, 0]
+    rest = residual(q_stop, p_stop, x_stop, rejected + 1, rule)
+    # q itself ends the step after a whole chain, after a child that p cannot draw, and where nothing is left
+    whole = (accepted == length) | (px_stop == 0) | (rest.sum(-1) == 0)
+    final = torch.where(whole[:, None], q_stop, rest)
     path = torch.minimum(depth, accepted[:, None])  # in a chain a node's id is its depth
     tried = (draft.tree.children[..., 0] >= 0).long().expand_as(tokens)  # the one child, except at the leaf
     return Verdict(path, accepted, draw(final, u[:, 0]), tried)
@@ -167,9 +177,8 @@ def _after_rejection(q: Tensor, p: Tensor, x: Tensor, depth: Tensor, rule: Rule,
     return torch.where((at(p, x) > 0)[:, None], rest, q)  # a child that p cannot draw changes nothing
 
 
-def _accept(rule: Rule, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
+def _accept(rule: Rule, q: Tensor, px: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
     """u < min(1, q̃(x)/p(x)), written without the division; p(x) = 0 never accepts."""
-    px = at(p, x)
     return (u * px < rule(q, x, depth.expand_as(x)).value) & (px > 0)
 
 
@@ -192,7 +201,7 @@ def _by_rank(static, ok, tokens, tree, q, p, u, rule, residual):
             q[:, rows], last_child[:, rows] = q_j, x
             p = p.clone() if j == 1 else p
             p[:, rows] = p_j
-        ok[:, nodes] = _accept(rule, q_j, p_j, x, depth, u[:, nodes])
+        ok[:, nodes] = _accept(rule, q_j, at(p_j, x), x, depth, u[:, nodes])
     return q, p, last_child
 
 
@@ -235,3 +244,39 @@ def _chosen(draft: Draft, q: Tensor, u: Tensor, rule: Rule, residual: Residual) 
         q_now = torch.where(here[..., None], rest, q_now)
     path, accepted, tried = _walk(tree, ok[:, :-1])
     return Verdict(path, accepted, draw(_rows(q_now, path[:, -1]), u[:, 0]), tried)
+
+
+def _chosen_by_groups(draft: Draft, q: Tensor, u: Tensor, rule: Lantern) -> Verdict:
+    """``_chosen`` under LANTERN's rule and residual, at a cost in k and not in V.
+
+    A chosen child that is rejected takes its group out of q (eq. 7 with p = 1 at x).  So q is never rewritten: members
+    are set to 0 in place, and the mass and the number of tokens that are left say how to scale it.  Nodes are sorted by
+    their number of children, as no more than (N − 1) / j of them can have a j-th.
+    """
+    tokens, tree = draft.tokens, draft.tree
+    b, n, v = q.shape
+    children = tree.children.expand(b, -1, -1)
+    order = (children >= 0).sum(-1).argsort(-1, descending=True)  # [B, N] node ids
+    children = children.gather(1, order[..., None].expand(-1, -1, tree.width))
+    q_left = q.gather(1, order[..., None].expand(-1, -1, v))
+    mass, support = q_left.sum(-1, dtype=torch.float64), (q_left > 0).sum(-1)
+    ok = torch.zeros(b, n + 1, dtype=torch.bool, device=q.device)
+    for j in range(tree.width):
+        most = (n - 1) // (j + 1)
+        child, rows = children[:, :most, j], q_left[:, :most]
+        here, child = child >= 0, child.clamp(min=0)
+        group = rule.near[tokens.gather(1, child)]  # [B, most, k]
+        left = rows.gather(-1, group)
+        taken = rule.taken(left / mass[:, :most, None].to(q.dtype))
+        gone = torch.where(taken, left, 0.0)
+        moved = gone.sum(-1, dtype=torch.float64)
+        accept = (u.gather(1, child) * mass[:, :most] < moved) & here
+        ok.scatter_(1, torch.where(here, child, n), accept)
+        remain = support[:, :most] - (gone > 0).sum(-1)
+        drop = here & (remain > 0)  # where nothing would remain, q stays as it was
+        rows.scatter_(-1, group, torch.where(taken & drop[..., None], 0.0, left))
+        mass[:, :most] -= torch.where(drop, moved, 0.0)
+        support[:, :most] = torch.where(drop, remain, support[:, :most])
+    path, accepted, tried = _walk(tree, ok[:, :-1])
+    stop = (order == path[:, -1:]).int().argmax(-1)
+    return Verdict(path, accepted, draw(_rows(q_left, stop), u[:, 0]), tried)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lanternbench.models.cache import KVCache, StepCache
+from lanternbench.models.cache import KVCache, Slots, StepCache
 from lanternbench.models.transformer import DecoderConfig
 
 Stack = Callable[[Tensor, Tensor, Tensor | None, StepCache], Tensor]
@@ -32,7 +32,9 @@ class CachedStack:
     """
 
     def __init__(self, stack: Stack, cfg: DecoderConfig, rows: int, slots: int, rope: Tensor, like: Tensor):
-        self.stack, self.rope = stack, rope
+        self.stack = stack
+        beyond = rope[-1:].expand(max(0, slots + 1 - len(rope)), -1)  # nodes past the image need some position too
+        self.rope = torch.cat([rope, beyond])[:, None]
         self.cache = KVCache(cfg.n_layer, rows, slots, cfg.kv_heads, cfg.head_dim, like)
         self.pads: Tensor | None = None  # additive [R, 1, 1, slots]
         self.dtype, self.device = like.dtype, like.device
@@ -42,6 +44,12 @@ class CachedStack:
         if not bool(valid.all()):
             full = torch.nn.functional.pad(valid, (0, self.cache.slots - valid.shape[1]), value=True)
             self.pads = additive(full, self.dtype)[:, None, None]
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows [R'] alone."""
+        self.cache.keep(rows)
+        if self.pads is not None:
+            self.pads = self.pads[rows]
 
     def per_row(self, x: Tensor) -> Tensor:
         """[B, …] -> [R, …]: repeat for the unconditional half; a single prompt broadcasts instead."""
@@ -54,23 +62,35 @@ class CachedStack:
         return self.per_row(x).expand(self.cache.rows, *x.shape[1:])
 
     def forward(
-        self, x: Tensor, position: Tensor, bases: list[int], base: Tensor, first: int = 0, visible: Tensor | None = None
+        self,
+        x: Tensor,
+        position: Tensor | range,
+        bases: list[int],
+        base: Tensor | None = None,
+        first: int = 0,
+        visible: Tensor | None = None,
     ) -> Tensor:
         """x [R, n, dim] -> hidden [R, n, dim].
 
-        position [b, n] rows of the rotary table; ``bases`` the host's copy of ``base`` [B]; ``visible`` additive
-        [b, n, first + n] (None: all nodes so far are visible).
+        ``position``: rows of the rotary table, [b, n], or a range of n or 1 that all prompts share; ``bases`` the
+        host's copy of ``base`` [B], which may be left out where they are alike; ``visible`` additive [b, n, first + n]
+        (None: all nodes so far are visible).
         """
         visible = None if visible is None else visible.to(self.dtype)
         n, high = x.shape[1], max(bases)
         span = high + first + n
-        slots = self.per_row(base[:, None] + torch.arange(first, first + n, device=self.device))
         if high == min(bases):
+            slots: Slots = slice(high + first, span)
             mask = self._shared_mask(high, first + n, n, visible)
         else:
+            assert base is not None
+            slots = self.cache.places(self.per_row(base[:, None] + torch.arange(first, first + n, device=self.device)))
             mask = self._ragged_mask(base, span, first + n, n, visible)
-        rope = self.per_row(self.rope[position.clamp(max=len(self.rope) - 1)][:, :, None])
-        return self.stack(x, rope, mask, self.cache.step(slots, span))
+        if isinstance(position, range):
+            rope = self.rope[None, position.start : position.stop]
+        else:
+            rope = self.per_row(self.rope[position])
+        return self.stack(x, rope, mask, StepCache(self.cache, slots, span))
 
     def _shared_mask(self, base: int, width: int, n: int, visible: Tensor | None) -> Tensor | None:
         """All prompts have as many committed slots: [R|1, 1, n, base + width] or None."""

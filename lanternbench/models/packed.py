@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import warnings
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from lanternbench.models.target import Target
 
 LARGE = 2**18  # weights, from which on oneDNN's layout gains more than calling it costs
+MANY = 48  # rows of input, from which on a second thread gains more than half the bytes do
 
 
 class PackedLinear(nn.Module):
@@ -45,6 +48,42 @@ class TransposedLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
+class HalfLinear(TransposedLinear):
+    """``nn.Linear`` for inference on a CPU, its weights as float16 too: few rows are multiplied with those (FBGEMM).
+
+    Products and sums are in float32, so nothing is lost where float16 holds every weight exactly (``holds``).  It reads
+    half the bytes and uses one thread, faster for few rows; many take the transposed float32 weights.
+    """
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__(linear)
+        self.packed = torch.fbgemm_pack_gemm_matrix_fp16(linear.weight.detach())
+        self.added = torch.zeros(linear.out_features) if self.bias is None else self.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        if x.numel() > MANY * x.shape[-1]:
+            return super().forward(x)
+        return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.packed, self.added)
+
+    @staticmethod
+    def holds(linear: nn.Linear) -> bool:
+        """Is ``linear`` float32, every weight of it exact in float16, and the operator here to use that?"""
+        weight = linear.weight.detach()
+        return weight.dtype == torch.float32 and halves() and bool((weight.half().float() == weight).all())
+
+
+@cache
+def halves() -> bool:
+    """Does this build of torch multiply float32 by float16 weights on this machine?  (x86 with AVX2.)"""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # torch calls these operators deprecated, once
+            HalfLinear(nn.Linear(8, 8))(torch.zeros(1, 8))
+    except (RuntimeError, AttributeError):
+        return False
+    return True
+
+
 def available() -> bool:
     """Does this build of torch offer oneDNN's layout?"""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
@@ -64,7 +103,7 @@ def pack(net: nn.Module) -> None:
         if linear.weight.device.type != "cpu":
             continue
         if linear.weight.numel() < LARGE:
-            setattr(parent, name, TransposedLinear(linear))
+            setattr(parent, name, HalfLinear(linear) if HalfLinear.holds(linear) else TransposedLinear(linear))
         elif available():
             setattr(parent, name, PackedLinear(linear))
             del linear

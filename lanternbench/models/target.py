@@ -104,11 +104,11 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        return self.model.output.weight.device
+        return self.model.tok_embeddings.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.output.weight.dtype
+        return self.model.tok_embeddings.weight.dtype
 
     @property
     def codebook(self) -> Tensor:

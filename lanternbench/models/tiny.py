@@ -102,7 +102,7 @@ def assemble(model: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: 
 
     def features(captions: list[str]) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
-            return encoder(text.tokenize(captions).to(model.output.weight.device))
+            return encoder(text.tokenize(captions).to(model.tok_embeddings.weight.device))
 
     return Target(
         "tiny", model, vq, features, guidance=3.0, top_k=64, evaluators="tiny", options=OPTIONS, drafters=drafters

@@ -82,6 +82,7 @@ class Attention(nn.Module):
         self.n_head, self.n_kv, self.head_dim = cfg.n_head, cfg.kv_heads, cfg.head_dim
         self.wqkv = nn.Linear(cfg.dim, (self.n_head + 2 * self.n_kv) * self.head_dim, bias=False)
         self.wo = nn.Linear(self.n_head * self.head_dim, cfg.dim, bias=False)
+        self.normed = cfg.qk_norm
         if cfg.qk_norm:
             self.q_norm = HeadNorm(self.n_head, self.head_dim)
             self.k_norm = HeadNorm(self.n_kv, self.head_dim)
@@ -89,15 +90,13 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
         rows, n, _ = x.shape
         qkv = self.wqkv(x).view(rows, n, -1, self.head_dim)
-        qk, v = qkv[:, :, : self.n_head + self.n_kv], qkv[:, :, self.n_head + self.n_kv :]
-        if hasattr(self, "q_norm"):
+        qk, v = qkv.split((self.n_head + self.n_kv, self.n_kv), 2)
+        if self.normed:
             qk = torch.cat([self.q_norm(qk[:, :, : self.n_head]), self.k_norm(qk[:, :, self.n_head :])], dim=2)
-        qk = rotate(qk, rope)
-        q, k = qk[:, :, : self.n_head], qk[:, :, self.n_head :]
-        if cache is not None:
-            k, v = cache.put(k, v)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=self.n_kv != self.n_head)
+        q, k = rotate(qk, rope).split((self.n_head, self.n_kv), 2)
+        k, v = (k.transpose(1, 2), v.transpose(1, 2)) if cache is None else cache.put(k, v)
+        gqa = self.n_kv != self.n_head
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=gqa)
         return self.wo(y.transpose(1, 2).reshape(rows, n, -1))
 
 

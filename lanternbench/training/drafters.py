@@ -70,7 +70,7 @@ class History:
     def put(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         self.k.append(k)
         self.v.append(v)
-        return torch.cat(self.k, 1), torch.cat(self.v, 1)
+        return torch.cat(self.k, 1).transpose(1, 2), torch.cat(self.v, 1).transpose(1, 2)
 
 
 class Batches:

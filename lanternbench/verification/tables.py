@@ -141,12 +141,13 @@ class TableSession(Session):
         self.device, self.rows = tokens.device, RowEnds(0, tables.length)
         self.seeds = [0] * self.batch
         self.tokens, self.length, self.lengths = tokens.clone(), length.clone(), length.tolist()
+        self.columns = torch.arange(nodes + 1)
         self.steps = self.syncs = 0
         self.clock = Clock(self.device)
         self.trace = None
         self._visible = None
         cache = KVCache(1, self.batch, memory.shape[1], 1, 1, memory)
-        cache.store[0, 0, :, 0, 0] = memory.flatten()
+        cache.store[0, 0, :, 0, :, 0] = memory
         self.stack = SimpleNamespace(cache=cache, per_row=lambda x: x, dtype=memory.dtype)  # type: ignore[assignment]
         last = torch.zeros(self.batch, 1, 1, dtype=memory.dtype)
         self.fresh = Fresh(last, self.last()[:, None], torch.ones_like(length), [1] * self.batch)
@@ -154,7 +155,7 @@ class TableSession(Session):
 
     @property
     def memory(self) -> Tensor:
-        return self.stack.cache.store[0, 0, :, 0, 0].view(self.batch, -1)
+        return self.stack.cache.store[0, 0, :, 0, :, 0]
 
     def keep_trace(self, width: int) -> None:
         self.trace = Trace(self.batch, 2 * self.limit + 64, self.tables.vocab, max(width, 1), self.device)
@@ -179,7 +180,7 @@ class TableSession(Session):
         for d in range(1, tree.max_depth + 1):
             code = torch.where(depth == d, code.gather(1, parent) * self.tables.vocab + tokens, code)
         slots = (self.length - 1)[:, None] + torch.arange(tree.nodes)
-        self.stack.cache.store[0, 0, self.stack.cache.flat(slots), 0, 0] = tokens.flatten().to(self.memory.dtype)
+        self.memory.scatter_(1, slots, tokens.to(self.memory.dtype))
         rows = self.tables.rows(code, self.length[:, None] + depth.clamp(min=0))
         q = self.warp(self.tables.q[rows].log())
         return code[..., None].double(), q

@@ -78,7 +78,7 @@ def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, Te
         new = x[:, base : base + n]
         out.append(stack.forward(new, position, [base], torch.tensor([base]), 0, causal(n, x)))
         base += n
-    return model.output(torch.cat(out, 1)), stack.cache.store[0].unflatten(1, (rows, length)).transpose(2, 3)
+    return model.output(torch.cat(out, 1)), stack.cache.store[0]
 
 
 def halves(keys: Tensor) -> Tensor:

@@ -79,6 +79,4 @@ class Recorded:
 
     def cache(self) -> Tensor:
         """Keys and values of the committed slots: [2, R, heads, slots, head_dim]."""
-        kv = self.drafter.stack.cache
-        store = kv.store[0].unflatten(1, (kv.rows, kv.slots))[:, :, : self.drafter.lead + self.session.lengths[0]]
-        return store.transpose(2, 3)
+        return self.drafter.stack.cache.store[0][..., : self.drafter.lead + self.session.lengths[0], :]

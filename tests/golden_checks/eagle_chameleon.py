@@ -91,7 +91,7 @@ def features(vectors: Vectors) -> list[Found]:
     at, length = Anole(vectors), vectors["hidden_states"].shape[1]
     valid = vectors["attention_mask"][..., None]
     full = at.commit(length)
-    store = at.stack.cache.store[0].unflatten(1, (2, -1))[:, :, :length].transpose(2, 3)
+    store = at.stack.cache.store[0][..., :length, :]
     keys = valid[:, None].bool()  # a pad's keys and values are never read
     found = [
         close("hidden", full * valid, vectors["full.out_hidden"]),

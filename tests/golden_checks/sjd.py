@@ -116,4 +116,4 @@ def verified(given: dict[str, Tensor]) -> tuple[Verdict, Tensor]:
         verdict = verification.verify(
             Draft(tokens, static.tree, p, static), q.clone(), given["uniform"], Exact(), standard
         )
-    return verdict, drawn[-1]
+    return verdict, drawn[-1] / drawn[-1].sum(-1, keepdim=True)
