@@ -51,7 +51,7 @@ def forwards(model: LlamaGen, cases: list[tuple[int, int]], repeats: int = 15) -
         for spent, (n, base) in zip(times, cases, strict=True):
             x, position = torch.randn(rows, n, model.cfg.dim), torch.arange(base, base + n)[None]
             clock = perf_counter()
-            visible = None if n == 1 else causal(n, x)
+            visible = None if n == 1 else causal(n, x.dtype, x.device)
             model.output(stack.forward(x, position, [base], torch.tensor([base]), 0, visible))
             spent.append(1e3 * (perf_counter() - clock))
     return [median(spent) for spent in times]

@@ -108,7 +108,7 @@ class _Cached:
             assert before is not None
             x = self._with_row_ends(x, self.read_row_end(before), slot, start)
             count = rows.behind(s.length) - rows.behind(start)
-        visible = None if n == 1 else causal(n, x)
+        visible = None if n == 1 else causal(n, x.dtype, x.device)
         hidden = self.stack.forward(x, position, bases, base, 0, visible)
         self.drafted, self.columns = 0, [Columns(0, 1)]
         return self._past_row_end(at_last_new(s, hidden, count)[:, None], None, 0)

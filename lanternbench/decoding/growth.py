@@ -92,7 +92,7 @@ def grow_by_confidence(
     b, k = len(root), min(top_k, logits.shape[-1])
     rank = torch.arange(k, device=root.device)
     narrow = None if widths is None else rank >= widths[:, None]  # [B, k] ranks that a row does not use
-    value, token = warp(logits).log().topk(k)  # [B, k]
+    value, token = likeliest(warp(logits), k)  # [B, k]
     if narrow is not None:
         value = value.masked_fill(narrow, -torch.inf)
     if depths is not None:
@@ -102,7 +102,7 @@ def grow_by_confidence(
     visible = torch.eye(k, dtype=torch.bool, device=root.device).expand(b, k, k)
     for level in range(1, depth):
         p = warp(drafter.expand(token, came_from, additive(visible), level))
-        value_next, token_next = p.log().topk(k)  # [B, k, k]
+        value_next, token_next = likeliest(p, k)  # [B, k, k]
         score = value[..., None] + value_next
         if narrow is not None:
             score = score.masked_fill(narrow[:, None], -torch.inf)
@@ -121,6 +121,12 @@ def grow_by_confidence(
         visible = torch.cat([seen, torch.eye(k, dtype=torch.bool, device=root.device).expand(b, k, k)], -1)
     pool = (torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1))
     return _keep_best(*pool, root, min(total - 1, pool[0].shape[1]), depth, k)
+
+
+def likeliest(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k likeliest tokens of p [..., V], their log p first: [..., k] each."""
+    value, token = p.topk(k)
+    return value.log(), token
 
 
 def _keep_best(

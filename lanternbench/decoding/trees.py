@@ -52,6 +52,7 @@ class StaticTree(NamedTuple):
     levels: tuple[Level, ...]
     inner: tuple[int, ...]  # nodes that have children, in order of depth
     families: tuple[tuple[int, ...], ...]  # their children, in draft order
+    sizes: Tensor  # [1, N] children of every node
 
     @property
     def is_chain(self) -> bool:
@@ -62,7 +63,7 @@ class StaticTree(NamedTuple):
             return type(t)(*(x.to(device) if isinstance(x, Tensor) else x for x in t))
 
         levels = tuple(move(level) for level in self.levels)
-        return self._replace(tree=move(self.tree), levels=levels)
+        return self._replace(tree=move(self.tree), levels=levels, sizes=self.sizes.to(device))
 
 
 def from_paths(paths: Paths) -> StaticTree:
@@ -95,7 +96,8 @@ def from_paths(paths: Paths) -> StaticTree:
         levels.append(Level(tuple(parents), widths, index[level[0]], torch.tensor(rows), ranks))
     inner = tuple(i for level in levels for i in level.parents)
     families = tuple(tuple(c for c in row if c >= 0) for row in children[0, list(inner)].tolist())
-    return StaticTree(Tree(depth, children, ancestors[None], deepest), tuple(levels), inner, families)
+    sizes = (children >= 0).sum(-1)
+    return StaticTree(Tree(depth, children, ancestors[None], deepest), tuple(levels), inner, families, sizes)
 
 
 _INDEX: dict[tuple, Tensor] = {}

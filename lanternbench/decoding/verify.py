@@ -128,7 +128,10 @@ def _walk(tree: Tree, ok: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
     """x [B, M, V], index [B] -> [B, V]."""
-    return x.gather(1, index[:, None, None].expand(-1, 1, x.shape[-1]))[:, 0]
+    b, m, _ = x.shape
+    if b > 1:
+        index = index + torch.arange(0, b * m, m, device=x.device)
+    return x.flatten(0, 1).index_select(0, index)
 
 
 def _sampled(
@@ -136,7 +139,7 @@ def _sampled(
 ) -> Verdict:
     """Children sampled without replacement from p, in a static tree."""
     if static.is_chain:
-        return _sampled_chain(draft, p, q, u, rule, residual)
+        return _sampled_chain(draft, static, p, q, u, rule, residual)
     tokens, tree, inner = draft.tokens, draft.tree, static.inner
     ok = torch.zeros_like(tokens, dtype=torch.bool)
     # by rank; what comes back is the state before each node's last child
@@ -152,7 +155,9 @@ def _sampled(
     return Verdict(path, accepted, draw(final, u[:, 0]), tried)
 
 
-def _sampled_chain(draft: Draft, p: Tensor, q: Tensor, u: Tensor, rule: Rule, residual: Residual) -> Verdict:
+def _sampled_chain(
+    draft: Draft, static: StaticTree, p: Tensor, q: Tensor, u: Tensor, rule: Rule, residual: Residual
+) -> Verdict:
     """A tree of width 1: accept from the left until the first rejection."""
     tokens, depth = draft.tokens, draft.tree.depth
     x, length = tokens[:, 1:], tokens.shape[1] - 1
@@ -160,15 +165,13 @@ def _sampled_chain(draft: Draft, p: Tensor, q: Tensor, u: Tensor, rule: Rule, re
     ok = _accept(rule, q[:, :-1], px, x, depth[:, 1:], u[:, 1:])
     accepted = ok.cumprod(1).sum(1)  # [B] 0 … L
     rejected = accepted.clamp(max=length - 1)  # the place of the first rejection, if there is one
-    q_stop, p_stop = _rows(q, accepted), _rows(p, rejected)
-    x_stop, px_stop = x.gather(1, rejected[:, None])[:, 0], px.gather(1, rejected[:, None])[:, 0]
-    rest = residual(q_stop, p_stop, x_stop, rejected + 1, rule)
+    q_stop, place = _rows(q, accepted), rejected[:, None]
+    rest = residual(q_stop, _rows(p, rejected), x.gather(1, place)[:, 0], rejected + 1, rule)
     # q itself ends the step after a whole chain, after a child that p cannot draw, and where nothing is left
-    whole = (accepted == length) | (px_stop == 0) | (rest.sum(-1) == 0)
+    whole = (accepted == length) | (px.gather(1, place)[:, 0] == 0) | (rest.sum(-1) == 0)
     final = torch.where(whole[:, None], q_stop, rest)
     path = torch.minimum(depth, accepted[:, None])  # in a chain a node's id is its depth
-    tried = (draft.tree.children[..., 0] >= 0).long().expand_as(tokens)  # the one child, except at the leaf
-    return Verdict(path, accepted, draw(final, u[:, 0]), tried)
+    return Verdict(path, accepted, draw(final, u[:, 0]), static.sizes.expand_as(tokens))
 
 
 def _after_rejection(q: Tensor, p: Tensor, x: Tensor, depth: Tensor, rule: Rule, residual: Residual) -> Tensor:

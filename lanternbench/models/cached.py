@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,9 +19,10 @@ def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
-def causal(n: int, like: Tensor) -> Tensor:
+@cache
+def causal(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Additive mask [1, n, n] under which each of n new positions sees itself and the earlier ones."""
-    return additive(torch.ones(1, n, n, dtype=torch.bool, device=like.device).tril(), like.dtype)
+    return additive(torch.ones(1, n, n, dtype=torch.bool, device=device).tril(), dtype)
 
 
 class CachedStack:

@@ -62,7 +62,7 @@ def by_layer(model: Chameleon, ids: Tensor) -> list[Tensor]:
     x = model.tok_embeddings(ids)
     states = [x]
     for layer in model.layers:
-        x = layer(x, model.rope[None, :n, None], causal(n, x)[:, None])
+        x = layer(x, model.rope[None, :n, None], causal(n, x.dtype, x.device)[:, None])
         states.append(x)
     return [*states[:-1], model.norm(x)]
 
@@ -76,7 +76,7 @@ def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, Te
     for n in (prefill, 1, 1, 3, length - prefill - 5):
         position = torch.arange(base, base + n)[None]
         new = x[:, base : base + n]
-        out.append(stack.forward(new, position, [base], torch.tensor([base]), 0, causal(n, x)))
+        out.append(stack.forward(new, position, [base], torch.tensor([base]), 0, causal(n, x.dtype, x.device)))
         base += n
     return model.output(torch.cat(out, 1)), stack.cache.store[0]
 
