@@ -1,7 +1,8 @@
 """Peak host memory of loading a checkpoint, as a multiple of its size: ``python benchmarks/loading.py [MEGABYTES]``.
 
 Writes random checkpoints in the published layouts to a temporary folder and loads each in a process of its own, whose
-peak resident memory is taken above what it held after its imports.  Mapped pages of the files count.
+peak resident memory is taken above what it held after its imports.  Mapped pages of the files count.  The
+checkpoints are float32; one is loaded as bfloat16 too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ DIM, LAYER = 512, 12.6  # width, and megabytes a layer
 _LOAD = """
 import json, sys
 from pathlib import Path
+import torch
 from lanternbench.models import published_llamagen
 
 def peak(field):
@@ -34,7 +36,7 @@ def peak(field):
 
 before = peak("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-net = published_llamagen.decoder(json.loads(sys.argv[2]), Path(sys.argv[1]), "cpu")
+net = published_llamagen.decoder(json.loads(sys.argv[2]), Path(sys.argv[1]), "cpu", getattr(torch, sys.argv[3]))
 print(json.dumps([peak("VmHWM") - before, sum(p.numel() for p in net.parameters())]))
 """
 
@@ -73,19 +75,19 @@ def shards(here: Path, state: dict[str, Tensor], count: int) -> None:
     (here / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 
 
-def measure(folder: Path, megabytes: float) -> float:
+def measure(folder: Path, megabytes: float, dtype: str) -> float:
     """Peak megabytes of loading what ``write`` wrote."""
-    command = [sys.executable, "-c", _LOAD, str(folder), json.dumps(shape(megabytes))]
+    command = [sys.executable, "-c", _LOAD, str(folder), json.dumps(shape(megabytes)), dtype]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)[0]
 
 
 def main(megabytes: float) -> None:
-    for layout in LAYOUTS:
+    for layout, dtype in [*((layout, "float32") for layout in LAYOUTS), (LAYOUTS[0], "bfloat16")]:
         with tempfile.TemporaryDirectory() as folder:
             size = write(Path(folder), layout, megabytes)
-            peak = measure(Path(folder), megabytes)
-            print(f"{layout:20}  {size:6.0f} MB  peak {peak:6.0f} MB  {peak / size:.2f} ×")
+            peak = measure(Path(folder), megabytes, dtype)
+            print(f"{layout:20}  {dtype:8}  {size:6.0f} MB  peak {peak:6.0f} MB  {peak / size:.2f} ×")
 
 
 if __name__ == "__main__":

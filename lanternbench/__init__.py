@@ -11,9 +11,14 @@ if TYPE_CHECKING:
     from lanternbench.api import Model
 
 
-def load(target: str = "tiny", device: str = "cpu") -> Model:
-    """A target ready to generate: ``load("tiny").generate("a red circle", method="cool-sd", lam=2.0, seed=42)``."""
-    from lanternbench.api import Model
-    from lanternbench.models.catalogue import load_target
+def load(target: str = "tiny", device: str = "cpu", *, drafter: str | None = None, dtype: str | None = None) -> Model:
+    """A target ready to generate: ``load("tiny").generate("a red circle", method="cool-sd", lam=2.0, seed=42)``.
 
-    return Model(load_target(target, device))
+    ``drafter``: a smaller target, or a file or folder with an EAGLE drafter, in place of the target's own of that kind.
+    ``dtype``: of the weights, ``float32`` or ``bfloat16`` (default: float32 on a CPU and for ``tiny``, else bfloat16).
+    Raises UserError for unknown names and for weights that are missing or damaged.
+    """
+    from lanternbench.api import Model
+    from lanternbench.models.catalogue import load_with_drafter
+
+    return Model(load_with_drafter(target, drafter, device, dtype=dtype))

@@ -24,6 +24,7 @@ class Sweep(BaseModel):
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,79}$")
     target: str = "tiny"
     drafter: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
     random_weights: bool = False
     simulate_acceptance: float | None = Field(None, ge=1, le=64)
     prompts: str = "demo"
@@ -62,7 +63,7 @@ class Sweep(BaseModel):
 
     def record(self) -> dict[str, Any]:
         """What fixes the results: the configuration without its name, and without what is off."""
-        off = {k for k in ("drafter", "random_weights", "simulate_acceptance") if not getattr(self, k)}
+        off = {k for k in ("drafter", "dtype", "random_weights", "simulate_acceptance") if not getattr(self, k)}
         return self.model_dump(by_alias=True, exclude={"name"} | off, mode="json")
 
 

@@ -23,11 +23,10 @@ from lanternbench.decoding.fidelity import (
     target_figures,
 )
 from lanternbench.environment import environment
-from lanternbench.errors import UserError
 from lanternbench.measure import summarise
 from lanternbench.metrics.registry import Scorer, SetScorer, scorers_for
 from lanternbench.metrics.setup import Setup
-from lanternbench.models.catalogue import load_target, with_drafter
+from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.results import RunFolder, Sample, config_hash, sample_key
 from lanternbench.scoring import Costs, image_groups, known, prepared, score_sets, stored, with_record
@@ -52,15 +51,8 @@ def run(
     """
     methods = config.methods()
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
-    target = load_target(config.target, device, config.random_weights)
-    if config.drafter:
-        target, kind = with_drafter(target, config.drafter, device, config.random_weights)
-        if kind not in {m.proposal for m in methods}:
-            raise UserError(
-                f"'{config.drafter}' is a drafter of kind '{kind}', which no method of this run uses: choose one that "
-                "does, see `lanternbench methods`"
-            )
-    c = config
+    used, c = {m.proposal for m in methods}, config
+    target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used)
     decoders = [build(target, m, c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance) for m in methods]
     scorers = [] if config.random_weights else scorers_for(config.metrics, target.evaluators, Setup(device=device))
     record = config.record() | {"guidance": decoders[0].guidance, "device": device}

@@ -86,6 +86,18 @@ def test_an_eagle_drafter_is_read_from_a_file_or_folder(target, tmp_path):
         assert drafted.accept_lengths == own.accept_lengths
 
 
+def test_a_drafter_has_the_dtype_of_its_target(classes, known, tmp_path):
+    halved = replace(classes, model=classes.model.bfloat16())
+    net = published_llamagen.eagle.Eagle(replace(classes.model.cfg, first_norm=False))
+    save_file(published_llamagen.eagle.to_published(net.state_dict()), tmp_path / "a.safetensors")
+    for spec, given in (("small-c2i", False), ("small-c2i", True), (str(tmp_path / "a.safetensors"), False)):
+        made, kind = with_drafter(halved, spec, random_weights=given)
+        assert {p.dtype for p in made.drafters[kind].parameters()} == {torch.bfloat16}
+        assert len(decoded(made, "sd" if kind == "model" else "eagle-1", "7").tokens) == 16
+    made, _ = with_drafter(tiny.load(dtype=torch.bfloat16), "tiny")
+    assert made.drafters["model"].output.weight.dtype == torch.bfloat16
+
+
 def test_a_drafter_for_llamagen_expects_pads_as_lantern_has_them(classes, target, tmp_path):
     net = published_llamagen.eagle.Eagle(replace(classes.model.cfg, first_norm=False))
     save_file(published_llamagen.eagle.to_published(net.state_dict()), tmp_path / "a.safetensors")

@@ -8,9 +8,12 @@ from itertools import pairwise
 import pytest
 import torch
 
+import lanternbench
 from lanternbench.decoding import engine, presets
+from lanternbench.decoding.sampling import guide
 from lanternbench.decoding.session import Session
 from lanternbench.errors import UserError
+from lanternbench.models import tiny
 from lanternbench.prompts import load
 
 CAPTIONS = [p.text for p in load("demo", 3)]
@@ -165,9 +168,63 @@ def test_impossible_methods_are_refused_with_the_reason(name, options, reason):
         presets.method(name, **options)
 
 
-def test_the_python_interface_gives_tokens_image_and_stats():
-    import lanternbench
+@pytest.fixture(scope="module")
+def halved():
+    """The embedded target in bfloat16."""
+    return tiny.load(dtype=torch.bfloat16)
 
+
+@torch.inference_mode()
+def teacher_forced(target, decoder, captions, tokens):
+    """[B, n, V]: the distributions of ``tokens`` [B, n] by one uncached forward."""
+    prefix = target.prefix(captions, decoder.guidance)
+    hidden = target.model.teacher_forced(prefix.embeddings, prefix.valid, tokens.repeat(2, 1))
+    return decoder.warp(target.model.output(guide(hidden, decoder.guidance)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["ar", *LOSSLESS, *RELAXED])
+def test_in_bfloat16_every_method_verifies_by_float32_s_distributions_up_to_rounding(target, halved, name, temperature):
+    decoder = engine.build(halved, presets.method(name), temperature)
+    for captions in (CAPTIONS[:1], CAPTIONS[:2]):
+        made = engine.generate(decoder, captions, trace=True, most_steps=12)
+        counts = [1 + sum(g.accept_lengths) for g in made]
+        tokens, q = torch.stack([g.tokens for g in made])[:, : max(counts)], made[0].trace.q[:, : max(counts)]
+        assert (q.dtype, made[0].trace.p.dtype) == (torch.float32, torch.float32)
+        own = (q - teacher_forced(target, decoder, captions, tokens)).abs().sum(-1) / 2
+        others = (q - teacher_forced(target, decoder, CAPTIONS[1 : 1 + len(captions)], tokens)).abs().sum(-1) / 2
+        for i, count in enumerate(counts):
+            assert 0 < own[i, :count].mean() < 0.04
+            assert others[i, :count].mean() > 0.5
+
+
+def test_bfloat16_draws_other_tokens_and_accepts_about_as_many(target, halved):
+    plain, other = (tokens(t, "eagle-1") for t in (target, halved))
+    assert not any(torch.equal(a.tokens, b.tokens) for a, b in zip(plain, other, strict=True))
+    tau = [sum(sum(g.accept_lengths) for g in made) / sum(g.steps for g in made) for made in (plain, other)]
+    assert tau[1] == pytest.approx(tau[0], rel=0.15)
+
+
+def test_weights_are_float32_unless_bfloat16_is_asked_for_and_the_tokeniser_always_is(target, halved):
+    for made, dtype in ((target, torch.float32), (halved, torch.bfloat16)):
+        assert made.dtype == dtype
+        assert {p.dtype for net in (made.model, *made.drafters.values()) for p in net.parameters()} == {dtype}
+        assert {p.dtype for p in made.vq.parameters()} == {torch.float32}
+    assert torch.equal(halved.model.output.weight, target.model.output.weight.bfloat16())
+    assert torch.equal(halved.model.rope, target.model.rope)  # positions are not rounded
+
+
+def test_the_python_interface_takes_a_drafter_and_a_dtype():
+    model = lanternbench.load("tiny", drafter="tiny", dtype="bfloat16")
+    assert model.target.dtype == model.target.drafters["model"].output.weight.dtype == torch.bfloat16
+    assert len(model.target.drafters["model"].layers) == len(model.target.model.layers)  # the target itself
+    with pytest.raises(UserError, match="unknown dtype 'float16': use float32 or bfloat16"):
+        lanternbench.load("tiny", dtype="float16")
+    with pytest.raises(UserError, match="unknown drafter 'nope'"):
+        lanternbench.load("tiny", drafter="nope")
+
+
+def test_the_python_interface_gives_tokens_image_and_stats():
     model = lanternbench.load("tiny")
     made = model.generate("a large red ring on the left on a plain white background", "cool-sd", lam=2.0, seed=42)
     again = model.generate("a large red ring on the left on a plain white background", "cool-sd", lam=2.0, seed=42)

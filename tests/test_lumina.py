@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -142,6 +143,19 @@ def test_prompts_in_different_columns_of_a_row_get_what_they_get_alone(lumina, n
     assert together[0].accept_lengths != together[1].accept_lengths  # or they would stand in the same column
     assert torch.equal(together[1].tokens, alone[0].tokens)
     assert together[1].accept_lengths == alone[0].accept_lengths
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["ar", *DRAFTING, "lantern", "cool-sd"])
+def test_in_bfloat16_the_row_ends_stand_where_they_stand_in_float32(lumina, wholes, name, temperature):
+    cast = lambda net: deepcopy(net).bfloat16()  # noqa: E731
+    halved = replace(lumina, model=cast(lumina.model), drafters={k: cast(v) for k, v in lumina.drafters.items()})
+    made = decoded(halved, name, temperature=temperature)
+    for i, caption in enumerate(CAPTIONS):
+        q, tokens = made[0].trace.q[i], made[i].tokens
+        own, other = (guided_logits(lumina, wholes[0], c, tokens).softmax(-1) for c in (caption, CAPTIONS[1 - i]))
+        assert 0 < (q - own).abs().sum(-1).mean() / 2 < 0.05
+        assert (q - other).abs().sum(-1).mean() / 2 > 0.3
 
 
 def test_a_small_model_drafts_from_all_ids_before(lumina, wholes):

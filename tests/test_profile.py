@@ -43,6 +43,22 @@ def test_a_trace_is_written_that_chrome_can_read(target, tmp_path):
     assert json.loads(path.read_text())["traceEvents"]
 
 
+def test_the_command_profiles_the_drafter_and_the_dtype_that_it_is_given(monkeypatch):
+    seen = []
+    measured = profile.profile
+    monkeypatch.setattr(
+        profile, "profile", lambda decoders, captions: seen.extend(decoders) or measured(decoders, captions)
+    )
+    options = ["-n", "1", "--temperature", "0", "--json"]
+    for more in ([], ["--drafter", "tiny", "--dtype", "bfloat16"]):
+        done = CliRunner().invoke(app, ["profile", "sd", *options, *more], catch_exceptions=False)
+        seen.append(json.loads(done.stdout)["methods"][1]["tau"])
+    ar, sd, own, *halved, itself = seen
+    assert ar.target.dtype == sd.target.dtype == torch.float32
+    assert {d.target.dtype for d in halved} == {torch.bfloat16}
+    assert own < 2 < 3 < itself  # the target drafts for itself: a chain of three and the bonus token, but for rounding
+
+
 def test_the_command_prints_a_row_per_method():
     done = CliRunner().invoke(app, ["profile", "cool-sd", "-n", "1", "--json"], catch_exceptions=False)
     labels = [m["label"] for m in json.loads(done.stdout)["methods"]]

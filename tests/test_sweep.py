@@ -11,9 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from lanternbench import config, results
-from lanternbench.cli.main import main
+from lanternbench import sweep as sweeps
+from lanternbench.cli import measure
+from lanternbench.cli.main import app, main
 from lanternbench.errors import UserError
 
 CLI = [sys.executable, "-m", "lanternbench.cli.main"]
@@ -116,6 +119,10 @@ def test_official_prompts_run(shared, tmp_path, name):
         (["run", "--method", "ar", "--set", "depth"], "NAME=VALUE"),
         (["run", "--method", "ar", "--metrics", "beauty"], "beauty"),
         (["run", "--method", "ar", "--device", "tpu"], "unknown device"),
+        (["run", "--method", "ar", "--dtype", "float16"], "'dtype' is wrong (Input should be 'float32' or 'bfloat16')"),
+        (["sweep", "fine.yaml", "--dtype", "half"], "'dtype' is wrong (Input should be 'float32' or 'bfloat16')"),
+        (["profile", "--dtype", "float16"], "unknown dtype 'float16': use float32 or bfloat16"),
+        (["profile", "eagle-1", "--drafter", "tiny"], "of kind 'model', which no method of this run uses"),
         (["sweep", "broken.yaml"], "began on line 3"),
         (["sweep", "missing.yaml"], "no sweep file"),
         (["sweep", "typo.yaml"], "no setting 'metods'"),
@@ -128,6 +135,7 @@ def test_official_prompts_run(shared, tmp_path, name):
 def test_a_mistake_gets_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capfd, args, says):
     (tmp_path / "empty.txt").write_text("\n\n")
     (tmp_path / "broken.yaml").write_text("target: tiny\nmethods:\n  - [ar\n")
+    (tmp_path / "fine.yaml").write_text("methods: [ar]\n")
     (tmp_path / "typo.yaml").write_text("metods: [ar]\nmethods: [ar]\n")
     (tmp_path / "evil.yaml").write_text("methods: !!python/object/apply:os.system ['touch owned']\n")
     monkeypatch.chdir(tmp_path)
@@ -151,6 +159,33 @@ def test_a_folder_of_another_configuration_is_not_mixed_with(swept):
     run = results.latest(swept / "results")
     with pytest.raises(UserError, match=r"other settings.*temperature.*--fresh"):
         results.RunFolder.open(run.parent, run.name, results.read_run(run)["config"] | {"temperature": 0.3})
+
+
+def test_another_dtype_is_another_run_and_is_not_mixed_with(tmp_path):
+    (tmp_path / "ar.yaml").write_text("methods: [ar]\nnum_prompts: 1\nmetrics: []\n")
+    plain = config.read(tmp_path / "ar.yaml")
+    assert "dtype" not in plain.record()  # so folders of old stay valid
+    first = sweeps.run(plain, tmp_path)[0]
+    (tmp_path / "ar.yaml").write_text("methods: [ar]\nnum_prompts: 1\nmetrics: []\ndtype: bfloat16\n")
+    halved = config.read(tmp_path / "ar.yaml")
+    assert halved.record() == plain.record() | {"dtype": "bfloat16"}
+    second = sweeps.run(halved, tmp_path)[0]
+    assert first != second
+    assert [results.read_run(p)["environment"]["dtype"] for p in (first, second)] == ["float32", "bfloat16"]
+    assert results.read_samples(first)[0].token_ids != results.read_samples(second)[0].token_ids
+    with pytest.raises(UserError, match=r'other settings \(dtype: null -> "bfloat16"\)'):
+        sweeps.run(halved, tmp_path, run_id=first.name)
+
+
+@pytest.mark.parametrize("given", [["run", "-m", "ar"], ["sweep", "fine.yaml"]])
+def test_the_command_line_s_dtype_reaches_the_run(given, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(measure, "execute", lambda config, *rest: asked.append(config.dtype))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fine.yaml").write_text("methods: [ar]\ndtype: float32\n")
+    for options in ([], ["--dtype", "bfloat16"]):
+        CliRunner().invoke(app, [*given, *options], catch_exceptions=False)
+    assert asked == [None if given[0] == "run" else "float32", "bfloat16"]
 
 
 def test_a_grid_of_options_is_expanded_and_each_method_kept_once():

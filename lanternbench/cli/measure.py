@@ -27,6 +27,7 @@ Simulate = Annotated[
 Drafter = Annotated[
     str | None, typer.Option(help="A smaller target as drafter, or a file or folder with an EAGLE drafter.")
 ]
+Dtype = Annotated[str | None, typer.Option(help="Of the weights: float32, bfloat16 (default: by target and device).")]
 NumPrompts = Annotated[int | None, typer.Option("--num-prompts", "-n", help="How many prompts; 0 for all.")]
 
 
@@ -52,6 +53,7 @@ def run(
     ] = None,
     target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
     drafter: Drafter = None,
+    dtype: Dtype = None,
     random_weights: RandomWeights = False,
     simulate_acceptance: Simulate = None,
     prompts: Annotated[str, typer.Option(help="demo, coco2017[:FILE], parti[:FILE], or a text file.")] = "demo",
@@ -85,7 +87,7 @@ def run(
         name=f"run-{method}".replace("/", "-"), target=target, prompts=prompts, num_prompts=num_prompts or None,
         caption=caption, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
         metrics=[m for m in metrics.split(",") if m], baseline=baseline, methods=[spec],
-        random_weights=random_weights, simulate_acceptance=simulate_acceptance, drafter=drafter,
+        random_weights=random_weights, simulate_acceptance=simulate_acceptance, drafter=drafter, dtype=dtype,
     )  # fmt: skip
     settings.method(method)  # an unknown name is reported as such, not as a wrong run name
     execute(settings.sweep(values, "the command line"), device, threads, out, fresh, as_json)
@@ -99,6 +101,7 @@ def sweep(
     temperature: Annotated[float | None, typer.Option(help="In place of the file's.")] = None,
     target: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
     drafter: Drafter = None,
+    dtype: Dtype = None,
     random_weights: RandomWeights = False,
     simulate_acceptance: Simulate = None,
     device: Device = "auto",
@@ -112,7 +115,7 @@ def sweep(
     Example: lanternbench sweep configs/tradeoff.yaml
     """
     config = settings.read(file)
-    given = dict(prompts=prompts, seed=seed, temperature=temperature, target=target, drafter=drafter)
+    given = dict(prompts=prompts, seed=seed, temperature=temperature, target=target, drafter=drafter, dtype=dtype)
     changed: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
     if random_weights:
         changed["random_weights"] = True

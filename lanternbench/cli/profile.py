@@ -12,12 +12,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lanternbench.cli.measure import Device, RandomWeights, Simulate, Threads
+from lanternbench.cli.measure import Device, Drafter, Dtype, RandomWeights, Simulate, Threads
 
 
 def profile(
     methods: Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help="Presets.")] = None,
     target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    drafter: Drafter = None,
+    dtype: Dtype = None,
     random_weights: RandomWeights = False,
     simulate_acceptance: Simulate = None,
     num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")] = 4,
@@ -35,11 +37,12 @@ def profile(
     from lanternbench import prompts
     from lanternbench.cli.device import choose
     from lanternbench.decoding import engine, presets
-    from lanternbench.models.catalogue import load_target
+    from lanternbench.models.catalogue import load_with_drafter
 
     names = ["ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar")]
     chosen = [presets.method(n) for n in names]
-    model = load_target(target, choose(device, threads), random_weights)
+    used = {m.proposal for m in chosen}
+    model = load_with_drafter(target, drafter, choose(device, threads), random_weights, dtype, used)
     decoders = [engine.build(model, m, temperature, simulate_acceptance=simulate_acceptance) for m in chosen]
     captions = [p.text for p in prompts.load("imagenet" if "c2i" in target else "demo", num_prompts)]
     limit = profiles.bandwidth(model.device)

@@ -216,7 +216,7 @@ def generate(
     if not bool(session.health.isfinite()):
         raise UserError(
             f"the logits of target '{target.name}' or its drafter became NaN or infinite while '{method.label}' "
-            "decoded; check the weights, or use float32"
+            "decoded; check the weights, or give --dtype float32"
         )
     return log.generations(session, encode_s, decode_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -76,23 +77,25 @@ def entry(name: str) -> Entry:
     return catalogue()[name]
 
 
-def load_target(name: str, device: str = "cpu", random_weights: bool = False) -> Target:
+def load_target(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:
     """A target by catalogue name, NAME=FOLDER with its files, or a folder in the embedded format (``train tiny``).
 
-    ``random_weights``: the architecture at full size, without any file.  Raises UserError for an unknown name and for
-    weights that are missing or damaged.
+    ``random_weights``: the architecture at full size, without any file.  ``dtype``: of the weights, float32 or
+    bfloat16 (default: float32 on a CPU and in the embedded format, else bfloat16).  Raises UserError for an unknown
+    name or dtype and for weights that are missing or damaged.
     """
+    weights = None if dtype is None else published.dtype_named(dtype)
     if (Path(name) / "target.safetensors").is_file():
-        return packed(tiny.load(Path(name), device))
+        return packed(tiny.load(Path(name), device, weights))
     title, _, where = name.partition("=")
     row = entry(title)
     if row.family == "tiny":
         if random_weights:
             raise UserError("target 'tiny' comes with trained weights: leave out --random-weights")
-        return packed(tiny.load(device=device))
+        return packed(tiny.load(device=device, dtype=weights))
     family = _FAMILIES[row.family]
     if random_weights:
-        return packed(family.random_target(row.name, row.shape, row.guidance, row.top_k, device))
+        return packed(family.random_target(row.name, row.shape, row.guidance, row.top_k, device, dtype=weights))
     folder = Path(where) if where else row.folder
     needed = [role for role in row.missing(folder) if role in family.NEEDS]
     if needed:
@@ -100,11 +103,11 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False) ->
             f"target '{title}' lacks its {' and '.join(needed)} in {folder}: `lanternbench fetch {title}` gets them "
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
         )
-    return packed(family.load(row.name, row.shape, row.guidance, row.top_k, folder, device))
+    return packed(family.load(row.name, row.shape, row.guidance, row.top_k, folder, device, weights))
 
 
 def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights: bool = False) -> tuple[Target, str]:
-    """``target`` with another drafter in place of its own of that kind, and the kind.
+    """``target`` with another drafter, of its dtype, in place of its own of that kind, and the kind.
 
     ``spec``: a catalogue name, or NAME=FOLDER, whose decoder drafts as an independent ``model``; or a file or folder
     with an ``eagle`` drafter in LANTERN's layout.  Raises UserError for an unknown name and for weights that are
@@ -124,12 +127,36 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
         )
     row = entry(title)
     if row.family == "tiny":
-        net = tiny.load(device=device).model
+        net = tiny.load(device=device, dtype=target.dtype).model
     elif random_weights:
-        net = _FAMILIES[row.family].random_decoder(row.shape, device)
+        net = _FAMILIES[row.family].random_decoder(row.shape, device, target.dtype)
     else:
         folder = Path(where) if where else row.folder
         if not published.present(folder, "model"):
             raise UserError(f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it")
-        net = _FAMILIES[row.family].decoder(row.shape, folder, device)
+        net = _FAMILIES[row.family].decoder(row.shape, folder, device, target.dtype)
     return packed(replace(target, drafters=target.drafters | {"model": net})), "model"
+
+
+def load_with_drafter(
+    name: str,
+    drafter: str | None,
+    device: str = "cpu",
+    random_weights: bool = False,
+    dtype: str | None = None,
+    used: Collection[str] | None = None,
+) -> Target:
+    """``load_target``, and ``with_drafter`` where one is named.
+
+    ``used``: kinds of drafters of the methods to come; raises UserError also for a drafter that is of none of them.
+    """
+    target = load_target(name, device, random_weights, dtype)
+    if not drafter:
+        return target
+    target, kind = with_drafter(target, drafter, device, random_weights)
+    if used is not None and kind not in used:
+        raise UserError(
+            f"'{drafter}' is a drafter of kind '{kind}', which no method of this run uses: choose one that does, see "
+            "`lanternbench methods`"
+        )
+    return target

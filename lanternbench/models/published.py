@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from lanternbench.errors import UserError
 from lanternbench.models.checkpoints import empty_parameters, placed
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -29,6 +30,13 @@ def present(folder: Path, role: str) -> bool:
 def dtype_for(device: str) -> torch.dtype:
     """bfloat16 on a GPU, as the papers run; float32 on a CPU."""
     return torch.float32 if device == "cpu" else torch.bfloat16
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The dtype of a name.  Raises UserError for any but float32 and bfloat16."""
+    if name not in ("float32", "bfloat16"):
+        raise UserError(f"unknown dtype '{name}': use float32 or bfloat16")
+    return getattr(torch, name)
 
 
 def random_net(make: Callable[[], Net], device: str, dtype: torch.dtype) -> Net:

@@ -56,7 +56,15 @@ DIALECTS = {
 }
 
 
-def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: Path, device: str) -> Target:
+def load(
+    name: str,
+    shape: dict[str, Any],
+    guidance: float,
+    top_k: int,
+    folder: Path,
+    device: str,
+    dtype: torch.dtype | None = None,
+) -> Target:
     """A target from the files in ``folder``.  Raises UserError for what is missing, damaged or of another shape.
 
     ``shape``: of the decoder where config.json does not say, and its ``dialect``.
@@ -65,7 +73,7 @@ def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: 
     vocab = chameleon_vocab.read(words)
     text = ChameleonText(words, vocab)
     vq = image_tokeniser(folder, device)
-    model = decoder(shape, folder, device)
+    model = decoder(shape, folder, device, dtype)
     drafters: dict[str, nn.Module] = {}
     if present(folder, "eagle"):
         drafters["eagle"] = eagle_drafter(model, folder / "eagle", device)
@@ -84,7 +92,7 @@ def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: 
     )
 
 
-def decoder(shape: dict[str, Any], folder: Path, device: str) -> Chameleon:
+def decoder(shape: dict[str, Any], folder: Path, device: str, dtype: torch.dtype | None = None) -> Chameleon:
     """The decoder of images alone.  Raises UserError."""
     here = folder / "model"
     official = is_official(here)
@@ -95,26 +103,34 @@ def decoder(shape: dict[str, Any], folder: Path, device: str) -> Chameleon:
     def convert(part: State) -> State:
         return image_tables((from_official if official else from_hf)(part, cfg.decoder), to_id)
 
-    return load_layers(lambda: Chameleon(cfg), here, convert, device, dtype_for(device))
+    return load_layers(lambda: Chameleon(cfg), here, convert, device, dtype or dtype_for(device))
 
 
-def random_decoder(shape: dict[str, Any], device: str) -> Chameleon:
+def random_decoder(shape: dict[str, Any], device: str, dtype: torch.dtype | None = None) -> Chameleon:
     """The same with random weights."""
     cfg = ChameleonConfig(**parted(shape)[0])
-    return random_net(lambda: Chameleon(cfg), device, dtype_for(device))
+    return random_net(lambda: Chameleon(cfg), device, dtype or dtype_for(device))
 
 
 def eagle_drafter(model: Chameleon, path: Path, device: str) -> Eagle:
-    """LANTERN's layout -> a drafter for ``model``.  Raises UserError, also for one of another width."""
+    """LANTERN's layout -> a drafter for ``model``, in its dtype.  Raises UserError, also for one of another width."""
     bias, convert = has_bias(path), lambda part: drafter_from_published(part, model.cfg)
-    return load_layers(lambda: Eagle(model.cfg, bias, model.cfg.norm_eps), path, convert, device, dtype_for(device))
+    dtype = model.tok_embeddings.weight.dtype
+    return load_layers(lambda: Eagle(model.cfg, bias, model.cfg.norm_eps), path, convert, device, dtype)
 
 
 def random_target(
-    name: str, shape: dict[str, Any], guidance: float, top_k: int, device: str, vq: VQConfig = VQ
+    name: str,
+    shape: dict[str, Any],
+    guidance: float,
+    top_k: int,
+    device: str,
+    vq: VQConfig = VQ,
+    dtype: torch.dtype | None = None,
 ) -> Target:
     """The same architecture with random weights and an EAGLE drafter: its images are noise, its speed is real."""
-    dtype, dialect, model = dtype_for(device), parted(shape)[1], random_decoder(shape, device)
+    dtype, dialect = dtype or dtype_for(device), parted(shape)[1]
+    model = random_decoder(shape, device, dtype)
     cfg = model.config
     drafter = random_net(lambda: Eagle(model.cfg, norm_eps=model.cfg.norm_eps), device, dtype)
     return Target(

@@ -32,9 +32,17 @@ EAGLE_PADS: Literal["uniform"] = "uniform"  # LANTERN trained its drafters on hi
 Features = Callable[[list[str]], tuple[Tensor, Tensor]]
 
 
-def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: Path, device: str) -> Target:
+def load(
+    name: str,
+    shape: dict[str, Any],
+    guidance: float,
+    top_k: int,
+    folder: Path,
+    device: str,
+    dtype: torch.dtype | None = None,
+) -> Target:
     """A target from the files in ``folder``.  Raises UserError for what is missing, damaged or of another shape."""
-    dtype, model = dtype_for(device), decoder(shape, folder, device)
+    dtype, model = dtype or dtype_for(device), decoder(shape, folder, device, dtype)
     vq = load_into(lambda: VQModel(VQConfig()), read_state(folder / "vq"), folder / "vq", device, torch.float32)
     drafters: dict[str, nn.Module] = {}
     if present(folder, "eagle"):
@@ -59,11 +67,11 @@ def load(name: str, shape: dict[str, Any], guidance: float, top_k: int, folder: 
     )
 
 
-def decoder(shape: dict[str, Any], folder: Path, device: str) -> LlamaGen:
+def decoder(shape: dict[str, Any], folder: Path, device: str, dtype: torch.dtype | None = None) -> LlamaGen:
     """The decoder alone, from its official file or LANTERN's conversion.  Raises UserError."""
     here = folder / "model"
     convert = llamagen.from_hf if "model.embed_tokens.weight" in read_state(here) else llamagen.from_official
-    return load_layers(lambda: LlamaGen(LlamaGenConfig(**shape)), here, convert, device, dtype_for(device))
+    return load_layers(lambda: LlamaGen(LlamaGenConfig(**shape)), here, convert, device, dtype or dtype_for(device))
 
 
 def random_decoder(shape: dict[str, Any], device: str, dtype: torch.dtype | None = None) -> LlamaGen:
@@ -72,9 +80,9 @@ def random_decoder(shape: dict[str, Any], device: str, dtype: torch.dtype | None
 
 
 def eagle_drafter(model: LlamaGen, path: Path, device: str) -> eagle.Eagle:
-    """LANTERN's layout -> a drafter for ``model``.  Raises UserError, also for one of another width."""
-    cfg, bias = replace(model.cfg, first_norm=False), eagle.has_bias(path)
-    return load_layers(lambda: eagle.Eagle(cfg, bias), path, eagle.from_published, device, dtype_for(device))
+    """LANTERN's layout -> a drafter for ``model``, in its dtype.  Raises UserError, also for one of another width."""
+    cfg, bias, dtype = replace(model.cfg, first_norm=False), eagle.has_bias(path), model.tok_embeddings.weight.dtype
+    return load_layers(lambda: eagle.Eagle(cfg, bias), path, eagle.from_published, device, dtype)
 
 
 def random_target(

@@ -1,4 +1,4 @@
-"""Flan-T5-XL features for LlamaGen's text-to-image models, kept on disk per prompt.
+"""Flan-T5-XL features for LlamaGen's text-to-image models, kept on disk per prompt and dtype.
 
 The encoder is loaded on the first caption that is not kept yet, and dropped again before decoding begins.
 """
@@ -46,7 +46,7 @@ class T5Features:
         self.kept = folder.parent / "features"
 
     def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
-        paths = [self.kept / f"{hashlib.sha256(clean(c).encode()).hexdigest()[:32]}.safetensors" for c in captions]
+        paths = [self.path(clean(c)) for c in captions]
         new = {p: clean(c) for p, c in zip(paths, captions, strict=True) if not p.is_file()}
         if new:
             self._encode(new)
@@ -56,6 +56,11 @@ class T5Features:
         for i, row in enumerate(rows):
             features[i, : len(row)], mask[i, : len(row)] = row.to(self.dtype), 1
         return features.to(self.device), mask.to(self.device)
+
+    def path(self, caption: str) -> Path:
+        """Where a cleaned caption's features are kept: apart by dtype, so that no run depends on an earlier one's."""
+        digest = hashlib.sha256(caption.encode()).hexdigest()[:32]
+        return self.kept / f"{digest}-{str(self.dtype).removeprefix('torch.')}.safetensors"
 
     @torch.inference_mode()
     def _encode(self, captions: dict[Path, str]) -> None:

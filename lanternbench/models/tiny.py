@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models import eagle, llamagen, text
+from lanternbench.models.checkpoints import load_into
 from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig
 from lanternbench.models.medusa import Medusa
 from lanternbench.models.target import Target
@@ -68,31 +69,32 @@ def export(folder: Path, target: LlamaGen, encoder: text.TextEncoder, vq: VQMode
     write(folder / "model.safetensors", llamagen.to_official(small.state_dict()), config=asdict(small.config), **meta)
 
 
-def _llamagen(path: Path) -> LlamaGen:
+def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
     state, meta = read(path)
-    net = LlamaGen(LlamaGenConfig(**meta["config"]))
-    net.load_state_dict(llamagen.from_official(state))
-    return net
+    cfg = LlamaGenConfig(**meta["config"])
+    return load_into(lambda: LlamaGen(cfg), llamagen.from_official(state), path, device, dtype)
 
 
-def load(folder: Path = WEIGHTS, device: str = "cpu") -> Target:
-    """The embedded target with all its drafters."""
-    model = _llamagen(folder / "target.safetensors")
+def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None = None) -> Target:
+    """The embedded target with all its drafters.
+
+    ``dtype`` is that of model and drafters (default: float32); text encoder and tokeniser are float32.
+    """
+    dtype = dtype or torch.float32
+    model = _llamagen(folder / "target.safetensors", device, dtype)
     encoder = text.TextEncoder()
     encoder.load_state_dict(read(folder / "text.safetensors")[0])
     state, meta = read(folder / "vq.safetensors")
     shape: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
     vq = VQModel(VQConfig(**shape))
     vq.load_state_dict(state)
-    drafter = eagle.Eagle(replace(model.cfg, first_norm=False))
-    drafter.load_state_dict(eagle.from_published(read(folder / "eagle.safetensors")[0]))
-    heads, _ = read(folder / "medusa.safetensors")
-    medusa = Medusa(model.cfg.dim, len(heads["weight"]))
-    medusa.load_state_dict(heads)
-    nets: dict[str, nn.Module] = {"eagle": drafter, "medusa": medusa, "model": _llamagen(folder / "model.safetensors")}
-    for net in (model, encoder, vq, *nets.values()):
-        net.to(device)
-    return assemble(model, encoder, vq, nets)
+    cfg, path = replace(model.cfg, first_norm=False), folder / "eagle.safetensors"
+    drafter = load_into(lambda: eagle.Eagle(cfg), eagle.from_published(read(path)[0]), path, device, dtype)
+    path = folder / "medusa.safetensors"
+    heads, _ = read(path)
+    medusa = load_into(lambda: Medusa(cfg.dim, len(heads["weight"])), heads, path, device, dtype)
+    small = _llamagen(folder / "model.safetensors", device, dtype)
+    return assemble(model, encoder.to(device), vq.to(device), {"eagle": drafter, "medusa": medusa, "model": small})
 
 
 def assemble(model: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: dict[str, nn.Module]) -> Target:
@@ -102,7 +104,8 @@ def assemble(model: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: 
 
     def features(captions: list[str]) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
-            return encoder(text.tokenize(captions).to(model.tok_embeddings.weight.device))
+            states, mask = encoder(text.tokenize(captions).to(model.tok_embeddings.weight.device))
+        return states.to(model.tok_embeddings.weight.dtype), mask
 
     return Target(
         "tiny", model, vq, features, guidance=3.0, top_k=64, evaluators="tiny", options=OPTIONS, drafters=drafters
