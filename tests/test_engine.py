@@ -135,7 +135,7 @@ def test_bad_logits_are_reported_not_decoded(target, value):
 
     broken = replace(target, model=deepcopy(target.model))
     with torch.no_grad():
-        broken.model.output.weight[7] = value
+        broken.model.norm.weight[7] = value
     with pytest.raises(UserError, match="NaN or infinite"):
         tokens(broken, "eagle-1", CAPTIONS[:1])
 
@@ -210,7 +210,7 @@ def test_weights_are_float32_unless_bfloat16_is_asked_for_and_the_tokeniser_alwa
         assert made.dtype == dtype
         assert {p.dtype for net in (made.model, *made.drafters.values()) for p in net.parameters()} == {dtype}
         assert {p.dtype for p in made.vq.parameters()} == {torch.float32}
-    assert torch.equal(halved.model.output.weight, target.model.output.weight.bfloat16())
+    assert torch.equal(halved.model.tok_embeddings.weight, target.model.tok_embeddings.weight.bfloat16())
     assert torch.equal(halved.model.rope, target.model.rope)  # positions are not rounded
 
 

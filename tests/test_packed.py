@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -45,6 +47,7 @@ def test_float16_weights_change_nothing_where_they_are_exact_and_are_not_used_el
     for rows in (1, 2, 10, MANY, MANY + 1, 200):
         x = torch.randn(rows, 128)
         assert torch.allclose(made(x).double(), exact(x.double()), atol=1e-5)
+        assert torch.equal(deepcopy(made)(x), made(x))
     net = nn.Sequential(plain, nn.Linear(704, 128))
     pack(net)
     assert type(net[0]) is HalfLinear

@@ -137,8 +137,10 @@ class Session:
         for name in ("lengths", "seeds", "origin"):
             setattr(self, name, [getattr(self, name)[i] for i in prompts])
         hidden, tokens, advance, advances, closing = self.fresh
-        closing = None if closing is None else closing[rows]
-        self.fresh = Fresh(hidden[rows], tokens[index], advance[index], [advances[i] for i in prompts], closing)
+        advances = [advances[i] for i in prompts]
+        most = max(advances)
+        closing = None if closing is None else closing[rows, :most]
+        self.fresh = Fresh(hidden[rows, :most], tokens[index, :most], advance[index], advances, closing)
         self.batch = len(prompts)
         return rows
 

@@ -42,12 +42,21 @@ _RENAMED = {
 }
 
 
-def has_bias(path: Path) -> bool:
-    """Does the drafter at ``path``, in LANTERN's layout, fuse with a bias?  Raises UserError where there is none."""
+def shape_of(path: Path, cfg: DecoderConfig) -> tuple[DecoderConfig, bool]:
+    """``cfg`` with the MLP width of the drafter at ``path``, in LANTERN's layout, and whether it fuses with a bias.
+
+    Raises UserError where there is none.
+    """
     state = read_state(path)
     if "fc.weight" not in state:
         raise UserError(f"{path} holds no EAGLE drafter: it has no 'fc.weight'; give one in LANTERN's layout")
-    return "fc.bias" in state
+    return replace(cfg, hidden=hidden_width(state, cfg.hidden)), "fc.bias" in state
+
+
+def hidden_width(state: dict[str, Tensor], default: int) -> int:
+    """Width of the layer's MLP, which need not be the target's; ``default`` where ``state`` does not have it."""
+    down = state.get("layers.0.mlp.down_proj.weight")
+    return default if down is None else down.shape[1]
 
 
 def from_published(state: dict[str, Tensor]) -> dict[str, Tensor]:

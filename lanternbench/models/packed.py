@@ -60,6 +60,13 @@ class HalfLinear(TransposedLinear):
         self.packed = torch.fbgemm_pack_gemm_matrix_fp16(linear.weight.detach())
         self.added = torch.zeros(linear.out_features) if self.bias is None else self.bias
 
+    def __getstate__(self) -> dict:
+        return {k: v for k, v in self.__dict__.items() if k != "packed"}  # what FBGEMM made cannot be copied
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self.packed = torch.fbgemm_pack_gemm_matrix_fp16(self.weight.detach().t().contiguous())
+
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
         if x.numel() > MANY * x.shape[-1]:

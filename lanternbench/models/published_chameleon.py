@@ -32,7 +32,7 @@ from lanternbench.models.chameleon import (
 from lanternbench.models.chameleon_text import ChameleonText, anole_prefix, hashed_ids, lumina_prefix
 from lanternbench.models.chameleon_vocab import Vocabulary
 from lanternbench.models.checkpoints import State, load_into, load_layers, read_state
-from lanternbench.models.eagle import Eagle, has_bias
+from lanternbench.models.eagle import Eagle, shape_of
 from lanternbench.models.published import dtype_for, present, random_net
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.token_rules import ROW_END
@@ -114,9 +114,11 @@ def random_decoder(shape: dict[str, Any], device: str, dtype: torch.dtype | None
 
 def eagle_drafter(model: Chameleon, path: Path, device: str) -> Eagle:
     """LANTERN's layout -> a drafter for ``model``, in its dtype.  Raises UserError, also for one of another width."""
-    bias, convert = has_bias(path), lambda part: drafter_from_published(part, model.cfg)
+    cfg, bias = shape_of(path, model.cfg)
     dtype = model.tok_embeddings.weight.dtype
-    return load_layers(lambda: Eagle(model.cfg, bias, model.cfg.norm_eps), path, convert, device, dtype)
+    return load_layers(
+        lambda: Eagle(cfg, bias, cfg.norm_eps), path, lambda part: drafter_from_published(part, cfg), device, dtype
+    )
 
 
 def random_target(

@@ -81,7 +81,8 @@ def random_decoder(shape: dict[str, Any], device: str, dtype: torch.dtype | None
 
 def eagle_drafter(model: LlamaGen, path: Path, device: str) -> eagle.Eagle:
     """LANTERN's layout -> a drafter for ``model``, in its dtype.  Raises UserError, also for one of another width."""
-    cfg, bias, dtype = replace(model.cfg, first_norm=False), eagle.has_bias(path), model.tok_embeddings.weight.dtype
+    cfg, bias = eagle.shape_of(path, replace(model.cfg, first_norm=False))
+    dtype = model.tok_embeddings.weight.dtype
     return load_layers(lambda: eagle.Eagle(cfg, bias), path, eagle.from_published, device, dtype)
 
 

@@ -88,8 +88,10 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     shape: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
     vq = VQModel(VQConfig(**shape))
     vq.load_state_dict(state)
-    cfg, path = replace(model.cfg, first_norm=False), folder / "eagle.safetensors"
-    drafter = load_into(lambda: eagle.Eagle(cfg), eagle.from_published(read(path)[0]), path, device, dtype)
+    path = folder / "eagle.safetensors"
+    layer, _ = read(path)
+    cfg = replace(model.cfg, first_norm=False, hidden=eagle.hidden_width(layer, model.cfg.hidden))
+    drafter = load_into(lambda: eagle.Eagle(cfg), eagle.from_published(layer), path, device, dtype)
     path = folder / "medusa.safetensors"
     heads, _ = read(path)
     medusa = load_into(lambda: Medusa(cfg.dim, len(heads["weight"])), heads, path, device, dtype)

@@ -30,6 +30,7 @@ HEADS = 4
 BATCH = 6
 DEPTHS = 3  # levels of drafting that EAGLE trains on
 DEEPER = 96  # positions of an image at which it trains on the levels past the first
+WIDER = 2  # EAGLE's MLP, in the target's: at this size a layer's operations cost time, its width hardly any
 VARIATION = 2.0  # weight of the total variation beside the cross entropy
 
 Losses = dict[str, Tensor]
@@ -40,7 +41,7 @@ class Drafters(nn.Module):
 
     def __init__(self, target: LlamaGen):
         super().__init__()
-        self.eagle = Eagle(replace(target.cfg, first_norm=False))
+        self.eagle = Eagle(replace(target.cfg, first_norm=False, hidden=WIDER * target.cfg.hidden))
         self.medusa = Medusa(target.cfg.dim, HEADS)
         self.model = LlamaGen(replace(SMALL, dim=target.cfg.dim))
         for name in ("tok_embeddings", "output", "cls_embedding", "norm"):

@@ -9,7 +9,7 @@ from lanternbench.models import tiny
 from lanternbench.training import drafters, evaluators, rollouts, target, text, vq
 
 STEPS = {
-    "vq": 2500, "text": 1000, "target": 5000, "eagle": 15_000, "medusa": 1500, "model": 2500, "clip": 2400, "fid": 2400,
+    "vq": 2500, "text": 1000, "target": 5000, "eagle": 12_000, "medusa": 1500, "model": 2500, "clip": 2400, "fid": 2400,
 }  # fmt: skip
 SCENES = 40_000
 ROLLOUTS = 3840  # samples of the target
