@@ -55,9 +55,15 @@ def test_a_step_synchronises_once_and_commits_what_it_says(target, name):
     assert int(made.tokens.max()) < target.vocab
 
 
+@pytest.fixture(scope="module")
+def doubled():
+    """In float64 no draw hangs on how the products of a larger batch are rounded."""
+    return tiny.load(dtype=torch.float64)
+
+
 @pytest.mark.parametrize("name", ["ar", "sd", "medusa", "lantern", "adt-tree", "sjd", "cool-sd"])
-def test_a_batch_goes_on_without_the_prompts_that_are_finished(target, name, monkeypatch):
-    kept = []
+def test_a_batch_goes_on_without_the_prompts_that_are_finished(doubled, name, monkeypatch):
+    target, kept = doubled, []
     keep = Session.keep
 
     def counted(self, prompts):
@@ -208,7 +214,9 @@ def test_bfloat16_draws_other_tokens_and_accepts_about_as_many(target, halved):
 def test_weights_are_float32_unless_bfloat16_is_asked_for_and_the_tokeniser_always_is(target, halved):
     for made, dtype in ((target, torch.float32), (halved, torch.bfloat16)):
         assert made.dtype == dtype
-        assert {p.dtype for net in (made.model, *made.drafters.values()) for p in net.parameters()} == {dtype}
+        found = {p.dtype for net in (made.model, *made.drafters.values()) for p in net.parameters()}
+        assert found - {torch.float16} == {dtype}  # float16: layers that lose nothing by it
+        assert dtype == torch.float32 or torch.float16 not in found
         assert {p.dtype for p in made.vq.parameters()} == {torch.float32}
     assert torch.equal(halved.model.tok_embeddings.weight, target.model.tok_embeddings.weight.bfloat16())
     assert torch.equal(halved.model.rope, target.model.rope)  # positions are not rounded

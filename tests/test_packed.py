@@ -11,7 +11,7 @@ from torch import nn
 from lanternbench import profile
 from lanternbench.decoding import engine, presets
 from lanternbench.models import published_llamagen, tiny
-from lanternbench.models.packed import MANY, HalfLinear, PackedLinear, TransposedLinear, available, halves, pack
+from lanternbench.models.packed import HalfLinear, PackedLinear, TransposedLinear, available, halves, pack
 
 pytestmark = pytest.mark.skipif(not available(), reason="this build of torch has no packed linear layers")
 
@@ -44,10 +44,11 @@ def test_float16_weights_change_nothing_where_they_are_exact_and_are_not_used_el
     made = HalfLinear(plain)
     exact = nn.Linear(128, 704, bias=bias).double()
     exact.load_state_dict(plain.state_dict())
-    for rows in (1, 2, 10, MANY, MANY + 1, 200):
+    for rows in (1, 2, 10, 200):
         x = torch.randn(rows, 128)
         assert torch.allclose(made(x).double(), exact(x.double()), atol=1e-5)
         assert torch.equal(deepcopy(made)(x), made(x))
+        assert torch.equal(made(x)[:1], made(x[:1]))
     net = nn.Sequential(plain, nn.Linear(704, 128))
     pack(net)
     assert type(net[0]) is HalfLinear
