@@ -109,7 +109,7 @@ class _Cached:
             x = self._with_row_ends(x, self.read_row_end(before), slot, start)
             count = rows.behind(s.length) - rows.behind(start)
         visible = None if n == 1 else causal(n, x.dtype, x.device)
-        hidden = self.stack.forward(x, position, bases, base, 0, visible)
+        hidden = self.stack.forward(x, position, bases, base, 0, visible, last=s.batch == 1)
         self.drafted, self.columns = 0, [Columns(0, 1)]
         return self._past_row_end(at_last_new(s, hidden, count)[:, None], None, 0)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from lanternbench.models.cache import KVCache, Slots, StepCache
 from lanternbench.models.transformer import DecoderConfig
 
-Stack = Callable[[Tensor, Tensor, Tensor | None, StepCache], Tensor]
+Stack = Callable[[Tensor, Tensor, Tensor | None, StepCache, bool], Tensor]
 
 
 def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -71,8 +71,9 @@ class CachedStack:
         base: Tensor | None = None,
         first: int = 0,
         visible: Tensor | None = None,
+        last: bool = False,
     ) -> Tensor:
-        """x [R, n, dim] -> hidden [R, n, dim].
+        """x [R, n, dim] -> hidden [R, n, dim], or [R, 1, dim] of the ``last`` alone.
 
         ``position``: rows of the rotary table, [b, n], or a range of n or 1 that all prompts share; ``bases`` the
         host's copy of ``base`` [B], which may be left out where they are alike; ``visible`` additive [b, n, first + n]
@@ -92,7 +93,7 @@ class CachedStack:
             rope = self.rope[None, position.start : position.stop]
         else:
             rope = self.per_row(self.rope[position])
-        return self.stack(x, rope, mask, StepCache(self.cache, slots, span))
+        return self.stack(x, rope, mask, StepCache(self.cache, slots, span), last)
 
     def _shared_mask(self, base: int, width: int, n: int, visible: Tensor | None) -> Tensor | None:
         """All prompts have as many committed slots: [R|1, 1, n, base + width] or None."""

@@ -28,8 +28,10 @@ class Eagle(nn.Module):
         """Embedding of token t + 1 and hidden state of position t, [R, N, dim] each -> the layer's input."""
         return self.fc(torch.cat([embedding, hidden], -1))
 
-    def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: StepCache | None = None) -> Tensor:
-        return self.layers[0](x, rope, mask, None if cache is None else cache[0])
+    def forward(
+        self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: StepCache | None = None, last: bool = False
+    ) -> Tensor:
+        return self.layers[0](x, rope, mask, None if cache is None else cache[0], last)
 
 
 _RENAMED = {

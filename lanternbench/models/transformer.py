@@ -87,7 +87,9 @@ class Attention(nn.Module):
             self.q_norm = HeadNorm(self.n_head, self.head_dim)
             self.k_norm = HeadNorm(self.n_kv, self.head_dim)
 
-    def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: LayerCache | None, last: bool = False
+    ) -> Tensor:
         rows, n, _ = x.shape
         qkv = self.wqkv(x).view(rows, n, -1, self.head_dim)
         qk, v = qkv.split((self.n_head + self.n_kv, self.n_kv), 2)
@@ -96,6 +98,8 @@ class Attention(nn.Module):
         q, k = rotate(qk, rope).split((self.n_head, self.n_kv), 2)
         k, v = (k.transpose(1, 2), v.transpose(1, 2)) if cache is None else cache.put(k, v)
         gqa = self.n_kv != self.n_head
+        if last:
+            q, mask, n = q[:, -1:], None if mask is None else mask[..., -1:, :], 1
         y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=gqa)
         return self.wo(y.transpose(1, 2).reshape(rows, n, -1))
 
@@ -121,12 +125,16 @@ class Layer(nn.Module):
         self.ffn_norm = RMSNorm(cfg.dim, cfg.norm_eps)
         self.swin = cfg.swin_norm
 
-    def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: LayerCache | None = None, last: bool = False
+    ) -> Tensor:
+        """``last``: what the last position gives is wanted; of the others only keys and values are made."""
+        own = x[:, -1:] if last else x
         if self.swin:
-            x = x + self.attention_norm(self.attention(x, rope, mask, cache))
-            return x + self.ffn_norm(self.feed_forward(x))
-        x = x + self.attention(self.attention_norm(x), rope, mask, cache)
-        return x + self.feed_forward(self.ffn_norm(x))
+            own = own + self.attention_norm(self.attention(x, rope, mask, cache, last))
+            return own + self.ffn_norm(self.feed_forward(own))
+        own = own + self.attention(self.attention_norm(x), rope, mask, cache, last)
+        return own + self.feed_forward(self.ffn_norm(own))
 
 
 class Stack(nn.Module):
@@ -138,11 +146,13 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Layer(cfg) for _ in range(cfg.n_layer))
         self.norm = RMSNorm(cfg.dim, cfg.norm_eps)
 
-    def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: StepCache | None = None) -> Tensor:
-        """x [R, N, dim] -> hidden states after the final norm [R, N, dim].
+    def forward(
+        self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: StepCache | None = None, last: bool = False
+    ) -> Tensor:
+        """x [R, N, dim] -> hidden states after the final norm [R, N, dim], or [R, 1, dim] of the ``last`` alone.
 
         ``rope`` [R|1, N, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, N, S], None for attending to all keys.
         """
         for i, layer in enumerate(self.layers):
-            x = layer(x, rope, mask, None if cache is None else cache[i])
+            x = layer(x, rope, mask, None if cache is None else cache[i], last and i == len(self.layers) - 1)
         return self.norm(x)
