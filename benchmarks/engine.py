@@ -49,10 +49,10 @@ def forwards(model: LlamaGen, cases: list[tuple[int, int]], repeats: int = 15) -
     times: list[list[float]] = [[] for _ in cases]
     for _ in range(repeats):
         for spent, (n, base) in zip(times, cases, strict=True):
-            x, position = torch.randn(rows, n, model.cfg.dim), torch.arange(base, base + n)[None]
+            x = torch.randn(rows, n, model.cfg.dim)
             clock = perf_counter()
             visible = None if n == 1 else causal(n, x.dtype, x.device)
-            model.output(stack.forward(x, position, [base], torch.tensor([base]), 0, visible))
+            model.output(stack.forward(x, range(base, base + n), [base], visible=visible))
             spent.append(1e3 * (perf_counter() - clock))
     return [median(spent) for spent in times]
 

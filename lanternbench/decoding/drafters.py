@@ -134,10 +134,10 @@ class _Cached:
         if not rows.any_follow(at):
             return hidden
         ends = rows.follow(s.length + (depth - 1))  # [B]
-        alike = all(map(rows.follow, at))
-        self.columns.append(self.columns[-1]._replace(void=None if alike else ~ends))
+        everywhere = all(map(rows.follow, at))
+        self.columns.append(self.columns[-1]._replace(void=None if everywhere else ~ends))
         after = self._place(self.read_row_end(hidden), visible, depth - 1, 1)
-        return after if alike else torch.where(self.stack.per_row(ends)[:, None, None], after, hidden)
+        return after if everywhere else torch.where(self.stack.per_row(ends)[:, None, None], after, hidden)
 
     def _place(self, x: Tensor, visible: Tensor | None, ahead: int, past: int = 0) -> Tensor:
         """Run x [R, m, dim] in the next free slots, all at the position ``past`` image token length + ``ahead``."""

@@ -210,10 +210,7 @@ class Session:
         if path.shape[1] > 1:
             drafted = (draft.tokens if draft.is_chain else draft.tokens.gather(1, path))[:, 1:]
             new = torch.cat([drafted, token], 1).scatter_(1, accepted[:, None], token)
-        if alike(self.lengths):
-            self.tokens[:, self.lengths[0] : self.lengths[0] + path.shape[1]] = new
-        else:
-            self.tokens.scatter_(1, self.length[:, None] + columns, new)
+        self._write(self.tokens, new)
         closing = None
         if hidden.shape[1] > draft.tree.nodes:
             hidden, closing = self._settle_rows(path, columns, hidden)
@@ -235,6 +232,14 @@ class Session:
         closing = None if closing is None else closing[:, :most]
         self.fresh = Fresh(hidden[:, :most], new[:, :most], self.length - before, counts, closing)
         self.clock.tick("commit")
+
+    def _write(self, store: Tensor, rows: Tensor) -> None:
+        """Put rows [B, n, …] behind what is committed of each prompt's entries in ``store`` [B, …]."""
+        n = rows.shape[1]
+        if alike(self.lengths):
+            store[:, self.lengths[0] : self.lengths[0] + n] = rows
+        else:
+            store.scatter_(1, _over(self.length[:, None] + self.columns[:n], rows), rows)
 
     def _past_row_ends(self, hidden: Tensor, ends: Tensor) -> Tensor:
         """States of nodes and of their row ends [R, 2N, dim] -> those that predict the next image token [R, N, dim]."""
@@ -261,29 +266,24 @@ class Session:
         """
         path, tree = verdict.path, draft.tree
         columns = self.columns[: path.shape[1]]
-        at = self.length[:, None] + columns  # [B, D + 1]
-        chain = tree.width <= 1 and tree.nodes == path.shape[1]  # then a node's id is its depth
+        chain = draft.is_chain
 
-        def file(store: Tensor, of_node: Tensor, on_path: bool = False) -> None:
-            if not (chain or on_path):
-                of_node = of_node.gather(1, _over(path, of_node))
-            if self.batch == 1:
-                store[:, self.lengths[0] : self.lengths[0] + of_node.shape[1]] = of_node
-            else:
-                store.scatter_(1, _over(at[:, : of_node.shape[1]], of_node), of_node)
+        def on_path(of_node: Tensor) -> Tensor:
+            return of_node if chain else of_node.gather(1, _over(path, of_node))
 
-        file(trace.q, q)
+        self._write(trace.q, on_path(q))
         if draft.p is not None and draft.static is not None:
             inner = inner_index(draft.static.inner, tree.nodes, self.device)[path].clamp(min=0)
-            file(trace.p, draft.p if chain else draft.p.gather(1, _over(inner, draft.p)), on_path=True)
+            self._write(trace.p, draft.p if chain else draft.p.gather(1, _over(inner, draft.p)))
         if tree.width:
             ids = tree.children.expand(self.batch, -1, -1)
             tokens = draft.tokens.gather(1, ids.clamp(min=0).flatten(1)).view_as(ids)
             spare = trace.children.shape[-1] - tree.width  # an adaptive tree may be narrower than the widest
-            file(trace.children, torch.nn.functional.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1))
-        tried = verdict.tried if chain else verdict.tried.gather(1, path)
-        file(trace.tried, torch.where(columns <= verdict.accepted[:, None], tried, 0), on_path=True)
-        file(trace.depth, tree.depth.expand(self.batch, -1) + 1)
+            named = torch.nn.functional.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1)
+            self._write(trace.children, on_path(named))
+        tried = torch.where(columns <= verdict.accepted[:, None], on_path(verdict.tried), 0)
+        self._write(trace.tried, tried)
+        self._write(trace.depth, on_path(tree.depth.expand(self.batch, -1)) + 1)
 
 
 def _over(index: Tensor, rows: Tensor) -> Tensor:

@@ -161,27 +161,27 @@ def _sampled_chain(
     """A tree of width 1: accept from the left until the first rejection."""
     tokens, depth = draft.tokens, draft.tree.depth
     x, length = tokens[:, 1:], tokens.shape[1] - 1
-    px = at(p, x)
-    ok = _accept(rule, q[:, :-1], px, x, depth[:, 1:], u[:, 1:])
+    ok = _accept(rule, q[:, :-1], p, x, depth[:, 1:], u[:, 1:])
     accepted = ok.cumprod(1).sum(1)  # [B] 0 … L
     rejected = accepted.clamp(max=length - 1)  # the place of the first rejection, if there is one
-    q_stop, place = _rows(q, accepted), rejected[:, None]
-    rest = residual(q_stop, _rows(p, rejected), x.gather(1, place)[:, 0], rejected + 1, rule)
-    # q itself ends the step after a whole chain, after a child that p cannot draw, and where nothing is left
-    whole = (accepted == length) | (px.gather(1, place)[:, 0] == 0) | (rest.sum(-1) == 0)
-    final = torch.where(whole[:, None], q_stop, rest)
+    q_stop = _rows(q, accepted)
+    x_stop = x.gather(1, rejected[:, None])[:, 0]
+    rest = _after_rejection(q_stop, _rows(p, rejected), x_stop, rejected + 1, rule, residual)
+    final = torch.where((accepted == length)[:, None], q_stop, rest)
     path = torch.minimum(depth, accepted[:, None])  # in a chain a node's id is its depth
     return Verdict(path, accepted, draw(final, u[:, 0]), static.sizes.expand_as(tokens))
 
 
 def _after_rejection(q: Tensor, p: Tensor, x: Tensor, depth: Tensor, rule: Rule, residual: Residual) -> Tensor:
-    """The distribution [B, V] of the token that ends a step whose last child x [B] was rejected."""
-    rest = normalised(residual(q, p, x, depth, rule), q)
-    return torch.where((at(p, x) > 0)[:, None], rest, q)  # a child that p cannot draw changes nothing
+    """What the token that ends a step is drawn from, [B, V] of any scale, if the last child x [B] was rejected."""
+    rest = residual(q, p, x, depth, rule)
+    whole = (at(p, x) == 0) | (rest.sum(-1) == 0)  # a child that p cannot draw changes nothing; or nothing is left
+    return torch.where(whole[:, None], q, rest)
 
 
-def _accept(rule: Rule, q: Tensor, px: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
+def _accept(rule: Rule, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
     """u < min(1, q̃(x)/p(x)), written without the division; p(x) = 0 never accepts."""
+    px = at(p, x)
     return (u * px < rule(q, x, depth.expand_as(x)).value) & (px > 0)
 
 
@@ -204,7 +204,7 @@ def _by_rank(static, ok, tokens, tree, q, p, u, rule, residual):
             q[:, rows], last_child[:, rows] = q_j, x
             p = p.clone() if j == 1 else p
             p[:, rows] = p_j
-        ok[:, nodes] = _accept(rule, q_j, at(p_j, x), x, depth, u[:, nodes])
+        ok[:, nodes] = _accept(rule, q_j, p_j, x, depth, u[:, nodes])
     return q, p, last_child
 
 
