@@ -9,7 +9,7 @@ from torch import Tensor
 from lanternbench.decoding.sampling import draw
 from lanternbench.decoding.session import Session
 from lanternbench.decoding.trees import static_tree
-from lanternbench.decoding.verify import Draft, Verdict
+from lanternbench.decoding.verify import Draft, Verdict, rows_at
 
 INITS = ("random", "horizontal-repeat", "vertical-repeat", "horizontal-sample", "vertical-sample")
 
@@ -76,7 +76,7 @@ class Jacobi:
             tokens = session.tokens.gather(1, source)
             p = F.one_hot(tokens, v).float()
         else:
-            p = self.known.gather(1, source[..., None].expand(-1, -1, v))
+            p = rows_at(self.known, source)
             tokens = draw(p, u)
         return torch.where(inside, tokens, random), torch.where(inside[..., None], p, uniform)
 
@@ -102,7 +102,7 @@ class Jacobi:
         p = F.one_hot(tokens, q.shape[-1]).float() if session.warp.greedy else q
         source = (verdict.accepted[:, None] + 1 + self.columns).clamp(max=self.window)
         self.drafts = tokens.gather(1, source)
-        self.p = p.gather(1, source[..., None].expand(-1, -1, q.shape[-1]))
+        self.p = rows_at(p, source)
         self.kept = self.window - verdict.accepted
         if self.init.endswith("sample"):
             at = (session.length[:, None] + torch.arange(self.nodes, device=q.device)).clamp(max=session.limit - 1)

@@ -60,7 +60,7 @@ def verify_greedy(draft: Draft, q: Tensor, rule: Rule) -> Verdict:
     if rule.lossless or not hasattr(rule, "near"):
         ok = tokens == best.gather(1, at_parent)
     else:
-        rows = q.gather(1, at_parent[..., None].expand(-1, -1, q.shape[-1]))  # q at each node's parent
+        rows = rows_at(q, at_parent)  # q at each node's parent
         mass = rule(rows, tokens, tree.depth.expand_as(tokens))
         assert mass.group is not None
         assert mass.taken is not None
@@ -126,12 +126,12 @@ def _walk(tree: Tree, ok: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.cat(path, 1), accepted[:, 0], tried
 
 
-def _rows(x: Tensor, index: Tensor) -> Tensor:
-    """x [B, M, V], index [B] -> [B, V]."""
-    b, m, _ = x.shape
+def rows_at(x: Tensor, index: Tensor) -> Tensor:
+    """x [B, M, V], index [B] or [B, n] -> [B, V] or [B, n, V]: whole rows, which a gather would copy item by item."""
+    b, m, v = x.shape
     if b > 1:
-        index = index + torch.arange(0, b * m, m, device=x.device)
-    return x.flatten(0, 1).index_select(0, index)
+        index = index + torch.arange(0, b * m, m, device=x.device).view(-1, *[1] * (index.ndim - 1))
+    return x.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, v)
 
 
 def _sampled(
@@ -150,8 +150,8 @@ def _sampled(
     leaf, index = index < 0, index.clamp(min=0)
     depth = (tree.depth.expand_as(tokens).gather(1, stop[:, None])[:, 0] + 1).clamp(max=tree.max_depth)
     x = last_child.gather(1, index[:, None])[:, 0]
-    rest = _after_rejection(_rows(q_now, index), _rows(p_now, index), x, depth, rule, residual)
-    final = torch.where(leaf[:, None], _rows(q, stop), rest)
+    rest = _after_rejection(rows_at(q_now, index), rows_at(p_now, index), x, depth, rule, residual)
+    final = torch.where(leaf[:, None], rows_at(q, stop), rest)
     return Verdict(path, accepted, draw(final, u[:, 0]), tried)
 
 
@@ -164,9 +164,9 @@ def _sampled_chain(
     ok = _accept(rule, q[:, :-1], p, x, depth[:, 1:], u[:, 1:])
     accepted = ok.cumprod(1).sum(1)  # [B] 0 … L
     rejected = accepted.clamp(max=length - 1)  # the place of the first rejection, if there is one
-    q_stop = _rows(q, accepted)
+    q_stop = rows_at(q, accepted)
     x_stop = x.gather(1, rejected[:, None])[:, 0]
-    rest = _after_rejection(q_stop, _rows(p, rejected), x_stop, rejected + 1, rule, residual)
+    rest = _after_rejection(q_stop, rows_at(p, rejected), x_stop, rejected + 1, rule, residual)
     final = torch.where((accepted == length)[:, None], q_stop, rest)
     path = torch.minimum(depth, accepted[:, None])  # in a chain a node's id is its depth
     return Verdict(path, accepted, draw(final, u[:, 0]), static.sizes.expand_as(tokens))
@@ -223,8 +223,8 @@ def _chosen_exactly(draft: Draft, q: Tensor, u: Tensor) -> Verdict:
     ok.scatter_(1, torch.where(exists, children, n).flatten(1), ok_child.flatten(1))
     path, accepted, tried = _walk(tree, ok[:, :-1])
     stop = path[:, -1]
-    q_stop = _rows(q, stop)
-    rejected, named = _rows(x, stop), _rows(exists, stop)  # [B, W]
+    q_stop = rows_at(q, stop)
+    rejected, named = rows_at(x, stop), rows_at(exists, stop)  # [B, W]
     struck = torch.where(named, rejected, q.shape[-1])  # absent children strike a spare cell
     rest = torch.nn.functional.pad(q_stop, (0, 1)).scatter(-1, struck, 0.0)[:, :-1]
     return Verdict(path, accepted, draw(normalised(rest, q_stop), u[:, 0]), tried)
@@ -246,7 +246,7 @@ def _chosen(draft: Draft, q: Tensor, u: Tensor, rule: Rule, residual: Residual) 
         rest = normalised(residual(q_now, None, x, depth, rule), q_now)
         q_now = torch.where(here[..., None], rest, q_now)
     path, accepted, tried = _walk(tree, ok[:, :-1])
-    return Verdict(path, accepted, draw(_rows(q_now, path[:, -1]), u[:, 0]), tried)
+    return Verdict(path, accepted, draw(rows_at(q_now, path[:, -1]), u[:, 0]), tried)
 
 
 def _chosen_by_groups(draft: Draft, q: Tensor, u: Tensor, rule: Lantern) -> Verdict:
@@ -257,12 +257,11 @@ def _chosen_by_groups(draft: Draft, q: Tensor, u: Tensor, rule: Lantern) -> Verd
     their number of children, as no more than (N − 1) / j of them can have a j-th.
     """
     tokens, tree = draft.tokens, draft.tree
-    b, n, v = q.shape
+    b, n, _ = q.shape
     children = tree.children.expand(b, -1, -1)
     order = (children >= 0).sum(-1).argsort(-1, descending=True)  # [B, N] node ids
-    children = children.gather(1, order[..., None].expand(-1, -1, tree.width))
-    q_left = q.gather(1, order[..., None].expand(-1, -1, v))
-    mass, support = q_left.sum(-1, dtype=torch.float64), (q_left > 0).sum(-1)
+    children, q_left = rows_at(children, order), rows_at(q, order)
+    mass, support = q_left.sum(-1, dtype=torch.float64), q_left.sign().sum(-1)
     ok = torch.zeros(b, n + 1, dtype=torch.bool, device=q.device)
     for j in range(tree.width):
         most = (n - 1) // (j + 1)
@@ -275,11 +274,11 @@ def _chosen_by_groups(draft: Draft, q: Tensor, u: Tensor, rule: Lantern) -> Verd
         moved = gone.sum(-1, dtype=torch.float64)
         accept = (u.gather(1, child) * mass[:, :most] < moved) & here
         ok.scatter_(1, torch.where(here, child, n), accept)
-        remain = support[:, :most] - (gone > 0).sum(-1)
+        remain = support[:, :most] - gone.sign().sum(-1)
         drop = here & (remain > 0)  # where nothing would remain, q stays as it was
         rows.scatter_(-1, group, torch.where(taken & drop[..., None], 0.0, left))
         mass[:, :most] -= torch.where(drop, moved, 0.0)
         support[:, :most] = torch.where(drop, remain, support[:, :most])
     path, accepted, tried = _walk(tree, ok[:, :-1])
     stop = (order == path[:, -1:]).int().argmax(-1)
-    return Verdict(path, accepted, draw(_rows(q_left, stop), u[:, 0]), tried)
+    return Verdict(path, accepted, draw(rows_at(q_left, stop), u[:, 0]), tried)
