@@ -137,6 +137,26 @@ def memory(target: Target) -> Rows:
     return [{f"{k}, MB": round(v / 1e6, 1) for k, v in figures.items()}]
 
 
+def fresh_memory(target: Target, names: list[str]) -> Rows:
+    """What a step takes from the system once warm (page faults), beside one tensor of nodes × vocabulary."""
+    found = []
+    for name in names:
+        decoder = engine.build(target, presets.method(name), simulate_acceptance=2.7)
+
+        def faults(steps: int, decoder: engine.Decoder = decoder) -> int:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            engine.generate(decoder, ["a cat"], most_steps=steps)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+        faults(22)
+        few, many = faults(2), faults(22)
+        nodes = decoder.proposal().nodes
+        taken = (many - few) / 20 * resource.getpagesize()
+        row = {"nodes": nodes, "nodes × vocabulary, kB": nodes * target.vocab * 4 // 1000}
+        found.append({"method": name, **row, "new memory a step, kB": round(max(taken, 0) / 1000)})
+    return found
+
+
 def markdown(rows: Rows) -> list[str]:
     head = list(rows[0])
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
@@ -159,6 +179,7 @@ def main() -> None:
         f"An AR forward with CFG against size, beside {limit:.1f} GB/s": against_size(models, limit),
         "Images a second against batch (tiny, T = 1)": against_batch(tiny, ["ar", "eagle-1", "cool-sd"], captions),
         "Memory (343 M, eagle-1)": memory(large["343 M, 1024 × 24"]),
+        "New memory a step (101 M)": fresh_memory(large["101 M, 512 × 24"], ["ar", "eagle-1", "eagle-2", "lantern"]),
     }
     machine, now = environment(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     lines = ["# What the engine costs", "", f"{now}; {machine['cpu']}, {machine['threads']} threads, float32, batch 1."]

@@ -81,7 +81,7 @@ def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
         if first["type"] == "extra_forbidden":
             fields = ", ".join("methods" if f == "method_specs" else f for f in Sweep.model_fields)
             raise UserError(f"{where} has no setting '{field}': the settings are {fields}") from None
-        raise UserError(f"{where}: '{field}' is wrong ({first['msg']}); correct that line") from None
+        raise UserError(f"{where}: '{field}' is wrong ({first['msg']}); correct it") from None
     except TypeError:
         raise UserError(f"{where} must be a mapping of settings such as `methods: [ar, eagle-1]`") from None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -67,6 +69,21 @@ def test_the_first_layer_starts_out_counting_rows_and_columns():
         wanted = count / (count + words)
         assert float((share[:, axis] - wanted).abs().mean()) < 0.05
         assert float(torch.corrcoef(torch.stack([share[:, axis], wanted]))[0, 1]) > 0.95
+
+
+def test_a_doubled_target_starts_as_the_same_function_and_its_new_layers_learn():
+    torch.manual_seed(0)
+    half = target_training.TextToImage(cfg=replace(target_training.HALF, n_layer=2))
+    deep = target_training.deepened(half)
+    assert deep.target.config == replace(half.target.config, n_layer=4)
+    prefix, tokens = torch.randn(1, 4, half.target.cfg.dim), torch.randint(0, 1024, (1, 256))
+    valid = torch.ones(1, 4, dtype=torch.bool)
+    found = deep.target.teacher_forced(prefix, valid, tokens)
+    assert torch.equal(found, half.target.teacher_forced(prefix, valid, tokens))
+    found.square().sum().backward()
+    added = deep.target.layers[1]
+    assert float(added.attention.wo.weight.grad.abs().max()) > 0
+    assert float(added.feed_forward.w2.weight.grad.abs().max()) > 0
 
 
 def test_what_a_token_weighs_depends_on_its_caption_alone():

@@ -174,7 +174,7 @@ def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
     ("name", "function", "line"),
     [
         ("sd", "_sampled_chain", "final = torch.where((accepted == length)[:, None], q_stop, rest)"),
-        ("eagle-1", "_sampled", "final = torch.where(leaf[:, None], _rows(q, stop), rest)"),
+        ("eagle-1", "_sampled", "final = torch.where(leaf[:, None], rows_at(q, stop), rest)"),
     ],
 )
 def test_a_bonus_token_from_the_wrong_distribution_is_found(name, function, line, monkeypatch):

@@ -165,10 +165,16 @@ def train(
     rollouts: Rollouts,
     steps: dict[str, int],
     log: Callable[[str], None] = print,
+    start: Drafters | None = None,
 ) -> Drafters:
-    """The drafters named in ``steps``, one after the other; the others stay as they start."""
+    """The drafters named in ``steps``, one after the other; the others stay as they start.
+
+    ``start``: those of an earlier target, to go on from.
+    """
     torch.manual_seed(3)
     drafters = Drafters(cast(LlamaGen, target.model))
+    if start is not None:
+        drafters.load_state_dict(start.state_dict())
     batches = Batches(target, rollouts)
     for kind, count in steps.items():
         net = drafters.get_submodule(kind)

@@ -1,8 +1,12 @@
-"""Train the embedded target, a LlamaGen decoder, on tokens of captioned scenes; the text encoder stays as it is."""
+"""Train the embedded target, a LlamaGen decoder, on tokens of captioned scenes; the text encoder stays as it is.
+
+It learns at half its depth first, where a step costs half as much, is then doubled and learns on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -19,10 +23,12 @@ from lanternbench.training import data, loop, scenes
 from lanternbench.training.vq import to_float
 
 CONFIG = LlamaGenConfig(
-    dim=128, n_layer=16, n_head=4, vocab_size=1024, caption_dim=text.WIDTH, cls_token_num=text.WORDS, multiple_of=32
+    dim=128, n_layer=32, n_head=4, vocab_size=1024, caption_dim=text.WIDTH, cls_token_num=text.WORDS, multiple_of=32
 )
+HALF = replace(CONFIG, n_layer=CONFIG.n_layer // 2)
 BATCH = 8
-MIDDLE = 3  # the layer whose state must tell where on the grid it is
+Log = Callable[[str], None]
+MIDDLE = 3  # the layer whose state must tell where on the grid it is, at half depth
 CAPTION_DROPOUT = 0.1  # rows that learn the unconditional model, for classifier-free guidance
 
 
@@ -128,43 +134,79 @@ def count_rows_and_columns(model: LlamaGen) -> None:
         first.wo.weight[1 + axis, head * width] = 3
 
 
-def train(
-    folder: Path,
-    vq: VQModel,
-    encoder: text.TextEncoder,
-    steps: int = 9000,
-    count: int = 40000,
-    log: Callable[[str], None] = print,
-) -> TextToImage:
-    """The target, trained on the tokens of ``count`` scenes and the encoder's features of their captions."""
-    torch.manual_seed(2)
-    model = TextToImage(encoder)
-    count_rows_and_columns(model.target)
-    middle: list[Tensor] = []
-    model.target.layers[MIDDLE].register_forward_hook(lambda module, inputs, output: middle.append(output))
-    grid = tokens(folder, vq, count)
-    groups = list(lengths(count).values())
-    share = np.array([len(g) for g in groups]) / sum(len(g) for g in groups)
+def deepened(model: TextToImage) -> TextToImage:
+    """The same function with twice the layers: behind each a copy of it, whose outputs are 0 to begin with.
 
-    def step_fn(step: int) -> dict[str, Tensor]:
-        rng = np.random.default_rng([11, step])
-        group = groups[rng.choice(len(groups), p=share)]
+    Source: Wu et al. 2024, "LLaMA Pro", block expansion.
+    """
+    cfg = model.target.config
+    deep = TextToImage(model.text, replace(cfg, n_layer=2 * cfg.n_layer))
+    for old, new in ((model.target, deep.target), (model.where, deep.where)):
+        own = {k: v for k, v in old.state_dict().items() if not k.startswith("layers.")}
+        new.load_state_dict(own, strict=False)
+    for i, layer in enumerate(model.target.layers):
+        for copy in deep.target.layers[2 * i : 2 * i + 2]:
+            copy.load_state_dict(layer.state_dict())
+        added = cast(Layer, deep.target.layers[2 * i + 1])
+        nn.init.zeros_(added.attention.wo.weight)
+        nn.init.zeros_(added.feed_forward.w2.weight)
+    return deep
+
+
+class Batches:
+    """Captions and tokens of ``count`` scenes, drawn by (salt, step) so that those of a batch are equally long."""
+
+    def __init__(self, folder: Path, vq: VQModel, count: int):
+        self.tokens = tokens(folder, vq, count)
+        self.groups = list(lengths(count).values())
+        self.share = np.array([len(g) for g in self.groups]) / sum(len(g) for g in self.groups)
+
+    def __call__(self, step: int, salt: int) -> tuple[list[str], Tensor, Tensor, Tensor]:
+        """Captions, which of them to drop [B], tokens [B, 256] and their weights in the loss [B, 256]."""
+        rng = np.random.default_rng([salt, step])
+        group = self.groups[rng.choice(len(self.groups), p=self.share)]
         pairs = group[rng.integers(len(group), size=BATCH)].tolist()
         drawn = [data.scene(i) for i, _ in pairs]
         drop = torch.from_numpy(rng.random(BATCH) < CAPTION_DROPOUT)
-        truth = grid[[i for i, _ in pairs]].long()
+        truth = self.tokens[[i for i, _ in pairs]].long()
         wordings = [scene.captions()[j] for scene, (_, j) in zip(drawn, pairs, strict=True)]
-        features, valid = model.features(wordings, drop)
+        return wordings, drop, truth, torch.stack([weights(scene) for scene in drawn])
+
+
+def _fit(model: TextToImage, batches: Batches, steps: int, salt: int, rate: float, folder: Path, log: Log) -> None:
+    states: list[Tensor] = []
+    layer = MIDDLE * (model.target.config.n_layer // HALF.n_layer)
+    hook = model.target.layers[layer].register_forward_hook(lambda module, inputs, output: states.append(output))
+
+    def step_fn(step: int) -> dict[str, Tensor]:
+        captions, drop, truth, weight = batches(step, salt)
+        features, valid = model.features(captions, drop)
         prefix = model.target.cls_embedding(features)
         logits = model.target.output(model.target.teacher_forced(prefix, valid, truth))
         each = F.cross_entropy(logits.flatten(0, 1), truth.flatten(), reduction="none").view(BATCH, -1)
-        weight = torch.stack([weights(scene) for scene in drawn])
         loss = (each * weight).sum() / weight.sum()
-        state = F.rms_norm(middle.pop()[:, -truth.shape[1] :], (CONFIG.dim,))
+        state = F.rms_norm(states.pop()[:, -truth.shape[1] :], (CONFIG.dim,))
         where = position_loss(model.where(state), CONFIG.grid)
         figures = {"tokens": each.mean(), "first": each[:, 0].mean(), "where": where}
         return {"loss": loss + 0.3 * where, **{k: v.detach() for k, v in figures.items()}}
 
-    optims = loop.optimizers(model, 1e-3, 0.01)
+    optims = loop.optimizers(model, rate, 10 * rate)
     loop.fit("target", model, optims, step_fn, steps, folder, warmup=50, decay=1.0, log=log)
+    hook.remove()
+
+
+def train(folder: Path, encoder: text.TextEncoder, batches: Batches, steps: int, log: Log = print) -> TextToImage:
+    """The target at half its depth."""
+    torch.manual_seed(2)
+    model = TextToImage(encoder, HALF)
+    count_rows_and_columns(model.target)
+    _fit(model, batches, steps, 11, 1e-3, folder, log)
     return model
+
+
+def deepen(folder: Path, model: TextToImage, batches: Batches, steps: int, log: Log = print) -> TextToImage:
+    """The target at its whole depth, trained on."""
+    torch.manual_seed(4)
+    deep = deepened(model)
+    _fit(deep, batches, steps, 12, 6e-4, folder, log)
+    return deep

@@ -9,10 +9,13 @@ from lanternbench.models import tiny
 from lanternbench.training import drafters, evaluators, rollouts, target, text, vq
 
 STEPS = {
-    "vq": 2500, "text": 1000, "target": 5000, "eagle": 12_000, "medusa": 1500, "model": 2500, "clip": 2400, "fid": 2400,
+    "vq": 2500, "text": 1000,
+    "target": 5000, "eagle": 12_000, "medusa": 1500, "model": 2500,  # at half the target's depth
+    "deep-target": 1200, "deep-eagle": 3500, "deep-medusa": 1000, "deep-model": 1000,  # going on from there
+    "clip": 2400, "fid": 2400,
 }  # fmt: skip
 SCENES = 40_000
-ROLLOUTS = 3840  # samples of the target
+ROLLOUTS = {"": 3840, "deep-": 2560}  # samples of the target, at half and at whole depth
 
 
 def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] = print) -> None:
@@ -25,10 +28,18 @@ def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] 
     log(f"rendering {count} scenes")
     tokeniser = vq.train(work, steps["vq"], count=min(count, 8000), log=log)
     encoder = text.train(work, steps["text"], log=log)
-    made = target.train(work, tokeniser, encoder, steps["target"], count, log=log)
-    whole = tiny.assemble(made.target, made.text, tokeniser, {})
-    samples = rollouts.sample(work, whole, max(8, round(ROLLOUTS * min(scale, 1.0))), log)
-    kinds = {kind: steps[kind] for kind in ("eagle", "medusa", "model")}
-    helpers = drafters.train(work, whole, samples, kinds, log)
+    batches = target.Batches(work, tokeniser, count)
+
+    def helped(folder: Path, made: target.TextToImage, stage: str, start: drafters.Drafters | None = None):
+        whole = tiny.assemble(made.target, made.text, tokeniser, {})
+        samples = rollouts.sample(folder, whole, max(8, round(ROLLOUTS[stage] * min(scale, 1.0))), log)
+        kinds = {kind: steps[stage + kind] for kind in ("eagle", "medusa", "model")}
+        return drafters.train(folder, whole, samples, kinds, log, start)
+
+    half = target.train(work, encoder, batches, steps["target"], log)
+    helpers = helped(work, half, "")
+    deep = work / "deep"
+    made = target.deepen(deep, half, batches, steps["deep-target"], log)
+    helpers = helped(deep, made, "deep-", helpers)
     tiny.export(out, made.target, made.text, tokeniser, helpers, steps=steps, scenes=count)
     evaluators.train(work, out, tokeniser, steps["clip"], steps["fid"], count, log)
