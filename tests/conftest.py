@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,12 @@ from lanternbench.models.target import Target
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @pytest.fixture(autouse=True)
 def _threads() -> None:
-    torch.set_num_threads(2)
+    torch.set_num_threads(min(2, CORES))  # two threads on one core wait for each other
 
 
 @pytest.fixture(scope="session")
