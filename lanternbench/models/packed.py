@@ -51,7 +51,7 @@ class HalfLinear(nn.Module):
     """``nn.Linear`` for inference on a CPU: weights kept as float16, products and sums in float32 (FBGEMM).
 
     It reads half the bytes, and loses nothing where float16 holds every weight exactly (``holds``).  It uses one
-    thread, and rounds a row alike whatever rows are beside it.
+    thread.  As with any product, on some machines the last bit of a row depends on how many rows are beside it.
     """
 
     def __init__(self, linear: nn.Linear):
@@ -92,9 +92,14 @@ def halves() -> bool:
     return True
 
 
-def available() -> bool:
-    """Does this build of torch offer oneDNN's layout?"""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+@cache
+def available(dtype: torch.dtype = torch.float32) -> bool:
+    """Does torch offer oneDNN's layout for weights of ``dtype`` on this machine?  (bfloat16: x86 with AVX-512.)"""
+    try:
+        PackedLinear(nn.Linear(8, 8, dtype=dtype))(torch.zeros(1, 8, dtype=dtype))
+    except (RuntimeError, AttributeError):
+        return False
+    return True
 
 
 def _give_back() -> None:
@@ -112,7 +117,7 @@ def pack(net: nn.Module) -> None:
             continue
         if linear.weight.numel() < LARGE:
             setattr(parent, name, HalfLinear(linear) if HalfLinear.holds(linear) else TransposedLinear(linear))
-        elif available():
+        elif available(linear.weight.dtype):
             setattr(parent, name, PackedLinear(linear))
             del linear
             _give_back()
