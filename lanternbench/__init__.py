@@ -11,14 +11,22 @@ if TYPE_CHECKING:
     from lanternbench.api import Model
 
 
-def load(target: str = "tiny", device: str = "cpu", *, drafter: str | None = None, dtype: str | None = None) -> Model:
+def load(
+    target: str = "tiny",
+    device: str = "cpu",
+    *,
+    drafter: str | None = None,
+    dtype: str | None = None,
+    compile_mode: str | None = None,
+) -> Model:
     """A target ready to generate: ``load("tiny").generate("a red circle", method="cool-sd", lam=2.0, seed=42)``.
 
     ``drafter``: a smaller target, or a file or folder with an EAGLE drafter, in place of the target's own of that kind.
     ``dtype``: of the weights, ``float32`` or ``bfloat16`` (default: float32 on a CPU and for ``tiny``, else bfloat16).
+    ``compile_mode``: ``eager``, or ``graphs`` for CUDA graphs (default: on a GPU).
     Raises UserError for unknown names and for weights that are missing or damaged.
     """
     from lanternbench.api import Model
     from lanternbench.models.catalogue import load_with_drafter
 
-    return Model(load_with_drafter(target, drafter, device, dtype=dtype))
+    return Model(load_with_drafter(target, drafter, device, dtype=dtype, compile_mode=compile_mode))

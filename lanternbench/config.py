@@ -25,6 +25,7 @@ class Sweep(BaseModel):
     target: str = "tiny"
     drafter: str | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
+    compile: Literal["eager", "graphs"] | None = None
     random_weights: bool = False
     simulate_acceptance: float | None = Field(None, ge=1, le=64)
     prompts: str = "demo"
@@ -63,7 +64,8 @@ class Sweep(BaseModel):
 
     def record(self) -> dict[str, Any]:
         """What fixes the results: the configuration without its name, and without what is off."""
-        off = {k for k in ("drafter", "dtype", "random_weights", "simulate_acceptance") if not getattr(self, k)}
+        optional = ("drafter", "dtype", "compile", "random_weights", "simulate_acceptance")
+        off = {k for k in optional if not getattr(self, k)}
         return self.model_dump(by_alias=True, exclude={"name"} | off, mode="json")
 
 

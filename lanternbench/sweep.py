@@ -27,6 +27,7 @@ from lanternbench.measure import summarise
 from lanternbench.metrics.registry import Scorer, SetScorer, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.catalogue import load_with_drafter
+from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.results import RunFolder, Sample, config_hash, sample_key
 from lanternbench.scoring import Costs, image_groups, known, prepared, score_sets, stored, with_record
@@ -52,7 +53,7 @@ def run(
     methods = config.methods()
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
     used, c = {m.proposal for m in methods}, config
-    target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used)
+    target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile)
     decoders = [build(target, m, c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance) for m in methods]
     scorers = [] if config.random_weights else scorers_for(config.metrics, target.evaluators, Setup(device=device))
     record = config.record() | {"guidance": decoders[0].guidance, "device": device}
@@ -61,7 +62,7 @@ def run(
         run_id or f"{config.name}-{config_hash(record | selected.record())[:8]}",
         record,
         fresh=fresh,
-        environment=environment() | {"device": device, "dtype": str(target.dtype).removeprefix("torch.")},
+        environment=environment() | mode(target, config.batch),
         prompts=selected.record(),
         target={
             "name": target.name,
@@ -85,6 +86,13 @@ def run(
         summary = with_record(summary, costs | spent | more, real)
         folder.finish(summary)
         return folder.path, summary
+
+
+def mode(target: Target, batch: int) -> dict[str, str]:
+    """How the target runs: device, dtype, and whether forwards are recorded."""
+    recorded = target.graphs is not None and batch == 1
+    dtype = str(target.dtype).removeprefix("torch.")
+    return {"device": str(target.device), "dtype": dtype, "compile": "graphs" if recorded else "eager"}
 
 
 def simulation_notes(config: Sweep) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from frozen import frozen
 from test_anole import ALL_IDS, CAPTIONS, CODES, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
@@ -19,6 +20,7 @@ from lanternbench.models.cached import CachedStack
 from lanternbench.models.catalogue import entry
 from lanternbench.models.chameleon import Chameleon, ChameleonConfig, image_tables
 from lanternbench.models.eagle import Eagle
+from lanternbench.models.graphs import Graphs
 from lanternbench.models.row_ends import RowEnds, with_row_ends
 from lanternbench.models.target import Target
 from lanternbench.models.token_rules import ROW_END, lumina_prompt, lumina_rule
@@ -116,10 +118,19 @@ def test_a_row_end_costs_no_step_and_one_forward_in_a_row_reads_two_tokens(lumin
     monkeypatch.setattr(CachedStack, "forward", counted)
     made = decoded(lumina, "ar", CAPTIONS[:1])[0]
     assert made.accept_lengths == [1] * (SIDE * SIDE - 1)
-    assert sizes[1:] == ([1] * (SIDE - 1) + [2]) * (SIDE - 1) + [1] * (SIDE - 1)  # after the prefill
+    assert sizes == ([1] * (SIDE - 1) + [2]) * (SIDE - 1) + [1] * (SIDE - 1)
     sizes.clear()
     decoded(replace(lumina, row_end=None), "ar", CAPTIONS[:1])
-    assert sizes[1:] == [1] * (SIDE * SIDE - 1)
+    assert sizes == [1] * (SIDE * SIDE - 1)
+
+
+@pytest.mark.parametrize("name", ["ar", *DRAFTING])
+def test_recorded_forwards_give_the_tokens_of_eager_ones_across_row_ends(lumina, name):
+    recorded = replace(lumina, graphs=Graphs(frozen))
+    for temperature in (0.0, 1.0):
+        want, made = (decoded(t, name, CAPTIONS[:1], temperature)[0] for t in (lumina, recorded))
+        assert torch.equal(made.tokens, want.tokens)
+        assert made.accept_lengths == want.accept_lengths
 
 
 @pytest.mark.parametrize("name", DRAFTING)

@@ -24,22 +24,21 @@ def test_a_static_tree_is_consistent(name):
         expected = tree.ancestors[0, parent[node]].clone()
         expected[node] = True
         assert torch.equal(tree.ancestors[0, node], expected)
-    assert sum(map(len, static.families)) == tree.nodes - 1
+    assert sum(len(rank.nodes) for rank in static.ranks) == tree.nodes - 1
     assert [i for level in static.levels for i in level.parents] == list(static.inner)
 
 
 def test_a_tree_from_parents_is_the_static_one():
     static = trees.static_tree("mc_sim_7b_63").tree
     parent = parents(static).clamp(min=0)
-    built = trees.from_parents(parent, torch.ones_like(parent, dtype=torch.bool), static.max_depth, static.width)
+    built = trees.from_parents(parent, static.depth, static.max_depth, static.width)
     for a, b in zip(built[:3], static[:3], strict=True):
         assert torch.equal(a, b)
 
 
 def test_unused_nodes_are_nobodys_children():
-    parent, used = torch.tensor([[0, 0, 1, 0]]), torch.tensor([[True, True, False, True]])
-    tree = trees.from_parents(parent, used, 2, 2)
-    assert tree.depth.tolist() == [[0, 1, -1, 1]]
+    parent, depth = torch.tensor([[0, 0, 1, 0]]), torch.tensor([[0, 1, -1, 1]])
+    tree = trees.from_parents(parent, depth, 2, 2)
     assert tree.children[0, 0].tolist() == [1, 3]
     assert 2 not in tree.children
 

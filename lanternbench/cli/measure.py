@@ -28,6 +28,10 @@ Drafter = Annotated[
     str | None, typer.Option(help="A smaller target as drafter, or a file or folder with an EAGLE drafter.")
 ]
 Dtype = Annotated[str | None, typer.Option(help="Of the weights: float32, bfloat16 (default: by target and device).")]
+Compile = Annotated[
+    str | None,
+    typer.Option("--compile", help="eager, or graphs: CUDA graphs (default on a GPU, for lone prompts)."),
+]
 NumPrompts = Annotated[int | None, typer.Option("--num-prompts", "-n", help="How many prompts; 0 for all.")]
 
 
@@ -54,6 +58,7 @@ def run(
     target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
     drafter: Drafter = None,
     dtype: Dtype = None,
+    compile_mode: Compile = None,
     random_weights: RandomWeights = False,
     simulate_acceptance: Simulate = None,
     prompts: Annotated[str, typer.Option(help="demo, coco2017[:FILE], parti[:FILE], or a text file.")] = "demo",
@@ -88,6 +93,7 @@ def run(
         caption=caption, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
         metrics=[m for m in metrics.split(",") if m], baseline=baseline, methods=[spec],
         random_weights=random_weights, simulate_acceptance=simulate_acceptance, drafter=drafter, dtype=dtype,
+        compile=compile_mode,
     )  # fmt: skip
     settings.method(method)  # an unknown name is reported as such, not as a wrong run name
     execute(settings.sweep(values, "the command line"), device, threads, out, fresh, as_json)
@@ -102,6 +108,7 @@ def sweep(
     target: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
     drafter: Drafter = None,
     dtype: Dtype = None,
+    compile_mode: Compile = None,
     random_weights: RandomWeights = False,
     simulate_acceptance: Simulate = None,
     device: Device = "auto",
@@ -115,7 +122,10 @@ def sweep(
     Example: lanternbench sweep configs/tradeoff.yaml
     """
     config = settings.read(file)
-    given = dict(prompts=prompts, seed=seed, temperature=temperature, target=target, drafter=drafter, dtype=dtype)
+    given = dict(
+        prompts=prompts, seed=seed, temperature=temperature, target=target, drafter=drafter, dtype=dtype,
+        compile=compile_mode,
+    )  # fmt: skip
     changed: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
     if random_weights:
         changed["random_weights"] = True

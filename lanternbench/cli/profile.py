@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lanternbench.cli.measure import Device, Drafter, Dtype, RandomWeights, Simulate, Threads
+from lanternbench.cli.measure import Compile, Device, Drafter, Dtype, RandomWeights, Simulate, Threads
 
 
 def profile(
@@ -20,6 +20,7 @@ def profile(
     target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
     drafter: Drafter = None,
     dtype: Dtype = None,
+    compile_mode: Compile = None,
     random_weights: RandomWeights = False,
     simulate_acceptance: Simulate = None,
     num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")] = 4,
@@ -42,7 +43,7 @@ def profile(
     names = ["ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar")]
     chosen = [presets.method(n) for n in names]
     used = {m.proposal for m in chosen}
-    model = load_with_drafter(target, drafter, choose(device, threads), random_weights, dtype, used)
+    model = load_with_drafter(target, drafter, choose(device, threads), random_weights, dtype, used, compile_mode)
     decoders = [engine.build(model, m, temperature, simulate_acceptance=simulate_acceptance) for m in chosen]
     captions = [p.text for p in prompts.load("imagenet" if "c2i" in target else "demo", num_prompts)]
     limit = profiles.bandwidth(model.device)

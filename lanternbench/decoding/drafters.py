@@ -30,23 +30,21 @@ class Drafter(Protocol):
     def root(self) -> Tensor:
         """Read what the last step committed (``session.fresh``) -> logits [B, V] after the last token."""
 
-    def expand(
-        self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
-    ) -> Tensor:
+    def expand(self, tokens: Tensor, came_from: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
         """Logits [B, m, V] after the nodes ``tokens`` [B, m] at ``depth``.
 
-        ``came_from``: their parents' places among the nodes of the last call (None or at depth 1: the root);
+        ``came_from`` [m] or [B, m]: their parents' places among the nodes of the last call (at depth 1: the root);
         ``visible`` additive [b, m, T + m] over all nodes expanded this step.
         """
 
 
 def at_last_new(session: Session, hidden: Tensor, count: Tensor) -> Tensor:
     """The state that goes with each prompt's last new entry: [R, A, dim], count [B] -> [R, dim]."""
-    if session.batch == 1:
+    if session.batch == 1 and session.graphs is None:
         return hidden[:, -1]
     last = (count - 1).clamp(min=0)  # a finished prompt has nothing new
     index = session.stack.per_row(last)[:, None, None]
-    return hidden.gather(1, index.expand(-1, 1, hidden.shape[-1]))[:, 0]
+    return hidden.gather(1, index.expand(len(hidden), 1, hidden.shape[-1]))[:, 0]
 
 
 class Columns(NamedTuple):
@@ -99,7 +97,7 @@ class _Cached:
         at = bases[0] - self.lead + s.offset
         position: Tensor | range = range(at, at + n)
         if between or not alike(bases):
-            n = max(filled) if between else n
+            n = n if not between else max(filled) if s.graphs is None else n + 1 + n // rows.width
             start = s.length - count
             base = rows.behind(start, self.lead)
             slot = rows.behind(start)[:, None] + torch.arange(n, device=s.device)
@@ -109,7 +107,8 @@ class _Cached:
             x = self._with_row_ends(x, self.read_row_end(before), slot, start)
             count = rows.behind(s.length) - rows.behind(start)
         visible = None if n == 1 else causal(n, x.dtype, x.device)
-        hidden = self.stack.forward(x, position, bases, base, 0, visible, last=s.batch == 1)
+        alone = s.batch == 1 and s.graphs is None  # else entries past ``count`` are void
+        hidden = self.stack.forward(x, position, bases, base, 0, visible, last=alone)
         self.drafted, self.columns = 0, [Columns(0, 1)]
         return self._past_row_end(at_last_new(s, hidden, count)[:, None], None, 0)
 
@@ -176,12 +175,12 @@ class EagleDrafter(_Cached):
         rows, prefix, _ = hidden.shape
         model, seen = session.target.model, session.prefix.seen
         slots = prefix + session.rows.slots(self.most_nodes)
-        stack = CachedStack(self.net, self.net.cfg, rows, slots, model.rope, hidden)
+        stack = CachedStack.of(self.net, self.net.cfg, rows, slots, model.rope, hidden, session.graphs)
         self.attach(session, model, stack, prefix - 1)
         if prefix > 1:  # entry t: the hidden state of position t, with what stands for token t + 1 and its position
             x = self.net.fuse(session.prefix.ahead, hidden[:, :-1])
             mask = additive(prefix_mask(seen, prefix - 1)[:, 0])
-            stack.forward(x, range(1, prefix), [0] * session.batch, visible=mask)
+            stack.prefill(x, range(1, prefix), mask)
             stack.hide_pads(seen)
 
     def read_row_end(self, hidden: Tensor) -> Tensor:
@@ -194,14 +193,12 @@ class EagleDrafter(_Cached):
         self.features = self.committed(self.net.fuse(self.embed(fresh.tokens), fresh.hidden), fresh.closing)
         return self.logits(self.features[:, 0])
 
-    def expand(
-        self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
-    ) -> Tensor:
+    def expand(self, tokens: Tensor, came_from: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
         self.session.clock.tick("other")
         m = tokens.shape[1]
         if depth == 1 or came_from is None:
-            parent = self.features[:, :1].expand(-1, m, -1) if m > 1 else self.features
-        elif isinstance(came_from, list):
+            parent = self.features.expand(-1, m, -1)
+        elif came_from.ndim == 1:
             parent = self.features if m == 1 == self.features.shape[1] else self.features[:, came_from]
         else:
             index = self.stack.per_row(came_from)[..., None]
@@ -220,9 +217,9 @@ class ModelDrafter(_Cached):
         rows, prefix = session.prefix.valid.shape
         x = self.net.cls_embedding(session.prefix.features)
         slots = prefix + session.rows.slots(self.most_nodes)
-        stack = CachedStack(self.net, self.net.cfg, rows, slots, self.net.rope, x)
+        stack = CachedStack.of(self.net, self.net.cfg, rows, slots, self.net.rope, x, session.graphs)
         mask = additive(prefix_mask(session.prefix.valid, prefix)[:, 0])
-        stack.forward(x, range(prefix), [0] * session.batch, visible=mask)
+        stack.prefill(x, range(prefix), mask)
         stack.hide_pads(session.prefix.valid)
         self.attach(session, self.net, stack, prefix)
 
@@ -235,9 +232,7 @@ class ModelDrafter(_Cached):
         x = self.embed(self.session.fresh.tokens)
         return self.logits(self.committed(x, x)[:, 0])
 
-    def expand(
-        self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
-    ) -> Tensor:
+    def expand(self, tokens: Tensor, came_from: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
         self.session.clock.tick("other")
         return self.logits(self.nodes(self.embed(tokens), visible, depth))
 
@@ -262,7 +257,5 @@ class MedusaDrafter:
         s.clock.tick("draft")
         return self.logits[:, 0]
 
-    def expand(
-        self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
-    ) -> Tensor:
+    def expand(self, tokens: Tensor, came_from: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
         return self.logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)

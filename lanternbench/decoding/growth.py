@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -26,14 +28,15 @@ class StaticGrowth:
         ancestors = static.tree.ancestors[0]
         inner = list(static.inner)
         # per level: which of the last level's children are expanded, their parents' places, mask
-        self.plan: list[tuple[list[int], list[int], Tensor | None]] = []
+        self.plan: list[tuple[Tensor, Tensor, Tensor | None]] = []
         before: list[int] = [0]
         for last, level in zip(static.levels, static.levels[1:], strict=False):
             nodes = list(level.parents)
             parents = [next(a for a in before if bool(ancestors[n, a])) for n in nodes]
             seen = inner[1 : inner.index(nodes[-1]) + 1]
             mask = None if static.is_chain else additive(ancestors[nodes][:, seen])[None].to(device)
-            self.plan.append(([n - last.first for n in nodes], [before.index(a) for a in parents], mask))
+            places = torch.tensor([n - last.first for n in nodes], device=device)
+            self.plan.append((places, torch.tensor([before.index(a) for a in parents], device=device), mask))
             before = nodes
 
     def grow(self, drafter: Drafter, logits: Tensor, root: Tensor, warp: Warp, u: Tensor) -> Draft:
@@ -97,18 +100,19 @@ def grow_by_confidence(
         value = value.masked_fill(narrow, -torch.inf)
     if depths is not None:
         value = value.masked_fill((depths < 1)[:, None], -torch.inf)
-    tokens, scores, parents = [token], [value], [torch.full_like(token, -1)]
-    place, came_from = rank.expand(b, k), None
-    visible = torch.eye(k, dtype=torch.bool, device=root.device).expand(b, k, k)
+    tokens, scores, parents = [token], [value], [torch.zeros_like(token)]
+    place, came_from = (rank + 1).expand(b, k), None  # 0 is the root
+    itself = _itself(k, root.device).expand(b, k, k)
+    visible = itself  # additive, over all nodes so far
     for level in range(1, depth):
-        p = warp(drafter.expand(token, came_from, additive(visible), level))
+        p = warp(drafter.expand(token, came_from, visible, level))
         value_next, token_next = likeliest(p, k)  # [B, k, k]
         score = value[..., None] + value_next
         if narrow is not None:
             score = score.masked_fill(narrow[:, None], -torch.inf)
         if depths is not None:
             score = score.masked_fill((depths <= level)[:, None, None], -torch.inf)
-        offset = sum(t.shape[1] for t in tokens)
+        offset = 1 + sum(t.shape[1] for t in tokens)
         tokens.append(token_next.flatten(1))
         scores.append(score.flatten(1))
         parents.append(place[..., None].expand(-1, -1, k).flatten(1))
@@ -118,7 +122,7 @@ def grow_by_confidence(
         came_from = chosen // k
         token, place = token_next.flatten(1).gather(1, chosen), offset + chosen
         seen = visible.gather(1, came_from[..., None].expand(-1, -1, visible.shape[-1]))
-        visible = torch.cat([seen, torch.eye(k, dtype=torch.bool, device=root.device).expand(b, k, k)], -1)
+        visible = torch.cat([seen, itself], -1)
     pool = (torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1))
     return _keep_best(*pool, root, min(total - 1, pool[0].shape[1]), depth, k)
 
@@ -129,22 +133,34 @@ def likeliest(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return value.log(), token
 
 
+@cache
+def _itself(k: int, device: torch.device) -> Tensor:
+    """[k, k] additive: each node sees itself."""
+    return additive(torch.eye(k, dtype=torch.bool, device=device))
+
+
+@cache
+def _levels(width: int, depth: int, device: torch.device) -> Tensor:
+    """The depths [C] of a pool: ``width`` children of the root, then their ``width``² on every level."""
+    sizes = torch.tensor([width] + [width * width] * (depth - 1))
+    return torch.arange(1, depth + 1).repeat_interleave(sizes).to(device)
+
+
 def _keep_best(
     tokens: Tensor, scores: Tensor, parents: Tensor, root: Tensor, keep: int, depth: int, width: int
 ) -> Draft:
-    """The best ``keep`` of the pool [B, C] as a tree; parents are pool places, −1 the root."""
+    """The best ``keep`` of the pool [B, C] as a tree; parents are pool places plus 1, 0 the root."""
     b = len(root)
     best = scores.topk(keep).indices.sort(-1).values  # [B, keep], parents before children
     used = scores.gather(1, best) > -torch.inf
     node_of = torch.zeros(b, tokens.shape[1] + 1, dtype=torch.long, device=root.device)  # 0: the root, or left out
-    ids = torch.arange(1, keep + 1, device=root.device).expand(b, -1)
-    node_of.scatter_(1, best + 1, ids)
-    at = parents.gather(1, best)
-    parent = node_of.gather(1, at + 1)
-    used = used & ((parent > 0) | (at < 0))
+    node_of.scatter_(1, best + 1, torch.arange(1, keep + 1, device=root.device).expand(b, -1))
+    level = _levels(width, depth, root.device)[best]
+    parent = node_of.gather(1, parents.gather(1, best))
+    used = used & ((parent > 0) | (level == 1))
     parent = torch.nn.functional.pad(parent, (1, 0))
-    used = torch.nn.functional.pad(used, (1, 0), value=True)
     for _ in range(depth - 2):  # a tie may leave a child whose grandparent was cut
-        used = used & used.gather(1, parent)
-    tree = from_parents(parent, used, min(depth, keep), width)  # no path has more nodes than there are
+        used = used & torch.nn.functional.pad(used, (1, 0), value=True).gather(1, parent)[:, 1:]
+    level = torch.nn.functional.pad(torch.where(used, level, -1), (1, 0))
+    tree = from_parents(parent, level, min(depth, keep), width)  # no path has more nodes than there are
     return Draft(torch.cat([root[:, None], tokens.gather(1, best)], 1), tree)

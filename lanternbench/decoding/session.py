@@ -79,7 +79,8 @@ class Session:
         self.rows = target.rows
         slots = self.offset + self.rows.slots(nodes)
         like = prefix.embeddings
-        self.stack = CachedStack(target.model, target.model.cfg, rows, slots, target.model.rope, like)
+        self.graphs = target.graphs if self.batch == 1 else None
+        self.stack = CachedStack.of(target.model, target.model.cfg, rows, slots, target.model.rope, like, self.graphs)
         self.stack.hide_pads(prefix.valid)
         self.tokens = torch.zeros(self.batch, self.limit + nodes + 1, dtype=torch.long, device=self.device)
         self.length = torch.zeros(self.batch, dtype=torch.long, device=self.device)
@@ -101,12 +102,8 @@ class Session:
 
     def begin(self) -> Tensor:
         """Prefill and first token; returns the prefix's hidden states [R, P, dim]."""
-        self.bases = [0] * self.batch
-        valid = self.prefix.valid
-        pads, self.stack.pads = self.stack.pads, None  # the prefix brings its own mask
-        mask = additive(prefix_mask(valid, self.offset, self.target.pad_rows)[:, 0], self.stack.dtype)
-        hidden = self.stack.forward(self.prefix.embeddings, range(self.offset), self.bases, visible=mask)
-        self.stack.pads = pads
+        mask = additive(prefix_mask(self.prefix.valid, self.offset, self.target.pad_rows)[:, 0])
+        hidden = self.stack.prefill(self.prefix.embeddings, range(self.offset), mask)
         q = self.warp(self.target.model.output(guide(hidden[:, -1:], self.guidance)))  # [B, 1, V]
         first = q[:, 0].argmax(-1) if self.warp.greedy else draw(q[:, 0], self.uniforms[:, -1, 0])
         self.tokens[:, 0] = first
@@ -228,7 +225,7 @@ class Session:
         self.syncs += 1
         self.steps += 1
         counts = [n - o for n, o in zip(self.lengths, was, strict=True)]
-        most = max(counts)
+        most = max(counts) if self.graphs is None else new.shape[1]  # what is recorded has one shape
         closing = None if closing is None else closing[:, :most]
         self.fresh = Fresh(hidden[:, :most], new[:, :most], self.length - before, counts, closing)
         self.clock.tick("commit")

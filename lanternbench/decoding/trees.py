@@ -45,13 +45,21 @@ class Level(NamedTuple):
     ranks: Tensor  # [C] its place among its siblings
 
 
+class Rank(NamedTuple):
+    """The j-th children of a static tree."""
+
+    families: Tensor  # [m] whose they are: places among the inner nodes
+    nodes: Tensor  # [m] their ids
+
+
 class StaticTree(NamedTuple):
     """A tree whose shape is data.  Nodes are numbered level by level, siblings side by side in draft order."""
 
     tree: Tree
     levels: tuple[Level, ...]
     inner: tuple[int, ...]  # nodes that have children, in order of depth
-    families: tuple[tuple[int, ...], ...]  # their children, in draft order
+    inner_ids: Tensor  # [M] the same
+    ranks: tuple[Rank, ...]  # their first children, their second ones, …
     sizes: Tensor  # [1, N] children of every node
 
     @property
@@ -62,8 +70,9 @@ class StaticTree(NamedTuple):
         def move(t):
             return type(t)(*(x.to(device) if isinstance(x, Tensor) else x for x in t))
 
-        levels = tuple(move(level) for level in self.levels)
-        return self._replace(tree=move(self.tree), levels=levels, sizes=self.sizes.to(device))
+        levels, ranks = (tuple(map(move, parts)) for parts in (self.levels, self.ranks))
+        ids, sizes = self.inner_ids.to(device), self.sizes.to(device)
+        return self._replace(tree=move(self.tree), levels=levels, inner_ids=ids, ranks=ranks, sizes=sizes)
 
 
 def from_paths(paths: Paths) -> StaticTree:
@@ -92,12 +101,14 @@ def from_paths(paths: Paths) -> StaticTree:
         parents = sorted({index[p[:-1]] for p in level})
         rows = [parents.index(index[p[:-1]]) for p in level]
         widths = tuple(rows.count(r) for r in range(len(parents)))
-        ranks = torch.tensor([p[-1] for p in level])
-        levels.append(Level(tuple(parents), widths, index[level[0]], torch.tensor(rows), ranks))
+        places = torch.tensor([p[-1] for p in level])
+        levels.append(Level(tuple(parents), widths, index[level[0]], torch.tensor(rows), places))
     inner = tuple(i for level in levels for i in level.parents)
-    families = tuple(tuple(c for c in row if c >= 0) for row in children[0, list(inner)].tolist())
+    ids = torch.tensor(inner)
+    of_rank = children[0, ids].T  # [W, M]
+    ranks = tuple(Rank((nodes >= 0).nonzero()[:, 0], nodes[nodes >= 0]) for nodes in of_rank)
     sizes = (children >= 0).sum(-1)
-    return StaticTree(Tree(depth, children, ancestors[None], deepest), tuple(levels), inner, families, sizes)
+    return StaticTree(Tree(depth, children, ancestors[None], deepest), tuple(levels), inner, ids, ranks, sizes)
 
 
 _INDEX: dict[tuple, Tensor] = {}
@@ -136,27 +147,30 @@ def static_tree(spec: str | list[list[int]]) -> StaticTree:
     return from_paths(named()[spec])
 
 
-def from_parents(parent: Tensor, used: Tensor, max_depth: int, width: int) -> Tree:
+@cache
+def _earlier(nodes: int, device: torch.device) -> Tensor:
+    """[N, N] bool: is node j before node i, and not the root?"""
+    earlier = torch.ones(nodes, nodes, dtype=torch.bool, device=device).tril(-1)
+    earlier[:, 0] = False
+    return earlier
+
+
+def from_parents(parent: Tensor, depth: Tensor, max_depth: int, width: int) -> Tree:
     """A tree per row from parent ids, with no host synchronisation.
 
-    parent [B, N] (root 0; a parent's id is below its child's), used [B, N] bool; siblings rank by node id.
+    parent [B, N] (a parent's id is below its child's); depth [B, N], 0 for the root, −1 for unused nodes.  Siblings
+    rank by node id.
     """
     b, n = parent.shape
     ids = torch.arange(n, device=parent.device)
-    same = (parent[:, :, None] == parent[:, None]) & used[:, None] & (ids > 0)  # [B, N, N] siblings
-    rank = (same & (ids[None, :] < ids[:, None])).sum(-1)  # earlier siblings
-    real = used & (ids > 0)
+    real = depth > 0
+    siblings = (parent[:, :, None] == parent[:, None]) & real[:, None] & _earlier(n, parent.device)
+    rank = siblings.sum(-1)
     slot = torch.where(real & (rank < width), parent * width + rank, n * width)  # the rest goes to a spare cell
     children = torch.full((b, n * width + 1), -1, device=parent.device)
-    children.scatter_(1, slot, torch.where(real, ids, -1))
-    ancestors = torch.eye(n, dtype=torch.bool, device=parent.device).repeat(b, 1, 1)
-    depth = torch.zeros_like(parent)
-    up = torch.where(real, parent, 0)
-    link = torch.nn.functional.one_hot(up, n).bool() & real[..., None]  # [B, N, N] parent relation
-    reach = link
-    for _ in range(max_depth):
-        ancestors |= reach
-        depth += reach.any(-1)
-        reach = torch.bmm(reach.float(), link.float()) > 0
-    depth = torch.where(used, depth, -1)
-    return Tree(depth, children[:, :-1].view(b, n, width), ancestors, max_depth)
+    children = children.scatter_(1, slot, ids.expand(b, -1))[:, :-1].view(b, n, width)
+    up = (parent[..., None] == ids) & real[..., None] | (ids[:, None] == ids)  # each node's parent and itself
+    reach = up.float()
+    for _ in range((max_depth - 1).bit_length()):  # squaring doubles how far up
+        reach = torch.bmm(reach, reach)
+    return Tree(depth, children, reach > 0, max_depth)

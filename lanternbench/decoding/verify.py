@@ -106,24 +106,31 @@ def path_to(tree: Tree, last: Tensor) -> Tensor:
     return torch.where(at_depth.any(-1), at_depth.int().argmax(-1), last[:, None])
 
 
-def _walk(tree: Tree, ok: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """ok [B, N] accepted if tried -> path [B, D + 1], accepted [B], tried [B, N]."""
-    exists = tree.children >= 0  # [b, N, W]
-    flags = ok.gather(1, tree.children.clamp(min=0).flatten(1).expand(len(ok), -1)).view(len(ok), *exists.shape[1:])
-    flags = flags & exists
-    first = flags.int().argmax(-1)  # the first accepted child
-    some = flags.any(-1)
-    chosen = tree.children.expand_as(flags).gather(-1, first[..., None])[..., 0]
-    follow = torch.where(some, chosen, -1)  # [B, N]
-    tried = torch.where(some, first + 1, exists.sum(-1))
-    node = torch.zeros(len(ok), 1, dtype=torch.long, device=ok.device)
-    path, accepted = [node], torch.zeros_like(node)
+class Families(NamedTuple):
+    """What belongs to the children of every node, [B, N, W] each."""
+
+    exists: Tensor
+    tokens: Tensor  # the root's where there is none
+    u: Tensor
+    cell: Tensor  # the child's id; N, a spare cell of N + 1, where there is none
+
+    @classmethod
+    def of(cls, children: Tensor, draft: Draft, u: Tensor) -> Families:
+        exists, ids = children >= 0, children.clamp(min=0)
+        tokens, u = (x.gather(1, ids.flatten(1)).view_as(ids) for x in (draft.tokens, u))
+        return cls(exists, tokens, u, torch.where(exists, ids, draft.tree.nodes))
+
+
+def _walk(tree: Tree, exists: Tensor, accept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """accept [B, N, W]: which children are accepted if tried -> path [B, D + 1], accepted [B], tried [B, N]."""
+    some, first = accept.any(-1), accept.int().argmax(-1)  # the first accepted child
+    chosen = tree.children.expand_as(accept).gather(-1, first[..., None])[..., 0]
+    onward = torch.where(some, chosen, torch.arange(tree.nodes, device=accept.device))  # or stay
+    path = [torch.zeros_like(onward[:, :1])]
     for _ in range(tree.max_depth):
-        after = follow.gather(1, node)
-        accepted = accepted + (after >= 0)
-        node = torch.where(after >= 0, after, node)
-        path.append(node)
-    return torch.cat(path, 1), accepted[:, 0], tried
+        path.append(onward.gather(1, path[-1]))
+    nodes = torch.cat(path, 1)
+    return nodes, (nodes[:, 1:] != nodes[:, :-1]).sum(1), torch.where(some, first + 1, exists.sum(-1))
 
 
 def rows_at(x: Tensor, index: Tensor) -> Tensor:
@@ -141,10 +148,13 @@ def _sampled(
     if static.is_chain:
         return _sampled_chain(draft, static, p, q, u, rule, residual)
     tokens, tree, inner = draft.tokens, draft.tree, static.inner
-    ok = torch.zeros_like(tokens, dtype=torch.bool)
+    ok = torch.zeros(len(tokens), tree.nodes + 1, dtype=torch.bool, device=q.device)  # the last cell: no such child
     # by rank; what comes back is the state before each node's last child
-    q_now, p_now, last_child = _by_rank(static, ok, tokens, tree, q[:, list(inner)], p, u, rule, residual)
-    path, accepted, tried = _walk(tree, ok)
+    q_now, p_now, last_child = _by_rank(
+        static, ok, tokens, tree, q.index_select(1, static.inner_ids), p, u, rule, residual
+    )
+    exists = (tree.children >= 0).expand(len(tokens), -1, -1)
+    path, accepted, tried = _walk(tree, exists, ok[:, tree.children[0]])
     stop = path[:, -1]
     index = inner_index(inner, tree.nodes, q.device)[stop]  # −1 at a leaf
     leaf, index = index < 0, index.clamp(min=0)
@@ -187,11 +197,8 @@ def _accept(rule: Rule, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tenso
 
 def _by_rank(static, ok, tokens, tree, q, p, u, rule, residual):
     """Try first children everywhere, then second children, …; returns the state before each node's last child."""
-    families = static.families
-    last_child = tokens[:, [family[0] for family in families]]
-    for j in range(tree.width):
-        rows = [m for m, family in enumerate(families) if len(family) > j]
-        nodes = [families[m][j] for m in rows]
+    last_child = tokens[:, static.ranks[0].nodes]
+    for j, (rows, nodes) in enumerate(static.ranks):
         depth = tree.depth[:, nodes].expand(len(tokens), -1)
         x = tokens[:, nodes]
         q_j, p_j = q[:, rows], p[:, rows]
@@ -210,42 +217,30 @@ def _by_rank(static, ok, tokens, tree, q, p, u, rule, residual):
 
 def _chosen_exactly(draft: Draft, q: Tensor, u: Tensor) -> Verdict:
     """Top-k children under the exact rule: a_j = q(x_j) / (1 − Σ_{i<j} q(x_i)), in closed form."""
-    tokens, tree = draft.tokens, draft.tree
-    b, n, w = len(tokens), tree.nodes, tree.width
-    children = tree.children.expand(b, -1, -1)
-    exists = children >= 0
-    x = tokens.gather(1, children.clamp(min=0).flatten(1)).view(b, n, w)
+    tree, vocab = draft.tree, q.shape[-1]
+    exists, x, u_child, _ = Families.of(tree.children.expand(len(q), -1, -1), draft, u)
     qx = torch.where(exists, q.gather(-1, x), 0.0)
     left = 1.0 - (qx.cumsum(-1) - qx)
-    u_child = u.gather(1, children.clamp(min=0).flatten(1)).view(b, n, w)
-    ok_child = exists & (u_child * left < qx)
-    ok = torch.zeros(b, n + 1, dtype=torch.bool, device=q.device)
-    ok.scatter_(1, torch.where(exists, children, n).flatten(1), ok_child.flatten(1))
-    path, accepted, tried = _walk(tree, ok[:, :-1])
+    path, accepted, tried = _walk(tree, exists, exists & (u_child * left < qx))
     stop = path[:, -1]
     q_stop = rows_at(q, stop)
-    rejected, named = rows_at(x, stop), rows_at(exists, stop)  # [B, W]
-    struck = torch.where(named, rejected, q.shape[-1])  # absent children strike a spare cell
-    rest = torch.nn.functional.pad(q_stop, (0, 1)).scatter(-1, struck, 0.0)[:, :-1]
-    return Verdict(path, accepted, draw(normalised(rest, q_stop), u[:, 0]), tried)
+    struck = rows_at(torch.where(exists, x, vocab), stop)  # [B, W]; absent children strike a spare cell
+    rest = torch.nn.functional.pad(q_stop, (0, 1)).scatter(-1, struck, 0.0)[:, :vocab]
+    final = torch.where(rest.sum(-1, keepdim=True) > 0, rest, q_stop)
+    return Verdict(path, accepted, draw(final, u[:, 0]), tried)
 
 
 def _chosen(draft: Draft, q: Tensor, u: Tensor, rule: Rule, residual: Residual) -> Verdict:
     """Top-k children under a relaxed rule: rank by rank, every node at once."""
-    tokens, tree = draft.tokens, draft.tree
-    children = tree.children.expand(len(tokens), -1, -1)
-    exists = children >= 0
-    q_now = q
-    ok = torch.zeros(len(tokens), tree.nodes + 1, dtype=torch.bool, device=q.device)
-    for j in range(tree.width):
-        child = children[..., j].clamp(min=0)
-        x, here = tokens.gather(1, child), exists[..., j]
-        depth = (tree.depth.expand_as(x) + 1).clamp(0, tree.max_depth)
-        accept = u.gather(1, child) < rule(q_now, x, depth).value
-        ok.scatter_(1, torch.where(here, child, tree.nodes), accept & here)
+    tree = draft.tree
+    family = Families.of(tree.children.expand(len(q), -1, -1), draft, u)
+    depth = (tree.depth.expand(len(q), -1) + 1).clamp(0, tree.max_depth)
+    q_now, accept = q, []
+    for exists, x, u_child, _ in zip(*(part.unbind(-1) for part in family), strict=True):
+        accept.append(exists & (u_child < rule(q_now, x, depth).value))
         rest = normalised(residual(q_now, None, x, depth, rule), q_now)
-        q_now = torch.where(here[..., None], rest, q_now)
-    path, accepted, tried = _walk(tree, ok[:, :-1])
+        q_now = torch.where(exists[..., None], rest, q_now)
+    path, accepted, tried = _walk(tree, family.exists, torch.stack(accept, -1))
     return Verdict(path, accepted, draw(rows_at(q_now, path[:, -1]), u[:, 0]), tried)
 
 
@@ -256,29 +251,27 @@ def _chosen_by_groups(draft: Draft, q: Tensor, u: Tensor, rule: Lantern) -> Verd
     are set to 0 in place, and the mass and the number of tokens that are left say how to scale it.  Nodes are sorted by
     their number of children, as no more than (N − 1) / j of them can have a j-th.
     """
-    tokens, tree = draft.tokens, draft.tree
-    b, n, _ = q.shape
+    tree, (b, n, _) = draft.tree, q.shape
     children = tree.children.expand(b, -1, -1)
-    order = (children >= 0).sum(-1).argsort(-1, descending=True)  # [B, N] node ids
-    children, q_left = rows_at(children, order), rows_at(q, order)
+    named = children >= 0
+    order = named.sum(-1).argsort(-1, descending=True)  # [B, N] node ids
+    family, q_left = Families.of(rows_at(children, order), draft, u), rows_at(q, order)
     mass, support = q_left.sum(-1, dtype=torch.float64), q_left.sign().sum(-1)
     ok = torch.zeros(b, n + 1, dtype=torch.bool, device=q.device)
-    for j in range(tree.width):
+    for j, parts in enumerate(zip(*(part.unbind(-1) for part in family), strict=True)):
         most = (n - 1) // (j + 1)
-        child, rows = children[:, :most, j], q_left[:, :most]
-        here, child = child >= 0, child.clamp(min=0)
-        group = rule.near[tokens.gather(1, child)]  # [B, most, k]
+        exists, x, u_child, cell, rows, total, some = (part[:, :most] for part in (*parts, q_left, mass, support))
+        group = rule.near[x]  # [B, most, k]
         left = rows.gather(-1, group)
-        taken = rule.taken(left / mass[:, :most, None].to(q.dtype))
+        taken = rule.taken(left / total[..., None].to(q.dtype))
         gone = torch.where(taken, left, 0.0)
-        moved = gone.sum(-1, dtype=torch.float64)
-        accept = (u.gather(1, child) * mass[:, :most] < moved) & here
-        ok.scatter_(1, torch.where(here, child, n), accept)
-        remain = support[:, :most] - gone.sign().sum(-1)
-        drop = here & (remain > 0)  # where nothing would remain, q stays as it was
+        moved, members = gone.sum(-1, dtype=torch.float64), gone.sign().sum(-1)
+        ok.scatter_(1, cell, exists & (u_child * total < moved))
+        drop = exists & (some > members)  # where nothing would remain, q stays as it was
         rows.scatter_(-1, group, torch.where(taken & drop[..., None], 0.0, left))
-        mass[:, :most] -= torch.where(drop, moved, 0.0)
-        support[:, :most] = torch.where(drop, remain, support[:, :most])
-    path, accepted, tried = _walk(tree, ok[:, :-1])
+        total -= moved * drop
+        some -= members * drop
+    accept = ok.gather(1, torch.where(named, children, n).flatten(1)).view_as(named)
+    path, accepted, tried = _walk(tree, named, accept)
     stop = (order == path[:, -1:]).int().argmax(-1)
     return Verdict(path, accepted, draw(rows_at(q_left, stop), u[:, 0]), tried)

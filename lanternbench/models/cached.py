@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from lanternbench.models.cache import KVCache, Slots, StepCache
+from lanternbench.models.graphs import Graphs, Replay
 from lanternbench.models.transformer import DecoderConfig
 
+SPAN = 512  # a recorded forward attends to a multiple of this many slots
 Stack = Callable[[Tensor, Tensor, Tensor | None, StepCache, bool], Tensor]
 
 
@@ -33,19 +35,55 @@ class CachedStack:
     slots that are not padding plus the nodes that ``visible`` names.
     """
 
-    def __init__(self, stack: Stack, cfg: DecoderConfig, rows: int, slots: int, rope: Tensor, like: Tensor):
-        self.stack = stack
+    def __init__(
+        self,
+        stack: Stack,
+        cfg: DecoderConfig,
+        rows: int,
+        slots: int,
+        rope: Tensor,
+        like: Tensor,
+        graphs: Graphs | None = None,
+    ):
+        """``like`` gives dtype and device.  With ``graphs`` all forwards but the prefill are recorded and replayed."""
+        self.stack, self.graphs = stack, graphs
         beyond = rope[-1:].expand(max(0, slots + 1 - len(rope)), -1)  # nodes past the image need some position too
         self.rope = torch.cat([rope, beyond])[:, None]
         self.cache = KVCache(cfg.n_layer, rows, slots, cfg.kv_heads, cfg.head_dim, like)
         self.pads: Tensor | None = None  # additive [R, 1, 1, slots]
         self.dtype, self.device = like.dtype, like.device
+        self.replays: dict[tuple, Replay] = {}
+
+    @classmethod
+    def of(
+        cls,
+        stack: Stack,
+        cfg: DecoderConfig,
+        rows: int,
+        slots: int,
+        rope: Tensor,
+        like: Tensor,
+        graphs: Graphs | None = None,
+    ) -> CachedStack:
+        """A new one; or with ``graphs`` the one kept for about as many slots, wiped."""
+        if graphs is None:
+            return cls(stack, cfg, rows, slots, rope, like)
+        slots = -(-slots // 128) * 128  # so that methods with trees of different sizes share it
+        key = (id(stack), rows, slots, like.dtype)
+        kept: CachedStack = graphs.stacks.get(key) or cls(stack, cfg, rows, slots, rope, like, graphs)
+        graphs.stacks[key] = kept
+        if kept.pads is None:
+            kept.pads = torch.zeros(rows, 1, 1, slots, dtype=like.dtype, device=like.device)
+        kept.cache.store.zero_()
+        kept.pads.zero_()
+        return kept
 
     def hide_pads(self, valid: Tensor) -> None:
         """valid [R, P] bool: committed slots 0 … P − 1 that may be attended to."""
         if not bool(valid.all()):
             full = torch.nn.functional.pad(valid, (0, self.cache.slots - valid.shape[1]), value=True)
-            self.pads = additive(full, self.dtype)[:, None, None]
+            pads = additive(full, self.dtype)[:, None, None]
+            self.pads = pads if self.pads is None else self.pads.copy_(pads)  # recordings read it where it is
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows [R'] alone."""
@@ -62,6 +100,12 @@ class CachedStack:
     def all_rows(self, x: Tensor) -> Tensor:
         """[B, …] -> [R, …], a single prompt expanded as well."""
         return self.per_row(x).expand(self.cache.rows, *x.shape[1:])
+
+    def prefill(self, x: Tensor, position: range, visible: Tensor) -> Tensor:
+        """The prefix x [R, P, dim] under an additive mask [R, P, P] -> hidden [R, P, dim]."""
+        n = x.shape[1]
+        rope = self.rope[None, position.start : position.stop]
+        return self.stack(x, rope, visible.to(self.dtype)[:, None], StepCache(self.cache, slice(0, n), n), False)
 
     def forward(
         self,
@@ -81,6 +125,8 @@ class CachedStack:
         """
         visible = None if visible is None else visible.to(self.dtype)
         n, high = x.shape[1], max(bases)
+        if self.graphs is not None:
+            return self._replayed(self.graphs, x, position, high, first, visible, last)
         span = high + first + n
         if high == min(bases):
             slots: Slots = slice(high + first, span)
@@ -94,6 +140,45 @@ class CachedStack:
         else:
             rope = self.per_row(self.rope[position])
         return self.stack(x, rope, mask, StepCache(self.cache, slots, span), last)
+
+    def _replayed(
+        self,
+        graphs: Graphs,
+        x: Tensor,
+        position: Tensor | range,
+        base: int,
+        first: int,
+        visible: Tensor | None,
+        last: bool,
+    ) -> Tensor:
+        """One prompt's forward, recorded: slots and mask are made on the device, for whole multiples of SPAN slots."""
+        n = x.shape[1]
+        if isinstance(position, range):
+            position = torch.arange(position.start, position.stop, device=self.device)[None]
+        if visible is None:
+            visible = torch.zeros(1, n, first + n, dtype=self.dtype, device=self.device)
+        inputs = [x, position, torch.full((1,), base, device=self.device), visible]
+
+        def at_span(span: int) -> Callable[..., Tensor]:
+            def forward(x: Tensor, position: Tensor, base: Tensor, visible: Tensor) -> Tensor:
+                new = torch.arange(first, first + n, device=self.device)
+                slots = self.cache.places(base[:, None] + new)
+                mask = self._ragged_mask(base, span, first + n, n, visible)
+                return self.stack(x, self.rope[position], mask, StepCache(self.cache, slots, span), last)
+
+            return forward
+
+        def spans(upto: int) -> int:
+            return min(-(-upto // SPAN) * SPAN, self.cache.slots)
+
+        shape = (n, first, position.shape[1], last)
+        span = spans(base + first + n)
+        if (*shape, span) not in self.replays:  # with all longer ones: a decode that is timed should record nothing
+            for longer in range(span, self.cache.slots + SPAN, SPAN):
+                key = (*shape, spans(longer))
+                if key not in self.replays:
+                    self.replays[key] = Replay(graphs.record, at_span(key[-1]), inputs)
+        return self.replays[(*shape, span)](inputs)
 
     def _shared_mask(self, base: int, width: int, n: int, visible: Tensor | None) -> Tensor | None:
         """All prompts have as many committed slots: [R|1, 1, n, base + width] or None."""

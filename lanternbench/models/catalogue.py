@@ -16,6 +16,7 @@ from lanternbench.errors import UserError
 from lanternbench.metrics.files import cache_dir
 from lanternbench.models import published, published_chameleon, published_llamagen, tiny
 from lanternbench.models.chameleon import Chameleon
+from lanternbench.models.graphs import of_mode
 from lanternbench.models.llamagen import LlamaGen
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
@@ -145,12 +146,15 @@ def load_with_drafter(
     random_weights: bool = False,
     dtype: str | None = None,
     used: Collection[str] | None = None,
+    compile_mode: str | None = None,
 ) -> Target:
     """``load_target``, and ``with_drafter`` where one is named.
 
     ``used``: kinds of drafters of the methods to come; raises UserError also for a drafter that is of none of them.
+    ``compile_mode``: see ``graphs.of_mode``.
     """
-    target = load_target(name, device, random_weights, dtype)
+    recorded = of_mode(compile_mode, device)
+    target = replace(load_target(name, device, random_weights, dtype), graphs=recorded)
     if not drafter:
         return target
     target, kind = with_drafter(target, drafter, device, random_weights)

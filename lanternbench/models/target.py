@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from lanternbench.models.chameleon import Chameleon
+from lanternbench.models.graphs import Graphs
 from lanternbench.models.llamagen import CaptionEmbedding, LabelEmbedding, LlamaGen, left_pad
 from lanternbench.models.row_ends import RowEnds
 from lanternbench.models.vq import VQModel
@@ -64,6 +65,7 @@ class Target:
     attend to, see ``prefix_mask``; drafters trained on the features of LANTERN's class expect ``uniform``.
     ``condition``: (target, captions, with unconditional rows?) -> prefix.  ``pixels``: what the tokeniser decodes ->
     uint8 [B, H, W, 3].  ``row_end``: the prompt id that the model writes after each row of an image, if it does.
+    ``graphs``: set, lone prompts are decoded with recorded forwards (CUDA graphs).
     """
 
     name: str
@@ -79,6 +81,7 @@ class Target:
     condition: Callable[[Target, list[str], bool], Prefix] = from_features
     pixels: Callable[[Tensor], Tensor] = rounded
     row_end: int | None = None
+    graphs: Graphs | None = None
 
     @property
     def grid(self) -> tuple[int, int]:

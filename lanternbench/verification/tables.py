@@ -114,12 +114,10 @@ class TableDrafter:
         self.codes = self.session.prefix_codes()[:, None]  # [B, 1]
         return self._logits(0)[:, 0]
 
-    def expand(
-        self, tokens: Tensor, came_from: Tensor | list[int] | None, visible: Tensor | None, depth: int
-    ) -> Tensor:
+    def expand(self, tokens: Tensor, came_from: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
         if depth == 1 or came_from is None:
             parent = self.codes[:, :1].expand_as(tokens)
-        elif isinstance(came_from, list):
+        elif came_from.ndim == 1:
             parent = self.codes[:, came_from]
         else:
             parent = self.codes.gather(1, came_from)
@@ -144,7 +142,7 @@ class TableSession(Session):
         self.columns = torch.arange(nodes + 1)
         self.steps = self.syncs = 0
         self.clock = Clock(self.device)
-        self.trace = None
+        self.trace = self.graphs = None
         self._visible = None
         cache = KVCache(1, self.batch, memory.shape[1], 1, 1, memory)
         cache.store[0, 0, :, 0, :, 0] = memory

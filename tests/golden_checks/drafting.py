@@ -60,6 +60,7 @@ class Recorded:
             offset=hidden.shape[1],
             limit=GRID * GRID,
             batch=1,
+            graphs=None,
             length=torch.zeros(1, dtype=torch.long),
             lengths=[0],
             device=hidden.device,

@@ -84,7 +84,7 @@ class Ranks:
         n = tokens.shape[1]
         self.seen += n
         mask = torch.ones(1, n, self.seen) if visible is None else visible.isfinite()
-        self.asked.append((tokens[0].tolist(), list(came_from or [0] * n), mask))
+        self.asked.append((tokens[0].tolist(), [0] * n if came_from is None else came_from.tolist(), mask))
         return self.logits.expand(1, n, -1)
 
 
