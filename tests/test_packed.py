@@ -36,9 +36,11 @@ def test_a_packed_layer_gives_what_the_plain_one_gives(kind, bias, dtype):
 
 @pytest.mark.skipif(not halves(), reason="this machine has no products of float32 and float16")
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("threads", [1, 2])
 @torch.inference_mode()
-def test_float16_weights_change_nothing_where_they_are_exact_and_are_not_used_elsewhere(bias):
+def test_float16_weights_change_nothing_where_they_are_exact_and_are_not_used_elsewhere(threads, bias):
     torch.manual_seed(0)
+    torch.set_num_threads(threads)
     plain = nn.Linear(128, 704, bias=bias)
     assert not HalfLinear.holds(plain)
     plain.weight.copy_(plain.weight.half())
@@ -51,6 +53,7 @@ def test_float16_weights_change_nothing_where_they_are_exact_and_are_not_used_el
         x = torch.randn(rows, 128)
         assert torch.allclose(made(x).double(), exact(x.double()), atol=1e-5)
         assert torch.equal(deepcopy(made)(x), made(x))
+    assert (made.for_many is None) == (threads == 1)  # one thread never needs the second layout
     net = nn.Sequential(plain, nn.Linear(704, 128))
     pack(net)
     assert type(net[0]) is HalfLinear

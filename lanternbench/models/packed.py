@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lanternbench.models.target import Target
 
 LARGE = 2**18  # weights, from which on oneDNN's layout gains more than calling it costs
+MANY = 64  # rows, from which on it gains for small layers too, with several threads
 
 
 class PackedLinear(nn.Module):
@@ -51,7 +52,8 @@ class HalfLinear(nn.Module):
     """``nn.Linear`` for inference on a CPU: weights kept as float16, products and sums in float32 (FBGEMM).
 
     It reads half the bytes, and loses nothing where float16 holds every weight exactly (``holds``).  It uses one
-    thread.  As with any product, on some machines the last bit of a row depends on how many rows are beside it.
+    thread: batches of many rows, where there are more, take oneDNN's layout, made when the first of them comes.  As
+    with any product, on some machines the last bit of a row depends on how many rows are beside it.
     """
 
     def __init__(self, linear: nn.Linear):
@@ -62,9 +64,10 @@ class HalfLinear(nn.Module):
 
     def _pack(self) -> None:
         self.packed = torch.fbgemm_pack_gemm_matrix_fp16(self.weight.detach().float())
+        self.for_many: Tensor | None = None
 
     def __getstate__(self) -> dict:
-        return {k: v for k, v in self.__dict__.items() if k != "packed"}  # what FBGEMM made cannot be copied
+        return {k: v for k, v in self.__dict__.items() if k not in ("packed", "for_many")}  # these cannot be copied
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
@@ -72,6 +75,10 @@ class HalfLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
+        if x.shape[:-1].numel() >= MANY and torch.get_num_threads() > 1 and available():
+            if self.for_many is None:
+                self.for_many = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().float())
+            return torch.ops.mkldnn._linear_pointwise(x, self.for_many, self.bias, "none", [], "")
         return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.packed, self.bias)
 
     @staticmethod
