@@ -12,7 +12,8 @@ from lanternbench import profile
 from lanternbench.decoding import engine, presets
 from lanternbench.models import packed as packing
 from lanternbench.models import published_llamagen, tiny
-from lanternbench.models.packed import HalfLinear, PackedLinear, TransposedLinear, available, halves, pack
+from lanternbench.models.packed import HalfLinear, PackedLinear, QuickNorm, TransposedLinear, available, halves, pack
+from lanternbench.models.transformer import RMSNorm
 
 pytestmark = pytest.mark.skipif(not available(), reason="this build of torch has no packed linear layers")
 
@@ -58,6 +59,21 @@ def test_float16_weights_change_nothing_where_they_are_exact_and_are_not_used_el
     pack(net)
     assert type(net[0]) is HalfLinear
     assert type(net[1]) is TransposedLinear
+
+
+@torch.inference_mode()
+def test_a_norm_of_fewer_kernels_is_the_norm():
+    torch.manual_seed(0)
+    norm = RMSNorm(128, 1e-5)
+    norm.weight.copy_(torch.rand(128))
+    quick = QuickNorm(norm)
+    for scale in (1e-4, 1.0, 1e4):  # where ε counts as well
+        x = scale * torch.randn(2, 5, 128)
+        assert torch.allclose(quick(x), norm(x), rtol=1e-5, atol=1e-7)
+    assert quick(torch.zeros(1, 128)).abs().sum() == 0
+    net = nn.Sequential(norm)
+    pack(net)
+    assert type(net[0]) is QuickNorm
 
 
 def test_where_a_machine_has_no_packed_layers_of_a_type_they_stay_as_they_are(monkeypatch):

@@ -1,4 +1,4 @@
-"""Linear layers laid out for a CPU once, at load: a few rows of input then cost little more than one.
+"""Layers laid out for a CPU once, at load: a few rows of input then cost little more than one.
 
 Speculation on a CPU depends on it: of a 1280 × 3840 layer, plain float32 takes 3.6 times as long for the 12 rows of six
 guided nodes as packed float32 takes for one row's.  Figures: docs/performance.md.
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lanternbench.models.target import Target
+from lanternbench.models.transformer import RMSNorm
 
 LARGE = 2**18  # weights, from which on oneDNN's layout gains more than calling it costs
 MANY = 64  # rows, from which on it gains for small layers too, with several threads
@@ -59,7 +60,9 @@ class HalfLinear(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.weight = nn.Parameter(linear.weight.detach().half(), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(len(self.weight)) if linear.bias is None else linear.bias.detach(), False)
+        zeros = None if bias_is_optional() else torch.zeros(len(self.weight))
+        bias = zeros if linear.bias is None else linear.bias.detach()
+        self.bias = None if bias is None else nn.Parameter(bias, False)
         self._pack()
 
     def _pack(self) -> None:
@@ -86,6 +89,29 @@ class HalfLinear(nn.Module):
         """Is ``linear`` float32, every weight of it exact in float16, and the operator here to use that?"""
         weight = linear.weight.detach()
         return weight.dtype == torch.float32 and halves() and bool((weight.half().float() == weight).all())
+
+
+class QuickNorm(nn.Module):
+    """``RMSNorm`` for inference on a CPU in four kernels: x · w√d / √(|x|² + d·ε), the root being a hypotenuse's."""
+
+    floor: Tensor
+
+    def __init__(self, norm: RMSNorm):
+        super().__init__()
+        width = norm.weight.shape[-1]
+        self.weight = nn.Parameter(norm.weight.detach() * width**0.5, requires_grad=False)
+        self.register_buffer("floor", torch.tensor((width * norm.eps) ** 0.5), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., d] -> [..., d]."""
+        return x * self.weight / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
+
+
+@cache
+def bias_is_optional() -> bool:
+    """Does this build's product with float16 weights do without a bias?  (Earlier ones ask for one.)"""
+    schema = torch.ops.aten.fbgemm_linear_fp16_weight_fp32_activation.default._schema
+    return schema.arguments[2].type.kind() == "OptionalType"
 
 
 @cache
@@ -116,13 +142,17 @@ def _give_back() -> None:
 
 
 def pack(net: nn.Module) -> None:
-    """Replace the linear layers of ``net`` that are on a CPU, one at a time: no more than one is held twice."""
-    places = [(p, name) for p in net.modules() for name, child in p.named_children() if isinstance(child, nn.Linear)]
+    """Replace the linear layers and norms of ``net`` that are on a CPU, one at a time: none but one is held twice."""
+    kinds = (nn.Linear, RMSNorm)
+    places = [(p, name) for p in net.modules() for name, child in p.named_children() if isinstance(child, kinds)]
     for parent, name in places:
         linear = getattr(parent, name)
         if linear.weight.device.type != "cpu":
             continue
-        if linear.weight.numel() < LARGE:
+        if isinstance(linear, RMSNorm):
+            if linear.weight.dtype == torch.float32:
+                setattr(parent, name, QuickNorm(linear))
+        elif linear.weight.numel() < LARGE:
             setattr(parent, name, HalfLinear(linear) if HalfLinear.holds(linear) else TransposedLinear(linear))
         elif available(linear.weight.dtype):
             setattr(parent, name, PackedLinear(linear))
