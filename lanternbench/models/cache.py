@@ -22,10 +22,10 @@ class LayerCache(NamedTuple):
         """Store k, v [R, N, H, d]; return views of all that is attended to, [R, H, span, d]."""
         for store, new in ((self.keys, k.transpose(1, 2)), (self.values, v.transpose(1, 2))):
             if isinstance(self.slots, slice):
-                store[:, :, self.slots] = new
+                store.narrow(2, self.slots.start, new.shape[2]).copy_(new)
             else:
                 store.flatten(0, 2).index_copy_(0, self.slots, new.flatten(0, 2))
-        return self.keys[:, :, : self.span], self.values[:, :, : self.span]
+        return self.keys.narrow(2, 0, self.span), self.values.narrow(2, 0, self.span)
 
 
 class StepCache(NamedTuple):

@@ -104,7 +104,7 @@ class QuickNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., d] -> [..., d]."""
-        return x * self.weight / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
+        return (x * self.weight).div_(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor))
 
 
 @cache

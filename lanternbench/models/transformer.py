@@ -50,7 +50,7 @@ def swiglu_width(dim: int, multiple_of: int = 256) -> int:
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
     """Rotary embedding on interleaved pairs: x [R, N, H, d], rope [R|1, N, 1, d/2] complex -> [R, N, H, d]."""
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * rope).flatten(-2).type_as(x)
 
 
