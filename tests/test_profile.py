@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from lanternbench import profile
 from lanternbench.cli.main import app
 from lanternbench.decoding import engine, presets
+from lanternbench.decoding.session import Session
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +66,17 @@ def test_the_command_prints_a_row_per_method():
     labels = [m["label"] for m in json.loads(done.stdout)["methods"]]
     assert labels[0] == "ar"
     assert labels[1].startswith("cool-sd")
+
+
+def test_what_is_kept_for_measures_afterwards_is_off_the_clock(target, monkeypatch):
+    record = Session._record
+
+    def slow(self, *rest):
+        time.sleep(0.02)
+        record(self, *rest)
+
+    monkeypatch.setattr(Session, "_record", slow)
+    decoder, clock = engine.build(target, presets.method("eagle-1")), time.perf_counter()
+    made = engine.generate(decoder, ["a small red circle"], trace=True, most_steps=20)[0]
+    assert sum(made.phases.values()) == pytest.approx(made.decode_s, rel=1e-6)
+    assert time.perf_counter() - clock - made.decode_s - made.encode_s > 20 * 0.02

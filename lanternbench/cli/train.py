@@ -22,7 +22,7 @@ def tiny(
     scale: Annotated[float, typer.Option(min=0.0001, max=10.0, help="Multiply every number of steps.")] = 1.0,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")] = None,
 ) -> None:
-    """Render scenes, then train tokeniser, target, drafters and evaluators; about seven hours on two cores.
+    """Render scenes, then train tokeniser, target, drafters and evaluators; about eight hours on two cores.
 
     Stopped at any point, the same command continues from the last checkpoint.  Use the result with
     `--target OUT`.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lanternbench.decoding.clock import Clock
+from lanternbench.decoding.clock import OFF_THE_CLOCK, Clock
 from lanternbench.decoding.sampling import BELOW_ONE, Warp, draw, guide
 from lanternbench.decoding.trees import inner_index
 from lanternbench.decoding.verify import Draft, Verdict
@@ -217,7 +217,9 @@ class Session:
             rows = self.stack.per_row(path)[..., None].expand(hidden.shape[0], -1, hidden.shape[-1])
             hidden = hidden.gather(1, rows)
         if self.trace is not None:
+            self.clock.tick("commit")
             self._record(self.trace, draft, verdict, q)
+            self.clock.tick(OFF_THE_CLOCK)
         before = self.length
         self.length = (before + accepted).add_(1).clamp_(max=self.limit)
         was = self.lengths

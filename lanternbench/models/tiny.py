@@ -24,7 +24,7 @@ WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
 # what suits a machine on which every verified node costs: small trees, short chains
 OPTIONS: dict[str, Any] = {
-    "static": "chain-4",
+    "static": "chain-5",
     "chain": "chain-3",
     "medusa": "twig-8",
     "depth": 3,

@@ -11,7 +11,7 @@ from lanternbench.training import drafters, evaluators, rollouts, target, text, 
 STEPS = {
     "vq": 2500, "text": 1000,
     "target": 5000, "eagle": 12_000, "medusa": 1500, "model": 2500,  # at half the target's depth
-    "deep-target": 1200, "deep-eagle": 3500, "deep-medusa": 1000, "deep-model": 1000,  # going on from there
+    "deep-target": 1200, "deep-eagle": 9500, "deep-medusa": 1000, "deep-model": 1000,  # going on from there
     "clip": 2400, "fid": 2400,
 }  # fmt: skip
 SCENES = 40_000
