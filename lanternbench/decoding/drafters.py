@@ -175,7 +175,7 @@ class EagleDrafter(_Cached):
         rows, prefix, _ = hidden.shape
         model, seen = session.target.model, session.prefix.seen
         slots = prefix + session.rows.slots(self.most_nodes)
-        stack = CachedStack.of(self.net, self.net.cfg, rows, slots, model.rope, hidden, session.graphs)
+        stack = CachedStack(self.net, self.net.cfg, rows, slots, model.rope, hidden, session.graphs)
         self.attach(session, model, stack, prefix - 1)
         if prefix > 1:  # entry t: the hidden state of position t, with what stands for token t + 1 and its position
             x = self.net.fuse(session.prefix.ahead, hidden[:, :-1])
@@ -217,7 +217,7 @@ class ModelDrafter(_Cached):
         rows, prefix = session.prefix.valid.shape
         x = self.net.cls_embedding(session.prefix.features)
         slots = prefix + session.rows.slots(self.most_nodes)
-        stack = CachedStack.of(self.net, self.net.cfg, rows, slots, self.net.rope, x, session.graphs)
+        stack = CachedStack(self.net, self.net.cfg, rows, slots, self.net.rope, x, session.graphs)
         mask = additive(prefix_mask(session.prefix.valid, prefix)[:, 0])
         stack.prefill(x, range(prefix), mask)
         stack.hide_pads(session.prefix.valid)

@@ -80,7 +80,7 @@ class Session:
         slots = self.offset + self.rows.slots(nodes)
         like = prefix.embeddings
         self.graphs = target.graphs if self.batch == 1 else None
-        self.stack = CachedStack.of(target.model, target.model.cfg, rows, slots, target.model.rope, like, self.graphs)
+        self.stack = CachedStack(target.model, target.model.cfg, rows, slots, target.model.rope, like, self.graphs)
         self.stack.hide_pads(prefix.valid)
         self.tokens = torch.zeros(self.batch, self.limit + nodes + 1, dtype=torch.long, device=self.device)
         self.length = torch.zeros(self.batch, dtype=torch.long, device=self.device)

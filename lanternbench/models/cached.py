@@ -45,38 +45,29 @@ class CachedStack:
         like: Tensor,
         graphs: Graphs | None = None,
     ):
-        """``like`` gives dtype and device.  With ``graphs`` all forwards but the prefill are recorded and replayed."""
+        """``like`` gives dtype and device.
+
+        With ``graphs`` all forwards but the prefill are recorded and replayed, in the memory and with the recordings of
+        the first such stack of about as many slots.
+        """
         self.stack, self.graphs = stack, graphs
+        self.dtype, self.device = like.dtype, like.device
+        if graphs is not None:
+            slots = -(-slots // 128) * 128  # so that methods with trees of different sizes share it
         beyond = rope[-1:].expand(max(0, slots + 1 - len(rope)), -1)  # nodes past the image need some position too
         self.rope = torch.cat([rope, beyond])[:, None]
-        self.cache = KVCache(cfg.n_layer, rows, slots, cfg.kv_heads, cfg.head_dim, like)
         self.pads: Tensor | None = None  # additive [R, 1, 1, slots]
-        self.dtype, self.device = like.dtype, like.device
         self.replays: dict[tuple, Replay] = {}
-
-    @classmethod
-    def of(
-        cls,
-        stack: Stack,
-        cfg: DecoderConfig,
-        rows: int,
-        slots: int,
-        rope: Tensor,
-        like: Tensor,
-        graphs: Graphs | None = None,
-    ) -> CachedStack:
-        """A new one; or with ``graphs`` the one kept for about as many slots, wiped."""
-        if graphs is None:
-            return cls(stack, cfg, rows, slots, rope, like)
-        slots = -(-slots // 128) * 128  # so that methods with trees of different sizes share it
-        key = (id(stack), rows, slots, like.dtype)
-        kept: CachedStack = graphs.stacks.get(key) or cls(stack, cfg, rows, slots, rope, like, graphs)
-        graphs.stacks[key] = kept
-        if kept.pads is None:
-            kept.pads = torch.zeros(rows, 1, 1, slots, dtype=like.dtype, device=like.device)
-        kept.cache.store.zero_()
-        kept.pads.zero_()
-        return kept
+        self.cache: KVCache
+        first = self if graphs is None else graphs.stacks.setdefault((id(stack), rows, slots, like.dtype), self)
+        if first is not self:
+            assert first.pads is not None
+            self.cache, self.pads, self.replays = first.cache, first.pads.zero_(), first.replays
+            self.cache.store.zero_()
+            return
+        self.cache = KVCache(cfg.n_layer, rows, slots, cfg.kv_heads, cfg.head_dim, like)
+        if graphs is not None:
+            self.pads = torch.zeros(rows, 1, 1, slots, dtype=like.dtype, device=like.device)
 
     def hide_pads(self, valid: Tensor) -> None:
         """valid [R, P] bool: committed slots 0 … P − 1 that may be attended to."""

@@ -146,17 +146,17 @@ def pack(net: nn.Module) -> None:
     kinds = (nn.Linear, RMSNorm)
     places = [(p, name) for p in net.modules() for name, child in p.named_children() if isinstance(child, kinds)]
     for parent, name in places:
-        linear = getattr(parent, name)
-        if linear.weight.device.type != "cpu":
+        layer = getattr(parent, name)
+        if layer.weight.device.type != "cpu":
             continue
-        if isinstance(linear, RMSNorm):
-            if linear.weight.dtype == torch.float32:
-                setattr(parent, name, QuickNorm(linear))
-        elif linear.weight.numel() < LARGE:
-            setattr(parent, name, HalfLinear(linear) if HalfLinear.holds(linear) else TransposedLinear(linear))
-        elif available(linear.weight.dtype):
-            setattr(parent, name, PackedLinear(linear))
-            del linear
+        if isinstance(layer, RMSNorm):
+            if layer.weight.dtype == torch.float32:
+                setattr(parent, name, QuickNorm(layer))
+        elif layer.weight.numel() < LARGE:
+            setattr(parent, name, HalfLinear(layer) if HalfLinear.holds(layer) else TransposedLinear(layer))
+        elif available(layer.weight.dtype):
+            setattr(parent, name, PackedLinear(layer))
+            del layer
             _give_back()
 
 
