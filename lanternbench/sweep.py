@@ -22,6 +22,7 @@ from lanternbench.decoding.fidelity import (
     samples_children,
     target_figures,
 )
+from lanternbench.decoding.side_by_side import parts, side_by_side
 from lanternbench.environment import environment
 from lanternbench.measure import summarise
 from lanternbench.metrics.registry import Scorer, SetScorer, scorers_for
@@ -151,15 +152,21 @@ def _measure(
 
 
 def make_samples(decoder: Decoder, group: list[Prompt], seed: int, timed: bool) -> Iterator[tuple[Sample, Any]]:
-    """Generate one image per prompt in one batch; yields (sample, PIL image)."""
+    """Generate one image per prompt, all together; yields (sample, PIL image)."""
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
-    made = generate(decoder, [p.text for p in group], [p.id for p in group], seed, trace=traced)
-    clock = time.perf_counter()
-    images = decoder.target.images(torch.stack([g.tokens for g in made]))
-    render_s = (time.perf_counter() - clock) / len(group)
-    extras = figures(decoder, made)
-    for prompt, generation, image, extra in zip(group, made, images, extras, strict=True):
-        yield _sample(decoder, prompt, generation, seed, timed, render_s, len(group), extra), image
+
+    def make(part: list[Prompt]) -> list[tuple[Sample, Any]]:
+        made = generate(decoder, [p.text for p in part], [p.id for p in part], seed, trace=traced)
+        clock = time.perf_counter()
+        images = decoder.target.images(torch.stack([g.tokens for g in made]))
+        render_s = (time.perf_counter() - clock) / len(part)
+        return [
+            (_sample(decoder, prompt, generation, seed, timed, render_s, len(part), extra), image)
+            for prompt, generation, image, extra in zip(part, made, images, figures(decoder, made), strict=True)
+        ]
+
+    for _, samples in side_by_side(make, group, parts(decoder.target, len(group))):
+        yield from samples
 
 
 def figures(decoder: Decoder, made: list[Generation]) -> list[dict[str, Any]]:

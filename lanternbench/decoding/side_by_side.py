@@ -1,0 +1,88 @@
+"""Prompts shared out to processes: on a CPU half batches side by side beat one batch whose small products are split.
+
+Threads would wait for each other's Python; so parts are forked, as PyTorch's data loaders are: weights are shared, not
+copied, and a part computes with one thread, as OpenMP's others do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+import torch
+
+from lanternbench.models.target import Target
+
+LEAST = 4  # prompts that make a process of their own worth while
+SMALL = 2**24  # parameters, up to which reading the weights in every process costs less than it brings
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def parts(target: Target, items: int) -> int:
+    """In how many parts to decode so many prompts: one on a GPU, for a large target, or with a single thread."""
+    if sys.platform != "linux" or target.device.type != "cpu":
+        return 1
+    small = sum(p.numel() for p in target.model.parameters()) <= SMALL
+    return max(1, min(torch.get_num_threads(), items // LEAST)) if small else 1
+
+
+def side_by_side(
+    work: Callable[[list[Item]], Result], items: list[Item], count: int
+) -> Iterator[tuple[list[Item], Result]]:
+    """``items`` in ``count`` parts of about one size, in order, each with what ``work`` makes of it: any that pickles.
+
+    A part whose process died (killed for memory, say) is worked on again here.  Errors of ``work`` are raised here.
+    """
+    if count == 1:
+        yield items, work(items)
+        return
+    cuts = [len(items) * i // count for i in range(count + 1)]
+    shares = [items[a:b] for a, b in pairwise(cuts)]
+    with contextlib.ExitStack() as stack:
+        answers = [stack.enter_context(_forked(work, share)) for share in shares]
+        for share, answer in zip(shares, answers, strict=True):
+            try:
+                made, failed = pickle.loads(answer.recv_bytes())
+            except EOFError:
+                made, failed = work(share), None
+            if failed is not None:
+                raise failed
+            yield share, made
+
+
+@contextlib.contextmanager
+def _forked(work: Callable[[list[Item]], Result], share: list[Item]) -> Iterator[Connection]:
+    """A process that sends (result, None) or (None, error), pickled; it is gone afterwards."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(work, share, theirs), daemon=True)
+    with warnings.catch_warnings(action="ignore"):  # Python warns of forks beside threads, which wait here
+        process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        process.kill()
+        process.join()
+
+
+def _child(work: Callable[[list[Item]], Result], share: list[Item], answer: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
+    torch.set_num_threads(1)
+    try:
+        found: tuple[Result | None, Exception | None] = (work(share), None)
+    except Exception as error:
+        found = (None, error)
+    with contextlib.suppress(OSError):
+        answer.send_bytes(pickle.dumps(found))
+    os._exit(0)  # what the parent registered for its exit is not ours to run

@@ -1,0 +1,86 @@
+"""Prompts shared out to processes: the same answers in the same order, errors and deaths of a process included."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from lanternbench.decoding import engine, presets
+from lanternbench.decoding.side_by_side import LEAST, parts, side_by_side
+from lanternbench.errors import UserError
+from lanternbench.models import tiny
+from lanternbench.models.target import Target
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.ones(1 << 20).sin().sum()  # OpenMP's second thread is there
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny.load(dtype=torch.float64)
+
+
+def test_parts_cover_all_items_in_order_each_in_a_process_of_one_thread(two_threads):
+    items = list(range(9))
+    found = list(side_by_side(lambda part: (sum(part), torch.get_num_threads(), os.getpid()), items, 2))
+    assert [i for part, _ in found for i in part] == items
+    assert [made[:2] for _, made in found] == [(sum(part), 1) for part, _ in found]
+    assert len({made[2] for _, made in found} | {os.getpid()}) == 3
+    assert torch.get_num_threads() == 2
+
+
+def test_one_part_stays_in_this_process():
+    assert list(side_by_side(lambda part: os.getpid(), [1, 2], 1)) == [([1, 2], os.getpid())]
+
+
+def test_a_small_target_on_a_cpu_is_shared_out_and_no_other(two_threads, target, monkeypatch):
+    assert [parts(target, n) for n in (1, 2 * LEAST - 1, 2 * LEAST, 100)] == [1, 1, 2, 2]
+    monkeypatch.setattr("lanternbench.decoding.side_by_side.SMALL", 1000)
+    assert parts(target, 100) == 1
+
+
+def test_an_error_of_a_part_is_raised_here():
+    def fail(part):
+        raise UserError(f"no weights for {part[0]}")
+
+    with pytest.raises(UserError, match="no weights for 0"):
+        list(side_by_side(fail, [0, 1], 2))
+
+
+def test_the_part_of_a_process_that_was_killed_is_worked_on_here():
+    here = os.getpid()
+
+    def work(part):
+        if part == [1] and os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.getpid() == here
+
+    assert list(side_by_side(work, [0, 1], 2)) == [([0], False), ([1], True)]
+
+
+def test_nothing_is_left_running_when_the_results_are_no_longer_wanted():
+    found = side_by_side(lambda part: signal.pause() if part == [1] else os.getpid(), [0, 1], 2)
+    _, pid = next(found)
+    found.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("name", ["ar", "cool-sd", "eagle-2"])
+def test_prompts_decoded_side_by_side_get_the_tokens_of_one_batch(two_threads, target, name):
+    decoder = engine.build(target, presets.method(name))
+    captions = [f"a {color} {shape}" for color in ("red", "green", "blue", "white") for shape in ("circle", "square")]
+
+    def work(part):
+        return [(g.tokens.tolist(), g.accept_lengths) for g in engine.generate(decoder, part, most_steps=5)]
+
+    whole = work(captions)
+    apart = [made for _, part in side_by_side(work, captions, parts(target, len(captions))) for made in part]
+    assert apart == whole
