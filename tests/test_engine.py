@@ -67,16 +67,19 @@ def test_a_batch_goes_on_without_the_prompts_that_are_finished(shallow, name, mo
     monkeypatch.setattr(Session, "keep", counted)
     options = {"init": "vertical-sample"} if name == "sjd" else {}
     captions = [p.text for p in load("demo", 4)]
-    together = tokens(target, name, captions, **options)
+    together = tokens(target, name, captions, trace=True, **options)
     if name == "ar":  # all finish at once
         assert kept == []
         return
     assert kept
     assert all(2 * after <= before for before, after in pairwise([len(captions), *map(len, kept)]))
     slowest = max(range(len(captions)), key=lambda i: together[i].steps)
-    alone = tokens(target, name, [captions[slowest]], **options)[0]
-    assert torch.equal(together[slowest].tokens, alone.tokens)
-    assert together[slowest].accept_lengths == alone.accept_lengths
+    for i in (slowest, min(range(len(captions)), key=lambda i: together[i].steps)):
+        alone = tokens(target, name, [captions[i]], trace=True, **options)[0]
+        assert torch.equal(together[i].tokens, alone.tokens)
+        assert together[i].accept_lengths == alone.accept_lengths
+        for of_all, own in zip(vars(together[i].trace).values(), vars(alone.trace).values(), strict=True):
+            torch.testing.assert_close(of_all[i], own[0])
     assert all(sum(g.accept_lengths) == target.length - 1 for g in together)
 
 

@@ -96,6 +96,7 @@ class Session:
         self.trace = Trace(self.batch, slack, target.vocab, trace_width, self.device) if trace else None
         self._visible: Tensor | None = None
         self.origin = list(range(self.batch))  # which prompts are still here
+        self.prompts = torch.arange(self.batch, device=self.device)[:, None]  # the same
         self.images = torch.zeros(self.batch, self.limit, dtype=torch.long, device=self.device)  # of those that are not
         self.fresh: Fresh
         self.first: Tensor  # [B, V] the distribution of token 0
@@ -121,7 +122,7 @@ class Session:
     def unfinished(self) -> list[int] | None:
         """The prompts to go on with, once at least half of them are finished; None while there is nothing to drop."""
         left = [i for i, n in enumerate(self.lengths) if n < self.limit]
-        return left if left and 2 * len(left) <= self.batch and self.trace is None else None
+        return left if left and 2 * len(left) <= self.batch else None
 
     def keep(self, prompts: list[int]) -> Tensor:
         """Go on with these prompts alone; returns the rows [R'] that are theirs."""
@@ -129,7 +130,7 @@ class Session:
         index = torch.tensor(prompts, device=self.device)
         rows = index if self.stack.cache.rows == self.batch else torch.cat([index, index + self.batch])
         self.stack.keep(rows)
-        for name in ("tokens", "length", "uniforms"):
+        for name in ("tokens", "length", "uniforms", "prompts"):
             setattr(self, name, getattr(self, name)[index])
         for name in ("lengths", "seeds", "origin"):
             setattr(self, name, [getattr(self, name)[i] for i in prompts])
@@ -207,7 +208,7 @@ class Session:
         if path.shape[1] > 1:
             drafted = (draft.tokens if draft.is_chain else draft.tokens.gather(1, path))[:, 1:]
             new = torch.cat([drafted, token], 1).scatter_(1, accepted[:, None], token)
-        self._write(self.tokens, new)
+        self._write(new)
         closing = None
         if hidden.shape[1] > draft.tree.nodes:
             hidden, closing = self._settle_rows(path, columns, hidden)
@@ -232,13 +233,13 @@ class Session:
         self.fresh = Fresh(hidden[:, :most], new[:, :most], self.length - before, counts, closing)
         self.clock.tick("commit")
 
-    def _write(self, store: Tensor, rows: Tensor) -> None:
-        """Put rows [B, n, …] behind what is committed of each prompt's entries in ``store`` [B, …]."""
-        n = rows.shape[1]
+    def _write(self, tokens: Tensor) -> None:
+        """Put tokens [B, n] behind what is committed."""
+        n = tokens.shape[1]
         if alike(self.lengths):
-            store[:, self.lengths[0] : self.lengths[0] + n] = rows
+            self.tokens[:, self.lengths[0] : self.lengths[0] + n] = tokens
         else:
-            store.scatter_(1, _over(self.length[:, None] + self.columns[:n], rows), rows)
+            self.tokens.scatter_(1, self.length[:, None] + self.columns[:n], tokens)
 
     def _past_row_ends(self, hidden: Tensor, ends: Tensor) -> Tensor:
         """States of nodes and of their row ends [R, 2N, dim] -> those that predict the next image token [R, N, dim]."""
@@ -267,22 +268,25 @@ class Session:
         columns = self.columns[: path.shape[1]]
         chain = draft.is_chain
 
+        def file(store: Tensor, rows: Tensor) -> None:
+            store[self.prompts, self.length[:, None] + self.columns[: rows.shape[1]]] = rows
+
         def on_path(of_node: Tensor) -> Tensor:
             return of_node if chain else of_node.gather(1, _over(path, of_node))
 
-        self._write(trace.q, on_path(q))
+        file(trace.q, on_path(q))
         if draft.p is not None and draft.static is not None:
             inner = inner_index(draft.static.inner, tree.nodes, self.device)[path].clamp(min=0)
-            self._write(trace.p, draft.p if chain else draft.p.gather(1, _over(inner, draft.p)))
+            file(trace.p, draft.p if chain else draft.p.gather(1, _over(inner, draft.p)))
         if tree.width:
             ids = tree.children.expand(self.batch, -1, -1)
             tokens = draft.tokens.gather(1, ids.clamp(min=0).flatten(1)).view_as(ids)
             spare = trace.children.shape[-1] - tree.width  # an adaptive tree may be narrower than the widest
             named = torch.nn.functional.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1)
-            self._write(trace.children, on_path(named))
+            file(trace.children, on_path(named))
         tried = torch.where(columns <= verdict.accepted[:, None], on_path(verdict.tried), 0)
-        self._write(trace.tried, tried)
-        self._write(trace.depth, on_path(tree.depth.expand(self.batch, -1)) + 1)
+        file(trace.tried, tried)
+        file(trace.depth, on_path(tree.depth.expand(self.batch, -1)) + 1)
 
 
 def _over(index: Tensor, rows: Tensor) -> Tensor:
