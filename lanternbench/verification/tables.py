@@ -138,6 +138,7 @@ class TableSession(Session):
         self.batch, self.limit, self.offset = len(tokens), tables.length, 0
         self.device, self.rows = tokens.device, RowEnds(0, tables.length)
         self.seeds = [0] * self.batch
+        self.prompts = torch.arange(self.batch)[:, None]
         self.tokens, self.length, self.lengths = tokens.clone(), length.clone(), length.tolist()
         self.columns = torch.arange(nodes + 1)
         self.steps = self.syncs = 0
