@@ -1,4 +1,4 @@
-"""Recorded forwards.  Without a GPU a stand-in records: every operation, with what Python decided frozen."""
+"""Recorded steps.  Without a GPU a stand-in records: every operation, with what Python decided frozen."""
 
 from __future__ import annotations
 
@@ -18,44 +18,78 @@ from lanternbench.prompts import load
 CAPTIONS = [p.text for p in load("demo", 2)]
 
 
-def decode(target, name, captions=CAPTIONS[:1]):
-    decoder = engine.build(target, presets.method(name))
-    return [engine.generate(decoder, [c])[0] for c in captions]
+def decode(target, name, captions=CAPTIONS, steps=12, trace=False, **options):
+    decoder = engine.build(target, presets.method(name), **options)
+    return [engine.generate(decoder, [c], trace=trace, most_steps=steps)[0] for c in captions]
 
 
-@pytest.mark.parametrize("name", ["ar", "sd", "medusa", "eagle-1", "eagle-2", "sjd", "adt-tree"])
-def test_recorded_forwards_give_the_tokens_of_eager_ones(shallow, name, monkeypatch):
-    monkeypatch.setattr(cached, "SPAN", 128)  # several lengths of the cache
-    recorded = replace(shallow, graphs=Graphs(frozen))
-    for want, made in zip(decode(shallow, name), decode(recorded, name), strict=True):
+def recordings(target, decoder):
+    """How many there are: of phases, and of forwards alone."""
+    stacks = target.graphs.stacks.values()
+    return len(decoder.recordings.made), sum(len(stack.replays) for stack in stacks)
+
+
+@pytest.mark.parametrize("name", ["ar", "sd", "medusa", "eagle-1", "eagle-2", "sjd", "jacobi", "adt-tree", "cool-sd"])
+def test_recorded_steps_give_the_tokens_of_launched_ones(shallow, name, monkeypatch):
+    recorded, steps = replace(shallow, graphs=Graphs(frozen)), 12
+    if name in ("ar", "eagle-1"):  # these go from one number of slots to the next
+        monkeypatch.setattr(cached, "SPAN", 160)
+        steps = 150
+    for want, made in zip(*(decode(t, name, steps=steps) for t in (shallow, recorded)), strict=True):
         assert torch.equal(made.tokens, want.tokens)
         assert made.accept_lengths == want.accept_lengths
-    assert all(stack.replays for stack in recorded.graphs.stacks.values())
 
 
-def test_the_second_image_and_another_method_of_the_same_shapes_record_nothing(shallow):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("eagle-2", {"temperature": 0.0}), ("lantern", {}), ("lantern++", {"simulate_acceptance": 2.0})],
+)
+def test_greedy_relaxed_and_simulated_steps_are_recorded_alike(shallow, name, options):
     recorded = replace(shallow, graphs=Graphs(frozen))
-    decode(recorded, "eagle-1")
-    before = {key: len(stack.replays) for key, stack in recorded.graphs.stacks.items()}
-    decode(recorded, "eagle-1", captions=CAPTIONS[1:])
-    decode(recorded, "uniform-rsd", captions=CAPTIONS[1:])
-    assert {key: len(stack.replays) for key, stack in recorded.graphs.stacks.items()} == before
+    for want, made in zip(*(decode(t, name, **options) for t in (shallow, recorded)), strict=True):
+        assert torch.equal(made.tokens, want.tokens)
 
 
-def test_a_warm_up_records_all_that_an_image_needs(shallow, monkeypatch):
-    monkeypatch.setattr(cached, "SPAN", 128)
+@pytest.mark.parametrize("name", ["eagle-2", "cool-sd", "sjd"])
+def test_recorded_steps_keep_the_same_distributions(shallow, name):
+    recorded = replace(shallow, graphs=Graphs(frozen))
+    want, made = (decode(t, name, CAPTIONS[:1], trace=True)[0].trace for t in (shallow, recorded))
+    for kept, wanted in zip(vars(made).values(), vars(want).values(), strict=True):
+        torch.testing.assert_close(kept, wanted)
+
+
+@pytest.mark.parametrize(("name", "phases"), [("ar", 2), ("eagle-1", 4), ("eagle-2", 4), ("sjd", 2)])
+def test_every_phase_is_one_recording_and_no_forward_is_recorded_alone(shallow, name, phases):
+    recorded = replace(shallow, graphs=Graphs(frozen))  # the first draft, after one token, has a shape of its own
+    decoder = engine.build(recorded, presets.method(name))
+    engine.generate(decoder, CAPTIONS[:1], most_steps=3)
+    assert recordings(recorded, decoder) == (phases, 0)
+
+
+def test_a_warm_up_records_all_that_later_images_need(shallow, monkeypatch):
+    monkeypatch.setattr(cached, "SPAN", 160)
     recorded = replace(shallow, graphs=Graphs(frozen))
     decoder = engine.build(recorded, presets.method("eagle-1"))
     engine.generate(decoder, CAPTIONS[:1], most_steps=3)
-    before = sum(len(stack.replays) for stack in recorded.graphs.stacks.values())
+    before = recordings(recorded, decoder)
     engine.generate(decoder, CAPTIONS[:1])
-    assert sum(len(stack.replays) for stack in recorded.graphs.stacks.values()) == before > 0
+    engine.generate(decoder, CAPTIONS[1:], most_steps=3)
+    assert recordings(recorded, decoder) == before
 
 
 def test_batches_are_not_recorded(shallow):
     recorded = replace(shallow, graphs=Graphs(frozen))
-    engine.generate(engine.build(recorded, presets.method("ar")), CAPTIONS, most_steps=2)
+    decoder = engine.build(recorded, presets.method("ar"))
+    engine.generate(decoder, CAPTIONS, most_steps=2)
     assert recorded.graphs.stacks == {}
+    assert decoder.recordings.made == {}
+
+
+def test_what_a_cuda_graph_could_not_record_is_noticed():
+    with pytest.raises(AssertionError, match="could not record"):
+        frozen(lambda x: x + torch.tensor(1.0), [torch.ones(1)])
+    with pytest.raises(RuntimeError):
+        frozen(lambda x: x + float(x), [torch.ones(1)])
 
 
 def test_graphs_are_the_default_on_a_gpu_alone_and_refused_without_one():

@@ -78,7 +78,7 @@ class AdaptiveGrowth:
     ``fixed_depth``, ``fixed_width``: the paper's ablations, one of the two held constant.
     """
 
-    uniforms = 0
+    uniforms, fixed = 0, False
 
     def __init__(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
@@ -22,6 +24,7 @@ class Clock:
         self.spent: dict[str, float] = defaultdict(float)
         self._events: list[tuple[str, torch.cuda.Event]] = []
         self._last = 0.0
+        self._paused = False
 
     def start(self) -> None:
         if self.cuda:
@@ -29,7 +32,18 @@ class Clock:
             self._record("")
         self._begin = self._last = perf_counter()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Ticks inside do nothing: what is being recorded runs later."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
     def tick(self, phase: str) -> None:
+        if self._paused:
+            return
         if self.cuda:
             self._record(phase)
         else:

@@ -61,10 +61,15 @@ class _Cached:
     Where the target writes row ends, one more forward reads the row end behind a row's last token.
     """
 
-    def attach(self, session: Session, words: LlamaGen | Chameleon, stack: CachedStack, lead: int) -> None:
-        """``words``: whose embeddings and head are used; ``lead``: committed slots before image token 0."""
-        self.session, self.words, self.stack, self.lead = session, words, stack, lead
+    def attach(self, session: Session, words: LlamaGen | Chameleon, stack: CachedStack, behind: int) -> None:
+        """``words``: whose embeddings and head are used; ``behind``: by how many slots it lags behind the target."""
+        self.session, self.words, self.stack, self.behind = session, words, stack, behind
         self.row_end = session.target.row_end_embedding(words) if session.rows.width else None
+
+    @property
+    def lead(self) -> int:
+        """Committed slots before image token 0."""
+        return self.session.offset - self.behind
 
     def keep(self, rows: Tensor) -> None:
         self.stack.keep(rows)
@@ -90,26 +95,31 @@ class _Cached:
         """
         s, rows = self.session, self.session.rows
         count, counts, n = s.fresh.advance, s.fresh.advances, x.shape[1]
+        self.drafted, self.columns = 0, [Columns(0, 1)]
+        if s.unseen:
+            start = s.length - count + s.offset  # the position of the first new token
+            position = start[:, None] + torch.arange(n, device=s.device)
+            hidden = self.stack.forward(x, position, [], start - self.behind, 0, causal(n, x.dtype, x.device))
+            return at_last_new(s, hidden, count)[:, None]
         filled = [rows.behind(m) - rows.behind(m - c) for m, c in zip(s.lengths, counts, strict=True)]
         bases = [rows.behind(m - c, self.lead) for m, c in zip(s.lengths, counts, strict=True)]
         between = filled != counts  # a row end lies before one of the new tokens
         base: Tensor | None = None
         at = bases[0] - self.lead + s.offset
-        position: Tensor | range = range(at, at + n)
+        places: Tensor | range = range(at, at + n)
         if between or not alike(bases):
             n = n if not between else max(filled) if s.graphs is None else n + 1 + n // rows.width
             start = s.length - count
             base = rows.behind(start, self.lead)
             slot = rows.behind(start)[:, None] + torch.arange(n, device=s.device)
-            position = slot + s.offset
+            places = slot + s.offset
         if between:
             assert before is not None
             x = self._with_row_ends(x, self.read_row_end(before), slot, start)
             count = rows.behind(s.length) - rows.behind(start)
         visible = None if n == 1 else causal(n, x.dtype, x.device)
         alone = s.batch == 1 and s.graphs is None  # else entries past ``count`` are void
-        hidden = self.stack.forward(x, position, bases, base, 0, visible, last=alone)
-        self.drafted, self.columns = 0, [Columns(0, 1)]
+        hidden = self.stack.forward(x, places, bases, base, 0, visible, last=alone)
         return self._past_row_end(at_last_new(s, hidden, count)[:, None], None, 0)
 
     def _with_row_ends(self, x: Tensor, ends: Tensor, slot: Tensor, start: Tensor) -> Tensor:
@@ -141,13 +151,16 @@ class _Cached:
     def _place(self, x: Tensor, visible: Tensor | None, ahead: int, past: int = 0) -> Tensor:
         """Run x [R, m, dim] in the next free slots, all at the position ``past`` image token length + ``ahead``."""
         s, m = self.session, x.shape[1]
-        bases = [s.rows.behind(n, self.lead) for n in s.lengths]
-        at = s.rows.slot(s.lengths[0], ahead, s.offset) + past
+        bases: list[int] = []
         base: Tensor | None = None
-        position: Tensor | range = range(at, at + 1)
-        if not alike(s.lengths):
+        if not s.unseen:
+            bases = [s.rows.behind(n, self.lead) for n in s.lengths]
+        if s.unseen or not alike(s.lengths):
             base = s.rows.behind(s.length, self.lead)
-            position = (s.rows.slot(s.length, ahead, s.offset) + past)[:, None]
+            position: Tensor | range = (s.rows.slot(s.length, ahead, s.offset) + past)[:, None]
+        else:
+            at = s.rows.slot(s.lengths[0], ahead, s.offset) + past
+            position = range(at, at + 1)
         hidden = self.stack.forward(x, position, bases, base, self.drafted, self._seen(visible, m))
         self.drafted += m
         return hidden
@@ -176,7 +189,7 @@ class EagleDrafter(_Cached):
         model, seen = session.target.model, session.prefix.seen
         slots = prefix + session.rows.slots(self.most_nodes)
         stack = CachedStack(self.net, self.net.cfg, rows, slots, model.rope, hidden, session.graphs)
-        self.attach(session, model, stack, prefix - 1)
+        self.attach(session, model, stack, 1)
         if prefix > 1:  # entry t: the hidden state of position t, with what stands for token t + 1 and its position
             x = self.net.fuse(session.prefix.ahead, hidden[:, :-1])
             mask = additive(prefix_mask(seen, prefix - 1)[:, 0])
@@ -221,7 +234,7 @@ class ModelDrafter(_Cached):
         mask = additive(prefix_mask(session.prefix.valid, prefix)[:, 0])
         stack.prefill(x, range(prefix), mask)
         stack.hide_pads(session.prefix.valid)
-        self.attach(session, self.net, stack, prefix)
+        self.attach(session, self.net, stack, 0)
 
     def read_row_end(self, hidden: Tensor) -> Tensor:
         assert self.row_end is not None

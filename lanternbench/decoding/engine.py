@@ -13,14 +13,14 @@ from lanternbench.decoding.adaptive import AdaptiveGrowth, Bounds
 from lanternbench.decoding.drafters import Drafter, EagleDrafter, MedusaDrafter, ModelDrafter
 from lanternbench.decoding.growth import DynamicGrowth, StaticGrowth
 from lanternbench.decoding.jacobi import Jacobi
+from lanternbench.decoding.phases import Recordings, launched, recorded
 from lanternbench.decoding.presets import Method
 from lanternbench.decoding.proposals import Alone, Drafted, Growth, Proposal
 from lanternbench.decoding.registry import acceptances, residuals
-from lanternbench.decoding.sampling import Warp, draw
+from lanternbench.decoding.sampling import Warp
 from lanternbench.decoding.session import Session, Trace, row_seed
-from lanternbench.decoding.simulation import level_rates, simulate
+from lanternbench.decoding.simulation import level_rates
 from lanternbench.decoding.trees import Tree, static_tree
-from lanternbench.decoding.verify import Draft, Verdict, verify, verify_greedy
 from lanternbench.errors import UserError
 from lanternbench.models.eagle import Eagle
 from lanternbench.models.target import Target
@@ -57,6 +57,7 @@ class Decoder:
     rule: Rule
     residual: Residual
     rates: Tensor | None = None  # [D + 1], where acceptance is simulated
+    recordings: Recordings = field(default_factory=Recordings)
 
     def proposal(self) -> Proposal:
         """A fresh proposal: it holds the state of one batch."""
@@ -120,7 +121,7 @@ def build_proposal(method: Method, target: Target, warp: Warp) -> tuple[Proposal
         drafter = ModelDrafter(drafter_net, most)
     else:
         drafter = MedusaDrafter(drafter_net)
-    return Drafted(drafter, growth, width), depth
+    return Drafted(drafter, growth, width, most), depth
 
 
 def misfit(net: Any, target: Target) -> str | None:
@@ -197,6 +198,7 @@ def generate(
         proposal.nodes + proposal.uniforms,
         trace,
         max(proposal.width, 1),
+        proposal.reach,
     )
     session.clock.start()
     hidden = session.begin()
@@ -225,39 +227,14 @@ def step(session: Session, proposal: Proposal, decoder: Decoder, log: Log) -> No
     """One target forward that verifies a draft tree and commits at least one token per unfinished prompt."""
     u = session.step_uniforms()
     uv, ud = u[:, : proposal.nodes], u[:, proposal.nodes :]
-    draft = proposal.draft(session, ud)
-    hidden, q = session.forward(draft, session.visible(draft))
-    verdict = decide(session, proposal, draft, q, uv, ud, decoder.rule, decoder.residual)
-    if decoder.rates is not None:
-        verdict = simulate(draft, verdict, decoder.rates, uv[:, -1])
+    phases = recorded if session.recorded else launched
+    draft, q, verdict, settled = phases(session, proposal, decoder, uv, ud)
     if isinstance(proposal, Jacobi):
         proposal.learn(session, draft, verdict, q, ud)
-    session.commit(draft, verdict, hidden, q)
+    session.commit(draft, verdict, q, settled)
     if isinstance(proposal, Drafted):
         proposal.learn(session, draft, verdict, q, ud)
     log.note(session, draft.tree)
-
-
-def decide(
-    session: Session,
-    proposal: Proposal,
-    draft: Draft,
-    q: Tensor,
-    uv: Tensor,
-    ud: Tensor,
-    rule: Rule,
-    residual: Residual,
-) -> Verdict:
-    """Which path to take through the tree and which token to end it with."""
-    if draft.tree.nodes == 1:
-        token = q[:, 0].argmax(-1) if session.warp.greedy else draw(q[:, 0], uv[:, 0])
-        zero = torch.zeros_like(draft.tokens)
-        return Verdict(zero, zero[:, 0], token, zero)
-    if isinstance(proposal, Jacobi) and proposal.fixed_point:
-        return proposal.unchanged(session, draft, q, ud)
-    if session.warp.greedy:
-        return verify_greedy(draft, q, rule)
-    return verify(draft, q, uv, rule, residual)
 
 
 class Log:

@@ -22,6 +22,8 @@ from lanternbench.models.cached import additive
 class StaticGrowth:
     """Draws a static tree level by level.  ``sampled`` False takes the top tokens and counts as p = 1 (Medusa)."""
 
+    fixed = True
+
     def __init__(self, static: StaticTree, sampled: bool, device: torch.device):
         self.static, self.sampled = static.to(device), sampled
         self.nodes, self.depth = static.tree.nodes, static.tree.max_depth
@@ -68,7 +70,7 @@ class StaticGrowth:
 class DynamicGrowth:
     """EAGLE-2 (Li et al. 2024, section 4): at most ``depth`` levels below the root, ``total`` nodes with the root."""
 
-    uniforms = 0
+    uniforms, fixed = 0, True
 
     def __init__(self, depth: int, top_k: int, total: int, device: torch.device):
         self.depth, self.top_k, self.nodes, self.device = depth, top_k, total, device

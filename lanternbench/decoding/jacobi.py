@@ -27,12 +27,13 @@ class Jacobi:
     ``one_hot``: tokens that enter the window count as certain whatever ``init`` drew them from (the reference code).
     """
 
-    width = 1
+    width, fixed = 1, False
 
     def __init__(self, window: int, init: str, fixed_point: bool = False, one_hot: bool = False):
         self.window, self.init, self.fixed_point, self.one_hot = window, init, fixed_point, one_hot
         self.static = static_tree(f"chain-{window}")
-        self.nodes, self.uniforms = window + 1, 2 * window + 1
+        self.nodes = self.reach = window + 1
+        self.uniforms = 2 * window + 1
 
     def begin(self, session: Session, hidden: Tensor) -> None:
         b, v, w = session.batch, session.target.vocab, self.window
@@ -56,7 +57,7 @@ class Jacobi:
         carried = self.columns < self.kept[:, None]
         self.drafts = torch.where(carried, self.drafts, fresh)
         self.p = torch.where(carried[..., None], self.p, p_fresh)
-        return Draft(torch.cat([session.last()[:, None], self.drafts], 1), self.static.tree, self.p, self.static)
+        return Draft(torch.cat([session.root[:, None], self.drafts], 1), self.static.tree, self.p, self.static)
 
     def _fresh(self, session: Session, u: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [B, W] and their p [B, W, V], as if every window position were new."""

@@ -18,6 +18,8 @@ class Proposal(Protocol):
     nodes: int  # most nodes of a tree, the root included
     uniforms: int  # uniforms it consumes a step
     width: int  # widest family of siblings
+    reach: int  # most slots behind the committed ones that a step writes
+    fixed: bool  # is drafting one computation of one shape in every step, so that it may be recorded?
 
     def begin(self, session: Session, hidden: Tensor) -> None:
         """After the target's prefill."""
@@ -36,6 +38,7 @@ class Growth(Protocol):
     """A tree policy.  It may also have ``begin(session)``, ``learn(session, draft, verdict)`` and ``keep(prompts)``."""
 
     nodes: int
+    fixed: bool
 
     @property
     def uniforms(self) -> int: ...
@@ -46,14 +49,14 @@ class Growth(Protocol):
 class Alone:
     """Autoregressive decoding: a tree of the root alone."""
 
-    nodes, uniforms, width = 1, 0, 0
+    nodes, uniforms, width, reach, fixed = 1, 0, 0, 1, False
 
     def begin(self, session: Session, hidden: Tensor) -> None:
         zero = torch.zeros(1, 1, dtype=torch.long, device=session.device)
         self.tree = Tree(zero, zero[..., None][..., :0], torch.ones_like(zero, dtype=torch.bool)[None], 0)
 
     def draft(self, session: Session, u: Tensor) -> Draft:
-        return Draft(session.last()[:, None], self.tree)
+        return Draft(session.root[:, None], self.tree)
 
     def learn(self, session: Session, draft: Draft, verdict: Verdict, q: Tensor, u: Tensor) -> None:
         pass
@@ -65,9 +68,9 @@ class Alone:
 class Drafted:
     """A drafter and a tree policy."""
 
-    def __init__(self, drafter: Drafter, growth: Growth, width: int):
-        self.drafter, self.growth, self.width = drafter, growth, width
-        self.nodes, self.uniforms = growth.nodes, growth.uniforms
+    def __init__(self, drafter: Drafter, growth: Growth, width: int, reach: int):
+        self.drafter, self.growth, self.width, self.reach = drafter, growth, width, reach
+        self.nodes, self.uniforms, self.fixed = growth.nodes, growth.uniforms, growth.fixed
 
     def begin(self, session: Session, hidden: Tensor) -> None:
         self.drafter.begin(session, hidden)
@@ -75,7 +78,7 @@ class Drafted:
             self.growth.begin(session)
 
     def draft(self, session: Session, u: Tensor) -> Draft:
-        return self.growth.grow(self.drafter, self.drafter.root(), session.last(), session.warp, u)
+        return self.growth.grow(self.drafter, self.drafter.root(), session.root, session.warp, u)
 
     def learn(self, session: Session, draft: Draft, verdict: Verdict, q: Tensor, u: Tensor) -> None:
         if hasattr(self.growth, "learn"):

@@ -6,7 +6,9 @@ B prompts, R rows (2B with guidance), L image tokens, P prefix slots, N tree nod
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +31,18 @@ class Fresh(NamedTuple):
     advance: Tensor  # [B] how many
     advances: list[int]  # the host's copy
     closing: Tensor | None = None  # [R, A, dim] of the token before, where ``hidden`` is that of a row end
+
+
+class Settled(NamedTuple):
+    """What a verdict means for a session, made on the device."""
+
+    new: Tensor  # [B, D + 1] tokens; entries past ``advance`` are void
+    hidden: Tensor  # [R, D + 1, dim] of the positions before each
+    length: Tensor  # [B] committed tokens, these included
+    advance: Tensor  # [B]
+    source: Tensor | None = None  # places in the cache whose entries move to ``target``
+    target: Tensor | None = None
+    closing: Tensor | None = None  # see ``Fresh``
 
 
 class Trace:
@@ -70,8 +84,11 @@ class Session:
         uniforms: int,
         trace: bool = False,
         trace_width: int = 1,
+        reach: int = 0,
     ):
-        """``nodes``: most nodes of a tree; ``uniforms``: how many a step consumes, verification's first."""
+        """``nodes``: most nodes of a tree; ``uniforms``: how many a step consumes, verification's first; ``reach``:
+        most slots that drafting fills behind what is committed.
+        """
         self.target, self.warp, self.guidance = target, warp, guidance
         self.batch, self.limit, self.prefix, self.seeds = len(seeds), target.length, prefix, seeds
         self.device = target.device
@@ -95,11 +112,15 @@ class Session:
         slack = self.limit + nodes + 1
         self.trace = Trace(self.batch, slack, target.vocab, trace_width, self.device) if trace else None
         self._visible: Tensor | None = None
+        self.reach = max(nodes, reach)
+        self.start = torch.full((1,), self.offset, device=self.device)
+        self.recorded = self.graphs is not None and not self.rows.width  # whole phases, not forwards alone
         self.origin = list(range(self.batch))  # which prompts are still here
         self.prompts = torch.arange(self.batch, device=self.device)[:, None]  # the same
         self.images = torch.zeros(self.batch, self.limit, dtype=torch.long, device=self.device)  # of those that are not
         self.fresh: Fresh
         self.first: Tensor  # [B, V] the distribution of token 0
+        self.root: Tensor  # [B] the last committed token: the root of the next tree
 
     def begin(self) -> Tensor:
         """Prefill and first token; returns the prefix's hidden states [R, P, dim]."""
@@ -111,7 +132,7 @@ class Session:
         self.length.fill_(1)
         self.lengths = [1] * self.batch
         self.fresh = Fresh(hidden[:, -1:], first[:, None], self.length.clone(), [1] * self.batch)
-        self.first = q[:, 0]
+        self.first, self.root = q[:, 0], first
         if self.trace is not None:
             self.trace.q[:, 0] = self.first
         return hidden
@@ -130,7 +151,7 @@ class Session:
         index = torch.tensor(prompts, device=self.device)
         rows = index if self.stack.cache.rows == self.batch else torch.cat([index, index + self.batch])
         self.stack.keep(rows)
-        for name in ("tokens", "length", "uniforms", "prompts"):
+        for name in ("tokens", "length", "uniforms", "prompts", "root"):
             setattr(self, name, getattr(self, name)[index])
         for name in ("lengths", "seeds", "origin"):
             setattr(self, name, [getattr(self, name)[i] for i in prompts])
@@ -151,11 +172,24 @@ class Session:
         """[B, U] for this step."""
         return self.uniforms[:, self.steps]
 
-    def last(self) -> Tensor:
-        """The last committed token [B]: the root of the next tree."""
-        if alike(self.lengths):
-            return self.tokens[:, self.lengths[0] - 1]
-        return self.tokens.gather(1, (self.length - 1)[:, None])[:, 0]
+    @property
+    def unseen(self) -> bool:
+        """Is a phase being recorded, in which ``lengths`` means nothing?"""
+        return self.graphs is not None and self.graphs.span is not None
+
+    def spans(self) -> list[int]:
+        """To how many slots this step attends if it is recorded, and later ones."""
+        return self.stack.spans(self.offset + self.lengths[0] + self.reach)
+
+    @contextmanager
+    def standing(self, **state: Any) -> Iterator[None]:
+        """While a phase is recorded, its arguments stand for the session's own ``length``, ``offset``, …"""
+        own = {name: getattr(self, name) for name in state}
+        vars(self).update(state)
+        try:
+            yield
+        finally:
+            vars(self).update(own)
 
     def visible(self, draft: Draft) -> Tensor | None:
         """Additive ancestor mask [b, N, N] of a tree, None for a lone root; a shared tree's is made once."""
@@ -175,8 +209,9 @@ class Session:
         """
         self.clock.tick("other")
         tree, rows = draft.tree, self.rows
-        base = None if alike(self.lengths) else rows.slot(self.length, -1, self.offset)
-        self.bases = [rows.slot(n, -1, self.offset) for n in self.lengths]
+        known = not self.unseen
+        base = None if known and alike(self.lengths) else rows.slot(self.length, -1, self.offset)
+        self.bases = [rows.slot(n, -1, self.offset) for n in self.lengths] if known else []
         x = self.stack.all_rows(self.target.model.tok_embeddings(draft.tokens))
         if rows.any_follow([n - 1 for n in self.lengths], tree.max_depth):
             at = self.length[:, None] - 1 + tree.depth  # the image token that a node drafts
@@ -186,51 +221,57 @@ class Session:
             hidden = self.stack.forward(x, torch.cat([slot, slot + 1], 1), self.bases, base, 0, visible)
             last = self._past_row_ends(hidden, ends)
         else:
-            first = self.bases[0]
             if base is not None:
                 position: Tensor | range = base[:, None] + tree.depth
             else:
+                first = self.bases[0]
                 position = range(first, first + tree.nodes) if draft.is_chain else tree.depth + first
             hidden = last = self.stack.forward(x, position, self.bases, base, 0, visible)
         logits = self.target.model.output(guide(last, self.guidance))
         self.clock.tick("verify")
-        q = self.warp(logits)
-        self.health += q[..., 0].sum()  # a NaN or infinite logit makes its whole distribution NaN
-        if draft.p is not None:
-            self.health += draft.p[..., 0].sum()
-        return hidden, q
+        return hidden, self.warp(logits)
 
-    def commit(self, draft: Draft, verdict: Verdict, hidden: Tensor, q: Tensor) -> None:
-        """Accept the path: move cache rows, write tokens, advance.  The step's only host synchronisation is here."""
+    def settle(self, draft: Draft, verdict: Verdict, hidden: Tensor) -> Settled:
+        """What accepting the verdict's path makes of tokens, states, lengths and cache; changes nothing yet."""
         path, accepted, token = verdict.path, verdict.accepted, verdict.token[:, None]
         columns = self.columns[: path.shape[1]]  # 0 … D
         new = token  # [B, D + 1]
         if path.shape[1] > 1:
             drafted = (draft.tokens if draft.is_chain else draft.tokens.gather(1, path))[:, 1:]
             new = torch.cat([drafted, token], 1).scatter_(1, accepted[:, None], token)
-        self._write(new)
-        closing = None
+        source = target = closing = None
         if hidden.shape[1] > draft.tree.nodes:
-            hidden, closing = self._settle_rows(path, columns, hidden)
+            hidden, closing, source, target = self._settle_rows(path, columns, hidden)
         elif not draft.is_chain and path.shape[1] > 1:
             base = self.stack.per_row(self.rows.slot(self.length, -1, self.offset)[:, None])
-            self.stack.cache.move(base + self.stack.per_row(path), base + columns)
+            source = self.stack.cache.places(base + self.stack.per_row(path))
+            target = self.stack.cache.places(base + columns)
             rows = self.stack.per_row(path)[..., None].expand(hidden.shape[0], -1, hidden.shape[-1])
             hidden = hidden.gather(1, rows)
+        length = (self.length + accepted).add_(1).clamp_(max=self.limit)
+        return Settled(new, hidden, length, length - self.length, source, target, closing)
+
+    def commit(self, draft: Draft, verdict: Verdict, q: Tensor, settled: Settled) -> None:
+        """Write tokens, move cache entries, advance.  The step's only host synchronisation is here."""
+        self._write(settled.new)
+        if settled.source is not None and settled.target is not None:
+            self.stack.cache.move(settled.source, settled.target)
         if self.trace is not None:
             self.clock.tick("commit")
             self._record(self.trace, draft, verdict, q)
             self.clock.tick(OFF_THE_CLOCK)
-        before = self.length
-        self.length = (before + accepted).add_(1).clamp_(max=self.limit)
         was = self.lengths
+        self.length.copy_(settled.length)
+        self.root = verdict.token
         self.lengths = self.length.tolist()
         self.syncs += 1
         self.steps += 1
         counts = [n - o for n, o in zip(self.lengths, was, strict=True)]
-        most = max(counts) if self.graphs is None else new.shape[1]  # what is recorded has one shape
-        closing = None if closing is None else closing[:, :most]
-        self.fresh = Fresh(hidden[:, :most], new[:, :most], self.length - before, counts, closing)
+        new, hidden, closing = settled.new, settled.hidden, settled.closing
+        if self.graphs is None:  # what is recorded has one shape
+            most = max(counts)
+            new, hidden, closing = new[:, :most], hidden[:, :most], None if closing is None else closing[:, :most]
+        self.fresh = Fresh(hidden, new, settled.advance, counts, closing)
         self.clock.tick("commit")
 
     def _write(self, tokens: Tensor) -> None:
@@ -246,18 +287,18 @@ class Session:
         own, after = hidden.chunk(2, 1)
         return torch.where(self.stack.per_row(ends)[..., None], after, own)
 
-    def _settle_rows(self, path: Tensor, columns: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Move the path [B, D + 1] and its row ends to their slots; the path's states: past row ends, and its own."""
+    def _settle_rows(self, path: Tensor, columns: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The states of the path [B, D + 1], past row ends and its own; what moves where, row ends included."""
         at, nodes = self.length[:, None] - 1 + columns, hidden.shape[1] // 2
         ends, slot = self.rows.follow(at), self.rows.slot(at, 0, self.offset)
         base = self.rows.slot(self.length, -1, self.offset)[:, None]
         nowhere = self.stack.cache.slots - 1
         source = torch.cat([base + path, base + nodes + path], 1)
         target = torch.cat([slot, torch.where(ends, slot + 1, nowhere)], 1)
-        self.stack.cache.move(self.stack.per_row(source), self.stack.per_row(target))
+        source, target = (self.stack.cache.places(self.stack.per_row(x)) for x in (source, target))
         index = self.stack.per_row(path)[..., None].expand(hidden.shape[0], -1, hidden.shape[-1])
         own, after = (half.gather(1, index) for half in hidden.chunk(2, 1))
-        return torch.where(self.stack.per_row(ends)[..., None], after, own), own
+        return torch.where(self.stack.per_row(ends)[..., None], after, own), own, source, target
 
     def _record(self, trace: Trace, draft: Draft, verdict: Verdict, q: Tensor) -> None:
         """File q, p and the examined children of every node on the path under the position that it decided.

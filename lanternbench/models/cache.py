@@ -62,6 +62,6 @@ class KVCache:
         return (self.first + slots[:, None]).flatten()
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy slots ``source`` [rows, A] to ``target`` [rows, A] in every layer: the commit of an accepted path."""
+        """Copy what is in the places ``source`` to ``target`` in every layer: the commit of an accepted path."""
         store = self.store.flatten(2, 4)
-        store.index_copy_(2, self.places(target), store.index_select(2, self.places(source)))
+        store.index_copy_(2, target, store.index_select(2, source))

@@ -112,16 +112,16 @@ class CachedStack:
 
         ``position``: rows of the rotary table, [b, n], or a range of n or 1 that all prompts share; ``bases`` the
         host's copy of ``base`` [B], which may be left out where they are alike; ``visible`` additive [b, n, first + n]
-        (None: all nodes so far are visible).
+        (None: all nodes so far are visible).  While a phase is recorded, ``base`` alone counts.
         """
         visible = None if visible is None else visible.to(self.dtype)
-        n, high = x.shape[1], max(bases)
-        if self.graphs is not None:
-            return self._replayed(self.graphs, x, position, high, first, visible, last)
-        span = high + first + n
-        if high == min(bases):
-            slots: Slots = slice(high + first, span)
-            mask = self._shared_mask(high, first + n, n, visible)
+        n = x.shape[1]
+        if self.graphs is not None and self.graphs.span is None:
+            return self._replayed(self.graphs, x, position, max(bases), first, visible, last)
+        span = max(bases) + first + n if self.graphs is None else min(self.graphs.span or 0, self.cache.slots)
+        if self.graphs is None and max(bases) == min(bases):
+            slots: Slots = slice(bases[0] + first, span)
+            mask = self._shared_mask(bases[0], first + n, n, visible)
         else:
             assert base is not None
             slots = self.cache.places(self.per_row(base[:, None] + torch.arange(first, first + n, device=self.device)))
@@ -152,24 +152,25 @@ class CachedStack:
 
         def at_span(span: int) -> Callable[..., Tensor]:
             def forward(x: Tensor, position: Tensor, base: Tensor, visible: Tensor) -> Tensor:
-                new = torch.arange(first, first + n, device=self.device)
-                slots = self.cache.places(base[:, None] + new)
-                mask = self._ragged_mask(base, span, first + n, n, visible)
-                return self.stack(x, self.rope[position], mask, StepCache(self.cache, slots, span), last)
+                with graphs.recording(span):
+                    return self.forward(x, position, [], base, first, visible, last)
 
             return forward
 
-        def spans(upto: int) -> int:
-            return min(-(-upto // SPAN) * SPAN, self.cache.slots)
-
         shape = (n, first, position.shape[1], last)
-        span = spans(base + first + n)
-        if (*shape, span) not in self.replays:  # with all longer ones: a decode that is timed should record nothing
-            for longer in range(span, self.cache.slots + SPAN, SPAN):
-                key = (*shape, spans(longer))
-                if key not in self.replays:
-                    self.replays[key] = Replay(graphs.record, at_span(key[-1]), inputs)
-        return self.replays[(*shape, span)](inputs)
+        spans = self.spans(base + first + n)
+        if (*shape, spans[0]) not in self.replays:
+            for span in spans:
+                if (*shape, span) not in self.replays:
+                    self.replays[(*shape, span)] = Replay(graphs.record, at_span(span), inputs)
+        return self.replays[(*shape, spans[0])](inputs).clone()
+
+    def spans(self, upto: int) -> list[int]:
+        """To how many slots a recording that needs ``upto`` attends, first of all.
+
+        The longer ones are to be recorded with it: a decode that is timed should record nothing.
+        """
+        return list(range(-(-upto // SPAN) * SPAN, self.cache.slots + SPAN, SPAN))
 
     def _shared_mask(self, base: int, width: int, n: int, visible: Tensor | None) -> Tensor | None:
         """All prompts have as many committed slots: [R|1, 1, n, base + width] or None."""

@@ -32,7 +32,7 @@ class RowEnds(NamedTuple):
     def behind(self, count: Index, first: int = 0) -> Index:
         """The slot behind ``count`` image tokens; the row end that may follow the last of them is not there yet."""
         if not self.width:
-            return count + first if first else count
+            return count if isinstance(first, int) and first == 0 else count + first
         return count + (count - 1 + (count == 0)) // self.width + first
 
     def follow(self, token: Index) -> Index:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lanternbench.decoding.clock import Clock
 from lanternbench.decoding.presets import Method
-from lanternbench.decoding.session import Fresh, Session, Trace
+from lanternbench.decoding.session import Fresh, Session, Settled, Trace
 from lanternbench.decoding.verify import Draft, Verdict, parents
 from lanternbench.models.cache import KVCache
 from lanternbench.models.row_ends import RowEnds
@@ -144,12 +144,14 @@ class TableSession(Session):
         self.steps = self.syncs = 0
         self.clock = Clock(self.device)
         self.trace = self.graphs = None
+        self.recorded, self.health = False, torch.zeros(())
         self._visible = None
         cache = KVCache(1, self.batch, memory.shape[1], 1, 1, memory)
         cache.store[0, 0, :, 0, :, 0] = memory
         self.stack = SimpleNamespace(cache=cache, per_row=lambda x: x, dtype=memory.dtype)  # type: ignore[assignment]
         last = torch.zeros(self.batch, 1, 1, dtype=memory.dtype)
-        self.fresh = Fresh(last, self.last()[:, None], torch.ones_like(length), [1] * self.batch)
+        self.root = self.tokens.gather(1, (self.length - 1)[:, None])[:, 0]
+        self.fresh = Fresh(last, self.root[:, None], torch.ones_like(length), [1] * self.batch)
         self.first = tables.q[:1].expand(self.batch, -1)
 
     @property
@@ -162,7 +164,7 @@ class TableSession(Session):
 
     def prefix_codes(self) -> Tensor:
         """[B] the committed tokens as a number: all but the last out of the cache, as attention would read them."""
-        return self._cached_codes() * self.tables.vocab + self.last()
+        return self._cached_codes() * self.tables.vocab + self.root
 
     def _cached_codes(self) -> Tensor:
         code = torch.zeros_like(self.length)
@@ -184,6 +186,6 @@ class TableSession(Session):
         q = self.warp(self.tables.q[rows].log())
         return code[..., None].double(), q
 
-    def commit(self, draft: Draft, verdict: Verdict, hidden: Tensor, q: Tensor) -> None:
+    def commit(self, draft: Draft, verdict: Verdict, q: Tensor, settled: Settled) -> None:
         self.seen = (draft, verdict)
-        super().commit(draft, verdict, hidden, q)
+        super().commit(draft, verdict, q, settled)
