@@ -104,6 +104,19 @@ def loop(target: Target, names: list[str], captions: list[str]) -> Rows:
     ]
 
 
+def outside(target: Target, names: list[str], steps: int = 8) -> Rows:
+    """The share of a few steps that is no forward, accepted lengths simulated: random weights accept nothing."""
+    found = []
+    for name in names:
+        decoder = engine.build(target, presets.method(name), simulate_acceptance=None if name == "ar" else 2.7)
+        engine.generate(decoder, ["a cat"], most_steps=2)
+        made = engine.generate(decoder, ["a cat"], most_steps=steps)[0]
+        total, forwards = sum(made.phases.values()), made.phases.get("draft", 0.0) + made.phases["verify"]
+        row = {"method": name, "nodes": max(made.tree_nodes), "step ms": round(1e3 * total / made.steps)}
+        found.append(row | {"outside forwards": f"{1 - forwards / total:.1%}"})
+    return found
+
+
 def against_batch(target: Target, names: list[str], captions: list[str]) -> Rows:
     """Images a second over the first 16 prompts (32 at batch 32); the tokens must not depend on the batch.
 
@@ -183,6 +196,10 @@ def main() -> None:
     long = published({"dim": 256, "n_layer": 24, "n_head": 4}, grid=64).model
     tables = {
         "The loop beside the forwards (tiny, 4 prompts, T = 1)": loop(tiny, list(presets.PRESETS), captions[:4]),
+        "The loop at full size (LlamaGen-XL, 775 M, random weights)": outside(
+            load_target("llamagen-xl-stage1", random_weights=True),
+            ["ar", "eagle-1", "eagle-2", "lantern", "lantern++", "sjd", "adt-tree", "cool-sd"],
+        ),
         "A forward against tree nodes (1 node = 1)": against_nodes(models),
         "A forward against cached length (35 M)": against_length(long),
         f"An AR forward with CFG against size, beside {limit:.1f} GB/s": against_size(models, limit),
