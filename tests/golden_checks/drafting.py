@@ -61,6 +61,7 @@ class Recorded:
             limit=GRID * GRID,
             batch=1,
             graphs=None,
+            unseen=False,
             length=torch.zeros(1, dtype=torch.long),
             lengths=[0],
             device=hidden.device,
