@@ -90,8 +90,8 @@ def stub(given: dict[str, Tensor]) -> Any:
     """As much of a session as a window needs."""
     batch, _, vocab = given["p_cur"].shape
     target = SimpleNamespace(vocab=vocab, grid=(1, 1))
-    last = given["draft_tokens"][:, 0]
-    return SimpleNamespace(batch=batch, target=target, device=last.device, warp=Warp(), last=lambda: last)
+    root = given["draft_tokens"][:, 0]
+    return SimpleNamespace(batch=batch, target=target, device=root.device, warp=Warp(), root=root)
 
 
 def unchanged(jacobi: Redrawn, given: dict[str, Tensor]) -> tuple[Verdict, Tensor]:
