@@ -183,14 +183,14 @@ def test_a_bonus_token_from_the_wrong_distribution_is_found(name, function, line
 
 
 def test_a_bonus_token_that_is_left_out_is_found(monkeypatch):
-    honest = session.Session.commit
+    honest = session.Session.settle
 
-    def without(self, draft, verdict, hidden, q):
+    def without(self, draft, verdict, hidden):
         full = verdict.accepted == draft.tree.max_depth  # the last draft stands in for the bonus token
         again = draft.tokens.gather(1, verdict.path[:, -1:])[:, 0]
-        honest(self, draft, verdict._replace(token=torch.where(full, again, verdict.token)), hidden, q)
+        return honest(self, draft, verdict._replace(token=torch.where(full, again, verdict.token)), hidden)
 
-    monkeypatch.setattr(session.Session, "commit", without)
+    monkeypatch.setattr(session.Session, "settle", without)
     assert deviation("sd", Tables(3, 4, 1, "dense")) > 1e-3
 
 
