@@ -77,6 +77,23 @@ def test_a_warm_up_records_all_that_later_images_need(shallow, monkeypatch):
     assert recordings(recorded, decoder) == before
 
 
+@pytest.mark.parametrize("name", ["ar", "eagle-2"])
+def test_prompts_whose_caches_differ_in_size_do_not_share_recordings(shallow, name, monkeypatch):
+    monkeypatch.setattr(cached, "ROOM", 1)
+
+    def condition(target, captions, guided):
+        prefix, cut = shallow.condition(target, captions, guided), 16 * (captions[0] == CAPTIONS[1])
+        return prefix._replace(
+            **{name: getattr(prefix, name)[:, cut:] for name in ("embeddings", "valid", "ahead", "seen")}
+        )
+
+    usual = replace(shallow, condition=condition)
+    recorded = replace(usual, graphs=Graphs(frozen))
+    captions = [*CAPTIONS, *CAPTIONS]
+    for want, made in zip(*(decode(t, name, captions) for t in (usual, recorded)), strict=True):
+        assert torch.equal(made.tokens, want.tokens)
+
+
 def test_batches_are_not_recorded(shallow):
     recorded = replace(shallow, graphs=Graphs(frozen))
     decoder = engine.build(recorded, presets.method("ar"))

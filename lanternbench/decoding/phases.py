@@ -128,7 +128,7 @@ class Recordings:
     def run(self, session: Session, name: str, work: Callable[..., Any], *given: Any) -> Any:
         """``work(*given)``, recorded when it is first asked for.  What it returns holds until it is run again."""
         inputs, form = tree_flatten(given)
-        shapes = tuple(x.shape for x in inputs)
+        shapes = (session.stack.cache.slots, *(x.shape for x in inputs))  # other slots are another cache
         span, *longer = session.spans()
         if (name, span, shapes) not in self.made:  # with all longer ones: a decode that is timed should record nothing
             for slots in (span, *longer):

@@ -94,7 +94,8 @@ class Session:
         self.device = target.device
         rows, self.offset = prefix.valid.shape
         self.rows = target.rows
-        slots = self.offset + self.rows.slots(nodes)
+        self.reach = max(nodes, reach)
+        slots = self.offset + self.rows.slots(self.reach)
         like = prefix.embeddings
         self.graphs = target.graphs if self.batch == 1 else None
         self.stack = CachedStack(target.model, target.model.cfg, rows, slots, target.model.rope, like, self.graphs)
@@ -112,7 +113,6 @@ class Session:
         slack = self.limit + nodes + 1
         self.trace = Trace(self.batch, slack, target.vocab, trace_width, self.device) if trace else None
         self._visible: Tensor | None = None
-        self.reach = max(nodes, reach)
         self.start = torch.full((1,), self.offset, device=self.device)
         self.recorded = self.graphs is not None and not self.rows.width  # whole phases, not forwards alone
         self.origin = list(range(self.batch))  # which prompts are still here
