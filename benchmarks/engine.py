@@ -191,11 +191,14 @@ def main() -> None:
     torch.set_num_threads(parser.parse_args().threads)
     limit = profile.bandwidth(torch.device("cpu"))
     tiny, captions = load_target("tiny"), [p.text for p in load("demo", 32)]
+    small_tables = {  # before anything large is loaded: a batch's processes are forked from this one
+        "The loop beside the forwards (tiny, 4 prompts, T = 1)": loop(tiny, list(presets.PRESETS), captions[:4]),
+        "Images a second against batch (tiny, T = 1)": against_batch(tiny, ["ar", "eagle-1", "cool-sd"], captions),
+    }
     large = {name: published(shape) for name, shape in SHAPES.items()}
     models = {"tiny": tiny.model, **{name: t.model for name, t in large.items()}}
     long = published({"dim": 256, "n_layer": 24, "n_head": 4}, grid=64).model
-    tables = {
-        "The loop beside the forwards (tiny, 4 prompts, T = 1)": loop(tiny, list(presets.PRESETS), captions[:4]),
+    tables = small_tables | {
         "The loop at full size (LlamaGen-XL, 775 M, random weights)": outside(
             load_target("llamagen-xl-stage1", random_weights=True),
             ["ar", "eagle-1", "eagle-2", "lantern", "lantern++", "sjd", "adt-tree", "cool-sd"],
@@ -203,7 +206,6 @@ def main() -> None:
         "A forward against tree nodes (1 node = 1)": against_nodes(models),
         "A forward against cached length (35 M)": against_length(long),
         f"An AR forward with CFG against size, beside {limit:.1f} GB/s": against_size(models, limit),
-        "Images a second against batch (tiny, T = 1)": against_batch(tiny, ["ar", "eagle-1", "cool-sd"], captions),
         "Memory (343 M, eagle-1)": memory(large["343 M, 1024 × 24"]),
         "New memory a step (101 M)": fresh_memory(large["101 M, 512 × 24"], ["ar", "eagle-1", "eagle-2", "lantern"]),
     }
