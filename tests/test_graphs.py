@@ -74,7 +74,7 @@ def test_a_warm_up_records_all_that_later_images_need(shallow, monkeypatch):
     before = recordings(recorded, decoder)
     engine.generate(decoder, CAPTIONS[:1])
     engine.generate(decoder, CAPTIONS[1:], most_steps=3)
-    assert recordings(recorded, decoder) == before
+    assert recordings(recorded, decoder) == before > (0, 0)
 
 
 @pytest.mark.parametrize("name", ["ar", "eagle-2"])

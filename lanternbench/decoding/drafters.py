@@ -98,28 +98,28 @@ class _Cached:
         self.drafted, self.columns = 0, [Columns(0, 1)]
         if s.unseen:
             start = s.length - count + s.offset  # the position of the first new token
-            position = start[:, None] + torch.arange(n, device=s.device)
-            hidden = self.stack.forward(x, position, [], start - self.behind, 0, causal(n, x.dtype, x.device))
+            slot = start[:, None] + torch.arange(n, device=s.device)
+            hidden = self.stack.forward(x, slot, [], start - self.behind, 0, causal(n, x.dtype, x.device))
             return at_last_new(s, hidden, count)[:, None]
         filled = [rows.behind(m) - rows.behind(m - c) for m, c in zip(s.lengths, counts, strict=True)]
         bases = [rows.behind(m - c, self.lead) for m, c in zip(s.lengths, counts, strict=True)]
         between = filled != counts  # a row end lies before one of the new tokens
         base: Tensor | None = None
         at = bases[0] - self.lead + s.offset
-        places: Tensor | range = range(at, at + n)
+        position: Tensor | range = range(at, at + n)
         if between or not alike(bases):
             n = n if not between else max(filled) if s.graphs is None else n + 1 + n // rows.width
             start = s.length - count
             base = rows.behind(start, self.lead)
             slot = rows.behind(start)[:, None] + torch.arange(n, device=s.device)
-            places = slot + s.offset
+            position = slot + s.offset
         if between:
             assert before is not None
             x = self._with_row_ends(x, self.read_row_end(before), slot, start)
             count = rows.behind(s.length) - rows.behind(start)
         visible = None if n == 1 else causal(n, x.dtype, x.device)
         alone = s.batch == 1 and s.graphs is None  # else entries past ``count`` are void
-        hidden = self.stack.forward(x, places, bases, base, 0, visible, last=alone)
+        hidden = self.stack.forward(x, position, bases, base, 0, visible, last=alone)
         return self._past_row_end(at_last_new(s, hidden, count)[:, None], None, 0)
 
     def _with_row_ends(self, x: Tensor, ends: Tensor, slot: Tensor, start: Tensor) -> Tensor:
