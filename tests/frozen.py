@@ -29,12 +29,16 @@ def frozen(work: Callable[..., Any], inputs: list[Tensor]) -> Callable[[], Any]:
         recorded = make_fx(work)(*inputs)  # raises where Python asks for a value
     used = {str(node.target) for node in recorded.graph.nodes}
     assert not [op for op in used for barred in FROM_HOST if barred in op], "a CUDA graph could not record this"
-    outputs = recorded(*inputs)
-    kept = outputs if isinstance(outputs, list) else [outputs]
+    return in_place(lambda: recorded(*inputs))
+
+
+def in_place(run: Callable[[], Any]) -> Callable[[], Any]:
+    """``run``, whose outputs are the same tensors each time."""
+    outputs = run()
 
     def replay() -> Any:
-        found = recorded(*inputs)
-        for own, new in zip(kept, found if isinstance(found, list) else [found], strict=True):
+        found = run()
+        for own, new in zip(*(x if isinstance(x, list) else [x] for x in (outputs, found)), strict=True):
             own.copy_(new)
         return outputs
 

@@ -1,0 +1,129 @@
+"""On a device of its own.  Without a GPU a stand-in keeps tensors apart: nothing meets the host's, one sync a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from elsewhere import THERE, Apart, Elsewhere
+from test_anole import CAPTIONS, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from lanternbench import sweep
+from lanternbench.decoding import engine, presets
+from lanternbench.metrics.registry import Scorer, scorers_for
+from lanternbench.metrics.setup import Setup
+from lanternbench.models import published_chameleon, tiny
+from lanternbench.models.eagle import Eagle
+from lanternbench.models.graphs import Graphs
+from lanternbench.models.target import Target
+
+PROMPTS = ["a red circle", "two small green squares", "a large blue ring above a yellow star"]
+
+
+@pytest.fixture
+def apart():
+    with torch.inference_mode(), Apart() as apart:
+        yield apart
+
+
+@pytest.fixture(scope="module")
+def there() -> Target:
+    """As ``shallow``, but elsewhere."""
+    with torch.inference_mode(), Apart():
+        target = tiny.load(device=str(THERE), dtype=torch.float64)
+    target.model.layers = target.model.layers[:2]
+    target.model.cfg = replace(target.model.cfg, n_layer=2)
+    return target
+
+
+def decode(target: Target, name: str, captions: list[str], **options: Any):
+    decoder = engine.build(target, presets.method(name), **options)
+    return engine.generate(decoder, captions, most_steps=4)
+
+
+def test_what_would_fail_on_a_gpu_fails_here(apart):
+    x = torch.arange(4, device=THERE)
+    assert isinstance(x[1:] + 1, Elsewhere)
+    assert str(x.device) == str(THERE)
+    for wrong in (lambda: x + torch.ones(4), lambda: torch.cat([x, torch.arange(4)]), lambda: x.clone().add_(x.cpu())):
+        with pytest.raises(RuntimeError, match="same device"):
+            wrong()
+    with pytest.raises(TypeError):
+        x.numpy()
+    before = apart.asked
+    assert x.tolist() == [0, 1, 2, 3]
+    assert int(x.sum()) == 6
+    assert apart.asked == before + 2
+    with pytest.raises(AssertionError, match="could not record"):
+        apart.record(lambda x: x * x.sum().item(), [x])
+    with pytest.raises(AssertionError, match="could not record"):
+        apart.record(lambda x: x + torch.tensor([1], device=THERE), [x])
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_every_method_decodes_there_and_gives_the_same_tokens(shallow, there, name, apart):
+    for captions in (PROMPTS[:1], PROMPTS):
+        for want, made in zip(decode(shallow, name, captions), decode(there, name, captions), strict=True):
+            assert made.accept_lengths == want.accept_lengths
+            assert torch.equal(made.tokens.cpu(), want.tokens)
+    for options in ({"temperature": 0.0}, {"top_p": 0.5, "simulate_acceptance": 2.0}):
+        want, made = (decode(t, name, PROMPTS[:1], **options)[0].tokens for t in (shallow, there))
+        assert torch.equal(made.cpu(), want)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_a_step_waits_for_the_device_once_and_brings_it_nothing(there, name, apart):
+    decoder = engine.build(there, presets.method(name))
+    waits = []
+    for steps in (2, 7):
+        asked, sent = apart.asked, apart.sent
+        engine.generate(decoder, PROMPTS[:1], most_steps=steps)
+        waits.append((apart.asked - asked, apart.sent - sent))
+    assert waits[1][0] - waits[0][0] == 5
+    adapts = name == "adt-tree"  # its trees' depths and widths are the host's to choose, one table each
+    assert waits[1][1] - waits[0][1] == (2 * 5 if adapts else 0)
+
+
+@pytest.mark.parametrize("name", ["ar", "sd", "medusa", "eagle-1", "eagle-2", "sjd", "adt-tree", "cool-sd"])
+def test_recorded_phases_ask_nothing_and_bring_nothing(shallow, there, name, apart):
+    recorded = replace(there, graphs=Graphs(apart.record))
+    made, want = decode(recorded, name, PROMPTS[:1])[0], decode(shallow, name, PROMPTS[:1])[0]
+    assert torch.equal(made.tokens.cpu(), want.tokens)
+
+
+def chameleon(device: str, dialect: str) -> Target:
+    shape = vars(IMAGES) | {"grid": 4, "dialect": dialect}
+    target = published_chameleon.random_target(f"{dialect}-small", shape, GUIDANCE, 0, "cpu", VQ)
+    eagle = Eagle(IMAGES.decoder, norm_eps=IMAGES.norm_eps)
+    for seed, net in enumerate((target.model, eagle, target.vq)):
+        scrambled(net, seed).to(device)
+    return replace(target, drafters={"eagle": eagle}, options=SMALL_TREES)
+
+
+@pytest.mark.parametrize("dialect", ["anole", "lumina"])
+def test_whole_images_with_all_that_is_measured_of_them_are_made_there(dialect, apart):
+    made, want = (_measured(chameleon(device, dialect)) for device in (str(THERE), "cpu"))
+    assert made[0] == want[0]
+    assert made[1] == pytest.approx(want[1])
+    assert made[2] == want[2]
+
+
+def _measured(target: Target) -> tuple[list[list[int]], list[float], list[bytes]]:
+    decoder = engine.build(target, presets.method("cool-sd"))
+    made = engine.generate(decoder, CAPTIONS, trace=True)
+    tokens: Tensor = torch.stack([g.tokens for g in made])
+    figures = [x for row in sweep.figures(decoder, made) for x in tree_leaves(row)]
+    return tokens.tolist(), figures, [image.tobytes() for image in target.images(tokens)]
+
+
+def test_images_are_decoded_and_scored_there(target, there, apart):
+    tokens = torch.randint(target.vocab, (2, target.length), generator=torch.Generator().manual_seed(0))
+    images = there.images(tokens.to(THERE))
+    assert [i.tobytes() for i in images] == [i.tobytes() for i in target.images(tokens)]
+    for made, want in zip(*(scorers_for(None, "tiny", Setup(device=d)) for d in (str(THERE), "cpu")), strict=True):
+        if isinstance(made, Scorer) and isinstance(want, Scorer):
+            assert made.score(images, PROMPTS[:2]) == pytest.approx(want.score(images, PROMPTS[:2]))
