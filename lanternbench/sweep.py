@@ -165,8 +165,7 @@ def make_samples(decoder: Decoder, group: list[Prompt], seed: int, timed: bool) 
             for prompt, generation, image, extra in zip(part, made, images, figures(decoder, made), strict=True)
         ]
 
-    for _, samples in side_by_side(make, group, parts(decoder.target, len(group))):
-        yield from samples
+    yield from side_by_side(make, group, parts(decoder.target, len(group)))
 
 
 def figures(decoder: Decoder, made: list[Generation]) -> list[dict[str, Any]]:

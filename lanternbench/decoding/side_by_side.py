@@ -36,15 +36,13 @@ def parts(target: Target, items: int) -> int:
     return max(1, min(torch.get_num_threads(), items // LEAST)) if small else 1
 
 
-def side_by_side(
-    work: Callable[[list[Item]], Result], items: list[Item], count: int
-) -> Iterator[tuple[list[Item], Result]]:
-    """``items`` in ``count`` parts of about one size, in order, each with what ``work`` makes of it: any that pickles.
+def side_by_side(work: Callable[[list[Item]], list[Result]], items: list[Item], count: int) -> Iterator[Result]:
+    """What ``work`` makes of ``items``, in order, in ``count`` parts of about one size; results must pickle.
 
     A part whose process died (killed for memory, say) is worked on again here.  Errors of ``work`` are raised here.
     """
     if count == 1:
-        yield items, work(items)
+        yield from work(items)
         return
     cuts = [len(items) * i // count for i in range(count + 1)]
     shares = [items[a:b] for a, b in pairwise(cuts)]
@@ -57,12 +55,12 @@ def side_by_side(
                 made, failed = work(share), None
             if failed is not None:
                 raise failed
-            yield share, made
+            yield from made
 
 
 @contextlib.contextmanager
-def _forked(work: Callable[[list[Item]], Result], share: list[Item]) -> Iterator[Connection]:
-    """A process that sends (result, None) or (None, error), pickled; it is gone afterwards."""
+def _forked(work: Callable[[list[Item]], list[Result]], share: list[Item]) -> Iterator[Connection]:
+    """A process that sends (results, None) or (None, error), pickled; it is gone afterwards."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_child, args=(work, share, theirs), daemon=True)
     with warnings.catch_warnings(action="ignore"):  # Python warns of forks beside threads, which wait here
@@ -76,11 +74,11 @@ def _forked(work: Callable[[list[Item]], Result], share: list[Item]) -> Iterator
         process.join()
 
 
-def _child(work: Callable[[list[Item]], Result], share: list[Item], answer: Connection) -> None:
+def _child(work: Callable[[list[Item]], list[Result]], share: list[Item], answer: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     torch.set_num_threads(1)
     try:
-        found: tuple[Result | None, Exception | None] = (work(share), None)
+        found: tuple[list[Result] | None, Exception | None] = (work(share), None)
     except Exception as error:
         found = (None, error)
     with contextlib.suppress(OSError):
