@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from lanternbench import profile
 from lanternbench.cli.main import app
 from lanternbench.decoding import engine, presets
+from lanternbench.decoding.clock import OFF_THE_CLOCK, Clock
 from lanternbench.decoding.session import Session
 
 
@@ -36,7 +37,7 @@ def test_the_baseline_has_speedup_one_and_drafts_nothing(found):
 
 
 def test_bandwidth_is_a_positive_rate():
-    assert 0.1 < profile.bandwidth(torch.device("cpu"), megabytes=16, repeats=3) < 10_000
+    assert 0.1 < profile.bandwidth(torch.device("cpu"), repeats=3) < 10_000
 
 
 def test_a_trace_is_written_that_chrome_can_read(target, tmp_path):
@@ -80,3 +81,32 @@ def test_what_is_kept_for_measures_afterwards_is_off_the_clock(target, monkeypat
     made = engine.generate(decoder, ["a small red circle"], trace=True, most_steps=20)[0]
     assert sum(made.phases.values()) == pytest.approx(made.decode_s, rel=1e-2)  # but for the last call
     assert time.perf_counter() - clock - made.decode_s - made.encode_s > 20 * 0.02
+
+
+def test_on_a_gpu_phases_are_read_from_events_and_add_up_to_the_time_since_the_last_start(monkeypatch):
+    now = 0.0
+
+    class Event:
+        def __init__(self, enable_timing: bool):
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = now
+
+        def elapsed_time(self, later: Event) -> float:
+            return 1e3 * (later.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("lanternbench.decoding.clock.perf_counter", lambda: now)
+    clock = Clock(torch.device("cuda"))
+    clock.start()
+    now += 7  # a prefill
+    clock.tick("other")
+    assert clock.stop() == 7
+    clock.start()
+    for phase, seconds in (("draft", 1), (OFF_THE_CLOCK, 10), ("verify", 3), ("draft", 1)):
+        now += seconds
+        clock.tick(phase)
+    assert clock.stop() == 5
+    assert clock.spent == {"draft": 2, "verify": 3}

@@ -27,8 +27,11 @@ class Clock:
         self._paused = False
 
     def start(self) -> None:
+        """Begin anew."""
+        self.spent.clear()
         if self.cuda:
             torch.cuda.synchronize()
+            self._events.clear()
             self._record("")
         self._begin = self._last = perf_counter()
 

@@ -205,7 +205,6 @@ def generate(
     proposal.begin(session, hidden)
     encode_s = session.clock.stop()
     log = Log(session.batch)
-    session.clock.spent.clear()
     session.clock.start()
     while session.active() and session.steps != most_steps:
         if prompts := session.unfinished():
