@@ -11,21 +11,19 @@ Slots = slice | Tensor  # the same for all rows; or places [R·H·N] in [R·H·S
 
 
 class LayerCache(NamedTuple):
-    """One layer's keys and values [R, H, S, d] during one forward."""
+    """One layer's keys and values during one forward."""
 
-    keys: Tensor
-    values: Tensor
+    store: Tensor  # [2, R, H, S, d]
     slots: Slots  # where the new positions go
     span: int  # slots that are attended to: 0 … span − 1 of every row
 
-    def put(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k, v [R, N, H, d]; return views of all that is attended to, [R, H, span, d]."""
-        for store, new in ((self.keys, k.transpose(1, 2)), (self.values, v.transpose(1, 2))):
-            if isinstance(self.slots, slice):
-                store.narrow(2, self.slots.start, new.shape[2]).copy_(new)
-            else:
-                store.flatten(0, 2).index_copy_(0, self.slots, new.flatten(0, 2))
-        return self.keys.narrow(2, 0, self.span), self.values.narrow(2, 0, self.span)
+    def put(self, kv: Tensor) -> Tensor:
+        """Store keys and values [2, R, H, N, d]; return a view of all that is attended to, [2, R, H, span, d]."""
+        if isinstance(self.slots, slice):
+            self.store.narrow(3, self.slots.start, kv.shape[3]).copy_(kv)
+        else:
+            self.store.flatten(1, 3).index_copy_(1, self.slots, kv.flatten(1, 3))
+        return self.store.narrow(3, 0, self.span)
 
 
 class StepCache(NamedTuple):
@@ -36,8 +34,7 @@ class StepCache(NamedTuple):
     span: int
 
     def __getitem__(self, layer) -> LayerCache:  # type: ignore[override]
-        keys, values = self.cache.layers[layer]
-        return LayerCache(keys, values, self.slots, self.span)
+        return LayerCache(self.cache.layers[layer], self.slots, self.span)
 
 
 class KVCache:
@@ -50,7 +47,7 @@ class KVCache:
     def _hold(self, store: Tensor) -> None:
         _, _, self.rows, heads, self.slots, _ = store.shape
         self.store = store
-        self.layers = [(keys, values) for keys, values in store]
+        self.layers = list(store)
         self.first = torch.arange(self.rows * heads, device=store.device).view(self.rows, heads, 1) * self.slots
 
     def keep(self, rows: Tensor) -> None:

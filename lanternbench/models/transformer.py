@@ -48,10 +48,11 @@ def swiglu_width(dim: int, multiple_of: int = 256) -> int:
     return -(-int(8 * dim / 3) // multiple_of) * multiple_of
 
 
-def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotary embedding on interleaved pairs: x [R, N, H, d], rope [R|1, N, 1, d/2] complex -> [R, N, H, d]."""
-    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * rope).flatten(-2).type_as(x)
+def rotate(x: Tensor, rope: Tensor) -> None:
+    """Rotary embedding on interleaved pairs, in place: x [R, N, H, d], rope [R|1, N, 1, d/2] complex."""
+    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2)).mul_(rope)
+    if x.dtype != torch.float32:  # else the pairs are x itself
+        x.copy_(torch.view_as_real(pairs).flatten(-2))
 
 
 class RMSNorm(nn.Module):
@@ -91,15 +92,17 @@ class Attention(nn.Module):
         self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: LayerCache | None, last: bool = False
     ) -> Tensor:
         rows, n, _ = x.shape
-        qkv = self.wqkv(x).view(rows, n, -1, self.head_dim)
-        qk, v = qkv.split((self.n_head + self.n_kv, self.n_kv), 2)
+        qkv, heads = self.wqkv(x).view(rows, n, -1, self.head_dim), self.n_head
+        qk = qkv[:, :, : heads + self.n_kv]
         if self.normed:
-            qk = torch.cat([self.q_norm(qk[:, :, : self.n_head]), self.k_norm(qk[:, :, self.n_head :])], dim=2)
-        q, k = rotate(qk, rope).split((self.n_head, self.n_kv), 2)
-        k, v = (k.transpose(1, 2), v.transpose(1, 2)) if cache is None else cache.put(k, v)
+            qk.copy_(torch.cat([self.q_norm(qk[:, :, :heads]), self.k_norm(qk[:, :, heads:])], 2))
+        rotate(qk, rope)
+        kv = qkv[:, :, heads:].unflatten(2, (2, self.n_kv)).permute(2, 0, 3, 1, 4)
+        k, v = (kv if cache is None else cache.put(kv)).unbind(0)
         gqa = self.n_kv != self.n_head
         if last:
-            q, mask, n = q[:, -1:], None if mask is None else mask[..., -1:, :], 1
+            qkv, mask, n = qkv[:, -1:], None if mask is None else mask[..., -1:, :], 1
+        q = qkv[:, :, :heads]
         y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=gqa)
         return self.wo(y.transpose(1, 2).reshape(rows, n, -1))
 

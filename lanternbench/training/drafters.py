@@ -62,16 +62,14 @@ class History:
     """Keys and values of one layer over successive calls, in place of a cache: differentiable."""
 
     def __init__(self) -> None:
-        self.k: list[Tensor] = []
-        self.v: list[Tensor] = []
+        self.kv: list[Tensor] = []
 
     def __getitem__(self, layer: int) -> History:
         return self
 
-    def put(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        self.k.append(k)
-        self.v.append(v)
-        return torch.cat(self.k, 1).transpose(1, 2), torch.cat(self.v, 1).transpose(1, 2)
+    def put(self, kv: Tensor) -> Tensor:
+        self.kv.append(kv)
+        return torch.cat(self.kv, 3)
 
 
 class Batches:
