@@ -21,7 +21,14 @@ LARGE = 2**18  # weights, from which on oneDNN's layout gains more than calling 
 MANY = 64  # rows, from which on it gains for small layers too, with several threads
 
 
-class PackedLinear(nn.Module):
+class Packed(nn.Module):
+    """For inference alone: a call goes straight to ``forward``, past ``nn.Module``'s hooks (see ``Direct``)."""
+
+    def __init_subclass__(cls) -> None:
+        cls.__call__ = cls.forward  # type: ignore[method-assign]
+
+
+class PackedLinear(Packed):
     """``nn.Linear`` for inference on a CPU; the weight's layout is oneDNN's own."""
 
     def __init__(self, linear: nn.Linear):
@@ -35,7 +42,7 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
-class TransposedLinear(nn.Module):
+class TransposedLinear(Packed):
     """``nn.Linear`` for inference on a CPU with its weight as [in, out]: the faster order for small matrices."""
 
     def __init__(self, linear: nn.Linear):
@@ -49,7 +56,7 @@ class TransposedLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-class HalfLinear(nn.Module):
+class HalfLinear(Packed):
     """``nn.Linear`` for inference on a CPU: weights kept as float16, products and sums in float32 (FBGEMM).
 
     It reads half the bytes, and loses nothing where float16 holds every weight exactly (``holds``).  It uses one
@@ -91,7 +98,7 @@ class HalfLinear(nn.Module):
         return weight.dtype == torch.float32 and halves() and bool((weight.half().float() == weight).all())
 
 
-class QuickNorm(nn.Module):
+class QuickNorm(Packed):
     """``RMSNorm`` for inference on a CPU in four kernels: x · w√d / √(|x|² + d·ε), the root being a hypotenuse's."""
 
     floor: Tensor

@@ -7,6 +7,7 @@ Shapes: R rows (batch × CFG), N new positions, S cache slots, H heads, d head w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +56,16 @@ def rotate(x: Tensor, rope: Tensor) -> None:
         x.copy_(torch.view_as_real(pairs).flatten(-2))
 
 
-class RMSNorm(nn.Module):
+class Direct(nn.Module):
+    """Called straight while it has no hooks: on a CPU ``nn.Module``'s ways take a tenth of a small decoder's time."""
+
+    def __call__(self, *args: Any) -> Any:
+        if self._forward_hooks or self._forward_pre_hooks:
+            return super().__call__(*args)
+        return self.forward(*args)
+
+
+class RMSNorm(Direct):
     def __init__(self, dim: int, eps: float):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
@@ -65,7 +75,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
-class HeadNorm(nn.Module):
+class HeadNorm(Direct):
     """Chameleon's q/k norm: LayerNorm over each head's width, with its own weight and bias per head."""
 
     def __init__(self, heads: int, width: int):
@@ -77,7 +87,7 @@ class HeadNorm(nn.Module):
         return F.layer_norm(x, (x.shape[-1],), eps=1e-5) * self.weight + self.bias
 
 
-class Attention(nn.Module):
+class Attention(Direct):
     def __init__(self, cfg: DecoderConfig):
         super().__init__()
         self.n_head, self.n_kv, self.head_dim = cfg.n_head, cfg.kv_heads, cfg.head_dim
@@ -107,7 +117,7 @@ class Attention(nn.Module):
         return self.wo(y.transpose(1, 2).reshape(rows, n, -1))
 
 
-class FeedForward(nn.Module):
+class FeedForward(Direct):
     """SwiGLU: w2(silu(w1 x) · w3 x), with w1 and w3 in one matrix."""
 
     def __init__(self, cfg: DecoderConfig):
@@ -120,7 +130,7 @@ class FeedForward(nn.Module):
         return self.w2(F.silu(gate) * up)
 
 
-class Layer(nn.Module):
+class Layer(Direct):
     def __init__(self, cfg: DecoderConfig):
         super().__init__()
         self.attention, self.feed_forward = Attention(cfg), FeedForward(cfg)
