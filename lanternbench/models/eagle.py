@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from lanternbench.errors import UserError
 from lanternbench.models.cache import StepCache
 from lanternbench.models.checkpoints import read_state
-from lanternbench.models.transformer import DecoderConfig, Layer
+from lanternbench.models.transformer import DecoderConfig, Direct, Layer
 
 
-class Eagle(nn.Module):
+class Eagle(Direct):
     def __init__(self, cfg: DecoderConfig, bias: bool = True, norm_eps: float = 1e-6):
         super().__init__()
         self.cfg = replace(cfg, n_layer=1, norm_eps=norm_eps)

@@ -101,13 +101,10 @@ class HalfLinear(Packed):
 class QuickNorm(Packed):
     """``RMSNorm`` for inference on a CPU in four kernels: x · w√d / √(|x|² + d·ε), the root being a hypotenuse's."""
 
-    floor: Tensor
-
     def __init__(self, norm: RMSNorm):
         super().__init__()
         width = norm.weight.shape[-1]
-        self.weight = nn.Parameter(norm.weight.detach() * width**0.5, requires_grad=False)
-        self.register_buffer("floor", torch.tensor((width * norm.eps) ** 0.5), persistent=False)
+        self.weight, self.floor = norm.weight.detach() * width**0.5, torch.tensor((width * norm.eps) ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., d] -> [..., d]."""

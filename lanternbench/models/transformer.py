@@ -57,7 +57,15 @@ def rotate(x: Tensor, rope: Tensor) -> None:
 
 
 class Direct(nn.Module):
-    """Called straight while it has no hooks: on a CPU ``nn.Module``'s ways take a tenth of a small decoder's time."""
+    """A module whose parts are plain attributes, and whose calls go straight to ``forward`` while it has no hooks.
+
+    ``nn.Module`` searches for each part and prepares each call: on a CPU a fifth of a small decoder's time.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module):
+            self.__dict__[name] = value
 
     def __call__(self, *args: Any) -> Any:
         if self._forward_hooks or self._forward_pre_hooks:
@@ -150,7 +158,7 @@ class Layer(Direct):
         return own + self.feed_forward(self.ffn_norm(own))
 
 
-class Stack(nn.Module):
+class Stack(Direct):
     """Layers and final norm; embeddings and head belong to the model around it."""
 
     def __init__(self, cfg: DecoderConfig):
