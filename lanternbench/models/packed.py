@@ -10,6 +10,7 @@ import ctypes
 import sys
 import warnings
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,14 @@ MANY = 64  # rows, from which on it gains for small layers too, with several thr
 
 
 class Packed(nn.Module):
-    """For inference alone: a call goes straight to ``forward``, past ``nn.Module``'s hooks (see ``Direct``)."""
+    """For inference alone.  As in ``Direct``, but no hook is ever called, and weights are plain attributes too."""
 
     def __init_subclass__(cls) -> None:
         cls.__call__ = cls.forward  # type: ignore[method-assign]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self.__dict__[name] = value
 
 
 class PackedLinear(Packed):
@@ -104,7 +109,8 @@ class QuickNorm(Packed):
     def __init__(self, norm: RMSNorm):
         super().__init__()
         width = norm.weight.shape[-1]
-        self.weight, self.floor = norm.weight.detach() * width**0.5, torch.tensor((width * norm.eps) ** 0.5)
+        self.weight = nn.Parameter(norm.weight.detach() * width**0.5, requires_grad=False)
+        self.floor = torch.tensor((width * norm.eps) ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., d] -> [..., d]."""

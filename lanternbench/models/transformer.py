@@ -110,18 +110,18 @@ class Attention(Direct):
         self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: LayerCache | None, last: bool = False
     ) -> Tensor:
         rows, n, _ = x.shape
-        qkv, heads = self.wqkv(x).view(rows, n, -1, self.head_dim), self.n_head
-        qk = qkv[:, :, : heads + self.n_kv]
+        heads, n_kv = self.n_head, self.n_kv
+        qkv = self.wqkv(x).view(rows, n, heads + 2 * n_kv, self.head_dim)
+        qk = qkv.narrow(2, 0, heads + n_kv)
         if self.normed:
             qk.copy_(torch.cat([self.q_norm(qk[:, :, :heads]), self.k_norm(qk[:, :, heads:])], 2))
         rotate(qk, rope)
-        kv = qkv[:, :, heads:].unflatten(2, (2, self.n_kv)).permute(2, 0, 3, 1, 4)
-        k, v = (kv if cache is None else cache.put(kv)).unbind(0)
-        gqa = self.n_kv != self.n_head
+        kv = qkv.narrow(2, heads, 2 * n_kv).transpose(1, 2)
+        k, v = (kv if cache is None else cache.put(kv)).chunk(2, 1)
         if last:
             qkv, mask, n = qkv[:, -1:], None if mask is None else mask[..., -1:, :], 1
-        q = qkv[:, :, :heads]
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=gqa)
+        q = qkv.narrow(2, 0, heads).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=n_kv != heads)
         return self.wo(y.transpose(1, 2).reshape(rows, n, -1))
 
 

@@ -69,7 +69,7 @@ class History:
 
     def put(self, kv: Tensor) -> Tensor:
         self.kv.append(kv)
-        return torch.cat(self.kv, 3)
+        return torch.cat(self.kv, 2)
 
 
 class Batches:

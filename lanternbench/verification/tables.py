@@ -147,7 +147,7 @@ class TableSession(Session):
         self.recorded, self.health = False, torch.zeros(())
         self._visible = None
         cache = KVCache(1, self.batch, memory.shape[1], 1, 1, memory)
-        cache.store[0, 0, :, 0, :, 0] = memory
+        cache.store[0, :, 0, :, 0] = memory
         self.stack = SimpleNamespace(cache=cache, per_row=lambda x: x, dtype=memory.dtype)  # type: ignore[assignment]
         last = torch.zeros(self.batch, 1, 1, dtype=memory.dtype)
         self.root = self.tokens.gather(1, (self.length - 1)[:, None])[:, 0]
@@ -156,7 +156,7 @@ class TableSession(Session):
 
     @property
     def memory(self) -> Tensor:
-        return self.stack.cache.store[0, 0, :, 0, :, 0]
+        return self.stack.cache.store[0, :, 0, :, 0]
 
     def keep_trace(self, width: int) -> None:
         self.trace = Trace(self.batch, 2 * self.limit + 64, self.tables.vocab, max(width, 1), self.device)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from golden_checks.common import Found, Vectors, close, loaded, read, worst
+from golden_checks.common import Found, Vectors, cached, close, loaded, read, worst
 from lanternbench.decoding.sampling import guide
 from lanternbench.models.cached import CachedStack, additive, causal
 from lanternbench.models.chameleon import Chameleon, ChameleonConfig, config_from_hf, from_hf
@@ -44,12 +44,12 @@ def one(vectors: Vectors, kind: str) -> list[Found]:
     logits = model.output(hidden[-1])
     images = [i for name, i in config["vocabulary_map"].items() if name.startswith("IMGIMG")]
     masked = logits.index_fill(-1, torch.tensor(images), torch.finfo(logits.dtype).min)
-    cached, cache = incremental(model, ids, vectors.meta["prefill_len"])
+    stepwise, cache = incremental(model, ids, vectors.meta["prefill_len"])
     return [
         worst("hidden states", [close("", h, want[f"hidden_states.{i}"]) for i, h in enumerate(hidden)]),
         close("logits", logits, want["logits"]),
         close("logits as transformers returns them", masked, want["hf_logits"]),
-        close("logits with the cache", cached, want["incremental_logits"]),
+        close("logits with the cache", stepwise, want["incremental_logits"]),
         close("cached keys", halves(cache[0]), want["kv_cache_layer0_key"]),
         close("cached values", cache[1], want["kv_cache_layer0_value"]),
         *guided(model, vectors, want),
@@ -78,7 +78,7 @@ def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, Te
         new = x[:, base : base + n]
         out.append(stack.forward(new, position, [base], torch.tensor([base]), 0, causal(n, x.dtype, x.device)))
         base += n
-    return model.output(torch.cat(out, 1)), stack.cache.store[0]
+    return model.output(torch.cat(out, 1)), cached(stack)
 
 
 def halves(keys: Tensor) -> Tensor:

@@ -14,10 +14,16 @@ from torch import Tensor
 
 from lanternbench.decoding.engine import Generation, build, generate
 from lanternbench.decoding.presets import method
+from lanternbench.models.cached import CachedStack
 from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig, from_official
 from lanternbench.models.target import Prefix, Target
 
 FLOAT, IMAGE = 1e-4, 5e-4  # tolerances, absolute
+
+
+def cached(stack: CachedStack) -> Tensor:
+    """The first layer's keys and values [2, R, H, S, d]."""
+    return stack.cache.store[0].unflatten(1, (2, -1)).transpose(0, 1)
 
 
 class Found(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from golden_checks.common import Vectors, loaded
+from golden_checks.common import Vectors, cached, loaded
 from lanternbench.decoding.drafters import EagleDrafter
 from lanternbench.decoding.session import Fresh
 from lanternbench.models.eagle import Eagle, from_published
@@ -81,4 +81,4 @@ class Recorded:
 
     def cache(self) -> Tensor:
         """Keys and values of the committed slots: [2, R, heads, slots, head_dim]."""
-        return self.drafter.stack.cache.store[0][..., : self.drafter.lead + self.session.lengths[0], :]
+        return cached(self.drafter.stack)[..., : self.drafter.lead + self.session.lengths[0], :]

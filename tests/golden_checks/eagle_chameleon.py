@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from golden_checks import tree_dynamic, tree_static
 from golden_checks.chameleon_lm import halves
-from golden_checks.common import Found, Vectors, close, loaded, read, same, worst
+from golden_checks.common import Found, Vectors, cached, close, loaded, read, same, worst
 from lanternbench.decoding.growth import StaticGrowth, grow_by_confidence
 from lanternbench.decoding.sampling import Warp, guide
 from lanternbench.decoding.trees import from_paths
@@ -91,7 +91,7 @@ def features(vectors: Vectors) -> list[Found]:
     at, length = Anole(vectors), vectors["hidden_states"].shape[1]
     valid = vectors["attention_mask"][..., None]
     full = at.commit(length)
-    store = at.stack.cache.store[0][..., :length, :]
+    store = cached(at.stack)[..., :length, :]
     keys = valid[:, None].bool()  # a pad's keys and values are never read
     found = [
         close("hidden", full * valid, vectors["full.out_hidden"]),
