@@ -31,7 +31,7 @@ BATCH = 6
 DEPTHS = 3  # levels of drafting that EAGLE trains on
 DEEPER = 96  # positions of an image at which it trains on the levels past the first
 WIDER = 2  # EAGLE's MLP, in the target's: at this size a layer's operations cost time, its width hardly any
-VARIATION = 2.0  # weight of the total variation beside the cross entropy
+VARIATION = 5.0  # weight of the total variation beside the cross entropy
 
 Losses = dict[str, Tensor]
 

@@ -11,11 +11,11 @@ from lanternbench.training import drafters, evaluators, rollouts, target, text, 
 STEPS = {
     "vq": 2500, "text": 1000,
     "target": 5000, "eagle": 12_000, "medusa": 1500, "model": 2500,  # at half the target's depth
-    "deep-target": 1200, "deep-eagle": 9500, "deep-medusa": 1000, "deep-model": 1000,  # going on from there
+    "deep-target": 1200, "deep-eagle": 22_000, "deep-medusa": 1000, "deep-model": 1000,  # going on from there
     "clip": 2400, "fid": 2400,
 }  # fmt: skip
 SCENES = 40_000
-ROLLOUTS = {"": 3840, "deep-": 2560}  # samples of the target, at half and at whole depth
+ROLLOUTS = {"": 3840, "deep-": 5120}  # samples of the target, at half and at whole depth
 
 
 def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] = print) -> None:
