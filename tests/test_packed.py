@@ -13,7 +13,7 @@ from lanternbench.decoding import engine, presets
 from lanternbench.models import packed as packing
 from lanternbench.models import published_llamagen, tiny
 from lanternbench.models.packed import HalfLinear, PackedLinear, QuickNorm, TransposedLinear, available, halves, pack
-from lanternbench.models.transformer import RMSNorm
+from lanternbench.models.transformer import DecoderConfig, FeedForward, RMSNorm
 
 pytestmark = pytest.mark.skipif(not available(), reason="this build of torch has no packed linear layers")
 
@@ -112,3 +112,19 @@ def test_a_packed_target_decodes_the_same_tokens_and_counts_the_same_bytes():
             engine.generate(engine.build(t, presets.method(name), temperature=0), ["a cat"])[0].tokens for t in made
         ]
         assert torch.equal(*tokens)
+
+
+def test_the_parts_of_a_decoder_are_those_last_set_and_their_hooks_are_called():
+    net = FeedForward(DecoderConfig(8, 1, 1, 16, 4))
+    x, seen = torch.ones(1, 1, 8), []
+    copied = deepcopy(net)
+    assert copied.w2 is copied.get_submodule("w2") is not net.w2
+    net.w2 = nn.Linear(16, 8)
+    nn.init.zeros_(net.w2.weight)
+    assert torch.equal(net(x)[0, 0], net.w2.bias)
+    assert not torch.equal(copied(x), net(x))
+    handle = net.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    made = net(x)
+    handle.remove()
+    net(x)
+    assert [id(y) for y in seen] == [id(made)]
