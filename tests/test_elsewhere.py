@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import two_layers
 from elsewhere import THERE, Apart, Elsewhere
 from test_anole import CAPTIONS, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
 from torch import Tensor
@@ -16,7 +17,7 @@ from lanternbench import sweep
 from lanternbench.decoding import engine, presets
 from lanternbench.metrics.registry import Scorer, scorers_for
 from lanternbench.metrics.setup import Setup
-from lanternbench.models import published_chameleon, tiny
+from lanternbench.models import published_chameleon
 from lanternbench.models.eagle import Eagle
 from lanternbench.models.graphs import Graphs
 from lanternbench.models.target import Target
@@ -34,10 +35,7 @@ def apart():
 def there() -> Target:
     """As ``shallow``, but elsewhere."""
     with torch.inference_mode(), Apart():
-        target = tiny.load(device=str(THERE), dtype=torch.float64)
-    target.model.layers = target.model.layers[:2]
-    target.model.cfg = replace(target.model.cfg, n_layer=2)
-    return target
+        return two_layers(str(THERE))
 
 
 def decode(target: Target, name: str, captions: list[str], **options: Any):

@@ -57,7 +57,7 @@ def rotate(x: Tensor, rope: Tensor) -> None:
 
 
 class Direct(nn.Module):
-    """A module whose parts are plain attributes, and whose calls go straight to ``forward`` while it has no hooks.
+    """A module whose parts are plain attributes; calls go straight to ``forward`` while it has no forward hooks.
 
     ``nn.Module`` searches for each part and prepares each call: on a CPU a fifth of a small decoder's time.
     """
