@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from lanternbench.errors import UserError
+from lanternbench.disk import replacing, writing
 from lanternbench.metrics import files
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
@@ -64,11 +64,8 @@ def kept(
         if whole(found := load_file(path)):
             return found
     result = make()
-    try:
+    with writing(path, "set LANTERNBENCH_HOME"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        save_file(result, part, {"settings": settings, "fingerprint": digest})
-        part.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot write {path} ({error}): make room there, or set LANTERNBENCH_HOME.") from None
+    with replacing(path, "set LANTERNBENCH_HOME") as file:
+        file.write(save(result, {"settings": settings, "fingerprint": digest}))
     return result

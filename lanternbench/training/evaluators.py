@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
+from lanternbench.disk import replacing
 from lanternbench.models import clip_tiny
 from lanternbench.models.fid_tiny import FEATURES, WIDTHS, FeatureNet
 from lanternbench.models.vq import VQModel
@@ -81,9 +82,8 @@ def decoded(folder: Path, vq: VQModel, count: int = DECODED, seed: int = data.SE
             row[hit] = row[torch.from_numpy(rng.integers(256, size=len(hit)))]
         side = scenes.SIZE // vq.cfg.factor
         blocks = [to_images(vq.decode(t.view(-1, side, side))) for t in tokens.split(64)]
-        part = path.with_suffix(".part.npy")
-        np.save(part, np.concatenate(blocks))
-        part.replace(path)
+        with replacing(path) as file:
+            np.save(file, np.concatenate(blocks))
     return np.load(path, mmap_mode="r")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from lanternbench.disk import replacing
 from lanternbench.training.muon import Muon
 
 Step = Callable[[int], dict[str, Tensor]]
@@ -22,9 +22,8 @@ def schedule(step: int, steps: int, warmup: int, decay: float = 0.3) -> float:
 
 def save_atomically(value: object, path: Path) -> None:
     """A file that is either the old one or the whole new one."""
-    part = path.with_name(path.name + ".part")
-    torch.save(value, part)
-    os.replace(part, path)
+    with replacing(path) as file:
+        torch.save(value, file)
 
 
 def optimizers(model: nn.Module, lr: float, muon_lr: float | None = None) -> list[torch.optim.Optimizer]:

@@ -1,0 +1,39 @@
+"""Writing to disk: a crash leaves the old file or the whole new one, and a full disk costs one sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from lanternbench.errors import UserError
+
+ELSEWHERE = "choose another folder with --out"
+
+
+@contextmanager
+def writing(path: Path, elsewhere: str = ELSEWHERE) -> Iterator[None]:
+    """Turns a full disk or a missing permission into a UserError that names ``path`` and how to write elsewhere."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot write {path} ({reason}): free some space or {elsewhere}.") from None
+
+
+@contextmanager
+def replacing(path: Path, elsewhere: str = ELSEWHERE) -> Iterator[IO[bytes]]:
+    """A file that appears under its name only when whole and on disk.  Raises UserError as ``writing`` does."""
+    part = path.with_name(path.name + ".part")
+    with writing(path, elsewhere):
+        try:
+            with open(part, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
