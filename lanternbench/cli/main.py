@@ -7,7 +7,7 @@ import warnings
 
 import typer
 
-from lanternbench.cli import fetch, inspect, measure, profile, report, score, train
+from lanternbench.cli import codebook, fetch, inspect, measure, profile, report, score, train
 from lanternbench.errors import UserError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command("prompts")(inspect.prompts)
 app.command("fetch")(fetch.fetch)
 app.command("doctor")(inspect.doctor)
 app.command("profile")(profile.profile)
+app.command("codebook")(codebook.codebook)
 app.command("verify")(inspect.verify)
 app.add_typer(train.app, name="train")
 

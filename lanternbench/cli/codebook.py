@@ -1,0 +1,66 @@
+"""``codebook``: are neighbouring codes interchangeable?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lanternbench.cli.device import choose
+from lanternbench.cli.measure import Device, Dtype, Threads
+
+
+def codebook(
+    target: Annotated[str, typer.Argument(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    k: Annotated[str, typer.Option("--k", help="Sizes of neighbourhoods, the token included.")] = "2,10,100",
+    proximity: Annotated[Literal["l2", "cosine", "random"], typer.Option(help="What nearest means.")] = "l2",
+    num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Demo captions to draw.")] = 4,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the images side by side (PNG).")] = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Swap every token of drawn images for a near code: what LANTERN's neighbourhoods cost, and how likely they are.
+
+    Example: lanternbench codebook tiny --k 2,10,100 --out codebook.png
+    """
+    from lanternbench import codebook as codebooks
+    from lanternbench import prompts
+    from lanternbench.errors import UserError
+    from lanternbench.models.catalogue import load_target
+
+    try:
+        sizes = sorted({int(x) for x in k.split(",")})
+    except ValueError:
+        raise UserError(f"--k {k} is no list of numbers: write for example --k 2,10,100") from None
+    model = load_target(target, choose(device, threads), dtype=dtype)
+    captions = [p.text for p in prompts.load("imagenet" if "c2i" in target else "demo", num_prompts)]
+    with Console(stderr=True).status("drawing and swapping"):
+        found = codebooks.examine(model, captions, sizes, proximity, seed)
+    if out is not None:
+        codebooks.draw(found, captions, out)
+    if as_json:
+        rows = [x._asdict() for x in found.likenesses]
+        record = {"codes": found.codes, "width": found.width, "twins": found.twins, "neighbourhoods": rows}
+        json.dump(record, sys.stdout, ensure_ascii=False, indent=2)
+        print()
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("k", "distance", "probability", "images swapped, dB"):
+        table.add_column(title, justify="right")
+    for x in found.likenesses:
+        table.add_row(str(x.k), f"{x.distance:.2f}", f"{x.mass:.3f}", "the same" if x.psnr is None else f"{x.psnr:.1f}")
+    Console().print(table)
+    print(
+        f"{found.codes} codes of width {found.width}, {found.twins} like another. Distance: of the k-th nearest, in "
+        "those of random pairs.\nProbability: the target's, of a drawn token and its neighbours. dB: PSNR against the "
+        "images as drawn."
+    )
