@@ -59,8 +59,8 @@ def about(run: Path) -> str:
     record = read_run(run)
     config, machine = record["config"], record["environment"]
     return (
-        f"{config['num_prompts']} demo prompts, T = {config['temperature']:g}, batch 1, interleaved; {machine['cpu']}, "
-        f"{machine['threads']} thread(s), torch {machine['torch']}."
+        f"{config['num_prompts']} demo prompts, T = {config['temperature']:g}, batch {config['batch']}, interleaved; "
+        f"{machine['cpu']}, {machine['threads']} thread(s), torch {machine['torch']}."
     )
 
 

@@ -176,6 +176,8 @@ def _row(
     columns: dict[str, list[tuple[str, float, float]]] = {
         "latency_s": [(s.prompt_id, s.decode_s, 1.0) for s in timed],
         "speedup": [(s.prompt_id, b.decode_s, s.decode_s) for b, s in pairs if b.timed and s.timed],
+        "end_to_end_s": [(s.prompt_id, end_to_end(s), 1.0) for s in timed],
+        "end_to_end_speedup": [(s.prompt_id, end_to_end(b), end_to_end(s)) for b, s in pairs if b.timed and s.timed],
         "step_compression": [(s.prompt_id, s.tokens, s.steps) for s in own],
         "accept_len": [(s.prompt_id, sum(s.accept_lengths[1:]), len(s.accept_lengths) - 1) for s in own],
         "fidelity_loss": [(s.prompt_id, s.fidelity_loss, 1.0) for s in own if s.fidelity_loss is not None],
@@ -202,6 +204,7 @@ def _row(
             sum((s.first_token_acceptance or 0.0) * s.steps for s in drafted), sum(s.steps for s in drafted)
         ),
         "tokens_per_s": _share(sum(s.tokens for s in timed), sum(s.decode_s for s in timed)),
+        "draft_fraction": _share(sum(p.get("draft_s", 0.0) for p in phases), sum(sum(p.values()) for p in phases)),
         "overhead_fraction": _share(
             sum(v for p in phases for k, v in p.items() if k not in ("draft_s", "verify_s")),
             sum(sum(p.values()) for p in phases),
@@ -213,6 +216,11 @@ def _row(
     return row
 
 
+def end_to_end(sample: Sample) -> float:
+    """Seconds from caption to image: text encoder, prefill, decoding, image decoder."""
+    return sample.encode_s + sample.decode_s + sample.render_s
+
+
 def _setting(sample: Sample, run: Mapping[str, Any]) -> dict[str, Any]:
     """What the label was measured on, from ``run.json``."""
     prompts, config = run.get("prompts") or {}, run.get("config") or {}
@@ -222,6 +230,7 @@ def _setting(sample: Sample, run: Mapping[str, Any]) -> dict[str, Any]:
         "dataset": prompts.get("dataset") or str(prompts.get("source") or "").partition(":")[0] or None,
         "temperature": sample.options.get("temperature", config.get("temperature")),
         "lossless": lossless.get(sample.label),
+        "simulated": config.get("simulate_acceptance") is not None,
     }
 
 
@@ -272,10 +281,17 @@ def _notes(by_label: Mapping[str, list[Sample]], run: Mapping[str, Any]) -> list
             alone = sum((s.prompt_id, s.seed) not in base for s in own)
             if alone:
                 notes.append(f"{label}: {alone} of {len(own)} samples have no `ar` pair and are left out of speedup.")
+    planned = (run.get("prompts") or {}).get("count") or 0
+    here, all_of_them = sum(map(len, by_label.values())), planned * len(run.get("methods") or [])
+    if here < all_of_them:
+        notes.append(
+            f"The run is not finished: {here} of {all_of_them} samples are here, and columns of different methods "
+            "rest on different prompts; speedups alone are paired."
+        )
     untimed = [label for label, own in by_label.items() if not any(s.timed for s in own)]
     if untimed:
         notes.append(f"No latency for {', '.join(untimed)}: latency is only valid at batch 1.")
-    prompts = max(len({s.prompt_id for s in own}) for own in by_label.values())
+    prompts = min(len({s.prompt_id for s in own}) for own in by_label.values())
     if prompts == 1:
         notes.append("A single prompt gives no intervals.")
     elif prompts < FEW_PROMPTS:

@@ -32,6 +32,7 @@ Progress = Callable[[int, int, str], None]  # done, of, what
 Sets = dict[str, dict[str, float | None]]  # label -> columns of a whole set of images
 Costs = dict[str, dict[str, float]]  # metric -> {"images", "seconds"} that were really computed, without loading
 REAL = "Real images: "
+COMPARING = ("fid", "precision", "recall")  # what metrics that compare with real images are called by
 COST = "Time of the metrics per 1,000 images: "
 
 
@@ -125,6 +126,7 @@ def score_run(
         samples = {sample.key: sample for sample in folder.samples()}
         groups, (sets, old_notes, costs, real) = image_groups(folder), stored(folder)
         notes: list[str] = []
+        compared, now = None, set()  # the real images, if a metric looks at them now; set metrics computed now
         for scorer in scorers:
             if isinstance(scorer, Scorer):
                 left = [i for i in items if again or samples[i.key].metrics.get(scorer.name) is None]
@@ -138,16 +140,21 @@ def score_run(
                 notes += [note for note in old_notes if note.startswith(f"{scorer.name}: ")]
                 continue
             progress(0, 0, scorer.name)
+            compared = compared or reference.described(setup.reference)
             found, said, spent = score_sets(groups, [scorer])
             for label, columns in found.items():
                 sets.setdefault(label, {}).update(columns)
+                now |= set(columns)
             notes += said
             costs |= spent
+        if compared and real and compared["hash"] != real["hash"]:
+            earlier = {name for columns in sets.values() for name in columns if name.startswith(COMPARING)} - now
+            notes += [f"{name}: against {real['images']} real images in {real['folder']}." for name in sorted(earlier)]
         folder.replace(list(samples.values()))
         summary = summarise(folder.samples(), folder.run, sets, int((folder.run.get("config") or {}).get("seed") or 0))
         done = (COST, REAL, *(f"{scorer.name}: " for scorer in scorers))
         summary["notes"] += [n for n in old_notes if n not in summary["notes"] and not n.startswith(done)] + notes
-        summary = with_record(summary, costs, reference.described(setup.reference) or real)
+        summary = with_record(summary, costs, compared or real)
         folder.finish(summary)
         return summary
 

@@ -14,6 +14,7 @@ import torch
 
 from lanternbench import prompts as prompt_sets
 from lanternbench.config import Sweep
+from lanternbench.decoding.acceptance import Exact
 from lanternbench.decoding.engine import Decoder, Generation, build, generate
 from lanternbench.decoding.fidelity import (
     drafter_figures,
@@ -56,7 +57,8 @@ def run(
     used, c = {m.proposal for m in methods}, config
     target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile)
     decoders = [build(target, m, c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance) for m in methods]
-    scorers = [] if config.random_weights else scorers_for(config.metrics, target.evaluators, Setup(device=device))
+    meaningless = config.random_weights or config.simulate_acceptance is not None
+    scorers = [] if meaningless else scorers_for(config.metrics, target.evaluators, Setup(device=device))
     record = config.record() | {"guidance": decoders[0].guidance, "device": device}
     with RunFolder.open(
         out,
@@ -71,7 +73,10 @@ def run(
             "vocab": target.vocab,
             "evaluators": target.evaluators,
         },
-        methods=[{"label": m.label, "method": m.preset, "options": m.options, "lossless": m.lossless} for m in methods],
+        methods=[
+            {"label": m.label, "method": m.preset, "options": m.options, "lossless": decoder.lossless}
+            for m, decoder in zip(methods, decoders, strict=True)
+        ],
     ) as folder:
         spent = _measure(folder, config, decoders, selected, [s for s in scorers if isinstance(s, Scorer)], progress)
         (sets, notes, costs, real), groups = stored(folder), image_groups(folder)  # ``score`` may have added to them
@@ -83,7 +88,7 @@ def run(
         summary = summarise(folder.samples(), folder.run, sets, config.seed)
         missing += [f"{s.name}: {why}" for s in scorers if isinstance(s, Scorer) and (why := s.available())]
         missing += [note for note in notes if note.startswith(tuple(kept))]
-        summary["notes"] += missing + simulation_notes(config)
+        summary["notes"] += missing + simulation_notes(config) + _process_note(device)
         summary = with_record(summary, costs | spent | more, real)
         folder.finish(summary)
         return folder.path, summary
@@ -102,7 +107,10 @@ def simulation_notes(config: Sweep) -> list[str]:
     if config.random_weights:
         notes.append("Random weights: the times are real, the images are noise, and no metric is computed.")
     if config.simulate_acceptance:
-        notes.append(f"Accepted lengths are simulated to a mean of {config.simulate_acceptance:g} tokens a step.")
+        notes.append(
+            f"Accepted lengths are simulated to a mean of {config.simulate_acceptance:g} tokens a step: the times are "
+            "real, the images are noise, and no metric is computed."
+        )
     return notes
 
 
@@ -156,12 +164,16 @@ def make_samples(decoder: Decoder, group: list[Prompt], seed: int, timed: bool) 
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
 
     def make(part: list[Prompt]) -> list[tuple[Sample, Any]]:
+        gpu = decoder.target.device if decoder.target.device.type == "cuda" else None
+        if gpu is not None:
+            torch.cuda.reset_peak_memory_stats(gpu)
         made = generate(decoder, [p.text for p in part], [p.id for p in part], seed, trace=traced)
+        memory = {"peak_memory_mb": None if gpu is None else torch.cuda.max_memory_allocated(gpu) / 1e6}
         clock = time.perf_counter()
         images = decoder.target.images(torch.stack([g.tokens for g in made]))
         render_s = (time.perf_counter() - clock) / len(part)
         return [
-            (_sample(decoder, prompt, generation, seed, timed, render_s, len(part), extra), image)
+            (_sample(decoder, prompt, generation, seed, timed, render_s, len(part), memory | extra), image)
             for prompt, generation, image, extra in zip(part, made, images, figures(decoder, made), strict=True)
         ]
 
@@ -174,7 +186,7 @@ def figures(decoder: Decoder, made: list[Generation]) -> list[dict[str, Any]]:
     if trace is None:
         return [{} for _ in made]
     tokens = torch.stack([g.tokens for g in made])
-    if method.lossless:
+    if decoder.lossless and isinstance(decoder.rule, Exact):  # what others claim is computed
         loss = torch.zeros(len(made))
     elif decoder.warp.greedy:
         loss = greedy_loss(trace, tokens)
@@ -232,15 +244,15 @@ def _sample(
             "commit_s": overhead.pop("commit", 0.0) / batch,
             "other_s": sum(overhead.values()) / batch,
         },
-        peak_memory_mb=_peak_memory_mb(),
         timed=timed,
         token_ids=made.tokens.tolist(),
         **extra,
     )
 
 
-def _peak_memory_mb() -> float:
-    """Of this process so far: GPU memory allocated, or resident memory."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1e6
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+def _process_note(device: str) -> list[str]:
+    """On a CPU memory is the process's, whichever method runs."""
+    if device != "cpu":
+        return []
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return [f"The process held {peak:,.0f} MB at its peak, evaluators included."]

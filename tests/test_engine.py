@@ -42,7 +42,8 @@ def test_a_batch_gives_each_prompt_the_tokens_it_gets_alone(target, name):
     together = tokens(target, name)
     alone = tokens(target, name, CAPTIONS[1:2])[0]
     assert torch.equal(together[1].tokens, alone.tokens)
-    assert together[1].accept_lengths == alone.accept_lengths
+    for figure in ("accept_lengths", "tree_depths", "tree_nodes"):
+        assert getattr(together[1], figure) == getattr(alone, figure), figure
 
 
 @pytest.mark.parametrize("name", ["ar", "eagle-1", "eagle-2", "sjd", "cool-sd"])
@@ -169,6 +170,22 @@ def test_a_drafter_that_does_not_fit_is_refused(target):
 def test_impossible_methods_are_refused_with_the_reason(name, options, reason):
     with pytest.raises(UserError, match=reason):
         presets.method(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "label", "residual"),
+    [
+        ("lantern", "lantern++", "lantern+lantern++ λ=2 k=10", "lantern"),
+        ("lantern++", "lantern", "lantern+++lantern δ=0.1 k=None", "lantern"),
+        ("cool-sd", "exact", "cool-sd+exact λ=None", "standard"),
+        ("eagle-1", "lantern++", "eagle-1+lantern++ λ=2 k=10", "lantern"),
+    ],
+)
+def test_a_rule_in_another_s_place_brings_its_own_relaxation(name, rule, label, residual):
+    made = presets.method(name, acceptance=rule)
+    assert made.residual == residual
+    assert sorted(made.label.split()) == sorted(label.replace(" k=None", "").replace(" λ=None", "").split())
+    assert presets.method(name, acceptance=rule, k=7).k == 7
 
 
 @pytest.fixture(scope="module")

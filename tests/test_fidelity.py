@@ -155,6 +155,8 @@ def test_drafter_figures_of_a_perfect_a_wrong_and_an_absent_drafter(nodes):
     assert figures["top1"].tolist() == [0, 0]
     assert figures["top3"].tolist() == [1, 1]
     assert figures["tv"].isnan().all()
+    trace.children[..., 2:] = -1  # two children tell nothing of a third
+    assert fidelity.drafter_figures(trace)["top3"].isnan().all()
     trace.children.fill_(-1)
     assert fidelity.drafter_figures(trace)["top1"].isnan().all()
 

@@ -183,6 +183,23 @@ def test_the_summary_states_what_the_samples_say():
     assert any("3 prompts are too few" in note for note in summary["notes"])
 
 
+def test_an_unfinished_run_says_so():
+    run = RUN | {"prompts": {"count": 4}}
+    notes = summarise(pair_of_methods(), run)["notes"]
+    assert any("not finished: 6 of 8 samples" in note for note in notes)
+    assert not any("not finished" in note for note in summarise(pair_of_methods(), RUN)["notes"])
+    one_left = [s for s in pair_of_methods() if s.label == "ar" or s.prompt_id == "0"]
+    assert any("single prompt" in note for note in summarise(one_left, run)["notes"])
+
+
+def test_end_to_end_counts_captions_and_pictures_too():
+    made = [s.model_copy(update={"encode_s": 0.5, "render_s": 0.5}) for s in pair_of_methods()]
+    fast = rows(made)["fast λ=2"]
+    assert fast["end_to_end_s"] == pytest.approx(4.0)
+    assert fast["end_to_end_speedup"] == pytest.approx(7 / 4)
+    assert fast["speedup"] == pytest.approx(2)
+
+
 def test_what_is_missing_is_none_and_never_zero():
     samples = [s.model_copy(update={"metrics": {}}) if s.label == "ar" else s for s in pair_of_methods()]
     ar = rows(samples)["ar"]

@@ -33,7 +33,7 @@ from lanternbench.metrics.fid_infinity import FidInfinity, extrapolated
 from lanternbench.metrics.inception_score import InceptionScorer
 from lanternbench.metrics.judge import PerImage, linear_head
 from lanternbench.metrics.precision_recall import precision_recall
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics.setup import Setup, seeded
 
 GREY = Image.new("RGB", (8, 8), "gray")
 
@@ -256,6 +256,20 @@ def test_the_inception_score_is_the_number_of_kinds_or_one():
     torch.manual_seed(5)
     assert scorer.score_set(images) == score
     torch.random.set_rng_state(state)
+
+
+@pytest.mark.parametrize("count", [11, 32, 64])
+def test_the_inception_score_has_ten_even_splits_however_many_images(count):
+    images = [Image.new("RGB", (2, 2), (n % 10,) * 3) for n in range(count)]
+    value = InceptionScorer(lambda: None, lambda: Net(Kinds(), plain_image)).score_set(images).value
+    with seeded():
+        kinds = torch.arange(count)[torch.randperm(count)] % 10
+    by_hand = []
+    for i in range(10):  # of one-hot predictions exp KL is exp of the marginal's entropy
+        share = kinds.tensor_split(10)[i].bincount(minlength=10) / len(kinds.tensor_split(10)[i])
+        by_hand.append(float(torch.special.entr(share).sum().exp()))
+    assert value == pytest.approx(sum(by_hand) / 10, rel=1e-4)
+    assert {len(part) for part in kinds.tensor_split(10)} <= {count // 10, count // 10 + 1}
 
 
 def test_the_inception_score_of_a_handful_is_missing():

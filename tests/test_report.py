@@ -297,6 +297,16 @@ def test_no_run_and_an_unwritable_folder_are_user_errors(tmp_path):
         report([make_run(tmp_path / "r")], tmp_path / "file" / "out")
 
 
+def test_a_latex_table_of_several_runs_names_all_their_setups(tmp_path):
+    folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b")]
+    info = json.loads((folders[1] / "run.json").read_text())
+    (folders[1] / "run.json").write_text(json.dumps(info | {"target": {"name": "anole-7b"}}))
+    report(folders, tmp_path / "out")
+    caption = next(line for line in (tmp_path / "out" / "table.tex").read_text().splitlines() if "caption" in line)
+    assert "tiny, " in caption
+    assert "; anole-7b, " in caption
+
+
 # --- samples, images and maps ---
 
 
@@ -447,8 +457,19 @@ def test_adt_tree_with_lantern_is_another_method_than_adt_tree():
     assert all("lantern" in setup for setup in setups({"acceptance": "lantern"}))
 
 
+def test_unset_options_are_compared_by_what_they_are():
+    def said(method, **options):
+        beside = published_beside([row("a", method, 2.0, options=options, **PAPER)])
+        return set(beside["differs in"])
+
+    assert not any("init" in text for text in said("sjd"))
+    assert not any("k " in text or "k=" in text for text in said("lantern", delta=0.05))
+    assert published_beside([row("a", "eagle-2", 2.0, options={"acceptance": "lantern"}, **PAPER)]).empty
+
+
 def test_a_method_that_no_paper_has_gives_an_empty_table(tmp_path):
     rows = [row("mine", "mine", 1.5)]
     assert published_beside(rows).empty
+
     assert "No paper reports" in page(make_run(tmp_path / "r", rows), beside=published_beside(rows))
     assert quality_columns(rows)

@@ -234,10 +234,21 @@ def test_a_run_name_cannot_leave_the_results_folder(tmp_path, run_id):
 def test_resuming_elsewhere_is_recorded(tmp_path):
     RunFolder.open(tmp_path, "r", CONFIG, environment={"cpu": "a"}).close()
     RunFolder.open(tmp_path, "r", CONFIG, environment={"cpu": "a"}).close()
-    RunFolder.open(tmp_path, "r", CONFIG, environment={"cpu": "b"}).close()
+    RunFolder.open(tmp_path, "r", CONFIG, environment={"cpu": "a", "gpus": []}).close()  # and made nothing
+    with RunFolder.open(tmp_path, "r", CONFIG, environment={"cpu": "b"}) as folder:
+        folder.append(sample())
+        folder.append(sample("2"))
     run = results.read_run(tmp_path / "r")
     assert run["environment"] == {"cpu": "a"}
-    assert [entry.get("environment") for entry in run["resumed"]] == [None, {"cpu": "b"}]
+    assert [entry.get("environment") for entry in run["resumed"]] == [None, None, {"cpu": "b"}]
+
+
+def test_a_clock_of_the_moment_is_no_other_environment(tmp_path):
+    gpu = {"name": "A100", "sm_clock_mhz": "1200"}
+    RunFolder.open(tmp_path, "r", CONFIG, environment={"gpus": [gpu]}).close()
+    with RunFolder.open(tmp_path, "r", CONFIG, environment={"gpus": [gpu | {"sm_clock_mhz": "900"}]}) as folder:
+        folder.append(sample())
+    assert "environment" not in results.read_run(folder.path)["resumed"][0]
 
 
 def test_scoring_again_replaces_the_samples_as_a_whole(tmp_path):

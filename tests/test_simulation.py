@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lanternbench import config
+from lanternbench import sweep as sweeps
 from lanternbench.decoding import engine, presets
 from lanternbench.decoding.simulation import level_rates, simulate
 from lanternbench.decoding.trees import static_tree
 from lanternbench.decoding.verify import Draft, Verdict
 from lanternbench.errors import UserError
+from lanternbench.report.published import differences, published_rows
 
 
 @pytest.mark.parametrize(("tau", "depth"), [(1.0, 3), (2.7, 5), (4.0, 3), (3.5, 7)])
@@ -42,6 +45,17 @@ def test_every_kind_of_draft_can_be_simulated(target, name):
     made = engine.generate(decoder, ["a small red circle in the center"], seed=3)[0]
     assert sum(made.accept_lengths) == target.length - 1
     assert 1.5 < (target.length - 1) / made.steps < 2.5
+
+
+def test_what_means_nothing_is_not_measured(tmp_path):
+    given = {"methods": ["eagle-1"], "num_prompts": 1, "simulate_acceptance": 2.0, "metrics": ["clip", "fid"]}
+    _, summary = sweeps.run(config.sweep(given, "test"), tmp_path)
+    ar, eagle = summary["rows"]
+    assert (ar["lossless"], eagle["lossless"], eagle["simulated"]) == (True, None, True)
+    assert not any("clip" in key or "fid-" in key for key in eagle)
+    assert eagle["fidelity_loss"] is None
+    assert any("no metric is computed" in note for note in summary["notes"])
+    assert "acceptance (simulated)" in differences(eagle, published_rows()[0]).values()
 
 
 def test_autoregressive_decoding_is_not_touched(target):

@@ -17,6 +17,7 @@ from lanternbench import config, results
 from lanternbench import sweep as sweeps
 from lanternbench.cli import measure
 from lanternbench.cli.main import app, main
+from lanternbench.decoding import engine, presets, registry
 from lanternbench.errors import UserError
 
 CLI = [sys.executable, "-m", "lanternbench.cli.main"]
@@ -193,6 +194,17 @@ def test_a_grid_of_options_is_expanded_and_each_method_kept_once():
     labels = [m.label for m in made.methods()]
     assert len(labels) == len(set(labels)) == 2 + 4
     assert labels[0] == "ar"
+
+
+def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target, monkeypatch):
+    wrong = {"forgets": lambda q, p, x, depth, rule: q}
+    monkeypatch.setattr(registry, "_RESIDUALS", registry._RESIDUALS | wrong)
+    method = presets.method("eagle-1", residual="forgets")
+    assert not method.lossless
+    decoder = engine.build(target, method)
+    made = engine.generate(decoder, ["a red circle"], trace=True)
+    assert decoder.lossless is False
+    assert sweeps.figures(decoder, made)[0]["fidelity_loss"] > 0.02
 
 
 def test_shipped_sweeps_are_valid():

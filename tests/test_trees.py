@@ -71,6 +71,12 @@ def test_adt_starts_from_the_tree_that_its_initialisation_names():
     assert around("token-flock").start()[0] == pytest.approx(expected)
 
 
+def test_adt_says_the_size_of_each_prompt_s_tree():
+    growth = AdaptiveGrowth(Bounds(), "horizontal", 30, (3, 5))
+    growth.now = [(0, 5), (1, 4), (2, 4), (9, 5)]
+    assert growth.sizes() == [(0, 1), (1, 5), (2, 21), (9, 30)]
+
+
 def test_adt_at_depth_zero_recovers():
     growth = AdaptiveGrowth(Bounds(), "horizontal", 12, (0, 3))
     assert adapt((0, 14), growth.bounds.beta, growth.bounds)[0] == 1

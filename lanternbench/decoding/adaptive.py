@@ -117,6 +117,10 @@ class AdaptiveGrowth:
             None if alike else depths,
         )
 
+    def sizes(self) -> list[tuple[int, int]]:
+        """Depth and nodes of each prompt's tree: all it may hold, or as many as it expands."""
+        return [(d, min(self.nodes, 1 + k + k * k * (d - 1)) if d else 1) for d, k in self.now]
+
     def keep(self, prompts: list[int]) -> None:
         self.around = [self.around[i] for i in prompts]
         self.alpha = [self.alpha[i] for i in prompts]

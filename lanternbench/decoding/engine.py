@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanternbench.decoding.acceptance import Residual, Rule
+from lanternbench.decoding.acceptance import RESIDUALS, Residual, Rule
 from lanternbench.decoding.adaptive import AdaptiveGrowth, Bounds
 from lanternbench.decoding.drafters import Drafter, EagleDrafter, MedusaDrafter, ModelDrafter
 from lanternbench.decoding.growth import DynamicGrowth, StaticGrowth
@@ -20,7 +21,7 @@ from lanternbench.decoding.registry import acceptances, residuals
 from lanternbench.decoding.sampling import Warp
 from lanternbench.decoding.session import Session, Trace, row_seed
 from lanternbench.decoding.simulation import level_rates
-from lanternbench.decoding.trees import Tree, static_tree
+from lanternbench.decoding.trees import static_tree
 from lanternbench.errors import UserError
 from lanternbench.models.eagle import Eagle
 from lanternbench.models.target import Target
@@ -33,10 +34,10 @@ class Generation:
 
     tokens: Tensor  # [L]
     accept_lengths: list[int]  # tokens committed per step, the residual or bonus token included; sums to L − 1
-    tree_depths: list[int]
+    tree_depths: list[int]  # as the method asked for: of a dynamic tree's levels the best nodes may lie in fewer
     tree_nodes: list[int]
     decode_s: float  # of its whole batch: the loop after prefill and first token
-    encode_s: float
+    encode_s: float  # of its whole batch: the captions, prefill and first token
     phases: dict[str, float] = field(default_factory=dict)
     syncs: int = 0
     trace: Trace | None = None  # of its whole batch
@@ -58,6 +59,11 @@ class Decoder:
     residual: Residual
     rates: Tensor | None = None  # [D + 1], where acceptance is simulated
     recordings: Recordings = field(default_factory=Recordings)
+
+    @property
+    def lossless(self) -> bool | None:
+        """Does it keep the target's distribution?  As its rule says; None where acceptance is simulated."""
+        return self.rule.lossless and self.method.residual in RESIDUALS if self.rates is None else None
 
     def proposal(self) -> Proposal:
         """A fresh proposal: it holds the state of one batch."""
@@ -186,6 +192,7 @@ def generate(
     Raises UserError on NaN or infinite logits.
     """
     target, method = decoder.target, decoder.method
+    began = perf_counter()
     seeds = [row_seed(seed, key, method.label) for key in (keys or captions)]
     proposal = decoder.proposal()
     session = Session(
@@ -200,12 +207,10 @@ def generate(
         max(proposal.width, 1),
         proposal.reach,
     )
-    session.clock.start()
-    hidden = session.begin()
-    proposal.begin(session, hidden)
-    encode_s = session.clock.stop()
+    proposal.begin(session, session.begin())
+    session.clock.start()  # waits for all that was asked for
+    encode_s = perf_counter() - began
     log = Log(session.batch)
-    session.clock.start()
     while session.active() and session.steps != most_steps:
         if prompts := session.unfinished():
             proposal.keep(session.keep(prompts), prompts)
@@ -231,9 +236,11 @@ def step(session: Session, proposal: Proposal, decoder: Decoder, log: Log) -> No
     if isinstance(proposal, Jacobi):
         proposal.learn(session, draft, verdict, q, ud)
     session.commit(draft, verdict, q, settled)
+    sizes = None
     if isinstance(proposal, Drafted):
         proposal.learn(session, draft, verdict, q, ud)
-    log.note(session, draft.tree)
+        sizes = proposal.sizes()
+    log.note(session, sizes or [(draft.tree.max_depth, draft.tree.nodes)] * session.batch)
 
 
 class Log:
@@ -241,19 +248,16 @@ class Log:
 
     def __init__(self, batch: int):
         self.accepted: list[list[int]] = [[] for _ in range(batch)]
-        self.depths: list[list[int | Tensor]] = [[] for _ in range(batch)]
-        self.nodes: list[list[int | Tensor]] = [[] for _ in range(batch)]
+        self.depths: list[list[int]] = [[] for _ in range(batch)]
+        self.nodes: list[list[int]] = [[] for _ in range(batch)]
 
-    def note(self, session: Session, tree: Tree) -> None:
-        shared = len(tree.depth) == 1
-        depth = None if shared else tree.depth.amax(1)
-        nodes = None if shared else (tree.depth >= 0).sum(1)
-        for i, count in enumerate(session.fresh.advances):
+    def note(self, session: Session, sizes: list[tuple[int, int]]) -> None:
+        """``sizes``: depth and nodes of each prompt's tree."""
+        for prompt, count, (depth, nodes) in zip(session.origin, session.fresh.advances, sizes, strict=True):
             if count:
-                prompt = session.origin[i]
                 self.accepted[prompt].append(count)
-                self.depths[prompt].append(tree.max_depth if depth is None else depth[i])
-                self.nodes[prompt].append(tree.nodes if nodes is None else nodes[i])
+                self.depths[prompt].append(depth)
+                self.nodes[prompt].append(nodes)
 
     def generations(self, session: Session, encode_s: float, decode_s: float) -> list[Generation]:
         images = session.finish()
@@ -261,8 +265,8 @@ class Log:
             Generation(
                 images[i],
                 self.accepted[i],
-                [int(d) for d in self.depths[i]],
-                [int(n) for n in self.nodes[i]],
+                self.depths[i],
+                self.nodes[i],
                 decode_s,
                 encode_s,
                 dict(session.clock.spent),

@@ -136,20 +136,21 @@ def drafter_figures(trace: Trace) -> dict[str, Tensor]:
     """How well the drafter knew the target, mean over an image's tokens that had drafted children: [B] each.
 
     ``top1``: the drafter's likeliest token is the target's; ``top3``: the target's is among its three likeliest;
-    ``tv``: TV(p, q).  Where children were chosen p was not kept: the first children stand for its likeliest tokens and
-    ``tv`` is NaN.  All are NaN for an image without drafts.
+    ``tv``: TV(p, q).  Where children were chosen p was not kept: the first children stand for its likeliest tokens,
+    nodes with fewer than three tell nothing of ``top3``, and ``tv`` is NaN.  All are NaN for an image without drafts.
     """
-    drafted = trace.children[..., 0] >= 0
+    drafted = three = trace.children[..., 0] >= 0
     known = drafted & (trace.p.sum(-1) > 0)
     best = trace.q.argmax(-1, keepdim=True)
     likeliest = trace.p.topk(min(3, trace.p.shape[-1])).indices
     if not bool(known.any()):
         likeliest = trace.children[..., :3]
+        three = likeliest[..., -1] >= 0 if likeliest.shape[-1] == 3 else torch.zeros_like(drafted)
     hits = likeliest == best
     tv = 0.5 * (trace.p - trace.q).abs().sum(-1)
     return {
         "top1": _mean(hits[..., 0].to(tv.dtype), drafted),
-        "top3": _mean(hits.any(-1).to(tv.dtype), drafted),
+        "top3": _mean(hits.any(-1).to(tv.dtype), three),
         "tv": _mean(tv, known),
     }
 

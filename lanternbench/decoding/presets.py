@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from lanternbench.decoding.acceptance import RESIDUALS
 from lanternbench.errors import UserError
 
 PROPOSALS = ("none", "eagle", "model", "medusa", "jacobi")
@@ -49,7 +50,8 @@ class Method(BaseModel):
 
     @property
     def lossless(self) -> bool:
-        return self.acceptance in ("exact", "unchanged")
+        """Is it one of ours that keeps the target's distribution?  What is registered is judged by ``verify``."""
+        return self.acceptance in ("exact", "unchanged") and self.residual in RESIDUALS
 
     @property
     def options(self) -> dict[str, Any]:
@@ -75,6 +77,11 @@ class Method(BaseModel):
 
 
 _KNOBS = ("lam", "delta")
+_RELAXATIONS: dict[str, dict[str, Any]] = {  # of the papers, where a rule takes another's place
+    "lantern": dict(delta=0.1),
+    "lantern++": dict(lam=2.0, k=10),
+    "annealed": dict(lam=2.0),
+}
 _SYMBOLS = {"lam": "λ", "delta": "δ", "nu": "ν", "beta": "β", "epsilon": "ε"}
 
 
@@ -143,8 +150,10 @@ def method(name: str, **options: Any) -> Method:
     unknown = sorted(set(given) - set(Method.model_fields) | ({"preset"} & set(given)))
     if unknown:
         raise UserError(f"method '{name}' has no option '{unknown[0]}': `lanternbench methods` lists the options")
-    if "acceptance" in given and "residual" not in given and given["acceptance"] != base.acceptance:
-        given["residual"] = _usual_residual(given["acceptance"])
+    if "acceptance" in given and given["acceptance"] != base.acceptance:
+        unset = dict.fromkeys(("lam", "delta", "k"))  # of the rule that is replaced
+        usual = {"residual": _usual_residual(given["acceptance"])}
+        given = unset | usual | _RELAXATIONS.get(given["acceptance"], {}) | given
     if given.get("tree") == "chain" and "shape" not in given:
         given["shape"] = None
     try:

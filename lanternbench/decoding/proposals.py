@@ -35,7 +35,11 @@ class Proposal(Protocol):
 
 
 class Growth(Protocol):
-    """A tree policy.  It may also have ``begin(session)``, ``learn(session, draft, verdict)`` and ``keep(prompts)``."""
+    """A tree policy.
+
+    It may also have ``begin(session)``, ``learn(session, draft, verdict)``, ``keep(prompts)``, and ``sizes()`` where
+    prompts have trees of their own.
+    """
 
     nodes: int
     fixed: bool
@@ -88,3 +92,7 @@ class Drafted:
         self.drafter.keep(rows)
         if hasattr(self.growth, "keep"):
             self.growth.keep(prompts)
+
+    def sizes(self) -> list[tuple[int, int]] | None:
+        """Depth and nodes of each prompt's tree; None where all have the same."""
+        return self.growth.sizes() if hasattr(self.growth, "sizes") else None

@@ -15,6 +15,7 @@ from torch import Tensor
 from lanternbench.decoding import acceptance as rules
 from lanternbench.decoding.neighbours import nearest
 
+NEIGHBOURS = 1000  # of a token, LANTERN's k where neither method nor target says
 _ACCEPTANCES: dict[str, Callable[..., rules.Rule]] = {}
 _RESIDUALS: dict[str, Callable[..., Tensor]] = dict(rules.RESIDUALS)
 _PRESETS: dict[str, dict[str, Any]] = {}
@@ -77,7 +78,7 @@ def _typical(method, target, depth: int) -> rules.Rule:
 
 
 def _neighbourly(method, target, bound: str, limit: float) -> rules.Rule:
-    k = method.k or target.options.get("near", 1000)
+    k = method.k or target.options.get("near", NEIGHBOURS)
     if method.variant == "reference":  # counts k without the token itself, admits equality and bars one token more
         table = nearest(target.codebook, k + 2, method.proximity)
         return rules.Lantern(table[:, : k + 1], bound, limit, inclusive=True, barred=table)

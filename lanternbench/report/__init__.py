@@ -31,10 +31,11 @@ def report(run_folders: list[Path], out: Path | None = None, published: bool = F
     beside = published_beside(rows) if published else None
     names = ", ".join(run.run_id for run in runs)
     shown = [{key: value for key, value in row.items() if key != "hardware"} for row in rows]
+    setups = dict.fromkeys(f"{run.target}, {run.dataset}, {run.hardware}" for run in runs)
     texts = {
         "table.md": f"# {plain(names)}\n\n{markdown_table(rows)}\n{_markdown_notes(notes)}",
         "table.csv": csv_table(shown if len(runs) == 1 else rows),
-        "table.tex": latex_table(rows, f"{runs[0].target}, {runs[0].dataset}, {runs[0].hardware}"),
+        "table.tex": latex_table(rows, "; ".join(setups)),
     }
     by_category = [(run, category_table(run)) for run in runs]
     if any(table for _, table in by_category):

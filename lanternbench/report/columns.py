@@ -73,18 +73,18 @@ BASE = [
     ),
     Column(
         "step_compression", "step compr.", "Step compr.", ".2f×", "higher", True, ALL,
-        "step compression: tokens / target forwards that verify",
+        "step compression: tokens / target forwards, the prefill included",
     ),
     Column("tree_depth", "depth d̄", r"$\bar d$", ".2f", views=ALL, help="mean depth of the draft tree"),
     Column(
         "fidelity_loss", "fidelity loss", "Fidelity loss", ".3f", "lower", True, ALL,
-        "bound on the total-variation distance to the target's distribution; 0 for lossless methods",
+        "mean over tokens of the total variation between the target's distribution and what the method draws from",
     ),
 ]  # fmt: skip
 DETAIL = [  # shown after the quality metrics
     Column("n", "images", "Images", ".0f", help="number of images behind the row"),
     Column("first_token_acceptance", "first token", "First token", ".1%", "higher",
-           help="first-token acceptance: share of steps whose first draft was accepted"),
+           help="first-token acceptance: share of steps whose next token was drafted, by any sibling on a tree"),
     Column("drafter_top1", "drafter top-1", "Drafter top-1", ".1%", "higher", True,
            help="share of tokens where the drafter's likeliest token is the target's"),
     Column("drafter_top3", "drafter top-3", "Drafter top-3", ".1%", "higher", True,
@@ -98,8 +98,14 @@ DETAIL = [  # shown after the quality metrics
     Column("top1_prob", "top-1 prob.", "Top-1 prob.", ".3f", "", True,
            help="mean probability of the target's likeliest token"),
     Column("tokens_per_s", "tokens/s", "Tokens/s", ".1f", "higher", help="tokens per second of decoding"),
+    Column("end_to_end_s", "end to end (s)", "End to end (s)", ".3f", "lower", True,
+           help="from caption to image: text encoder, prefill, decoding, image decoder"),
+    Column("end_to_end_speedup", "end-to-end speedup", "End-to-end speedup", ".2f×", "higher", True,
+           help="against ar, ratio of paired end-to-end latencies"),
+    Column("draft_fraction", "drafting", "Drafting", ".1%", "lower", help="share of a step in the drafter's forwards"),
     Column("overhead_fraction", "overhead", "Overhead", ".1%", "lower", help="share of a step outside model forwards"),
-    Column("peak_memory_mb", "memory (MB)", "Memory (MB)", ".0f", "lower", help="peak memory"),
+    Column("peak_memory_mb", "memory (MB)", "Memory (MB)", ".0f", "lower",
+           help="GPU memory at its peak while the method decoded"),
 ]  # fmt: skip
 
 MARKS = ("-tiny", "-random")  # kept in the title: scored by the embedded evaluators, or by untrained networks

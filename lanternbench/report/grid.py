@@ -86,6 +86,7 @@ def _map(run: Run, sample: Row, scale: Scale, kind: str) -> str:
 
 def _facts(sample: Row) -> list[tuple[str, str]]:
     lengths, depths = _whole(sample.get("accept_lengths")), _whole(sample.get("tree_depths"))
+    lengths, depths = lengths[1:], depths[1:]  # the prefill drafts nothing
     seconds, loss = number(sample, "decode_s"), number(sample, "fidelity_loss")
     facts = [
         ("τ", f"{sum(lengths) / len(lengths):.2f}" if lengths else MISSING),

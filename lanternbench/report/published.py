@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from lanternbench.decoding.presets import PRESETS, preset
+from lanternbench.decoding.registry import NEIGHBOURS
 from lanternbench.report.columns import BASE, MISSING, metric_column
 from lanternbench.report.load import Row, number
 
@@ -29,7 +31,6 @@ QUANTITIES = {
 }
 DATASETS = {"coco2017": "coco2017-val", "coco2014": "coco2014-val", "parti": "partiprompts"}
 NAMES = {"lam": "lambda", "λ": "lambda", "δ": "delta"}
-EXACT = {"adt-tree": "exact"}  # presets that the papers also run with another acceptance rule
 
 
 @cache
@@ -71,10 +72,11 @@ def published_beside(rows: list[Row]) -> pd.DataFrame:
 
 def same_method(row: Row, paper: dict[str, str]) -> bool:
     """Is it the same preset, with the same acceptance rule where the paper changed it?"""
-    method = row.get("method")
-    default = EXACT.get(str(method), "")
-    here = str(_options(row).get("acceptance") or default)
-    return method == paper["method"] and here == _params(paper).get("acceptance", default or here)
+    name = str(row.get("method"))
+    if name != paper["method"]:
+        return False
+    usual = PRESETS[name]["acceptance"]
+    return _options(row).get("acceptance", usual) == _params(paper).get("acceptance", usual)
 
 
 def differences(row: Row, paper: dict[str, str]) -> dict[str, str]:
@@ -97,9 +99,11 @@ def differences(row: Row, paper: dict[str, str]) -> dict[str, str]:
     elif temperature != float(paper["temperature"]):
         here = "unknown" if temperature is None else f"{temperature:g}"
         found["temperature"] = f"temperature ({here})"
-    params = _param_differences(_options(row), _params(paper))
+    params = _param_differences(_options(row), _params(paper), _defaults(row))
     if params:
         found["params"] = f"parameters ({', '.join(params)})"
+    if row.get("simulated"):
+        found["acceptance"] = "acceptance (simulated)"
     hardware = str(row.get("hardware") or "")
     if not paper["hardware"]:
         found["hardware"] = "hardware (paper does not say)"
@@ -149,15 +153,24 @@ def _options(row: Row) -> dict[str, Any]:
     return {NAMES.get(str(k), str(k)): v for k, v in options.items()} if isinstance(options, dict) else {}
 
 
+def _defaults(row: Row) -> dict[str, Any]:
+    """What holds of the method's options where they are not set."""
+    made = preset(str(row.get("method")))
+    found = {NAMES.get(name, name): getattr(made, name) for name in type(made).model_fields}
+    if found["k"] is None and row.get("target") != "tiny":
+        found["k"] = NEIGHBOURS
+    return found
+
+
 def _params(paper: dict[str, str]) -> dict[str, str]:
     return dict(part.split("=", 1) for part in paper["params"].split())
 
 
-def _param_differences(options: dict[str, Any], params: dict[str, str]) -> list[str]:
-    """One entry per option that is not the same on both sides; silence on either side is named, not guessed."""
+def _param_differences(options: dict[str, Any], params: dict[str, str], defaults: dict[str, Any]) -> list[str]:
+    """One entry per option that is not the same on both sides; a paper's silence is named, not guessed."""
     found = []
     for key in dict.fromkeys([*params, *options]):
-        here, there = options.get(key), params.get(key)
+        here, there = options.get(key, defaults.get(key)), params.get(key)
         if here is None:
             found.append(f"{key} default; paper {there}")
         elif there is None:

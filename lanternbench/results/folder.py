@@ -28,8 +28,9 @@ from lanternbench.results.sample import Sample, image_name
 class RunFolder:
     """A run folder opened for writing by this process alone; use ``open``, and ``close`` or ``with``."""
 
-    def __init__(self, path: Path, run: dict[str, Any], lock: IO[bytes]) -> None:
+    def __init__(self, path: Path, run: dict[str, Any], lock: IO[bytes], environment: Any = None) -> None:
         self.path, self.run, self._lock = path, run, lock
+        self._elsewhere = environment if _lasting(environment) != _lasting(run.get("environment")) else None
         kept, self._samples = whole_lines(path / "samples.jsonl")
         self._by_key = {sample.key: sample for sample in self._samples}
         with writing(path):
@@ -73,7 +74,7 @@ class RunFolder:
                 "methods": [plain(method) for method in methods],
             }
             run = _resume(path, new) if (path / "run.json").exists() else _start(path, new)
-            return cls(path, run, lock)
+            return cls(path, run, lock, new["environment"])
         except BaseException:
             lock.close()
             raise
@@ -104,6 +105,9 @@ class RunFolder:
         """
         if sample.key in self._by_key:
             raise ValueError(f"sample {sample.key!r} is stored already")
+        if self._elsewhere:  # latencies from two machines: the summary says so
+            self.run["resumed"][-1]["environment"], self._elsewhere = self._elsewhere, None
+            _write_json(self.path / "run.json", self.run)
         if image is not None:
             sample = sample.model_copy(update={"image": f"images/{image_name(sample)}"})
             with replacing(self.path / str(sample.image)) as file:
@@ -170,12 +174,16 @@ def _resume(path: Path, new: dict[str, Any]) -> dict[str, Any]:
             f"run {path.name!r} exists with other settings ({shown}): "
             "give --fresh to start a new run beside it, or repeat the old settings to resume it."
         )
-    entry: dict[str, Any] = {"at": new["created"]}
-    if new["environment"] and new["environment"] != old.get("environment"):
-        entry["environment"] = new["environment"]  # latencies from two machines: the summary says so
-    run = {**old, "resumed": [*old.get("resumed", []), entry]}
+    run = {**old, "resumed": [*old.get("resumed", []), {"at": new["created"]}]}
     _write_json(path / "run.json", run)
     return run
+
+
+def _lasting(environment: Any) -> Any:
+    """An environment without what changes from moment to moment."""
+    if isinstance(environment, Mapping):
+        return {k: _lasting(v) for k, v in environment.items() if k not in ("sm_clock_mhz", "memory_clock_mhz")}
+    return [_lasting(item) for item in environment] if isinstance(environment, list) else environment
 
 
 def _free(root: Path, run_id: str) -> Path:

@@ -57,7 +57,7 @@ def _pick(value: Any, index: Tensor) -> Any:
 
 
 class _NoLog:
-    def note(self, session, tree) -> None:
+    def note(self, session, sizes) -> None:
         pass
 
 
