@@ -22,7 +22,7 @@ from torchmetrics.functional.image import peak_signal_noise_ratio
 
 from lanternbench.decoding import engine, presets
 from lanternbench.decoding.neighbours import nearest
-from lanternbench.disk import replacing
+from lanternbench.disk import OUT, replacing
 from lanternbench.errors import UserError
 from lanternbench.models.target import Target
 
@@ -104,5 +104,5 @@ def draw(found: Codebook, captions: list[str], path: Path) -> None:
         row[0].text(0, -0.02, fill(text, 38), fontsize=6, transform=row[0].transAxes, va="top", parse_math=False)
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
-    with replacing(path) as file:
+    with replacing(path, OUT) as file:
         file.write(buffer.getvalue())

@@ -1,4 +1,7 @@
-"""Writing to disk: a crash leaves the old file or the whole new one, and a full disk costs one sentence."""
+"""Where files lie, and how they are written.
+
+A crash leaves the old file or the whole new one, and a full disk costs one sentence.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,19 @@ from typing import IO
 
 from lanternbench.errors import UserError
 
-ELSEWHERE = "choose another folder with --out"
+OUT = "choose another folder with --out"  # ways to write elsewhere
+WORK = "choose another folder with --work"
+HOME = "set LANTERNBENCH_HOME"
+WEIGHTS = Path(__file__).parent / "weights"  # of the embedded models
+
+
+def cache_dir() -> Path:
+    """Where downloaded files lie: $LANTERNBENCH_HOME, by default ~/.cache/lanternbench."""
+    return Path(os.environ.get("LANTERNBENCH_HOME") or Path.home() / ".cache" / "lanternbench")
 
 
 @contextmanager
-def writing(path: Path, elsewhere: str = ELSEWHERE) -> Iterator[None]:
+def writing(path: Path, elsewhere: str) -> Iterator[None]:
     """Turns a full disk or a missing permission into a UserError that names ``path`` and how to write elsewhere."""
     try:
         yield
@@ -24,7 +35,7 @@ def writing(path: Path, elsewhere: str = ELSEWHERE) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path, elsewhere: str = ELSEWHERE) -> Iterator[IO[bytes]]:
+def replacing(path: Path, elsewhere: str) -> Iterator[IO[bytes]]:
     """A file that appears under its name only when whole and on disk.  Raises UserError as ``writing`` does."""
     part = path.with_name(path.name + ".part")
     with writing(path, elsewhere):

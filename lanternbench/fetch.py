@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from lanternbench.disk import cache_dir
 from lanternbench.download import Remote, digest, file_errors
 from lanternbench.errors import UserError
 from lanternbench.metrics import files as weights
@@ -53,7 +54,7 @@ PROMPTS = {  # file, address, SHA-256 of the file, member of an archive
 
 def plain_files(name: str) -> list[Remote] | None:
     """The files that a metric, one of its weights or a prompt set needs; None for a name that is none of these."""
-    home = weights.cache_dir()
+    home = cache_dir()
     if name in PROMPTS:
         file, url, sha256, member = PROMPTS[name]
         return [Remote(name, url, home / "prompts" / file, sha256, member)]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, stdtrit
 
-from .results import Sample
+from lanternbench.results import Sample
 
 RESAMPLES = 10_000
 BASELINE = "ar"
@@ -201,7 +201,7 @@ def _row(
     row |= {
         "tree_depth": _share(sum(sum(s.tree_depths[1:]) for s in own), sum(len(s.tree_depths[1:]) for s in own)),
         "first_token_acceptance": _share(
-            sum((s.first_token_acceptance or 0.0) * s.steps for s in drafted), sum(s.steps for s in drafted)
+            sum((s.first_token_acceptance or 0.0) * (s.steps - 1) for s in drafted), sum(s.steps - 1 for s in drafted)
         ),
         "tokens_per_s": _share(sum(s.tokens for s in timed), sum(s.decode_s for s in timed)),
         "draft_fraction": _share(sum(p.get("draft_s", 0.0) for p in phases), sum(sum(p.values()) for p in phases)),

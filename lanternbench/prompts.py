@@ -11,13 +11,13 @@ import csv
 import hashlib
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple, get_args
 
-from .errors import UserError
+from lanternbench.disk import cache_dir
+from lanternbench.errors import UserError
 
 Caption = Literal["first", "longest", "random"]
 TEXT_FIELDS = ("prompt", "text", "caption")
@@ -131,8 +131,7 @@ def _locate(spec: str) -> tuple[str, Path]:
             raise UserError(f"{OFFICIAL[name]} is not in {where or 'the empty path'}: give the file, {_example(name)}.")
         return name, path
     if name in OFFICIAL:
-        home = Path(os.environ.get("LANTERNBENCH_HOME") or Path.home() / ".cache" / "lanternbench")
-        path = home / "prompts" / OFFICIAL[name]
+        path = cache_dir() / "prompts" / OFFICIAL[name]
         if not path.is_file():
             raise UserError(
                 f"the prompts of {name} are not at {path}: get them with `lanternbench fetch {name}`, "

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from lanternbench import prompts
+from lanternbench.disk import cache_dir
 from lanternbench.errors import UserError
 from lanternbench.measure import RANDOM_NOTE, bootstrap_mean, summarise
 from lanternbench.metrics import files, reference
@@ -185,7 +186,7 @@ def score_folder(
     if not items:
         raise UserError(f"{captions} names none of the {len(paths)} images in {folder}: give their captions file.")
     name = hashlib.sha256(str(folder.resolve()).encode("utf-8", "replace")).hexdigest()[:16]
-    journal = Journal(files.cache_dir() / "scores" / f"{name}.jsonl")
+    journal = Journal(cache_dir() / "scores" / f"{name}.jsonl")
     row: dict[str, Any] = {"label": folder.resolve().name, "n": len(items)}
     notes = [f"{len(paths) - len(items)} of {len(paths)} images have no caption and are left out."]
     notes = notes if len(items) < len(paths) else []

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_ids import anole_rule, lumina_rule, open_image
 from PIL import Image
 from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.models import chameleon_vocab
 from lanternbench.models.chameleon import Chameleon, ChameleonConfig, config_from_hf, from_hf, from_official
+from lanternbench.models.chameleon_prompts import anole_prompt, left_padded, lumina_prompt, lumina_text
 from lanternbench.models.chameleon_vqgan import (
     centre_square,
     chameleon_vqgan,
@@ -25,15 +27,6 @@ from lanternbench.models.chameleon_vqgan import (
 )
 from lanternbench.models.chameleon_vqgan import from_official as vqgan_from_official
 from lanternbench.models.checkpoints import load_into
-from lanternbench.models.token_rules import (
-    anole_prompt,
-    anole_rule,
-    left_padded,
-    lumina_prompt,
-    lumina_rule,
-    lumina_text,
-    open_image,
-)
 from lanternbench.models.vq import VQConfig
 
 TINY = ChameleonConfig(dim=32, n_layer=2, n_head=4, hidden=48, n_kv_head=2, vocab_size=40, positions=64)

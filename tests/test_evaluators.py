@@ -41,11 +41,6 @@ def test_shipped_weights_are_under_4_mb_and_say_how_they_were_made(name):
     json.loads(about["config"])
 
 
-def test_shipped_clip_finds_the_caption_of_held_out_scenes():
-    clip = clip_tiny.load(files.embedded("clip.safetensors"))
-    assert evaluators.retrieval_rate(clip, groups=2) >= 0.9
-
-
 def test_shipped_clip_tells_one_changed_word():
     clip = clip_tiny.load(files.embedded("clip.safetensors"))
     rng = np.random.default_rng(0)

@@ -17,11 +17,6 @@ NEAR = torch.stack([(torch.arange(V) + i) % V for i in range(V)])[:, :4]
 RULES = [Annealed([2.0, 1.0, 0.5]), Lantern(NEAR, "tvd", 0.3), Lantern(NEAR, "multiplicative", 2.0)]
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> None:
-    torch.set_num_threads(1)  # the tensors are too small to share
-
-
 @pytest.fixture
 def nodes():
     """q, p, children, tried, depth of N random nodes, some with zeros or a single token."""

@@ -17,11 +17,6 @@ from safetensors.torch import save_file
 SOME = {"eagle2_16_7_3", "lantern_k50_d0.1", "eagle1_chain", "lanternpp_k50_lam2"}
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> None:
-    torch.set_num_threads(1)  # matrices 64 wide: a second thread only waits
-
-
 @pytest.fixture
 def vectors(shared: Path) -> Path:
     folder = shared / "golden"

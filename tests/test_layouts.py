@@ -22,12 +22,12 @@ from lanternbench.decoding import engine, presets
 from lanternbench.errors import UserError
 from lanternbench.models import llamagen, published_chameleon, published_llamagen
 from lanternbench.models.chameleon import Chameleon, ChameleonConfig, image_tables
+from lanternbench.models.chameleon_prompts import ROW_END
 from lanternbench.models.chameleon_vocab import read
 from lanternbench.models.chameleon_vqgan import chameleon_vqgan
 from lanternbench.models.eagle import Eagle, to_published
 from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig
 from lanternbench.models.t5 import T5Features
-from lanternbench.models.token_rules import ROW_END
 from lanternbench.models.vq import VQConfig, VQModel
 
 SHAPE = {"dim": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "grid": 4, "multiple_of": 16}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from frozen import frozen
+from image_ids import lumina_rule
 from test_anole import ALL_IDS, CAPTIONS, CODES, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
@@ -19,11 +20,11 @@ from lanternbench.models import chameleon_vocab, published_chameleon
 from lanternbench.models.cached import CachedStack
 from lanternbench.models.catalogue import entry
 from lanternbench.models.chameleon import Chameleon, ChameleonConfig, image_tables
+from lanternbench.models.chameleon_prompts import ROW_END, lumina_prompt
 from lanternbench.models.eagle import Eagle
 from lanternbench.models.graphs import Graphs
 from lanternbench.models.row_ends import RowEnds, with_row_ends
 from lanternbench.models.target import Target
-from lanternbench.models.token_rules import ROW_END, lumina_prompt, lumina_rule
 
 SIDE = 4
 WHOLE, IMAGE_ONLY = replace(ALL_IDS, grid=SIDE), replace(IMAGES, grid=SIDE)

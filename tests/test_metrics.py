@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from lanternbench.disk import cache_dir
 from lanternbench.errors import UserError
 from lanternbench.metrics import Scorer, SetScorer, files, read_image, registry, scorers_for
 from lanternbench.metrics.clip import Encoder, clip_score, clip_tiny_score, retrieval
@@ -177,7 +178,7 @@ def test_reference_folder_is_computed_once_and_again_when_it_changes(world, tmp_
     net = Net(_mean_net(), plain_image)
     first = reference_statistics(net, folder)
     assert first.count == 4
-    assert len(list(files.cache_dir().glob("fid/*.safetensors"))) == 1
+    assert len(list(cache_dir().glob("fid/*.safetensors"))) == 1
     assert torch.equal(reference_statistics(net, folder).products, first.products)
     images[5].save(folder / "more.png")
     assert reference_statistics(net, folder).count == 5
@@ -239,7 +240,7 @@ def test_metrics_can_be_added_and_names_stay_unique(monkeypatch):
 
 
 def test_missing_embedded_weights_are_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "EMBEDDED", tmp_path)
+    monkeypatch.setattr(files, "WEIGHTS", tmp_path)
     for scorer in scorers_for(None, "tiny"):
         assert "lanternbench train tiny" in scorer.available()
     with pytest.raises(UserError, match="train tiny"):

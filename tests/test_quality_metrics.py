@@ -12,6 +12,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from lanternbench.disk import cache_dir
 from lanternbench.errors import UserError
 from lanternbench.fetch import plain_files
 from lanternbench.metrics import (
@@ -116,7 +117,7 @@ def test_a_reference_is_stored_by_files_and_settings_and_made_again_when_damaged
     assert len(calls) == 1
     get(settings="b")
     assert len(calls) == 2
-    (stored,) = [p for p in files.cache_dir().glob("fid/*") if reference.fingerprint(paths, "fid a")[:16] in p.name]
+    (stored,) = [p for p in cache_dir().glob("fid/*") if reference.fingerprint(paths, "fid a")[:16] in p.name]
     stored.write_bytes(b"torn")
     assert get(settings="a")["x"] == 1
     assert len(calls) == 3
@@ -165,10 +166,10 @@ def test_features_are_kept_and_an_interrupted_computation_continues(saved):
 
 
 def test_features_that_cannot_be_kept_are_a_users_mistake_naming_the_place(saved):
-    files.cache_dir().write_text("a file where the folder should be")
+    cache_dir().write_text("a file where the folder should be")
     with pytest.raises(UserError, match="set LANTERNBENCH_HOME") as error:
         features(Net(Means(), plain_image, "a"), ImageFiles(saved[:2]))
-    assert str(files.cache_dir()) in str(error.value)
+    assert str(cache_dir()) in str(error.value)
 
 
 def test_an_unreadable_image_is_left_out_of_kept_features_and_told_every_time(saved):
@@ -468,7 +469,7 @@ def test_a_model_of_open_clip_scores_from_its_file(no_caches, monkeypatch):
     torch.manual_seed(0)
     model = open_clip.CLIP(**config).eval()
     (scorer,) = scorers_for(["clip:ViT-B-16/datacomp_xl_s13b_b90k"])
-    path = files.cache_dir() / scorer.needs[0]
+    path = cache_dir() / scorer.needs[0]
     path.parent.mkdir(parents=True)
     save_file(model.state_dict(), path)
     (value,) = scorer.score([GREY], ["a grey square"])
@@ -498,7 +499,7 @@ def test_random_weights_need_no_files_carry_their_mark_and_are_the_same_every_ti
 def test_one_command_gets_all_files_of_a_metric(no_caches):
     (scorer,) = scorers_for(["image-reward"], "full")
     assert scorer.available().endswith("lanternbench fetch image-reward bert-vocabulary")
-    path = files.cache_dir() / files.IMAGE_REWARD.file
+    path = cache_dir() / files.IMAGE_REWARD.file
     path.parent.mkdir()
     path.write_bytes(b"")
     assert scorer.available().endswith("lanternbench fetch bert-vocabulary")
@@ -512,4 +513,3 @@ def test_all_full_metrics_are_there_by_default_but_the_extra_ones():
     assert [s.name for s in scorers_for(["hpsv2.1", "fid-inf", "precision-recall"], "tiny")] == [
         "hpsv2.1", "fid-inf-tiny", "precision-tiny"
     ]  # fmt: skip
-    json.dumps(names)

@@ -428,7 +428,7 @@ def test_with_all_weights_absent_a_run_works_and_the_report_names_each_metric_an
     no_caches, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(files, "EMBEDDED", tmp_path)
+    monkeypatch.setattr(files, "WEIGHTS", tmp_path)
     names = ["clip", "fid", "image-reward", "hpsv2", "aesthetic", "inception-score", "clip:ViT-L-14/openai"]
     options = ["--method", "sjd", "-n", "1", "--no-baseline", "--device", "cpu", "--metrics", ",".join(names)]
     said = command(monkeypatch, capfd, "run", *options)

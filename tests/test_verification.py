@@ -27,11 +27,6 @@ RELAXED = ["lantern", "lantern++", "uniform-rsd", "cool-sd"]
 
 
 @pytest.fixture(autouse=True)
-def _threads() -> None:
-    torch.set_num_threads(1)  # the tensors are too small to share
-
-
-@pytest.fixture(autouse=True)
 def _inference(monkeypatch):
     monkeypatch.setattr(verification, "WORLDS", ((3, 3, "dense"),))
     with torch.inference_mode():

@@ -113,6 +113,7 @@ def prompts(
     from typing import cast
 
     from lanternbench import prompts as sets
+    from lanternbench.cli.measure import print_notes
 
     chosen = sets.load(spec, num_prompts or None, seed, cast(Any, caption))
     rows = [{"id": p.id, "category": p.category or "", "prompt": p.text} for p in chosen]
@@ -121,8 +122,7 @@ def prompts(
         print()
         return
     _print(rows, False, {"id": "id", "category": "category", "prompt": "prompt"})
-    for note in chosen.notes:
-        Console(stderr=True).print(f"· {note}", style="dim", highlight=False, markup=False)
+    print_notes(chosen.notes, Console(stderr=True))
     print(f"{len(chosen)} prompts, selection {chosen.hash[:16]}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -164,8 +165,7 @@ def execute(config: settings.Sweep, device: str, threads: int | None, out: Path,
         print()
         return
     print_table(summary["rows"])
-    for note in summary["notes"]:
-        console.print(f"· {note}", style="dim", highlight=False, markup=False)
+    print_notes(summary["notes"], console)
     console.print(f"{path}  ·  next: lanternbench report", highlight=False, markup=False)
 
 
@@ -175,6 +175,12 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(terminal_table(rows, console.width))
+
+
+def print_notes(notes: Iterable[str], console: Console) -> None:
+    """Each on a line of its own, not broken: a note may hold a command to copy."""
+    for note in notes:
+        console.print(f"· {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def _short(text: str, limit: int = 60) -> str:

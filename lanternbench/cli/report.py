@@ -25,11 +25,11 @@ def report(
     from lanternbench import results as store
     from lanternbench.cli.measure import print_table
     from lanternbench.report import report as write
-    from lanternbench.report.load import load_run
+    from lanternbench.report.load import joined_rows, load_runs
 
     folders = store.find(results, runs or [])
     files = write(folders, out, published)
-    rows = [row for folder in folders for row in load_run(folder).rows]
+    rows = joined_rows(load_runs(folders))
     if as_json:
         json.dump({"rows": rows, "files": [str(f) for f in files]}, sys.stdout, ensure_ascii=False, indent=2)
         print()

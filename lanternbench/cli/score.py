@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lanternbench.cli.measure import Device, Threads, print_table
+from lanternbench.cli.measure import Device, Threads, print_notes, print_table
 
 
 def score(
@@ -103,7 +103,5 @@ def _show(found: dict[str, Any], console: Console) -> None:
         print_table(found["rows"])
     else:
         _print_metrics(found["rows"][0])
-    for note in found["notes"]:
-        # not broken into lines: a note may hold a command to copy
-        console.print(f"· {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
+    print_notes(found["notes"], console)
     console.print(found["run"], highlight=False, markup=False)

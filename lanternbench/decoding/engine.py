@@ -67,7 +67,7 @@ class Decoder:
 
     def proposal(self) -> Proposal:
         """A fresh proposal: it holds the state of one batch."""
-        return build_proposal(self.method, self.target, self.warp)[0]
+        return build_proposal(self.method, self.target)[0]
 
 
 def build(
@@ -86,7 +86,7 @@ def build(
     Raises UserError if the target has no drafter of the kind that the method needs, or one that does not fit.
     """
     warp = Warp(temperature, target.top_k if top_k is None else top_k, top_p)
-    depth = build_proposal(method, target, warp)[1]
+    depth = build_proposal(method, target)[1]
     rule = acceptances()[method.acceptance](method, target, depth)
     name = "lantern-reference" if method.residual == "lantern" and method.variant == "reference" else method.residual
     scale = target.guidance if guidance is None else guidance
@@ -96,7 +96,7 @@ def build(
     return Decoder(target, method, warp, scale, rule, residuals()[name], rates)
 
 
-def build_proposal(method: Method, target: Target, warp: Warp) -> tuple[Proposal, int]:
+def build_proposal(method: Method, target: Target) -> tuple[Proposal, int]:
     """The proposal of a method and its deepest draft position."""
     if method.proposal == "none" or method.depth == 0:
         return Alone(), 0
@@ -116,7 +116,7 @@ def build_proposal(method: Method, target: Target, warp: Warp) -> tuple[Proposal
             f"the drafter of kind '{method.proposal}' does not fit target '{target.name}': {other}; give a drafter "
             "made for it"
         )
-    growth, depth, width = _growth(method, target, warp)
+    growth, depth, width = _growth(method, target)
     if method.proposal == "medusa" and depth > drafter_net.heads:
         raise UserError(f"the tree is {depth} levels deep but the drafter has {drafter_net.heads} Medusa heads")
     most = growth.nodes + width * max(depth, 1)  # a dynamic tree expands more nodes than it keeps
@@ -150,7 +150,7 @@ def misfit(net: Any, target: Target) -> str | None:
     return None
 
 
-def _growth(method: Method, target: Target, warp: Warp) -> tuple[Growth, int, int]:
+def _growth(method: Method, target: Target) -> tuple[Growth, int, int]:
     """Tree policy, its greatest depth and its widest family."""
     defaults = target.options
     if method.tree in ("chain", "static"):

@@ -98,7 +98,7 @@ def kernel(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Rule, re
         rest = normalised(residual(q, p, x, depth, rule), q)
         return accepted + (1 - accepted.sum(-1, keepdim=True)).clamp(min=0) * rest
     rejected = (p - accepted).clamp(min=0)
-    if residual is acceptance.lantern and hasattr(rule, "near"):
+    if residual is acceptance.lantern and isinstance(rule, acceptance.Lantern):
         return accepted + _lantern_rest(q, p, rejected, depth, rule)
     return accepted + _any_rest(q, p, rejected, depth, rule, residual)
 

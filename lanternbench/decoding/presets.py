@@ -9,9 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lanternbench.decoding.acceptance import RESIDUALS
 from lanternbench.errors import UserError
 
-PROPOSALS = ("none", "eagle", "model", "medusa", "jacobi")
-TREES = ("none", "chain", "static", "dynamic", "adaptive")
-
 
 class Method(BaseModel):
     """One decoder, fully specified.  Unset options take the target's defaults when the decoder is built."""
@@ -28,7 +25,7 @@ class Method(BaseModel):
     depth: int | None = Field(None, ge=0, le=64, description="levels of a chain or dynamic tree")
     draft_top_k: int | None = Field(None, ge=1, description="children per expanded node of a dynamic tree")
     total_nodes: int | None = Field(None, ge=2, le=1024, description="nodes of a dynamic tree, the root included")
-    init: str | None = Field(None, description="ADT-Tree: horizontal, vertical, random, token-flock; SJD: see docs")
+    init: str | None = Field(None, description="start of an ADT-Tree (adaptive.INITS), of SJD's window (jacobi.INITS)")
     beta: float = Field(1.0, gt=0, description="ADT-Tree: acceptance level that deepens the tree")
     l_d: int = Field(1, ge=0, description="ADT-Tree: step of the depth")
     l_k: int | None = Field(None, ge=0, description="ADT-Tree: step of the width")

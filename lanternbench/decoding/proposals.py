@@ -28,7 +28,7 @@ class Proposal(Protocol):
         """The next tree; u [B, uniforms]."""
 
     def learn(self, session: Session, draft: Draft, verdict: Verdict, q: Tensor, u: Tensor) -> None:
-        """After a step was committed."""
+        """From a step: a Jacobi window before its commit, a tree policy after it."""
 
     def keep(self, rows: Tensor, prompts: list[int]) -> None:
         """The session goes on with these prompts alone, whose rows [R'] these are."""

@@ -111,17 +111,12 @@ def from_paths(paths: Paths) -> StaticTree:
     return StaticTree(Tree(depth, children, ancestors[None], deepest), tuple(levels), inner, ids, ranks, sizes)
 
 
-_INDEX: dict[tuple, Tensor] = {}
-
-
+@cache
 def inner_index(inner: tuple[int, ...], nodes: int, device: torch.device) -> Tensor:
     """[N] place of each node among the inner ones, −1 for leaves; built once per tree and device."""
-    key = (inner, nodes, device)
-    if key not in _INDEX:
-        index = torch.full((nodes,), -1)
-        index[list(inner)] = torch.arange(len(inner))
-        _INDEX[key] = index.to(device)
-    return _INDEX[key]
+    index = torch.full((nodes,), -1)
+    index[list(inner)] = torch.arange(len(inner))
+    return index.to(device)
 
 
 def chain(length: int) -> Paths:

@@ -1,6 +1,6 @@
 """Verification of a draft tree: all nodes at once, on the device, no synchronisation.
 
-One rule for every tree (DESIGN: sequential speculative sampling over siblings).  At a node, children are tried in
+One rule for every tree: sequential speculative sampling over siblings.  At a node, children are tried in
 draft order; child j is accepted with probability min(1, q̃(x_j)/p(x_j)); after a rejection q becomes the residual and
 p loses x_j.  If none is accepted the step ends with a token of the last residual; at a leaf, with a bonus token of q.
 
@@ -57,14 +57,14 @@ def verify_greedy(draft: Draft, q: Tensor, rule: Rule) -> Verdict:
     best = q.argmax(-1)  # [B, N]
     parent = parents(tree)
     at_parent = parent.clamp(min=0).expand_as(tokens)
-    if rule.lossless or not hasattr(rule, "near"):
+    if not isinstance(rule, Lantern):
         ok = tokens == best.gather(1, at_parent)
     else:
         rows = rows_at(q, at_parent)  # q at each node's parent
         mass = rule(rows, tokens, tree.depth.expand_as(tokens))
         assert mass.group is not None
         assert mass.taken is not None
-        if not getattr(rule, "inclusive", False):  # the reference leaves the group's own mass in place
+        if not rule.inclusive:  # the reference leaves the group's own mass in place
             rows = rows.scatter(-1, mass.group, torch.where(mass.taken, 0.0, rows.gather(-1, mass.group)))
         ok = mass.value >= rows.scatter(-1, tokens[..., None], 0.0).amax(-1)
     ok = ok & (parent >= 0)
@@ -72,7 +72,7 @@ def verify_greedy(draft: Draft, q: Tensor, rule: Rule) -> Verdict:
     reached[:, 0] = True
     depth = torch.where(reached, tree.depth.expand_as(tokens), -1)
     rank = depth * (tree.nodes + 1)
-    if getattr(rule, "inclusive", False) and draft.static is None:
+    if isinstance(rule, Lantern) and rule.inclusive and draft.static is None:
         rank = rank - first_leaf(tree)  # the reference goes through a dynamic tree's leaves
     last = rank.argmax(1)  # the deepest, first in node order
     accepted = depth.gather(1, last[:, None])[:, 0]
@@ -195,8 +195,14 @@ def _accept(rule: Rule, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tenso
     return (u * px < rule(q, x, depth.expand_as(x)).value) & (px > 0)
 
 
-def _by_rank(static, ok, tokens, tree, q, p, u, rule, residual):
-    """Try first children everywhere, then second children, …; returns the state before each node's last child."""
+def _by_rank(
+    static: StaticTree, ok: Tensor, tokens: Tensor, tree: Tree, q: Tensor, p: Tensor, u: Tensor, rule: Rule,
+    residual: Residual,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Try first children everywhere, then second children, …: ok [B, N + 1] and q [B, M, V] are written in place.
+
+    Returns the state before each inner node's last child: q, p [B, M, V] and that child [B, M].
+    """
     last_child = tokens[:, static.ranks[0].nodes]
     for j, (rows, nodes) in enumerate(static.ranks):
         depth = tree.depth[:, nodes].expand(len(tokens), -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .images import read_image
-from .registry import Scorer, SetScorer, register, scorers_for
+from lanternbench.metrics.images import read_image
+from lanternbench.metrics.registry import Scorer, SetScorer, register, scorers_for
 
 __all__ = ["Scorer", "SetScorer", "read_image", "register", "scorers_for"]

@@ -8,21 +8,14 @@ from __future__ import annotations
 import os
 import pickle
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lanternbench.disk import WEIGHTS, cache_dir
 from lanternbench.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-EMBEDDED = Path(str(files("lanternbench"))) / "weights"
-
-
-def cache_dir() -> Path:
-    """Where downloaded files lie: $LANTERNBENCH_HOME, by default ~/.cache/lanternbench."""
-    return Path(os.environ.get("LANTERNBENCH_HOME") or Path.home() / ".cache" / "lanternbench")
 
 
 @dataclass(frozen=True)
@@ -173,7 +166,7 @@ PUBLISHED = (
 
 def embedded(name: str) -> Path:
     """The package's own weights file ``name``."""
-    return EMBEDDED / name
+    return WEIGHTS / name
 
 
 def stamp(path: Path) -> str:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from lanternbench.disk import replacing, writing
+from lanternbench.disk import HOME, cache_dir, replacing, writing
 from lanternbench.metrics import files
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
@@ -59,13 +59,13 @@ def kept(
     ``whole`` is made again.  Raises UserError when the disk is full or not writable.
     """
     digest = fingerprint(paths, f"{kind} {settings}")
-    path = files.cache_dir() / kind / f"{digest[:16]}.safetensors"
+    path = cache_dir() / kind / f"{digest[:16]}.safetensors"
     with suppress(OSError, SafetensorError, KeyError):  # absent, or damaged: made again
         if whole(found := load_file(path)):
             return found
     result = make()
-    with writing(path, "set LANTERNBENCH_HOME"):
+    with writing(path, HOME):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, "set LANTERNBENCH_HOME") as file:
+    with replacing(path, HOME) as file:
         file.write(save(result, {"settings": settings, "fingerprint": digest}))
     return result

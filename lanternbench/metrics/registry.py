@@ -48,7 +48,7 @@ Factory = Callable[[Setup], AnyScorer]
 _REGISTRY: dict[str, Factory] = {}
 _EXTRA: set[str] = set()
 # what stands in for a paper's backbone on the tiny target
-EMBEDDED = {name: f"{name}-tiny" for name in ("clip", "fid", "fid-inf", "precision-recall")}
+STANDS_IN = {name: f"{name}-tiny" for name in ("clip", "fid", "fid-inf", "precision-recall")}
 
 
 def register(name: str, factory: Factory, extra: bool = False) -> None:
@@ -83,7 +83,7 @@ def scorers_for(
     if wanted is None:
         chosen = [n for n in _REGISTRY if n not in _EXTRA and n.endswith("-tiny") == tiny]
     else:
-        chosen = [EMBEDDED.get(n, n) if tiny else n for n in wanted]
+        chosen = [STANDS_IN.get(n, n) if tiny else n for n in wanted]
     return [_scorer(name, setup) for name in dict.fromkeys(chosen)]
 
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from lanternbench.disk import cache_dir
 from lanternbench.errors import UserError
-from lanternbench.metrics.files import cache_dir
 from lanternbench.models import published, published_chameleon, published_llamagen, tiny
 from lanternbench.models.chameleon import Chameleon
 from lanternbench.models.graphs import of_mode

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.chameleon import ChameleonConfig
+from lanternbench.models.chameleon_prompts import PIXELS, Prompt, anole_prompt, left_padded, lumina_prompt, lumina_text
 from lanternbench.models.chameleon_vocab import Vocabulary, special
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.text import BUCKETS, word_id, words
-from lanternbench.models.token_rules import PIXELS, Prompt, anole_prompt, left_padded, lumina_prompt, lumina_text
 
 
 class ChameleonText:

@@ -29,13 +29,13 @@ from lanternbench.models.chameleon import (
     from_official,
     image_tables,
 )
+from lanternbench.models.chameleon_prompts import ROW_END
 from lanternbench.models.chameleon_text import ChameleonText, anole_prefix, hashed_ids, lumina_prefix
 from lanternbench.models.chameleon_vocab import Vocabulary
 from lanternbench.models.checkpoints import State, load_into, load_layers, read_state
 from lanternbench.models.eagle import Eagle, shape_of
 from lanternbench.models.published import dtype_for, present, random_net
 from lanternbench.models.target import Prefix, Target
-from lanternbench.models.token_rules import ROW_END
 from lanternbench.models.vq import VQConfig, VQModel
 
 NEEDS = ("model",)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from lanternbench.disk import replacing
+from lanternbench.disk import HOME, replacing
 from lanternbench.errors import UserError
 
 _PUNCTUATION = re.compile(r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+")
@@ -79,5 +79,5 @@ class T5Features:
         for path, caption in captions.items():
             given = tokenizer([caption], max_length=self.length, truncation=True, return_tensors="pt").to(self.device)
             state = encoder(input_ids=given["input_ids"], attention_mask=given["attention_mask"]).last_hidden_state
-            with replacing(path, "set LANTERNBENCH_HOME") as file:
+            with replacing(path, HOME) as file:
                 file.write(save({"features": state[0].cpu().contiguous()}))

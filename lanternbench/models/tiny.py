@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from lanternbench.disk import WEIGHTS
 from lanternbench.errors import UserError
 from lanternbench.models import eagle, llamagen, text
 from lanternbench.models.checkpoints import load_into
@@ -19,8 +20,6 @@ from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig
 from lanternbench.models.medusa import Medusa
 from lanternbench.models.target import Target
 from lanternbench.models.vq import VQConfig, VQModel
-
-WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
 # what suits a machine on which every verified node costs: small trees, short chains
 OPTIONS: dict[str, Any] = {

@@ -86,11 +86,11 @@ def _map(run: Run, sample: Row, scale: Scale, kind: str) -> str:
 
 def _facts(sample: Row) -> list[tuple[str, str]]:
     lengths, depths = _whole(sample.get("accept_lengths")), _whole(sample.get("tree_depths"))
-    lengths, depths = lengths[1:], depths[1:]  # the prefill drafts nothing
+    steps, lengths, depths = len(lengths), lengths[1:], depths[1:]  # the prefill, the first step, drafts nothing
     seconds, loss = number(sample, "decode_s"), number(sample, "fidelity_loss")
     facts = [
         ("τ", f"{sum(lengths) / len(lengths):.2f}" if lengths else MISSING),
-        ("steps", str(len(lengths)) if lengths else MISSING),
+        ("steps", str(steps) if steps else MISSING),
         ("mean tree depth", f"{sum(depths) / len(depths):.2f}" if depths else MISSING),
         (
             "decode",

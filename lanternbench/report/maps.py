@@ -18,17 +18,15 @@ COLOURS = {"accept": "viridis", "depth": "magma"}
 def token_map(per_step: list[int], accept_lengths: list[int], grid: tuple[int, int]) -> NDArray[np.float64]:
     """float [h, w]: for every image token the value of the step that committed it, in raster order; NaN = unknown.
 
-    `per_step` and `accept_lengths` have one entry per step. Targets that end each row of the image with a token of
-    their own commit h·(w + 1) tokens: that last column is cut off.
+    `per_step` and `accept_lengths` have one entry per step.
     """
     height, width = grid
     steps = min(len(per_step), len(accept_lengths))
-    repeats = np.clip(np.asarray(accept_lengths[:steps], dtype=np.int64), 0, height * (width + 1))
+    repeats = np.clip(np.asarray(accept_lengths[:steps], dtype=np.int64), 0, height * width)
     values = np.repeat(np.asarray(per_step[:steps], dtype=np.float64), repeats)
-    columns = width + 1 if len(values) == height * (width + 1) else width
-    flat = np.full(height * columns, np.nan)
+    flat = np.full(height * width, np.nan)
     flat[: len(values)] = values[: len(flat)]
-    return flat.reshape(height, columns)[:, :width]
+    return flat.reshape(height, width)
 
 
 def colours(values: NDArray[np.float64], low: float, high: float, kind: str) -> NDArray[np.uint8]:

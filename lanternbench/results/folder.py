@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from PIL import Image
 
-from lanternbench.disk import replacing, writing
+from lanternbench.disk import OUT, replacing, writing
 from lanternbench.errors import UserError
 from lanternbench.results.plain import config_hash, differences, plain
 from lanternbench.results.read import read_run, whole_lines
@@ -33,7 +33,7 @@ class RunFolder:
         self._elsewhere = environment if _lasting(environment) != _lasting(run.get("environment")) else None
         kept, self._samples = whole_lines(path / "samples.jsonl")
         self._by_key = {sample.key: sample for sample in self._samples}
-        with writing(path):
+        with writing(path, OUT):
             self._fd = os.open(path / "samples.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             os.ftruncate(self._fd, kept)  # a torn last line goes: its sample is simply made again
 
@@ -59,7 +59,7 @@ class RunFolder:
         if not re.fullmatch(r"[^\s/\\.][^/\\\0\n]{0,199}", run_id):
             raise UserError(f"{run_id!r} is no run name: give a name without slashes that starts with no dot or space.")
         path = _free(Path(root), run_id) if fresh else Path(root) / run_id
-        with writing(path):
+        with writing(path, OUT):
             (path / "images").mkdir(parents=True, exist_ok=True)
         lock = _acquire(path)
         try:
@@ -110,10 +110,10 @@ class RunFolder:
             _write_json(self.path / "run.json", self.run)
         if image is not None:
             sample = sample.model_copy(update={"image": f"images/{image_name(sample)}"})
-            with replacing(self.path / str(sample.image)) as file:
+            with replacing(self.path / str(sample.image), OUT) as file:
                 image.save(file, format="PNG")
         line = sample.model_dump_json().encode() + b"\n"
-        with writing(self.path / "samples.jsonl"):
+        with writing(self.path / "samples.jsonl", OUT):
             _append_whole(self._fd, line)
         self._samples.append(sample)
         self._by_key[sample.key] = sample
@@ -121,7 +121,7 @@ class RunFolder:
 
     def replace(self, samples: Sequence[Sample]) -> None:
         """Rewrite ``samples.jsonl`` as a whole, atomically: for metrics computed after the run (``score``)."""
-        with replacing(self.path / "samples.jsonl") as file:
+        with replacing(self.path / "samples.jsonl", OUT) as file:
             file.writelines(sample.model_dump_json().encode() + b"\n" for sample in samples)
         os.close(self._fd)
         self._fd = os.open(self.path / "samples.jsonl", os.O_RDWR | os.O_APPEND)
@@ -134,7 +134,7 @@ class RunFolder:
         from safetensors.torch import save
 
         tokens = {sample.key: torch.tensor(sample.token_ids, dtype=torch.int32) for sample in self._samples}
-        with replacing(self.path / "tokens.safetensors") as file:
+        with replacing(self.path / "tokens.safetensors", OUT) as file:
             file.write(save(tokens))
         _write_json(self.path / "summary.json", summary)
 
@@ -197,7 +197,7 @@ def _free(root: Path, run_id: str) -> Path:
 
 def _acquire(path: Path) -> IO[bytes]:
     """The folder's lock: held while the file is open, so a killed process leaves none behind."""
-    with writing(path):
+    with writing(path, OUT):
         lock = open(path / ".lock", "ab")  # noqa: SIM115 (held open on purpose)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -224,7 +224,7 @@ def _append_whole(fd: int, line: bytes) -> None:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    with replacing(path) as file:
+    with replacing(path, OUT) as file:
         file.write(
             json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lanternbench.disk import replacing
+from lanternbench.disk import WORK, replacing
 from lanternbench.training import scenes
 
 SEED = 20260  # of the training scenes; evaluation uses other seeds
@@ -28,7 +28,7 @@ def images(folder: Path, count: int, seed: int = SEED) -> np.ndarray:
         with ProcessPoolExecutor(os.cpu_count()) as pool:
             blocks = pool.map(partial(_block, seed), starts, (min(s + 500, count) for s in starts))
             array = np.concatenate(list(blocks))
-        with replacing(path) as file:
+        with replacing(path, WORK) as file:
             np.save(file, array)
     return np.load(path, mmap_mode="r")
 

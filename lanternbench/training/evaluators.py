@@ -14,13 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from lanternbench.disk import replacing
+from lanternbench.disk import WORK, replacing
 from lanternbench.models import clip_tiny
 from lanternbench.models.fid_tiny import FEATURES, WIDTHS, FeatureNet
 from lanternbench.models.vq import VQModel
 from lanternbench.training import data, loop, scenes
 from lanternbench.training import target as target_training
-from lanternbench.training.vq import to_float
 
 BATCH = 64
 COUNT = 40000  # scenes: the ones that the target is trained on
@@ -82,7 +81,7 @@ def decoded(folder: Path, vq: VQModel, count: int = DECODED, seed: int = data.SE
             row[hit] = row[torch.from_numpy(rng.integers(256, size=len(hit)))]
         side = scenes.SIZE // vq.cfg.factor
         blocks = [to_images(vq.decode(t.view(-1, side, side))) for t in tokens.split(64)]
-        with replacing(path) as file:
+        with replacing(path, WORK) as file:
             np.save(file, np.concatenate(blocks))
     return np.load(path, mmap_mode="r")
 
@@ -191,23 +190,6 @@ def held_out(start: int, group: int = 64, seed: int = HELD_OUT) -> list[int]:
         seen.setdefault(data.scene(start, seed).captions()[0], start)
         start += 1
     return list(seen.values())
-
-
-@torch.no_grad()
-def retrieval_rate(clip: nn.Module, vq: VQModel | None = None, groups: int = 16, seed: int = HELD_OUT) -> float:
-    """Share of held-out scenes whose caption CLIP-tiny finds among 64 different ones; through the VQ if it is given."""
-    right, start = 0, 0
-    for _ in range(groups):
-        picked = held_out(start, seed=seed)
-        start = picked[-1] + 1
-        x = to_float(np.stack([scenes.sample(seed, i)[0] for i in picked]))
-        if vq is not None:
-            x = to_float(to_images(vq.decode(vq.encode(x))))
-        captions = [scenes.sample(seed, i)[1] for i in picked]
-        image = F.normalize(clip.encode_image(x), dim=-1)  # type: ignore[operator]
-        words = F.normalize(clip.encode_text(clip_tiny.tokenize(captions)), dim=-1)  # type: ignore[operator]
-        right += int(((image @ words.T).argmax(1) == torch.arange(len(picked))).sum())
-    return right / (groups * 64)
 
 
 def train(

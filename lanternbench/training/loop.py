@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lanternbench.disk import replacing
+from lanternbench.disk import WORK, replacing
 from lanternbench.training.muon import Muon
 
 Step = Callable[[int], dict[str, Tensor]]
@@ -22,7 +22,7 @@ def schedule(step: int, steps: int, warmup: int, decay: float = 0.3) -> float:
 
 def save_atomically(value: object, path: Path) -> None:
     """A file that is either the old one or the whole new one."""
-    with replacing(path) as file:
+    with replacing(path, WORK) as file:
         torch.save(value, file)
 
 

@@ -20,8 +20,6 @@ from lanternbench.decoding.verify import Draft, Verdict, parents
 from lanternbench.models.cache import KVCache
 from lanternbench.models.row_ends import RowEnds
 
-KINDS = ("dense", "zeros", "one-token", "mixed")
-
 
 def random_rows(count: int, vocab: int, kind: str, generator: torch.Generator) -> Tensor:
     """[count, vocab] distributions: ``dense``; with ``zeros``; ``one-token`` each; ``mixed``: some rows of each."""

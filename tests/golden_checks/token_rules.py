@@ -5,21 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from image_ids import TokenRule, guided, in_image, lumina_rule, lumina_sizes, open_image
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same
 from lanternbench.decoding.sampling import Warp, guide
+from lanternbench.models.chameleon_prompts import SIZE_UNIT, size_id
 from lanternbench.models.chameleon_vocab import Vocabulary, published
-from lanternbench.models.token_rules import (
-    SIZE_UNIT,
-    TokenRule,
-    guided,
-    in_image,
-    lumina_rule,
-    lumina_sizes,
-    open_image,
-    size_id,
-)
 
 
 def check(folder: Path) -> list[Found]:

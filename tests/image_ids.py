@@ -1,9 +1,8 @@
-"""Which ids may follow while a Chameleon model writes an image, and how its prompts begin.
+"""The ids of a Chameleon model's image, one by one: what row ends and prompts in the package are checked against.
 
 Positions count from 0 at the first id after the image's start (Lumina-mGPT: after its two size ids).  An image is
 ``height`` rows of ``width`` tokens; Lumina-mGPT ends each row, and the image, with an id of their own.  Where only one
-id may follow, it is known without the target: a forced token costs no step.  Source: the published code of Anole and
-Lumina-mGPT (arXiv 2407.06135, 2408.02657).
+id may follow it is forced, and not drawn.
 """
 
 from __future__ import annotations
@@ -16,13 +15,8 @@ import torch
 from torch import Tensor
 
 from lanternbench.errors import UserError
+from lanternbench.models.chameleon_prompts import PIXELS, ROW_END, SIZE_UNIT, SIZE_ZERO, size_id
 from lanternbench.models.chameleon_vocab import Vocabulary
-
-ROW_END = 8803
-SIZE_UNIT = 32  # pixels that a size id counts
-PIXELS = 16  # pixels a side of one image token
-SIZE_ZERO = 8804  # the size id of n units is SIZE_ZERO + n
-MOST_UNITS = 128
 
 
 @dataclass(frozen=True)
@@ -100,13 +94,6 @@ def lumina_rule(vocab: Vocabulary, width: int, height: int) -> TokenRule:
     return TokenRule(height // PIXELS, width // PIXELS, vocab, ROW_END, vocab.image_end)
 
 
-def size_id(pixels: int) -> int:
-    """Lumina-mGPT's id for a width or height.  Raises UserError."""
-    if pixels % SIZE_UNIT or not 0 < pixels <= MOST_UNITS * SIZE_UNIT:
-        raise UserError(f"an image cannot be {pixels} pixels wide or high: use a multiple of {SIZE_UNIT}, such as 768")
-    return SIZE_ZERO + pixels // SIZE_UNIT
-
-
 class Open(NamedTuple):
     """An image that a sequence has begun and not ended."""
 
@@ -131,38 +118,6 @@ def in_image(ids: Sequence[int], vocab: Vocabulary) -> bool:
 def guided(ids: Sequence[int], vocab: Vocabulary) -> bool:
     """Does guidance apply to the next id?  Lumina-mGPT draws even the two size ids without it."""
     return in_image(ids, vocab) and vocab.image_start not in ids[-2:]
-
-
-class Prompt(NamedTuple):
-    """What stands before the first image token; the unconditional ids hold no text."""
-
-    cond: list[int]
-    uncond: list[int]
-
-
-def anole_prompt(text: list[int], vocab: Vocabulary) -> Prompt:
-    """A caption's ids, as they come from the tokeniser -> Anole's prompt; no template."""
-    frame = [vocab.image_start]
-    return Prompt([vocab.bos, *text, vocab.turn_end, *frame], [vocab.bos, *frame])
-
-
-def lumina_text(caption: str, width: int, height: int) -> str:
-    """The caption in Lumina-mGPT's template; sizes in pixels."""
-    return f"Generate an image of {width}x{height} according to the following prompt:\n{caption}"
-
-
-def lumina_prompt(text: list[int], width: int, height: int, vocab: Vocabulary) -> Prompt:
-    """The ids of ``lumina_text`` -> Lumina-mGPT's prompt, the image's size given.  Raises UserError."""
-    frame = [vocab.image_start, size_id(height), size_id(width)]
-    return Prompt([vocab.bos, *text, vocab.turn_end, *frame], frame)
-
-
-def left_padded(rows: Sequence[list[int]], vocab: Vocabulary) -> tuple[Tensor, Tensor]:
-    """Prompts of any lengths -> ids [B, T] padded on the left, and valid [B, T] bool."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[vocab.pad] * (longest - len(row)) + row for row in rows])
-    blank = torch.tensor([longest - len(row) for row in rows])
-    return ids, torch.arange(longest) >= blank[:, None]
 
 
 def lumina_sizes(side: int, ratio: float = 4.0) -> list[tuple[int, int]]:
