@@ -29,7 +29,10 @@ def frozen(work: Callable[..., Any], inputs: list[Tensor]) -> Callable[[], Any]:
         recorded = make_fx(work)(*inputs)  # raises where Python asks for a value
     used = {str(node.target) for node in recorded.graph.nodes}
     assert not [op for op in used for barred in FROM_HOST if barred in op], "a CUDA graph could not record this"
-    return in_place(lambda: recorded(*inputs))
+    replay = in_place(lambda: recorded(*inputs))
+    constants = [node.target for node in recorded.graph.nodes if node.op == "get_attr"]
+    replay.reads = [x for name in constants if isinstance(x := getattr(recorded, name), Tensor)]  # type: ignore[attr-defined]
+    return replay
 
 
 def in_place(run: Callable[[], Any]) -> Callable[[], Any]:

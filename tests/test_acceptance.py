@@ -181,6 +181,13 @@ def test_a_draw_is_the_inverse_cdf_and_never_a_token_of_weight_zero():
     assert (many == 3).float().mean().item() == pytest.approx(0.75, abs=0.03)
 
 
+def test_a_draw_is_made_in_float64_where_a_sum_of_float32_would_pass_over_tokens():
+    weights = torch.full((1, 2**16), 1e-9)
+    weights[0, 0] = 1.0  # in float32 nothing is added to it
+    u = torch.tensor([1 - 1e-6])
+    assert 50_000 < int(draw(weights, u)) < 2**16
+
+
 def test_draws_without_replacement_are_distinct():
     u = torch.rand(500, 4, generator=torch.Generator().manual_seed(0))
     drawn = draw_distinct(torch.tensor([0.97, 0.01, 0.01, 0.01]).expand(500, -1), u)

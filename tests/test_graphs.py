@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ import lanternbench
 from lanternbench.decoding import engine, presets
 from lanternbench.errors import UserError
 from lanternbench.models import cached
+from lanternbench.models.catalogue import load_target
 from lanternbench.models.graphs import Graphs, of_mode
 from lanternbench.prompts import load
 
@@ -64,6 +66,49 @@ def test_every_phase_is_one_recording_and_no_forward_is_recorded_alone(shallow, 
     decoder = engine.build(recorded, presets.method(name))
     engine.generate(decoder, CAPTIONS[:1], most_steps=3)
     assert recordings(recorded, decoder) == (phases, 0)
+
+
+@pytest.mark.parametrize("name", ["ar", "sd", "medusa", "eagle-1", "eagle-2", "lantern", "sjd", "adt-tree", "cool-sd"])
+def test_what_a_recording_reads_lives_as_long_as_it(shallow, name):
+    """A CUDA graph has addresses alone: it would read memory that went with the decode all the same."""
+    recorded = replace(shallow, graphs=Graphs(frozen))
+    decoder = engine.build(recorded, presets.method(name))
+    engine.generate(decoder, CAPTIONS[:1], most_steps=3)
+    replays = [replay for replay, _ in decoder.recordings.made.values()]
+    replays += [replay for stack in recorded.graphs.stacks.values() for replay in stack.replays.values()]
+    constants = 0
+    for replay in replays:
+        with torch.inference_mode():
+            outputs = replay.run()
+        outputs = outputs if isinstance(outputs, list) else [outputs]
+        kept = {x.untyped_storage().data_ptr() for x in [*replay.read, *replay.inputs, *outputs]}
+        assert {x.untyped_storage().data_ptr() for x in replay.run.reads if x.numel()} <= kept
+        constants += len(replay.run.reads)
+    assert constants > 0
+
+
+def test_recording_is_off_the_clock(shallow, monkeypatch):
+    def slow(work, inputs):
+        time.sleep(0.2)
+        return frozen(work, inputs)
+
+    recorded = replace(shallow, graphs=Graphs(slow))
+    decoder = engine.build(recorded, presets.method("eagle-2"))
+    began = time.perf_counter()
+    made = engine.generate(decoder, CAPTIONS[:1], most_steps=2)[0]
+    assert time.perf_counter() - began > 0.8  # four recordings
+    assert made.decode_s < 0.4
+    assert sum(made.phases.values()) == pytest.approx(made.decode_s, rel=0.1)
+
+
+def test_a_gpu_is_made_the_one_that_graphs_are_made_on(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    with pytest.raises(UserError, match="comes with trained weights"):
+        load_target("tiny", "cuda:3", random_weights=True)
+    assert chosen == ["cuda:3"]
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def test_a_warm_up_records_all_that_later_images_need(shallow, monkeypatch):

@@ -44,6 +44,15 @@ class Clock:
         finally:
             self._paused = False
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What goes on inside is no part of a decode."""
+        self.tick("other")
+        try:
+            yield
+        finally:
+            self.tick(OFF_THE_CLOCK)
+
     def tick(self, phase: str) -> None:
         if self._paused:
             return

@@ -153,7 +153,7 @@ class Recordings:
             leaves[:], forms[:] = found, [made_form]
             return [x for x in found if isinstance(x, Tensor)]
 
-        replay = Replay(graphs.record, flat, inputs, self.static)
+        replay = graphs.record(flat, inputs, self.static)
         outputs = iter(replay(inputs))
         found = tree_unflatten([next(outputs) if isinstance(x, Tensor) else x for x in leaves], forms[0])
         self.static |= {id(x): x for x in tree_leaves(found) if isinstance(x, Tensor)}

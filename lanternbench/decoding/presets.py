@@ -59,6 +59,7 @@ class Method(BaseModel):
             for name in type(self).model_fields
             if name != "preset"
             and ((value := getattr(self, name)) != getattr(base, name) or (name in _KNOBS and value is not None))
+            and not (name in _REPLACED and value is None)
         }
 
     @property
@@ -74,6 +75,7 @@ class Method(BaseModel):
 
 
 _KNOBS = ("lam", "delta")
+_REPLACED = ("lam", "delta", "k")  # what belongs to a rule, and goes with it
 _RELAXATIONS: dict[str, dict[str, Any]] = {  # of the papers, where a rule takes another's place
     "lantern": dict(delta=0.1),
     "lantern++": dict(lam=2.0, k=10),
@@ -148,7 +150,7 @@ def method(name: str, **options: Any) -> Method:
     if unknown:
         raise UserError(f"method '{name}' has no option '{unknown[0]}': `lanternbench methods` lists the options")
     if "acceptance" in given and given["acceptance"] != base.acceptance:
-        unset = dict.fromkeys(("lam", "delta", "k"))  # of the rule that is replaced
+        unset = dict.fromkeys(_REPLACED)
         usual = {"residual": _usual_residual(given["acceptance"])}
         given = unset | usual | _RELAXATIONS.get(given["acceptance"], {}) | given
     if given.get("tree") == "chain" and "shape" not in given:

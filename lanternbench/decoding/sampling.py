@@ -68,7 +68,7 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
 
     Never draws a token of weight 0 unless all are 0 (then the last).
     """
-    cdf = weights.cumsum(-1)
+    cdf = weights.cumsum(-1, dtype=torch.float64)  # in float32 a GPU's is not monotone, nor the same every time
     level = u[..., None] * cdf[..., -1:]  # the smallest index whose cumulative weight exceeds u·total is drawn
     return torch.searchsorted(cdf, level, right=True)[..., 0].clamp_(max=weights.shape[-1] - 1)
 

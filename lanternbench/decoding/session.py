@@ -110,6 +110,8 @@ class Session:
         draws = [torch.rand(self.limit + 1, uniforms, generator=torch.Generator().manual_seed(s)) for s in seeds]
         self.uniforms = torch.stack(draws).clamp_(max=BELOW_ONE).to(self.device)  # [B, L + 1, U]
         self.clock = Clock(self.device)
+        if self.graphs is not None:
+            self.graphs.aside = self.clock.aside
         slack = self.limit + nodes + 1
         self.trace = Trace(self.batch, slack, target.vocab, trace_width, self.device) if trace else None
         self._visible: Tensor | None = None

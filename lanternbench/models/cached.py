@@ -163,7 +163,7 @@ class CachedStack:
         if (*shape, spans[0]) not in self.replays:
             for span in spans:
                 if (*shape, span) not in self.replays:
-                    self.replays[(*shape, span)] = Replay(graphs.record, at_span(span), inputs)
+                    self.replays[(*shape, span)] = graphs.record(at_span(span), inputs)
         return self.replays[(*shape, spans[0])](inputs).clone()
 
     def spans(self, upto: int) -> list[int]:

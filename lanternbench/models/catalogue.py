@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import yaml
 from pydantic import BaseModel, ConfigDict
 
@@ -86,6 +87,8 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False, dt
     name or dtype and for weights that are missing or damaged.
     """
     weights = None if dtype is None else published.dtype_named(dtype)
+    if device.startswith("cuda"):
+        ready(device)
     if (Path(name) / "target.safetensors").is_file():
         return packed(tiny.load(Path(name), device, weights))
     title, _, where = name.partition("=")
@@ -105,6 +108,15 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False, dt
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
         )
     return packed(family.load(row.name, row.shape, row.guidance, row.top_k, folder, device, weights))
+
+
+def ready(device: str) -> None:
+    """Make a GPU the one that graphs, streams and events are made on.
+
+    cuDNN's attention is left out: on Hopper it is torch's first choice, and it plans anew for every number of keys.
+    """
+    torch.cuda.set_device(device)
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights: bool = False) -> tuple[Target, str]:

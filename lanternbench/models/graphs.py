@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lanternbench.errors import UserError
 
@@ -29,7 +32,7 @@ def cuda_graph(work: Work, inputs: list[Tensor]) -> Callable[[], Any]:
                 work(*inputs)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with _without_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             output = work(*inputs)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
@@ -40,6 +43,48 @@ def cuda_graph(work: Work, inputs: list[Tensor]) -> Callable[[], Any]:
         return output
 
     return replay
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Garbage is collected before and not inside: an old graph that goes while another is recorded would break it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class _Reads(TorchDispatchMode):
+    """Notes the tensors that work reads and did not make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: dict[int, Tensor] = {}  # by the address of their memory
+        self.made: dict[int, Tensor] = {}  # held, so that no address comes twice
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor) and _memory(x) not in self.made:
+                self.read.setdefault(_memory(x), x)
+        found = func(*args, **(kwargs or {}))
+        for x in tree_leaves(found):
+            if isinstance(x, Tensor) and _memory(x) not in self.read:
+                self.made[_memory(x)] = x
+        return found
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def read_by(work: Work, inputs: list[Tensor]) -> list[Tensor]:
+    """What ``work(*inputs)`` reads: a recording has its addresses, so whoever keeps the recording must keep these."""
+    work(*inputs)  # what is made once, is made here
+    with _Reads() as reads:
+        work(*inputs)
+    return list(reads.read.values())
 
 
 def of_mode(mode: str | None, device: str) -> Graphs | None:
@@ -53,11 +98,14 @@ def of_mode(mode: str | None, device: str) -> Graphs | None:
 class Replay:
     """Recorded work.  Arguments are copied into tensors of its own; what it returns is overwritten by the next call.
 
+    What the work reads besides (masks, tables, weights) is kept with it, and must be the same in every decode.
+
     ``static``: ids of tensors that stay where they are, such as what another recording returns; those it reads there.
     """
 
     def __init__(self, record: Recorder, work: Work, inputs: list[Tensor], static: Container[int] = ()):
         self.inputs = [x if id(x) in static else x.clone() for x in inputs]
+        self.read = read_by(work, self.inputs)
         self.run = record(work, self.inputs)
 
     def __call__(self, inputs: list[Tensor]) -> Any:
@@ -71,9 +119,15 @@ class Graphs:
     """What outlives a decode: recordings are bound to the memory of the caches that they write, so both are kept."""
 
     def __init__(self, record: Recorder = cuda_graph):
-        self.record = record
+        self._record = record
+        self.aside: Callable[[], AbstractContextManager] = nullcontext  # what goes on inside is no part of a decode
         self.stacks: dict[tuple, Any] = {}
         self.span: int | None = None
+
+    def record(self, work: Work, inputs: list[Tensor], static: Container[int] = ()) -> Replay:
+        """``work(*inputs)`` made ready to be replayed."""
+        with self.aside():
+            return Replay(self._record, work, inputs, static)
 
     @contextmanager
     def recording(self, span: int) -> Iterator[None]:

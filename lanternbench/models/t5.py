@@ -46,11 +46,16 @@ class T5Features:
         self.folder, self.length, self.device, self.dtype = folder, length, device, dtype
         self.kept = folder.parent / "features"
 
-    def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
+    def prepare(self, captions: list[str]) -> list[Path]:
+        """Where the captions' features are kept, made in one go where they are not yet."""
         paths = [self.path(clean(c)) for c in captions]
         new = {p: clean(c) for p, c in zip(paths, captions, strict=True) if not p.is_file()}
         if new:
             self._encode(new)
+        return paths
+
+    def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
+        paths = self.prepare(captions)
         rows = [load_file(p)["features"] for p in paths]  # [words, 2048] each
         features = torch.zeros(len(rows), self.length, rows[0].shape[1], dtype=self.dtype)
         mask = torch.zeros(len(rows), self.length, dtype=torch.long)

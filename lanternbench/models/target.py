@@ -16,6 +16,8 @@ from lanternbench.models.llamagen import CaptionEmbedding, LabelEmbedding, Llama
 from lanternbench.models.row_ends import RowEnds
 from lanternbench.models.vq import VQModel
 
+DECODED = 4096  # tokens that the image tokeniser decodes at once
+
 
 class Prefix(NamedTuple):
     """What a target reads before the first image token; R = B, or 2B with guidance (conditional rows first).
@@ -122,7 +124,12 @@ class Target:
         """Captions -> prefix, with the unconditional rows below when guidance is on (scale ≠ 1)."""
         return self.condition(self, captions, guidance != 1.0)
 
+    def prepare(self, captions: list[str]) -> None:
+        """Encode captions ahead where what the text encoder says of them is kept."""
+        if hasattr(self.text, "prepare"):
+            self.text.prepare(captions)
+
     def images(self, tokens: Tensor) -> list[Image.Image]:
-        """Tokens [B, L] -> RGB images."""
-        decoded = self.vq.decode(tokens.view(-1, *self.grid))
-        return [Image.fromarray(a) for a in self.pixels(decoded).cpu().numpy()]
+        """Tokens [B, L] -> RGB images, a few at a time: the tokeniser's activations take up to 3 GB an image."""
+        few = tokens.view(-1, *self.grid).split(max(1, DECODED // self.length))
+        return [Image.fromarray(a) for part in few for a in self.pixels(self.vq.decode(part)).cpu().numpy()]

@@ -105,7 +105,7 @@ DETAIL = [  # shown after the quality metrics
     Column("draft_fraction", "drafting", "Drafting", ".1%", "lower", help="share of a step in the drafter's forwards"),
     Column("overhead_fraction", "overhead", "Overhead", ".1%", "lower", help="share of a step outside model forwards"),
     Column("peak_memory_mb", "memory (MB)", "Memory (MB)", ".0f", "lower",
-           help="GPU memory at its peak while the method decoded"),
+           help="GPU memory at its peak while the method decoded, all that the run holds included"),
 ]  # fmt: skip
 
 MARKS = ("-tiny", "-random")  # kept in the title: scored by the embedded evaluators, or by untrained networks
