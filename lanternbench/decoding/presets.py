@@ -54,13 +54,14 @@ class Method(BaseModel):
     def options(self) -> dict[str, Any]:
         """The relaxation that is set, and what differs from the preset, by name."""
         base = preset(self.preset)
-        return {
-            name: value
-            for name in type(self).model_fields
-            if name != "preset"
-            and ((value := getattr(self, name)) != getattr(base, name) or (name in _KNOBS and value is not None))
-            and not (name in _REPLACED and value is None)
-        }
+        shown = _OF_RULE if self.acceptance != base.acceptance else _KNOBS
+
+        def says(name: str, value: Any) -> bool:
+            if name in _OF_RULE and value is None:
+                return False
+            return name != "preset" and (name in shown or value != getattr(base, name))
+
+        return {name: value for name in type(self).model_fields if says(name, value := getattr(self, name))}
 
     @property
     def label(self) -> str:
@@ -75,7 +76,7 @@ class Method(BaseModel):
 
 
 _KNOBS = ("lam", "delta")
-_REPLACED = ("lam", "delta", "k")  # what belongs to a rule, and goes with it
+_OF_RULE = ("lam", "delta", "k")  # what goes with a rule that is replaced
 _RELAXATIONS: dict[str, dict[str, Any]] = {  # of the papers, where a rule takes another's place
     "lantern": dict(delta=0.1),
     "lantern++": dict(lam=2.0, k=10),
@@ -150,7 +151,7 @@ def method(name: str, **options: Any) -> Method:
     if unknown:
         raise UserError(f"method '{name}' has no option '{unknown[0]}': `lanternbench methods` lists the options")
     if "acceptance" in given and given["acceptance"] != base.acceptance:
-        unset = dict.fromkeys(_REPLACED)
+        unset = dict.fromkeys(_OF_RULE)
         usual = {"residual": _usual_residual(given["acceptance"])}
         given = unset | usual | _RELAXATIONS.get(given["acceptance"], {}) | given
     if given.get("tree") == "chain" and "shape" not in given:
