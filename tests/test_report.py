@@ -183,6 +183,13 @@ def test_the_terminal_table_puts_ar_first_and_reads_no_markup_in_labels():
     assert text.index("\n ar ") < text.index("[red]x[/red]")
 
 
+def test_the_rows_of_two_runs_stay_apart_in_the_terminal():
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(terminal_table([row("x", "x", 2.0, run="second"), row(run="second"), row(run="first")]))
+    found = [line.split()[:2] for line in console.export_text().splitlines() if line.strip()]
+    assert found[-3:] == [["second", "ar"], ["second", "x"], ["first", "ar"]]
+
+
 def test_a_column_without_any_value_is_left_out():
     assert "peak_memory_mb" not in [c.key for c in columns([row(peak_memory_mb=None)])]
     assert "peak_memory_mb" in [c.key for c in columns([row(peak_memory_mb=5.0)])]

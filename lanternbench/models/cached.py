@@ -13,7 +13,7 @@ from lanternbench.models.graphs import Graphs, Replay
 from lanternbench.models.transformer import DecoderConfig
 
 SPAN = 512  # a recorded forward attends to a multiple of this many slots
-ROOM = 128  # its cache has a multiple of this many
+ROOM = 512  # its cache has a multiple of this many, so that prompts and methods share caches of gigabytes
 Stack = Callable[[Tensor, Tensor, Tensor | None, StepCache, bool], Tensor]
 
 
@@ -54,7 +54,7 @@ class CachedStack:
         self.stack, self.graphs = stack, graphs
         self.dtype, self.device = like.dtype, like.device
         if graphs is not None:
-            slots = -(-slots // ROOM) * ROOM  # so that methods with trees of different sizes share it
+            slots = -(-slots // ROOM) * ROOM
         beyond = rope[-1:].expand(max(0, slots + 1 - len(rope)), -1)  # nodes past the image need some position too
         self.rope = torch.cat([rope, beyond])[:, None]
         self.pads: Tensor | None = None  # additive [R, 1, 1, slots]

@@ -59,8 +59,10 @@ def latex_table(rows: list[Row], caption: str = "") -> str:
 def terminal_table(rows: list[Row], width: int | None = None) -> Table:
     """The compact table for the terminal: method, speedup with its interval, τ, step compression, d̄, quality.
 
-    Rows keep their order; a missing value prints as "–".
+    Rows keep the order of their run, the baseline `ar` first; a missing value prints as "–".
     """
+    runs = [row.get("run") for row in rows]
+    rows = sorted(rows, key=lambda row: (runs.index(row.get("run")), row.get("label") != "ar"))
     shown = columns(rows, "terminal")
     cells = {c.key: [plain(c.cell(row) if c.key == "speedup" else c.value(row)) for row in rows] for c in shown}
     room = {c.key: max(map(len, [c.title + c.arrow, *cells[c.key]])) + 2 for c in shown}
