@@ -103,6 +103,6 @@ def draw(found: Codebook, captions: list[str], path: Path) -> None:
         text = shorten(caption, 150, placeholder=" …")
         row[0].text(0, -0.02, fill(text, 38), fontsize=6, transform=row[0].transAxes, va="top", parse_math=False)
     buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
+    figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight")
     with replacing(path, OUT) as file:
         file.write(buffer.getvalue())

@@ -55,6 +55,10 @@ class Sweep(BaseModel):
         for spec in specs:
             if "method" not in spec:
                 raise UserError(f"a method entry needs the key 'method': {spec}")
+            if not isinstance(spec["method"], str):
+                raise UserError(f"'method' must be one name, not {spec['method']!r}: give every method an entry")
+            if empty := [k for k, v in spec.items() if v == []]:
+                raise UserError(f"option '{empty[0]}' of method '{spec['method']}' is an empty list: give a value")
             options = {k: v for k, v in spec.items() if k != "method"}
             lists = [k for k, v in options.items() if isinstance(v, list) and not _is_whole(k, v)]
             for values in itertools.product(*(options[k] for k in lists)):
@@ -101,7 +105,7 @@ def read(path: Path) -> Sweep:
         if mark and begun and begun.line != mark.line:
             place += f" (in what began on line {begun.line + 1})"
         raise UserError(f"{path}{place} is no valid YAML ({error.problem}): correct that line") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} cannot be read as YAML ({reason}): save it as UTF-8 text") from None
     if not isinstance(values, dict):

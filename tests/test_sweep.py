@@ -151,6 +151,36 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capf
     assert not list(tmp_path.glob("results/*/samples.jsonl"))
 
 
+@pytest.mark.parametrize(
+    ("methods", "says"),
+    [
+        ([{"method": ["ar", "eagle-1"]}], "must be one name"),
+        ([{"method": "cool-sd", "lambda": []}], "empty list"),
+        ([{"method": "cool-sd", "lambda": float("nan")}], "finite number"),
+        ([{"method": "cool-sd", "lambda": 1e300}], "less than or equal to 1000"),
+    ],
+)
+def test_methods_that_say_nothing_sensible_are_refused(methods, says):
+    with pytest.raises(UserError, match=says):
+        config.sweep({"methods": methods}, "test").methods()
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    run = [sys.executable, "-m", "lanternbench", "run", "-m", "ar", "-n", "0", "--out", str(tmp_path)]
+    process = subprocess.Popen(run, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while not list(tmp_path.glob("*/run.json")):
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "the same command continues where it stopped" in said
+    assert "Traceback" not in said
+
+
 def test_a_mistake_leaves_no_traceback(tmp_path):
     done = cli("run", "--method", "nope", cwd=tmp_path, check=2)
     assert "Traceback" not in done.stderr

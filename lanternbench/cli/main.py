@@ -42,9 +42,10 @@ def main() -> None:
     except UserError as error:
         print(f"lanternbench: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("lanternbench: interrupted; the same command continues where it stopped", file=sys.stderr)
-        raise SystemExit(130) from None
+    except SystemExit as ended:
+        if ended.code == 130:  # Ctrl-C, as typer passes it on
+            print("lanternbench: interrupted; the same command continues where it stopped", file=sys.stderr)
+        raise
     except BrokenPipeError:
         raise SystemExit(1) from None
 

@@ -92,7 +92,7 @@ def run(
     values = dict(
         name=f"run-{method}".replace("/", "-"), target=target, prompts=prompts, num_prompts=num_prompts or None,
         caption=caption, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
-        metrics=[m for m in metrics.split(",") if m], baseline=baseline, methods=[spec],
+        metrics=[m.strip() for m in metrics.split(",") if m.strip()], baseline=baseline, methods=[spec],
         random_weights=random_weights, simulate_acceptance=simulate_acceptance, drafter=drafter, dtype=dtype,
         compile=compile_mode,
     )  # fmt: skip

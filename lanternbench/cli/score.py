@@ -47,7 +47,7 @@ def score(
 
     if reference is not None and not reference.is_dir():
         raise UserError(f"there is no folder {reference}: give the folder of real images to --reference.")
-    names = [name for name in metrics.split(",") if name] if metrics is not None else None
+    names = [m.strip() for m in metrics.split(",") if m.strip()] if metrics is not None else None
     setup = Setup(reference, choose(device, threads), random_weights)
     places = [_place(results, name) for name in runs] if runs else [store.latest(results)]
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]

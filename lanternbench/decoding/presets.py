@@ -35,7 +35,9 @@ class Method(BaseModel):
     fixed_width: int | None = Field(None, ge=1, description="ADT-Tree ablation: adapt the depth alone")
     window: int = Field(16, ge=1, le=256, description="SJD and Jacobi: drafted tokens per step")
     # acceptance
-    lam: float | None = Field(None, alias="lambda", description="relaxation budget λ of lantern++ and annealed rules")
+    lam: float | None = Field(
+        None, alias="lambda", le=1000, allow_inf_nan=False, description="relaxation λ of lantern++ and annealed rules"
+    )
     schedule: Literal["exp", "linear", "uniform"] = "exp"
     nu: float = Field(0.7, gt=0, le=1, description="Cool-SD: decay ν of the exp schedule")
     k: int | None = Field(None, ge=1, description="LANTERN: neighbours of a token, itself included")

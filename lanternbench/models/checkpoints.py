@@ -73,7 +73,7 @@ def _read(path: Path) -> State:
         ) from None
     except (PermissionError, IsADirectoryError) as error:
         raise UserError(f"cannot read {path} ({error.strerror}): make it a readable file") from None
-    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError):
+    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError):
         raise UserError(f"{path} is truncated or damaged: fetch it again") from None
     while isinstance(state, dict) and (inner := next((k for k in _INNER if isinstance(state.get(k), dict)), None)):
         state = state[inner]

@@ -88,8 +88,10 @@ def read_by(work: Work, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def of_mode(mode: str | None, device: str) -> Graphs | None:
-    """``graphs``, ``eager``, or None: graphs on a GPU.  Raises UserError for graphs without one."""
+    """``graphs``, ``eager``, or None: graphs on a GPU.  Raises UserError for others, and without a GPU."""
     on_gpu = device.startswith("cuda")
+    if mode not in (None, "eager", "graphs"):
+        raise UserError(f"unknown compile mode '{mode}': use eager or graphs")
     if mode == "graphs" and not on_gpu:
         raise UserError(f"--compile graphs needs a CUDA device and this run is on '{device}': give --compile eager")
     return Graphs() if on_gpu and mode != "eager" else None

@@ -168,7 +168,7 @@ def iter_samples(path: Path) -> Iterator[Row | None]:
                 continue
             try:
                 sample = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 damaged = True
                 continue
             if isinstance(sample, dict):
@@ -180,7 +180,7 @@ def iter_samples(path: Path) -> Iterator[Row | None]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}): restore it, or run again with --fresh.") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a JSON object: restore it, or run again with --fresh.")
