@@ -61,13 +61,13 @@ def examine(target: Target, captions: list[str], ks: list[int], proximity: str =
     generator = torch.Generator().manual_seed(seed)
     mass = trace.q.gather(-1, table[tokens]).cumsum(-1).mean((0, 1))  # [K]
     drawn, unit = target.images(tokens), _random_distance(codes, generator)
-    found, rows = [], [[image] for image in drawn]
+    pixels, found, rows = _pixels(drawn), [], [[image] for image in drawn]
     for k in ks:
         images = target.images(swapped(tokens, table, k, generator))
         for row, image in zip(rows, images, strict=True):
             row.append(image)
         apart = (codes.float() - codes[table[:, k - 1]].float()).norm(dim=-1).median()
-        noise = float(peak_signal_noise_ratio(_pixels(images), _pixels(drawn), data_range=255.0))
+        noise = float(peak_signal_noise_ratio(_pixels(images), pixels, data_range=255.0))
         found.append(Likeness(k, float(apart / unit), float(mass[k - 1]), noise if isfinite(noise) else None))
     twins = len(codes) - len(codes.unique(dim=0))
     return Codebook(len(codes), codes.shape[1], twins, found, rows)

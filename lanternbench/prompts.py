@@ -75,6 +75,11 @@ class PromptSet:
         return iter(self.prompts)
 
 
+def captions_for(target: str, count: int) -> list[str]:
+    """Our own captions, or class names for a class-conditional target."""
+    return [prompt.text for prompt in load("imagenet" if "c2i" in target else "demo", count)]
+
+
 def load(spec: str, count: int | None = None, seed: int = 0, caption: Caption = "first") -> PromptSet:
     """Read and select prompts.
 

@@ -140,7 +140,7 @@ def _measure(
         if missing:
             left.append((decoder, missing))
     if left:  # a text encoder is loaded once, before the clock, and what it says is kept
-        left[0][0].target.prepare([p.text for _, group in left for p in group])
+        left[0][0].target.prepare(list(dict.fromkeys(p.text for _, group in left for p in group)))
     for decoder in {id(d): d for d, _ in left}.values():  # warm-up: first calls allocate and choose kernels
         progress(len(folder.done()), total, f"warming up {decoder.method.label}")
         generate(decoder, [prompts.prompts[0].text], seed=config.seed, most_steps=WARMUP_STEPS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +12,7 @@ from rich.table import Table
 
 from lanternbench.cli.device import choose
 from lanternbench.cli.measure import Device, Dtype, Threads
+from lanternbench.cli.output import print_json
 
 
 def codebook(
@@ -42,7 +41,7 @@ def codebook(
     except ValueError:
         raise UserError(f"--k {k} is no list of numbers: write for example --k 2,10,100") from None
     model = load_target(target, choose(device, threads), dtype=dtype)
-    captions = [p.text for p in prompts.load("imagenet" if "c2i" in target else "demo", num_prompts)]
+    captions = prompts.captions_for(target, num_prompts)
     with Console(stderr=True).status("drawing and swapping"):
         found = codebooks.examine(model, captions, sizes, proximity, seed)
     if out is not None:
@@ -50,8 +49,7 @@ def codebook(
     if as_json:
         rows = [x._asdict() for x in found.likenesses]
         record = {"codes": found.codes, "width": found.width, "twins": found.twins, "neighbourhoods": rows}
-        json.dump(record, sys.stdout, ensure_ascii=False, indent=2)
-        print()
+        print_json(record)
         return
     table = Table(box=box.SIMPLE_HEAD)
     for title in ("k", "distance", "probability", "images swapped, dB"):

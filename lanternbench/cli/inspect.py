@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -11,13 +9,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lanternbench.cli.output import print_json, print_notes
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _print(rows: list[dict[str, Any]], as_json: bool, columns: dict[str, str]) -> None:
     if as_json:
-        json.dump(rows, sys.stdout, ensure_ascii=False, indent=2)
-        print()
+        print_json(rows)
         return
     table = Table(box=box.SIMPLE_HEAD)
     for i, title in enumerate(columns.values()):
@@ -113,13 +112,11 @@ def prompts(
     from typing import cast
 
     from lanternbench import prompts as sets
-    from lanternbench.cli.measure import print_notes
 
     chosen = sets.load(spec, num_prompts or None, seed, cast(Any, caption))
     rows = [{"id": p.id, "category": p.category or "", "prompt": p.text} for p in chosen]
     if as_json:
-        json.dump(chosen.record() | {"prompts": rows}, sys.stdout, ensure_ascii=False, indent=2)
-        print()
+        print_json(chosen.record() | {"prompts": rows})
         return
     _print(rows, False, {"id": "id", "category": "category", "prompt": "prompt"})
     print_notes(chosen.notes, Console(stderr=True))
@@ -169,8 +166,7 @@ def verify(
 
         rows = verify_all([*chosen], load_target("tiny"), seed, on_row=shown)
     if as_json:
-        json.dump([row._asdict() for row in rows], sys.stdout, ensure_ascii=False, indent=2)
-        print()
+        print_json([row._asdict() for row in rows])
     else:
         Console().print(table(rows))
     if any(row.passed is False for row in rows):

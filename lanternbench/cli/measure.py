@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lanternbench import config as settings
+from lanternbench.cli.output import print_json, print_notes, print_table
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run folders.")]
 Fresh = Annotated[
@@ -161,26 +159,11 @@ def execute(config: settings.Sweep, device: str, threads: int | None, out: Path,
 
         path, summary = sweeps.run(config, out, fresh=fresh, device=chosen, progress=progress)
     if as_json:
-        json.dump({"run": str(path), **summary}, sys.stdout, ensure_ascii=False, indent=2)
-        print()
+        print_json({"run": str(path), **summary})
         return
     print_table(summary["rows"])
     print_notes(summary["notes"], console)
     console.print(f"{path}  ·  next: lanternbench report", highlight=False, markup=False)
-
-
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """The compact table: as many columns as a terminal has room for; all of them into a file or pipe."""
-    from lanternbench.report.tables import terminal_table
-
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    console.print(terminal_table(rows, console.width))
-
-
-def print_notes(notes: Iterable[str], console: Console) -> None:
-    """Each on a line of its own, not broken: a note may hold a command to copy."""
-    for note in notes:
-        console.print(f"· {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def _short(text: str, limit: int = 60) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lanternbench.cli.measure import Compile, Device, Drafter, Dtype, RandomWeights, Simulate, Threads
+from lanternbench.cli.output import print_json
 
 
 def profile(
@@ -45,16 +44,13 @@ def profile(
     used = {m.proposal for m in chosen}
     model = load_with_drafter(target, drafter, choose(device, threads), random_weights, dtype, used, compile_mode)
     decoders = [engine.build(model, m, temperature, simulate_acceptance=simulate_acceptance) for m in chosen]
-    captions = [p.text for p in prompts.load("imagenet" if "c2i" in target else "demo", num_prompts)]
+    captions = prompts.captions_for(target, num_prompts)
     limit = profiles.bandwidth(model.device)
     found = profiles.profile(decoders, captions)
     if trace is not None:
         profiles.chrome_trace(decoders[-1], captions[0], trace)
     if as_json:
-        json.dump(
-            {"bandwidth": limit, "methods": [p.record() for p in found]}, sys.stdout, ensure_ascii=False, indent=2
-        )
-        print()
+        print_json({"bandwidth": limit, "methods": [p.record() for p in found]})
         return
     table = Table(box=box.SIMPLE_HEAD)
     titles = ("method", "τ", "step ms", "draft", "verify", "commit", "other", "outside", "speedup", "roofline", "GB/s")

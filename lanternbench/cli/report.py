@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from lanternbench.cli.output import print_json, print_table
 
 
 def report(
@@ -23,7 +23,6 @@ def report(
     Example: lanternbench report --published
     """
     from lanternbench import results as store
-    from lanternbench.cli.measure import print_table
     from lanternbench.report import report as write
     from lanternbench.report.load import joined_rows, load_runs
 
@@ -31,8 +30,7 @@ def report(
     files = write(folders, out, published)
     rows = joined_rows(load_runs(folders))
     if as_json:
-        json.dump({"rows": rows, "files": [str(f) for f in files]}, sys.stdout, ensure_ascii=False, indent=2)
-        print()
+        print_json({"rows": rows, "files": [str(f) for f in files]})
         return
     print_table(rows)
     for file in files:

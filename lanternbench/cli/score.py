@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -13,7 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lanternbench.cli.measure import Device, Threads, print_notes, print_table
+from lanternbench.cli.measure import Device, Threads
+from lanternbench.cli.output import print_json, print_notes, print_table
 
 
 def score(
@@ -69,8 +68,7 @@ def score(
                 )
             found.append({"run": str(place), **summary})
     if as_json:
-        json.dump(found, sys.stdout, ensure_ascii=False, indent=2)
-        print()
+        print_json(found)
         return
     for one in found:
         _show(one, console)

@@ -45,9 +45,9 @@ class Clock:
             self._paused = False
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What goes on inside is no part of a decode."""
-        self.tick("other")
+    def aside(self, phase: str = "other") -> Iterator[None]:
+        """What goes on inside is no part of a decode; what went before belongs to ``phase``."""
+        self.tick(phase)
         try:
             yield
         finally:

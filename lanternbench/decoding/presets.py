@@ -72,18 +72,13 @@ class Method(BaseModel):
         name = self.preset
         if "acceptance" in shown:
             name += f"+{shown.pop('acceptance')}"
-            if shown.get("residual") == _usual_residual(self.acceptance):
+            if shown.get("residual") == _usual(self.acceptance)["residual"]:
                 del shown["residual"]
         return " ".join([name, *(f"{_SYMBOLS.get(k, k)}={_compact(v)}" for k, v in shown.items())])
 
 
 _KNOBS = ("lam", "delta")
 _OF_RULE = ("lam", "delta", "k")  # what goes with a rule that is replaced
-_RELAXATIONS: dict[str, dict[str, Any]] = {  # of the papers, where a rule takes another's place
-    "lantern": dict(delta=0.1),
-    "lantern++": dict(lam=2.0, k=10),
-    "annealed": dict(lam=2.0),
-}
 _SYMBOLS = {"lam": "λ", "delta": "δ", "nu": "ν", "beta": "β", "epsilon": "ε"}
 
 
@@ -153,9 +148,7 @@ def method(name: str, **options: Any) -> Method:
     if unknown:
         raise UserError(f"method '{name}' has no option '{unknown[0]}': `lanternbench methods` lists the options")
     if "acceptance" in given and given["acceptance"] != base.acceptance:
-        unset = dict.fromkeys(_OF_RULE)
-        usual = {"residual": _usual_residual(given["acceptance"])}
-        given = unset | usual | _RELAXATIONS.get(given["acceptance"], {}) | given
+        given = _usual(given["acceptance"]) | given
     if given.get("tree") == "chain" and "shape" not in given:
         given["shape"] = None
     try:
@@ -168,8 +161,10 @@ def method(name: str, **options: Any) -> Method:
     return made
 
 
-def _usual_residual(acceptance: str) -> str:
-    return {"lantern": "lantern", "lantern++": "lantern", "annealed": "optimal"}.get(acceptance, "standard")
+def _usual(acceptance: str) -> dict[str, Any]:
+    """The residual and relaxation that come with a rule: those of the first preset that has it."""
+    first = next((choices for choices in PRESETS.values() if choices["acceptance"] == acceptance), {})
+    return {"residual": first.get("residual", "standard")} | {name: first.get(name) for name in _OF_RULE}
 
 
 def check(m: Method) -> None:

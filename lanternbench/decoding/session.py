@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lanternbench.decoding.clock import OFF_THE_CLOCK, Clock
+from lanternbench.decoding.clock import Clock
 from lanternbench.decoding.sampling import BELOW_ONE, Warp, draw, guide
 from lanternbench.decoding.trees import inner_index
 from lanternbench.decoding.verify import Draft, Verdict
@@ -259,9 +259,8 @@ class Session:
         if settled.source is not None and settled.target is not None:
             self.stack.cache.move(settled.source, settled.target)
         if self.trace is not None:
-            self.clock.tick("commit")
-            self._record(self.trace, draft, verdict, q)
-            self.clock.tick(OFF_THE_CLOCK)
+            with self.clock.aside("commit"):
+                self._record(self.trace, draft, verdict, q)
         was = self.lengths
         self.length.copy_(settled.length)
         self.root = verdict.token

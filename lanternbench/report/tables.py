@@ -65,9 +65,8 @@ def terminal_table(rows: list[Row], width: int | None = None) -> Table:
     rows = sorted(rows, key=lambda row: (runs.index(row.get("run")), row.get("label") != "ar"))
     shown = columns(rows, "terminal")
     cells = {c.key: [plain(c.cell(row) if c.key == "speedup" else c.value(row)) for row in rows] for c in shown}
-    room = {
-        c.key: max(map(len, [c.title + c.arrow, *cells[c.key]])) + 3 for c in shown
-    }  # a divider and a blank on either side
+    # a column costs its padding and a divider too
+    room = {c.key: max(map(len, [c.title + c.arrow, *cells[c.key]])) + 3 for c in shown}
     while width and sum(room[c.key] for c in shown) > width and len(shown) > 2:
         least = next((c for key in ("tree_depth", "step_compression") for c in shown if c.key == key), shown[-1])
         shown = [c for c in shown if c is not least]
