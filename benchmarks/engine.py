@@ -95,7 +95,7 @@ def loop(target: Target, names: list[str], captions: list[str]) -> Rows:
             "method": p.label,
             "step ms": round(p.step_ms, 2),
             "τ": round(p.tau, 2),
-            "outside forwards": f"{p.outside:.1%}",
+            "outside forwards": f"{p.overhead_fraction:.1%}",
             "speedup": f"{p.speedup:.2f}×",
             "roofline": f"{p.roofline:.2f}×",
             "syncs a step": round(p.syncs_per_step, 2),

@@ -35,11 +35,16 @@ class Sweep(BaseModel):
     temperature: float = Field(1.0, ge=0, le=10)
     top_k: int | None = Field(None, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    guidance: float | None = Field(None, ge=0)
+    guidance: float | None = Field(None, ge=0, allow_inf_nan=False)
     batch: int = Field(1, ge=1, le=1024)
     metrics: list[str] = ["clip", "fid"]
     baseline: bool = True
     method_specs: list[dict[str, Any]] = Field(alias="methods", min_length=1)
+
+    @field_validator("num_prompts", mode="before")
+    @classmethod
+    def _none_is_all(cls, value: Any) -> Any:
+        return None if value == 0 and value is not False else value
 
     @field_validator("method_specs", mode="before")
     @classmethod

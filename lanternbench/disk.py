@@ -5,7 +5,9 @@ A crash leaves the old file or the whole new one, and a full disk costs one sent
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import IO
 from lanternbench.errors import UserError
 
 OUT = "choose another folder with --out"  # ways to write elsewhere
+TRACE = "choose another file with --trace"
 WORK = "choose another folder with --work"
 HOME = "set LANTERNBENCH_HOME"
 WEIGHTS = Path(__file__).parent / "weights"  # of the embedded models
@@ -32,6 +35,16 @@ def writing(path: Path, elsewhere: str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"cannot write {path} ({reason}): free some space or {elsewhere}.") from None
+
+
+def ready(path: Path, elsewhere: str) -> None:
+    """Make the folder of ``path`` and find out whether it can be written, before the work that it is for."""
+    with writing(path, elsewhere):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
 
 
 @contextmanager

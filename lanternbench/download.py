@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from lanternbench.disk import HOME
 from lanternbench.errors import UserError
 
 BLOCK = 1 << 20
@@ -61,8 +63,10 @@ def file_errors(source: str) -> Iterator[None]:
     except PermissionError as error:
         raise UserError(f"cannot write {error.filename}: set LANTERNBENCH_HOME to a folder of yours") from None
     except OSError as error:  # URLError and timeouts are OSErrors too
-        if error.errno == 28:
+        if error.errno == errno.ENOSPC:
             raise UserError("the disk is full: make room and run the same command again, it continues") from None
+        if error.filename and not isinstance(error, urllib.error.URLError):  # of a file here
+            raise UserError(f"cannot write {error.filename} ({error.strerror}): {HOME} to another folder") from None
         raise UserError(f"no connection to {source}: run the same command again, it continues") from None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,7 +52,10 @@ PROMPTS = {  # file, address, SHA-256 of the file, member of an archive
 
 
 def plain_files(name: str) -> list[Remote] | None:
-    """The files that a metric, one of its weights or a prompt set needs; None for a name that is none of these."""
+    """The files that a metric, one of its weights or a prompt set needs; None for a name that is none of these.
+
+    None at all for a metric of the package's own.
+    """
     home = cache_dir()
     if name in PROMPTS:
         file, url, sha256, member = PROMPTS[name]
@@ -63,11 +65,10 @@ def plain_files(name: str) -> list[Remote] | None:
 
         other = open_clip_weights(name)
         return [Remote(other.title, other.url, home / other.file, other.sha256)]
-    wanted = [w for w in weights.PUBLISHED if w.name == name]
-    if not wanted and name in names():
-        needs = scorers_for([name], "full")[0].needs
-        wanted = [w for w in weights.PUBLISHED if w.file in needs]
-    return [Remote(w.title, w.url, home / w.file, w.sha256) for w in wanted] or None
+    known = name in names()
+    needs = scorers_for([name], "full")[0].needs if known else ()
+    wanted = [w for w in weights.PUBLISHED if (w.file in needs if known else w.name == name)]
+    return [Remote(w.title, w.url, home / w.file, w.sha256) for w in wanted] if known or wanted else None
 
 
 def plan(entry: Entry) -> list[File]:
@@ -152,8 +153,3 @@ def hub_errors(repo: str) -> Iterator[None]:
             if "httpx" in type(error).__module__ or "httpcore" in type(error).__module__:
                 raise ConnectionError(str(error)) from None  # the same sentence for every lost network
             raise
-
-
-def offline() -> bool:
-    """Has the user switched the hub off?"""
-    return os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lanternbench.decoding.engine import Decoder, Generation, generate
+from lanternbench.disk import TRACE, writing
 
 PHASES = ("draft", "verify", "commit", "other")
 WARMUP_STEPS, TRACED_STEPS = 12, 8
@@ -33,7 +34,7 @@ class Profile:
     verify_ms: float
     commit_ms: float
     other_ms: float
-    outside: float  # share of a step that is in no model forward
+    overhead_fraction: float  # share of a step that is in no model forward
     speedup: float
     roofline: float
     achieved: float
@@ -78,7 +79,7 @@ def _profile(decoder: Decoder, images: list[Generation], base: dict[str, float],
         verify_ms=1e3 * mean["verify"],
         commit_ms=1e3 * mean["commit"],
         other_ms=1e3 * (mean["all"] - forwards - mean["commit"]),
-        outside=1 - forwards / mean["all"],
+        overhead_fraction=1 - forwards / mean["all"],
         speedup=base["all"] / base["tokens"] / (mean["all"] / mean["tokens"]),
         roofline=(base["draft"] + base["verify"]) / base["tokens"] / (forwards / mean["tokens"]),
         achieved=weights / mean["verify"] / 1e9,
@@ -122,5 +123,6 @@ def chrome_trace(decoder: Decoder, caption: str, path: Path) -> None:
         activities.append(ProfilerActivity.CUDA)
     with recorded(activities=activities) as trace:
         generate(decoder, [caption], most_steps=TRACED_STEPS)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    trace.export_chrome_trace(str(path))
+    with writing(path, TRACE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trace.export_chrome_trace(str(path))

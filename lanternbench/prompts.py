@@ -286,15 +286,18 @@ def _lines(text: str, path: Path) -> Rows:
 
 def _table(text: str, path: Path, **dialect: Any) -> Rows:
     """Rows of a table with a header line."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=False, **dialect)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, **dialect)
+    begun = 1
     try:
         header = [name.strip().lower() for name in next(row for row in reader if any(cell.strip() for cell in row))]
         yield 0, dict.fromkeys(header)  # a blank prompt, so that a wrong header is reported without any row
+        begun = reader.line_num + 1
         for row in reader:
             if any(cell.strip() for cell in row):
                 yield reader.line_num, dict(zip(header, row, strict=False)) | dict.fromkeys(header[len(row) :])
+            begun = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{path} line {reader.line_num} is malformed ({error}): correct its quotes.") from None
+        raise UserError(f"{path} line {begun} is malformed ({error}): correct its quotes.") from None
 
 
 def _csv(text: str, path: Path) -> Rows:

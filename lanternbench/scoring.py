@@ -33,7 +33,7 @@ Progress = Callable[[int, int, str], None]  # done, of, what
 Sets = dict[str, dict[str, float | None]]  # label -> columns of a whole set of images
 Costs = dict[str, dict[str, float]]  # metric -> {"images", "seconds"} that were really computed, without loading
 REAL = "Real images: "
-COMPARING = ("fid", "precision", "recall")  # what metrics that compare with real images are called by
+UNREAD = "No metric here ("
 COST = "Time of the metrics per 1,000 images: "
 
 
@@ -127,7 +127,7 @@ def score_run(
         samples = {sample.key: sample for sample in folder.samples()}
         groups, (sets, old_notes, costs, real) = image_groups(folder), stored(folder)
         notes: list[str] = []
-        compared, now = None, set()  # the real images, if a metric looks at them now; set metrics computed now
+        now = set()  # what was compared with the setup's real images
         for scorer in scorers:
             if isinstance(scorer, Scorer):
                 left = [i for i in items if again or samples[i.key].metrics.get(scorer.name) is None]
@@ -137,25 +137,25 @@ def score_run(
                 notes += said
                 costs |= journal.cost(scorer.name)
                 continue
-            if known(sets, groups, scorer) and (scorer.available() or not (again or setup.reference)):
+            with_real = setup.reference is not None and getattr(scorer, "compares", False)
+            if known(sets, groups, scorer) and (scorer.available() or not (again or with_real)):
                 notes += [note for note in old_notes if note.startswith(f"{scorer.name}: ")]
                 continue
             progress(0, 0, scorer.name)
-            compared = compared or reference.described(setup.reference)
             found, said, spent = score_sets(groups, [scorer])
             for label, columns in found.items():
                 sets.setdefault(label, {}).update(columns)
-                now |= set(columns)
+                now |= {name for name in columns if with_real and not name.endswith("_n")}
             notes += said
             costs |= spent
-        if compared and real and compared["hash"] != real["hash"]:
-            earlier = {name for columns in sets.values() for name in columns if name.startswith(COMPARING)} - now
-            notes += [f"{name}: against {real['images']} real images in {real['folder']}." for name in sorted(earlier)]
+        notes += unread_reference(scorers, setup)
+        real, said = compared_with(setup.reference, now, real)
+        notes += said
         folder.replace(list(samples.values()))
         summary = summarise(folder.samples(), folder.run, sets, int((folder.run.get("config") or {}).get("seed") or 0))
-        done = (COST, REAL, *(f"{scorer.name}: " for scorer in scorers))
+        done = (COST, REAL, UNREAD, *(f"{scorer.name}: " for scorer in scorers))
         summary["notes"] += [n for n in old_notes if n not in summary["notes"] and not n.startswith(done)] + notes
-        summary = with_record(summary, costs, compared or real)
+        summary = with_record(summary, costs, real)
         folder.finish(summary)
         return summary
 
@@ -193,7 +193,8 @@ def score_folder(
     costs: Costs = {}
     if setup and setup.random:
         notes.append(RANDOM_NOTE)
-    for scorer in scorers_for(metrics, "full", setup):
+    scorers = scorers_for(metrics, "full", setup)
+    for scorer in scorers:
         if isinstance(scorer, Scorer):
             values, said = score_items(scorer, items, journal, again, progress)
             finite = [v for v in values.values() if v is not None]
@@ -206,7 +207,39 @@ def score_folder(
             row |= {f"{k}{end}": None for k in sets[""] if not k.endswith("_n") for end in ("_lo", "_hi")} | sets[""]
             costs |= spent
         notes += said
-    return with_record({"rows": [row], "notes": notes}, costs, reference.described(setup.reference if setup else None))
+    notes += unread_reference(scorers, setup)
+    now = {s.name for s in scorers if getattr(s, "compares", False) and row.get(s.name) is not None}
+    real, _ = compared_with(setup.reference if setup else None, now, None)
+    return with_record({"rows": [row], "notes": notes}, costs, real)
+
+
+def compared_with(
+    folder: Path | None, now: set[str], before: dict[str, Any] | None
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The record of the real images: those of ``folder`` if metrics compared with them ``now``, else ``before``'s.
+
+    Also notes: what metrics that are not among them were compared with, where these were other images.
+    """
+    found = reference.described(folder)
+    if found is None or not now:
+        return before, []
+    earlier = set(before["metrics"]) - now if before else set()
+    if before and found["hash"] == before["hash"]:
+        return found | {"metrics": sorted(now | earlier)}, []
+    said = (
+        [f"{name}: against {before['images']} real images in {before['folder']}." for name in sorted(earlier)]
+        if before
+        else []
+    )
+    return found | {"metrics": sorted(now)}, said
+
+
+def unread_reference(scorers: Sequence[AnyScorer], setup: Setup | None) -> list[str]:
+    """A note where real images were given and no metric looks at them."""
+    if not setup or setup.reference is None or any(getattr(s, "compares", False) for s in scorers):
+        return []
+    names = ", ".join(s.name for s in scorers)
+    return [f"{UNREAD}{names}) compares with the real images of --reference: precision-recall does."]
 
 
 def with_record(summary: dict[str, Any], costs: Costs, real: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -278,6 +311,11 @@ def known(sets: Sets, groups: Iterable[str], scorer: SetScorer) -> bool:
     return all(sets.get(label, {}).get(scorer.name) is not None for label in groups)
 
 
+def there(groups: Mapping[str, Sequence[Path]]) -> bool:
+    """Is every image still where it was stored?"""
+    return all(path.is_file() for paths in groups.values() for path in paths)
+
+
 def image_groups(folder: RunFolder) -> dict[str, list[Path]]:
     """The image files of a run by label."""
     groups: dict[str, list[Path]] = {}
@@ -290,7 +328,10 @@ def _items_of(folder: RunFolder) -> list[Item]:
     samples = [s for s in folder.samples() if s.image]
     items = [Item(s.key, folder.path / str(s.image), s.prompt) for s in samples]
     if not any(item.path.is_file() for item in items):
-        raise UserError(f"{folder.path} has no images left in {folder.path / 'images'}: put them back or run it again.")
+        raise UserError(
+            f"{folder.path} has no images left in {folder.path / 'images'}: put them back, or draw them again by the "
+            "run's own command with --fresh."
+        )
     return items
 
 
@@ -332,7 +373,8 @@ def stored(folder: RunFolder) -> Stored:
                 sets[row["label"]] = {key: row[key] for name in names for key in (name, f"{name}_n")}
         costs = {str(k): {n: float(c[n]) for n in ("images", "seconds")} for k, c in summary.get("costs", {}).items()}
         real = summary.get("reference")
-        real = {name: real[name] for name in ("folder", "images", "hash")} if real else None
+        if real:
+            real = {n: real[n] for n in ("folder", "images", "hash")} | {"metrics": list(real.get("metrics", []))}
         known = {name: cost for name, cost in costs.items() if cost["images"] > 0}
         return Stored(sets, [str(note) for note in summary["notes"]], known, real)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -32,7 +32,7 @@ from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.results import RunFolder, Sample, config_hash, sample_key
-from lanternbench.scoring import Costs, image_groups, known, prepared, score_sets, stored, with_record
+from lanternbench.scoring import Costs, image_groups, known, prepared, score_sets, stored, there, with_record
 
 WARMUP_STEPS = 12
 Progress = Callable[[int, int, str], None]  # done, of, what
@@ -80,7 +80,12 @@ def run(
     ) as folder:
         spent = _measure(folder, config, decoders, selected, [s for s in scorers if isinstance(s, Scorer)], progress)
         (sets, notes, costs, real), groups = stored(folder), image_groups(folder)  # ``score`` may have added to them
-        whole = [s for s in scorers if isinstance(s, SetScorer) and not (s.available() and known(sets, groups, s))]
+        here = there(groups)
+        whole = [
+            s
+            for s in scorers
+            if isinstance(s, SetScorer) and not (known(sets, groups, s) and (s.available() or not here))
+        ]
         kept = {f"{name}: " for columns in sets.values() for name in columns} - {f"{s.name}: " for s in whole}
         found, missing, more = score_sets(groups, whole)
         for label, columns in found.items():

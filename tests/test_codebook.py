@@ -71,9 +71,11 @@ def test_the_command_prints_one_json_object_and_writes_the_picture(tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"), [(["--k", "2,x"], "no list of numbers"), (["--out", "nowhere/a.png"], "cannot write")]
+    ("given", "reason"), [(["--k", "2,x"], "no list of numbers"), (["--out", "file/a.png"], "cannot write")]
 )
-def test_mistakes_are_one_sentence(given, reason, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_one_sentence_before_anything_is_drawn(given, reason, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(codebook, "examine", lambda *_: pytest.fail("drawn"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["lanternbench", "codebook", "-n", "1", *given])
     with pytest.raises(SystemExit) as ended:

@@ -8,9 +8,12 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled
+from typer.testing import CliRunner
 
 from lanternbench import fetch
+from lanternbench.cli.main import app
 from lanternbench.errors import UserError
+from lanternbench.metrics.registry import scorers_for
 from lanternbench.models.catalogue import Entry, Source, catalogue, load_target
 from lanternbench.models.published import present
 
@@ -92,6 +95,7 @@ def test_an_interrupted_fetch_leaves_the_target_missing(entry, monkeypatch):
         (OSError(28, "No space left on device"), "disk is full"),
         (OSError(101, "Network is unreachable"), "no connection"),
         (PermissionError(13, "Permission denied", "/x"), "LANTERNBENCH_HOME"),
+        (NotADirectoryError(20, "Not a directory", "/x/y"), "cannot write /x/y .Not a directory"),
         (OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE"),
     ],
 )
@@ -119,6 +123,25 @@ def test_a_repository_without_the_named_files_is_reported(entry, monkeypatch):
     other = entry.model_copy(update={"files": {"model": Source(repo="someone/toy", files=("gone.pt",))}})
     with pytest.raises(UserError, match="no longer holds"):
         fetch.plan(other)
+
+
+def test_a_metric_brings_every_file_that_it_needs_and_an_embedded_one_none():
+    for name in ("image-reward", "aesthetic"):
+        assert len(fetch.plain_files(name)) == len(scorers_for([name], "full")[0].needs) == 2
+    assert fetch.plain_files("clip-tiny") == []
+    assert fetch.plain_files("nobody") is None
+
+
+def test_a_dry_run_without_a_network_lists_what_the_catalogue_says(monkeypatch):
+    def unreachable():
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", unreachable)
+    done = CliRunner().invoke(app, ["fetch", "llamagen-xl-stage1", "clip-tiny", "--dry-run"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "14.7 GB" in done.stdout
+    assert "not looked up: no connection" in done.stdout
+    assert "clip-tiny comes with the package" in done.stdout
 
 
 def test_every_target_of_the_catalogue_is_complete():

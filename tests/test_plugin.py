@@ -59,6 +59,18 @@ def test_an_installed_method_is_listed_and_runs(installed, tmp_path):
     assert also.returncode == 0, also.stderr
 
 
+def test_a_method_that_cannot_be_loaded_is_one_sentence(installed, tmp_path):
+    info = tmp_path / "lanternbench_broken-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lanternbench-broken\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[lanternbench.methods]\nbroken = lanternbench_broken\n")
+    (tmp_path / "lanternbench_broken.py").write_text("import nothing_of_the_kind\n")
+    done = cli(os.environ | {"PYTHONPATH": str(tmp_path)}, "methods", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the plugin 'broken' (lanternbench_broken) cannot be loaded" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_without_it_the_method_is_unknown(tmp_path):
     done = cli(dict(os.environ), "run", "-m", "eagle-peak", "-n", "1", cwd=tmp_path)
     assert done.returncode == 2

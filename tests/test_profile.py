@@ -14,6 +14,7 @@ from lanternbench.cli.main import app
 from lanternbench.decoding import engine, presets
 from lanternbench.decoding.clock import OFF_THE_CLOCK, Clock
 from lanternbench.decoding.session import Session
+from lanternbench.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def found(target):
 def test_the_phases_of_a_step_add_up_to_it(found):
     for p in found:
         assert p.draft_ms + p.verify_ms + p.commit_ms + p.other_ms == pytest.approx(p.step_ms, rel=1e-6)
-        assert 0 < p.outside < 1
+        assert 0 < p.overhead_fraction < 1
         assert p.syncs_per_step == 1
 
 
@@ -44,6 +45,14 @@ def test_a_trace_is_written_that_chrome_can_read(target, tmp_path):
     path = tmp_path / "folder" / "trace.json"
     profile.chrome_trace(engine.build(target, presets.method("ar")), "a ring", path)
     assert json.loads(path.read_text())["traceEvents"]
+
+
+def test_a_trace_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(profile, "profile", lambda *_: pytest.fail("measured"))
+    for path in (tmp_path / "file" / "trace.json", tmp_path):
+        with pytest.raises(UserError, match="choose another file with --trace"):
+            CliRunner().invoke(app, ["profile", "--trace", str(path)], catch_exceptions=False)
 
 
 def test_the_command_profiles_the_drafter_and_the_dtype_that_it_is_given(monkeypatch):
@@ -67,6 +76,7 @@ def test_the_command_prints_a_row_per_method():
     labels = [m["label"] for m in json.loads(done.stdout)["methods"]]
     assert labels[0] == "ar"
     assert labels[1].startswith("cool-sd")
+    assert all(0 < m["overhead_fraction"] < 1 for m in json.loads(done.stdout)["methods"])
 
 
 def test_what_is_kept_for_measures_afterwards_is_off_the_clock(target, monkeypatch):

@@ -246,6 +246,7 @@ def test_repeated_ids_become_unique_and_are_counted(tmp_path):
         ("a.jsonl", '{"prompt": "x"}\n{"prompt": \n', "line 2"),
         ("a.jsonl", '{"title": "x"}\n', "no column called prompt"),
         ("a.csv", "prompt\n" + "x" * 200_000, "line 2"),
+        ("a.csv", 'prompt\na cat\n"a dog\na bird\n', "line 3 is malformed"),
     ],
 )
 def test_a_bad_file_gets_one_sentence(tmp_path, name, content, message):

@@ -21,7 +21,7 @@ from lanternbench.report import pareto_frontier, published_beside, report, termi
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.html import html_page
 from lanternbench.report.labels import overlap
-from lanternbench.report.load import image_path, load_run, pick_samples
+from lanternbench.report.load import image_path, joined_rows, load_run, load_runs, pick_samples
 from lanternbench.report.maps import image_uri, token_map
 from lanternbench.report.pareto import pareto_data, pareto_figure, quality_columns, speed_column
 from lanternbench.report.published import differences, published_rows
@@ -254,6 +254,24 @@ def test_several_runs_are_joined_with_a_run_column(tmp_path):
     assert "<h3>a</h3>" in files[-1].read_text()
 
 
+def test_runs_of_other_settings_are_told_apart_and_share_no_frontier(tmp_path):
+    rows = [row(fidelity_loss=0.1), row("sjd", "sjd", 2.0, fidelity_loss=0.2)]
+    runs = [make_run(tmp_path / name, rows, run_id=name) for name in ("a", "b", "c")]
+    info = json.loads((runs[2] / "run.json").read_text())
+    info["config"]["temperature"], info["environment"]["threads"] = 0, 3
+    (runs[2] / "run.json").write_text(json.dumps(info))
+    report(runs, tmp_path / "out")
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "The runs differ in temperature (–, 0); threads (–, 3): do not compare" in table
+    joined = joined_rows(load_runs(runs))
+    assert [r["setup"] for r in joined] == [1, 1, 1, 1, 2, 2]
+    frontiers = pareto_data(joined, quality_columns(joined)[0])["frontiers"]
+    assert [len(frontier) for frontier in frontiers] == [4, 2]
+    assert set(frontiers[1]) == {4, 5}
+    report(runs[:2], tmp_path / "alike")
+    assert "differ in" not in (tmp_path / "alike" / "table.md").read_text()
+
+
 def test_a_run_without_ar_has_a_table_without_speedup_and_a_note(tmp_path):
     rows = [row("sjd", "sjd", None)]
     folder = make_run(tmp_path / "r", rows)
@@ -285,7 +303,7 @@ def test_labels_with_dollars_and_backslashes_draw_as_text(tmp_path):
         (lambda f: (f / "summary.json").unlink(), "did not finish"),
         (lambda f: (f / "summary.json").write_text('{"rows": []}'), "holds no results"),
         (lambda f: (f / "summary.json").write_text('{"rows": ['), "cannot be read"),
-        (lambda f: (f / "run.json").write_text("[]"), "not a JSON object"),
+        (lambda f: (f / "run.json").write_text("[]"), "no JSON object"),
     ],
 )
 def test_a_run_that_cannot_be_reported_is_one_sentence_with_the_fix(tmp_path, spoil, words):

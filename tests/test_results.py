@@ -102,12 +102,32 @@ def test_any_prompt_id_gives_a_file_name_inside_the_folder(tmp_path, prompt_id):
         {"decode_s": float("nan")},
         {"image": "images/../../x.png"},
         {"image": "/etc/passwd"},
-        {"lamda": 2},
     ],
 )
 def test_a_sample_that_breaks_the_format_is_refused(changes):
     with pytest.raises(ValidationError):
         sample(**changes)
+
+
+def test_what_another_version_stored_is_kept(tmp_path):
+    with RunFolder.open(tmp_path, "r", CONFIG) as run:
+        run.append(sample())
+    line = json.loads((run.path / "samples.jsonl").read_text()) | {"later": {"field": 1}}
+    (run.path / "samples.jsonl").write_text(json.dumps(line) + "\n")
+    with RunFolder.open(tmp_path, "r", CONFIG) as run:
+        run.replace(run.samples())
+    assert json.loads((run.path / "samples.jsonl").read_text())["later"] == {"field": 1}
+
+
+@pytest.mark.parametrize(
+    "spoilt", [{"environment": 3}, {"config": []}, {"methods": {}}, {"resumed": [1]}, {"prompts": "demo"}]
+)
+def test_a_run_json_of_wrong_kinds_is_one_sentence(tmp_path, spoilt):
+    RunFolder.open(tmp_path, "r", CONFIG).close()
+    path = tmp_path / "r" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | spoilt))
+    with pytest.raises(UserError, match=r"run\.json is damaged"):
+        RunFolder.open(tmp_path, "r", CONFIG)
 
 
 # --- crashes ---
@@ -270,7 +290,8 @@ def test_the_latest_run_is_the_one_last_started_or_resumed(tmp_path):
     RunFolder.open(tmp_path, "new", CONFIG).close()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
-    assert results.latest(tmp_path).name == "new"
+    with pytest.raises(UserError, match=r"broken/run\.json is damaged"):  # not a run before it, without a word
+        results.latest(tmp_path)
     RunFolder.open(tmp_path, "old", CONFIG).close()
     assert results.find(tmp_path) == [tmp_path / "old"]
     assert results.find(tmp_path, ["new", str(tmp_path / "old")]) == [tmp_path / "new", tmp_path / "old"]

@@ -231,6 +231,25 @@ def test_precision_and_recall_compare_with_a_folder(run, tmp_path):
     assert row(missing)["precision-tiny"] == row(summary)["precision-tiny"]
 
 
+def test_real_images_are_recorded_for_the_metrics_that_look_at_them_alone(run, tmp_path):
+    real, other = tmp_path / "real", tmp_path / "other"
+    for folder in (real, other):
+        folder.mkdir()
+        for shade in (10, 200):
+            Image.new("RGB", (64, 64), (shade,) * 3).save(folder / f"{folder.name}{shade}.png")
+    unread = scoring.score_run(run, ["fid"], Setup(real))
+    assert "reference" not in unread
+    assert any(note.startswith("No metric here (fid-tiny) compares") for note in unread["notes"])
+    read = scoring.score_run(run, ["precision-recall", "fid"], Setup(real))
+    assert read["reference"]["folder"] == "real"
+    assert read["reference"]["metrics"] == ["precision-tiny", "recall-tiny"]
+    assert not any("No metric here" in note for note in read["notes"])
+    assert scoring.score_run(run, ["fid"], Setup(other), again=True)["reference"] == read["reference"]
+    again = scoring.score_run(run, ["precision-recall"], Setup(other))
+    assert again["reference"]["folder"] == "other"
+    assert not any("against 2 real images in real" in note for note in again["notes"])
+
+
 # --- plain folders ---
 
 
@@ -338,6 +357,17 @@ def test_what_a_metric_took_is_recorded_and_kept(run, count, brightness):
     again = scoring.score_run(run, ["brightness"])
     assert again["costs"] == summary["costs"]
     assert again["notes"].count(note) == 1
+
+
+def test_a_run_repeated_without_its_images_keeps_what_whole_sets_scored(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    options = ["--method", "sjd", "-n", "2", "--no-baseline", "--device", "cpu", "--metrics", "fid"]
+    command(monkeypatch, capfd, "run", *options)
+    (folder,) = (tmp_path / "results").iterdir()
+    before = json.loads((folder / "summary.json").read_bytes())["rows"][0]["fid-tiny"]
+    next((folder / "images").iterdir()).unlink()
+    command(monkeypatch, capfd, "run", *options)
+    assert json.loads((folder / "summary.json").read_bytes())["rows"][0]["fid-tiny"] == before > 0
 
 
 # --- the command ---

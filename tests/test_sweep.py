@@ -167,7 +167,12 @@ def test_methods_that_say_nothing_sensible_are_refused(methods, says):
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     run = [sys.executable, "-m", "lanternbench", "run", "-m", "ar", "-n", "0", "--out", str(tmp_path)]
-    process = subprocess.Popen(run, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def heard() -> None:  # a shell's background jobs, and what they start, ignore Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(run, cwd=tmp_path, text=True, preexec_fn=heard, **pipes)
     try:
         while not list(tmp_path.glob("*/run.json")):
             assert process.poll() is None
@@ -217,6 +222,15 @@ def test_the_command_line_s_dtype_reaches_the_run(given, tmp_path, monkeypatch):
     for options in ([], ["--dtype", "bfloat16"]):
         CliRunner().invoke(app, [*given, *options], catch_exceptions=False)
     assert asked == [None if given[0] == "run" else "float32", "bfloat16"]
+
+
+def test_no_prompts_are_all_prompts_and_odd_settings_are_refused(tmp_path, monkeypatch):
+    assert config.sweep({"methods": ["ar"], "num_prompts": 0}, "t").num_prompts is None
+    for wrong in ({"num_prompts": -1}, {"num_prompts": False}, {"guidance": float("inf")}, {"guidance": float("nan")}):
+        with pytest.raises(UserError, match=next(iter(wrong))):
+            config.sweep({"methods": ["ar"]} | wrong, "t")
+    done = cli("run", "-m", "sd", "--set", "method=ar", cwd=tmp_path, check=2)
+    assert "a method is chosen by --method ar" in done.stderr
 
 
 def test_a_grid_of_options_is_expanded_and_each_method_kept_once():

@@ -33,6 +33,7 @@ def codebook(
     """
     from lanternbench import codebook as codebooks
     from lanternbench import prompts
+    from lanternbench.disk import OUT, ready
     from lanternbench.errors import UserError
     from lanternbench.models.catalogue import load_target
 
@@ -40,6 +41,8 @@ def codebook(
         sizes = sorted({int(x) for x in k.split(",")})
     except ValueError:
         raise UserError(f"--k {k} is no list of numbers: write for example --k 2,10,100") from None
+    if out is not None:
+        ready(out, OUT)
     model = load_target(target, choose(device, threads), dtype=dtype)
     captions = prompts.captions_for(target, num_prompts)
     with Console(stderr=True).status("drawing and swapping"):

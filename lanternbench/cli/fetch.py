@@ -30,6 +30,8 @@ def fetch(
         if remotes is None or name in catalogue():
             _target(entry(name), dry_run)
             continue
+        if not remotes:
+            _CONSOLE.print(f"{name} comes with the package: there is nothing to fetch")
         for remote in remotes:
             if dry_run or remote.path.is_file():
                 state = "here: " if remote.path.is_file() else f"{remote.url} -> "
@@ -50,16 +52,20 @@ def _download(remote) -> None:
 
 def _target(row: Entry, dry_run: bool) -> None:
     from lanternbench import fetch as fetching
+    from lanternbench.errors import UserError
 
     if not row.files:
         _CONSOLE.print(f"{row.name} comes with the package: there is nothing to fetch")
         return
-    if dry_run and fetching.offline():
+    try:
+        files = fetching.plan(row)
+    except UserError as error:
+        if not dry_run:
+            raise
         for role, source in row.files.items():
             _CONSOLE.print(f"{role}: {', '.join(source.files)} of {source.repo}")
-        _CONSOLE.print(f"about {row.gigabytes:g} GB into {row.folder} (licence: {row.licence})")
+        _CONSOLE.print(f"about {row.gigabytes:g} GB into {row.folder} (licence: {row.licence}); not looked up: {error}")
         return
-    files = fetching.plan(row)
     if dry_run:
         for file in files:
             _CONSOLE.print(f"{file.role}: {file.name} of {file.repo}, {file.size / 1e9:.2f} GB")

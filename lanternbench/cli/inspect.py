@@ -9,8 +9,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lanternbench.cli.output import print_json, print_notes
+from lanternbench.cli.output import print_json, print_notes, stdout
 
+WIDE = 120  # columns from which options have a place in the table
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -18,12 +19,12 @@ def _print(rows: list[dict[str, Any]], as_json: bool, columns: dict[str, str]) -
     if as_json:
         print_json(rows)
         return
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for i, title in enumerate(columns.values()):
         table.add_column(title, overflow="fold", no_wrap=i == 0)
     for row in rows:
         table.add_row(*(_cell(row[key]) for key in columns))
-    Console().print(table)
+    stdout().print(table)
 
 
 def _cell(value: Any) -> str:
@@ -41,10 +42,9 @@ def methods(as_json: AsJson = False) -> None:
     """
     from lanternbench.decoding import presets, registry
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in presets.PRESETS | registry.presets():
         m = presets.preset(name)
-        choices = {"proposal", "tree", "acceptance", "residual", "preset"}
         rows.append(
             {
                 "method": name,
@@ -53,34 +53,19 @@ def methods(as_json: AsJson = False) -> None:
                 "acceptance": m.acceptance,
                 "residual": m.residual,
                 "lossless": m.lossless,
-                "options": {f: v for f in sorted(applicable(m) - choices) if (v := getattr(m, f)) is not None},
+                "options": {f: v for f in sorted(presets.reads(m)) if (v := getattr(m, f)) is not None},
                 "paper": presets.paper(name),
             }
         )
-    names = ["method", "proposal", "tree", "acceptance", "residual", "lossless", "options", "paper"]
-    _print(rows, as_json, {n: n for n in names})
-
-
-def applicable(m: Any) -> set[str]:
-    """The options that a method reads."""
-    found = {"variant"}
-    if m.tree in ("chain", "static") and m.proposal != "jacobi":
-        found |= {"shape", "depth"}
-    if m.tree in ("dynamic", "adaptive"):
-        found |= {"depth", "draft_top_k", "total_nodes"}
-    if m.tree == "adaptive":
-        found |= {"init", "beta", "l_d", "l_k", "depth_range", "width_range", "fixed_depth", "fixed_width"}
-    if m.proposal == "jacobi":
-        found |= {"window", "init"}
-    if m.acceptance == "annealed":
-        found |= {"lam", "schedule"} | ({"nu"} if m.schedule == "exp" else set())
-    if m.acceptance == "typical":
-        found |= {"epsilon"}
-    if m.acceptance == "lantern":
-        found |= {"k", "delta", "proximity", "divergence"}
-    if m.acceptance == "lantern++":
-        found |= {"k", "lam", "proximity"}
-    return found
+    names = ["method", "proposal", "tree", "acceptance", "residual", "lossless", "paper", "options"]
+    room = as_json or stdout().width >= WIDE
+    if not as_json:
+        for row in rows:
+            row["paper"] = row["paper"].rpartition(" ")[2]  # its number in arXiv
+            row["options"].pop("variant")
+    _print(rows, as_json, {n: n for n in names if room or n != "options"})
+    if not room:
+        Console(stderr=True).print("options: in a wider terminal, or by --json", style="dim")
 
 
 def targets(as_json: AsJson = False) -> None:

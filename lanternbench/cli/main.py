@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 
@@ -35,6 +36,9 @@ app.add_typer(train.app, name="train")
 
 def main() -> None:
     """Run a command.  A user's mistake is one sentence on stderr and exit code 2; Ctrl-C is 130."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without τ and × shows question marks
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(metrics|vision)?\b")
     try:

@@ -88,7 +88,7 @@ def run(
     )  # fmt: skip
     spec |= {name: value for name, value in named.items() if value is not None}
     values = dict(
-        name=f"run-{method}".replace("/", "-"), target=target, prompts=prompts, num_prompts=num_prompts or None,
+        name=f"run-{method}".replace("/", "-"), target=target, prompts=prompts, num_prompts=num_prompts,
         caption=caption, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
         metrics=[m.strip() for m in metrics.split(",") if m.strip()], baseline=baseline, methods=[spec],
         random_weights=random_weights, simulate_acceptance=simulate_acceptance, drafter=drafter, dtype=dtype,
@@ -131,7 +131,7 @@ def sweep(
     if simulate_acceptance is not None:
         changed["simulate_acceptance"] = simulate_acceptance
     if num_prompts is not None:
-        changed["num_prompts"] = num_prompts or None
+        changed["num_prompts"] = num_prompts
     if changed:
         config = settings.sweep(config.model_dump(by_alias=True) | changed, str(file))
     execute(config, device, threads, out, fresh, as_json)
@@ -182,6 +182,8 @@ def _parse(options: list[str]) -> dict[str, Any]:
         name, sign, value = text.partition("=")
         if not sign or not name:
             raise UserError(f"--set {text} is no NAME=VALUE: write for example --set total_nodes=30")
+        if name in ("method", "preset"):
+            raise UserError(f"--set {text}: a method is chosen by --method {value}")
         try:
             found[name] = yaml.safe_load(value)
         except yaml.YAMLError:

@@ -11,16 +11,23 @@ from rich.console import Console
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    json.dump(value, sys.stdout, ensure_ascii=False, indent=2)
+    """One JSON document on stdout, NaN as null."""
+    from lanternbench.results.plain import plain
+
+    json.dump(plain(value), sys.stdout, ensure_ascii=False, indent=2, allow_nan=False)
     print()
+
+
+def stdout() -> Console:
+    """For tables: as wide as the terminal, and 140 columns into a file or pipe."""
+    return Console(width=None if sys.stdout.isatty() else 140)
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     """The compact table: as many columns as a terminal has room for; all of them into a file or pipe."""
     from lanternbench.report.tables import terminal_table
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = stdout()
     console.print(terminal_table(rows, console.width))
 
 

@@ -37,8 +37,11 @@ def profile(
     from lanternbench import prompts
     from lanternbench.cli.device import choose
     from lanternbench.decoding import engine, presets
+    from lanternbench.disk import TRACE, ready
     from lanternbench.models.catalogue import load_with_drafter
 
+    if trace is not None:
+        ready(trace, TRACE)
     names = ["ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar")]
     chosen = [presets.method(n) for n in names]
     used = {m.proposal for m in chosen}
@@ -58,7 +61,7 @@ def profile(
         table.add_column(title, justify="left" if title == "method" else "right")
     for p in found:
         times = (f"{t:.2f}" for t in (p.step_ms, p.draft_ms, p.verify_ms, p.commit_ms, p.other_ms))
-        rates = (f"{p.outside:.1%}", f"{p.speedup:.2f}×", f"{p.roofline:.2f}×", f"{p.achieved:.1f}")
+        rates = (f"{p.overhead_fraction:.1%}", f"{p.speedup:.2f}×", f"{p.roofline:.2f}×", f"{p.achieved:.1f}")
         table.add_row(p.label, f"{p.tau:.2f}", *times, *rates)
     Console().print(table)
     share = found[0].achieved / limit

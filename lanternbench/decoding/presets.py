@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lanternbench.decoding.acceptance import RESIDUALS
 from lanternbench.errors import UserError
+
+Depth: TypeAlias = Annotated[int, Field(ge=0, le=64)]
+Width: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
 
 
 class Method(BaseModel):
@@ -23,16 +26,16 @@ class Method(BaseModel):
     # trees
     shape: str | list[list[int]] | None = Field(None, description="static tree: chain-N, a name, or a list of paths")
     depth: int | None = Field(None, ge=0, le=64, description="levels of a chain or dynamic tree")
-    draft_top_k: int | None = Field(None, ge=1, description="children per expanded node of a dynamic tree")
+    draft_top_k: int | None = Field(None, ge=1, le=1024, description="children per expanded node of a dynamic tree")
     total_nodes: int | None = Field(None, ge=2, le=1024, description="nodes of a dynamic tree, the root included")
     init: str | None = Field(None, description="start of an ADT-Tree (adaptive.INITS), of SJD's window (jacobi.INITS)")
     beta: float = Field(1.0, gt=0, description="ADT-Tree: acceptance level that deepens the tree")
     l_d: int = Field(1, ge=0, description="ADT-Tree: step of the depth")
     l_k: int | None = Field(None, ge=0, description="ADT-Tree: step of the width")
-    depth_range: tuple[int, int] = (0, 10)
-    width_range: tuple[int, int] | None = None
-    fixed_depth: int | None = Field(None, ge=1, description="ADT-Tree ablation: adapt the width alone")
-    fixed_width: int | None = Field(None, ge=1, description="ADT-Tree ablation: adapt the depth alone")
+    depth_range: tuple[Depth, Depth] = (0, 10)
+    width_range: tuple[Width, Width] | None = None
+    fixed_depth: int | None = Field(None, ge=1, le=64, description="ADT-Tree ablation: adapt the width alone")
+    fixed_width: int | None = Field(None, ge=1, le=1024, description="ADT-Tree ablation: adapt the depth alone")
     window: int = Field(16, ge=1, le=256, description="SJD and Jacobi: drafted tokens per step")
     # acceptance
     lam: float | None = Field(
@@ -79,6 +82,15 @@ class Method(BaseModel):
 
 _KNOBS = ("lam", "delta")
 _OF_RULE = ("lam", "delta", "k")  # what goes with a rule that is replaced
+_CHOICES = {"proposal", "tree", "acceptance", "residual"}
+_READ_BY = {
+    "exact": set[str](),
+    "unchanged": set[str](),
+    "annealed": {"lam", "schedule", "nu"},
+    "lantern": {"k", "delta", "proximity", "divergence"},
+    "lantern++": {"k", "lam", "proximity"},
+    "typical": {"epsilon"},
+}
 _SYMBOLS = {"lam": "λ", "delta": "δ", "nu": "ν", "beta": "β", "epsilon": "ε"}
 
 
@@ -130,7 +142,12 @@ def preset(name: str) -> Method:
     presets = PRESETS | registry.presets()
     if name not in presets:
         raise UserError(f"unknown method '{name}': choose one of {', '.join(presets)}")
-    return Method(preset=name, **presets[name])
+    try:
+        return Method(preset=name, **presets[name])
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "its choices"
+        raise UserError(f"the registered method '{name}' is wrong: {where}: {first['msg']}") from None
 
 
 def paper(name: str) -> str:
@@ -147,6 +164,7 @@ def method(name: str, **options: Any) -> Method:
     unknown = sorted(set(given) - set(Method.model_fields) | ({"preset"} & set(given)))
     if unknown:
         raise UserError(f"method '{name}' has no option '{unknown[0]}': `lanternbench methods` lists the options")
+    asked = set(given)
     if "acceptance" in given and given["acceptance"] != base.acceptance:
         given = _usual(given["acceptance"]) | given
     if given.get("tree") == "chain" and "shape" not in given:
@@ -158,7 +176,26 @@ def method(name: str, **options: Any) -> Method:
         where = "lambda" if first["loc"] and first["loc"][0] == "lam" else ".".join(map(str, first["loc"][:1]))
         raise UserError(f"method '{name}': option '{where}' = {first['input']!r} is wrong: {first['msg']}") from None
     check(made)
+    if idle := sorted(asked - reads(made) - _CHOICES):
+        read = ", ".join(sorted(reads(made) - {"variant"})).replace("lam", "lambda") or "none"
+        option = idle[0].replace("lam", "lambda")
+        raise UserError(f"method '{made.label}' does not read the option '{option}' (it reads: {read}): leave it away")
     return made
+
+
+def reads(m: Method) -> set[str]:
+    """The options that make a difference to ``m``; a registered rule may read any that rules have."""
+    found = {"variant"}
+    if m.tree in ("chain", "static") and m.proposal != "jacobi":
+        found |= {"shape", "depth"}
+    if m.tree in ("dynamic", "adaptive"):
+        found |= {"depth", "draft_top_k", "total_nodes"}
+    if m.tree == "adaptive":
+        found |= {"init", "beta", "l_d", "l_k", "depth_range", "width_range", "fixed_depth", "fixed_width"}
+    if m.proposal == "jacobi":
+        found |= {"window", "init"}
+    found |= _READ_BY.get(m.acceptance, {name for names in _READ_BY.values() for name in names})
+    return found - {"nu"} if m.acceptance == "annealed" and m.schedule != "exp" else found
 
 
 def _usual(acceptance: str) -> dict[str, Any]:

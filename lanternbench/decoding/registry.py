@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lanternbench.decoding import acceptance as rules
 from lanternbench.decoding.neighbours import nearest
+from lanternbench.errors import UserError
 
 NEIGHBOURS = 1000  # of a token, LANTERN's k where neither method nor target says
 _ACCEPTANCES: dict[str, Callable[..., rules.Rule]] = {}
@@ -88,7 +89,13 @@ def _neighbourly(method, target, bound: str, limit: float) -> rules.Rule:
 @cache
 def _load_plugins() -> None:
     for point in entry_points(group="lanternbench.methods"):
-        point.load()
+        try:
+            point.load()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise UserError(
+                f"the plugin '{point.name}' ({point.value}) cannot be loaded ({why}): mend or uninstall it"
+            ) from error
 
 
 def acceptances() -> dict[str, Callable[..., rules.Rule]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from lanternbench.errors import UserError
 
 Paths = tuple[tuple[int, ...], ...]
+LONGEST = 64  # chain, as for the levels of other trees
 
 
 class Tree(NamedTuple):
@@ -135,10 +136,11 @@ def static_tree(spec: str | list[list[int]]) -> StaticTree:
     """``chain-5``, a name of ``trees.yaml``, or a list of child paths -> the tree.  Raises UserError."""
     if not isinstance(spec, str):
         return from_paths(tuple(tuple(p) for p in spec))
-    if spec.startswith("chain-") and spec[6:].isdigit() and int(spec[6:]) > 0:
+    if spec.startswith("chain-") and spec[6:].isdigit() and 0 < int(spec[6:]) <= LONGEST:
         return from_paths(chain(int(spec[6:])))
     if spec not in named():
-        raise UserError(f"no static tree is called '{spec}': use chain-N, {', '.join(named())} or a list of paths")
+        known = f"chain-1 to chain-{LONGEST}, {', '.join(named())}"
+        raise UserError(f"no static tree is called '{spec}': use {known} or a list of paths")
     return from_paths(named()[spec])
 
 

@@ -115,9 +115,14 @@ class Fid:
     """A set scorer; the net and the reference are loaded on first use."""
 
     def __init__(
-        self, name: str, needs: tuple[str, ...], missing: Callable[[], str | None], load: Callable[[], Measure]
+        self,
+        name: str,
+        needs: tuple[str, ...],
+        missing: Callable[[], str | None],
+        load: Callable[[], Measure],
+        compares: bool = True,
     ):
-        self.name, self.needs, self._missing, self._load = name, needs, missing, cache(load)
+        self.name, self.needs, self.compares, self._missing, self._load = name, needs, compares, missing, cache(load)
 
     def available(self) -> str | None:
         """None, or one sentence: what is missing and the command that gets it."""
@@ -174,7 +179,7 @@ def fid_tiny_score() -> Fid:
         return Measure(net, Statistics(kept["total"], kept["products"], int(kept["count"])))
 
     file = "fid.safetensors"
-    return Fid("fid-tiny", (file,), lambda: files.embedded_missing(file, "FID net"), load)
+    return Fid("fid-tiny", (file,), lambda: files.embedded_missing(file, "FID net"), load, compares=False)
 
 
 class _Untrained(NoTrainInceptionV3):

@@ -48,6 +48,7 @@ class FidInfinity:
 
     def __init__(self, fid: Fid):
         self.name, self.needs, self._fid = fid.name.replace("fid", "fid-inf", 1), fid.needs, fid
+        self.compares = fid.compares
 
     def available(self) -> str | None:
         """None, or one sentence: what is missing and the command that gets it."""

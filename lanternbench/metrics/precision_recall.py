@@ -45,6 +45,8 @@ def precision_recall(real: Tensor, made: Tensor, k: int = K) -> tuple[float, flo
 class PrecisionRecall:
     """A set scorer with two columns, "precision" and "recall" (and a mark); net and reference load on first use."""
 
+    compares = True
+
     def __init__(
         self,
         mark: str,

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -30,7 +31,7 @@ def missing(what: str, folder: Path | None) -> str | None:
     return f"{what} compares with real images and {where}; give one: lanternbench score --reference FOLDER"
 
 
-def described(folder: Path | None) -> dict[str, str | int] | None:
+def described(folder: Path | None) -> dict[str, Any] | None:
     """What results say of the real images: the folder's name, how many, and SHA-256 over their names and sizes."""
     if folder is None:
         return None

@@ -31,7 +31,10 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class SetScorer(Protocol):
-    """A metric with one value for a whole set of images."""
+    """A metric with one value for a whole set of images.
+
+    One whose value depends on the setup's real images says so by an attribute ``compares``.
+    """
 
     name: str
     needs: tuple[str, ...]

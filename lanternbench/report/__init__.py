@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lanternbench.errors import UserError
+from lanternbench.disk import OUT, replacing, writing
 from lanternbench.measure import RANDOM_NOTE
 from lanternbench.report.categories import category_table
 from lanternbench.report.columns import metric_column, metric_keys, plain
@@ -61,9 +61,19 @@ def report_notes(runs: list[Run]) -> list[str]:
     rows = [row for run in runs for row in run.rows]
     if speed_column(rows).key != "speedup":
         notes.append("The plots show step compression for want of speedups.")
-    if len({(run.target, run.dataset, run.hardware) for run in runs}) > 1:
-        notes.append("The runs differ in target, prompts or hardware: do not compare their latencies or qualities.")
+    if differing := _differing(runs):
+        notes.append(f"The runs differ in {differing}: do not compare their latencies or qualities.")
     return notes + _metric_notes(rows, " ".join(notes))
+
+
+def _differing(runs: list[Run]) -> str:
+    """What is not the same in all runs, each with its values."""
+    found = []
+    for name in dict.fromkeys(name for run in runs for name in run.setup):
+        values = list(dict.fromkeys(run.setup.get(name, "–") for run in runs))
+        if len(values) > 1:
+            found.append(f"{name} ({', '.join(values)})")
+    return "; ".join(found)
 
 
 def _metric_notes(rows: list[Row], said: str) -> list[str]:
@@ -89,14 +99,11 @@ def _markdown_notes(notes: list[str]) -> str:
 
 
 def _write(out: Path, texts: dict[str, str], rows: list[Row]) -> list[Path]:
-    try:
+    with writing(out, OUT):
         out.mkdir(parents=True, exist_ok=True)
-        tables = [name for name in texts if name != "report.html"]
-        for name, text in texts.items():
-            (out / name).write_text(text, encoding="utf-8", errors="replace")
         plots = write_pareto(rows, out)
-    except OSError as error:
-        raise UserError(
-            f"Cannot write the report to {out} ({error.strerror}): give another folder by --out."
-        ) from error
+    for name, text in texts.items():
+        with replacing(out / name, OUT) as file:
+            file.write(text.encode("utf-8", "replace"))
+    tables = [name for name in texts if name != "report.html"]
     return [*(out / name for name in tables), *plots, out / "report.html"]

@@ -28,15 +28,16 @@ def overlap(a: Box, b: Box) -> float:
     return max(0.0, width) * max(0.0, height)
 
 
-def place_labels(axes: Axes, points: list[dict[str, Any]], frontier: list[int], size: float = 7.5) -> None:
-    """Write each point's name where it covers least of markers, bars, the frontier, other labels and the outside.
+def place_labels(axes: Axes, points: list[dict[str, Any]], frontiers: list[list[int]], size: float = 7.5) -> None:
+    """Write each point's name where it covers least of markers, bars, the frontiers, other labels and the outside.
 
     The figure must be drawn and its layout final: places are measured in pixels.
     """
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     frame = axes.get_window_extent(renderer)
     taken = [box for point in points for box in _obstacles(axes, point)]
-    taken += _steps(axes, [(points[i]["x"], points[i]["y"]) for i in frontier])
+    for frontier in frontiers:
+        taken += _steps(axes, [(points[i]["x"], points[i]["y"]) for i in frontier])
     for point in points:
         label = axes.annotate(
             point["name"], (point["x"], point["y"]), textcoords="offset points", fontsize=size, color="#222222",

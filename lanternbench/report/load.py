@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from lanternbench.errors import UserError
+from lanternbench.results.read import read_run
 
 Row = dict[str, Any]
+_SETTINGS = (
+    *("drafter", "random_weights", "simulate_acceptance", "seed", "temperature", "top_k", "top_p", "guidance", "batch"),
+    *("dtype", "compile", "threads", "torch"),
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,15 @@ class Run:
     def dataset(self) -> str:
         prompts = _dict(self.info.get("prompts"))
         return str(prompts.get("dataset") or prompts.get("source") or "–")
+
+    @property
+    def setup(self) -> dict[str, str]:
+        """What figures of two runs must share to be compared, by name."""
+        config, environment, prompts = (_dict(self.info.get(name)) for name in ("config", "environment", "prompts"))
+        found = {"target": self.target, "prompts": f"{self.dataset} {str(prompts.get('hash'))[:8]}"}
+        known = environment | {name: value for name, value in config.items() if value is not None}
+        found |= {name.replace("_", " "): str(known[name]) for name in _SETTINGS if name in known}
+        return found | {"hardware": self.hardware}
 
     @property
     def grid(self) -> tuple[int, int] | None:
@@ -83,7 +97,7 @@ def load_run(folder: Path) -> Run:
     folder = Path(folder)
     if not (folder / "run.json").is_file():
         raise UserError(f"{folder} is not a run folder (no run.json): give a folder that `lanternbench run` wrote.")
-    info = _read_json(folder / "run.json")
+    info = read_run(folder)
     if not (folder / "summary.json").is_file():
         raise UserError(f"{folder} has no summary.json, so the run did not finish: continue it with --resume.")
     summary = _read_json(folder / "summary.json")
@@ -104,13 +118,16 @@ def load_runs(folders: list[Path]) -> list[Run]:
 
 
 def joined_rows(runs: list[Run]) -> list[Row]:
-    """The rows of all runs, each with its `hardware`; a `run` column tells them apart when there are several."""
+    """The rows of all runs, each with its `hardware`; of several runs also with `run` and the number of its `setup`."""
     names = _unique([run.run_id for run in runs])
+    setups: list[dict[str, str]] = []
+    for run in runs:
+        setups += [run.setup] if run.setup not in setups else []
     rows = []
     for run, name in zip(runs, names):
         for row in run.rows:
-            extra = {"hardware": run.hardware} | ({"run": name} if len(runs) > 1 else {})
-            rows.append(extra | row | ({"run": name} if len(runs) > 1 else {}))
+            apart = {"run": name, "setup": 1 + setups.index(run.setup)} if len(runs) > 1 else {}
+            rows.append({"hardware": run.hardware} | apart | row | apart)
     return rows
 
 

@@ -62,7 +62,7 @@ def quality_columns(rows: list[Row]) -> list[Column]:
 
 
 def pareto_data(rows: list[Row], quality: Column) -> dict[str, Any]:
-    """Points (name, method, family, x, y, their bounds or None) and the frontier's indices; plain JSON values."""
+    """Points (name, method, family, x, y, their bounds or None) and each setup's frontier as indices; plain JSON."""
     speed = speed_column(rows)
     points, labels = [], [row.get("label") for row in rows]
     for row in rows:
@@ -74,16 +74,20 @@ def pareto_data(rows: list[Row], quality: Column) -> dict[str, Any]:
         if row.get("run") and labels.count(row.get("label")) > 1:
             name += f" · {plain(str(row['run']), 24)}"
         point: dict[str, Any] = {"name": name, "method": method, "family": family(method), "colour": colour(method)}
+        point["setup"] = row.get("setup")
         for axis, value, key in (("x", x, speed.key), ("y", y, quality.key)):
             low, high = number(row, f"{key}_lo"), number(row, f"{key}_hi")
             # the interval of a ratio or of FID need not hold its point estimate: an error bar cannot be negative
             point |= {axis: value, f"{axis}_minus": max(0.0, value - low) if low is not None else 0.0}
             point |= {f"{axis}_plus": max(0.0, high - value) if high is not None else 0.0}
         points.append(point)
-    lower = quality.better == "lower"
-    frontier = pareto_frontier([p["x"] for p in points], [p["y"] for p in points], lower)
+    lower, frontiers = quality.better == "lower", []
+    for setup in dict.fromkeys(p["setup"] for p in points):  # what was measured otherwise beats nothing
+        own = [i for i, p in enumerate(points) if p["setup"] == setup]
+        best = pareto_frontier([points[i]["x"] for i in own], [points[i]["y"] for i in own], lower)
+        frontiers.append([own[i] for i in best])
     return {"key": quality.key, "title": quality.title, "better": quality.better, "x_title": _axis(speed),
-            "y_title": _axis(quality), "points": points, "frontier": frontier}  # fmt: skip
+            "y_title": _axis(quality), "points": points, "frontiers": frontiers}  # fmt: skip
 
 
 def pareto_figure(data: dict[str, Any]) -> Figure:
@@ -94,11 +98,11 @@ def pareto_figure(data: dict[str, Any]) -> Figure:
         axes = figure.add_subplot()
         axes.grid(color="#e6e6e6", linewidth=0.6)
         axes.set_axisbelow(True)
-        best = [data["points"][i] for i in data["frontier"]]
-        axes.plot([p["x"] for p in best], [p["y"] for p in best], drawstyle="steps-pre", color="#9aa0a6",
-                  linewidth=1.1, linestyle=(0, (4, 2)), zorder=1)  # fmt: skip
+        for frontier in data["frontiers"]:
+            x, y = ([data["points"][i][axis] for i in frontier] for axis in ("x", "y"))
+            axes.plot(x, y, drawstyle="steps-pre", color="#9aa0a6", linewidth=1.1, linestyle=(0, (4, 2)), zorder=1)
         for i, point in enumerate(data["points"]):
-            _draw_point(axes, point, i in data["frontier"])
+            _draw_point(axes, point, any(i in frontier for frontier in data["frontiers"]))
         axes.set_xlabel(data["x_title"], parse_math=False)
         axes.set_ylabel(data["y_title"], parse_math=False)
         axes.margins(0.12, 0.14)
@@ -107,7 +111,7 @@ def pareto_figure(data: dict[str, Any]) -> Figure:
             warnings.simplefilter("ignore", UserWarning)  # a label with signs that the font lacks shows boxes
             figure.canvas.draw()
             figure.set_layout_engine("none")  # else every later drawing would move the axes under the labels
-            place_labels(axes, data["points"], data["frontier"])
+            place_labels(axes, data["points"], data["frontiers"])
     return figure
 
 

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from lanternbench.errors import UserError
 from lanternbench.results.sample import Sample
 
+_KINDS = {"config": dict, "environment": dict, "prompts": dict, "target": dict, "methods": list, "resumed": list}
+
 
 def read_run(path: Path) -> dict[str, Any]:
     """``run.json`` of a run folder. Raises UserError when there is none or it is damaged."""
@@ -21,6 +23,11 @@ def read_run(path: Path) -> dict[str, Any]:
         run = json.loads((Path(path) / "run.json").read_bytes())
         if not isinstance(run, dict):
             raise ValueError("no JSON object")
+        for name, kind in _KINDS.items():
+            if not isinstance(run.get(name, kind()), kind):
+                raise ValueError(f"'{name}' is no JSON {'object' if kind is dict else 'list'}")
+        if not all(isinstance(entry, dict) for name in ("methods", "resumed") for entry in run.get(name, [])):
+            raise ValueError("'methods' and 'resumed' must hold JSON objects")
     except OSError as error:
         raise UserError(
             f"{path} is no run folder (run.json: {error.strerror}): give a folder that `run` made."
@@ -88,6 +95,10 @@ def runs(root: Path) -> list[Path]:
 def latest(root: Path) -> Path:
     """The run last started or resumed under ``root``. Raises UserError when there is none."""
     found = runs(root)
+    broken = [path.parent for path in Path(root).glob("*/run.json") if path.parent not in found]
+    newest = max([*found[:1], *broken], key=lambda path: (path / "run.json").stat().st_mtime, default=None)
+    if newest in broken:
+        read_run(newest)  # says what is wrong with it
     if not found:
         raise UserError(f"there is no run in {root}: make one with `lanternbench run --method eagle-2`.")
     return found[0]

@@ -20,7 +20,7 @@ class Sample(BaseModel):
     step too, or are empty.
     """
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # extra: of another version, kept
 
     key: str
     prompt_id: str

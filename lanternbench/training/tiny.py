@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from lanternbench.disk import OUT, WORK, ready
 from lanternbench.models import tiny
 from lanternbench.training import drafters, evaluators, rollouts, target, text, vq
 
@@ -23,6 +24,8 @@ def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] 
 
     ``scale`` multiplies the number of steps and of scenes (a smoke test takes 0.001).
     """
+    for folder, elsewhere in ((work, WORK), (out, OUT)):
+        ready(folder / "weights", elsewhere)
     steps = {name: max(2, round(n * scale)) for name, n in STEPS.items()}
     count = max(64, round(SCENES * min(scale, 1.0)))
     log(f"rendering {count} scenes")
