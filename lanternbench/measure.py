@@ -118,17 +118,36 @@ def paired_test(a: ArrayLike, b: ArrayLike, n: int = RESAMPLES, seed: int = 0) -
     difference = first - second
     if not np.isfinite(difference).all():
         raise ValueError("paired_test needs finite values")
-    pairs = len(difference)
+    return float(paired_tests(difference[:, None], n, seed)[0])
+
+
+def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floats:
+    """``paired_test`` column by column of differences [prompts, columns], all on the same sign patterns: p [columns].
+
+    A prompt without a pair in a column has 0 there.
+    """
+    pairs = len(differences)
     # equal sums in another order of addition differ by rounding: they must count as ties
-    least = abs(difference.sum()) - 1e-12 * np.abs(difference).sum()
+    least = np.abs(differences.sum(0)) - 1e-12 * np.abs(differences).sum(0)
     if pairs <= 12:
         signs = (np.arange(1 << pairs)[:, None] >> np.arange(pairs) & 1) * 2 - 1
-        return float((np.abs(signs @ difference) >= least).mean())
-    rng, hits, chunk = np.random.default_rng(seed), 0, max(1, _CHUNK // pairs)
+        return (np.abs(signs.astype(np.float64) @ differences) >= least).mean(0)
+    rng, chunk = np.random.default_rng(seed), max(1, _CHUNK // pairs)
+    hits: Floats = np.zeros(differences.shape[1])
     for start in range(0, n, chunk):
-        signs = rng.integers(2, size=(min(chunk, n - start), pairs), dtype=np.int8) * 2 - 1
-        hits += int((np.abs(signs @ difference) >= least).sum())
+        flips = rng.integers(2, size=(min(chunk, n - start), pairs), dtype=np.int8) * 2.0 - 1
+        hits += (np.abs(flips @ differences) >= least).sum(0)
     return (1 + hits) / (1 + n)
+
+
+def holm(p: ArrayLike) -> Floats:
+    """p-values of a family of tests, adjusted for their number (Holm, 1979): below α they hold with 1 − α together."""
+    values = np.asarray(p, np.float64)
+    order = np.argsort(values)
+    raised = np.maximum.accumulate((len(values) - np.arange(len(values))) * values[order])
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.minimum(raised, 1.0)
+    return adjusted
 
 
 def summarise(

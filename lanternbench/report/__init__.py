@@ -10,6 +10,7 @@ from lanternbench.report.categories import category_table
 from lanternbench.report.columns import metric_column, metric_keys, plain
 from lanternbench.report.html import html_page
 from lanternbench.report.load import Row, Run, joined_rows, load_runs, number
+from lanternbench.report.pairs import INTRO, pair_rows, pair_table
 from lanternbench.report.pareto import pareto_frontier, speed_column, write_pareto
 from lanternbench.report.published import cell, published_beside, title
 from lanternbench.report.tables import csv_table, latex_table, markdown, markdown_table, terminal_table
@@ -40,12 +41,17 @@ def report(run_folders: list[Path], out: Path | None = None, published: bool = F
     by_category = [(run, category_table(run)) for run in runs]
     if any(table for _, table in by_category):
         texts["categories.md"] = "\n".join(f"# {plain(run.run_id)}\n\n{table}" for run, table in by_category if table)
+    pairs = [(run, pair_rows(run)) for run in runs]
+    if any(found for _, found in pairs):
+        parts = [f"# {plain(run.run_id)}\n\n{pair_table(found)}" for run, found in pairs if found]
+        texts["pairs.md"] = f"{INTRO}\n\n" + "\n".join(parts)
+        texts["pairs.csv"] = csv_table([{"run": run.run_id} | row for run, found in pairs for row in found])
     if beside is not None:
         cells = [[cell(str(name), value) for name, value in line.items()] for line in beside.to_dict("records")]
         right = [str(name).endswith((" measured", " paper")) for name in beside.columns]
         texts["published.md"] = markdown([title(str(name)) for name in beside.columns], cells, right)
         texts["published.csv"] = csv_table([{str(k): v for k, v in line.items()} for line in beside.to_dict("records")])
-    texts["report.html"] = html_page(runs, rows, notes, beside)
+    texts["report.html"] = html_page(runs, rows, notes, beside, pairs)
     return _write(Path(out), texts, rows)
 
 

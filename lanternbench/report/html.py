@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -15,16 +16,17 @@ from lanternbench.report import published as papers
 from lanternbench.report.columns import MISSING, Column, columns, plain
 from lanternbench.report.grid import PROMPTS, grid_section
 from lanternbench.report.load import Row, Run, number
+from lanternbench.report.pairs import INTRO, PAIR_TITLES, pair_cells
 from lanternbench.report.palette import marker
 from lanternbench.report.pareto import pareto_data, quality_columns
 
 
 def html_page(runs: list[Run], rows: list[Row], notes: list[str], beside: pd.DataFrame | None = None,
-              prompts: int = PROMPTS) -> str:  # fmt: skip
+              pairs: Sequence[tuple[Run, list[Row]]] = (), prompts: int = PROMPTS) -> str:  # fmt: skip
     """The whole page. Every text that comes from a file is escaped; a CSP forbids network besides.
 
-    Args: runs as loaded; rows joined over the runs; notes to show on top; the papers' rows, if wanted; prompts to
-    show in each image grid.
+    Args: runs as loaded; rows joined over the runs; notes to show on top; the papers' rows, if wanted; the methods of
+    each run against each other; prompts to show in each image grid.
     """
     grids, extra = [], []
     for run in runs:
@@ -46,6 +48,7 @@ def html_page(runs: list[Run], rows: list[Row], notes: list[str], beside: pd.Dat
         table=_results(rows),
         plots_hidden="" if plots else "hidden",
         options="".join(f'<option value="{i}">{plot["title"]}</option>' for i, plot in enumerate(plots)),
+        pairs=_pairs(pairs),
         published=_published(beside),
         grids_hidden="" if any(grids) else "hidden",
         grids="".join(grids),
@@ -105,6 +108,28 @@ def _heading(title: str, hint: str = "", text: bool = False) -> str:
 def _sortable(head: str, body: str, css: str = "scroll") -> str:
     table = f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     return f'<div class="{css}" tabindex="0">{table}</div>'
+
+
+def _pairs(pairs: Sequence[tuple[Run, list[Row]]]) -> str:
+    tables = []
+    for run, rows in pairs:
+        head = "".join(_heading(title, text=i < 3) for i, title in enumerate(PAIR_TITLES))
+        body = "".join(f"<tr>{''.join(_pair_cells(row))}</tr>" for row in rows)
+        name = f"<h3>{escape(plain(run.run_id))}</h3>" if len(pairs) > 1 else ""
+        tables += [name + _sortable(head, body, "scroll tall")] if rows else []
+    if not tables:
+        return ""
+    intro = f'<p class="quiet">{escape(INTRO)}</p>'
+    return f"<section><h2>Methods against each other</h2>{intro}{''.join(tables)}</section>"
+
+
+def _pair_cells(row: Row) -> list[str]:
+    words, keys = pair_cells(row), (None, None, None, "prompts", "value", None, "p")
+    cells = []
+    for word, key in zip(words, keys, strict=True):
+        shown = escape(plain(word))
+        cells.append(f'<td class="text">{shown}</td>' if key is None else f'<td data-value="{row[key]}">{shown}</td>')
+    return cells
 
 
 def _published(beside: pd.DataFrame | None) -> str:
