@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 from scipy.spatial.distance import jensenshannon
 
-from lanternbench.decoding import acceptance, verify
+from lanternbench.decoding import acceptance, engine, presets, registry, verify
 from lanternbench.decoding.acceptance import Annealed, Exact, Lantern, everywhere, normalised, relaxed, schedule
 from lanternbench.decoding.growth import grow_by_confidence
 from lanternbench.decoding.neighbours import nearest
@@ -107,6 +108,21 @@ def test_everywhere_is_the_rule_asked_of_each_token():
     for rule in (Exact(), Annealed([1.5]), Lantern(NEAR, "tvd", 0.25), Lantern(NEAR, "multiplicative", 2.0)):
         one_by_one = torch.stack([rule(Q, token(x), DEPTH).value for x in range(4)], -1)
         assert torch.allclose(everywhere(rule, Q, DEPTH), one_by_one)
+
+
+def test_methods_of_a_sweep_share_one_table_of_neighbours(target, monkeypatch):
+    target, made = replace(target, near={}), []
+    monkeypatch.setattr(registry, "nearest", lambda codes, k, kind: made.append(k) or nearest(codes, k, kind))
+
+    def table(name, **options):
+        return engine.build(target, presets.method(name, **options)).rule.near
+
+    for name, options in (("lantern", {"k": 20}), ("lantern++", {"k": 20}), ("lantern", {"k": 5, "delta": 0.3})):
+        assert torch.equal(table(name, **options), nearest(target.codebook, options["k"]))
+    assert made == [20]
+    table("lantern", k=30)
+    table("lantern", k=20, proximity="cosine")
+    assert made == [20, 30, 20]
 
 
 def test_coinciding_codebook_rows_are_each_others_nearest_but_come_after_the_token_itself():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -257,6 +258,9 @@ def test_the_python_interface_takes_a_drafter_and_a_dtype():
         lanternbench.load("tiny", dtype="float16")
     with pytest.raises(UserError, match="unknown drafter 'nope'"):
         lanternbench.load("tiny", drafter="nope")
+    for wrong in ({"temperature": -1}, {"temperature": math.nan}, {"top_p": 0}, {"top_k": -1}, {"guidance": math.inf}):
+        with pytest.raises(UserError, match=f"{next(iter(wrong))} is out of range"):
+            model.generate("a ring", **wrong)
 
 
 def test_the_python_interface_gives_tokens_image_and_stats():

@@ -90,7 +90,7 @@ def test_holm_raises_each_p_by_the_tests_that_are_left():
 def test_methods_that_do_not_differ_are_seldom_told_apart():
     """300 families of six pairs of four alike methods over 20 prompts: 5 % of them may have a p under 0.05.
 
-    Without the correction about 20 % have one; a rate of 12 % would be seen with 99.6 % certainty.
+    Without the correction about 20 % have one; a rate of 12 % would be seen with 99.7 % certainty.
     """
     rng = np.random.default_rng(1)
     found = raw = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -83,8 +84,19 @@ def build(
 
     ``simulate_acceptance``: the mean tokens per step that drafting methods are made to yield, see ``simulation``.
 
-    Raises UserError if the target has no drafter of the kind that the method needs, or one that does not fit.
+    Raises UserError for sampling options out of range, and if the target has no drafter of the kind that the method
+    needs, or one that does not fit.
     """
+    within = {
+        "temperature": 0 <= temperature < inf,
+        "top_k": top_k is None or top_k >= 0,
+        "top_p": 0 < top_p <= 1,
+        "guidance": guidance is None or 0 <= guidance < inf,
+    }
+    if wrong := [name for name, good in within.items() if not good]:
+        raise UserError(
+            f"{wrong[0]} is out of range: temperature, guidance and top_k (0: all) are 0 or more, top_p above 0 up to 1"
+        )
     warp = Warp(temperature, target.top_k if top_k is None else top_k, top_p)
     depth = build_proposal(method, target)[1]
     rule = acceptances()[method.acceptance](method, target, depth)

@@ -81,9 +81,17 @@ def _typical(method, target, depth: int) -> rules.Rule:
 def _neighbourly(method, target, bound: str, limit: float) -> rules.Rule:
     k = method.k or target.options.get("near", NEIGHBOURS)
     if method.variant == "reference":  # counts k without the token itself, admits equality and bars one token more
-        table = nearest(target.codebook, k + 2, method.proximity)
+        table = _near(target, k + 2, method.proximity)
         return rules.Lantern(table[:, : k + 1], bound, limit, inclusive=True, barred=table)
-    return rules.Lantern(nearest(target.codebook, k, method.proximity), bound, limit)
+    return rules.Lantern(_near(target, k, method.proximity), bound, limit)
+
+
+def _near(target, k: int, proximity: str) -> Tensor:
+    """[V, k] nearest codes: the methods of a sweep share one table, which takes long to make for a large codebook."""
+    kept = target.near.get(proximity)
+    if kept is None or kept.shape[1] < min(k, target.vocab):
+        kept = target.near[proximity] = nearest(target.codebook, k, proximity)
+    return kept if kept.shape[1] <= k else kept[:, :k].contiguous()
 
 
 @cache

@@ -67,7 +67,8 @@ class Target:
     attend to, see ``prefix_mask``; drafters trained on the features of LANTERN's class expect ``uniform``.
     ``condition``: (target, captions, with unconditional rows?) -> prefix.  ``pixels``: what the tokeniser decodes ->
     uint8 [B, H, W, 3].  ``row_end``: the prompt id that the model writes after each row of an image, if it does.
-    ``graphs``: set, lone prompts are decoded with recorded forwards (CUDA graphs).
+    ``graphs``: set, lone prompts are decoded with recorded forwards (CUDA graphs).  ``near``: the nearest codes by kind
+    of proximity, once a method has asked for them.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Target:
     pixels: Callable[[Tensor], Tensor] = rounded
     row_end: int | None = None
     graphs: Graphs | None = None
+    near: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def grid(self) -> tuple[int, int]:

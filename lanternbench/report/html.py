@@ -113,7 +113,7 @@ def _sortable(head: str, body: str, css: str = "scroll") -> str:
 def _pairs(pairs: Sequence[tuple[Run, list[Row]]]) -> str:
     tables = []
     for run, rows in pairs:
-        head = "".join(_heading(title, text=i < 3) for i, title in enumerate(PAIR_TITLES))
+        head = "".join(_heading(title, text=i in (0, 1, 2, 5)) for i, title in enumerate(PAIR_TITLES))
         body = "".join(f"<tr>{''.join(_pair_cells(row))}</tr>" for row in rows)
         name = f"<h3>{escape(plain(run.run_id))}</h3>" if len(pairs) > 1 else ""
         tables += [name + _sortable(head, body, "scroll tall")] if rows else []

@@ -83,6 +83,7 @@ def table_target(tables: Tables) -> Any:
         grid=(-(-tables.length // 2), 2),  # two tokens a row
         device=torch.device("cpu"),
         codebook=tables.codebook,
+        near={},
         model=SimpleNamespace(cfg=SimpleNamespace(dim=1)),
         options=options,
         top_k=0,
