@@ -103,7 +103,7 @@ def _archive(path: Path, weights: files.Weights) -> dict[str, Tensor]:
         raise files.wrong_file(path, weights.title, error) from None
 
 
-def clip_tiny_score() -> PerImage:
+def clip_tiny_score(setup: Setup | None = None) -> PerImage:
     """ "clip-tiny": the embedded CLIP, trained on this package's own scenes."""
     file = "clip.safetensors"
     return PerImage("clip-tiny", (file,), lambda: files.embedded_missing(file, "CLIP-tiny"), lambda: _tiny().judge())

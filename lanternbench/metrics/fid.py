@@ -171,7 +171,7 @@ def tiny_net() -> tuple[Net, dict[str, Tensor]]:
     return Net(net, tiny_image), kept
 
 
-def fid_tiny_score() -> Fid:
+def fid_tiny_score(setup: Setup | None = None) -> Fid:
     """ "fid-tiny": features of the embedded net, against held-out real scenes."""
 
     def load() -> Measure:

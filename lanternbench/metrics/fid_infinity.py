@@ -14,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from lanternbench.metrics.features import features
-from lanternbench.metrics.fid import Fid, SetScore, Statistics, frechet, moments, root
+from lanternbench.metrics.fid import Fid, SetScore, Statistics, fid_score, fid_tiny_score, frechet, moments, root
+from lanternbench.metrics.setup import Setup
 
 POINTS = 15  # as in the paper
 PER_FEATURE = 2  # images per feature in the smallest subset: below, FID is far from linear in 1/N
@@ -70,3 +71,13 @@ class FidInfinity:
         value = extrapolated(found, measure.reference) if count else None
         few = f"FID∞ needs at least {least(width)} images; there are {count}"
         return SetScore(value, count, few if value is None else None)
+
+
+def fid_inf_score(setup: Setup | None = None) -> FidInfinity:
+    """ "fid-inf": on Inception-V3 2048, against the setup's real images."""
+    return FidInfinity(fid_score(setup))
+
+
+def fid_inf_tiny_score(setup: Setup | None = None) -> FidInfinity:
+    """ "fid-inf-tiny": on the embedded net, against held-out real scenes."""
+    return FidInfinity(fid_tiny_score())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from functools import partial
+from importlib import import_module
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from PIL import Image
 
 from lanternbench.errors import UserError
+from lanternbench.metrics import files
 from lanternbench.metrics.setup import Setup
 
 Evaluators = Literal["tiny", "full"]
@@ -104,99 +105,28 @@ def _scorer(name: str, setup: Setup) -> AnyScorer:
     return _REGISTRY[name](setup)
 
 
-def _clip_tiny(setup: Setup) -> AnyScorer:
-    from lanternbench.metrics.clip import clip_tiny_score
+def _lazy(name: str, **options: Any) -> Factory:
+    """``module:function`` of this package, imported when the metric is asked for."""
+    module, _, function = name.partition(":")
 
-    return clip_tiny_score()
+    def make(setup: Setup) -> AnyScorer:
+        return getattr(import_module(f"lanternbench.metrics.{module}"), function)(setup, **options)
 
-
-def _fid_tiny(setup: Setup) -> AnyScorer:
-    from lanternbench.metrics.fid import fid_tiny_score
-
-    return fid_tiny_score()
+    return make
 
 
-def _clip(setup: Setup) -> AnyScorer:
-    from lanternbench.metrics.clip import clip_score
-
-    return clip_score(setup)
-
-
-def _fid(setup: Setup, resize: str = "") -> AnyScorer:
-    from lanternbench.metrics.fid import fid_score
-
-    return fid_score(setup, resize=resize)
-
-
-def _fid_inf_tiny(setup: Setup) -> AnyScorer:
-    from lanternbench.metrics.fid import fid_tiny_score
-    from lanternbench.metrics.fid_infinity import FidInfinity
-
-    return FidInfinity(fid_tiny_score())
-
-
-def _fid_inf(setup: Setup) -> AnyScorer:
-    from lanternbench.metrics.fid import fid_score
-    from lanternbench.metrics.fid_infinity import FidInfinity
-
-    return FidInfinity(fid_score(setup))
-
-
-def _precision_recall_tiny(setup: Setup) -> AnyScorer:
-    from lanternbench.metrics.precision_recall import precision_recall_tiny_score
-
-    return precision_recall_tiny_score(setup)
-
-
-def _precision_recall(setup: Setup) -> AnyScorer:
-    from lanternbench.metrics.precision_recall import precision_recall_score
-
-    return precision_recall_score(setup)
-
-
-def _inception_score(setup: Setup) -> AnyScorer:
-    from lanternbench.metrics.inception_score import inception_score
-
-    return inception_score(setup)
-
-
-def _image_reward(setup: Setup) -> AnyScorer:
-    from lanternbench.metrics.image_reward import image_reward_score
-
-    return image_reward_score(setup)
-
-
-def _hpsv2(setup: Setup) -> AnyScorer:
-    from lanternbench.metrics.hpsv2 import hpsv2_score
-
-    return hpsv2_score(setup)
-
-
-def _hpsv21(setup: Setup) -> AnyScorer:
-    from lanternbench.metrics import files
-    from lanternbench.metrics.hpsv2 import hpsv2_score
-
-    return hpsv2_score(setup, files.HPS_V21)
-
-
-def _aesthetic(setup: Setup) -> AnyScorer:
-    from lanternbench.metrics.aesthetic import aesthetic_score
-
-    return aesthetic_score(setup)
-
-
-register("clip-tiny", _clip_tiny)
-register("fid-tiny", _fid_tiny)
-register("clip", _clip)
-register("fid", _fid)
-register("image-reward", _image_reward)
-register("hpsv2", _hpsv2)
-register("inception-score", _inception_score)
-register("aesthetic", _aesthetic)
-register("precision-recall", _precision_recall)
-register("hpsv2.1", _hpsv21, extra=True)
-register("fid-clean", partial(_fid, resize="-clean"), extra=True)
-register("fid-legacy", partial(_fid, resize="-legacy"), extra=True)
-register("fid-inf", _fid_inf, extra=True)
-register("fid-inf-tiny", _fid_inf_tiny, extra=True)
-register("precision-recall-tiny", _precision_recall_tiny, extra=True)
+register("clip-tiny", _lazy("clip:clip_tiny_score"))
+register("fid-tiny", _lazy("fid:fid_tiny_score"))
+register("clip", _lazy("clip:clip_score"))
+register("fid", _lazy("fid:fid_score"))
+register("image-reward", _lazy("image_reward:image_reward_score"))
+register("hpsv2", _lazy("hpsv2:hpsv2_score"))
+register("inception-score", _lazy("inception_score:inception_score"))
+register("aesthetic", _lazy("aesthetic:aesthetic_score"))
+register("precision-recall", _lazy("precision_recall:precision_recall_score"))
+register("hpsv2.1", _lazy("hpsv2:hpsv2_score", weights=files.HPS_V21), extra=True)
+register("fid-clean", _lazy("fid:fid_score", resize="-clean"), extra=True)
+register("fid-legacy", _lazy("fid:fid_score", resize="-legacy"), extra=True)
+register("fid-inf", _lazy("fid_infinity:fid_inf_score"), extra=True)
+register("fid-inf-tiny", _lazy("fid_infinity:fid_inf_tiny_score"), extra=True)
+register("precision-recall-tiny", _lazy("precision_recall:precision_recall_tiny_score"), extra=True)
