@@ -39,6 +39,8 @@ class Likeness(NamedTuple):
 
 
 class Codebook(NamedTuple):
+    """A codebook of ``codes`` vectors of ``width``, and what became of the images."""
+
     codes: int
     width: int
     twins: int  # codes that coincide with another

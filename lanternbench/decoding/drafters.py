@@ -21,6 +21,8 @@ from lanternbench.models.medusa import Medusa
 
 
 class Drafter(Protocol):
+    """What a tree policy asks of a drafter."""
+
     def begin(self, session: Session, hidden: Tensor) -> None:
         """After the target's prefill: its prefix hidden states [R, P, dim]."""
 
@@ -181,6 +183,8 @@ class _Cached:
 
 
 class EagleDrafter(_Cached):
+    """EAGLE: one layer over the target's hidden states and the next tokens' embeddings, a slot behind the target."""
+
     def __init__(self, net: Eagle, most_nodes: int):
         self.net, self.most_nodes = net, most_nodes
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
+    """A step before its commit."""
+
     draft: Draft
     q: Tensor  # [B, N, V]
     verdict: Verdict

@@ -15,6 +15,8 @@ from lanternbench.decoding.verify import Draft, Verdict
 
 
 class Proposal(Protocol):
+    """Where draft trees come from, for one batch."""
+
     nodes: int  # most nodes of a tree, the root included
     uniforms: int  # uniforms it consumes a step
     width: int  # widest family of siblings

@@ -73,6 +73,8 @@ def row_seed(seed: int, key: str, method: str) -> int:
 
 
 class Session:
+    """What one batch is decoded in: the target with its cache, the committed tokens, uniforms and clock."""
+
     def __init__(
         self,
         target: Target,

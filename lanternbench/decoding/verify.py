@@ -34,6 +34,8 @@ class Draft(NamedTuple):
 
 
 class Verdict(NamedTuple):
+    """What a verification found."""
+
     path: Tensor  # [B, D + 1] node ids from the root; entries past ``accepted`` repeat the last one
     accepted: Tensor  # [B] drafted tokens accepted, 0 … D
     token: Tensor  # [B] the residual or bonus token

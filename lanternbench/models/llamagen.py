@@ -106,6 +106,8 @@ def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
 
 
 class LlamaGen(Stack):
+    """LlamaGen's decoder: conditioning, token embeddings, layers, head (arXiv 2406.06525)."""
+
     rope: Tensor  # complex [positions, head_dim / 2]
 
     def __init__(self, cfg: LlamaGenConfig):

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 
 class Medusa(nn.Module):
+    """h + SiLU(W_d h + b_d) for every head d."""
+
     def __init__(self, dim: int, heads: int):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(heads, dim, dim))

@@ -74,6 +74,8 @@ class Direct(nn.Module):
 
 
 class RMSNorm(Direct):
+    """x · w / √(mean x² + ε)."""
+
     def __init__(self, dim: int, eps: float):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
@@ -96,6 +98,8 @@ class HeadNorm(Direct):
 
 
 class Attention(Direct):
+    """Grouped-query attention with rotary positions; q, k and v are one matrix, k and v one block of the cache."""
+
     def __init__(self, cfg: DecoderConfig):
         super().__init__()
         self.n_head, self.n_kv, self.head_dim = cfg.n_head, cfg.kv_heads, cfg.head_dim
@@ -139,6 +143,8 @@ class FeedForward(Direct):
 
 
 class Layer(Direct):
+    """Attention and feed-forward with their norms: before each, or behind each where ``swin_norm``."""
+
     def __init__(self, cfg: DecoderConfig):
         super().__init__()
         self.attention, self.feed_forward = Attention(cfg), FeedForward(cfg)
