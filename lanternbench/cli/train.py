@@ -24,7 +24,7 @@ def drafter(
     num_prompts: NumPrompts = 0,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 2000,
     batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 4,
-    lr: Annotated[float, typer.Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")] = 1e-3,
+    lr: Annotated[float, typer.Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")] = 3e-3,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     start: Annotated[Path | None, typer.Option(help="An EAGLE drafter to go on from (default: a fresh one).")] = None,
     out: Annotated[Path, typer.Option(help="Where the drafter goes.")] = Path("drafter"),

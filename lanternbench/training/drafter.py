@@ -31,7 +31,7 @@ from lanternbench.training import eagle, loop
 
 Log = Callable[[str], None]
 SHARD = 16384  # image tokens that are drawn together and kept in one file
-HELD_OUT = 16  # prompts kept out of training, or an eighth of them where that is fewer
+HELD_OUT = 16  # prompts kept out of training, or a quarter of them where that is fewer
 RECIPE, WEIGHTS = "recipe.json", "model.safetensors"
 MUON = 6  # its learning rate, in AdamW's
 
@@ -103,7 +103,7 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
         write_recipe(folder, elsewhere, settings)
     samples = drawn(target, plan, work, log)
     order = np.random.default_rng([22, plan.seed]).permutation(len(plan.prompts)).tolist()
-    held = max(1, min(HELD_OUT, len(order) // 8))
+    held = max(1, min(HELD_OUT, len(order) // 4))
     held_out, seen = order[:held], order[held:]
     before = samples.accepted(net, held_out, plan.batch)
 
@@ -127,11 +127,9 @@ def begun(target: Target, plan: Plan) -> Eagle:
     """The drafter to train, in float32: that of ``plan.start``, or a fresh one."""
     family, device = family_of(target), target.device
     if plan.start is not None:
-        net = family.eagle_drafter(target.model, plan.start, str(device), torch.float32)
-    else:
-        torch.manual_seed(plan.seed)
-        net = family.new_eagle(target.model).to(device)
-    return net.requires_grad_(True)
+        return family.eagle_drafter(target.model, plan.start, str(device), torch.float32).requires_grad_(True)
+    torch.manual_seed(plan.seed)
+    return family.new_eagle(target.model).to(device)
 
 
 def drawn(target: Target, plan: Plan, work: Path, log: Log) -> Samples:
