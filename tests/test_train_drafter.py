@@ -20,6 +20,7 @@ from lanternbench import prompts
 from lanternbench.cli.main import main
 from lanternbench.decoding import engine, presets
 from lanternbench.decoding.drafters import EagleDrafter
+from lanternbench.errors import UserError
 from lanternbench.models import catalogue, chameleon, published_chameleon, published_llamagen, tiny
 from lanternbench.models.checkpoints import read_state
 from lanternbench.models.eagle import Eagle, from_published, to_published
@@ -285,6 +286,13 @@ def test_a_mistake_is_one_sentence_and_code_2(command, tmp_path, given, said):
     assert err.startswith(f"lanternbench: {said}")
     assert err.count("\n") == 1
     assert (tmp_path / "theirs" / "thesis.txt").read_text() == "mine"
+
+
+def test_weights_that_diverged_are_not_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(drafter, "load_plain", lambda *a, **k: small("lumina"))
+    with pytest.raises(UserError, match="became NaN or infinite: lower --lr, and choose another folder with --work"):
+        drafter.train(replace(PLAN, lr=1e30), "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
+    assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
 def test_random_weights_are_not_offered(command):

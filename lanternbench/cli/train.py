@@ -56,7 +56,7 @@ def drafter(
     try:
         found = train(plan, chosen, work, out, log=console.print)
     except torch.OutOfMemoryError:
-        raise UserError(f"{chosen} has too little memory for {batch} images a step: lower --batch") from None
+        raise UserError(f"{chosen} has too little memory: lower --batch, or give --dtype bfloat16") from None
     print(f"first tokens accepted in images held out: {found.before:.3f} before, {found.after:.3f} after training")
     given = "" if prompts == "demo" else f" --prompts {shlex.quote(prompts)}"
     drafted = f"--target {shlex.quote(target)} --drafter {shlex.quote(str(out))}"

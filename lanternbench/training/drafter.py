@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,6 +114,8 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
 
     optims, warmup = loop.optimizers(net, plan.lr, MUON * plan.lr), max(1, min(50, plan.steps // 10))
     losses = loop.fit("eagle", net, optims, step_fn, plan.steps, work, warmup=warmup, decay=1.0, log=log)
+    if not all(p.isfinite().all() for p in net.parameters()):
+        raise UserError(f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}")
     found = Accepted(before, samples.accepted(net, held_out, plan.batch))
     state = {k: v.to("cpu", target.dtype).contiguous() for k, v in family_of(target).eagle_state(net).items()}
     with replacing(out / WEIGHTS, OUT) as file:
@@ -149,9 +150,12 @@ def drawn(target: Target, plan: Plan, work: Path, log: Log) -> Samples:
 
 def images(decoder: engine.Decoder, captions: list[str], keys: list[str], seed: int) -> Tensor:
     """Tokens int16 [B, L]; in halves where a GPU has no room for all at once, as an image depends on its key alone."""
-    with suppress(*(torch.OutOfMemoryError,) if len(keys) > 1 else ()):
+    try:
         made = engine.generate(decoder, captions, keys, seed)
         return torch.stack([g.tokens for g in made]).short().cpu()
+    except torch.OutOfMemoryError:
+        if len(keys) == 1:
+            raise
     torch.cuda.empty_cache()
     half = len(keys) // 2
     halves = (slice(half), slice(half, None))
