@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.models import text, tiny
-from lanternbench.training import drafters, loop, muon, rollouts, scenes
+from lanternbench.training import drafters, eagle, loop, muon, rollouts, scenes
 from lanternbench.training import target as target_training
 from lanternbench.training import text as text_training
 from lanternbench.training.tiny import train
@@ -171,7 +171,7 @@ def test_deeper_levels_see_what_they_will_see_in_decoding(teacher):
     embedding = model.tok_embeddings(samples.tokens[:1, :40].long()).repeat(2, 1, 1)
     rope = model.rope[1:41, None]
     at = torch.tensor([12, 30])
-    first, second, third = drafters.levels(net, embedding, hidden[:, :40], rope, at)
+    first, second, third = eagle.levels(net, embedding, hidden[:, :40], rope, at)
     for j, s in enumerate(at.tolist()):  # one branch alone, level by level, as one causal sequence
         features = hidden[:, :40].clone()
         features[:, s] = first[:, s - 1]

@@ -17,6 +17,7 @@ from lanternbench.disk import cache_dir
 from lanternbench.errors import UserError
 from lanternbench.models import published, published_chameleon, published_llamagen, tiny
 from lanternbench.models.chameleon import Chameleon
+from lanternbench.models.eagle import Eagle
 from lanternbench.models.graphs import of_mode
 from lanternbench.models.llamagen import LlamaGen
 from lanternbench.models.packed import packed
@@ -86,20 +87,25 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False, dt
     bfloat16 (default: float32 on a CPU and in the embedded format, else bfloat16).  Raises UserError for an unknown
     name or dtype and for weights that are missing or damaged.
     """
+    return packed(load_plain(name, device, random_weights, dtype))
+
+
+def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:
+    """As ``load_target``, in layers that gradients pass through."""
     weights = None if dtype is None else published.dtype_named(dtype)
     if device.startswith("cuda"):
         ready(device)
     if (Path(name) / "target.safetensors").is_file():
-        return packed(tiny.load(Path(name), device, weights))
+        return tiny.load(Path(name), device, weights)
     title, _, where = name.partition("=")
     row = entry(title)
     if row.family == "tiny":
         if random_weights:
             raise UserError("target 'tiny' comes with trained weights: leave out --random-weights")
-        return packed(tiny.load(device=device, dtype=weights))
+        return tiny.load(device=device, dtype=weights)
     family = _FAMILIES[row.family]
     if random_weights:
-        return packed(family.random_target(row.name, row.shape, row.guidance, row.top_k, device, dtype=weights))
+        return family.random_target(row.name, row.shape, row.guidance, row.top_k, device, dtype=weights)
     folder = Path(where) if where else row.folder
     needed = [role for role in row.missing(folder) if role in family.NEEDS]
     if needed:
@@ -107,7 +113,7 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False, dt
             f"target '{title}' lacks its {' and '.join(needed)} in {folder}: `lanternbench fetch {title}` gets them "
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
         )
-    return packed(family.load(row.name, row.shape, row.guidance, row.top_k, folder, device, weights))
+    return family.load(row.name, row.shape, row.guidance, row.top_k, folder, device, weights)
 
 
 def ready(device: str) -> None:
@@ -128,11 +134,8 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
     """
     title, _, where = spec.partition("=")
     if title not in catalogue() and Path(spec).exists():
-        family = published_chameleon if isinstance(target.model, Chameleon) else published_llamagen
-        net = family.eagle_drafter(target.model, Path(spec), device)
-        published_pads = isinstance(target.model, LlamaGen) and target.evaluators == "full"
-        pads = published_llamagen.EAGLE_PADS if published_pads else target.pad_rows
-        return packed(replace(target, drafters=target.drafters | {"eagle": net}, pad_rows=pads)), "eagle"
+        net = family_of(target).eagle_drafter(target.model, Path(spec), device)
+        return packed(with_eagle(target, net)), "eagle"
     if title not in catalogue():
         raise UserError(
             f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a file "
@@ -149,6 +152,18 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
             raise UserError(f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it")
         net = _FAMILIES[row.family].decoder(row.shape, folder, device, target.dtype)
     return packed(replace(target, drafters=target.drafters | {"model": net})), "model"
+
+
+def family_of(target: Target) -> Any:
+    """The module that reads and writes the EAGLE drafters of ``target``."""
+    return published_chameleon if isinstance(target.model, Chameleon) else published_llamagen
+
+
+def with_eagle(target: Target, net: Eagle) -> Target:
+    """``target`` with an EAGLE drafter of the user's, and with the prefix states that such a drafter reads."""
+    published_pads = isinstance(target.model, LlamaGen) and target.evaluators == "full"
+    pads = published_llamagen.EAGLE_PADS if published_pads else target.pad_rows
+    return replace(target, drafters=target.drafters | {"eagle": net}, pad_rows=pads)
 
 
 def load_with_drafter(

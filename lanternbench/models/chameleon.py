@@ -14,7 +14,7 @@ from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.errors import UserError
 from lanternbench.models import llamagen
-from lanternbench.models.eagle import from_published
+from lanternbench.models.eagle import from_published, to_published
 from lanternbench.models.llamagen import prefix_mask
 from lanternbench.models.rope import rope_1d
 from lanternbench.models.transformer import DecoderConfig, Stack
@@ -94,6 +94,11 @@ def interleaved(rows: Tensor, head_dim: int) -> Tensor:
     return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
 
 
+def halved(rows: Tensor, head_dim: int) -> Tensor:
+    """The inverse of ``interleaved``."""
+    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
 def per_head(norm: Tensor, heads: int) -> Tensor:
     """q/k norm [heads | model-parallel shards, d] or [d] -> [heads, d]: a shard's row serves its consecutive heads.
 
@@ -124,6 +129,17 @@ def rotary_pairs(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tens
 def drafter_from_published(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tensor]:
     """LANTERN's EAGLE drafter for Anole -> ours: ``Eagle(cfg, bias, cfg.norm_eps)``, with the target's embedding."""
     return from_published(rotary_pairs(state, cfg))
+
+
+def drafter_to_published(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tensor]:
+    """Ours -> the layout of LANTERN's EAGLE drafter for Anole, a row of q/k norm per head."""
+    found = to_published(state)
+    for key, value in found.items():
+        if ".q_norm." in key or ".k_norm." in key:
+            found[key] = halved(value.flatten(), cfg.head_dim).view_as(value)
+        elif key.endswith(("q_proj.weight", "k_proj.weight")):
+            found[key] = halved(value, cfg.head_dim)
+    return found
 
 
 _TOP = {"embed_tokens.weight": "tok_embeddings.weight", "lm_head.weight": "output.weight"}

@@ -83,7 +83,8 @@ def to_published(state: dict[str, Tensor]) -> dict[str, Tensor]:
     found = {}
     for key, value in state.items():
         if "attention.wqkv" in key:
-            for name, part in zip("qkv", value.chunk(3), strict=True):
+            shared = (len(value) - value.shape[1]) // 2  # of keys, and of values, which heads may have in common
+            for name, part in zip("qkv", value.split([value.shape[1], shared, shared]), strict=True):
                 found[key.replace("attention.wqkv", f"self_attn.{name}_proj")] = part.contiguous()
         elif "feed_forward.w13" in key:
             for name, part in zip(("gate", "up"), value.chunk(2), strict=True):

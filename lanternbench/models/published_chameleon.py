@@ -25,6 +25,7 @@ from lanternbench.models.chameleon import (
     config_from_hf,
     config_from_official,
     drafter_from_published,
+    drafter_to_published,
     from_hf,
     from_official,
     image_tables,
@@ -112,13 +113,23 @@ def random_decoder(shape: dict[str, Any], device: str, dtype: torch.dtype | None
     return random_net(lambda: Chameleon(cfg), device, dtype or dtype_for(device))
 
 
-def eagle_drafter(model: Chameleon, path: Path, device: str) -> Eagle:
+def eagle_drafter(model: Chameleon, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
     """LANTERN's layout -> a drafter for ``model``, in its dtype.  Raises UserError, also for one of another width."""
     cfg, bias = shape_of(path, model.cfg)
-    dtype = model.tok_embeddings.weight.dtype
+    dtype = dtype or model.tok_embeddings.weight.dtype
     return load_layers(
         lambda: Eagle(cfg, bias, cfg.norm_eps), path, lambda part: drafter_from_published(part, cfg), device, dtype
     )
+
+
+def new_eagle(model: Chameleon) -> Eagle:
+    """A drafter for ``model`` that has learnt nothing."""
+    return Eagle(model.cfg, norm_eps=model.cfg.norm_eps)
+
+
+def eagle_state(net: Eagle) -> State:
+    """A drafter in LANTERN's layout."""
+    return drafter_to_published(net.state_dict(), net.cfg)
 
 
 def random_target(
@@ -134,7 +145,7 @@ def random_target(
     dtype, dialect = dtype or dtype_for(device), parted(shape)[1]
     model = random_decoder(shape, device, dtype)
     cfg = model.config
-    drafter = random_net(lambda: Eagle(model.cfg, norm_eps=model.cfg.norm_eps), device, dtype)
+    drafter = random_net(lambda: new_eagle(model), device, dtype)
     return Target(
         name,
         model,

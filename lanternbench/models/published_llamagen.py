@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models import eagle, llamagen
-from lanternbench.models.checkpoints import load_into, load_layers, read_state
+from lanternbench.models.checkpoints import State, load_into, load_layers, read_state
 from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig
 from lanternbench.models.published import dtype_for, present, random_net
 from lanternbench.models.target import Target
@@ -79,11 +79,21 @@ def random_decoder(shape: dict[str, Any], device: str, dtype: torch.dtype | None
     return random_net(lambda: LlamaGen(LlamaGenConfig(**shape)), device, dtype or dtype_for(device))
 
 
-def eagle_drafter(model: LlamaGen, path: Path, device: str) -> eagle.Eagle:
+def eagle_drafter(model: LlamaGen, path: Path, device: str, dtype: torch.dtype | None = None) -> eagle.Eagle:
     """LANTERN's layout -> a drafter for ``model``, in its dtype.  Raises UserError, also for one of another width."""
     cfg, bias = eagle.shape_of(path, replace(model.cfg, first_norm=False))
-    dtype = model.tok_embeddings.weight.dtype
+    dtype = dtype or model.tok_embeddings.weight.dtype
     return load_layers(lambda: eagle.Eagle(cfg, bias), path, eagle.from_published, device, dtype)
+
+
+def new_eagle(model: LlamaGen) -> eagle.Eagle:
+    """A drafter for ``model`` that has learnt nothing."""
+    return eagle.Eagle(replace(model.cfg, first_norm=False))
+
+
+def eagle_state(net: eagle.Eagle) -> State:
+    """A drafter in LANTERN's layout."""
+    return eagle.to_published(net.state_dict())
 
 
 def random_target(
@@ -91,7 +101,7 @@ def random_target(
 ) -> Target:
     """The same architecture with random weights and an EAGLE drafter: its images are noise, its speed is real."""
     dtype, model = dtype or dtype_for(device), random_decoder(shape, device, dtype)
-    drafter = random_net(lambda: eagle.Eagle(replace(model.cfg, first_norm=False)), device, dtype)
+    drafter = random_net(lambda: new_eagle(model), device, dtype)
     vq = random_net(lambda: VQModel(VQConfig()), device, torch.float32)
     if model.config.model_type == "c2i":
         text: Features = lambda captions: class_labels(captions, device)  # noqa: E731

@@ -45,6 +45,8 @@ class RowEnds(NamedTuple):
 
     def token(self, slot: Tensor) -> tuple[Tensor, Tensor]:
         """The image token in each slot, counted from the image's first, or behind a row end; and whether it is one."""
+        if not self.width:
+            return slot, torch.zeros_like(slot, dtype=torch.bool)
         stride = self.width + 1
         return slot - slot // stride, slot % stride == self.width
 

@@ -94,6 +94,7 @@ class HeadNorm(Direct):
         self.bias = nn.Parameter(torch.zeros(heads, width))
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.clone() if x.requires_grad else x  # attention writes what this gives over what it read
         return F.layer_norm(x, (x.shape[-1],), eps=1e-5) * self.weight + self.bias
 
 

@@ -13,7 +13,6 @@ from typing import cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.decoding.sampling import Warp, guide
@@ -21,19 +20,15 @@ from lanternbench.models.eagle import Eagle
 from lanternbench.models.llamagen import LlamaGen
 from lanternbench.models.medusa import Medusa
 from lanternbench.models.target import Target, blank
-from lanternbench.training import loop
+from lanternbench.training import eagle, loop
+from lanternbench.training.eagle import DEEPER, Losses, divergence
 from lanternbench.training.rollouts import Rollouts
 from lanternbench.training.target import CONFIG
 
 SMALL = replace(CONFIG, n_layer=2)
 HEADS = 4
 BATCH = 6
-DEPTHS = 3  # levels of drafting that EAGLE trains on
-DEEPER = 96  # positions of an image at which it trains on the levels past the first
 WIDER = 2  # EAGLE's MLP, in the target's: at this size a layer's operations cost time, its width hardly any
-VARIATION = 5.0  # weight of the total variation beside the cross entropy
-
-Losses = dict[str, Tensor]
 
 
 class Drafters(nn.Module):
@@ -48,28 +43,6 @@ class Drafters(nn.Module):
             self.model.get_submodule(name).load_state_dict(target.get_submodule(name).state_dict())
         for mine, theirs in ((0, 0), (1, -1)):
             self.model.layers[mine].load_state_dict(target.layers[theirs].state_dict())
-
-
-def divergence(drafted: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross entropy plus VARIATION · TV, and the acceptance rate 1 − TV: logits and probabilities [..., V]."""
-    log_p = drafted.log_softmax(-1)
-    cross = -(wanted * log_p).sum(-1).mean()
-    accepted = torch.minimum(log_p.exp(), wanted).sum(-1).mean()
-    return cross + VARIATION * (1 - accepted), accepted.detach()
-
-
-class History:
-    """Keys and values of one layer over successive calls, in place of a cache: differentiable."""
-
-    def __init__(self) -> None:
-        self.kv: list[Tensor] = []
-
-    def __getitem__(self, layer: int) -> History:
-        return self
-
-    def put(self, kv: Tensor) -> Tensor:
-        self.kv.append(kv)
-        return torch.cat(self.kv, 2)
 
 
 class Batches:
@@ -93,46 +66,11 @@ class Batches:
         return guide(self.target.model.output(hidden), self.target.guidance)
 
 
-def levels(net: Eagle, embedding: Tensor, features: Tensor, rope: Tensor, at: Tensor) -> list[Tensor]:
-    """What EAGLE drafts: level 1 at all n positions from the target's ``features``, deeper ones in the branches ``at``.
-
-    embedding, features [R, n, dim]; rope [n, 1, d/2]; at [m] -> [R, n, dim], then [R, m, dim] at ``at``, at + 1 …
-    Level d reads level d − 1's feature; it attends, as in decoding, to level 1's keys before the branch and to its own
-    branch's keys since.
-    """
-    n, history = embedding.shape[1], History()
-    causal = torch.ones(n, n, dtype=torch.bool).tril()
-    found = [net(net.fuse(embedding, features), rope[None], causal, history)]  # type: ignore[arg-type]
-    earlier, own = torch.arange(n) < at[:, None], torch.eye(len(at), dtype=torch.bool)
-    feature = found[0][:, at - 1]
-    for level in range(1, DEPTHS):
-        here = at + level - 1
-        visible = torch.cat([earlier, *[own] * level], 1)
-        feature = net(net.fuse(embedding[:, here], feature), rope[None, here], visible, history)  # type: ignore[arg-type]
-        found.append(feature)
-    return found
-
-
 def eagle_losses(net: Eagle, batches: Batches, step: int) -> Losses:
-    """Cross entropy and total variation at every level; level 1 also learns the target's hidden states."""
+    """What ``eagle.losses`` says, of stored states."""
     rng, _, tokens, hidden, wanted = batches(step, 13)
-    words, p = batches.target.model.tok_embeddings, batches.prefix
-    embedding = torch.cat(
-        [blank(words.weight, hidden[:, :p]), words(tokens[:, :-1]).repeat(2, 1, 1)], 1
-    )  # of the tokens after positions 0 …
-    n = embedding.shape[1]
-    at = torch.from_numpy(rng.choice(n - p - DEPTHS + 2, DEEPER, replace=False) + p)
-    rope = cast(LlamaGen, batches.target.model).rope[1 : n + 1, None]
-    first, *deeper = levels(net, embedding, hidden[:, :n], rope, at)
-    drafted = first[:, p - 1 :]
-    loss, accepted = divergence(batches.logits(drafted), wanted)
-    loss = loss + 0.1 * F.smooth_l1_loss(drafted, hidden[:, p:])
-    losses = {"accept-1": accepted}
-    for level, feature in enumerate(deeper, start=1):
-        more, accepted = divergence(batches.logits(feature), wanted[:, at + level - p])
-        loss = loss + 0.7**level * more
-        losses[f"accept-{level + 1}"] = accepted
-    return {"loss": loss, **losses}
+    ahead = blank(batches.target.model.tok_embeddings.weight, hidden[:, : batches.prefix])
+    return eagle.losses(net, eagle.feed(batches.target, ahead, None, tokens, hidden), rng, batches.logits, wanted)
 
 
 def medusa_losses(net: Medusa, batches: Batches, step: int) -> Losses:

@@ -52,21 +52,22 @@ def fit(
     clip: float = 1.0,
     save_every: int = 100,
     log: Callable[[str], None] = print,
-) -> None:
+) -> dict[str, float]:
     """Train ``model`` for ``steps`` calls of ``step_fn(step)`` → losses (the one called "loss" is minimised).
 
     A checkpoint in ``folder/name.pt`` is written every ``save_every`` steps and picked up on the next start; what
-    ``step_fn`` draws must depend on the step alone, so that a resumed run is the undisturbed one.
+    ``step_fn`` draws must depend on the step alone, so that a resumed run is the undisturbed one.  Returns the losses
+    of the last step that was logged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.pt"
-    first = 0
+    first, last = 0, {}
     if path.exists():
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
         model.load_state_dict(state["model"])
         for optim, saved in zip(optims, state["optims"], strict=True):
             optim.load_state_dict(saved)
-        first = state["step"]
+        first, last = state["step"], state.get("losses", {})
     base = [[g["lr"] if first == 0 else g["initial_lr"] for g in o.param_groups] for o in optims]
     model.train()
     clock, seen = time.monotonic(), first
@@ -83,8 +84,10 @@ def fit(
         if (step + 1) % save_every == 0 or step + 1 == steps:
             pace = (step + 1 - seen) / (time.monotonic() - clock)
             clock, seen = time.monotonic(), step + 1
-            figures = "  ".join(f"{k} {v.item():.4f}" for k, v in losses.items())
-            state = {"model": model.state_dict(), "optims": [o.state_dict() for o in optims], "step": step + 1}
-            save_atomically(state, path)
+            last = {k: v.item() for k, v in losses.items()}
+            figures = "  ".join(f"{k} {v:.4f}" for k, v in last.items())
+            made = {"model": model.state_dict(), "optims": [o.state_dict() for o in optims]}
+            save_atomically({**made, "step": step + 1, "losses": last}, path)
             log(f"{name} {step + 1}/{steps}  {figures}  {pace:.2f} steps/s")
     model.eval()
+    return last

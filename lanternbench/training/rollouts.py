@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from lanternbench.decoding import engine, presets
-from lanternbench.models.llamagen import prefix_mask
 from lanternbench.models.target import Target
 from lanternbench.models.text import read
 from lanternbench.training import loop
+from lanternbench.training.eagle import teacher
 from lanternbench.training.target import caption
 
 SEED = 777  # of the captions; those of the training scenes and of the evaluations are others
@@ -57,16 +57,6 @@ def _shard(target: Target, start: int, count: int) -> Rollouts:
         batch = captions[i : i + BATCH]
         made = engine.generate(decoder, batch, keys=[f"{start + i + j}" for j in range(len(batch))], seed=SEED)
         tokens.append(torch.stack([g.tokens for g in made]))
-        hidden.append(teacher(target, batch, tokens[-1]).half())
+        states = teacher(target, target.prefix(batch, target.guidance), tokens[-1])
+        hidden.append(states.unflatten(0, (2, -1)).transpose(0, 1).half())
     return Rollouts(captions, torch.cat(tokens).short(), torch.cat(hidden))
-
-
-@torch.inference_mode()
-def teacher(target: Target, captions: list[str], tokens: Tensor) -> Tensor:
-    """The target's hidden states over captions and tokens [B, L]: [B, 2, P + L − 1, dim]."""
-    net, prefix = target.model, target.prefix(captions, target.guidance)
-    x = torch.cat([prefix.embeddings, net.tok_embeddings(tokens.repeat(2, 1)[:, :-1])], 1)
-    n = x.shape[1]
-    mask = prefix_mask(prefix.valid, n, target.pad_rows)
-    hidden = net(x, net.rope[None, :n, None], mask)
-    return hidden.unflatten(0, (2, -1)).transpose(0, 1)

@@ -1,0 +1,202 @@
+"""Train an EAGLE drafter for any target on the target's own samples, and keep it in LANTERN's published layout.
+
+The samples' tokens are kept; the target's hidden states, a hundred times their size and more, are computed again for
+every batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from lanternbench.decoding import engine, presets
+from lanternbench.decoding.sampling import Warp, guide
+from lanternbench.disk import OUT, WORK, replacing, writing
+from lanternbench.errors import UserError
+from lanternbench.models.catalogue import family_of, load_plain, with_eagle
+from lanternbench.models.eagle import Eagle
+from lanternbench.models.target import Target
+from lanternbench.prompts import PromptSet
+from lanternbench.training import eagle, loop
+
+Log = Callable[[str], None]
+SHARD = 16384  # image tokens that are drawn together and kept in one file
+HELD_OUT = 16  # prompts kept out of training, or a quarter of them where that is fewer
+RECIPE, WEIGHTS = "recipe.json", "model.safetensors"
+MUON = 6  # its learning rate, in AdamW's
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the command was asked for."""
+
+    target: str
+    prompts: PromptSet
+    steps: int
+    batch: int
+    lr: float
+    seed: int
+    start: Path | None = None
+    dtype: str | None = None
+
+
+class Accepted(NamedTuple):
+    """First tokens accepted in the samples held out, as a share."""
+
+    before: float
+    after: float
+
+
+class Samples:
+    """Prompts and the images that the target drew of them, tokens [N, L]."""
+
+    def __init__(self, target: Target, captions: list[str], tokens: Tensor):
+        self.target, self.captions, self.tokens = target, captions, tokens
+        self.warp = Warp(1.0, target.top_k)
+
+    def __call__(self, picked: list[int]) -> tuple[eagle.Feed, Tensor]:
+        """What EAGLE reads of these images, and the target's distributions of tokens 1 … L − 1 [B, L − 1, V]."""
+        target, tokens = self.target, self.tokens[picked].long().to(self.target.device)
+        with torch.no_grad():
+            prefix = target.prefix([self.captions[i] for i in picked], target.guidance)
+            states = eagle.teacher(target, prefix, tokens)
+            fed = eagle.feed(target, prefix.ahead, prefix.seen, tokens, states)
+            return fed, self.warp(self.logits(fed.of_tokens(states[:, fed.prefix :])))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """[R, …, dim] -> guided logits [B, …, V], with the target's head."""
+        return self.target.model.output(guide(features, self.target.guidance).to(self.target.dtype)).float()
+
+    @torch.no_grad()
+    def accepted(self, net: Eagle, images: list[int], batch: int) -> float:
+        """The mean of Σ min(p, q) over the first token drafted at every place of these images."""
+        found = []
+        for i in range(0, len(images), batch):
+            fed, q = self(images[i : i + batch])
+            none = torch.empty(0, dtype=torch.long)
+            p = self.warp(self.logits(eagle.drafts(net, fed, none, depths=1).first))
+            found += torch.minimum(p, q).sum(-1).mean(1).tolist()
+        return float(np.mean(found))
+
+
+def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> Accepted:
+    """Sample, train and save; stopped at any point, the same call goes on.  Raises UserError."""
+    if len(plan.prompts) < 2:
+        raise UserError("one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more")
+    target = load_plain(plan.target, device, dtype=plan.dtype)
+    net = begun(target, plan)
+    target = with_eagle(target, net)
+    settings = record(plan, target, net)
+    for folder, elsewhere in ((out, OUT), (work, WORK)):
+        refuse_others(folder, settings, elsewhere)
+    for folder, elsewhere in ((out, OUT), (work, WORK)):
+        write_recipe(folder, elsewhere, settings)
+    samples = drawn(target, plan, work, log)
+    order = np.random.default_rng([22, plan.seed]).permutation(len(plan.prompts)).tolist()
+    held = max(1, min(HELD_OUT, len(order) // 4))
+    held_out, seen = order[:held], order[held:]
+    before = samples.accepted(net, held_out, plan.batch)
+
+    def step_fn(step: int) -> eagle.Losses:
+        rng = np.random.default_rng([23, plan.seed, step])
+        picked = [seen[i] for i in rng.integers(len(seen), size=plan.batch)]
+        fed, wanted = samples(picked)
+        return eagle.losses(net, fed, rng, samples.logits, wanted)
+
+    optims, warmup = loop.optimizers(net, plan.lr, MUON * plan.lr), max(1, min(50, plan.steps // 10))
+    losses = loop.fit("eagle", net, optims, step_fn, plan.steps, work, warmup=warmup, decay=1.0, log=log)
+    if not all(p.isfinite().all() for p in net.parameters()):
+        raise UserError(f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}")
+    found = Accepted(before, samples.accepted(net, held_out, plan.batch))
+    state = {k: v.to("cpu", target.dtype).contiguous() for k, v in family_of(target).eagle_state(net).items()}
+    with replacing(out / WEIGHTS, OUT) as file:
+        file.write(save(state))
+    write_recipe(out, OUT, settings, held_out=held, first_token_acceptance=found._asdict(), losses=losses)
+    return found
+
+
+def begun(target: Target, plan: Plan) -> Eagle:
+    """The drafter to train, in float32: that of ``plan.start``, or a fresh one."""
+    family, device = family_of(target), target.device
+    if plan.start is not None:
+        return family.eagle_drafter(target.model, plan.start, str(device), torch.float32).requires_grad_(True)
+    torch.manual_seed(plan.seed)
+    return family.new_eagle(target.model).to(device)
+
+
+def drawn(target: Target, plan: Plan, work: Path, log: Log) -> Samples:
+    """The target's own images of all prompts at its default settings, kept in ``work`` shard by shard."""
+    prompts = plan.prompts.prompts
+    target.prepare([p.text for p in prompts])
+    decoder, size, parts = engine.build(target, presets.method("ar")), max(1, SHARD // target.length), []
+    for start in range(0, len(prompts), size):
+        path = work / f"samples-{start:06d}.pt"
+        if not path.exists():
+            few = prompts[start : start + size]
+            loop.save_atomically(images(decoder, [p.text for p in few], [p.id for p in few], plan.seed), path)
+            log(f"samples {start + len(few)}/{len(prompts)}")
+        parts.append(torch.load(path, weights_only=True))
+    return Samples(target, [p.text for p in prompts], torch.cat(parts))
+
+
+def images(decoder: engine.Decoder, captions: list[str], keys: list[str], seed: int) -> Tensor:
+    """Tokens int16 [B, L]; in halves where a GPU has no room for all at once, as an image depends on its key alone."""
+    try:
+        made = engine.generate(decoder, captions, keys, seed)
+        return torch.stack([g.tokens for g in made]).short().cpu()
+    except torch.OutOfMemoryError:
+        if len(keys) == 1:
+            raise
+    torch.cuda.empty_cache()
+    half = len(keys) // 2
+    halves = (slice(half), slice(half, None))
+    return torch.cat([images(decoder, captions[part], keys[part], seed) for part in halves])
+
+
+def record(plan: Plan, target: Target, net: Eagle) -> dict[str, Any]:
+    """What a training is a function of; folders are left out, as they may name a person."""
+    digest = hashlib.sha256()
+    for value in net.state_dict().values():
+        digest.update(value.cpu().numpy())
+    return {
+        "target": Path(plan.target.partition("=")[0]).name,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "prompts": {k: v for k, v in plan.prompts.record().items() if k != "notes"},
+        "start": digest.hexdigest(),
+        **{name: getattr(plan, name) for name in ("steps", "batch", "lr", "seed")},
+    }
+
+
+def refuse_others(folder: Path, settings: dict[str, Any], elsewhere: str) -> None:
+    """Raises UserError where ``folder`` holds another training, or other files."""
+    with writing(folder, elsewhere):
+        folder.mkdir(parents=True, exist_ok=True)
+        found = sorted(p.name for p in folder.iterdir() if p.suffix != ".part")
+    if found and RECIPE not in found:
+        raise UserError(f"{folder} holds other files, such as {found[0]}: {elsewhere}")
+    if found:
+        try:
+            earlier = json.loads((folder / RECIPE).read_text(encoding="utf-8"))["settings"]
+            changed = [k for k in settings if earlier[k] != settings[k]]
+        except (OSError, ValueError, LookupError, TypeError):
+            raise UserError(f"{folder / RECIPE} is not what a training wrote: {elsewhere}") from None
+        if changed:
+            raise UserError(
+                f"{folder} belongs to a training with other settings ({', '.join(changed)}): give those again, or "
+                f"{elsewhere}"
+            )
+
+
+def write_recipe(folder: Path, elsewhere: str, settings: dict[str, Any], **results: Any) -> None:
+    """The settings first, so that a folder says whose it is; results are added at the end."""
+    with replacing(folder / RECIPE, elsewhere) as file:
+        file.write(json.dumps({"settings": settings, **results}, indent=2).encode())

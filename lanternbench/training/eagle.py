@@ -1,0 +1,175 @@
+"""What an EAGLE drafter learns from: fed as decoding feeds it, several levels deep, against the target's distribution.
+
+Source: Li et al. 2024 (EAGLE) for what it reads; the levels are those of EAGLE-3 (Li et al. 2025), trained together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lanternbench.models.eagle import Eagle
+from lanternbench.models.llamagen import prefix_mask
+from lanternbench.models.row_ends import RowEnds
+from lanternbench.models.target import Prefix, Target
+
+DEPTHS = 3  # levels of drafting that EAGLE trains on
+DEEPER = 96  # positions of an image at which it trains on the levels past the first
+VARIATION = 5.0  # weight of the total variation beside the cross entropy
+
+Losses = dict[str, Tensor]
+
+
+class Feed(NamedTuple):
+    """What an EAGLE drafter reads of images: entry t is what stands at position t + 1 and the state of position t.
+
+    Positions 0 … P − 1 are the prefix, then come the image's slots 0 … S − 1, of which nobody reads the last; so there
+    are n = P + S − 2 entries, and the last S − 1 of them predict slots 1 … S − 1.
+    """
+
+    ahead: Tensor  # [R, n, dim] embeddings of positions 1 … n
+    hidden: Tensor  # [R, n + 1, dim] the target's states at positions 0 … n
+    rope: Tensor  # [n, 1, d/2] of positions 1 … n
+    seen: Tensor | None  # [R, P − 1] bool: which prefix entries may be attended to; None: all
+    rows: RowEnds
+    prefix: int  # P
+
+    @property
+    def slots(self) -> Tensor:
+        """1 … S − 1."""
+        return torch.arange(1, self.ahead.shape[1] - self.prefix + 2, device=self.ahead.device)
+
+    def of_tokens(self, x: Tensor) -> Tensor:
+        """x [R, S − 1, …] for slots 1 … S − 1 -> [R, L − 1, …] for tokens 1 … L − 1."""
+        return x[:, ~self.rows.token(self.slots)[1]] if self.rows.width else x
+
+
+def written(target: Target, tokens: Tensor) -> Tensor:
+    """Tokens [B, L] -> the embeddings of slots 0 … S − 2, row ends between rows [B, S − 1, dim]."""
+    words = target.model.tok_embeddings(tokens)
+    if width := target.rows.width:
+        words = words.unflatten(1, (-1, width))
+        end = target.row_end_embedding(target.model).expand(*words.shape[:2], 1, -1)
+        words = torch.cat([words, end], 2).flatten(1, 2)[:, :-1]
+    return words[:, :-1]
+
+
+@torch.no_grad()
+def teacher(target: Target, prefix: Prefix, tokens: Tensor) -> Tensor:
+    """The target's states over a prefix and tokens [B, L]: [R, P + S − 1, dim], conditional rows first."""
+    net, words = target.model, written(target, tokens)
+    x = torch.cat([prefix.embeddings, words.repeat(len(prefix.valid) // len(words), 1, 1)], 1)
+    n = x.shape[1]
+    return net(x, net.rope[None, :n, None], prefix_mask(prefix.valid, n, target.pad_rows))
+
+
+def feed(target: Target, ahead: Tensor, seen: Tensor | None, tokens: Tensor, hidden: Tensor) -> Feed:
+    """``ahead``, ``seen``: the prefix's; tokens [B, L] and the target's states over both."""
+    words = written(target, tokens)
+    ahead = torch.cat([ahead, words.repeat(len(hidden) // len(words), 1, 1)], 1)
+    n, seen = ahead.shape[1], None if seen is None or seen.all() else seen
+    rope = target.model.rope[1 : n + 1, None]
+    return Feed(ahead.float(), hidden.float(), rope, seen, target.rows, hidden.shape[1] - words.shape[1])
+
+
+class History:
+    """Keys and values of one layer over successive calls, in place of a cache: differentiable."""
+
+    def __init__(self) -> None:
+        self.kv: list[Tensor] = []
+
+    def __getitem__(self, layer: int) -> History:
+        return self
+
+    def put(self, kv: Tensor) -> Tensor:
+        self.kv.append(kv)
+        return torch.cat(self.kv, 2)
+
+
+def levels(
+    net: Eagle,
+    embedding: Tensor,
+    features: Tensor,
+    rope: Tensor,
+    at: Tensor,
+    seen: Tensor | None = None,
+    depths: int = DEPTHS,
+) -> list[Tensor]:
+    """What EAGLE drafts: level 1 at all n positions from the target's ``features``, deeper ones in the branches ``at``.
+
+    embedding, features [R, n, dim]; rope [n, 1, d/2]; at [m]; seen as in ``Feed`` -> [R, n, dim], then [R, m, dim] at
+    ``at``, at + 1 …  Level d reads level d − 1's feature; it attends, as in decoding, to level 1's keys before the
+    branch and to its own branch's keys since.
+    """
+    n, history, device = embedding.shape[1], History(), embedding.device
+    visible = torch.ones(n, n, dtype=torch.bool, device=device).tril() if seen is None else prefix_mask(seen, n)
+    found = [net(net.fuse(embedding, features), rope[None], visible, history)]  # type: ignore[arg-type]
+    earlier, own = torch.arange(n, device=device) < at[:, None], torch.eye(len(at), dtype=torch.bool, device=device)
+    if seen is not None:
+        earlier = earlier & F.pad(seen, (0, n - seen.shape[1]), value=True)[:, None, None]
+        own = own.expand(len(seen), 1, -1, -1)
+    feature = found[0][:, at - 1]
+    for level in range(1, depths):
+        here = at + level - 1
+        visible = torch.cat([earlier, *[own] * level], -1)
+        feature = net(net.fuse(embedding[:, here], feature), rope[None, here], visible, history)  # type: ignore[arg-type]
+        found.append(feature)
+    return found
+
+
+class Drafts(NamedTuple):
+    first: Tensor  # [R, L − 1, dim] what decoding drafts first for tokens 1 … L − 1
+    own: Tensor  # [R, S − 1, dim] level 1 for slots 1 … S − 1
+    at: Tensor  # [m] where branches begin, behind row ends too
+    deeper: list[Tensor]  # [R, m, dim] levels 2 … in the branches
+
+
+def drafts(net: Eagle, fed: Feed, at: Tensor, depths: int = DEPTHS) -> Drafts:
+    """Level 1, and ``depths`` levels in the branches ``at`` [m].
+
+    Decoding reads the row end behind the last token with the drafter's own feature, before it knows the target's state:
+    what it drafts first in a row comes from level 2.
+    """
+    ends = fed.rows.token(fed.slots - 1)[1].nonzero()[:, 0]  # slots
+    at = torch.cat([ends + fed.prefix - 1, at.to(ends.device)])
+    depths = max(depths, 2) if len(ends) else depths
+    own, *deeper = levels(net, fed.ahead, fed.hidden[:, :-1], fed.rope, at, fed.seen, depths)
+    own = own[:, fed.prefix - 1 :]
+    first = own.index_copy(1, ends, deeper[0][:, : len(ends)]) if len(ends) else own
+    return Drafts(fed.of_tokens(first), own, at, deeper)
+
+
+def divergence(drafted: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross entropy plus VARIATION · TV, and the acceptance rate 1 − TV: logits and probabilities [..., V]."""
+    log_p = drafted.log_softmax(-1)
+    cross = -(wanted * log_p).sum(-1).mean()
+    accepted = torch.minimum(log_p.exp(), wanted).sum(-1).mean()
+    return cross + VARIATION * (1 - accepted), accepted.detach()
+
+
+def losses(
+    net: Eagle, fed: Feed, rng: np.random.Generator, logits: Callable[[Tensor], Tensor], wanted: Tensor
+) -> Losses:
+    """Cross entropy and total variation at every level; level 1 also learns the target's hidden states.
+
+    ``logits``: features [R, …, dim] -> guided logits [B, …, V]; wanted [B, L − 1, V] of tokens 1 … L − 1.
+    """
+    p = fed.prefix
+    free = fed.ahead.shape[1] - p - DEPTHS + 2
+    found = drafts(net, fed, torch.from_numpy(rng.choice(free, min(DEEPER, free), replace=False) + p))
+    loss, accepted = divergence(logits(found.first), wanted)
+    loss = loss + 0.1 * F.smooth_l1_loss(found.own, fed.hidden[:, p:])
+    rates = {"accept-1": accepted}
+    for level, feature in enumerate(found.deeper, start=1):
+        token, is_end = fed.rows.token(found.at + level + 1 - p)  # what is drafted, which may be a row end
+        if fed.rows.width:
+            token, feature = token[~is_end], feature[:, ~is_end]
+        more, accepted = divergence(logits(feature), wanted[:, token - 1])
+        loss = loss + 0.7**level * more
+        rates[f"accept-{level + 1}"] = accepted
+    return {"loss": loss, **rates}

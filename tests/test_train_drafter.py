@@ -1,0 +1,301 @@
+"""``train drafter``: it feeds the drafter as decoding does, goes on where it stopped, and what it saves is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from elsewhere import THERE, Apart
+from test_anole import ALL_IDS, CAPTIONS, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
+from test_drafters import random_llamagen
+from torch import Tensor
+
+from lanternbench import prompts
+from lanternbench.cli.main import main
+from lanternbench.decoding import engine, presets
+from lanternbench.decoding.drafters import EagleDrafter
+from lanternbench.errors import UserError
+from lanternbench.models import catalogue, chameleon, published_chameleon, published_llamagen, tiny
+from lanternbench.models.checkpoints import read_state
+from lanternbench.models.eagle import Eagle, from_published, to_published
+from lanternbench.models.target import Target
+from lanternbench.training import drafter, eagle, loop
+
+DEMO = prompts.load("demo", 4)
+PLAN = drafter.Plan("any", DEMO, steps=4, batch=2, lr=3e-3, seed=0)
+
+
+def small(dialect: str, device: str = "cpu") -> Target:
+    """A Chameleon of 4 × 4 tokens with an EAGLE drafter."""
+    shape = vars(IMAGES) | {"grid": 4, "dialect": dialect}
+    made = published_chameleon.random_target(f"{dialect}-small", shape, GUIDANCE, 0, "cpu", VQ)
+    net = Eagle(IMAGES.decoder, norm_eps=IMAGES.norm_eps)
+    for seed, part in enumerate((made.model, net, made.vq)):
+        scrambled(part, seed).to(device)
+    return replace(made, drafters={"eagle": net}, options=SMALL_TREES)
+
+
+def classes() -> Target:
+    """A class-conditional LlamaGen of 4 × 4 tokens."""
+    labels = lambda captions: published_llamagen.class_labels(captions, "cpu")  # noqa: E731
+    net = scrambled(published_llamagen.new_eagle(random_llamagen(0)), 1)
+    return Target("classes", random_llamagen(0, n_layer=2), small("anole").vq, labels, 4.0, drafters={"eagle": net})
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory) -> Path:
+    """The embedded world with two of the target's layers, in a folder."""
+    folder = tmp_path_factory.mktemp("shallow")
+    shutil.copytree(tiny.WEIGHTS, folder, dirs_exist_ok=True)
+    state, meta = tiny.read(tiny.WEIGHTS / "target.safetensors")
+    meta["config"]["n_layer"] = 2
+    kept = {k: v for k, v in state.items() if not k.startswith("layers.") or int(k.split(".")[1]) < 2}
+    tiny.write(folder / "target.safetensors", kept, **meta)
+    return folder
+
+
+def decoded(target: Target, name: str, captions: list[str], **options: Any) -> list[Tensor]:
+    return [g.tokens for g in engine.generate(engine.build(target, presets.method(name), 0.0, **options), captions)]
+
+
+# ---- what it reads ----
+
+
+@pytest.mark.parametrize("kind", ["tiny", "anole", "lumina", "classes"])
+def test_the_drafter_is_fed_as_decoding_feeds_it(kind, target, monkeypatch):
+    """Logits of what is drafted first: after every step of a decode, and all at once from its tokens."""
+    made = target if kind == "tiny" else classes() if kind == "classes" else small(kind)
+    captions = ["7", "3"] if kind == "classes" else CAPTIONS  # of unlike lengths: one is padded
+    seen: list[tuple[list[int], list[int], Tensor]] = []
+    honest = EagleDrafter.root
+
+    def root(self: EagleDrafter) -> Tensor:
+        logits = honest(self)
+        seen.append((list(self.session.origin), list(self.session.lengths), logits))
+        return logits
+
+    monkeypatch.setattr(EagleDrafter, "root", root)
+    decoder = engine.build(made, presets.method("eagle-1", shape="chain-3"))
+    tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, most_steps=12)])
+    plain = catalogue.load_plain("tiny") if kind == "tiny" else made
+    samples = drafter.Samples(plain, captions, tokens)
+    fed, q = samples([0, 1])
+    assert q.shape == (2, made.length - 1, made.vocab)
+    with torch.no_grad():
+        found = samples.logits(eagle.drafts(plain.drafters["eagle"], fed, torch.empty(0).long(), 1).first)
+    compared = 0
+    for origin, lengths, logits in seen:
+        for prompt, length, got in zip(origin, lengths, logits, strict=True):
+            if length < made.length:
+                want = found[prompt, length - 1]
+                assert (got - want).abs().max() < 2e-3 * want.abs().max()
+                assert (got - found[prompt, length - 2]).abs().max() > 2e-2 * want.abs().max() or length == 1
+                compared += 1
+    assert compared > 12
+
+
+@pytest.mark.parametrize("kind", ["tiny", "anole", "lumina"])
+def test_what_it_learns_from_is_the_distribution_that_verifies_it(kind, target):
+    made = target if kind == "tiny" else small(kind)
+    decoder = engine.build(made, presets.method("ar"))
+    found = engine.generate(decoder, CAPTIONS, trace=True, most_steps=15)
+    trace = found[0].trace
+    assert trace is not None
+    plain = catalogue.load_plain("tiny") if kind == "tiny" else made
+    samples = drafter.Samples(plain, CAPTIONS, torch.stack([g.tokens for g in found]))
+    assert torch.allclose(samples([0, 1])[1][:, :15], trace.q[:, 1:16], atol=1e-3)
+
+
+def test_it_learns_on_another_device_as_on_the_host():
+    tokens = torch.randint(0, 16, (2, 16), generator=torch.Generator().manual_seed(0))
+    figures = []
+    for device in ("cpu", str(THERE)):
+        with torch.inference_mode(), Apart():
+            made = small("lumina", device)
+            samples = drafter.Samples(made, CAPTIONS, tokens)
+            fed, wanted = samples([0, 1])
+            rng = np.random.default_rng(0)
+            found = eagle.losses(made.drafters["eagle"], fed, rng, samples.logits, wanted)
+            figures.append({k: float(v) for k, v in found.items()})
+    assert figures[1] == pytest.approx(figures[0])
+
+
+# ---- what it leaves ----
+
+
+def test_a_training_that_was_stopped_anywhere_gives_the_weights_of_an_undisturbed_one(tmp_path, monkeypatch):
+    plan, honest = PLAN, loop.fit
+    monkeypatch.setattr(drafter, "load_plain", lambda *a, **k: small("lumina"))
+    monkeypatch.setattr(loop, "fit", lambda *a, **k: honest(*a, **k | {"save_every": 2}))
+    monkeypatch.setattr(drafter, "SHARD", 32)  # two images a file
+    lines: list[str] = []
+    whole = drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "whole", log=lines.append)
+
+    class Stop(Exception):
+        pass
+
+    for stop in range(len(lines)):  # after each file of samples and each checkpoint
+        said: list[str] = []
+
+        def log(line: str, said: list[str] = said) -> None:
+            said.append(line)
+            raise Stop
+
+        with pytest.raises(Stop):
+            drafter.train(plan, "cpu", tmp_path / "parts", tmp_path / "out", log=log)
+        assert said[0].split("  ")[:4] == lines[stop].split("  ")[:4]
+    assert drafter.train(plan, "cpu", tmp_path / "parts", tmp_path / "out", log=pytest.fail) == whole
+    made, want = read_state(tmp_path / "out"), read_state(tmp_path / "whole")
+    assert made.keys() == want.keys()
+    assert all(torch.equal(made[k], want[k]) for k in made)
+    recipes = [json.loads((tmp_path / x / "recipe.json").read_text()) for x in ("whole", "out")]
+    assert recipes[0] == recipes[1]
+    assert recipes[0]["losses"]["loss"] > 0
+    gone_on = replace(plan, start=tmp_path / "out", steps=1)
+    assert drafter.train(gone_on, "cpu", tmp_path / "more", tmp_path / "next", log=lines.append).before == whole.after
+
+
+@pytest.mark.parametrize("kind", ["tiny", "anole", "lumina", "classes"])
+def test_what_is_saved_loads_as_a_drafter_and_keeps_the_target_s_tokens(kind, shallow, tmp_path, monkeypatch):
+    made = catalogue.load_plain(str(shallow)) if kind == "tiny" else classes() if kind == "classes" else small(kind)
+    captions = ["7", "3"] if kind == "classes" else CAPTIONS
+    plan = replace(PLAN, prompts=replace(DEMO, prompts=tuple(prompts.Prompt(c, c) for c in captions)))
+    nets: list[Eagle] = []
+    honest = drafter.begun
+    monkeypatch.setattr(drafter, "load_plain", lambda *a, **k: replace(made, drafters={}))
+    monkeypatch.setattr(drafter, "begun", lambda *a: nets.append(honest(*a)) or nets[-1])
+    drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
+    loaded = catalogue.family_of(made).eagle_drafter(made.model, tmp_path / "out", "cpu").state_dict()
+    assert all(torch.equal(v, loaded[k]) for k, v in nets[0].state_dict().items())
+    drafted = catalogue.with_drafter(replace(made, drafters={}), str(tmp_path / "out"))[0]
+    want, found = decoded(drafted, "ar", captions), decoded(drafted, "eagle-1", captions)
+    assert all(torch.equal(a, b) for a, b in zip(want, found, strict=True))
+
+
+def test_a_chameleon_s_layout_is_the_published_one_shared_heads_included():
+    cfg = replace(ALL_IDS, n_head=4, n_kv_head=2).decoder
+    state = scrambled(Eagle(cfg), 0).state_dict()
+    published = chameleon.drafter_to_published(state, cfg)
+    assert published["layers.0.self_attn.k_proj.weight"].shape == (16, 32)
+    turned = published["layers.0.self_attn.q_proj.weight"]
+    own = state["layers.0.attention.wqkv.weight"]
+    assert torch.equal(turned[[0, 4, 1, 5]], own[:4])  # pairs of halves become neighbours
+    back = chameleon.drafter_from_published(published, cfg)
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[k], state[k]) for k in state)
+    assert all(torch.equal(v, state[k]) for k, v in from_published(to_published(state)).items())
+
+
+def test_a_few_dozen_steps_raise_first_token_acceptance(tmp_path):
+    plan = replace(PLAN, target="tiny", prompts=prompts.load("demo", 12), steps=32, batch=1, lr=0.01)
+    found = drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
+    assert found.before < 0.02
+    assert found.after > 0.04
+
+
+def test_where_memory_is_short_fewer_images_are_drawn_at_once_and_they_are_the_same(shallow, monkeypatch):
+    decoder = engine.build(tiny.load(shallow), presets.method("ar"))
+    honest, sizes = engine.generate, []
+
+    def scarce(decoder: engine.Decoder, captions: list[str], *rest: Any) -> list[engine.Generation]:
+        sizes.append(len(captions))
+        if len(captions) > room:
+            raise torch.OutOfMemoryError
+        return honest(decoder, captions, *rest)
+
+    monkeypatch.setattr(engine, "generate", scarce)
+    texts, keys = [p.text for p in DEMO][:3], ["a", "b", "c"]
+    room = 3
+    want = drafter.images(decoder, texts, keys, 0)
+    room = 1
+    assert torch.equal(drafter.images(decoder, texts, keys, 0), want)
+    assert sizes == [3, 3, 1, 2, 1, 1]
+    room = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        drafter.images(decoder, texts, keys, 0)
+
+
+# ---- mistakes ----
+
+
+@pytest.fixture
+def command(shallow, tmp_path, monkeypatch, capsys):
+    """Exit code, what is said of a mistake, and what else is printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*given: str) -> tuple[int, str, str]:
+        options = ["--target", str(shallow), "-n", "3", "--steps", "1", "--batch", "1", "--device", "cpu"]
+        monkeypatch.setattr("sys.argv", ["lanternbench", "train", "drafter", *options, *given])
+        code = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.err, printed.out
+
+    return run
+
+
+def test_a_training_ends_with_what_it_gained_and_the_next_command(command, shallow, tmp_path):
+    code, err, out = command("--out", "made", "--work", "kept")
+    assert code == 0
+    assert "before" in out
+    assert "after training" in out
+    assert f"lanternbench run --method eagle-1 --target {shallow} --drafter made" in err
+    assert command("--out", "made", "--work", "kept")[0] == 0  # nothing is left to do
+    for other, name in (("--steps=2", "steps"), ("--seed=1", "prompts, start, seed"), ("-n2", "prompts")):
+        code, err, _ = command("--out", "fresh", "--work", "kept", other)
+        assert code == 2
+        assert err == (
+            f"lanternbench: kept belongs to a training with other settings ({name}): give those again, or choose "
+            "another folder with --work\n"
+        )
+    assert "choose another folder with --out" in command("--out", "made", "--work", "new", "--lr", "0.1")[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--target", "nope"], "unknown target 'nope'"),
+        (["--prompts", "absent.txt"], "there is no file absent.txt"),
+        (["-n", "1"], "one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more"),
+        (["--start", "absent"], "absent holds no checkpoint"),
+        (["--start", "theirs"], "theirs holds no checkpoint"),
+        (["--out", "theirs"], "theirs holds other files, such as thesis.txt: choose another folder with --out"),
+        (["--work", "theirs"], "theirs holds other files, such as thesis.txt: choose another folder with --work"),
+        (["--out", "theirs/thesis.txt/x"], "cannot write theirs/thesis.txt/x (Not a directory): free some space or"),
+        (["--work", "theirs/thesis.txt/x"], "cannot write theirs/thesis.txt/x (Not a directory): free some space or"),
+        (["--work", "odd"], "odd/recipe.json is not what a training wrote: choose another folder with --work"),
+        (["--dtype", "int3"], "unknown dtype 'int3'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_code_2(command, tmp_path, given, said):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "thesis.txt").write_text("mine")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "recipe.json").write_text("[]")
+    code, err, _ = command(*given)
+    assert code == 2
+    assert err.startswith(f"lanternbench: {said}")
+    assert err.count("\n") == 1
+    assert (tmp_path / "theirs" / "thesis.txt").read_text() == "mine"
+
+
+def test_weights_that_diverged_are_not_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(drafter, "load_plain", lambda *a, **k: small("lumina"))
+    with pytest.raises(UserError, match="became NaN or infinite: lower --lr, and choose another folder with --work"):
+        drafter.train(replace(PLAN, lr=1e30), "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_random_weights_are_not_offered(command):
+    code, err, _ = command("--random-weights")
+    assert code == 2
+    assert "No such option" in err
