@@ -222,7 +222,7 @@ def test_a_report_writes_all_tables_plots_and_the_page(tmp_path):
     files = report([make_run(tmp_path / "r1", [row(fidelity_loss=0.0, **FID), ROWS[0]])], published=True)
     names = {file.name for file in files}
     plots = {f"pareto-{m}.{k}" for m in ("fidelity_loss", "clip-tiny", "fid-tiny") for k in ("png", "svg", "pdf")}
-    tables = {"table.md", "table.csv", "table.tex", "published.md", "published.csv"}
+    tables = {"table.md", "table.csv", "table.tex", "pairs.md", "pairs.csv", "published.md", "published.csv"}
     assert names == plots | tables | {"report.html"}
     assert all(file.is_file() and file.stat().st_size > 100 for file in files)
     assert {file.parent for file in files} == {tmp_path / "r1" / "report"}
