@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lanternbench import config, results
+from lanternbench import config, results, samples
 from lanternbench import sweep as sweeps
 from lanternbench.cli import measure
 from lanternbench.cli.main import app, main
@@ -234,7 +234,7 @@ def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target, mo
     decoder = engine.build(target, method)
     made = engine.generate(decoder, ["a red circle"], trace=True)
     assert decoder.lossless is False
-    assert sweeps.figures(decoder, made)[0]["fidelity_loss"] > 0.02
+    assert samples.figures(decoder, made)[0]["fidelity_loss"] > 0.02
 
 
 def test_shipped_sweeps_are_valid():
