@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 
 from lanternbench.errors import UserError
 
-PATIENCE = 5.0  # seconds in which devices should become free
+PATIENCE = 5.0  # seconds in which a cluster should answer, and its devices become free
 STORE = 2**28  # bytes for results on their way, in a cluster of our own
 
 
@@ -45,16 +46,19 @@ def connect(address: str | None, cpus: int) -> bool:
     if ray().is_initialized():
         return False
     where: dict[str, Any] = {"address": address}
-    if not address:
+    if not address or address == "local":
         here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         where = {"address": "local", "num_cpus": max(cpus, here), "num_gpus": torch.cuda.device_count()}
         where |= {"include_dashboard": False, "object_store_memory": STORE}
     try:
+        if address and address not in ("local", "auto"):  # at one that does not answer Ray knocks for ever
+            host, _, port = address.rpartition("//")[2].rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
         ray().init(**where, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
         what = f"no Ray cluster answers at {address}" if address else "Ray does not start here"
         reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"{what} ({reason}): give the address of a running one, or --executor local") from None
+        raise UserError(f"{what} ({reason}): give HOST:PORT of a running one, or --executor local") from None
     return True
 
 
