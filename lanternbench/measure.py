@@ -319,5 +319,15 @@ def _notes(by_label: Mapping[str, list[Sample]], run: Mapping[str, Any]) -> list
         notes.append("Metrics named -tiny come from the embedded evaluators and compare only with each other.")
     if any("environment" in entry for entry in run.get("resumed") or []):
         notes.append("The run was resumed in another environment (see run.json): its latencies mix both.")
+    environments = [
+        run.get("environment") or {},
+        *(entry.get("environment") or {} for entry in run.get("resumed") or []),
+    ]
+    for crew in (e for e in environments if (e.get("workers") or 1) > 1 and len(untimed) < len(by_label)):
+        shared = "sharing cores and caches" if crew.get("device") == "cpu" else "each on a GPU of its own"
+        notes.append(
+            f"{crew['workers']} workers measured latencies beside each other, {shared}: speedups are paired, as a "
+            "prompt's methods ran on one worker (devices.jsonl names it), but alone a latency may be shorter."
+        )
     notes += [str(note) for note in (run.get("prompts") or {}).get("notes") or []]
     return notes

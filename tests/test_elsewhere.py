@@ -13,7 +13,7 @@ from test_anole import CAPTIONS, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lanternbench import sweep
+from lanternbench import samples
 from lanternbench.decoding import engine, presets
 from lanternbench.metrics.registry import Scorer, scorers_for
 from lanternbench.metrics.setup import Setup
@@ -115,7 +115,7 @@ def _measured(target: Target) -> tuple[list[list[int]], list[float], list[bytes]
     decoder = engine.build(target, presets.method("cool-sd"))
     made = engine.generate(decoder, CAPTIONS, trace=True)
     tokens: Tensor = torch.stack([g.tokens for g in made])
-    figures = [x for row in sweep.figures(decoder, made) for x in tree_leaves(row)]
+    figures = [x for row in samples.figures(decoder, made) for x in tree_leaves(row)]
     return tokens.tolist(), figures, [image.tobytes() for image in target.images(tokens)]
 
 

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import hears_ctrl_c
 from typer.testing import CliRunner
 
-from lanternbench import config, results
+from lanternbench import config, results, samples
 from lanternbench import sweep as sweeps
 from lanternbench.cli import measure
 from lanternbench.cli.main import app, main
@@ -167,12 +168,8 @@ def test_methods_that_say_nothing_sensible_are_refused(methods, says):
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     run = [sys.executable, "-m", "lanternbench", "run", "-m", "ar", "-n", "0", "--out", str(tmp_path)]
-
-    def heard() -> None:  # a shell's background jobs, and what they start, ignore Ctrl-C
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(run, cwd=tmp_path, text=True, preexec_fn=heard, **pipes)
+    process = subprocess.Popen(run, cwd=tmp_path, text=True, preexec_fn=hears_ctrl_c, **pipes)
     try:
         while not list(tmp_path.glob("*/run.json")):
             assert process.poll() is None
@@ -248,7 +245,7 @@ def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target, mo
     decoder = engine.build(target, method)
     made = engine.generate(decoder, ["a red circle"], trace=True)
     assert decoder.lossless is False
-    assert sweeps.figures(decoder, made)[0]["fidelity_loss"] > 0.02
+    assert samples.figures(decoder, made)[0]["fidelity_loss"] > 0.02
 
 
 def test_shipped_sweeps_are_valid():

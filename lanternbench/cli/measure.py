@@ -31,6 +31,18 @@ Compile = Annotated[
     str | None,
     typer.Option("--compile", help="eager, or graphs: CUDA graphs (default on a GPU, for lone prompts)."),
 ]
+Executor = Annotated[
+    str, typer.Option(help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."
+    ),
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep).")
+]
 NumPrompts = Annotated[int | None, typer.Option("--num-prompts", "-n", help="How many prompts; 0 for all.")]
 
 
@@ -112,6 +124,9 @@ def sweep(
     simulate_acceptance: Simulate = None,
     device: Device = "auto",
     threads: Threads = None,
+    executor: Executor = "local",
+    workers: Workers = None,
+    ray_address: RayAddress = None,
     out: Out = Path("results"),
     fresh: Fresh = False,
     as_json: AsJson = False,
@@ -134,15 +149,27 @@ def sweep(
         changed["num_prompts"] = num_prompts
     if changed:
         config = settings.sweep(config.model_dump(by_alias=True) | changed, str(file))
-    execute(config, device, threads, out, fresh, as_json)
+    execute(config, device, threads, out, fresh, as_json, executor, workers, ray_address)
 
 
-def execute(config: settings.Sweep, device: str, threads: int | None, out: Path, fresh: bool, as_json: bool) -> None:
+def execute(
+    config: settings.Sweep,
+    device: str,
+    threads: int | None,
+    out: Path,
+    fresh: bool,
+    as_json: bool,
+    executor: str = "local",
+    workers: int | None = None,
+    ray_address: str | None = None,
+) -> None:
     """Run a sweep with a progress bar on stderr and the table on stdout."""
+    from lanternbench import executors
     from lanternbench import sweep as sweeps
     from lanternbench.cli.device import choose
 
-    chosen = choose(device, threads)
+    made_by = executors.executor(executor, workers, threads, ray_address)
+    chosen = choose(device, threads) if executor == "local" else device  # of a cluster its workers know
     console = Console(stderr=True)
     columns = [
         TextColumn("[progress.description]{task.description}"),
@@ -157,7 +184,7 @@ def execute(config: settings.Sweep, device: str, threads: int | None, out: Path,
         def progress(done: int, of: int, what: str) -> None:
             bar.update(task, completed=done, total=of, description=_short(what))
 
-        path, summary = sweeps.run(config, out, fresh=fresh, device=chosen, progress=progress)
+        path, summary = sweeps.run(config, out, fresh=fresh, device=chosen, executor=made_by, progress=progress)
     if as_json:
         print_json({"run": str(path), **summary})
         return

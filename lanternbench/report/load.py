@@ -15,7 +15,7 @@ from lanternbench.results.read import read_run
 Row = dict[str, Any]
 _SETTINGS = (
     *("drafter", "random_weights", "simulate_acceptance", "seed", "temperature", "top_k", "top_p", "guidance", "batch"),
-    *("dtype", "compile", "threads", "torch"),
+    *("dtype", "compile", "threads", "workers", "torch"),
 )
 
 

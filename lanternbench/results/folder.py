@@ -1,7 +1,8 @@
 """The run folder: what a run leaves on disk, written so that a crash never costs a finished sample.
 
 ``results/<run-id>/`` holds ``run.json`` (configuration, environment), ``samples.jsonl`` (a line per image, append-only,
-flushed per line), ``images/``, and, once finished, ``tokens.safetensors`` and ``summary.json``.
+flushed per line), ``images/``, and, once finished, ``tokens.safetensors`` and ``summary.json``; ``devices.jsonl`` where
+several devices made the samples.
 """
 
 from __future__ import annotations
@@ -98,9 +99,12 @@ class RunFolder:
         """The finished samples in the order in which they were written."""
         return list(self._samples)
 
-    def append(self, sample: Sample, image: Image.Image | None = None) -> Sample:
+    def append(
+        self, sample: Sample, image: Image.Image | None = None, where: Mapping[str, Any] | None = None
+    ) -> Sample:
         """Store one finished sample, the image first, and return it with ``image`` filled in.
 
+        ``where``: the device that made it, where there are several, for ``devices.jsonl``.
         Raises ValueError for a key already stored, UserError when the disk is full or not writable.
         """
         if sample.key in self._by_key:
@@ -112,6 +116,9 @@ class RunFolder:
             sample = sample.model_copy(update={"image": f"images/{image_name(sample)}"})
             with replacing(self.path / str(sample.image), OUT) as file:
                 image.save(file, format="PNG")
+        if where is not None:
+            with writing(self.path / "devices.jsonl", OUT), open(self.path / "devices.jsonl", "a") as devices:
+                devices.write(json.dumps({"key": sample.key, **where}) + "\n")
         line = sample.model_dump_json().encode() + b"\n"
         with writing(self.path / "samples.jsonl", OUT):
             _append_whole(self._fd, line)

@@ -1,0 +1,165 @@
+"""A sweep shared out to workers on Ray: the same results, whatever becomes of the workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import hears_ctrl_c
+
+from lanternbench import config, executors, on_ray, results
+from lanternbench import sweep as sweeps
+from lanternbench.cli.main import main
+from lanternbench.errors import UserError
+from lanternbench.models import tiny
+
+ALONE = config.sweep({"methods": ["sjd", {"method": "cool-sd", "lambda": 2}], "num_prompts": 2, "metrics": ["clip"]})
+BATCHED = config.sweep({"target": "shallow", "methods": ["sjd"], "num_prompts": 4, "batch": 2, "metrics": []})
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    """A local cluster that the tests of this file share."""
+    ray = pytest.importorskip("ray")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def two_layers_here(tmp_path, monkeypatch) -> None:
+    """A folder ``shallow`` with the embedded target's first two layers, to be found by a path relative to this one."""
+    shutil.copytree(tiny.WEIGHTS, tmp_path / "shallow")
+    state, meta = tiny.read(tiny.WEIGHTS / "target.safetensors")
+    kept = {k: v for k, v in state.items() if not k.startswith("layers.") or int(k.split(".")[1]) < 2}
+    tiny.write(tmp_path / "shallow" / "target.safetensors", kept, **meta | {"config": meta["config"] | {"n_layer": 2}})
+    monkeypatch.chdir(tmp_path)
+
+
+def at(count: int, act: Callable[[], None]) -> sweeps.Progress:
+    """Acts once, when so many samples are done."""
+    left = [act]
+
+    def progress(done: int, of: int, what: str) -> None:
+        if done >= count and left:
+            left.pop()()
+
+    return progress
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def killed(folder: Path) -> Callable[[], None]:
+    """Kills the worker that made the last sample."""
+
+    def kill() -> None:
+        os.kill(devices(folder)[-1]["process"], signal.SIGKILL)
+
+    return kill
+
+
+def devices(folder: Path) -> list[dict]:
+    return [json.loads(line) for path in folder.glob("*/devices.jsonl") for line in path.read_text().splitlines()]
+
+
+def known(folder: Path) -> dict[str, tuple]:
+    """What must be the same, by key."""
+    samples = results.read_samples(results.latest(folder))
+    assert len({s.key for s in samples}) == len(samples)
+    return {s.key: (s.token_ids, s.metrics, s.fidelity_loss, s.accept_lengths) for s in samples}
+
+
+def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray, tmp_path):
+    undisturbed, shared = tmp_path / "local", tmp_path / "ray"
+    sweeps.run(ALONE, undisturbed)
+    with pytest.raises(KeyboardInterrupt):
+        sweeps.run(ALONE, shared, progress=at(1, interrupt))
+    before = results.read_samples(results.latest(shared))
+    assert len(before) == 1
+    workers = executors.executor("ray", workers=2)
+    path, summary = sweeps.run(ALONE, shared, executor=workers, progress=at(3, killed(shared)))
+    after = results.read_samples(path)
+    assert [s.model_dump() for s in after[:1]] == [s.model_dump() for s in before]  # times included
+    assert known(shared) == known(undisturbed)
+    assert len(devices(shared)) == 5
+    assert len({d["process"] for d in devices(shared)}) in (2, 3)
+    assert results.read_run(path)["resumed"][0]["environment"]["workers"] == 2
+    assert any("2 workers measured latencies beside each other" in note for note in summary["notes"])
+    assert summary["costs"]["clip-tiny"]["images"] == 5
+
+
+def test_too_many_losses_are_one_sentence_and_another_executor_continues(ray, two_layers_here, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_ray, "ATTEMPTS", 1)
+    undisturbed, shared = tmp_path / "local", tmp_path / "ray"
+    workers = executors.executor("ray", workers=2)
+    with pytest.raises(UserError, match=r"lost 1 worker\(s\) in turn over (ar|sjd) · .*the same command continues"):
+        sweeps.run(BATCHED, shared, executor=workers, progress=at(2, killed(shared)))
+    before = results.read_samples(results.latest(shared))
+    assert 2 <= len(before) < 8
+    sweeps.run(BATCHED, shared)
+    after = results.read_samples(results.latest(shared))
+    assert [s.model_dump() for s in after[: len(before)]] == [s.model_dump() for s in before]
+    sweeps.run(BATCHED, undisturbed)
+    assert known(shared) == known(undisturbed)
+
+
+def test_a_worker_s_mistake_is_the_caller_s(ray, tmp_path):
+    wrong = config.sweep({"methods": ["ar"], "target": "nope"})
+    with pytest.raises(UserError, match="unknown target 'nope'"):
+        sweeps.run(wrong, tmp_path, executor=executors.executor("ray", workers=1))
+    with pytest.raises(UserError, match=r"9 worker\(s\) with 1 CPU\(s\) each are more than the cluster has free"):
+        sweeps.run(wrong, tmp_path, executor=executors.executor("ray", workers=9))
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path):
+    pytest.importorskip("ray")
+    (tmp_path / "ar.yaml").write_text("methods: [ar]\nmetrics: []\n")
+    command = [sys.executable, "-m", "lanternbench", "sweep", "ar.yaml", "--executor", "ray", "--workers", "1"]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=hears_ctrl_c
+    )
+    try:
+        while not devices(tmp_path / "results"):
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert said.strip().splitlines() == ["lanternbench: interrupted; the same command continues where it stopped"]
+    worker = Path(f"/proc/{devices(tmp_path / 'results')[0]['process']}/cmdline")
+    assert not worker.exists() or "lanternbench" not in worker.read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--executor", "ray"], "pip install 'lanternbench[ray]'"),
+        (["--executor", "slurm"], "unknown executor 'slurm': use local or ray"),
+        (["--workers", "2"], "--workers goes with --executor ray"),
+        (["--ray-address", "auto"], "--ray-address goes with --executor ray"),
+    ],
+)
+def test_a_mistake_about_executors_is_one_sentence(args, says, tmp_path, monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    monkeypatch.setattr(sys, "argv", ["lanternbench", "sweep", "configs/demo.yaml", *args, "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    said = capfd.readouterr().err
+    assert exit_.value.code == 2
+    assert says in said
+    assert len(said.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
