@@ -21,7 +21,7 @@ import torch
 from PIL import ImageOps
 
 from lanternbench import prompts
-from lanternbench.cli.device import choose
+from lanternbench.device import choose
 from lanternbench.environment import environment
 from lanternbench.metrics import Scorer, files, read_image, reference, scorers_for
 from lanternbench.metrics.features import ImageFiles

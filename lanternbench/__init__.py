@@ -24,9 +24,11 @@ def load(
     ``drafter``: a smaller target, or a file or folder with an EAGLE drafter, in place of the target's own of that kind.
     ``dtype``: of the weights, ``float32`` or ``bfloat16`` (default: float32 on a CPU and for ``tiny``, else bfloat16).
     ``compile_mode``: ``eager``, or ``graphs`` for CUDA graphs (default: on a GPU).
-    Raises UserError for unknown names and for weights that are missing or damaged.
+    ``device``: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for a GPU if there is one.
+    Raises UserError for unknown names, a device that is not there, and for weights that are missing or damaged.
     """
     from lanternbench.api import Model
+    from lanternbench.device import choose
     from lanternbench.models.catalogue import load_with_drafter
 
-    return Model(load_with_drafter(target, drafter, device, dtype=dtype, compile_mode=compile_mode))
+    return Model(load_with_drafter(target, drafter, choose(device), dtype=dtype, compile_mode=compile_mode))

@@ -258,6 +258,8 @@ def test_the_python_interface_takes_a_drafter_and_a_dtype():
         lanternbench.load("tiny", dtype="float16")
     with pytest.raises(UserError, match="unknown drafter 'nope'"):
         lanternbench.load("tiny", drafter="nope")
+    with pytest.raises(UserError, match="unknown device 'gpu': use auto, cpu, cuda or cuda:N"):
+        lanternbench.load("tiny", "gpu")
     for wrong in ({"temperature": -1}, {"temperature": math.nan}, {"top_p": 0}, {"top_k": -1}, {"guidance": math.inf}):
         with pytest.raises(UserError, match=f"{next(iter(wrong))} is out of range"):
             model.generate("a ring", **wrong)

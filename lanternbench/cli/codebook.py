@@ -10,9 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lanternbench.cli.device import choose
 from lanternbench.cli.measure import Device, Dtype, Threads
 from lanternbench.cli.output import print_json
+from lanternbench.device import choose
 
 
 def codebook(

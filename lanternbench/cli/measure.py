@@ -166,7 +166,7 @@ def execute(
     """Run a sweep with a progress bar on stderr and the table on stdout."""
     from lanternbench import executors
     from lanternbench import sweep as sweeps
-    from lanternbench.cli.device import choose
+    from lanternbench.device import choose
 
     made_by = executors.executor(executor, workers, threads, ray_address)
     chosen = choose(device, threads) if executor == "local" else device  # of a cluster its workers know

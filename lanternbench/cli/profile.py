@@ -35,8 +35,8 @@ def profile(
     """
     from lanternbench import profile as profiles
     from lanternbench import prompts
-    from lanternbench.cli.device import choose
     from lanternbench.decoding import engine, presets
+    from lanternbench.device import choose
     from lanternbench.disk import TRACE, ready
     from lanternbench.models.catalogue import load_with_drafter
 

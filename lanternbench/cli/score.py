@@ -40,7 +40,7 @@ def score(
     """
     from lanternbench import results as store
     from lanternbench import scoring
-    from lanternbench.cli.device import choose
+    from lanternbench.device import choose
     from lanternbench.errors import UserError
     from lanternbench.metrics.setup import Setup
 

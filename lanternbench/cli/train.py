@@ -46,7 +46,7 @@ def drafter(
     from rich.console import Console
 
     from lanternbench import prompts as sets
-    from lanternbench.cli.device import choose
+    from lanternbench.device import choose
     from lanternbench.errors import UserError
     from lanternbench.training.drafter import Plan, train
 
@@ -79,7 +79,7 @@ def tiny(
     """
     from rich.console import Console
 
-    from lanternbench.cli.device import choose
+    from lanternbench.device import choose
     from lanternbench.training.tiny import train
 
     choose("cpu", threads)

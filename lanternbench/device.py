@@ -5,7 +5,7 @@ from __future__ import annotations
 from lanternbench.errors import UserError
 
 
-def choose(device: str, threads: int | None) -> str:
+def choose(device: str, threads: int | None = None) -> str:
     """``auto``, ``cpu``, ``cuda`` or ``cuda:N`` -> a device torch can use.  Raises UserError if it cannot."""
     import torch
 
