@@ -99,7 +99,8 @@ def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
 
 def read(path: Path) -> Sweep:
     """A sweep file.  Raises UserError for a missing file, broken YAML (with its line) and wrong settings."""
-    found = next((p for p in (path, shipped(path)) if p.is_file()), None)
+    places = [path] + ([shipped(path)] if path.parent in (Path("."), Path("configs")) else [])
+    found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise UserError(f"there is no sweep file {path}: give the path of a YAML file such as configs/demo.yaml")
     try:
@@ -120,5 +121,7 @@ def read(path: Path) -> Sweep:
 
 
 def shipped(path: Path) -> Path:
-    """Where an installed package keeps ``configs/NAME.yaml``."""
-    return Path(__file__).resolve().parent / "configs_data" / path.name
+    """``configs/NAME.yaml`` as it comes with the package, or with the checkout that it is installed from."""
+    package = Path(__file__).resolve().parent
+    places = [package / "configs_data" / path.name, package.parent / "configs" / path.name]
+    return next((place for place in places if place.is_file()), places[0])

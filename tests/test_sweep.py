@@ -248,6 +248,10 @@ def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target, mo
     assert samples.figures(decoder, made)[0]["fidelity_loss"] > 0.02
 
 
-def test_shipped_sweeps_are_valid():
+def test_shipped_sweeps_are_valid_and_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for path in (Path(__file__).parents[1] / "configs").glob("*.yaml"):
         assert config.read(path).methods()
+        assert config.read(Path("configs") / path.name) == config.read(path)
+    with pytest.raises(UserError, match="no sweep file mine/demo.yaml"):  # another file of that name is not taken
+        config.read(Path("mine/demo.yaml"))
