@@ -253,5 +253,5 @@ def test_shipped_sweeps_are_valid_and_found_from_anywhere(tmp_path, monkeypatch)
     for path in (Path(__file__).parents[1] / "configs").glob("*.yaml"):
         assert config.read(path).methods()
         assert config.read(Path("configs") / path.name) == config.read(path)
-    with pytest.raises(UserError, match="no sweep file mine/demo.yaml"):  # another file of that name is not taken
+    with pytest.raises(UserError, match=r"no sweep file mine/demo\.yaml"):  # another file of that name is not taken
         config.read(Path("mine/demo.yaml"))
