@@ -31,6 +31,7 @@ class Crew(NamedTuple):
 def ray() -> Any:
     """Ray's module.  Raises UserError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")  # what it says of lost nodes would go to stdout
     try:
         import ray
     except ImportError:

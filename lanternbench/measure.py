@@ -327,7 +327,8 @@ def _notes(by_label: Mapping[str, list[Sample]], run: Mapping[str, Any]) -> list
         shared = "sharing cores and caches" if crew.get("device") == "cpu" else "each on a GPU of its own"
         notes.append(
             f"{crew['workers']} workers measured latencies beside each other, {shared}: speedups are paired, as a "
-            "prompt's methods ran on one worker (devices.jsonl names it), but alone a latency may be shorter."
+            "prompt's methods ran on one worker unless it was lost (devices.jsonl names each sample's), but alone a "
+            "latency may be shorter."
         )
     notes += [str(note) for note in (run.get("prompts") or {}).get("notes") or []]
     return notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from conftest import hears_ctrl_c
 
-from lanternbench import config, executors, on_ray, results
+from lanternbench import cluster, config, executors, on_ray, results
 from lanternbench import sweep as sweeps
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
@@ -28,10 +29,11 @@ BATCHED = config.sweep({"target": "shallow", "methods": ["sjd"], "num_prompts": 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[None]:
     """A local cluster that the tests of this file share."""
-    ray = pytest.importorskip("ray")
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    if not importlib.util.find_spec("ray"):
+        pytest.skip("Ray is not installed")
+    assert cluster.connect("local", cpus=2)
     yield
-    ray.shutdown()
+    cluster.ray().shutdown()
 
 
 @pytest.fixture
