@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lanternbench.decoding.presets import Method, method
+from lanternbench.disk import shipped
 from lanternbench.errors import UserError
 
 _WHOLE = {"shape", "depth_range", "width_range"}  # options whose value is itself a list
@@ -99,7 +100,7 @@ def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
 
 def read(path: Path) -> Sweep:
     """A sweep file.  Raises UserError for a missing file, broken YAML (with its line) and wrong settings."""
-    places = [path] + ([shipped(path)] if path.parent in (Path("."), Path("configs")) else [])
+    places = [path] + ([shipped("configs", path.name)] if path.parent in (Path("."), Path("configs")) else [])
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise UserError(f"there is no sweep file {path}: give the path of a YAML file such as configs/demo.yaml")
@@ -118,10 +119,3 @@ def read(path: Path) -> Sweep:
         raise UserError(f"{path} must be a mapping of settings such as `methods: [ar, eagle-1]`")
     stem = re.sub(r"[^A-Za-z0-9._+-]", "-", path.stem).lstrip("._+-") or "sweep"
     return sweep({"name": stem[:80]} | values, str(path))
-
-
-def shipped(path: Path) -> Path:
-    """``configs/NAME.yaml`` as it comes with the package, or with the checkout that it is installed from."""
-    package = Path(__file__).resolve().parent
-    places = [package / "configs_data" / path.name, package.parent / "configs" / path.name]
-    return next((place for place in places if place.is_file()), places[0])

@@ -27,6 +27,13 @@ def cache_dir() -> Path:
     return Path(os.environ.get("LANTERNBENCH_HOME") or Path.home() / ".cache" / "lanternbench")
 
 
+def shipped(kind: str, name: str) -> Path:
+    """``configs`` or ``prompts``, as they come with the package, or with the checkout that it is installed from."""
+    package = Path(__file__).resolve().parent
+    places = [package / f"{kind}_data" / name, package.parent / kind / name]
+    return next((place for place in places if place.is_file()), places[0])
+
+
 @contextmanager
 def writing(path: Path, elsewhere: str) -> Iterator[None]:
     """Turns a full disk or a missing permission into a UserError that names ``path`` and how to write elsewhere."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple, get_args
 
-from lanternbench.disk import cache_dir
+from lanternbench.disk import cache_dir, shipped
 from lanternbench.errors import UserError
 
 Caption = Literal["first", "longest", "random"]
@@ -123,9 +123,7 @@ def _locate(spec: str) -> tuple[str, Path]:
     """(dataset name, file) of a spec."""
     name, colon, where = spec.partition(":")
     if spec == "demo":
-        package = Path(__file__).parent
-        places = [package / "prompts_data" / "demo.txt", package.parent / "prompts" / "demo.txt"]
-        return "demo", next((place for place in places if place.is_file()), places[0])
+        return "demo", shipped("prompts", "demo.txt")
     if spec == "imagenet":
         return "imagenet", IMAGENET
     if name in OFFICIAL and colon:

@@ -24,7 +24,7 @@ from lanternbench.measure import RANDOM_NOTE, bootstrap_mean, summarise
 from lanternbench.metrics import files, reference
 from lanternbench.metrics.features import ImageFiles
 from lanternbench.metrics.images import read_image
-from lanternbench.metrics.registry import AnyScorer, Scorer, SetScorer, scorers_for
+from lanternbench.metrics.registry import AnyScorer, Scorer, SetScorer, compares, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.results import RunFolder
 
@@ -137,7 +137,7 @@ def score_run(
                 notes += said
                 costs |= journal.cost(scorer.name)
                 continue
-            with_real = setup.reference is not None and getattr(scorer, "compares", False)
+            with_real = setup.reference is not None and compares(scorer)
             if known(sets, groups, scorer) and (scorer.available() or not (again or with_real)):
                 notes += [note for note in old_notes if note.startswith(f"{scorer.name}: ")]
                 continue
@@ -208,7 +208,7 @@ def score_folder(
             costs |= spent
         notes += said
     notes += unread_reference(scorers, setup)
-    now = {s.name for s in scorers if getattr(s, "compares", False) and row.get(s.name) is not None}
+    now = {s.name for s in scorers if compares(s) and row.get(s.name) is not None}
     real, _ = compared_with(setup.reference if setup else None, now, None)
     return with_record({"rows": [row], "notes": notes}, costs, real)
 
@@ -236,7 +236,7 @@ def compared_with(
 
 def unread_reference(scorers: Sequence[AnyScorer], setup: Setup | None) -> list[str]:
     """A note where real images were given and no metric looks at them."""
-    if not setup or setup.reference is None or any(getattr(s, "compares", False) for s in scorers):
+    if not setup or setup.reference is None or any(map(compares, scorers)):
         return []
     names = ", ".join(s.name for s in scorers)
     return [f"{UNREAD}{names}) compares with the real images of --reference: precision-recall does."]

@@ -2,14 +2,20 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a process per core runs tests: more threads would wait for each other
 
 import pytest
 import torch
 
+from lanternbench.cli.main import main
 from lanternbench.models import tiny
 from lanternbench.models.target import Target
 
@@ -58,6 +64,32 @@ def no_caches(tmp_path, monkeypatch):
     return tmp_path
 
 
-def hears_ctrl_c() -> None:
-    """For a process to be started: a shell's background jobs, and what they start, ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def interrupted(command: list[str], folder: Path, begun: Callable[[], bool], **options: Any) -> str:
+    """What a command says when Ctrl-C comes as soon as it has begun; it must end with exit code 130."""
+
+    def hears_ctrl_c() -> None:  # a shell's background jobs, and what they start, ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=folder, text=True, preexec_fn=hears_ctrl_c, **pipes, **options)
+    try:
+        while not begun():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    return said
+
+
+def mistake(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, *args: str) -> str:
+    """What a command that is given wrongly says: one line, and exit code 2."""
+    monkeypatch.setattr(sys, "argv", ["lanternbench", *args])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    said = capfd.readouterr().err
+    assert exit_.value.code == 2
+    assert len(said.strip().splitlines()) == 1
+    return said

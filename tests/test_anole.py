@@ -48,6 +48,16 @@ def scrambled(net: Any, seed: int) -> Any:
     return net
 
 
+def small(dialect: str, device: str = "cpu") -> Target:
+    """A Chameleon of 4 × 4 tokens with an EAGLE drafter."""
+    shape = vars(IMAGES) | {"grid": 4, "dialect": dialect}
+    made = published_chameleon.random_target(f"{dialect}-small", shape, GUIDANCE, 0, "cpu", VQ)
+    net = Eagle(IMAGES.decoder, norm_eps=IMAGES.norm_eps)
+    for seed, part in enumerate((made.model, net, made.vq)):
+        scrambled(part, seed).to(device)
+    return replace(made, drafters={"eagle": net}, options=SMALL_TREES)
+
+
 def of_images(whole: Chameleon, vocab: chameleon_vocab.Vocabulary) -> Chameleon:
     net = Chameleon(IMAGES if whole.config == ALL_IDS else replace(IMAGES, prompt_ids=whole.config.vocab_size))
     net.load_state_dict(image_tables(whole.state_dict(), vocab.to_id))

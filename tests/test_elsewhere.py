@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import two_layers
 from elsewhere import THERE, Apart, Elsewhere
-from test_anole import CAPTIONS, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
+from test_anole import CAPTIONS, small
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -17,8 +17,6 @@ from lanternbench import samples
 from lanternbench.decoding import engine, presets
 from lanternbench.metrics.registry import Scorer, scorers_for
 from lanternbench.metrics.setup import Setup
-from lanternbench.models import published_chameleon
-from lanternbench.models.eagle import Eagle
 from lanternbench.models.graphs import Graphs
 from lanternbench.models.target import Target
 
@@ -94,18 +92,9 @@ def test_recorded_phases_ask_nothing_and_bring_nothing(shallow, there, name, apa
     assert torch.equal(made.tokens.cpu(), want.tokens)
 
 
-def chameleon(device: str, dialect: str) -> Target:
-    shape = vars(IMAGES) | {"grid": 4, "dialect": dialect}
-    target = published_chameleon.random_target(f"{dialect}-small", shape, GUIDANCE, 0, "cpu", VQ)
-    eagle = Eagle(IMAGES.decoder, norm_eps=IMAGES.norm_eps)
-    for seed, net in enumerate((target.model, eagle, target.vq)):
-        scrambled(net, seed).to(device)
-    return replace(target, drafters={"eagle": eagle}, options=SMALL_TREES)
-
-
 @pytest.mark.parametrize("dialect", ["anole", "lumina"])
 def test_whole_images_with_all_that_is_measured_of_them_are_made_there(dialect, apart):
-    made, want = (_measured(chameleon(device, dialect)) for device in (str(THERE), "cpu"))
+    made, want = (_measured(small(dialect, device)) for device in (str(THERE), "cpu"))
     assert made[0] == want[0]
     assert made[1] == pytest.approx(want[1])
     assert made[2] == want[2]

@@ -7,18 +7,15 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import hears_ctrl_c
+from conftest import interrupted, mistake
 
 from lanternbench import cluster, config, executors, on_ray, results
 from lanternbench import sweep as sweeps
-from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.models import tiny
 
@@ -129,18 +126,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path):
     (tmp_path / "ar.yaml").write_text("methods: [ar]\nmetrics: []\n")
     command = [sys.executable, "-m", "lanternbench", "sweep", "ar.yaml", "--executor", "ray", "--workers", "1"]
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=hears_ctrl_c
-    )
-    try:
-        while not devices(tmp_path / "results"):
-            assert process.poll() is None
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 130
+    said = interrupted(command, tmp_path, lambda: bool(devices(tmp_path / "results")), env=environment)
     assert said.strip().splitlines() == ["lanternbench: interrupted; the same command continues where it stopped"]
     worker = Path(f"/proc/{devices(tmp_path / 'results')[0]['process']}/cmdline")
     assert not worker.exists() or "lanternbench" not in worker.read_text()
@@ -157,11 +143,5 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path):
 )
 def test_a_mistake_about_executors_is_one_sentence(args, says, tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
-    monkeypatch.setattr(sys, "argv", ["lanternbench", "sweep", "configs/demo.yaml", *args, "--out", str(tmp_path)])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    said = capfd.readouterr().err
-    assert exit_.value.code == 2
-    assert says in said
-    assert len(said.strip().splitlines()) == 1
+    assert says in mistake(monkeypatch, capfd, "sweep", "configs/demo.yaml", *args, "--out", str(tmp_path))
     assert not list(tmp_path.iterdir())

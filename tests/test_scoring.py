@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import mistake
 from PIL import Image
 
 from lanternbench import results, scoring
@@ -396,13 +397,7 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(run, photographs, tmp_path,
     with RunFolder.open(tmp_path / "results", "stripped", {}) as folder:
         folder.append(results.read_samples(run)[0])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["lanternbench", "score", *args])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    said = capfd.readouterr().err
-    assert exit_.value.code == 2
-    assert says in said
-    assert len(said.strip().splitlines()) == 1
+    assert says in mistake(monkeypatch, capfd, "score", *args)
 
 
 def test_a_run_in_use_is_not_scored(run):

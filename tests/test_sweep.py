@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import hears_ctrl_c
+from conftest import interrupted
 from typer.testing import CliRunner
 
 from lanternbench import config, results, samples
@@ -168,17 +168,7 @@ def test_methods_that_say_nothing_sensible_are_refused(methods, says):
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     run = [sys.executable, "-m", "lanternbench", "run", "-m", "ar", "-n", "0", "--out", str(tmp_path)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(run, cwd=tmp_path, text=True, preexec_fn=hears_ctrl_c, **pipes)
-    try:
-        while not list(tmp_path.glob("*/run.json")):
-            assert process.poll() is None
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 130
+    said = interrupted(run, tmp_path, lambda: any(tmp_path.glob("*/run.json")))
     assert "the same command continues where it stopped" in said
     assert "Traceback" not in said
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from elsewhere import THERE, Apart
-from test_anole import ALL_IDS, CAPTIONS, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
+from test_anole import ALL_IDS, CAPTIONS, scrambled, small
 from test_drafters import random_llamagen
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from lanternbench.cli.main import main
 from lanternbench.decoding import engine, presets
 from lanternbench.decoding.drafters import EagleDrafter
 from lanternbench.errors import UserError
-from lanternbench.models import catalogue, chameleon, published_chameleon, published_llamagen, tiny
+from lanternbench.models import catalogue, chameleon, published_llamagen, tiny
 from lanternbench.models.checkpoints import read_state
 from lanternbench.models.eagle import Eagle, from_published, to_published
 from lanternbench.models.target import Target
@@ -29,16 +29,6 @@ from lanternbench.training import drafter, eagle, loop
 
 DEMO = prompts.load("demo", 4)
 PLAN = drafter.Plan("any", DEMO, steps=4, batch=2, lr=3e-3, seed=0)
-
-
-def small(dialect: str, device: str = "cpu") -> Target:
-    """A Chameleon of 4 × 4 tokens with an EAGLE drafter."""
-    shape = vars(IMAGES) | {"grid": 4, "dialect": dialect}
-    made = published_chameleon.random_target(f"{dialect}-small", shape, GUIDANCE, 0, "cpu", VQ)
-    net = Eagle(IMAGES.decoder, norm_eps=IMAGES.norm_eps)
-    for seed, part in enumerate((made.model, net, made.vq)):
-        scrambled(part, seed).to(device)
-    return replace(made, drafters={"eagle": net}, options=SMALL_TREES)
 
 
 def classes() -> Target:

@@ -31,13 +31,17 @@ def fetch(
             _target(entry(name), dry_run)
             continue
         if not remotes:
-            _CONSOLE.print(f"{name} comes with the package: there is nothing to fetch")
+            _nothing(name)
         for remote in remotes:
             if dry_run or remote.path.is_file():
                 state = "here: " if remote.path.is_file() else f"{remote.url} -> "
                 _CONSOLE.print(f"{remote.title}: {state}{remote.path}")
             else:
                 _download(remote)
+
+
+def _nothing(name: str) -> None:
+    _CONSOLE.print(f"{name} comes with the package: there is nothing to fetch")
 
 
 def _download(remote) -> None:
@@ -55,7 +59,7 @@ def _target(row: Entry, dry_run: bool) -> None:
     from lanternbench.errors import UserError
 
     if not row.files:
-        _CONSOLE.print(f"{row.name} comes with the package: there is nothing to fetch")
+        _nothing(row.name)
         return
     try:
         files = fetching.plan(row)

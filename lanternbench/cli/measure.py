@@ -102,7 +102,7 @@ def run(
     values = dict(
         name=f"run-{method}".replace("/", "-"), target=target, prompts=prompts, num_prompts=num_prompts,
         caption=caption, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
-        metrics=[m.strip() for m in metrics.split(",") if m.strip()], baseline=baseline, methods=[spec],
+        metrics=listed(metrics), baseline=baseline, methods=[spec],
         random_weights=random_weights, simulate_acceptance=simulate_acceptance, drafter=drafter, dtype=dtype,
         compile=compile_mode,
     )  # fmt: skip
@@ -191,6 +191,11 @@ def execute(
     print_table(summary["rows"])
     print_notes(summary["notes"], console)
     console.print(f"{path}  ·  next: lanternbench report", highlight=False, markup=False)
+
+
+def listed(text: str) -> list[str]:
+    """The names in a comma-separated option."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _short(text: str, limit: int = 60) -> str:

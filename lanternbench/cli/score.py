@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lanternbench.cli.measure import Device, Threads
+from lanternbench.cli.measure import Device, Threads, listed
 from lanternbench.cli.output import print_json, print_notes, print_table
 
 
@@ -46,7 +46,7 @@ def score(
 
     if reference is not None and not reference.is_dir():
         raise UserError(f"there is no folder {reference}: give the folder of real images to --reference.")
-    names = [m.strip() for m in metrics.split(",") if m.strip()] if metrics is not None else None
+    names = listed(metrics) if metrics is not None else None
     setup = Setup(reference, choose(device, threads), random_weights)
     places = [_place(results, name) for name in runs] if runs else [store.latest(results)]
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]

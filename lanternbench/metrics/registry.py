@@ -67,6 +67,11 @@ def register(name: str, factory: Factory, extra: bool = False) -> None:
         _EXTRA.add(name)
 
 
+def compares(scorer: AnyScorer) -> bool:
+    """Does a scorer's value depend on the setup's real images?"""
+    return getattr(scorer, "compares", False)
+
+
 def names() -> list[str]:
     """Every registered metric."""
     return list(_REGISTRY)

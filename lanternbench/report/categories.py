@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lanternbench.report.columns import columns
-from lanternbench.report.load import Row, Run, iter_samples, number
+from lanternbench.report.load import Row, Run, iter_samples, measured
 from lanternbench.report.tables import markdown
 
 MOST = 40  # more categories are no overview
@@ -26,29 +26,16 @@ def category_table(run: Run) -> str:
 
 def category_rows(samples: Iterable[Row]) -> list[Row]:
     """A row per category and label: n, speedup, τ, fidelity loss, and the mean of each metric; no intervals."""
-    kept = [_figures(sample) for sample in samples if isinstance(sample.get("category"), str) and sample["category"]]
+    kept = [
+        {"category": sample["category"]} | measured(sample)
+        for sample in samples
+        if isinstance(sample.get("category"), str) and sample["category"]
+    ]
     base = {one["pair"]: one["seconds"] for one in kept if one["label"] == "ar"}
     groups: dict[tuple[str, str], list[Row]] = {}
     for one in kept:
         groups.setdefault((one["category"], one["label"]), []).append(one)
     return [{"category": category, "label": label} | _row(own, base) for (category, label), own in groups.items()]
-
-
-def _figures(sample: Row) -> Row:
-    """What the rows need of a sample; what is damaged counts as missing."""
-    lengths, metrics = sample.get("accept_lengths"), sample.get("metrics")
-    metrics = metrics if isinstance(metrics, dict) else {}
-    after = lengths[1:] if isinstance(lengths, list) and all(isinstance(n, int) for n in lengths) else []
-    return {
-        "category": sample["category"],
-        "label": str(sample.get("label") or "–"),
-        "pair": (str(sample.get("prompt_id")), str(sample.get("seed"))),
-        "seconds": number(sample, "decode_s") if sample.get("timed") is True else None,
-        "tokens": sum(after),  # without the prefill, which drafts nothing
-        "steps": len(after),
-        "fidelity_loss": number(sample, "fidelity_loss"),
-        "metrics": {name: value for name in metrics if (value := number(metrics, name)) is not None},
-    }
 
 
 def _row(own: list[Row], base: dict[tuple[str, str], float | None]) -> Row:

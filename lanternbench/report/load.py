@@ -92,6 +92,22 @@ def number(row: Row, key: str) -> float | None:
         return None
 
 
+def measured(sample: Row) -> Row:
+    """What tables need of a sample: tokens and steps without the prefill, which drafts nothing; damaged is missing."""
+    lengths, metrics = sample.get("accept_lengths"), sample.get("metrics")
+    metrics = metrics if isinstance(metrics, dict) else {}
+    after = lengths[1:] if isinstance(lengths, list) and all(isinstance(n, int) for n in lengths) else []
+    return {
+        "label": str(sample.get("label") or "–"),
+        "pair": (str(sample.get("prompt_id")), str(sample.get("seed"))),
+        "seconds": number(sample, "decode_s") if sample.get("timed") is True else None,
+        "tokens": sum(after),
+        "steps": len(after),
+        "fidelity_loss": number(sample, "fidelity_loss"),
+        "metrics": {name: value for name in metrics if (value := number(metrics, name)) is not None},
+    }
+
+
 def load_run(folder: Path) -> Run:
     """One run folder. Raises UserError when it is no run, holds no results, or its JSON is damaged."""
     folder = Path(folder)

@@ -9,7 +9,7 @@ import numpy as np
 
 from lanternbench.measure import Floats, bootstrap_ratios, holm, paired_tests
 from lanternbench.report.columns import MISSING, metric_column
-from lanternbench.report.load import Row, Run, iter_samples, number
+from lanternbench.report.load import Row, Run, iter_samples, measured
 from lanternbench.report.tables import markdown
 
 PAIR_TITLES = ["figure", "method", "against", "prompts", "difference", "95 %", "p"]
@@ -87,26 +87,21 @@ def _compared(figure: str, values: dict[str, dict[str, float]], labels: list[str
 
 
 def _by_prompt(samples: Iterable[Row]) -> dict[str, dict[str, dict[str, float]]]:
-    """Figure -> label -> prompt -> its value, the mean over seeds; what is damaged counts as missing."""
+    """Figure -> label -> prompt -> its value, the mean over seeds."""
     sums: dict[str, dict[str, dict[str, list[float]]]] = {SPEED: {}, TAU: {}}
 
     def add(figure: str, label: str, prompt: str, above: float, below: float) -> None:
         both = sums.setdefault(figure, {}).setdefault(label, {}).setdefault(prompt, [0.0, 0.0])
         both[0], both[1] = both[0] + above, both[1] + below
 
-    for sample in samples:
-        label, prompt = str(sample.get("label")), str(sample.get("prompt_id"))
-        seconds = number(sample, "decode_s") if sample.get("timed") is True else None
-        if seconds:
-            add(SPEED, label, prompt, seconds, 1)
-        lengths = sample.get("accept_lengths")
-        if label != "ar" and isinstance(lengths, list) and all(isinstance(n, int) for n in lengths) and lengths[1:]:
-            add(TAU, label, prompt, sum(lengths[1:]), len(lengths) - 1)  # the prefill drafts nothing
-        metrics = sample.get("metrics")
-        metrics = metrics if isinstance(metrics, dict) else {}
-        for name in metrics:
-            if (value := number(metrics, name)) is not None:
-                add(name, label, prompt, value, 1)
+    for one in map(measured, samples):
+        label, (prompt, _) = one["label"], one["pair"]
+        if one["seconds"]:
+            add(SPEED, label, prompt, one["seconds"], 1)
+        if label != "ar" and one["steps"]:
+            add(TAU, label, prompt, one["tokens"], one["steps"])
+        for name, value in one["metrics"].items():
+            add(name, label, prompt, value, 1)
     return {
         figure: {
             label: {prompt: above / below for prompt, (above, below) in own.items()} for label, own in labels.items()
