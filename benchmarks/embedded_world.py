@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lanternbench.decoding import engine, presets
-from lanternbench.environment import environment
+from lanternbench.engine import decode as engine
+from lanternbench.experiment.environment import environment
+from lanternbench.methods import presets
 from lanternbench.metrics.clip import retrieval
 from lanternbench.models.catalogue import load_target
-from lanternbench.training import scenes
-from lanternbench.training.evaluators import held_out
+from lanternbench.training.tiny_world import scenes
+from lanternbench.training.tiny_world.evaluators import held_out
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED, COUNT = 991, 64  # held-out scenes with captions that all differ
@@ -64,8 +65,8 @@ def main() -> None:
 
 def costs(target) -> dict[str, float]:
     """Medians of interleaved single forwards at batch 1 with guidance: ratios within one run."""
-    from lanternbench.decoding.session import Session
-    from lanternbench.decoding.verify import Draft
+    from lanternbench.engine.state import Session
+    from lanternbench.engine.verify import Draft
 
     figures: dict[str, list[float]] = {}
     decoder = engine.build(target, presets.method("eagle-1", shape="chain-5"))

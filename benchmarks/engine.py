@@ -18,17 +18,18 @@ from typing import Any
 
 import torch
 
-from lanternbench import profile
-from lanternbench.decoding import engine, presets
-from lanternbench.decoding.side_by_side import parts, side_by_side
-from lanternbench.environment import environment
-from lanternbench.models import published_llamagen
-from lanternbench.models.cached import CachedStack, causal
+from lanternbench.analysis import step_profile as profile
+from lanternbench.engine import decode as engine
+from lanternbench.experiment.environment import environment
+from lanternbench.methods import presets
+from lanternbench.models.cached_stack import CachedStack, causal
 from lanternbench.models.catalogue import load_target
-from lanternbench.models.llamagen import LlamaGen
+from lanternbench.models.llamagen import checkpoint as published_llamagen
+from lanternbench.models.llamagen.model import LlamaGen
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
-from lanternbench.prompts import load
+from lanternbench.prompts.sources import load
+from lanternbench.utils.parallel import parts, side_by_side
 
 SHAPES: dict[str, dict[str, Any]] = {  # vocabulary 16,384, random weights
     "35 M, 256 × 24": {"dim": 256, "n_layer": 24, "n_head": 4},

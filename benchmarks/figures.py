@@ -12,8 +12,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from lanternbench.experiment import read_run, read_samples
 from lanternbench.metrics.images import read_image
-from lanternbench.results import read_run, read_samples
 
 OUT = Path(__file__).resolve().parents[1] / "docs/images"
 

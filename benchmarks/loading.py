@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lanternbench.models import llamagen
-from lanternbench.models.eagle import to_published
-from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig
+from lanternbench.models.drafters.eagle import to_published
+from lanternbench.models.llamagen import model as llamagen
+from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 
 LAYOUTS = ("official .pt", "official .bin", "Hugging Face shards")
 DIM, LAYER = 512, 12.6  # width, and megabytes a layer
@@ -28,7 +28,7 @@ _LOAD = """
 import json, sys
 from pathlib import Path
 import torch
-from lanternbench.models import published_llamagen
+from lanternbench.models.llamagen import checkpoint as published_llamagen
 
 def peak(field):
     text = Path("/proc/self/status").read_text()

@@ -20,7 +20,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from lanternbench.results import read_run
+from lanternbench.experiment import read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = {

@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 from PIL import ImageOps
 
-from lanternbench import prompts
-from lanternbench.device import choose
-from lanternbench.environment import environment
+from lanternbench.experiment.environment import environment
 from lanternbench.metrics import Scorer, files, read_image, reference, scorers_for
 from lanternbench.metrics.features import ImageFiles
 from lanternbench.metrics.setup import Setup
+from lanternbench.prompts import sources as prompts
+from lanternbench.utils.device import choose
 
 SLOW = ("image-reward", "hpsv2", "aesthetic")
 NAMES = ("clip", "fid", "inception-score", "precision-recall", *SLOW)

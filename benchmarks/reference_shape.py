@@ -15,10 +15,11 @@ from pathlib import Path
 
 import torch
 
-from lanternbench import profile
-from lanternbench.decoding import engine, presets
-from lanternbench.environment import environment
-from lanternbench.models import published_llamagen
+from lanternbench.analysis import step_profile as profile
+from lanternbench.engine import decode as engine
+from lanternbench.experiment.environment import environment
+from lanternbench.methods import presets
+from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.packed import packed
 
 SHAPE = {"dim": 512, "n_layer": 24, "n_head": 8, "grid": 16}

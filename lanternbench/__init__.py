@@ -28,7 +28,7 @@ def load(
     Raises UserError for unknown names, a device that is not there, and for weights that are missing or damaged.
     """
     from lanternbench.api import Model
-    from lanternbench.device import choose
     from lanternbench.models.catalogue import load_with_drafter
+    from lanternbench.utils.device import choose
 
     return Model(load_with_drafter(target, drafter, choose(device), dtype=dtype, compile_mode=compile_mode))

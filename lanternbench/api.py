@@ -8,8 +8,8 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from lanternbench.decoding.engine import Generation, build, generate
-from lanternbench.decoding.presets import method as make_method
+from lanternbench.engine.decode import Generation, build, generate
+from lanternbench.methods.presets import method as make_method
 from lanternbench.models.target import Target
 
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from lanternbench.cli.main import main
-from lanternbench.models import tiny
 from lanternbench.models.target import Target
+from lanternbench.models.tiny import checkpoint as tiny
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

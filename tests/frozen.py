@@ -9,7 +9,7 @@ from unittest.mock import patch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lanternbench.decoding import sampling
+from lanternbench.engine import sampling
 
 FROM_HOST = ("lift_fresh", "nonzero", "masked_select", "unique")  # values from the host, and shapes that it must learn
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lanternbench.errors import UserError
-from lanternbench.models.chameleon_prompts import PIXELS, ROW_END, SIZE_UNIT, SIZE_ZERO, size_id
-from lanternbench.models.chameleon_vocab import Vocabulary
+from lanternbench.models.chameleon.prompt_ids import PIXELS, ROW_END, SIZE_UNIT, SIZE_ZERO, size_id
+from lanternbench.models.chameleon.vocab import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ import pytest
 import torch
 from scipy.spatial.distance import jensenshannon
 
-from lanternbench.decoding import acceptance, engine, presets, registry, verify
-from lanternbench.decoding.acceptance import Annealed, Exact, Lantern, everywhere, normalised, relaxed, schedule
-from lanternbench.decoding.growth import grow_by_confidence
-from lanternbench.decoding.neighbours import nearest
-from lanternbench.decoding.sampling import BELOW_ONE, Warp, draw, draw_distinct
+from lanternbench.engine import decode as engine
+from lanternbench.engine import verify
+from lanternbench.engine.sampling import BELOW_ONE, Warp, draw, draw_distinct
+from lanternbench.methods import acceptance, presets, registry
+from lanternbench.methods.acceptance import Annealed, Exact, Lantern, everywhere, normalised, relaxed, schedule
+from lanternbench.methods.proximity import nearest
+from lanternbench.methods.trees.growth import grow_by_confidence
 
 DEPTH = torch.tensor([1])
 

@@ -14,19 +14,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 
-from lanternbench.decoding import engine, presets
-from lanternbench.decoding.drafters import EagleDrafter
-from lanternbench.decoding.sampling import Warp, guide
-from lanternbench.decoding.session import Session
+from lanternbench.engine import decode as engine
+from lanternbench.engine.sampling import Warp, guide
+from lanternbench.engine.state import Session
 from lanternbench.errors import UserError
-from lanternbench.models import chameleon_vocab, published_chameleon
+from lanternbench.methods import presets
+from lanternbench.methods.proposals.drafters import EagleDrafter
 from lanternbench.models.catalogue import entry, load_target
-from lanternbench.models.chameleon import Chameleon, ChameleonConfig, image_tables
-from lanternbench.models.chameleon_text import ChameleonText, hashed_ids
-from lanternbench.models.chameleon_vqgan import chameleon_vqgan
-from lanternbench.models.checkpoints import read_state
-from lanternbench.models.eagle import Eagle, to_published
-from lanternbench.models.medusa import Medusa
+from lanternbench.models.chameleon import checkpoint as published_chameleon
+from lanternbench.models.chameleon import vocab as chameleon_vocab
+from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
+from lanternbench.models.chameleon.tokenizer import ChameleonText, hashed_ids
+from lanternbench.models.chameleon.vqgan import chameleon_vqgan
+from lanternbench.models.drafters.eagle import Eagle, to_published
+from lanternbench.models.drafters.medusa import Medusa
+from lanternbench.models.loading import read_state
 from lanternbench.models.target import Target
 from lanternbench.models.vq import VQConfig
 

@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from lanternbench.errors import UserError
-from lanternbench.models import chameleon_vocab
-from lanternbench.models.chameleon import Chameleon, ChameleonConfig, config_from_hf, from_hf, from_official
-from lanternbench.models.chameleon_prompts import anole_prompt, left_padded, lumina_prompt, lumina_text
-from lanternbench.models.chameleon_vqgan import (
+from lanternbench.models.chameleon import vocab as chameleon_vocab
+from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, config_from_hf, from_hf, from_official
+from lanternbench.models.chameleon.prompt_ids import anole_prompt, left_padded, lumina_prompt, lumina_text
+from lanternbench.models.chameleon.vqgan import (
     centre_square,
     chameleon_vqgan,
     config_from_official,
@@ -25,8 +25,8 @@ from lanternbench.models.chameleon_vqgan import (
     on_white,
     to_pixels,
 )
-from lanternbench.models.chameleon_vqgan import from_official as vqgan_from_official
-from lanternbench.models.checkpoints import load_into
+from lanternbench.models.chameleon.vqgan import from_official as vqgan_from_official
+from lanternbench.models.loading import load_into
 from lanternbench.models.vq import VQConfig
 
 TINY = ChameleonConfig(dim=32, n_layer=2, n_head=4, hidden=48, n_kv_head=2, vocab_size=40, positions=64)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.checkpoints import empty_parameters, load_into, read_state
+from lanternbench.models.loading import empty_parameters, load_into, read_state
 
 
 class Small(nn.Module):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lanternbench import codebook
+from lanternbench.analysis import code_swaps as codebook
 from lanternbench.cli.main import main
-from lanternbench.decoding.neighbours import nearest
 from lanternbench.errors import UserError
+from lanternbench.methods.proximity import nearest
 
 CAPTIONS = ["a red circle on a blue background", "$x^{2$ [bold] <b>a green star</b>"]
 

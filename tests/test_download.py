@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from lanternbench.download import Remote, download
 from lanternbench.errors import UserError
+from lanternbench.utils.download import Remote, download
 
 CONTENT = bytes(range(256)) * 9000  # 2.3 MB
 SHA = hashlib.sha256(CONTENT).hexdigest()

@@ -8,14 +8,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lanternbench import config as settings
-from lanternbench import sweep
-from lanternbench.decoding import engine, presets
+from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.models import catalogue, llamagen, published_llamagen, tiny
+from lanternbench.experiment import config as settings
+from lanternbench.experiment import runner as sweep
+from lanternbench.methods import presets
+from lanternbench.models import catalogue
 from lanternbench.models.catalogue import Entry, with_drafter
-from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig
+from lanternbench.models.llamagen import checkpoint as published_llamagen
+from lanternbench.models.llamagen import model as llamagen
+from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.target import Target
+from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.models.vq import VQConfig, VQModel
 
 CAPTION = "a large red star on the left on a noisy blue background"

@@ -13,11 +13,12 @@ from test_anole import CAPTIONS, small
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lanternbench import samples
-from lanternbench.decoding import engine, presets
+from lanternbench.engine import decode as engine
+from lanternbench.engine.cuda_graphs import Graphs
+from lanternbench.experiment import generate_samples as samples
+from lanternbench.methods import presets
 from lanternbench.metrics.registry import Scorer, scorers_for
 from lanternbench.metrics.setup import Setup
-from lanternbench.models.graphs import Graphs
 from lanternbench.models.target import Target
 
 PROMPTS = ["a red circle", "two small green squares", "a large blue ring above a yellow star"]

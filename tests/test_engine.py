@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import lanternbench
-from lanternbench.decoding import engine, presets
-from lanternbench.decoding.sampling import guide
-from lanternbench.decoding.session import Session
+from lanternbench.engine import decode as engine
+from lanternbench.engine.sampling import guide
+from lanternbench.engine.state import Session
 from lanternbench.errors import UserError
-from lanternbench.models import tiny
-from lanternbench.prompts import load
+from lanternbench.methods import presets
+from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.prompts.sources import load
 
 CAPTIONS = [p.text for p in load("demo", 3)]
 LOSSLESS = ["sd", "medusa", "eagle-1", "eagle-2", "adt-tree", "sjd", "jacobi"]
@@ -146,7 +147,7 @@ def test_bad_logits_are_reported_not_decoded(target, value):
 
 
 def test_a_drafter_that_does_not_fit_is_refused(target):
-    from lanternbench.models.eagle import Eagle
+    from lanternbench.models.drafters.eagle import Eagle
 
     wide = replace(target, drafters={"eagle": Eagle(replace(target.model.cfg, dim=64, n_head=2))})
     with pytest.raises(UserError, match="does not fit"):

@@ -10,10 +10,12 @@ import torch
 from safetensors import safe_open
 
 from lanternbench.metrics import files
-from lanternbench.models import clip_tiny, fid_tiny, text
+from lanternbench.models.tiny import clip as clip_tiny
+from lanternbench.models.tiny import feature_net as fid_tiny
+from lanternbench.models.tiny import text_encoder as text
 from lanternbench.models.vq import VQModel
-from lanternbench.training import data, evaluators, scenes
-from lanternbench.training.vq import CONFIG
+from lanternbench.training.tiny_world import data, evaluators, scenes
+from lanternbench.training.tiny_world.vq import CONFIG
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled
 from typer.testing import CliRunner
 
-from lanternbench import fetch
 from lanternbench.cli.main import app
 from lanternbench.errors import UserError
 from lanternbench.metrics.registry import scorers_for
 from lanternbench.models.catalogue import Entry, Source, catalogue, load_target
 from lanternbench.models.published import present
+from lanternbench.utils import fetching as fetch
 
 CONTENT = b"weights" * 100
 

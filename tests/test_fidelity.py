@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lanternbench.decoding import acceptance, fidelity, presets
-from lanternbench.decoding.acceptance import Annealed, Exact, Lantern
-from lanternbench.decoding.sampling import draw_distinct
-from lanternbench.decoding.session import Trace
-from lanternbench.verification.exact import output_distribution
-from lanternbench.verification.tables import Tables, random_rows
+from lanternbench.analysis import fidelity
+from lanternbench.engine.sampling import draw_distinct
+from lanternbench.engine.state import Trace
+from lanternbench.lossless.exact import output_distribution
+from lanternbench.lossless.tables import Tables, random_rows
+from lanternbench.methods import acceptance, presets
+from lanternbench.methods.acceptance import Annealed, Exact, Lantern
 
 N, V, W = 48, 7, 3
 NEAR = torch.stack([(torch.arange(V) + i) % V for i in range(V)])[:, :4]

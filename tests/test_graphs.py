@@ -10,12 +10,13 @@ import torch
 from frozen import frozen
 
 import lanternbench
-from lanternbench.decoding import engine, presets
+from lanternbench.engine import decode as engine
+from lanternbench.engine.cuda_graphs import Graphs, of_mode
 from lanternbench.errors import UserError
-from lanternbench.models import cached
+from lanternbench.methods import presets
+from lanternbench.models import cached_stack as cached
 from lanternbench.models.catalogue import load_target
-from lanternbench.models.graphs import Graphs, of_mode
-from lanternbench.prompts import load
+from lanternbench.prompts.sources import load
 
 CAPTIONS = [p.text for p in load("demo", 2)]
 

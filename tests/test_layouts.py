@@ -18,16 +18,19 @@ from test_anole import PUBLISHED as CONFIG
 from test_anole import VQ as SMALL_VQ
 from torch import Tensor
 
-from lanternbench.decoding import engine, presets
+from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.models import llamagen, published_chameleon, published_llamagen
-from lanternbench.models.chameleon import Chameleon, ChameleonConfig, image_tables
-from lanternbench.models.chameleon_prompts import ROW_END
-from lanternbench.models.chameleon_vocab import read
-from lanternbench.models.chameleon_vqgan import chameleon_vqgan
-from lanternbench.models.eagle import Eagle, to_published
-from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig
-from lanternbench.models.t5 import T5Features
+from lanternbench.methods import presets
+from lanternbench.models.chameleon import checkpoint as published_chameleon
+from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
+from lanternbench.models.chameleon.prompt_ids import ROW_END
+from lanternbench.models.chameleon.vocab import read
+from lanternbench.models.chameleon.vqgan import chameleon_vqgan
+from lanternbench.models.drafters.eagle import Eagle, to_published
+from lanternbench.models.llamagen import checkpoint as published_llamagen
+from lanternbench.models.llamagen import model as llamagen
+from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
+from lanternbench.models.llamagen.t5 import T5Features
 from lanternbench.models.vq import VQConfig, VQModel
 
 SHAPE = {"dim": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "grid": 4, "multiple_of": 16}

@@ -14,15 +14,17 @@ from test_anole import ALL_IDS, CAPTIONS, CODES, GUIDANCE, IMAGES, SMALL_TREES, 
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 
-from lanternbench.decoding import engine, presets
-from lanternbench.decoding.sampling import guide
-from lanternbench.models import chameleon_vocab, published_chameleon
-from lanternbench.models.cached import CachedStack
+from lanternbench.engine import decode as engine
+from lanternbench.engine.cuda_graphs import Graphs
+from lanternbench.engine.sampling import guide
+from lanternbench.methods import presets
+from lanternbench.models.cached_stack import CachedStack
 from lanternbench.models.catalogue import entry
-from lanternbench.models.chameleon import Chameleon, ChameleonConfig, image_tables
-from lanternbench.models.chameleon_prompts import ROW_END, lumina_prompt
-from lanternbench.models.eagle import Eagle
-from lanternbench.models.graphs import Graphs
+from lanternbench.models.chameleon import checkpoint as published_chameleon
+from lanternbench.models.chameleon import vocab as chameleon_vocab
+from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
+from lanternbench.models.chameleon.prompt_ids import ROW_END, lumina_prompt
+from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.row_ends import RowEnds, with_row_ends
 from lanternbench.models.target import Target
 

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from lanternbench.measure import RANDOM_NOTE, bootstrap_mean, bootstrap_ratio, paired_test, summarise
-from lanternbench.results import Sample, sample_key
+from lanternbench.analysis.summary import RANDOM_NOTE, bootstrap_mean, bootstrap_ratio, paired_test, summarise
+from lanternbench.experiment import Sample, sample_key
 
 TRIALS = 400
 

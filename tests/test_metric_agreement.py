@@ -12,11 +12,11 @@ from PIL import Image
 from torchmetrics.image.fid import FrechetInceptionDistance
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
-from lanternbench import prompts
 from lanternbench.metrics import fid, read_image
 from lanternbench.metrics.clip import clip_score
 from lanternbench.metrics.features import ImageFiles, Net
 from lanternbench.metrics.setup import Setup
+from lanternbench.prompts import sources as prompts
 
 
 class Looked(torch.nn.Module):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from lanternbench.disk import cache_dir
 from lanternbench.errors import UserError
 from lanternbench.metrics import Scorer, SetScorer, files, read_image, registry, scorers_for
 from lanternbench.metrics.clip import Encoder, clip_score, clip_tiny_score, retrieval
@@ -27,7 +26,8 @@ from lanternbench.metrics.fid import (
 )
 from lanternbench.metrics.judge import PerImage
 from lanternbench.metrics.setup import Setup
-from lanternbench.training import data, scenes
+from lanternbench.training.tiny_world import data, scenes
+from lanternbench.utils.files import cache_dir
 
 SEED = 4242  # scenes that no training saw
 

@@ -14,10 +14,14 @@ from pathlib import Path
 import pytest
 from conftest import interrupted, mistake
 
-from lanternbench import cluster, config, executors, on_ray, results
-from lanternbench import sweep as sweeps
+from lanternbench import experiment as results
 from lanternbench.errors import UserError
-from lanternbench.models import tiny
+from lanternbench.experiment import config
+from lanternbench.experiment import runner as sweeps
+from lanternbench.experiment.executors import cluster
+from lanternbench.experiment.executors import local as executors
+from lanternbench.experiment.executors import ray as on_ray
+from lanternbench.models.tiny import checkpoint as tiny
 
 ALONE = config.sweep({"methods": ["sjd", {"method": "cool-sd", "lambda": 2}], "num_prompts": 2, "metrics": ["clip"]})
 BATCHED = config.sweep({"target": "shallow", "methods": ["sjd"], "num_prompts": 4, "batch": 2, "metrics": []})

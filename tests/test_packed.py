@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from lanternbench import profile
-from lanternbench.decoding import engine, presets
+from lanternbench.analysis import step_profile as profile
+from lanternbench.engine import decode as engine
+from lanternbench.methods import presets
 from lanternbench.models import packed as packing
-from lanternbench.models import published_llamagen, tiny
+from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.packed import HalfLinear, PackedLinear, QuickNorm, TransposedLinear, available, halves, pack
+from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.models.transformer import DecoderConfig, FeedForward, RMSNorm
 
 pytestmark = pytest.mark.skipif(not available(), reason="this build of torch has no packed linear layers")

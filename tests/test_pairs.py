@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from lanternbench.measure import holm, paired_test, paired_tests
+from lanternbench.analysis.summary import holm, paired_test, paired_tests
 from lanternbench.report import report
 from lanternbench.report.load import load_run
 from lanternbench.report.pairs import pair_rows

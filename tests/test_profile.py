@@ -9,12 +9,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lanternbench import profile
+from lanternbench.analysis import step_profile as profile
 from lanternbench.cli.main import app
-from lanternbench.decoding import engine, presets
-from lanternbench.decoding.clock import OFF_THE_CLOCK, Clock
-from lanternbench.decoding.session import Session
+from lanternbench.engine import decode as engine
+from lanternbench.engine.state import Session
+from lanternbench.engine.timing import OFF_THE_CLOCK, Clock
 from lanternbench.errors import UserError
+from lanternbench.methods import presets
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def test_on_a_gpu_phases_are_read_from_events_and_add_up_to_the_time_since_the_l
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr("lanternbench.decoding.clock.perf_counter", lambda: now)
+    monkeypatch.setattr("lanternbench.engine.timing.perf_counter", lambda: now)
     clock = Clock(torch.device("cuda"))
     clock.start()
     now += 7  # a prefill

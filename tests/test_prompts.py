@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lanternbench import prompts
 from lanternbench.errors import UserError
-from lanternbench.training.scenes import COLOURS, PLACES, RADII, SHAPES, TEXTURES
+from lanternbench.prompts import sources as prompts
+from lanternbench.training.tiny_world.scenes import COLOURS, PLACES, RADII, SHAPES, TEXTURES
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 COCO = SHARED / "coco" / "captions_val2017.json"

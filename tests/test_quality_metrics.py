@@ -12,9 +12,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from lanternbench.disk import cache_dir
 from lanternbench.errors import UserError
-from lanternbench.fetch import plain_files
 from lanternbench.metrics import (
     Scorer,
     aesthetic,
@@ -35,6 +33,8 @@ from lanternbench.metrics.inception_score import InceptionScorer
 from lanternbench.metrics.judge import PerImage, linear_head
 from lanternbench.metrics.precision_recall import precision_recall
 from lanternbench.metrics.setup import Setup, seeded
+from lanternbench.utils.fetching import plain_files
+from lanternbench.utils.files import cache_dir
 
 GREY = Image.new("RGB", (8, 8), "gray")
 

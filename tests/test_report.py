@@ -14,17 +14,18 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from lanternbench import measure, results
+from lanternbench import experiment as results
+from lanternbench.analysis import summary as measure
+from lanternbench.analysis.summary import RANDOM_NOTE
 from lanternbench.errors import UserError
-from lanternbench.measure import RANDOM_NOTE
 from lanternbench.report import pareto_frontier, published_beside, report, terminal_table
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.html import html_page
 from lanternbench.report.labels import overlap
 from lanternbench.report.load import image_path, joined_rows, load_run, load_runs, pick_samples
 from lanternbench.report.maps import image_uri, token_map
+from lanternbench.report.papers import differences, published_rows
 from lanternbench.report.pareto import pareto_data, pareto_figure, quality_columns, speed_column
-from lanternbench.report.published import differences, published_rows
 from lanternbench.report.tables import csv_table, latex_table, markdown_table
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)> ${plotly} \" | & \u0000"

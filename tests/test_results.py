@@ -15,10 +15,10 @@ from PIL import Image
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from lanternbench import results
-from lanternbench.environment import environment
+from lanternbench import experiment as results
 from lanternbench.errors import UserError
-from lanternbench.results import RunFolder, Sample, sample_key
+from lanternbench.experiment import RunFolder, Sample, sample_key
+from lanternbench.experiment.environment import environment
 
 CONFIG = {"methods": ["ar", {"name": "cool-sd", "lam": 2.0}], "seed": 1}
 

@@ -11,14 +11,14 @@ import pytest
 from conftest import mistake
 from PIL import Image
 
-from lanternbench import results, scoring
+from lanternbench import experiment as results
+from lanternbench.analysis.summary import RANDOM_NOTE, summarise
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
-from lanternbench.measure import RANDOM_NOTE, summarise
+from lanternbench.experiment import RunFolder, Sample, sample_key, scoring
 from lanternbench.metrics import files, registry
 from lanternbench.metrics.fid import SetScore
 from lanternbench.metrics.setup import Setup
-from lanternbench.results import RunFolder, Sample, sample_key
 
 EXIF = Image.Exif()
 EXIF[0x0112] = 6  # to be turned by a quarter

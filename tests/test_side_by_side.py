@@ -6,11 +6,12 @@ import signal
 import pytest
 import torch
 
-from lanternbench.decoding import engine, presets
-from lanternbench.decoding.side_by_side import LEAST, parts, side_by_side
+from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.models import tiny
+from lanternbench.methods import presets
 from lanternbench.models.target import Target
+from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.utils.parallel import LEAST, parts, side_by_side
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_one_part_stays_in_this_process():
 
 def test_a_small_target_on_a_cpu_is_shared_out_and_no_other(two_threads, target, monkeypatch):
     assert [parts(target, n) for n in (1, 2 * LEAST - 1, 2 * LEAST, 100)] == [1, 1, 2, 2]
-    monkeypatch.setattr("lanternbench.decoding.side_by_side.SMALL", 1000)
+    monkeypatch.setattr("lanternbench.utils.parallel.SMALL", 1000)
     assert parts(target, 100) == 1
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lanternbench import config
-from lanternbench import sweep as sweeps
-from lanternbench.decoding import engine, presets
-from lanternbench.decoding.simulation import level_rates, simulate
-from lanternbench.decoding.trees import static_tree
-from lanternbench.decoding.verify import Draft, Verdict
+from lanternbench.engine import decode as engine
+from lanternbench.engine.simulation import level_rates, simulate
+from lanternbench.engine.tree import static_tree
+from lanternbench.engine.verify import Draft, Verdict
 from lanternbench.errors import UserError
-from lanternbench.report.published import differences, published_rows
+from lanternbench.experiment import config
+from lanternbench.experiment import runner as sweeps
+from lanternbench.methods import presets
+from lanternbench.report.papers import differences, published_rows
 
 
 @pytest.mark.parametrize(("tau", "depth"), [(1.0, 3), (2.7, 5), (4.0, 3), (3.5, 7)])

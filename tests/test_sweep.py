@@ -14,12 +14,15 @@ import pytest
 from conftest import interrupted
 from typer.testing import CliRunner
 
-from lanternbench import config, results, samples
-from lanternbench import sweep as sweeps
-from lanternbench.cli import measure
+from lanternbench import experiment as results
+from lanternbench.cli import run_cmd as measure
 from lanternbench.cli.main import app, main
-from lanternbench.decoding import engine, presets, registry
+from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
+from lanternbench.experiment import config
+from lanternbench.experiment import generate_samples as samples
+from lanternbench.experiment import runner as sweeps
+from lanternbench.methods import presets, registry
 
 CLI = [sys.executable, "-m", "lanternbench.cli.main"]
 SWEEP = """

@@ -16,15 +16,19 @@ from test_anole import ALL_IDS, CAPTIONS, scrambled, small
 from test_drafters import random_llamagen
 from torch import Tensor
 
-from lanternbench import prompts
 from lanternbench.cli.main import main
-from lanternbench.decoding import engine, presets
-from lanternbench.decoding.drafters import EagleDrafter
+from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.models import catalogue, chameleon, published_llamagen, tiny
-from lanternbench.models.checkpoints import read_state
-from lanternbench.models.eagle import Eagle, from_published, to_published
+from lanternbench.methods import presets
+from lanternbench.methods.proposals.drafters import EagleDrafter
+from lanternbench.models import catalogue
+from lanternbench.models.chameleon import model as chameleon
+from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
+from lanternbench.models.llamagen import checkpoint as published_llamagen
+from lanternbench.models.loading import read_state
 from lanternbench.models.target import Target
+from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.prompts import sources as prompts
 from lanternbench.training import drafter, eagle, loop
 
 DEMO = prompts.load("demo", 4)

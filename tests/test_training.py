@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch.nn.attention.bias import causal_upper_left
 
-from lanternbench.models import text, tiny
-from lanternbench.training import drafters, eagle, loop, muon, rollouts, scenes
-from lanternbench.training import target as target_training
-from lanternbench.training import text as text_training
-from lanternbench.training.tiny import train
+from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.models.tiny import text_encoder as text
+from lanternbench.training import eagle, loop, muon, rollouts
+from lanternbench.training.tiny_world import drafters, scenes
+from lanternbench.training.tiny_world import target as target_training
+from lanternbench.training.tiny_world import text as text_training
+from lanternbench.training.tiny_world.world import train
 
 
 def test_a_scene_is_a_function_of_seed_and_index():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lanternbench.decoding import trees
-from lanternbench.decoding.adaptive import AdaptiveGrowth, Bounds, Neighbourhood, adapt
-from lanternbench.decoding.neighbours import nearest
-from lanternbench.decoding.verify import parents
+from lanternbench.engine import tree as trees
+from lanternbench.engine.verify import parents
 from lanternbench.errors import UserError
+from lanternbench.methods.proximity import nearest
+from lanternbench.methods.trees.adaptive import AdaptiveGrowth, Bounds, Neighbourhood, adapt
 
 
 @pytest.mark.parametrize("name", [*trees.named(), "chain-1", "chain-7"])

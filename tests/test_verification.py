@@ -10,17 +10,22 @@ import pytest
 import torch
 from rich.console import Console
 
-from lanternbench import verification
-from lanternbench.decoding import acceptance, engine, fidelity, jacobi, presets, registry, session, verify
+from lanternbench import lossless as verification
+from lanternbench.analysis import fidelity
+from lanternbench.engine import decode as engine
+from lanternbench.engine import state as session
+from lanternbench.engine import verify
 from lanternbench.errors import UserError
-from lanternbench.models.cache import KVCache
-from lanternbench.models.eagle import Eagle
-from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig
-from lanternbench.models.medusa import Medusa
+from lanternbench.lossless import EXACT, statistical, table, verify_all
+from lanternbench.lossless.exact import decoded, output_distribution
+from lanternbench.lossless.tables import Tables
+from lanternbench.methods import acceptance, presets, registry
+from lanternbench.methods.proposals import jacobi
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.medusa import Medusa
+from lanternbench.models.kv_cache import KVCache
+from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.target import Target
-from lanternbench.verification import EXACT, statistical, table, verify_all
-from lanternbench.verification.exact import decoded, output_distribution
-from lanternbench.verification.tables import Tables
 
 LOSSLESS = ["ar", "sd", "medusa", "eagle-1", "eagle-2", "adt-tree", "sjd"]
 RELAXED = ["lantern", "lantern++", "uniform-rsd", "cool-sd"]
@@ -81,7 +86,7 @@ def test_relaxation_by_one_is_none(options):
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_jacobi_gives_the_tokens_that_each_positions_uniform_draws(greedy, window, monkeypatch):
-    monkeypatch.setattr("lanternbench.verification.exact.shrunk", lambda m: m)
+    monkeypatch.setattr("lanternbench.lossless.exact.shrunk", lambda m: m)
     tokens, expected = decoded(Tables(4, 4, 0, "dense"), presets.method("jacobi", window=window), greedy, 200, 0)
     assert torch.equal(tokens, expected)
 

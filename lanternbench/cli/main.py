@@ -8,7 +8,14 @@ import warnings
 
 import typer
 
-from lanternbench.cli import codebook, fetch, inspect, measure, profile, report, score, train
+from lanternbench.cli import codebook_cmd as codebook
+from lanternbench.cli import fetch_cmd as fetch
+from lanternbench.cli import inspect_cmd as inspect
+from lanternbench.cli import profile_cmd as profile
+from lanternbench.cli import report_cmd as report
+from lanternbench.cli import run_cmd as measure
+from lanternbench.cli import score_cmd as score
+from lanternbench.cli import train_cmd as train
 from lanternbench.errors import UserError
 
 app = typer.Typer(

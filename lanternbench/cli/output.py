@@ -12,7 +12,7 @@ from rich.console import Console
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout, NaN as null."""
-    from lanternbench.results.plain import plain
+    from lanternbench.utils.json_values import plain
 
     json.dump(plain(value), sys.stdout, ensure_ascii=False, indent=2, allow_nan=False)
     print()

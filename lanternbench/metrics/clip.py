@@ -49,7 +49,7 @@ class Encoder(NamedTuple):
 
 @cache
 def _tiny() -> Encoder:
-    from lanternbench.models import clip_tiny
+    from lanternbench.models.tiny import clip as clip_tiny
 
     return Encoder(clip_tiny.load(files.embedded("clip.safetensors")), clip_tiny.pixels, clip_tiny.tokenize)
 

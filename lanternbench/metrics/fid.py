@@ -146,7 +146,7 @@ class Fid:
 
 def tiny_image(image: Image.Image) -> Tensor:
     """RGB image of any size -> uint8 [3, 64, 64]."""
-    from lanternbench.models import clip_tiny
+    from lanternbench.models.tiny import clip as clip_tiny
 
     return clip_tiny.to_uint8([image])[0]
 
@@ -165,7 +165,7 @@ def clean_image(image: Image.Image) -> Tensor:
 
 def tiny_net() -> tuple[Net, dict[str, Tensor]]:
     """The embedded net, and the statistics of real scenes beside it."""
-    from lanternbench.models import fid_tiny
+    from lanternbench.models.tiny import feature_net as fid_tiny
 
     net, kept = fid_tiny.load(files.embedded("fid.safetensors"))
     return Net(net, tiny_image), kept

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lanternbench.disk import WEIGHTS, cache_dir
 from lanternbench.errors import UserError
+from lanternbench.utils.files import WEIGHTS, cache_dir
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from lanternbench.disk import HOME, cache_dir, replacing, writing
 from lanternbench.metrics import files
+from lanternbench.utils.files import HOME, cache_dir, replacing, writing
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 

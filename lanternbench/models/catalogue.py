@@ -13,15 +13,18 @@ import torch
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from lanternbench.disk import cache_dir
+from lanternbench.engine.cuda_graphs import of_mode
 from lanternbench.errors import UserError
-from lanternbench.models import published, published_chameleon, published_llamagen, tiny
-from lanternbench.models.chameleon import Chameleon
-from lanternbench.models.eagle import Eagle
-from lanternbench.models.graphs import of_mode
-from lanternbench.models.llamagen import LlamaGen
+from lanternbench.models import published
+from lanternbench.models.chameleon import checkpoint as published_chameleon
+from lanternbench.models.chameleon.model import Chameleon
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.llamagen import checkpoint as published_llamagen
+from lanternbench.models.llamagen.model import LlamaGen
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
+from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.utils.files import cache_dir
 
 _FAMILIES: dict[str, Any] = {"llamagen": published_llamagen, "chameleon": published_chameleon}
 

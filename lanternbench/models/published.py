@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.checkpoints import empty_parameters, placed
+from lanternbench.models.loading import empty_parameters, placed
 
 Net = TypeVar("Net", bound=nn.Module)
 UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched

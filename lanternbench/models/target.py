@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lanternbench.models.chameleon import Chameleon
-from lanternbench.models.graphs import Graphs
-from lanternbench.models.llamagen import CaptionEmbedding, LabelEmbedding, LlamaGen, left_pad
+from lanternbench.engine.cuda_graphs import Graphs
+from lanternbench.models.chameleon.model import Chameleon
+from lanternbench.models.llamagen.model import CaptionEmbedding, LabelEmbedding, LlamaGen, left_pad
 from lanternbench.models.row_ends import RowEnds
 from lanternbench.models.vq import VQModel
 

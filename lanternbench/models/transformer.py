@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanternbench.models.cache import LayerCache, StepCache
+from lanternbench.models.kv_cache import LayerCache, StepCache
 
 
 @dataclass(frozen=True)

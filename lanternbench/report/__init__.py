@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lanternbench.disk import OUT, replacing, writing
-from lanternbench.measure import RANDOM_NOTE
+from lanternbench.analysis.summary import RANDOM_NOTE
 from lanternbench.report.categories import category_table
 from lanternbench.report.columns import metric_column, metric_keys, plain
 from lanternbench.report.html import html_page
 from lanternbench.report.load import Row, Run, joined_rows, load_runs, number
 from lanternbench.report.pairs import INTRO, pair_rows, pair_table
+from lanternbench.report.papers import cell, published_beside, title
 from lanternbench.report.pareto import pareto_frontier, speed_column, write_pareto
-from lanternbench.report.published import cell, published_beside, title
 from lanternbench.report.tables import csv_table, latex_table, markdown, markdown_table, terminal_table
+from lanternbench.utils.files import OUT, replacing, writing
 
 __all__ = ["pareto_frontier", "published_beside", "report", "terminal_table"]
 

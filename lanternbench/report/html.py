@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from plotly.offline import get_plotlyjs
 
-from lanternbench.report import published as papers
+from lanternbench.report import papers
 from lanternbench.report.columns import MISSING, Column, columns, plain
 from lanternbench.report.grid import PROMPTS, grid_section
 from lanternbench.report.load import Row, Run, number

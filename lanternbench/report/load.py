@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lanternbench.errors import UserError
-from lanternbench.results.read import read_run
+from lanternbench.experiment.run_reader import read_run
 
 Row = dict[str, Any]
 _SETTINGS = (

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from lanternbench.measure import Floats, bootstrap_ratios, holm, paired_tests
+from lanternbench.analysis.summary import Floats, bootstrap_ratios, holm, paired_tests
 from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.load import Row, Run, iter_samples, measured
 from lanternbench.report.tables import markdown

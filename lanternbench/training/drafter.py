@@ -18,15 +18,16 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from lanternbench.decoding import engine, presets
-from lanternbench.decoding.sampling import Warp, guide
-from lanternbench.disk import OUT, WORK, replacing, writing
+from lanternbench.engine import decode as engine
+from lanternbench.engine.sampling import Warp, guide
 from lanternbench.errors import UserError
+from lanternbench.methods import presets
 from lanternbench.models.catalogue import family_of, load_plain, with_eagle
-from lanternbench.models.eagle import Eagle
+from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.target import Target
-from lanternbench.prompts import PromptSet
+from lanternbench.prompts.sources import PromptSet
 from lanternbench.training import eagle, loop
+from lanternbench.utils.files import OUT, WORK, replacing, writing
 
 Log = Callable[[str], None]
 SHARD = 16384  # image tokens that are drawn together and kept in one file

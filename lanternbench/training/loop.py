@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lanternbench.disk import WORK, replacing
 from lanternbench.training.muon import Muon
+from lanternbench.utils.files import WORK, replacing
 
 Step = Callable[[int], dict[str, Tensor]]
 

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lanternbench.decoding import engine, presets
+from lanternbench.engine import decode as engine
+from lanternbench.methods import presets
 from lanternbench.models.target import Target
-from lanternbench.models.text import read
+from lanternbench.models.tiny.text_encoder import read
 from lanternbench.training import loop
 from lanternbench.training.eagle import teacher
-from lanternbench.training.target import caption
+from lanternbench.training.tiny_world.target import caption
 
 SEED = 777  # of the captions; those of the training scenes and of the evaluations are others
 SHARD, BATCH = 640, 64  # images a file, images decoded together

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
-from lanternbench.decoding import verify as verification
-from lanternbench.decoding.acceptance import RESIDUALS, Exact, Lantern, Rule
-from lanternbench.decoding.neighbours import nearest
-from lanternbench.decoding.sampling import Warp
-from lanternbench.decoding.trees import static_tree
-from lanternbench.decoding.verify import Draft, Verdict
+from lanternbench.engine import verify as verification
+from lanternbench.engine.sampling import Warp
+from lanternbench.engine.tree import static_tree
+from lanternbench.engine.verify import Draft, Verdict
+from lanternbench.methods.acceptance import RESIDUALS, Exact, Lantern, Rule
+from lanternbench.methods.proximity import nearest
 
 
 def check(folder: Path) -> list[Found]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, cached, close, loaded, read, worst
-from lanternbench.decoding.sampling import guide
-from lanternbench.models.cached import CachedStack, additive, causal
-from lanternbench.models.chameleon import Chameleon, ChameleonConfig, config_from_hf, from_hf
-from lanternbench.models.llamagen import prefix_mask
+from lanternbench.engine.sampling import guide
+from lanternbench.models.cached_stack import CachedStack, additive, causal
+from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, config_from_hf, from_hf
+from lanternbench.models.llamagen.model import prefix_mask
 
 
 def check(folder: Path) -> list[Found]:

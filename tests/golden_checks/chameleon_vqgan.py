@@ -9,8 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from golden_checks.common import IMAGE, Found, Vectors, close, loaded, read, same
-from lanternbench.models import chameleon_vocab
-from lanternbench.models.chameleon_vqgan import (
+from lanternbench.models.chameleon import vocab as chameleon_vocab
+from lanternbench.models.chameleon.vqgan import (
     centre_square,
     chameleon_vqgan,
     config_from_official,

@@ -12,10 +12,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from lanternbench.decoding.engine import Generation, build, generate
-from lanternbench.decoding.presets import method
-from lanternbench.models.cached import CachedStack
-from lanternbench.models.llamagen import LlamaGen, LlamaGenConfig, from_official
+from lanternbench.engine.decode import Generation, build, generate
+from lanternbench.methods.presets import method
+from lanternbench.models.cached_stack import CachedStack
+from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig, from_official
 from lanternbench.models.target import Prefix, Target
 
 FLOAT, IMAGE = 1e-4, 5e-4  # tolerances, absolute

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from golden_checks.common import Found, Vectors, captioned, close, greedy, loaded, read, same
 from golden_checks.drafting import eagle
-from lanternbench.decoding.engine import Generation
-from lanternbench.decoding.neighbours import nearest
-from lanternbench.models.cached import additive
-from lanternbench.models.llamagen import LlamaGen, config_from_hf, from_hf, prefix_mask
+from lanternbench.engine.decode import Generation
+from lanternbench.methods.proximity import nearest
+from lanternbench.models.cached_stack import additive
+from lanternbench.models.llamagen.model import LlamaGen, config_from_hf, from_hf, prefix_mask
 from lanternbench.models.target import Target
 
 

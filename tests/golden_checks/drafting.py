@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from golden_checks.common import Vectors, cached, loaded
-from lanternbench.decoding.drafters import EagleDrafter
-from lanternbench.decoding.session import Fresh
-from lanternbench.models.eagle import Eagle, from_published
-from lanternbench.models.llamagen import LlamaGenConfig
+from lanternbench.engine.state import Fresh
+from lanternbench.methods.proposals.drafters import EagleDrafter
+from lanternbench.models.drafters.eagle import Eagle, from_published
+from lanternbench.models.llamagen.model import LlamaGenConfig
 from lanternbench.models.rope import rope_2d
 from lanternbench.models.row_ends import RowEnds
 from lanternbench.models.target import blank

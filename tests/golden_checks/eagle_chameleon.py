@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from golden_checks import tree_dynamic, tree_static
 from golden_checks.chameleon_lm import halves
 from golden_checks.common import Found, Vectors, cached, close, loaded, read, same, worst
-from lanternbench.decoding.growth import StaticGrowth, grow_by_confidence
-from lanternbench.decoding.sampling import Warp, guide
-from lanternbench.decoding.trees import from_paths
-from lanternbench.models.cached import CachedStack, additive
-from lanternbench.models.chameleon import ChameleonConfig, drafter_from_published
-from lanternbench.models.eagle import Eagle
-from lanternbench.models.llamagen import prefix_mask
+from lanternbench.engine.sampling import Warp, guide
+from lanternbench.engine.tree import from_paths
+from lanternbench.methods.trees.growth import StaticGrowth, grow_by_confidence
+from lanternbench.models.cached_stack import CachedStack, additive
+from lanternbench.models.chameleon.model import ChameleonConfig, drafter_from_published
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.llamagen.model import prefix_mask
 from lanternbench.models.rope import rope_1d
 
 FIRST_IMAGE = 4  # image ids are 4 … n_img + 3

@@ -8,7 +8,7 @@ import torch
 
 from golden_checks.common import Found, close, read
 from golden_checks.drafting import GRID, Recorded
-from lanternbench.models.cached import additive
+from lanternbench.models.cached_stack import additive
 from lanternbench.models.rope import rope_2d
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from golden_checks.common import Found, captioned, close, greedy, logits_in_float64, official_model, read, same
-from lanternbench.decoding.sampling import guide
-from lanternbench.models.cached import additive
-from lanternbench.models.llamagen import left_pad, prefix_mask
+from lanternbench.engine.sampling import guide
+from lanternbench.models.cached_stack import additive
+from lanternbench.models.llamagen.model import left_pad, prefix_mask
 
 
 def check(folder: Path) -> list[Found]:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from golden_checks.common import Found, close, read, same, worst
-from lanternbench.decoding import verify as verification
-from lanternbench.decoding.acceptance import Exact, standard
-from lanternbench.decoding.jacobi import Jacobi
-from lanternbench.decoding.sampling import Warp
-from lanternbench.decoding.trees import static_tree
-from lanternbench.decoding.verify import Draft, Verdict
+from lanternbench.engine import verify as verification
+from lanternbench.engine.sampling import Warp
+from lanternbench.engine.tree import static_tree
+from lanternbench.engine.verify import Draft, Verdict
+from lanternbench.methods.acceptance import Exact, standard
+from lanternbench.methods.proposals.jacobi import Jacobi
 
 
 class Redrawn(Jacobi):

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from golden_checks.common import Found, Vectors, read, same, worst
 from golden_checks.drafting import Recorded
-from lanternbench.decoding.growth import grow_by_confidence
-from lanternbench.decoding.sampling import Warp
-from lanternbench.decoding.trees import Tree
-from lanternbench.decoding.verify import Draft
+from lanternbench.engine.sampling import Warp
+from lanternbench.engine.tree import Tree
+from lanternbench.engine.verify import Draft
+from lanternbench.methods.trees.growth import grow_by_confidence
 
 
 def check(folder: Path) -> list[Found]:

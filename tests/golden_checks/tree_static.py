@@ -10,9 +10,9 @@ from torch import Tensor
 
 from golden_checks.common import Found, read, same, worst
 from golden_checks.tree_dynamic import leaf_paths
-from lanternbench.decoding.growth import StaticGrowth
-from lanternbench.decoding.sampling import Warp
-from lanternbench.decoding.trees import StaticTree, from_paths, named
+from lanternbench.engine.sampling import Warp
+from lanternbench.engine.tree import StaticTree, from_paths, named
+from lanternbench.methods.trees.growth import StaticGrowth
 
 
 def check(folder: Path) -> list[Found]:

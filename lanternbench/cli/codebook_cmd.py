@@ -1,0 +1,67 @@
+"""``codebook``: are neighbouring codes interchangeable?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lanternbench.cli.output import print_json
+from lanternbench.cli.run_cmd import Device, Dtype, Threads
+from lanternbench.utils.device import choose
+
+
+def codebook(
+    target: Annotated[str, typer.Argument(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    k: Annotated[str, typer.Option("--k", help="Sizes of neighbourhoods, the token included.")] = "2,10,100",
+    proximity: Annotated[Literal["l2", "cosine", "random"], typer.Option(help="What nearest means.")] = "l2",
+    num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Demo captions to draw.")] = 4,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the images side by side (PNG).")] = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Swap every token of drawn images for a near code: what LANTERN's neighbourhoods cost, and how likely they are.
+
+    Example: lanternbench codebook tiny --k 2,10,100 --out codebook.png
+    """
+    from lanternbench.analysis import code_swaps as codebooks
+    from lanternbench.errors import UserError
+    from lanternbench.models.catalogue import load_target
+    from lanternbench.prompts import sources as prompts
+    from lanternbench.utils.files import OUT, ready
+
+    try:
+        sizes = sorted({int(x) for x in k.split(",")})
+    except ValueError:
+        raise UserError(f"--k {k} is no list of numbers: write for example --k 2,10,100") from None
+    if out is not None:
+        ready(out, OUT)
+    model = load_target(target, choose(device, threads), dtype=dtype)
+    captions = prompts.captions_for(target, num_prompts)
+    with Console(stderr=True).status("drawing and swapping"):
+        found = codebooks.examine(model, captions, sizes, proximity, seed)
+    if out is not None:
+        codebooks.draw(found, captions, out)
+    if as_json:
+        rows = [x._asdict() for x in found.likenesses]
+        record = {"codes": found.codes, "width": found.width, "twins": found.twins, "neighbourhoods": rows}
+        print_json(record)
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("k", "distance", "probability", "images swapped, dB"):
+        table.add_column(title, justify="right")
+    for x in found.likenesses:
+        table.add_row(str(x.k), f"{x.distance:.2f}", f"{x.mass:.3f}", "the same" if x.psnr is None else f"{x.psnr:.1f}")
+    Console().print(table)
+    print(
+        f"{found.codes} codes of width {found.width}, {found.twins} like another. Distance: of the k-th nearest, in "
+        "those of random pairs.\nProbability: the target's, of a drawn token and its neighbours. dB: PSNR against the "
+        "images as drawn."
+    )

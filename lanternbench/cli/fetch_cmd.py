@@ -1,0 +1,79 @@
+"""``fetch``: bring published files here: targets, the weights of metrics, official prompts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+if TYPE_CHECKING:
+    from lanternbench.models.catalogue import Entry
+
+_CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def fetch(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Targets, metrics, coco2017, coco2014, parti.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be fetched, and how much.")] = False,
+) -> None:
+    """Download published files, resumably, and check them; what is here already is not fetched again.
+
+    Example: lanternbench fetch llamagen-xl-stage1 --dry-run
+    """
+    from lanternbench.models.catalogue import catalogue, entry
+    from lanternbench.utils.fetching import plain_files
+
+    for name in names:
+        remotes = plain_files(name)
+        if remotes is None or name in catalogue():
+            _target(entry(name), dry_run)
+            continue
+        if not remotes:
+            _nothing(name)
+        for remote in remotes:
+            if dry_run or remote.path.is_file():
+                state = "here: " if remote.path.is_file() else f"{remote.url} -> "
+                _CONSOLE.print(f"{remote.title}: {state}{remote.path}")
+            else:
+                _download(remote)
+
+
+def _nothing(name: str) -> None:
+    _CONSOLE.print(f"{name} comes with the package: there is nothing to fetch")
+
+
+def _download(remote) -> None:
+    from lanternbench.utils.download import download
+
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(remote.path.name, total=None)
+        download(remote, lambda done, of: bar.update(task, completed=done, total=of))
+    _CONSOLE.print(f"{remote.title}: {remote.path}")
+
+
+def _target(row: Entry, dry_run: bool) -> None:
+    from lanternbench.errors import UserError
+    from lanternbench.utils import fetching
+
+    if not row.files:
+        _nothing(row.name)
+        return
+    try:
+        files = fetching.plan(row)
+    except UserError as error:
+        if not dry_run:
+            raise
+        for role, source in row.files.items():
+            _CONSOLE.print(f"{role}: {', '.join(source.files)} of {source.repo}")
+        _CONSOLE.print(f"about {row.gigabytes:g} GB into {row.folder} (licence: {row.licence}); not looked up: {error}")
+        return
+    if dry_run:
+        for file in files:
+            _CONSOLE.print(f"{file.role}: {file.name} of {file.repo}, {file.size / 1e9:.2f} GB")
+        _CONSOLE.print(f"{sum(f.size for f in files) / 1e9:.2f} GB into {row.folder} (licence: {row.licence})")
+        return
+    where = fetching.fetch(row, files, log=_CONSOLE.print)
+    _CONSOLE.print(f"{where}  ·  next: lanternbench run --target {row.name} --method cool-sd --lambda 2")

@@ -1,0 +1,69 @@
+"""``profile``: where a method's time goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lanternbench.cli.output import print_json
+from lanternbench.cli.run_cmd import Compile, Device, Drafter, Dtype, RandomWeights, Simulate, Threads
+
+
+def profile(
+    methods: Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help="Presets.")] = None,
+    target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    compile_mode: Compile = None,
+    random_weights: RandomWeights = False,
+    simulate_acceptance: Simulate = None,
+    num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")] = 4,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of a few steps of the last method.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Split a method's step into draft, verification, commit and host, beside the limit of this machine's memory.
+
+    Example: lanternbench profile eagle-1 cool-sd
+    """
+    from lanternbench.analysis import step_profile as profiles
+    from lanternbench.engine import decode as engine
+    from lanternbench.methods import presets
+    from lanternbench.models.catalogue import load_with_drafter
+    from lanternbench.prompts import sources as prompts
+    from lanternbench.utils.device import choose
+    from lanternbench.utils.files import TRACE, ready
+
+    if trace is not None:
+        ready(trace, TRACE)
+    names = ["ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar")]
+    chosen = [presets.method(n) for n in names]
+    used = {m.proposal for m in chosen}
+    model = load_with_drafter(target, drafter, choose(device, threads), random_weights, dtype, used, compile_mode)
+    decoders = [engine.build(model, m, temperature, simulate_acceptance=simulate_acceptance) for m in chosen]
+    captions = prompts.captions_for(target, num_prompts)
+    limit = profiles.bandwidth(model.device)
+    found = profiles.profile(decoders, captions)
+    if trace is not None:
+        profiles.chrome_trace(decoders[-1], captions[0], trace)
+    if as_json:
+        print_json({"bandwidth": limit, "methods": [p.record() for p in found]})
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    titles = ("method", "τ", "step ms", "draft", "verify", "commit", "other", "outside", "speedup", "roofline", "GB/s")
+    for title in titles:
+        table.add_column(title, justify="left" if title == "method" else "right")
+    for p in found:
+        times = (f"{t:.2f}" for t in (p.step_ms, p.draft_ms, p.verify_ms, p.commit_ms, p.other_ms))
+        rates = (f"{p.overhead_fraction:.1%}", f"{p.speedup:.2f}×", f"{p.roofline:.2f}×", f"{p.achieved:.1f}")
+        table.add_row(p.label, f"{p.tau:.2f}", *times, *rates)
+    Console().print(table)
+    share = found[0].achieved / limit
+    print(f"memory reads at {limit:.1f} GB/s here; ar's forward uses {share:.0%} of that")

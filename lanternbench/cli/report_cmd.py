@@ -1,0 +1,37 @@
+"""``report``: tables, plots and the HTML page of finished runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from lanternbench.cli.output import print_json, print_table
+
+
+def report(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or folders.")] = None,
+    results: Annotated[Path, typer.Option("--results", help="Folder of the run folders.")] = Path("results"),
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write (default: RUN/report).")] = None,
+    published: Annotated[bool, typer.Option("--published", help="Show the papers' numbers beside ours.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows and the files written as JSON.")] = False,
+) -> None:
+    """Write tables (Markdown, CSV, LaTeX), Pareto plots (PNG, SVG, PDF) and one HTML page; the latest run by default.
+
+    Example: lanternbench report --published
+    """
+    from lanternbench import experiment as store
+    from lanternbench.report import report as write
+    from lanternbench.report.load import joined_rows, load_runs
+
+    folders = store.find(results, runs or [])
+    files = write(folders, out, published)
+    rows = joined_rows(load_runs(folders))
+    if as_json:
+        print_json({"rows": rows, "files": [str(f) for f in files]})
+        return
+    print_table(rows)
+    for file in files:
+        Console(stderr=True).print(str(file), highlight=False, markup=False)

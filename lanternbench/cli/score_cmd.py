@@ -1,0 +1,105 @@
+"""``score``: quality metrics of images that are there already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from lanternbench.cli.output import print_json, print_notes, print_table
+from lanternbench.cli.run_cmd import Device, Threads, listed
+
+
+def score(
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or folders, or plain folders of images.")
+    ] = None,
+    metrics: Annotated[str | None, typer.Option(help="Comma-separated; all that suit the target by default.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Folder of real images for FID, precision, recall.")] = None,
+    captions: Annotated[
+        str | None, typer.Option(help="Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image.")
+    ] = None,
+    caption: Annotated[str, typer.Option(help="Which caption of a COCO image: first, longest, random.")] = "first",
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Full-size networks without files: what it would take.")
+    ] = False,
+    device: Device = "auto",
+    threads: Threads = None,
+    again: Annotated[bool, typer.Option("--again", help="Also score what is scored already.")] = False,
+    results: Annotated[Path, typer.Option("--results", help="Folder of the run folders.")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows and notes as JSON.")] = False,
+) -> None:
+    """Score saved images; the latest run by default.  Stopped at any point, the same command continues.
+
+    Example: lanternbench score --metrics image-reward,hpsv2
+    """
+    from lanternbench import experiment as store
+    from lanternbench.errors import UserError
+    from lanternbench.experiment import scoring
+    from lanternbench.metrics.setup import Setup
+    from lanternbench.utils.device import choose
+
+    if reference is not None and not reference.is_dir():
+        raise UserError(f"there is no folder {reference}: give the folder of real images to --reference.")
+    names = listed(metrics) if metrics is not None else None
+    setup = Setup(reference, choose(device, threads), random_weights)
+    places = [_place(results, name) for name in runs] if runs else [store.latest(results)]
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    console, found = Console(stderr=True), []
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("scoring", total=None)
+
+        def progress(done: int, of: int, what: str) -> None:
+            bar.update(task, completed=done, total=of or None, description=what)
+
+        for place in places:
+            if (place / "run.json").is_file():
+                if captions is not None:
+                    raise UserError(f"{place} is a run and knows its captions: leave --captions out.")
+                summary = scoring.score_run(place, names, setup, again=again, progress=progress)
+            else:
+                summary = scoring.score_folder(
+                    place, captions, names, setup, again=again, caption=cast(Any, caption), progress=progress
+                )
+            found.append({"run": str(place), **summary})
+    if as_json:
+        print_json(found)
+        return
+    for one in found:
+        _show(one, console)
+
+
+def _print_metrics(row: dict[str, Any]) -> None:
+    """The row of a plain folder, a metric a line."""
+    from lanternbench.report.columns import metric_column, metric_keys
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for title, side in (("metric", "left"), (row["label"], "right"), ("95 %", "right"), ("images", "right")):
+        table.add_column(title, justify=cast(Any, side))
+    for column in map(metric_column, metric_keys([row])):
+        count = str(row.get(f"{column.key}_n", row["n"]))
+        table.add_row(column.title + column.arrow, column.value(row), column.bounds(row), count)
+    Console().print(table)
+
+
+def _place(results: Path, name: str) -> Path:
+    """A run folder, or a plain folder that exists.  Raises UserError for what is neither."""
+    from lanternbench import experiment as store
+
+    if Path(name).is_dir() and not (results / name / "run.json").is_file():
+        return Path(name)
+    return store.find(results, [name])[0]
+
+
+def _show(found: dict[str, Any], console: Console) -> None:
+    if "method" in found["rows"][0]:
+        print_table(found["rows"])
+    else:
+        _print_metrics(found["rows"][0])
+    print_notes(found["notes"], console)
+    console.print(found["run"], highlight=False, markup=False)

@@ -1,0 +1,88 @@
+"""``train``: a drafter for any target, or the embedded world again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lanternbench.cli.run_cmd import Device, Dtype, NumPrompts, Threads
+
+app = typer.Typer(no_args_is_help=True, help="Train a drafter for any target, or the embedded models from a seed.")
+
+
+@app.callback()
+def _group() -> None:
+    """Train a drafter for any target, or the embedded models from a seed."""
+
+
+@app.command("drafter")
+def drafter(
+    target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    prompts: Annotated[str, typer.Option(help="demo, coco2017[:FILE], parti[:FILE], or a text file.")] = "demo",
+    num_prompts: NumPrompts = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 2000,
+    batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 4,
+    lr: Annotated[float, typer.Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")] = 3e-3,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    start: Annotated[Path | None, typer.Option(help="An EAGLE drafter to go on from (default: a fresh one).")] = None,
+    out: Annotated[Path, typer.Option(help="Where the drafter goes.")] = Path("drafter"),
+    work: Annotated[Path, typer.Option(help="Samples and checkpoints; kept for resuming.")] = Path("train-drafter"),
+    dtype: Dtype = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Train an EAGLE drafter on the target's own samples, an image per prompt.
+
+    Stopped at any point, the same command continues.  Some prompts are kept out of training: the share of first tokens
+    accepted in their images is printed, before and after.  Use the result with `--drafter OUT`.
+
+    Example: lanternbench train drafter --target anole-7b --prompts parti:PartiPrompts.tsv --out anole-eagle
+    """
+    import shlex
+
+    import torch
+    from rich.console import Console
+
+    from lanternbench.errors import UserError
+    from lanternbench.prompts import sources as sets
+    from lanternbench.training.drafter import Plan, train
+    from lanternbench.utils.device import choose
+
+    chosen = choose(device, threads)
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    plan = Plan(target, sets.load(prompts, num_prompts or None, seed), steps, batch, lr, seed, start, dtype)
+    try:
+        found = train(plan, chosen, work, out, log=console.print)
+    except torch.OutOfMemoryError:
+        raise UserError(f"{chosen} has too little memory: lower --batch, or give --dtype bfloat16") from None
+    print(f"first tokens accepted in images held out: {found.before:.3f} before, {found.after:.3f} after training")
+    given = "" if prompts == "demo" else f" --prompts {shlex.quote(prompts)}"
+    drafted = f"--target {shlex.quote(target)} --drafter {shlex.quote(str(out))}"
+    console.print(f"{out}  ·  next: lanternbench run --method eagle-1 {drafted}{given}")
+
+
+@app.command("tiny")
+def tiny(
+    out: Annotated[Path, typer.Option(help="Where the weights go.")] = Path("weights"),
+    work: Annotated[Path, typer.Option(help="Scenes, tokens and checkpoints; kept for resuming.")] = Path("train-tiny"),
+    scale: Annotated[float, typer.Option(min=0.0001, max=10.0, help="Multiply every number of steps.")] = 1.0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")] = None,
+) -> None:
+    """Render scenes, then train tokeniser, target, drafters and evaluators; about eight hours on two cores.
+
+    Stopped at any point, the same command continues from the last checkpoint.  Use the result with
+    `--target OUT`.
+
+    Example: lanternbench train tiny --out weights
+    """
+    from rich.console import Console
+
+    from lanternbench.training.tiny_world.world import train
+    from lanternbench.utils.device import choose
+
+    choose("cpu", threads)
+    console = Console(stderr=True)
+    train(work, out, scale, log=lambda line: console.print(line, highlight=False, markup=False))
+    console.print(f"{out}  ·  next: lanternbench run --method cool-sd --target {out}", highlight=False, markup=False)

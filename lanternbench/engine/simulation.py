@@ -1,0 +1,49 @@
+"""Accepted lengths drawn to a given mean while everything is really computed: what would a method gain on this machine?
+
+For random weights, whose drafts are never accepted: the cost of every step is the true one, its yield is set by hand.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lanternbench.engine.verify import Draft, Verdict, path_to
+from lanternbench.errors import UserError
+
+
+def level_rates(tau: float, depth: int) -> Tensor:
+    """The probability a of passing one level of a draft, for every depth D it may turn out to have: [depth + 1].
+
+    Σ_{d=1…D} a^d = τ − 1, so that steps give τ tokens on average; 1 where the draft is too shallow for that.
+    Raises UserError for a τ that no draft of the method can have.
+    """
+    if not 1 <= tau <= depth + 1:
+        raise UserError(
+            f"an acceptance length of {tau:g} cannot be simulated with drafts {depth} deep: "
+            f"give --simulate-acceptance between 1 and {depth + 1}, or a deeper draft"
+        )
+    return torch.tensor([_rate(tau, d) for d in range(depth + 1)])
+
+
+def _rate(tau: float, depth: int) -> float:
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**d for d in range(1, depth + 1)) < tau - 1 else (low, middle)
+    return high
+
+
+def simulate(draft: Draft, verdict: Verdict, rates: Tensor, u: Tensor) -> Verdict:
+    """Replace what was accepted by a path whose length is drawn: u [B] uniforms, P(length ≥ d) = a^d.
+
+    The path leads to the first of each tree's deepest nodes; the token that ends the step is the verdict's.
+    """
+    depth = draft.tree.depth.expand_as(draft.tokens)
+    deepest = depth.amax(1)
+    reach = torch.arange(1, verdict.path.shape[1], device=u.device)  # 1 … D
+    passed = (u[:, None] < rates[deepest][:, None] ** reach).sum(1)
+    accepted = torch.minimum(passed, deepest)
+    path = path_to(draft.tree, depth.argmax(1))
+    columns = torch.arange(path.shape[1], device=u.device)
+    return verdict._replace(path=path.gather(1, torch.minimum(columns, accepted[:, None])), accepted=accepted)

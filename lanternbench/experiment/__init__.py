@@ -1,0 +1,19 @@
+"""What runs leave on disk: written once, read by all."""
+
+from lanternbench.experiment.run_folder import RunFolder
+from lanternbench.experiment.run_reader import find, latest, read_run, read_samples, runs
+from lanternbench.experiment.samples import Sample, sample_key
+from lanternbench.utils.json_values import config_hash, differences
+
+__all__ = [
+    "RunFolder",
+    "Sample",
+    "config_hash",
+    "differences",
+    "find",
+    "latest",
+    "read_run",
+    "read_samples",
+    "runs",
+    "sample_key",
+]

@@ -1,0 +1,121 @@
+"""Configuration as data: what a run or a sweep is, read from options or YAML."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from lanternbench.errors import UserError
+from lanternbench.methods.presets import Method, method
+from lanternbench.utils.files import shipped
+
+_WHOLE = {"shape", "depth_range", "width_range"}  # options whose value is itself a list
+
+
+class Sweep(BaseModel):
+    """One sweep: methods that share target, prompts and clock.  ``method_specs`` are expanded by ``methods``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,79}$")
+    target: str = "tiny"
+    drafter: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
+    compile: Literal["eager", "graphs"] | None = None
+    random_weights: bool = False
+    simulate_acceptance: float | None = Field(None, ge=1, le=64)
+    prompts: str = "demo"
+    num_prompts: int | None = Field(8, ge=1)
+    caption: Literal["first", "longest", "random"] = "first"
+    seed: int = Field(0, ge=0)
+    temperature: float = Field(1.0, ge=0, le=10)
+    top_k: int | None = Field(None, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    guidance: float | None = Field(None, ge=0, allow_inf_nan=False)
+    batch: int = Field(1, ge=1, le=1024)
+    metrics: list[str] = ["clip", "fid"]
+    baseline: bool = True
+    method_specs: list[dict[str, Any]] = Field(alias="methods", min_length=1)
+
+    @field_validator("num_prompts", mode="before")
+    @classmethod
+    def _none_is_all(cls, value: Any) -> Any:
+        return None if value == 0 and value is not False else value
+
+    @field_validator("method_specs", mode="before")
+    @classmethod
+    def _names_are_specs(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            raise ValueError("must be a list of method names or of mappings with a key 'method'")
+        return [{"method": v} if isinstance(v, str) else v for v in value]
+
+    def methods(self) -> list[Method]:
+        """Every method of the sweep, lists of option values expanded to their grid, each once; ``ar`` first."""
+        found: dict[str, Method] = {}
+        specs = ([{"method": "ar"}] if self.baseline else []) + self.method_specs
+        for spec in specs:
+            if "method" not in spec:
+                raise UserError(f"a method entry needs the key 'method': {spec}")
+            if not isinstance(spec["method"], str):
+                raise UserError(f"'method' must be one name, not {spec['method']!r}: give every method an entry")
+            if empty := [k for k, v in spec.items() if v == []]:
+                raise UserError(f"option '{empty[0]}' of method '{spec['method']}' is an empty list: give a value")
+            options = {k: v for k, v in spec.items() if k != "method"}
+            lists = [k for k, v in options.items() if isinstance(v, list) and not _is_whole(k, v)]
+            for values in itertools.product(*(options[k] for k in lists)):
+                made = method(spec["method"], **options | dict(zip(lists, values, strict=True)))
+                found.setdefault(made.label, made)
+        return list(found.values())
+
+    def record(self) -> dict[str, Any]:
+        """What fixes the results: the configuration without its name, and without what is off."""
+        optional = ("drafter", "dtype", "compile", "random_weights", "simulate_acceptance")
+        off = {k for k in optional if not getattr(self, k)}
+        return self.model_dump(by_alias=True, exclude={"name"} | off, mode="json")
+
+
+def _is_whole(key: str, value: list) -> bool:
+    return key in _WHOLE and not all(isinstance(v, str) for v in value)
+
+
+def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
+    """Validated settings.  Raises UserError naming the field and what is wrong with it."""
+    try:
+        return Sweep(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        if first["type"] == "extra_forbidden":
+            fields = ", ".join("methods" if f == "method_specs" else f for f in Sweep.model_fields)
+            raise UserError(f"{where} has no setting '{field}': the settings are {fields}") from None
+        raise UserError(f"{where}: '{field}' is wrong ({first['msg']}); correct it") from None
+    except TypeError:
+        raise UserError(f"{where} must be a mapping of settings such as `methods: [ar, eagle-1]`") from None
+
+
+def read(path: Path) -> Sweep:
+    """A sweep file.  Raises UserError for a missing file, broken YAML (with its line) and wrong settings."""
+    places = [path] + ([shipped("configs", path.name)] if path.parent in (Path("."), Path("configs")) else [])
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise UserError(f"there is no sweep file {path}: give the path of a YAML file such as configs/demo.yaml")
+    try:
+        values = yaml.safe_load(found.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        mark, begun = error.problem_mark or error.context_mark, error.context_mark
+        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        if mark and begun and begun.line != mark.line:
+            place += f" (in what began on line {begun.line + 1})"
+        raise UserError(f"{path}{place} is no valid YAML ({error.problem}): correct that line") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read as YAML ({reason}): save it as UTF-8 text") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must be a mapping of settings such as `methods: [ar, eagle-1]`")
+    stem = re.sub(r"[^A-Za-z0-9._+-]", "-", path.stem).lstrip("._+-") or "sweep"
+    return sweep({"name": stem[:80]} | values, str(path))

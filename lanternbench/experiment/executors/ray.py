@@ -1,0 +1,186 @@
+"""An executor on a Ray cluster: workers that load the models once, and take units until none is left."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lanternbench.errors import UserError
+from lanternbench.experiment.config import Sweep
+from lanternbench.experiment.executors import cluster
+from lanternbench.experiment.executors.local import Made, Say, Unit, captions, labels, peak_mb
+from lanternbench.experiment.scoring import Costs
+from lanternbench.experiment.worker import Facts, Job, Worker, add_costs
+
+ATTEMPTS = 3  # workers that may be lost over one thing
+Answer = tuple[list[Made], Costs, float]  # samples, what their scores took, peak memory in MB
+Calls = dict[Any, tuple[Any, Unit]]  # Ray's reference -> worker, and the unit it is at; an empty one warms up
+
+
+class Lost(Exception):
+    """A worker died, or cannot be reached."""
+
+
+class Remote:
+    """A worker in a process of Ray's; its first call loads the models, so that errors reach the caller."""
+
+    def __init__(self, config: Sweep, device: str, threads: int, folder: Path):
+        self.config, self.device, self.threads, self.folder = config, device, threads, folder
+
+    @cached_property
+    def worker(self) -> Worker:
+        with suppress(OSError):  # paths in the configuration are relative to the caller's folder
+            os.chdir(self.folder)
+        torch.set_num_threads(self.threads)
+        return Worker(self.config, self.device)
+
+    @cached_property
+    def where(self) -> dict[str, Any]:
+        context = cluster.ray().get_runtime_context()
+        name = torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
+        return {"node": context.get_node_id()[:8], "process": os.getpid(), "device": name}
+
+    def facts(self) -> Facts:
+        return self.worker.facts()
+
+    def warm_up(self, names: list[str], texts: list[str], caption: str) -> Answer:
+        self.worker.prepare(texts)
+        for label in names:
+            self.worker.warm_up(label, caption)
+        return [], {}, peak_mb()
+
+    def work(self, job: Job) -> Answer:
+        made = [Made(sample, image, self.where) for sample, image in self.worker.work(job)]
+        costs, self.worker.costs = self.worker.costs, {}
+        return made, costs, peak_mb()
+
+
+class OnRay:
+    """The driver's side: hands out units, hires again for lost workers, and ends all at the end."""
+
+    def __init__(self, workers: int | None = None, threads: int | None = None, address: str | None = None):
+        """See ``cluster.divide`` for the defaults.  Raises UserError where Ray is not installed."""
+        self._ray, self.workers, self.threads = cluster.ray(), workers, threads
+        self.address = address or os.environ.get("RAY_ADDRESS")
+        self.costs: Costs = {}
+        self.crew: list[Any] = []
+        self._losses: Counter[str] = Counter()
+        self._ours, self._peak = False, 0.0
+
+    def start(self, config: Sweep, device: str, units: int) -> Facts:
+        self._ours = cluster.connect(self.address, (self.workers or 1) * (self.threads or 1))
+        found = cluster.divide(device, self.workers, self.threads)
+        self.device, count = found.device, min(found.workers, units)
+        remote = self._ray.remote(**found.needs)(Remote)
+        self._hire = lambda: remote.remote(config, found.device, found.threads, Path.cwd())
+        self.crew = [self._hire() for _ in range(count)]
+        while True:
+            try:
+                facts: Facts = self._get(self.crew[0].facts.remote())
+                return facts._replace(environment=facts.environment | {"executor": "ray", "workers": count})
+            except Lost:
+                self._replace(self.crew[0], "the loading of the models")
+
+    def samples(self, units: list[Unit], caption: str, say: Say) -> Iterator[Made]:
+        calls: Calls = {}
+        try:
+            yield from self._samples(calls, units, caption, say)
+        except (Exception, KeyboardInterrupt):
+            yield from self._finished(calls)
+            raise
+        finally:
+            self._dismiss()
+
+    def _samples(self, calls: Calls, units: list[Unit], caption: str, say: Say) -> Iterator[Made]:
+        todo, idle, begun = deque(units), list[Any](), False
+        names, texts = labels(units), captions(units)
+
+        def ask(worker: Any, unit: Unit) -> None:
+            say(str(unit[0]) if unit else f"warming up {len(self.crew)} workers")
+            call = worker.work.remote(unit[0]) if unit else worker.warm_up.remote(names, texts, caption)
+            calls[call] = worker, unit
+
+        ask(self.crew[0], [])  # alone: the others find what it keeps of the text encoder's work
+        while todo or any(unit for _, unit in calls.values()):
+            if not calls and not begun:  # all are warm before any is timed
+                cold = [worker for worker in self.crew if worker not in idle]
+                begun = not cold
+                for worker in cold:
+                    ask(worker, [])
+            while begun and todo and idle:
+                ask(idle.pop(0), todo.popleft())
+            call = self._ray.wait(list(calls))[0][0]
+            worker, unit = calls.pop(call)
+            what = str(unit[0]) if unit else "a warm-up"
+            try:
+                answer = self._get(call)
+            except Lost:
+                ask(self._replace(worker, what), [])
+                todo.extendleft([unit] if unit else [])
+                continue
+            self._losses.pop(what, None)
+            yield from self._kept(answer)
+            if unit[1:]:
+                ask(worker, unit[1:])
+            else:
+                idle.append(worker)
+
+    def _finished(self, calls: Calls) -> Iterator[Made]:
+        """What was finished while something else failed."""
+        for call in self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else ():
+            try:
+                answer = self._ray.get(call)
+            except self._ray.exceptions.RayError:
+                continue
+            yield from self._kept(answer)
+
+    def _kept(self, answer: Answer) -> list[Made]:
+        made, costs, peak = answer
+        add_costs(self.costs, costs)
+        self._peak = max(self._peak, peak)
+        return made
+
+    def _get(self, call: Any) -> Any:
+        """What a worker answers.  Raises its own errors, and Lost if there is no worker any more."""
+        try:
+            return self._ray.get(call)
+        except self._ray.exceptions.RayTaskError as error:
+            raise UserError(str(error.cause)) if isinstance(error.cause, UserError) else error from None
+        except self._ray.exceptions.RayError as error:
+            raise Lost from error
+
+    def _replace(self, worker: Any, what: str) -> Any:
+        """Another worker for one that was lost over ``what``.  Raises UserError if others were before it."""
+        self._ray.kill(worker)  # it may be out of reach only
+        self._losses[what] += 1
+        if self._losses[what] >= ATTEMPTS:
+            raise UserError(
+                f"lost {self._losses[what]} worker(s) in turn over {what}, perhaps for want of memory: give fewer "
+                "--workers; what is finished is kept, and the same command continues where it stopped"
+            )
+        self.crew[self.crew.index(worker)] = hired = self._hire()
+        return hired
+
+    def notes(self) -> list[str]:
+        """On a CPU memory is the process's, whichever method runs."""
+        if self.device != "cpu" or not self._peak:
+            return []
+        return [f"The largest of the workers held {self._peak:,.0f} MB at its peak."]
+
+    def _dismiss(self) -> None:
+        while self.crew:
+            self._ray.kill(self.crew.pop())
+
+    def close(self) -> None:
+        if self._ray.is_initialized():
+            self._dismiss()
+        if self._ours:
+            self._ours = False
+            self._ray.shutdown()

@@ -1,0 +1,113 @@
+"""From prompts and a method to samples: decode, render, and take the figures that need no clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lanternbench.analysis.fidelity import (
+    drafter_figures,
+    fidelity_loss,
+    greedy_loss,
+    samples_children,
+    target_figures,
+)
+from lanternbench.engine.decode import Decoder, Generation, generate
+from lanternbench.experiment import Sample, sample_key
+from lanternbench.methods.acceptance import Exact
+from lanternbench.prompts.sources import Prompt
+from lanternbench.utils.parallel import parts, side_by_side
+
+
+def make_samples(decoder: Decoder, group: list[Prompt], seed: int, timed: bool) -> Iterator[tuple[Sample, Any]]:
+    """Generate one image per prompt, all together; yields (sample, PIL image)."""
+    traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
+
+    def make(part: list[Prompt]) -> list[tuple[Sample, Any]]:
+        gpu = decoder.target.device if decoder.target.device.type == "cuda" else None
+        if gpu is not None:
+            torch.cuda.reset_peak_memory_stats(gpu)
+        made = generate(decoder, [p.text for p in part], [p.id for p in part], seed, trace=traced)
+        memory = {"peak_memory_mb": None if gpu is None else torch.cuda.max_memory_allocated(gpu) / 1e6}
+        clock = time.perf_counter()
+        images = decoder.target.images(torch.stack([g.tokens for g in made]))
+        render_s = (time.perf_counter() - clock) / len(part)
+        return [
+            (_sample(decoder, prompt, generation, seed, timed, render_s, len(part), memory | extra), image)
+            for prompt, generation, image, extra in zip(part, made, images, figures(decoder, made), strict=True)
+        ]
+
+    yield from side_by_side(make, group, parts(decoder.target, len(group)))
+
+
+def figures(decoder: Decoder, made: list[Generation]) -> list[dict[str, Any]]:
+    """Fidelity loss, drafter and target statistics of a batch, from its trace; off the clock."""
+    trace, method = made[0].trace, decoder.method
+    if trace is None:
+        return [{} for _ in made]
+    tokens = torch.stack([g.tokens for g in made])
+    if decoder.lossless and isinstance(decoder.rule, Exact):  # what others claim is computed
+        loss = torch.zeros(len(made))
+    elif decoder.warp.greedy:
+        loss = greedy_loss(trace, tokens)
+    else:
+        loss = fidelity_loss(trace, decoder.rule, decoder.residual, samples_children(method))
+    drafter = drafter_figures(trace) if method.proposal not in ("none", "jacobi") else {}
+    target = target_figures(trace, tokens)
+    return [
+        {"fidelity_loss": float(loss[i]), "stats": _row(target, i), "drafter": _row(drafter, i)}
+        for i in range(len(made))
+    ]
+
+
+def _row(columns: dict[str, torch.Tensor], i: int) -> dict[str, float] | None:
+    """Image ``i`` of some figures, without those that are undefined; None where nothing is left."""
+    return {k: float(v[i]) for k, v in columns.items() if not v[i].isnan()} or None
+
+
+def _sample(
+    decoder: Decoder,
+    prompt: Prompt,
+    made: Generation,
+    seed: int,
+    timed: bool,
+    render_s: float,
+    batch: int,
+    extra: dict[str, Any],
+) -> Sample:
+    drafting = decoder.method.proposal != "none" and made.steps > 1
+    first = sum(n > 1 for n in made.accept_lengths) / max(made.steps, 1) if drafting else None
+    overhead = {k: v for k, v in made.phases.items() if k not in ("draft", "verify")}
+    return Sample(
+        key=sample_key(prompt.id, decoder.method.label, seed),
+        prompt_id=prompt.id,
+        prompt=prompt.text,
+        category=prompt.category,
+        challenge=prompt.challenge,
+        label=decoder.method.label,
+        method=decoder.method.preset,
+        options=decoder.method.options,
+        seed=seed,
+        tokens=len(made.tokens),
+        # the prefill, which gives the first token, is a step of its own
+        steps=1 + made.steps,
+        accept_lengths=[1, *made.accept_lengths],
+        tree_depths=[0, *made.tree_depths],
+        tree_nodes=[1, *made.tree_nodes],
+        first_token_acceptance=first,
+        decode_s=made.decode_s / batch,
+        encode_s=made.encode_s / batch,
+        render_s=render_s,
+        phases={
+            "draft_s": made.phases.get("draft", 0.0) / batch,
+            "verify_s": made.phases.get("verify", 0.0) / batch,
+            "commit_s": overhead.pop("commit", 0.0) / batch,
+            "other_s": sum(overhead.values()) / batch,
+        },
+        timed=timed,
+        token_ids=made.tokens.tolist(),
+        **extra,
+    )

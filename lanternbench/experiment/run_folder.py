@@ -1,0 +1,241 @@
+"""The run folder: what a run leaves on disk, written so that a crash never costs a finished sample.
+
+``results/<run-id>/`` holds ``run.json`` (configuration, environment), ``samples.jsonl`` (a line per image, append-only,
+flushed per line), ``images/``, and, once finished, ``tokens.safetensors`` and ``summary.json``; ``devices.jsonl`` where
+several devices made the samples.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from PIL import Image
+
+from lanternbench.errors import UserError
+from lanternbench.experiment.run_reader import read_run, whole_lines
+from lanternbench.experiment.samples import Sample, image_name
+from lanternbench.utils.files import OUT, replacing, writing
+from lanternbench.utils.json_values import config_hash, differences, plain
+
+
+class RunFolder:
+    """A run folder opened for writing by this process alone; use ``open``, and ``close`` or ``with``."""
+
+    def __init__(self, path: Path, run: dict[str, Any], lock: IO[bytes], environment: Any = None) -> None:
+        self.path, self.run, self._lock = path, run, lock
+        self._elsewhere = environment if _lasting(environment) != _lasting(run.get("environment")) else None
+        kept, self._samples = whole_lines(path / "samples.jsonl")
+        self._by_key = {sample.key: sample for sample in self._samples}
+        with writing(path, OUT):
+            self._fd = os.open(path / "samples.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            os.ftruncate(self._fd, kept)  # a torn last line goes: its sample is simply made again
+
+    @classmethod
+    def open(
+        cls,
+        root: Path,
+        run_id: str,
+        config: Mapping[str, Any],
+        *,
+        fresh: bool = False,
+        environment: Mapping[str, Any] | None = None,
+        prompts: Mapping[str, Any] | None = None,
+        target: Mapping[str, Any] | None = None,
+        methods: Sequence[Mapping[str, Any]] = (),
+    ) -> RunFolder:
+        """Create the run ``root/run_id``, or resume it when it exists with the same configuration and prompts.
+
+        ``fresh`` never deletes: beside an existing run it starts ``<run_id>-2``, ``-3``, … ``methods`` lists
+        {"label", "method", "options", "lossless"} in the order that reports should have. Raises UserError when the
+        run exists with other settings, is in use by another process, is damaged, or cannot be written.
+        """
+        if not re.fullmatch(r"[^\s/\\.][^/\\\0\n]{0,199}", run_id):
+            raise UserError(f"{run_id!r} is no run name: give a name without slashes that starts with no dot or space.")
+        path = _free(Path(root), run_id) if fresh else Path(root) / run_id
+        with writing(path, OUT):
+            (path / "images").mkdir(parents=True, exist_ok=True)
+        lock = _acquire(path)
+        try:
+            new = {
+                "run_id": path.name,
+                "created": _now(),
+                "config": plain(config),
+                "config_hash": config_hash(config),
+                "environment": plain(environment or {}),
+                "prompts": plain(prompts or {}),
+                "target": plain(target or {}),
+                "methods": [plain(method) for method in methods],
+            }
+            run = _resume(path, new) if (path / "run.json").exists() else _start(path, new)
+            return cls(path, run, lock, new["environment"])
+        except BaseException:
+            lock.close()
+            raise
+
+    @classmethod
+    def existing(cls, path: Path) -> RunFolder:
+        """Open a run folder as it is, for scoring its images again. Raises UserError when it is none or in use."""
+        run = read_run(path)
+        lock = _acquire(Path(path))
+        try:
+            return cls(Path(path), run, lock)
+        except BaseException:
+            lock.close()
+            raise
+
+    def done(self) -> set[str]:
+        """Keys of the finished samples."""
+        return set(self._by_key)
+
+    def samples(self) -> list[Sample]:
+        """The finished samples in the order in which they were written."""
+        return list(self._samples)
+
+    def append(
+        self, sample: Sample, image: Image.Image | None = None, where: Mapping[str, Any] | None = None
+    ) -> Sample:
+        """Store one finished sample, the image first, and return it with ``image`` filled in.
+
+        ``where``: the device that made it, where there are several, for ``devices.jsonl``.
+        Raises ValueError for a key already stored, UserError when the disk is full or not writable.
+        """
+        if sample.key in self._by_key:
+            raise ValueError(f"sample {sample.key!r} is stored already")
+        if self._elsewhere:  # latencies from two machines: the summary says so
+            self.run["resumed"][-1]["environment"], self._elsewhere = self._elsewhere, None
+            _write_json(self.path / "run.json", self.run)
+        if image is not None:
+            sample = sample.model_copy(update={"image": f"images/{image_name(sample)}"})
+            with replacing(self.path / str(sample.image), OUT) as file:
+                image.save(file, format="PNG")
+        if where is not None:
+            with writing(self.path / "devices.jsonl", OUT), open(self.path / "devices.jsonl", "a") as devices:
+                devices.write(json.dumps({"key": sample.key, **where}) + "\n")
+        line = sample.model_dump_json().encode() + b"\n"
+        with writing(self.path / "samples.jsonl", OUT):
+            _append_whole(self._fd, line)
+        self._samples.append(sample)
+        self._by_key[sample.key] = sample
+        return sample
+
+    def replace(self, samples: Sequence[Sample]) -> None:
+        """Rewrite ``samples.jsonl`` as a whole, atomically: for metrics computed after the run (``score``)."""
+        with replacing(self.path / "samples.jsonl", OUT) as file:
+            file.writelines(sample.model_dump_json().encode() + b"\n" for sample in samples)
+        os.close(self._fd)
+        self._fd = os.open(self.path / "samples.jsonl", os.O_RDWR | os.O_APPEND)
+        self._samples = list(samples)
+        self._by_key = {sample.key: sample for sample in samples}
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write ``tokens.safetensors`` (key → int32 [tokens]) and ``summary.json``, both atomically."""
+        import torch
+        from safetensors.torch import save
+
+        tokens = {sample.key: torch.tensor(sample.token_ids, dtype=torch.int32) for sample in self._samples}
+        with replacing(self.path / "tokens.safetensors", OUT) as file:
+            file.write(save(tokens))
+        _write_json(self.path / "summary.json", summary)
+
+    def close(self) -> None:
+        """Give the folder back to other processes; calling it twice is harmless."""
+        if not self._lock.closed:
+            os.close(self._fd)
+            self._lock.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _start(path: Path, new: dict[str, Any]) -> dict[str, Any]:
+    """Write ``run.json`` into a new folder, but never among somebody's other files."""
+    foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in (".lock", "images", "run.json.part"))
+    if foreign:
+        raise UserError(f"{path} exists but is no run folder (it has {foreign[0]}): choose another --out or run name.")
+    _write_json(path / "run.json", new)
+    return new
+
+
+def _resume(path: Path, new: dict[str, Any]) -> dict[str, Any]:
+    """``run.json`` of an existing run, with this resumption noted. Raises UserError when the settings differ."""
+    old = read_run(path)
+    changes = differences(old.get("config", {}), new["config"])
+    for part in ("source", "hash"):
+        before, now = old.get("prompts", {}).get(part), new["prompts"].get(part)
+        if not changes and now is not None and before != now:
+            changes.append(f"prompts.{part}: {before} -> {now}")
+    if changes:
+        shown = "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
+        raise UserError(
+            f"run {path.name!r} exists with other settings ({shown}): "
+            "give --fresh to start a new run beside it, or repeat the old settings to resume it."
+        )
+    run = {**old, "resumed": [*old.get("resumed", []), {"at": new["created"]}]}
+    _write_json(path / "run.json", run)
+    return run
+
+
+def _lasting(environment: Any) -> Any:
+    """An environment without what changes from moment to moment."""
+    if isinstance(environment, Mapping):
+        return {k: _lasting(v) for k, v in environment.items() if k not in ("sm_clock_mhz", "memory_clock_mhz")}
+    return [_lasting(item) for item in environment] if isinstance(environment, list) else environment
+
+
+def _free(root: Path, run_id: str) -> Path:
+    """The first of ``run_id``, ``run_id-2``, … that does not exist yet."""
+    path, number = root / run_id, 1
+    while path.exists():
+        number += 1
+        path = root / f"{run_id}-{number}"
+    return path
+
+
+def _acquire(path: Path) -> IO[bytes]:
+    """The folder's lock: held while the file is open, so a killed process leaves none behind."""
+    with writing(path, OUT):
+        lock = open(path / ".lock", "ab")  # noqa: SIM115 (held open on purpose)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise UserError(f"{path} is in use by another process: wait for it to end, or give --fresh.") from None
+    except OSError as error:
+        lock.close()
+        raise UserError(f"cannot lock {path} ({error.strerror}): choose a local folder with --out.") from None
+    return lock
+
+
+def _append_whole(fd: int, line: bytes) -> None:
+    """Append in one write; a part of a line (disk full) is taken back."""
+    size = os.fstat(fd).st_size
+    try:
+        if os.write(fd, line) != len(line):
+            raise OSError(28, "No space left on device")
+        os.fsync(fd)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(fd, size)
+        raise
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with replacing(path, OUT) as file:
+        file.write(
+            json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
+        )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,82 @@
+"""One line of ``samples.jsonl``: one image by one method."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from lanternbench.utils.json_values import finite
+
+
+class Sample(BaseModel):
+    """One line of ``samples.jsonl``: one image by one method. Times in seconds, memory in MB.
+
+    ``accept_lengths`` has one entry per step (tokens committed, bonus token included) and sums to ``tokens``; the first
+    step is the prefill, which gives one token without a draft.  ``tree_depths`` and ``tree_nodes`` have one entry per
+    step too, or are empty.
+    """
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # extra: of another version, kept
+
+    key: str
+    prompt_id: str
+    prompt: str
+    category: str | None = None
+    challenge: str | None = None
+    label: str
+    method: str
+    options: dict[str, Any] = Field(default_factory=dict)
+    seed: int
+    tokens: int = Field(ge=0)
+    steps: int = Field(ge=0)
+    accept_lengths: list[int]
+    tree_depths: list[int] = Field(default_factory=list)
+    tree_nodes: list[int] | None = None
+    first_token_acceptance: float | None = None
+    decode_s: float = Field(ge=0)
+    encode_s: float = Field(default=0.0, ge=0)
+    render_s: float = Field(default=0.0, ge=0)
+    phases: dict[str, float] | None = None
+    peak_memory_mb: float | None = None
+    timed: bool = True
+    fidelity_loss: float | None = None
+    drafter: dict[str, float] | None = None
+    stats: dict[str, float] | None = None
+    # only what image_name makes: a samples.jsonl from elsewhere must not point outside its own folder
+    image: str | None = Field(default=None, pattern=r"^images/[A-Za-z0-9][A-Za-z0-9._-]*$")
+    token_ids: list[int] = Field(default_factory=list)
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _undefined_is_missing(cls, metrics: Any) -> Any:
+        return finite(metrics)
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Sample:
+        if len(self.accept_lengths) != self.steps or sum(self.accept_lengths) != self.tokens:
+            raise ValueError("accept_lengths must have one entry per step and sum to tokens")
+        if self.tree_depths and len(self.tree_depths) != self.steps:
+            raise ValueError("tree_depths must have one entry per step")
+        return self
+
+
+def sample_key(prompt_id: str, label: str, seed: int) -> str:
+    """The unique key of a sample."""
+    return f"{prompt_id}|{label}|{seed}"
+
+
+def image_name(sample: Sample) -> str:
+    """A readable file name that is safe and unique for any prompt id and label."""
+    parts = [_slug(sample.prompt_id), _slug(sample.label), str(sample.seed)]
+    digest = hashlib.sha256(sample.key.encode("utf-8", "surrogatepass")).hexdigest()[:10]
+    return "-".join([part for part in parts if part] + [digest]).lstrip("-") + ".png"
+
+
+def _slug(text: str) -> str:
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9]+", "-", plain)[:40].strip("-")

@@ -1,0 +1,381 @@
+"""Score saved images: those of a run, afterwards, or those of any folder.  What is scored already is not scored again.
+
+Every batch of scores is appended to a journal and flushed before the next one begins, so a crash costs one batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from lanternbench.analysis.summary import RANDOM_NOTE, bootstrap_mean, summarise
+from lanternbench.errors import UserError
+from lanternbench.experiment import RunFolder
+from lanternbench.metrics import files, reference
+from lanternbench.metrics.features import ImageFiles
+from lanternbench.metrics.images import read_image
+from lanternbench.metrics.registry import AnyScorer, Scorer, SetScorer, compares, scorers_for
+from lanternbench.metrics.setup import Setup
+from lanternbench.prompts import sources as prompts
+from lanternbench.utils.files import cache_dir
+
+BATCH = 32
+Progress = Callable[[int, int, str], None]  # done, of, what
+Sets = dict[str, dict[str, float | None]]  # label -> columns of a whole set of images
+Costs = dict[str, dict[str, float]]  # metric -> {"images", "seconds"} that were really computed, without loading
+REAL = "Real images: "
+UNREAD = "No metric here ("
+COST = "Time of the metrics per 1,000 images: "
+
+
+class Item(NamedTuple):
+    """One image to score; ``caption`` is None where none is known."""
+
+    key: str
+    path: Path
+    caption: str | None
+
+    @property
+    def stamp(self) -> str:
+        """Another text when the file or the caption is another."""
+        return hashlib.sha256(f"{files.stamp(self.path)}\0{self.caption}".encode("utf-8", "replace")).hexdigest()[:16]
+
+
+class Journal:
+    """Scores by image and metric, append-only: a JSON line each; a torn or damaged line counts as not scored."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._scores: dict[tuple[str, str], tuple[str, float | None]] = {}
+        self._seconds: dict[tuple[str, str], float] = {}
+        data = path.read_bytes() if path.is_file() else b""
+        self._torn = bool(data) and not data.endswith(b"\n")
+        for line in data.splitlines():
+            try:
+                entry = json.loads(line)
+                key, metric, stamp, value = (entry[name] for name in ("key", "metric", "stamp", "value"))
+                if value is None or math.isfinite(value):
+                    self._scores[key, metric] = stamp, value
+                    self._seconds[key, metric] = float(entry["seconds"])  # an entry may lack it
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+
+    def known(self, metric: str, items: Iterable[Item]) -> dict[str, float | None]:
+        """The scores of those items that have one, by key; None where the score is undefined."""
+        found = {item.key: (item, self._scores.get((item.key, metric))) for item in items}
+        return {key: score[1] for key, (item, score) in found.items() if score and score[0] == item.stamp}
+
+    def cost(self, metric: str) -> Costs:
+        """What the scores of a metric took, as they were computed; nothing where it is not known."""
+        seconds = [s for (_, name), s in self._seconds.items() if name == metric]
+        return {metric: {"images": len(seconds), "seconds": sum(seconds)}} if seconds else {}
+
+    def add(
+        self, metric: str, items: Sequence[Item], values: Sequence[float | None], seconds: float | None = None
+    ) -> None:
+        """Store scores, and the time that they took, on disk when this returns.
+
+        Raises UserError when the disk is full or not writable.
+        """
+        each = None if seconds is None else seconds / len(items)
+        lines = [b""] if self._torn else []
+        for item, value in zip(items, values, strict=True):
+            self._scores[item.key, metric] = item.stamp, value
+            entry = {"key": item.key, "metric": metric, "stamp": item.stamp, "value": value}
+            if each is not None:
+                entry["seconds"] = self._seconds[item.key, metric] = each
+            lines.append(json.dumps(entry).encode())
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._path, "ab") as file:
+                file.write(b"\n".join([*lines, b""]))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UserError(f"cannot write {self._path} ({error.strerror}): make room for the scores there.") from None
+        self._torn = False
+
+
+def score_run(
+    path: Path,
+    metrics: Sequence[str] | None = None,
+    setup: Setup | None = None,
+    *,
+    again: bool = False,
+    progress: Progress = lambda done, of, what: None,
+) -> dict[str, Any]:
+    """Score the images of a run folder and write the values into its samples and summary; returns the summary.
+
+    metrics: names, by default all that suit the run's target. again: also what is scored already. A metric that lacks
+    something is named in the notes.
+    Raises UserError when the folder is no run, is in use, has lost its images, or a name is unknown.
+    """
+    setup = setup or Setup()
+    with RunFolder.existing(Path(path)) as folder:
+        scorers = scorers_for(metrics, (folder.run.get("target") or {}).get("evaluators") or "tiny", setup)
+        items = _items_of(folder)
+        journal = Journal(folder.path / "scores.jsonl")
+        samples = {sample.key: sample for sample in folder.samples()}
+        groups, (sets, old_notes, costs, real) = image_groups(folder), stored(folder)
+        notes: list[str] = []
+        now = set()  # what was compared with the setup's real images
+        for scorer in scorers:
+            if isinstance(scorer, Scorer):
+                left = [i for i in items if again or samples[i.key].metrics.get(scorer.name) is None]
+                values, said = score_items(scorer, left, journal, again, progress)
+                for key, value in values.items():
+                    samples[key].metrics[scorer.name] = value
+                notes += said
+                costs |= journal.cost(scorer.name)
+                continue
+            with_real = setup.reference is not None and compares(scorer)
+            if known(sets, groups, scorer) and (scorer.available() or not (again or with_real)):
+                notes += [note for note in old_notes if note.startswith(f"{scorer.name}: ")]
+                continue
+            progress(0, 0, scorer.name)
+            found, said, spent = score_sets(groups, [scorer])
+            for label, columns in found.items():
+                sets.setdefault(label, {}).update(columns)
+                now |= {name for name in columns if with_real and not name.endswith("_n")}
+            notes += said
+            costs |= spent
+        notes += unread_reference(scorers, setup)
+        real, said = compared_with(setup.reference, now, real)
+        notes += said
+        folder.replace(list(samples.values()))
+        summary = summarise(folder.samples(), folder.run, sets, int((folder.run.get("config") or {}).get("seed") or 0))
+        done = (COST, REAL, UNREAD, *(f"{scorer.name}: " for scorer in scorers))
+        summary["notes"] += [n for n in old_notes if n not in summary["notes"] and not n.startswith(done)] + notes
+        summary = with_record(summary, costs, real)
+        folder.finish(summary)
+        return summary
+
+
+def score_folder(
+    folder: Path,
+    captions: str | None = None,
+    metrics: Sequence[str] | None = None,
+    setup: Setup | None = None,
+    *,
+    again: bool = False,
+    caption: prompts.Caption = "first",
+    progress: Progress = lambda done, of, what: None,
+) -> dict[str, Any]:
+    """Score a plain folder of images; returns a summary with one row.  Nothing is written into the folder.
+
+    captions: a file as ``--prompts`` takes it that also names each caption's image: a COCO captions file, or a table or
+    list with a column called image or file_name; ``caption``: which of the captions of a COCO image. Only images with
+    a caption are scored then. The scores are kept in the cache folder. Raises UserError when there are no images, or
+    no caption belongs to any of them.
+    """
+    paths = reference.images_in(folder)
+    if not paths:
+        kinds = ", ".join(sorted(reference.SUFFIXES))
+        raise UserError(f"{folder} holds no images ({kinds}) and no run.json: give a run or a folder of images.")
+    texts = {p.image: p.text for p in reversed(prompts.load(captions, caption=caption).prompts)} if captions else {}
+    items = [Item(p.name, p, texts.get(p.name)) for p in paths if not captions or p.name in texts]
+    if not items:
+        raise UserError(f"{captions} names none of the {len(paths)} images in {folder}: give their captions file.")
+    name = hashlib.sha256(str(folder.resolve()).encode("utf-8", "replace")).hexdigest()[:16]
+    journal = Journal(cache_dir() / "scores" / f"{name}.jsonl")
+    row: dict[str, Any] = {"label": folder.resolve().name, "n": len(items)}
+    notes = [f"{len(paths) - len(items)} of {len(paths)} images have no caption and are left out."]
+    notes = notes if len(items) < len(paths) else []
+    costs: Costs = {}
+    if setup and setup.random:
+        notes.append(RANDOM_NOTE)
+    scorers = scorers_for(metrics, "full", setup)
+    for scorer in scorers:
+        if isinstance(scorer, Scorer):
+            values, said = score_items(scorer, items, journal, again, progress)
+            finite = [v for v in values.values() if v is not None]
+            ends = bootstrap_mean(finite) if finite else (None, None, None)
+            row |= dict(zip((scorer.name, f"{scorer.name}_lo", f"{scorer.name}_hi"), ends, strict=True))
+            costs |= journal.cost(scorer.name)
+        else:
+            progress(0, 0, scorer.name)
+            sets, said, spent = score_sets({"": [item.path for item in items]}, [scorer])
+            row |= {f"{k}{end}": None for k in sets[""] if not k.endswith("_n") for end in ("_lo", "_hi")} | sets[""]
+            costs |= spent
+        notes += said
+    notes += unread_reference(scorers, setup)
+    now = {s.name for s in scorers if compares(s) and row.get(s.name) is not None}
+    real, _ = compared_with(setup.reference if setup else None, now, None)
+    return with_record({"rows": [row], "notes": notes}, costs, real)
+
+
+def compared_with(
+    folder: Path | None, now: set[str], before: dict[str, Any] | None
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The record of the real images: those of ``folder`` if metrics compared with them ``now``, else ``before``'s.
+
+    Also notes: what metrics that are not among them were compared with, where these were other images.
+    """
+    found = reference.described(folder)
+    if found is None or not now:
+        return before, []
+    earlier = set(before["metrics"]) - now if before else set()
+    if before and found["hash"] == before["hash"]:
+        return found | {"metrics": sorted(now | earlier)}, []
+    said = (
+        [f"{name}: against {before['images']} real images in {before['folder']}." for name in sorted(earlier)]
+        if before
+        else []
+    )
+    return found | {"metrics": sorted(now)}, said
+
+
+def unread_reference(scorers: Sequence[AnyScorer], setup: Setup | None) -> list[str]:
+    """A note where real images were given and no metric looks at them."""
+    if not setup or setup.reference is None or any(map(compares, scorers)):
+        return []
+    names = ", ".join(s.name for s in scorers)
+    return [f"{UNREAD}{names}) compares with the real images of --reference: precision-recall does."]
+
+
+def with_record(summary: dict[str, Any], costs: Costs, real: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The summary with what each metric took and with which real images sets were compared, also as notes."""
+    if real:
+        summary["notes"].append(f"{REAL}{real['images']} in {real['folder']}, hash {str(real['hash'])[:16]}.")
+    if costs:
+        each = [f"{name} {_short(1000 * c['seconds'] / c['images'])} s" for name, c in costs.items()]
+        summary["notes"].append(f"{COST}{', '.join(each)}.")
+    return summary | {"costs": costs} | ({"reference": dict(real)} if real else {})
+
+
+def score_items(
+    scorer: Scorer, items: Sequence[Item], journal: Journal, again: bool, progress: Progress
+) -> tuple[dict[str, float | None], list[str]]:
+    """Values by key of all items that could be scored, from the journal or in batches, and what there is to say."""
+    known = {} if again else journal.known(scorer.name, items)
+    left = [item for item in items if item.key not in known]
+    if not left:
+        return known, []
+    if reason := scorer.available():
+        return known, [f"{scorer.name}: {reason}"]
+    if getattr(scorer, "captions", True) and any(item.caption is None for item in left):
+        return known, [f"{scorer.name}: it reads captions; give their file by --captions FILE"]
+    broken: list[str] = []
+    progress(0, len(left), scorer.name)
+    prepared(scorer)
+    for start in range(0, len(left), BATCH):
+        progress(start, len(left), scorer.name)
+        clock = time.perf_counter()
+        pairs = [(item, image) for item, image in _opened(left[start : start + BATCH], broken)]
+        if pairs:
+            values = scorer.score([image for _, image in pairs], [item.caption or "" for item, _ in pairs])
+            journal.add(scorer.name, [item for item, _ in pairs], values, time.perf_counter() - clock)
+            known |= {item.key: value for (item, _), value in zip(pairs, values, strict=True)}
+    progress(len(left), len(left), scorer.name)
+    return known, _unread(scorer, broken)
+
+
+def prepared(scorer: AnyScorer) -> None:
+    """Let a scorer load what it needs before a clock starts, where it offers to."""
+    if hasattr(scorer, "prepare") and not scorer.available():
+        scorer.prepare()
+
+
+def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetScorer]) -> tuple[Sets, list[str], Costs]:
+    """Metrics of whole image sets, label by label, what there is to say about them, and what they took."""
+    sets: Sets = {}
+    notes: dict[str, None] = {}
+    costs: Costs = {}
+    for scorer in scorers:
+        prepared(scorer)
+        read, seconds = 0, 0.0
+        for label, paths in groups.items():
+            images, clock = ImageFiles(paths), time.perf_counter()
+            score = scorer.score_set(images)
+            read, seconds = read + images.read, seconds + (time.perf_counter() - clock if images.read else 0)
+            for name, value in {scorer.name: score.value, **score.more}.items():
+                sets.setdefault(label, {}).update({name: value, f"{name}_n": score.count})
+            said = _unread(scorer, images.broken) + ([f"{scorer.name}: {score.note}"] if score.note else [])
+            notes |= dict.fromkeys(said)
+        if read:  # else all features were kept
+            costs[scorer.name] = {"images": read, "seconds": seconds}
+    return sets, list(notes), costs
+
+
+def known(sets: Sets, groups: Iterable[str], scorer: SetScorer) -> bool:
+    """Has every label a value?"""
+    return all(sets.get(label, {}).get(scorer.name) is not None for label in groups)
+
+
+def there(groups: Mapping[str, Sequence[Path]]) -> bool:
+    """Is every image still where it was stored?"""
+    return all(path.is_file() for paths in groups.values() for path in paths)
+
+
+def image_groups(folder: RunFolder) -> dict[str, list[Path]]:
+    """The image files of a run by label."""
+    groups: dict[str, list[Path]] = {}
+    for sample in folder.samples():
+        groups.setdefault(sample.label, []).extend([folder.path / sample.image] if sample.image else [])
+    return groups
+
+
+def _items_of(folder: RunFolder) -> list[Item]:
+    samples = [s for s in folder.samples() if s.image]
+    items = [Item(s.key, folder.path / str(s.image), s.prompt) for s in samples]
+    if not any(item.path.is_file() for item in items):
+        raise UserError(
+            f"{folder.path} has no images left in {folder.path / 'images'}: put them back, or draw them again by the "
+            "run's own command with --fresh."
+        )
+    return items
+
+
+def _opened(items: Iterable[Item], broken: list[str]) -> Iterator[tuple[Item, Image.Image]]:
+    """Items with their images; an image that cannot be read is left out and told in ``broken``."""
+    for item in items:
+        try:
+            yield item, read_image(item.path)
+        except UserError as error:
+            broken.append(str(error))
+
+
+def _unread(scorer: AnyScorer, broken: list[str]) -> list[str]:
+    return [f"{scorer.name}: {len(broken)} images are left out. {broken[0]}"] if broken else []
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
+
+
+class Stored(NamedTuple):
+    """What a summary holds: metrics of whole sets, where these are the same still, notes, costs, the real images."""
+
+    sets: Sets
+    notes: list[str]
+    costs: Costs
+    reference: dict[str, Any] | None
+
+
+def stored(folder: RunFolder) -> Stored:
+    """Of a run's summary; nothing if it is damaged."""
+    counts = Counter(sample.label for sample in folder.samples())
+    try:
+        summary = json.loads((folder.path / "summary.json").read_bytes())
+        sets: Sets = {}
+        for row in summary["rows"]:
+            if row["n"] == counts.get(row["label"]):
+                names = [key[:-2] for key in row if key.endswith("_n") and key[:-2] in row]
+                sets[row["label"]] = {key: row[key] for name in names for key in (name, f"{name}_n")}
+        costs = {str(k): {n: float(c[n]) for n in ("images", "seconds")} for k, c in summary.get("costs", {}).items()}
+        real = summary.get("reference")
+        if real:
+            real = {n: real[n] for n in ("folder", "images", "hash")} | {"metrics": list(real.get("metrics", []))}
+        known = {name: cost for name, cost in costs.items() if cost["images"] > 0}
+        return Stored(sets, [str(note) for note in summary["notes"]], known, real)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Stored({}, [], {}, None)

@@ -1,0 +1,108 @@
+"""What makes samples: a target, its decoders and the scorers of single images, loaded once, in whichever process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from lanternbench.engine.decode import build, generate
+from lanternbench.experiment import Sample
+from lanternbench.experiment.config import Sweep
+from lanternbench.experiment.environment import environment
+from lanternbench.experiment.generate_samples import make_samples
+from lanternbench.experiment.scoring import Costs, prepared
+from lanternbench.metrics.registry import Scorer, scorers_for
+from lanternbench.metrics.setup import Setup
+from lanternbench.models.catalogue import load_with_drafter
+from lanternbench.models.target import Target
+from lanternbench.prompts.sources import Prompt
+
+WARMUP_STEPS = 12
+
+
+class Job(NamedTuple):
+    """Prompts to decode together by one method."""
+
+    label: str
+    prompts: list[Prompt]
+
+    def __str__(self) -> str:
+        return f"{self.label} · {self.prompts[0].text}"
+
+
+class Facts(NamedTuple):
+    """What a run folder records of whoever makes its samples."""
+
+    device: str
+    guidance: float
+    lossless: dict[str, bool | None]  # by label
+    target: dict[str, Any]
+    environment: dict[str, Any]
+
+
+class Worker:
+    """Makes samples of one sweep on one device.  Raises UserError if a setting is wrong or weights are missing."""
+
+    def __init__(self, config: Sweep, device: str):
+        self.config, self.device = config, device
+        self.costs: Costs = {}  # what the scores took
+        methods, c = config.methods(), config
+        used = {m.proposal for m in methods}
+        self.target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile)
+        sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
+        self.decoders = {m.label: build(self.target, m, *sampling) for m in methods}
+
+    @cached_property
+    def scorers(self) -> list[Scorer]:
+        """Those of single images; none where images mean nothing."""
+        if self.config.random_weights or self.config.simulate_acceptance is not None:
+            return []
+        found = scorers_for(self.config.metrics, self.target.evaluators, Setup(device=self.device))
+        return [s for s in found if isinstance(s, Scorer)]
+
+    def facts(self) -> Facts:
+        decoders, t = self.decoders, self.target
+        return Facts(
+            self.device,
+            next(iter(decoders.values())).guidance,
+            {label: decoder.lossless for label, decoder in decoders.items()},
+            {"name": t.name, "grid": list(t.grid), "vocab": t.vocab, "evaluators": t.evaluators},
+            environment() | mode(t, self.config.batch),
+        )
+
+    def prepare(self, captions: list[str]) -> None:
+        """Encode captions and load scorers before a clock starts: a text encoder is loaded once, what it says kept."""
+        self.target.prepare(captions)
+        for scorer in self.scorers:
+            prepared(scorer)
+
+    def warm_up(self, label: str, caption: str) -> None:
+        """First calls allocate and choose kernels."""
+        generate(self.decoders[label], [caption], seed=self.config.seed, most_steps=WARMUP_STEPS)
+
+    def work(self, job: Job) -> Iterator[tuple[Sample, Any]]:
+        """The job's samples, scored, with their PIL images."""
+        decoder, config = self.decoders[job.label], self.config
+        for sample, image in make_samples(decoder, job.prompts, config.seed, config.batch == 1):
+            for scorer in self.scorers:
+                clock = time.perf_counter()
+                value = sample.metrics[scorer.name] = scorer.score([image], [sample.prompt])[0]
+                if value is not None:
+                    add_costs(self.costs, {scorer.name: {"images": 1, "seconds": time.perf_counter() - clock}})
+            yield sample, image
+
+
+def add_costs(total: Costs, more: Costs) -> None:
+    """Add what some scores took to ``total``."""
+    for name, cost in more.items():
+        old = total.setdefault(name, {"images": 0, "seconds": 0.0})
+        old["images"], old["seconds"] = old["images"] + cost["images"], old["seconds"] + cost["seconds"]
+
+
+def mode(target: Target, batch: int) -> dict[str, str]:
+    """How the target runs: device, dtype, and whether forwards are recorded."""
+    recorded = target.graphs is not None and batch == 1
+    dtype = str(target.dtype).removeprefix("torch.")
+    return {"device": str(target.device), "dtype": dtype, "compile": "graphs" if recorded else "eager"}

@@ -1,0 +1,140 @@
+"""Statistical verification on a loaded target: do decoded tokens follow the target's own distributions?
+
+A lossless method draws token t from q_t, whatever came before; q_t is known exactly, from a plain forward pass over the
+finished image.  So no second sample is needed:
+
+``ranks``    F_t, the randomised cumulative probability of token t under q_t, is uniform on 0 … 1 and independent from
+             token to token.  Tokens are put in the order in which a faulty decoder would favour them (by p/q, or the
+             drafted children first), which is known before the token is drawn.  χ² over ``BINS`` bins.
+``log q``    Σ_t log q_t(x_t) + H(q_t) has mean 0 and variance Σ_t Var(log q_t): a z-test.
+``forward``  the distributions that the engine saw while it decoded are those of the plain forward pass: catches errors
+             of masks, positions and cache commits that both tests above would be told lies by.
+
+N images, L tokens each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from scipy.optimize import brentq
+from scipy.stats import chi2, ncx2, norm
+from torch import Tensor
+
+from lanternbench.engine import decode as engine
+from lanternbench.engine.sampling import Warp, guide
+from lanternbench.engine.state import Trace
+from lanternbench.methods.acceptance import at
+from lanternbench.methods.presets import Method
+from lanternbench.models.target import Target
+
+ALPHA = 1e-3  # chance that one test of a lossless method fails
+BINS = 16
+CAPTIONS = (
+    "a large red circle on the left on a plain blue background",
+    "a small green star in the center on a noisy white background",
+    "a yellow square above a purple triangle on a striped gray background",
+    "two orange circles on a checkered black background",
+    "a cyan ring at the bottom right on a gradient background",
+    "a photo of a dog in the snow",
+    "a tiny white cross at the top on a noisy red background",
+    "a large pink heart and a small blue square on a plain green background",
+)
+
+
+class Finding(NamedTuple):
+    """Outcome of one test: it fails where ``p_value`` < ALPHA; ``effect`` is found 9 times in 10."""
+
+    statistic: float
+    p_value: float
+    effect: float
+
+
+def plain(target: Target, captions: list[str], tokens: Tensor, warp: Warp) -> Tensor:
+    """q_t of finished images [N, L, V], by one uncached forward pass over their tokens [N, L]."""
+    prefix = target.prefix(captions, target.guidance)
+    rows = tokens.repeat(len(prefix.valid) // len(tokens), 1)
+    hidden = target.model.teacher_forced(prefix.embeddings, prefix.valid, rows)
+    return warp(guide(target.model.output(hidden), target.guidance))
+
+
+def suspects(trace: Trace, q: Tensor) -> Tensor:
+    """[N, L, V] how much a faulty decoder might favour each token: p/q; chosen children; elsewhere q itself."""
+    score = q.clone()
+    known = trace.p.sum(-1, keepdim=True) > 0
+    ratio = trace.p / q.clamp(min=1e-12)
+    children = torch.nn.functional.pad(torch.zeros_like(q), (0, 1))
+    spare = torch.where(trace.children >= 0, trace.children, q.shape[-1])
+    rank = torch.arange(spare.shape[-1], 0, -1, device=q.device, dtype=q.dtype)
+    children = children.scatter(-1, spare, rank.expand(spare.shape))[..., :-1]
+    return torch.where(known, ratio, score + children)
+
+
+def uniforms(q: Tensor, tokens: Tensor, score: Tensor, seed: int) -> Tensor:
+    """F_t [N, L]: mass of the tokens before x_t in descending ``score``, plus a random share of its own."""
+    order = score.sort(dim=-1, descending=True, stable=True).indices
+    mass = q.gather(-1, order)
+    place = (order == tokens[..., None]).int().argmax(-1)
+    own = at(q, tokens)
+    before = at(mass.cumsum(-1), place) - own
+    u = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(q.device)
+    return ((before + u * own) / mass.sum(-1)).clamp(0, 1)
+
+
+def rank_test(f: Tensor) -> Finding:
+    """χ² of F_t against the uniform law; the effect is the TV between the two that is found with power 0.9."""
+    n = f.numel()
+    counts = torch.histc(f.flatten().double().cpu(), BINS, 0, 1)
+    statistic = float(((counts - n / BINS) ** 2).sum() / (n / BINS))
+    threshold = chi2.isf(ALPHA, BINS - 1)
+    needed = brentq(lambda nc: ncx2.sf(threshold, BINS - 1, nc) - 0.9, 1e-3, 1e3)
+    return Finding(statistic, float(chi2.sf(statistic, BINS - 1)), 0.5 * (needed / n) ** 0.5)
+
+
+def log_q_test(q: Tensor, tokens: Tensor) -> Finding:
+    """z of Σ log q(x) + H(q); the effect is the shift of the mean log-probability, in nats, found with power 0.9."""
+    q = q.double()
+    log_q = q.clamp(min=1e-30).log()
+    entropy = -(q * log_q).sum(-1)
+    variance = ((q * log_q**2).sum(-1) - entropy**2).clamp(min=0).sum()
+    surplus = (at(log_q, tokens) + entropy).sum()
+    spread = float(variance.sqrt())
+    z = float(surplus) / spread if spread > 0 else (0.0 if abs(float(surplus)) < 1e-6 else float("inf"))
+    return Finding(z, float(2 * norm.sf(abs(z))), (norm.isf(ALPHA / 2) + norm.isf(0.1)) * spread / tokens.numel())
+
+
+class Sampled(NamedTuple):
+    ranks: Finding
+    log_q: Finding
+    forward: float  # largest |q in the loop − q of a plain forward|
+
+
+@torch.inference_mode()
+def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Sampled:
+    """Generate ``count`` images in one batch and test their tokens.
+
+    Raises UserError if the target cannot run the method.
+    """
+    decoder = engine.build(target, method)
+    captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]
+    made = engine.generate(decoder, captions, [f"verify-{i}" for i in range(count)], seed, trace=True)
+    tokens = torch.stack([g.tokens for g in made])
+    trace = made[0].trace
+    assert trace is not None
+    q = plain(target, captions, tokens, decoder.warp)
+    f = uniforms(q, tokens, suspects(trace, q), seed)
+    return Sampled(rank_test(f), log_q_test(q, tokens), float((trace.q - q).abs().max()))
+
+
+@torch.inference_mode()
+def greedy_difference(target: Target, method: Method, count: int, seed: int, tie: float = 1e-4) -> int:
+    """How many of ``count`` greedy images are not what greedy autoregressive decoding gives.
+
+    They are if every token is the argmax of q in a plain forward over the image; within ``tie`` of it is rounding.
+    """
+    decoder = engine.build(target, method, temperature=0.0)
+    captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]
+    tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, seed=seed)])
+    q = plain(target, captions, tokens, decoder.warp)
+    return int((q.amax(-1) - at(q, tokens) >= tie).any(1).sum())

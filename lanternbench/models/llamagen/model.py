@@ -1,0 +1,176 @@
+"""LlamaGen's decoder (Sun et al. 2024): class- or caption-conditional, 2-D rotary positions, official key names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_upper_left
+
+from lanternbench.models.drafters.eagle import from_published
+from lanternbench.models.rope import rope_2d
+from lanternbench.models.transformer import DecoderConfig, Stack, swiglu_width
+
+
+@dataclass(frozen=True)
+class LlamaGenConfig:
+    """The arguments of the official ``ModelArgs`` that inference needs."""
+
+    dim: int
+    n_layer: int
+    n_head: int
+    vocab_size: int = 16384
+    grid: int = 16  # image tokens a side
+    model_type: str = "t2i"  # or "c2i"
+    caption_dim: int = 2048
+    cls_token_num: int = 120
+    num_classes: int = 1000
+    multiple_of: int = 256
+
+    @property
+    def prefix(self) -> int:
+        """Conditioning positions before the first image token."""
+        return self.cls_token_num if self.model_type == "t2i" else 1
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        width = swiglu_width(self.dim, self.multiple_of)
+        return DecoderConfig(self.dim, self.n_layer, self.n_head, width, self.vocab_size)
+
+
+class CapProj(nn.Module):
+    def __init__(self, caption_dim: int, dim: int):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(caption_dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+class CaptionEmbedding(nn.Module):
+    """Text features -> prefix embeddings; the unconditional prompt is a learned feature sequence."""
+
+    def __init__(self, cfg: LlamaGenConfig):
+        super().__init__()
+        self.cap_proj = CapProj(cfg.caption_dim, cfg.dim)
+        self.uncond_embedding = nn.Parameter(torch.randn(cfg.cls_token_num, cfg.caption_dim) / cfg.caption_dim**0.5)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.cap_proj(features)
+
+    def unconditional(self, count: int) -> Tensor:
+        """What stands for no caption: [count, T, c]."""
+        return self.uncond_embedding.expand(count, -1, -1)
+
+
+class LabelEmbedding(nn.Module):
+    """Class labels -> one prefix embedding; the last row is the null class."""
+
+    def __init__(self, cfg: LlamaGenConfig):
+        super().__init__()
+        self.embedding_table = nn.Embedding(cfg.num_classes + 1, cfg.dim)
+
+    def forward(self, labels: Tensor) -> Tensor:
+        """Labels [B, 1] -> prefix [B, 1, dim]."""
+        return self.embedding_table(labels)
+
+    def unconditional(self, count: int) -> Tensor:
+        """What stands for no class: [count, 1]."""
+        return self.embedding_table.weight.new_full((count, 1), len(self.embedding_table.weight) - 1, dtype=torch.long)
+
+
+def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Right-padded features [B, T, c] and mask [B, T] -> left-padded, zero where masked, as the official sampler."""
+    length = mask.sum(-1, keepdim=True)  # [B, 1]
+    index = (torch.arange(mask.shape[1], device=mask.device) + length) % mask.shape[1]
+    moved = features.gather(1, index[..., None].expand_as(features))
+    flipped = mask.flip(-1)
+    return moved * flipped[..., None], flipped
+
+
+def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
+    """Causal mask over prefix and image: valid [B, T], left-padded -> bool [B, 1, n, n]; nobody sees a pad.
+
+    What a pad itself sees: ``alone``, only itself (the official sampler), or ``uniform``, earlier pads and the whole
+    caption (LANTERN's class).  No logit depends on it, but an EAGLE drafter reads the pads' hidden states.
+    """
+    keys = F.pad(valid.bool(), (0, n - valid.shape[1]), value=True)  # [B, n]
+    causal = torch.ones(n, n, dtype=torch.bool, device=valid.device).tril()
+    if pad_rows == "uniform":
+        return torch.where(keys[..., None], causal & keys[:, None], causal | keys[:, None])[:, None]
+    return ((causal & keys[:, None]) | torch.eye(n, dtype=torch.bool, device=valid.device))[:, None]
+
+
+class LlamaGen(Stack):
+    """LlamaGen's decoder: conditioning, token embeddings, layers, head (arXiv 2406.06525)."""
+
+    rope: Tensor  # complex [positions, head_dim / 2]
+
+    def __init__(self, cfg: LlamaGenConfig):
+        super().__init__(cfg.decoder)
+        self.config = cfg
+        self.cls_embedding = CaptionEmbedding(cfg) if cfg.model_type == "t2i" else LabelEmbedding(cfg)
+        self.tok_embeddings = nn.Embedding(cfg.vocab_size, cfg.dim)
+        self.output = nn.Linear(cfg.dim, cfg.vocab_size, bias=False)
+        rope = rope_2d(cfg.grid, cfg.grid, self.cfg.head_dim, cfg.prefix)
+        self.register_buffer("rope", rope, persistent=False)
+
+    def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
+        """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L] -> [B, L, dim]."""
+        pads = int((~valid.bool()).all(0).sum())  # columns that are padding in every row
+        prefix, valid = prefix[:, pads:], valid[:, pads:]
+        x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
+        n = x.shape[1]
+        mask = causal_upper_left(n, n) if valid.all() else prefix_mask(valid, n)
+        h = self(x, self.rope[None, self.config.prefix - prefix.shape[1] :][:, :n, None], mask)
+        return h[:, prefix.shape[1] - 1 :]
+
+
+def from_official(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Official key names -> ours: w1 and w3 become w13."""
+    found = {k: v for k, v in state.items() if ".feed_forward.w1." not in k and ".feed_forward.w3." not in k}
+    for key in (k for k in state if ".feed_forward.w1." in k):
+        found[key.replace("w1", "w13")] = torch.cat([state[key], state[key.replace("w1", "w3")]])
+    found.pop("freqs_cis", None)
+    return found
+
+
+def to_official(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Ours -> the official key names."""
+    found = {k: v for k, v in state.items() if ".feed_forward.w13." not in k}
+    for key in (k for k in state if ".feed_forward.w13." in k):
+        found[key.replace("w13", "w1")], found[key.replace("w13", "w3")] = (
+            part.contiguous() for part in state[key].chunk(2)
+        )
+    return found
+
+
+def from_hf(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The key names of LANTERN's Hugging Face class -> ours.
+
+    q, k, v and gate, up are fused in that order and nothing is permuted: both layouts rotate interleaved pairs.  Any
+    part of a checkpoint will do that has all tensors of the layers in it.
+    """
+    top = {"model.embed_tokens.weight": "tok_embeddings.weight", "lm_head.weight": "output.weight"}
+    layers = {k.removeprefix("model."): v for k, v in state.items() if k not in top}  # named as in the drafter
+    return from_published(layers) | {top[k]: v for k, v in state.items() if k in top}
+
+
+def config_from_hf(config: dict[str, Any]) -> LlamaGenConfig:
+    """A Hugging Face ``config.json`` of LANTERN's class -> ours."""
+    return LlamaGenConfig(
+        dim=config["hidden_size"],
+        n_layer=config["num_hidden_layers"],
+        n_head=config["num_attention_heads"],
+        vocab_size=config["vocab_size"],
+        grid=math.isqrt(config["block_size"]),
+        model_type=config["input_type"],
+        caption_dim=config["caption_dim"],
+        cls_token_num=config["cls_token_num"],
+        num_classes=config["num_classes"],
+        multiple_of=config["intermediate_size"],  # rounding up to the width itself gives the width
+    )

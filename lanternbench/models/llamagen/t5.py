@@ -1,0 +1,88 @@
+"""Flan-T5-XL features for LlamaGen's text-to-image models, kept on disk per prompt and dtype.
+
+The encoder is loaded on the first caption that is not kept yet, and dropped again before decoding begins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import re
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from lanternbench.errors import UserError
+from lanternbench.utils.files import HOME, replacing
+
+_PUNCTUATION = re.compile(r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+")
+
+
+def clean(caption: str) -> str:
+    """A caption as LlamaGen was trained on captions: lower case, plain quotes and dashes, no addresses or symbols."""
+    text = html.unescape(caption).strip().lower()
+    text = re.sub(r"\b(?:https?:/+|www\.)\S+", "", text)
+    text = re.sub(r"<[^<>]*>", "", text)
+    text = re.sub(r"@\w+", "", text)
+    text = re.sub("[\u31c0-\u4dbf\u4dc0-\u9fff]+", "", text)  # CJK
+    text = re.sub("[\u2010-\u2015\u2e3a\u2e3b\u301c\uff0d]+", "-", text)
+    text = re.sub("[`´«»“”¨]", '"', text)
+    text = re.sub("[‘’]", "'", text)
+    text = _PUNCTUATION.sub(" ", text)
+    text = re.sub(r"\.{2,}|\s+\.\s+", " ", text)
+    if len(re.findall(r"[-_]", text)) > 3:
+        text = re.sub(r"[-_]", " ", text)
+    text = re.sub(r"(\D[,.])\b", r"\1 ", text)
+    text = re.sub(r"\s+", " ", text).strip()
+    return text.strip("'_,-:;+ ") if text else text
+
+
+class T5Features:
+    """Captions -> features [B, length, 2048] and mask [B, length], right-padded."""
+
+    def __init__(self, folder: Path, length: int, device: str, dtype: torch.dtype):
+        self.folder, self.length, self.device, self.dtype = folder, length, device, dtype
+        self.kept = folder.parent / "features"
+
+    def prepare(self, captions: list[str]) -> list[Path]:
+        """Where the captions' features are kept, made in one go where they are not yet."""
+        paths = [self.path(clean(c)) for c in captions]
+        new = {p: clean(c) for p, c in zip(paths, captions, strict=True) if not p.is_file()}
+        if new:
+            self._encode(new)
+        return paths
+
+    def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
+        paths = self.prepare(captions)
+        rows = [load_file(p)["features"] for p in paths]  # [words, 2048] each
+        features = torch.zeros(len(rows), self.length, rows[0].shape[1], dtype=self.dtype)
+        mask = torch.zeros(len(rows), self.length, dtype=torch.long)
+        for i, row in enumerate(rows):
+            features[i, : len(row)], mask[i, : len(row)] = row.to(self.dtype), 1
+        return features.to(self.device), mask.to(self.device)
+
+    def path(self, caption: str) -> Path:
+        """Where a cleaned caption's features are kept: apart by dtype, so that no run depends on an earlier one's."""
+        digest = hashlib.sha256(caption.encode()).hexdigest()[:32]
+        return self.kept / f"{digest}-{str(self.dtype).removeprefix('torch.')}.safetensors"
+
+    @torch.inference_mode()
+    def _encode(self, captions: dict[Path, str]) -> None:
+        from transformers import AutoTokenizer, T5EncoderModel
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+            encoder = T5EncoderModel.from_pretrained(self.folder, local_files_only=True, dtype=self.dtype)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"cannot read the text encoder in {self.folder} ({str(error).splitlines()[0]}); fetch the target again"
+            ) from None
+        encoder = encoder.to(self.device).eval()  # type: ignore[arg-type]
+        self.kept.mkdir(parents=True, exist_ok=True)
+        for path, caption in captions.items():
+            given = tokenizer([caption], max_length=self.length, truncation=True, return_tensors="pt").to(self.device)
+            state = encoder(input_ids=given["input_ids"], attention_mask=given["attention_mask"]).last_hidden_state
+            with replacing(path, HOME) as file:
+                file.write(save({"features": state[0].cpu().contiguous()}))

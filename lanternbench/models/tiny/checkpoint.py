@@ -1,0 +1,115 @@
+"""The embedded target and its drafters: safetensors in LlamaGen's and LANTERN's key names, read and written here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lanternbench.errors import UserError
+from lanternbench.models.drafters import eagle
+from lanternbench.models.drafters.medusa import Medusa
+from lanternbench.models.llamagen import model as llamagen
+from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
+from lanternbench.models.loading import load_into
+from lanternbench.models.target import Target
+from lanternbench.models.tiny import text_encoder as text
+from lanternbench.models.vq import VQConfig, VQModel
+from lanternbench.utils.files import WEIGHTS
+
+# what suits a machine on which every verified node costs: small trees, short chains
+OPTIONS: dict[str, Any] = {
+    "static": "chain-5",
+    "chain": "chain-3",
+    "medusa": "twig-8",
+    "depth": 3,
+    "draft_top_k": 3,
+    "total_nodes": 8,
+    "width_range": (2, 8),
+    "l_k": 1,
+    "near": 64,
+}
+
+
+def write(path: Path, state: dict[str, Tensor], **meta: Any) -> None:
+    """Half-precision safetensors with ``meta`` as JSON strings in the header."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    halves = {k: v.detach().half().contiguous() for k, v in state.items()}
+    save_file(halves, path, {k: json.dumps(v) for k, v in meta.items()})
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Float32 state and header of an embedded weight file.  Raises UserError if it is missing or damaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            meta = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
+            return {k: file.get_tensor(k).float() for k in file.keys()}, meta  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"cannot read the embedded weights {path.name} ({error}); reinstall, or remake them with "
+            "`lanternbench train tiny`"
+        ) from None
+
+
+def export(folder: Path, target: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: Any, **meta: Any) -> None:
+    """Write the embedded world's generating half into ``folder``."""
+    write(
+        folder / "target.safetensors", llamagen.to_official(target.state_dict()), config=asdict(target.config), **meta
+    )
+    write(folder / "text.safetensors", encoder.state_dict(), **meta)
+    write(folder / "vq.safetensors", vq.state_dict(), config=asdict(vq.cfg), **meta)
+    write(folder / "eagle.safetensors", eagle.to_published(drafters.eagle.state_dict()), **meta)
+    write(folder / "medusa.safetensors", drafters.medusa.state_dict(), **meta)
+    small = drafters.model
+    write(folder / "model.safetensors", llamagen.to_official(small.state_dict()), config=asdict(small.config), **meta)
+
+
+def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
+    state, meta = read(path)
+    cfg = LlamaGenConfig(**meta["config"])
+    return load_into(lambda: LlamaGen(cfg), llamagen.from_official(state), path, device, dtype)
+
+
+def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None = None) -> Target:
+    """The embedded target with all its drafters.
+
+    ``dtype`` is that of model and drafters (default: float32); text encoder and tokeniser are float32.
+    """
+    dtype = dtype or torch.float32
+    model = _llamagen(folder / "target.safetensors", device, dtype)
+    encoder = text.TextEncoder()
+    encoder.load_state_dict(read(folder / "text.safetensors")[0])
+    state, meta = read(folder / "vq.safetensors")
+    shape: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
+    vq = VQModel(VQConfig(**shape))
+    vq.load_state_dict(state)
+    path = folder / "eagle.safetensors"
+    layer, _ = read(path)
+    cfg = replace(model.cfg, first_norm=False, hidden=eagle.hidden_width(layer, model.cfg.hidden))
+    drafter = load_into(lambda: eagle.Eagle(cfg), eagle.from_published(layer), path, device, dtype)
+    path = folder / "medusa.safetensors"
+    heads, _ = read(path)
+    medusa = load_into(lambda: Medusa(cfg.dim, len(heads["weight"])), heads, path, device, dtype)
+    small = _llamagen(folder / "model.safetensors", device, dtype)
+    return assemble(model, encoder.to(device), vq.to(device), {"eagle": drafter, "medusa": medusa, "model": small})
+
+
+def assemble(model: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: dict[str, nn.Module]) -> Target:
+    """The embedded target of its parts, on whatever device they are."""
+    for net in (model, encoder, vq, *drafters.values()):
+        net.eval().requires_grad_(False)
+
+    def features(captions: list[str]) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode():
+            states, mask = encoder(text.tokenize(captions).to(model.tok_embeddings.weight.device))
+        return states.to(model.tok_embeddings.weight.dtype), mask
+
+    return Target(
+        "tiny", model, vq, features, guidance=3.0, top_k=64, evaluators="tiny", options=OPTIONS, drafters=drafters
+    )

@@ -1,0 +1,88 @@
+"""One registry for all that can be plugged in: proposals, trees, acceptance rules, residuals, presets, metrics, targets
+and prompt sources.
+
+``@register(kind, name)`` adds a component.  A package of someone else's names its modules as entry points in the group
+``lanternbench.plugins``; they are imported, and so registered, before the first look-up.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from lanternbench.errors import UserError
+
+# kind -> the package that registers the built-in components when it is imported
+_BUILT_IN = {
+    "proposal": "lanternbench.methods.proposals",
+    "tree": "lanternbench.methods.trees",
+    "acceptance": "lanternbench.methods.acceptance",
+    "residual": "lanternbench.methods.residuals",
+    "preset": "lanternbench.methods.presets",
+    "metric": "lanternbench.metrics",
+    "target": "lanternbench.models",
+    "prompts": "lanternbench.prompts",
+}
+PLUGINS = "lanternbench.plugins"
+_components: dict[str, dict[str, Any]] = {kind: {} for kind in _BUILT_IN}
+Component = TypeVar("Component")
+
+
+def register(kind: str, name: str) -> Callable[[Component], Component]:
+    """Decorator: make a component known as ``name`` among those of its kind.
+
+    Raises UserError for an unknown kind and for a name that is taken: a plug-in replaces nothing silently.
+    """
+    if kind not in _components:
+        raise UserError(f"there are no components of kind '{kind}': use one of {', '.join(_components)}")
+
+    def add(component: Component) -> Component:
+        if _components[kind].setdefault(name, component) is not component:
+            raise UserError(f"the {kind} '{name}' is registered already: choose another name")
+        return component
+
+    return add
+
+
+@cache
+def _load(kind: str) -> None:
+    import_module(_BUILT_IN[kind])
+
+
+@cache
+def load_plugins() -> None:
+    """Import every plug-in.  Raises UserError naming the one that cannot be imported."""
+    for kind in _BUILT_IN:
+        _load(kind)  # first ours, so that a name taken by a plug-in is reported as the plug-in's
+    for point in entry_points(group=PLUGINS):
+        try:
+            point.load()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a plug-in that calls sys.exit must not end the command
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(
+                f"the plug-in '{point.name}' ({point.value}) cannot be loaded ({reason}): fix or uninstall it"
+            ) from error
+
+
+def components(kind: str) -> Mapping[str, Any]:
+    """All components of a kind by name, built-in ones first."""
+    _load(kind)
+    load_plugins()
+    return MappingProxyType(_components[kind])
+
+
+def component(kind: str, name: str) -> Any:
+    """The component called ``name``.  Raises UserError naming those there are."""
+    known = components(kind)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(known)}"
+        raise UserError(f"there is no {kind} called '{name}': {hint}")
+    return known[name]

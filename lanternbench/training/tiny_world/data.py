@@ -1,0 +1,38 @@
+"""The training data, rendered once and kept on disk: images as one uint8 array, captions recomputed from the seed."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from lanternbench.training.tiny_world import scenes
+from lanternbench.utils.files import WORK, replacing
+
+SEED = 20260  # of the training scenes; evaluation uses other seeds
+
+
+def _block(seed: int, start: int, stop: int) -> np.ndarray:
+    return np.stack([scenes.sample(seed, i)[0] for i in range(start, stop)])
+
+
+def images(folder: Path, count: int, seed: int = SEED) -> np.ndarray:
+    """uint8 [count, 64, 64, 3], memory-mapped from ``folder``; rendered there on first use."""
+    path = folder / f"scenes-{seed}-{count}.npy"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        starts = range(0, count, 500)
+        with ProcessPoolExecutor(os.cpu_count()) as pool:
+            blocks = pool.map(partial(_block, seed), starts, (min(s + 500, count) for s in starts))
+            array = np.concatenate(list(blocks))
+        with replacing(path, WORK) as file:
+            np.save(file, array)
+    return np.load(path, mmap_mode="r")
+
+
+def scene(index: int, seed: int = SEED) -> scenes.Scene:
+    """The scene behind image ``index``."""
+    return scenes.draw(np.random.default_rng([seed, index]))

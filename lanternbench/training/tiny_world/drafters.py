@@ -1,0 +1,123 @@
+"""Train the embedded target's drafters, EAGLE, Medusa heads and a small model, each on the target's own samples.
+
+All learn the distribution that they will be verified against: guided and cut to the top k.  The loss is its cross
+entropy and, for the acceptance rate Σ min(p, q) itself, the total variation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lanternbench.engine.sampling import Warp, guide
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.medusa import Medusa
+from lanternbench.models.llamagen.model import LlamaGen
+from lanternbench.models.target import Target, blank
+from lanternbench.training import eagle, loop
+from lanternbench.training.eagle import DEEPER, Losses, divergence
+from lanternbench.training.rollouts import Rollouts
+from lanternbench.training.tiny_world.target import CONFIG
+
+SMALL = replace(CONFIG, n_layer=2)
+HEADS = 4
+BATCH = 6
+WIDER = 2  # EAGLE's MLP, in the target's: at this size a layer's operations cost time, its width hardly any
+
+
+class Drafters(nn.Module):
+    """The three nets; the small model starts from the target's embeddings, head, first and last layer."""
+
+    def __init__(self, target: LlamaGen):
+        super().__init__()
+        self.eagle = Eagle(replace(target.cfg, first_norm=False, hidden=WIDER * target.cfg.hidden))
+        self.medusa = Medusa(target.cfg.dim, HEADS)
+        self.model = LlamaGen(replace(SMALL, dim=target.cfg.dim))
+        for name in ("tok_embeddings", "output", "cls_embedding", "norm"):
+            self.model.get_submodule(name).load_state_dict(target.get_submodule(name).state_dict())
+        for mine, theirs in ((0, 0), (1, -1)):
+            self.model.layers[mine].load_state_dict(target.layers[theirs].state_dict())
+
+
+class Batches:
+    """What a step learns from, drawn from the rollouts by (salt, step)."""
+
+    def __init__(self, target: Target, rollouts: Rollouts):
+        self.target, self.rollouts = target, rollouts
+        self.warp = Warp(1.0, target.top_k)
+        self.prefix = rollouts.hidden.shape[2] - target.length + 1  # P
+
+    def __call__(self, step: int, salt: int) -> tuple[np.random.Generator, Tensor, Tensor, Tensor, Tensor]:
+        """A generator, which images [B], tokens [B, L], hidden [2B, P + L − 1, dim], wanted [B, L − 1, V]."""
+        rng = np.random.default_rng([salt, step])
+        picked = torch.from_numpy(rng.integers(len(self.rollouts.tokens), size=BATCH))
+        hidden = self.rollouts.hidden[picked].float().transpose(0, 1).flatten(0, 1)
+        with torch.no_grad():
+            wanted = self.warp(self.logits(hidden[:, self.prefix :]))
+        return rng, picked, self.rollouts.tokens[picked].long(), hidden, wanted
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return guide(self.target.model.output(hidden), self.target.guidance)
+
+
+def eagle_losses(net: Eagle, batches: Batches, step: int) -> Losses:
+    """What ``eagle.losses`` says, of stored states."""
+    rng, _, tokens, hidden, wanted = batches(step, 13)
+    ahead = blank(batches.target.model.tok_embeddings.weight, hidden[:, : batches.prefix])
+    return eagle.losses(net, eagle.feed(batches.target, ahead, None, tokens, hidden), rng, batches.logits, wanted)
+
+
+def medusa_losses(net: Medusa, batches: Batches, step: int) -> Losses:
+    """Head d at the hidden state before token t against the target's distribution of token t + d + 1."""
+    rng, _, _, hidden, wanted = batches(step, 14)
+    at = torch.from_numpy(rng.choice(wanted.shape[1] - HEADS, DEEPER, replace=False))
+    logits = batches.logits(net(hidden[:, batches.prefix - 1 + at]))
+    found = [divergence(logits[:, :, d], wanted[:, at + d]) for d in range(HEADS)]
+    return {"loss": torch.stack([loss for loss, _ in found]).sum(), "accept-1": found[0][1]}
+
+
+def model_losses(net: LlamaGen, batches: Batches, step: int) -> Losses:
+    """The small model reads captions and tokens as the target does."""
+    _, picked, tokens, _, wanted = batches(step, 15)
+    captions = [batches.rollouts.captions[i] for i in picked.tolist()]
+    prefix = batches.target.prefix(captions, batches.target.guidance)
+    hidden = net.teacher_forced(net.cls_embedding(prefix.features), prefix.valid, tokens.repeat(2, 1))
+    loss, accepted = divergence(guide(net.output(hidden[:, 1:]), batches.target.guidance), wanted)
+    return {"loss": loss, "accept-1": accepted}
+
+
+_LOSSES: dict[str, Callable[..., Losses]] = {"eagle": eagle_losses, "medusa": medusa_losses, "model": model_losses}
+
+
+def train(
+    folder: Path,
+    target: Target,
+    rollouts: Rollouts,
+    steps: dict[str, int],
+    log: Callable[[str], None] = print,
+    start: Drafters | None = None,
+) -> Drafters:
+    """The drafters named in ``steps``, one after the other; the others stay as they start.
+
+    ``start``: those of an earlier target, to go on from.
+    """
+    torch.manual_seed(3)
+    drafters = Drafters(cast(LlamaGen, target.model))
+    if start is not None:
+        drafters.load_state_dict(start.state_dict())
+    batches = Batches(target, rollouts)
+    for kind, count in steps.items():
+        net = drafters.get_submodule(kind)
+        optims = loop.optimizers(net, 1e-3, 0.006)
+
+        def step_fn(step: int, net: nn.Module = net, losses: Callable[..., Losses] = _LOSSES[kind]) -> Losses:
+            return losses(net, batches, step)
+
+        loop.fit(kind, net, optims, step_fn, count, folder, warmup=50, decay=1.0, log=log)
+    return drafters

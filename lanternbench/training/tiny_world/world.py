@@ -1,0 +1,49 @@
+"""Remake the embedded world from its seeds: every stage in order, each resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.training import rollouts
+from lanternbench.training.tiny_world import drafters, evaluators, target, text, vq
+from lanternbench.utils.files import OUT, WORK, ready
+
+STEPS = {
+    "vq": 2500, "text": 1000,
+    "target": 5000, "eagle": 12_000, "medusa": 1500, "model": 2500,  # at half the target's depth
+    "deep-target": 1200, "deep-eagle": 22_000, "deep-medusa": 1000, "deep-model": 1000,  # going on from there
+    "clip": 2400, "fid": 2400,
+}  # fmt: skip
+SCENES = 40_000
+ROLLOUTS = {"": 3840, "deep-": 5120}  # samples of the target, at half and at whole depth
+
+
+def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] = print) -> None:
+    """Train all embedded models in ``work`` and write their weights to ``out``.
+
+    ``scale`` multiplies the number of steps and of scenes (a smoke test takes 0.001).
+    """
+    for folder, elsewhere in ((work, WORK), (out, OUT)):
+        ready(folder / "weights", elsewhere)
+    steps = {name: max(2, round(n * scale)) for name, n in STEPS.items()}
+    count = max(64, round(SCENES * min(scale, 1.0)))
+    log(f"rendering {count} scenes")
+    tokeniser = vq.train(work, steps["vq"], count=min(count, 8000), log=log)
+    encoder = text.train(work, steps["text"], log=log)
+    batches = target.Batches(work, tokeniser, count)
+
+    def helped(folder: Path, made: target.TextToImage, stage: str, start: drafters.Drafters | None = None):
+        whole = tiny.assemble(made.target, made.text, tokeniser, {})
+        samples = rollouts.sample(folder, whole, max(8, round(ROLLOUTS[stage] * min(scale, 1.0))), log)
+        kinds = {kind: steps[stage + kind] for kind in ("eagle", "medusa", "model")}
+        return drafters.train(folder, whole, samples, kinds, log, start)
+
+    half = target.train(work, encoder, batches, steps["target"], log)
+    helpers = helped(work, half, "")
+    deep = work / "deep"
+    made = target.deepen(deep, half, batches, steps["deep-target"], log)
+    helpers = helped(deep, made, "deep-", helpers)
+    tiny.export(out, made.target, made.text, tokeniser, helpers, steps=steps, scenes=count)
+    evaluators.train(work, out, tokeniser, steps["clip"], steps["fid"], count, log)

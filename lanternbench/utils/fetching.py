@@ -1,0 +1,155 @@
+"""Bring published files here: resumable, checked against the hub's SHA-256, never half a file taken for a whole one."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from lanternbench.errors import UserError
+from lanternbench.metrics import files as weights
+from lanternbench.metrics.registry import names, scorers_for
+from lanternbench.models.catalogue import Entry
+from lanternbench.models.published import UNFINISHED
+from lanternbench.utils.download import Remote, digest, file_errors
+from lanternbench.utils.files import cache_dir
+
+
+class File(NamedTuple):
+    """One file on the hub: size in bytes, and SHA-256 where the hub gives one (large files)."""
+
+    role: str
+    repo: str
+    name: str
+    size: int
+    sha256: str | None
+
+
+_ANNOTATIONS = "http://images.cocodataset.org/annotations"
+PROMPTS = {  # file, address, SHA-256 of the file, member of an archive
+    "coco2017": (
+        "captions_val2017.json",
+        f"{_ANNOTATIONS}/annotations_trainval2017.zip",
+        "afe3b30e403dd7f228e2373023abbd60042a6e10ec6874d3652df034d289ebb9",
+        "annotations/captions_val2017.json",
+    ),
+    "coco2014": (
+        "captions_val2014.json",
+        f"{_ANNOTATIONS}/annotations_trainval2014.zip",
+        "",
+        "annotations/captions_val2014.json",
+    ),
+    "parti": (
+        "PartiPrompts.tsv",
+        "https://raw.githubusercontent.com/google-research/parti/main/PartiPrompts.tsv",
+        "fab29e41bb512a169b56acab4cf2a41dcb675e285df2efcde6640c7dd3c440eb",
+        None,
+    ),
+}
+
+
+def plain_files(name: str) -> list[Remote] | None:
+    """The files that a metric, one of its weights or a prompt set needs; None for a name that is none of these.
+
+    None at all for a metric of the package's own.
+    """
+    home = cache_dir()
+    if name in PROMPTS:
+        file, url, sha256, member = PROMPTS[name]
+        return [Remote(name, url, home / "prompts" / file, sha256, member)]
+    if name.startswith("clip:"):
+        from lanternbench.metrics.clip import open_clip_weights
+
+        other = open_clip_weights(name)
+        return [Remote(other.title, other.url, home / other.file, other.sha256)]
+    known = name in names()
+    needs = scorers_for([name], "full")[0].needs if known else ()
+    wanted = [w for w in weights.PUBLISHED if (w.file in needs if known else w.name == name)]
+    return [Remote(w.title, w.url, home / w.file, w.sha256) for w in wanted] if known or wanted else None
+
+
+def plan(entry: Entry) -> list[File]:
+    """The files of a target, as the hub lists them.  Raises UserError without a network or for a lost repository."""
+    from huggingface_hub import HfApi
+
+    found = []
+    for role, source in entry.files.items():
+        with hub_errors(source.repo):
+            siblings = HfApi().model_info(source.repo, files_metadata=True).siblings or []
+        named = [s for s in siblings if any(fnmatch.fnmatch(s.rfilename, pattern) for pattern in source.files)]
+        if not named:
+            raise UserError(f"the repository {source.repo} no longer holds {', '.join(source.files)}: get it by hand")
+        found += [File(role, source.repo, s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None) for s in named]
+    return found
+
+
+def fetch(entry: Entry, files: list[File], log: Callable[[str], None] = print) -> Path:
+    """Download what is not here yet into the target's folder; an interrupted download continues.
+
+    Raises UserError for a full disk, a missing permission, a lost network and a file that is not what the hub says.
+    """
+    from huggingface_hub import hf_hub_download
+
+    folder = entry.folder
+    room(folder, sum(f.size for f in files if not _same(folder / f.role / f.name, f)))
+    for file in files:
+        here = folder / file.role
+        path = here / file.name
+        if _same(path, file) and not (here / UNFINISHED).exists():
+            log(f"{file.role}: {file.name} is here")
+            continue
+        with hub_errors(file.repo):
+            here.mkdir(parents=True, exist_ok=True)
+            (here / UNFINISHED).touch()
+            hf_hub_download(file.repo, file.name, local_dir=here)
+        if file.sha256 and digest(path) != file.sha256:
+            path.unlink()
+            raise UserError(f"{file.name} arrived damaged and was removed: run the same command again")
+        if all(_same(here / f.name, f) for f in files if f.role == file.role):
+            (here / UNFINISHED).unlink()
+        log(f"{file.role}: {file.name}, {file.size / 1e9:.2f} GB")
+    return folder
+
+
+def room(folder: Path, needed: int) -> None:
+    """Raises UserError when the disk cannot take ``needed`` bytes."""
+    at = folder
+    while not at.exists():
+        at = at.parent
+    free = shutil.disk_usage(at).free
+    if needed > free:
+        raise UserError(
+            f"{needed / 1e9:.1f} GB are needed in {folder} but {free / 1e9:.1f} GB are free: make room, or set "
+            "LANTERNBENCH_HOME to a folder on another disk"
+        )
+
+
+def _same(path: Path, file: File) -> bool:
+    return path.is_file() and path.stat().st_size == file.size
+
+
+@contextmanager
+def hub_errors(repo: str) -> Iterator[None]:
+    """What can go wrong with the hub and the disk, as one sentence each."""
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    with file_errors(f"the hub for {repo}"):
+        try:
+            yield
+        except GatedRepoError:
+            raise UserError(
+                f"{repo} asks for its licence to be accepted: do so on its page, then `hf auth login`"
+            ) from None
+        except RepositoryNotFoundError:
+            raise UserError(f"the hub has no repository {repo}, or it is private: get the files by hand") from None
+        except OfflineModeIsEnabled:
+            raise UserError(f"{repo} cannot be fetched while HF_HUB_OFFLINE is set: unset it") from None
+        except HfHubHTTPError as error:
+            raise UserError(f"the hub refused {repo} ({str(error).splitlines()[0]}): try again later") from None
+        except Exception as error:
+            if "httpx" in type(error).__module__ or "httpcore" in type(error).__module__:
+                raise ConnectionError(str(error)) from None  # the same sentence for every lost network
+            raise

@@ -1,0 +1,70 @@
+"""Where files lie, and how they are written.
+
+A crash leaves the old file or the whole new one, and a full disk costs one sentence.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from lanternbench.errors import UserError
+
+OUT = "choose another folder with --out"  # ways to write elsewhere
+TRACE = "choose another file with --trace"
+WORK = "choose another folder with --work"
+HOME = "set LANTERNBENCH_HOME"
+WEIGHTS = Path(__file__).parents[1] / "weights"  # of the embedded models
+
+
+def cache_dir() -> Path:
+    """Where downloaded files lie: $LANTERNBENCH_HOME, by default ~/.cache/lanternbench."""
+    return Path(os.environ.get("LANTERNBENCH_HOME") or Path.home() / ".cache" / "lanternbench")
+
+
+def shipped(kind: str, name: str) -> Path:
+    """``configs`` or ``prompts``, as they come with the package, or with the checkout that it is installed from."""
+    package = Path(__file__).resolve().parents[1]
+    places = [package / f"{kind}_data" / name, package.parent / kind / name]
+    return next((place for place in places if place.is_file()), places[0])
+
+
+@contextmanager
+def writing(path: Path, elsewhere: str) -> Iterator[None]:
+    """Turns a full disk or a missing permission into a UserError that names ``path`` and how to write elsewhere."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot write {path} ({reason}): free some space or {elsewhere}.") from None
+
+
+def ready(path: Path, elsewhere: str) -> None:
+    """Make the folder of ``path`` and find out whether it can be written, before the work that it is for."""
+    with writing(path, elsewhere):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+
+
+@contextmanager
+def replacing(path: Path, elsewhere: str) -> Iterator[IO[bytes]]:
+    """A file that appears under its name only when whole and on disk.  Raises UserError as ``writing`` does."""
+    part = path.with_name(path.name + ".part")
+    with writing(path, elsewhere):
+        try:
+            with open(part, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
