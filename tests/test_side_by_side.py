@@ -15,7 +15,8 @@ from lanternbench.utils.parallel import LEAST, parts, side_by_side
 
 
 @pytest.fixture
-def two_threads():
+def two_threads(monkeypatch):
+    monkeypatch.setattr("lanternbench.utils.parallel.requested", lambda: 2)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     torch.ones(1 << 20).sin().sum()  # OpenMP's second thread is there

@@ -18,7 +18,9 @@ Fresh = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads (default: 1 if the model is small, else all cores).")
+]
 RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Full size without files: speed alone.")]
 Simulate = Annotated[
     float | None, typer.Option("--simulate-acceptance", help="Mean tokens a step that drafting methods yield.")
@@ -166,11 +168,13 @@ def execute(
     """Run a sweep with a progress bar on stderr and the table on stdout."""
     from lanternbench.experiment import runner as sweeps
     from lanternbench.experiment.executors import local as executors
-    from lanternbench.utils.device import choose
+    from lanternbench.utils.device import choose, contention
 
     made_by = executors.executor(executor, workers, threads, ray_address)
     chosen = choose(device, threads) if executor == "local" else device  # of a cluster its workers know
     console = Console(stderr=True)
+    if chosen == "cpu" and (busy := contention()):
+        print_notes([busy], console)
     columns = [
         TextColumn("[progress.description]{task.description}"),
         BarColumn(),

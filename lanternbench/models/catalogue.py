@@ -24,6 +24,7 @@ from lanternbench.models.llamagen.model import LlamaGen
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.utils.device import fit_threads
 from lanternbench.utils.files import cache_dir
 
 _FAMILIES: dict[str, Any] = {"llamagen": published_llamagen, "chameleon": published_chameleon}
@@ -90,7 +91,9 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False, dt
     bfloat16 (default: float32 on a CPU and in the embedded format, else bfloat16).  Raises UserError for an unknown
     name or dtype and for weights that are missing or damaged.
     """
-    return packed(load_plain(name, device, random_weights, dtype))
+    target = load_plain(name, device, random_weights, dtype)
+    fit_threads(target.model)
+    return packed(target)
 
 
 def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:

@@ -18,6 +18,7 @@ from lanternbench.experiment.executors import cluster
 from lanternbench.experiment.executors.local import Made, Say, Unit, captions, labels, peak_mb
 from lanternbench.experiment.scoring import Costs
 from lanternbench.experiment.worker import Facts, Job, Worker, add_costs
+from lanternbench.utils.device import request_threads
 
 ATTEMPTS = 3  # workers that may be lost over one thing
 Answer = tuple[list[Made], Costs, float]  # samples, what their scores took, peak memory in MB
@@ -38,7 +39,7 @@ class Remote:
     def worker(self) -> Worker:
         with suppress(OSError):  # paths in the configuration are relative to the caller's folder
             os.chdir(self.folder)
-        torch.set_num_threads(self.threads)
+        request_threads(self.threads)
         return Worker(self.config, self.device)
 
     @cached_property
