@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -65,6 +65,7 @@ class Generation:
     tree_nodes: list[int]
     decode_s: float  # of its whole batch: the loop after prefill and first token
     encode_s: float  # of its whole batch: the captions, prefill and first token
+    cpu_s: float = 0.0  # CPU time of this process during decode_s, all threads together
     phases: dict[str, float] = field(default_factory=dict)
     step_s: list[float] = field(default_factory=list)  # of its whole batch: seconds of every step
     syncs: int = 0
@@ -95,8 +96,8 @@ def generate(
     state = start(decoder, captions, seeds, trace)
     own = decoder.proposer.init(state)
     state.prefix_states = None
-    log = Log(state)
     state.clock.start()  # waits for all that was asked for
+    log, cpu = Log(state), process_time()
     encode_s = perf_counter() - began
     while state.active and state.steps != max_steps:
         if prompts := state.unfinished():
@@ -106,7 +107,7 @@ def generate(
         own, result = step(decoder, state, own)
         log.note(state, sizes or ((result.draft.tree.max_depth, result.draft.tree.nodes),) * state.batch)
     state.clock.tick("other")
-    decode_s = state.clock.stop()
+    decode_s, cpu_s = state.clock.stop(), process_time() - cpu
     if state.trace is not None:
         state.trace.cut(state.limit)
     if not bool(state.health.isfinite()):
@@ -114,7 +115,7 @@ def generate(
             f"the logits of target '{state.target.name}' or its drafter became NaN or infinite while "
             f"'{decoder.method.label}' decoded; check the weights, or give --dtype float32"
         )
-    return log.generations(state, encode_s, decode_s)
+    return log.generations(state, encode_s, decode_s, cpu_s)
 
 
 def start(decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool) -> DecodeState:
@@ -128,7 +129,7 @@ def start(decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], tr
         decoder.guidance,
         seeds,
         prefix,
-        open_stack(target, target.model, prefix, room, row_end=target.row_end),
+        open_stack(target, target.model, prefix, room, row_end=target.row_end_input(target.model)),
         row_uniforms(seeds, target.length, proposer.nodes + proposer.uniforms, target.device),
         proposer.nodes,
         room,
@@ -198,7 +199,7 @@ class Log:
         self.step_s.append(now - self.last)
         self.last = now
 
-    def generations(self, state: DecodeState, encode_s: float, decode_s: float) -> list[Generation]:
+    def generations(self, state: DecodeState, encode_s: float, decode_s: float, cpu_s: float) -> list[Generation]:
         return [
             Generation(
                 tokens,
@@ -207,6 +208,7 @@ class Log:
                 self.nodes[i],
                 decode_s,
                 encode_s,
+                cpu_s,
                 dict(state.clock.spent),
                 self.step_s,
                 state.syncs,

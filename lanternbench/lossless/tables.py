@@ -18,7 +18,7 @@ from lanternbench.engine.timing import Clock
 from lanternbench.engine.verify import Draft, Verdict, parents
 from lanternbench.methods.presets import Method
 from lanternbench.models.kv_cache import KVCache
-from lanternbench.models.row_ends import RowEnds
+from lanternbench.models.slot_layout import SlotLayout
 
 
 def random_rows(count: int, vocab: int, kind: str, generator: torch.Generator) -> Tensor:
@@ -135,7 +135,7 @@ class TableSession(Session):
         self.tables, self.warp, self.guidance = tables, warp, 1.0  # type: ignore[assignment]
         self.target = table_target(tables)
         self.batch, self.limit, self.offset = len(tokens), tables.length, 0
-        self.device, self.rows = tokens.device, RowEnds(0, tables.length)
+        self.device, self.rows = tokens.device, SlotLayout(0, tables.length)
         self.seeds = [0] * self.batch
         self.prompts = torch.arange(self.batch)[:, None]
         self.tokens, self.length, self.lengths = tokens.clone(), length.clone(), length.tolist()

@@ -6,17 +6,22 @@ check of options and the table of ``lanternbench methods`` are derived from the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lanternbench.engine.decode import Proposer
+from lanternbench.engine.proposal import Proposer, TreeBuilder
 from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.models.target import Target
 
-if TYPE_CHECKING:
-    from lanternbench.methods.method import Method
-    from lanternbench.methods.trees.builder import TreeBuilder
-    from lanternbench.models.target import Target
+
+class Choices(NamedTuple):
+    """The names of a method's four components."""
+
+    proposal: str
+    tree: str
+    acceptance: str
+    residual: str
 
 
 def option(
@@ -35,15 +40,20 @@ class Component(BaseModel):
 
     variant: Literal["paper", "reference"] = option("paper", "paper, or reference: as the public code does")
 
-    def refuses(self, method: Method) -> str | None:
-        """Why this component cannot run in ``method``, in a clause; None where it can."""
+    def refuses(self, choices: Choices) -> str | None:
+        """Why this component cannot run beside the others, in a clause; None where it can."""
         return None
+
+    def unread(self) -> set[str]:
+        """Options that make no difference, given the others."""
+        return set()
 
 
 class Acceptance(Component):
     """An acceptance rule and its options."""
 
     usual_residual: ClassVar[str] = "standard"  # which comes with the rule when it replaces a preset's
+    by_position: ClassVar[bool] = False  # see ``AcceptanceRule``
 
     def build(self, target: Target, max_depth: int) -> AcceptanceRule:
         """The rule for drafts of at most ``max_depth`` levels."""
@@ -71,10 +81,9 @@ class Proposal(Component):
         """The proposal at work.  Raises UserError where the target lacks what it needs."""
         raise NotImplementedError
 
-    def refuses(self, method: Method) -> str | None:
-        tree = method.choices.tree
+    def refuses(self, choices: Choices) -> str | None:
         if self.tree_names is None:
-            return "a drafter needs a tree" if tree == "none" else None
-        if tree in self.tree_names:
+            return "a drafter needs a tree" if choices.tree == "none" else None
+        if choices.tree in self.tree_names:
             return None
-        return f"the proposal '{method.choices.proposal}' drafts with tree {' or '.join(self.tree_names)}, not '{tree}'"
+        return f"the proposal '{choices.proposal}' drafts with tree {' or '.join(self.tree_names)}, not '{choices.tree}'"

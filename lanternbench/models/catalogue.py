@@ -13,7 +13,7 @@ import torch
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from lanternbench.engine.cuda_graphs import of_mode
+from lanternbench.utils.graph_capture import of_mode
 from lanternbench.errors import UserError
 from lanternbench.models import published
 from lanternbench.models.chameleon import checkpoint as published_chameleon

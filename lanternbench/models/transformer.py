@@ -177,6 +177,9 @@ class Stack(Direct):
         self.layers = nn.ModuleList(Layer(cfg) for _ in range(cfg.n_layer))
         self.norm = RMSNorm(cfg.dim, cfg.norm_eps)
 
+    def misfit(self, target) -> str | None:
+        return None
+
     def forward(
         self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: StepCache | None = None, last: bool = False
     ) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.llamagen.model import prefix_mask
-from lanternbench.models.row_ends import RowEnds
+from lanternbench.models.slot_layout import SlotLayout
 from lanternbench.models.target import Prefix, Target
 
 DEPTHS = 3  # levels of drafting that EAGLE trains on
@@ -36,7 +36,7 @@ class Feed(NamedTuple):
     hidden: Tensor  # [R, n + 1, dim] the target's states at positions 0 … n
     rope: Tensor  # [n, 1, d/2] of positions 1 … n
     seen: Tensor | None  # [R, P − 1] bool: which prefix entries may be attended to; None: all
-    rows: RowEnds
+    rows: SlotLayout
     prefix: int  # P
 
     @property

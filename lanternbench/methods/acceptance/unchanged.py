@@ -12,8 +12,7 @@ from lanternbench.engine.sampling import draw
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
 from lanternbench.methods.acceptance.exact import ExactRule
-from lanternbench.methods.component import Acceptance
-from lanternbench.methods.method import Method
+from lanternbench.methods.component import Acceptance, Choices
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -36,10 +35,12 @@ class UnchangedRule(ExactRule):
 class Unchanged(Acceptance):
     """accept while the redraw leaves the token unchanged"""
 
+    by_position: ClassVar[bool] = True
+
     def build(self, target: Target, max_depth: int) -> AcceptanceRule:
         return UnchangedRule()
 
-    def refuses(self, method: Method) -> str | None:
-        if method.choices.proposal == "jacobi":
+    def refuses(self, choices: Choices) -> str | None:
+        if choices.proposal == "jacobi":
             return None
         return "the rule 'unchanged' compares a Jacobi window with its redraw; use it with --method jacobi"

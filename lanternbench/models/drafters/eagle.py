@@ -44,6 +44,9 @@ class Eagle(Direct):
         later = replace(self.cfg, first_norm=True)
         self.layers = nn.ModuleList(Layer(later if i else self.cfg) for i in range(layers))
 
+    def misfit(self, target: Any) -> str | None:
+        return None
+
     def embed(self, tokens: Tensor, model: Any) -> Tensor:
         """Image tokens [...] -> [..., dim], with its own table or else that of ``model``, the target's."""
         return (model.tok_embeddings if self.tok_embeddings is None else self.tok_embeddings)(tokens)

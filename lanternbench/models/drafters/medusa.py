@@ -15,6 +15,9 @@ class Medusa(nn.Module):
         self.weight = nn.Parameter(torch.zeros(heads, dim, dim))
         self.bias = nn.Parameter(torch.zeros(heads, dim))
 
+    def misfit(self, target) -> str | None:
+        return None
+
     @property
     def heads(self) -> int:
         return len(self.weight)
