@@ -10,14 +10,16 @@ import pytest
 import torch
 from frozen import frozen
 from image_ids import lumina_rule
+from lanternbench.engine.cuda_graphs import Graphs
+from lanternbench.models.row_ends import RowEnds, with_row_ends
 from test_anole import ALL_IDS, CAPTIONS, CODES, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.engine import decode as engine
-from lanternbench.engine.cuda_graphs import Graphs
 from lanternbench.engine.sampling import guide
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.cached_stack import CachedStack
 from lanternbench.models.catalogue import entry
 from lanternbench.models.chameleon import checkpoint as published_chameleon
@@ -25,7 +27,6 @@ from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
 from lanternbench.models.chameleon.prompt_ids import ROW_END, lumina_prompt
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.row_ends import RowEnds, with_row_ends
 from lanternbench.models.target import Target
 
 SIDE = 4
@@ -54,7 +55,7 @@ def lumina(wholes) -> Target:
 
 
 def decoded(target: Target, name: str, captions: list[str] = CAPTIONS, temperature: float = 0.0, **options: Any):
-    decoder = engine.build(target, presets.method(name, **options), temperature)
+    decoder = build(target, method(name, **options), temperature)
     return engine.generate(decoder, captions, trace=True)
 
 
@@ -99,7 +100,7 @@ class Raw:
 
 
 def test_ar_draws_what_an_uncached_forward_over_all_ids_draws(lumina, wholes, greedy):
-    decoder: Any = replace(engine.build(lumina, presets.method("ar"), 0.0), warp=Raw())
+    decoder: Any = replace(build(lumina, method("ar"), 0.0), warp=Raw())
     made = engine.generate(decoder, CAPTIONS, trace=True)
     for i, caption in enumerate(CAPTIONS):
         want = guided_logits(lumina, wholes[0], caption, greedy[i])
@@ -216,7 +217,7 @@ def drafted(target: Target, whole: Chameleon, caption: str, tokens: Tensor, begu
 
 
 def test_without_guidance_there_is_one_row_and_it_still_agrees(lumina):
-    decoders = (engine.build(lumina, presets.method(name), 0.0, guidance=1.0) for name in ("ar", "eagle-2"))
+    decoders = (build(lumina, method(name), 0.0, guidance=1.0) for name in ("ar", "eagle-2"))
     made = (engine.generate(decoder, CAPTIONS) for decoder in decoders)
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(*made, strict=True))
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lanternbench.cli.output import print_json, print_notes, stdout
+from lanternbench.methods.method import named
 
 WIDE = 120  # columns from which options have a place in the table
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -40,23 +41,14 @@ def methods(as_json: AsJson = False) -> None:
 
     Example: lanternbench methods --json
     """
-    from lanternbench.methods import presets, registry
+    from lanternbench.registry import components
 
     rows: list[dict[str, Any]] = []
-    for name in presets.PRESETS | registry.presets():
-        m = presets.preset(name)
-        rows.append(
-            {
-                "method": name,
-                "proposal": m.proposal,
-                "tree": m.tree,
-                "acceptance": m.acceptance,
-                "residual": m.residual,
-                "lossless": m.lossless,
-                "options": {f: v for f in sorted(presets.reads(m)) if (v := getattr(m, f)) is not None},
-                "paper": presets.paper(name),
-            }
-        )
+    for name, preset in components("preset").items():
+        m = named(name)
+        options = {f: v for f, v in sorted(m.read.items()) if v is not None}
+        row = {"method": name, **m.choices._asdict(), "lossless": m.lossless}
+        rows.append(row | {"options": options, "paper": preset.paper or "–"})
     names = ["method", "proposal", "tree", "acceptance", "residual", "lossless", "paper", "options"]
     room = as_json or stdout().width >= WIDE
     if not as_json:
@@ -138,12 +130,12 @@ def verify(
     Example: lanternbench verify cool-sd
     """
     from lanternbench.lossless import Row, table, verify_all
-    from lanternbench.methods import presets, registry
     from lanternbench.models.catalogue import load_target
+    from lanternbench.registry import components
 
-    chosen = list(presets.PRESETS | registry.presets()) if every or not names else list(names)
+    chosen = list(components("preset")) if every or not names else list(names)
     for name in chosen:
-        presets.preset(name)
+        named(name)
     with Console(stderr=True).status("verifying") as status:
 
         def shown(row: Row) -> None:

@@ -28,7 +28,8 @@ class Proposer:
     nodes: int  # most nodes of a tree, the root included
     max_depth: int
     width: int  # widest family of siblings
-    uniforms: int = 0  # uniforms that a draft consumes
+    uniforms: int = 0  # uniforms that a step consumes beside verification's
+    update_uniforms: int = 0  # how many of them, the last ones, ``update`` reads
     room: int  # most cache slots after the committed prefix that a step fills
     samples: bool = True  # are children sampled from ``Draft.p``, or chosen?
 
@@ -42,6 +43,10 @@ class Proposer:
 
     def update(self, state: DecodeState, own: Any, result: StepResult) -> Any:
         """Called once after each commit."""
+        return own
+
+    def canonical(self, own: Any) -> Any:
+        """The state with zeros where nothing will be read, so that equal states look equal."""
         return own
 
     def sizes(self, own: Any) -> PerPrompt | None:

@@ -40,7 +40,12 @@ class Recordings:
         leaves, form = tree_flatten((unknown(state.now, None), arguments))
         inputs = [x for x in leaves if isinstance(x, Tensor)]
         slots = state.stack.stack.cache.slots  # other slots are another cache
-        shape = (name, bucket, slots, *(x.shape if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | int)))
+        shape = (
+            name,
+            bucket,
+            slots,
+            *(x.shape if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | int)),
+        )
         span, *longer = state.stack.spans(max(state.now.length.host), state.room)
         if (span, shape) not in self.made:  # with all longer ones: a decode that is timed should record nothing
             for other in (span, *longer):

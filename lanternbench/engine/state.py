@@ -135,9 +135,7 @@ class DecodeState:
         hidden, tokens, advance, own = now.last
         advance = _of(advance, prompts, index)
         most = max(advance.host or (0,))
-        last = LastCommit(
-            hidden[rows, :most], tokens[index, :most], advance, None if own is None else own[rows, :most]
-        )
+        last = LastCommit(hidden[rows, :most], tokens[index, :most], advance, None if own is None else own[rows, :most])
         self.now = Progress(_of(now.length, prompts, index), now.root[index], now.tokens[index], last)
         self.uniforms, self.prompts = self.uniforms[index], self.prompts[index]
         self.seeds, self.origin = ([x[i] for i in prompts] for x in (self.seeds, self.origin))
@@ -174,7 +172,7 @@ def open_stack(target: Target, net: Any, prefix: Prefix, room: int, **options: A
     rows, positions = prefix.valid.shape
     shared = None if target.graphs is None else target.graphs.stacks
     slots = positions + target.layout.slots(room)
-    rope = options.get("rope", None)
+    rope = options.get("rope")
     stack = CachedStack(net, net.cfg, rows, slots, net.rope if rope is None else rope, prefix.embeddings, shared)
     row_end: Callable[[Tensor], Tensor] | None = options.get("row_end") if target.layout.width else None
     return image_stack(stack, target.layout, positions, options.get("lag", 0), row_end)
@@ -233,9 +231,7 @@ def plan_commit(state: DecodeState, draft: Draft, result: VerifyResult, states: 
         new = torch.cat([drafted, token], 1).scatter_(1, accepted[:, None], token)
     settled = state.stack.settle(states, path, columns, length, draft.is_chain)
     longer = (length.device + accepted).add_(1).clamp_(max=state.limit)
-    return CommitPlan(
-        new, settled.next, settled.own, longer, longer - length.device, settled.source, settled.target
-    )
+    return CommitPlan(new, settled.next, settled.own, longer, longer - length.device, settled.source, settled.target)
 
 
 def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, plan: CommitPlan) -> None:

@@ -151,9 +151,7 @@ def _verify_greedy(draft: Draft, q: Tensor, rule: AcceptanceRule) -> VerifyResul
     order = rule.order_greedily(draft)
     last = (rank if order is None else rank - order).argmax(1)  # the deepest, first in its order
     accepted = depth.gather(1, last[:, None])[:, 0]
-    return VerifyResult(
-        path_to(tree, last), accepted, best.gather(1, last[:, None])[:, 0], torch.zeros_like(tokens)
-    )
+    return VerifyResult(path_to(tree, last), accepted, best.gather(1, last[:, None])[:, 0], torch.zeros_like(tokens))
 
 
 class Families(NamedTuple):

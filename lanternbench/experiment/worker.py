@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from lanternbench.engine.decode import build, generate
+from lanternbench.engine.decode import generate
 from lanternbench.experiment import Sample
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.environment import environment
 from lanternbench.experiment.generate_samples import make_samples
 from lanternbench.experiment.scoring import Costs, prepared
+from lanternbench.methods.build import build
 from lanternbench.metrics.registry import Scorer, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.catalogue import load_with_drafter
@@ -49,7 +50,7 @@ class Worker:
         self.config, self.device = config, device
         self.costs: Costs = {}  # what the scores took
         methods, c = config.methods(), config
-        used = {m.proposal for m in methods}
+        used = {m.choices.proposal for m in methods}
         self.target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile)
         sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
         self.decoders = {m.label: build(self.target, m, *sampling) for m in methods}
@@ -80,7 +81,7 @@ class Worker:
 
     def warm_up(self, label: str, caption: str) -> None:
         """First calls allocate and choose kernels."""
-        generate(self.decoders[label], [caption], seed=self.config.seed, most_steps=WARMUP_STEPS)
+        generate(self.decoders[label], [caption], seed=self.config.seed, max_steps=WARMUP_STEPS)
 
     def work(self, job: Job) -> Iterator[tuple[Sample, Any]]:
         """The job's samples, scored, with their PIL images."""

@@ -6,7 +6,7 @@ check of options and the table of ``lanternbench methods`` are derived from the 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,10 +25,20 @@ class Choices(NamedTuple):
 
 
 def option(
-    default: Any, description: str, *, symbol: str | None = None, in_label: bool = False, **field: Any
+    default: Any,
+    description: str,
+    *,
+    symbol: str | None = None,
+    in_label: bool = False,
+    small: Any = ...,
+    **field: Any,
 ) -> Any:
-    """A field that users set: ``symbol`` names it in labels, ``in_label`` shows it there even at its default."""
-    return Field(default, description=description, json_schema_extra={"symbol": symbol, "in_label": in_label}, **field)
+    """A field that users set: ``symbol`` names it in labels, ``in_label`` shows it there even at its default.
+
+    ``small``: the value, in place of one that is set, with which ``verify`` can enumerate all outcomes.
+    """
+    extra = {"symbol": symbol, "in_label": in_label} | ({} if small is ... else {"small": small})
+    return Field(default, description=description, json_schema_extra=extra, **field)
 
 
 class Component(BaseModel):
@@ -47,6 +57,14 @@ class Component(BaseModel):
     def unread(self) -> set[str]:
         """Options that make no difference, given the others."""
         return set()
+
+    def small(self) -> Self:
+        """This component with sizes that can be enumerated (see ``option``)."""
+        fields: dict[str, Any] = {
+            name: field.json_schema_extra or {} for name, field in type(self).model_fields.items()
+        }
+        sizes = {name: extra["small"] for name, extra in fields.items() if "small" in extra}
+        return self.model_copy(update={n: v for n, v in sizes.items() if getattr(self, n) is not None})
 
 
 class Acceptance(Component):
@@ -86,4 +104,6 @@ class Proposal(Component):
             return "a drafter needs a tree" if choices.tree == "none" else None
         if choices.tree in self.tree_names:
             return None
-        return f"the proposal '{choices.proposal}' drafts with tree {' or '.join(self.tree_names)}, not '{choices.tree}'"
+        return (
+            f"the proposal '{choices.proposal}' drafts with tree {' or '.join(self.tree_names)}, not '{choices.tree}'"
+        )

@@ -7,8 +7,8 @@ field of that name; one that none of them reads is refused.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -48,6 +48,10 @@ class Method:
         variant = found.pop("variant")
         return found | {"variant": variant}
 
+    def with_parts(self, change: Callable[[Any], Any]) -> Method:
+        """The method with ``change`` applied to each component."""
+        return replace(self, **{kind: change(getattr(self, kind)) for kind in KINDS[:3]})
+
     @property
     def _parts(self) -> tuple[Component, ...]:
         return (*(() if self.proposal.tree_is_own else (self.tree,)), self.proposal, self.acceptance)
@@ -57,9 +61,7 @@ class Method:
         """The relaxation that is set, and what differs from the preset, by name."""
         base = named(self.preset)
         shown: dict[str, Any] = {
-            kind: mine
-            for kind, mine, usual in zip(KINDS, self.choices, base.choices, strict=True)
-            if mine != usual
+            kind: mine for kind, mine, usual in zip(KINDS, self.choices, base.choices, strict=True) if mine != usual
         }
         usual, fields = base.read, fields_of(self._parts)
         for name, value in self.read.items():

@@ -45,9 +45,7 @@ preset(
     proposal="eagle", tree="static", acceptance="lantern++", residual="lantern",
     paper="Park et al. 2025, arXiv 2502.06352",
 )  # fmt: skip
-preset(
-    "jacobi", proposal="jacobi", tree="chain", acceptance="unchanged", paper="Song et al. 2021, arXiv 2002.03629"
-)
+preset("jacobi", proposal="jacobi", tree="chain", acceptance="unchanged", paper="Song et al. 2021, arXiv 2002.03629")
 preset("sjd", proposal="jacobi", tree="chain", paper="Teng et al. 2024, arXiv 2410.01699")
 preset("adt-tree", proposal="eagle", tree="adaptive", paper="ADT-Tree 2025, arXiv 2512.21857")
 preset(

@@ -69,6 +69,7 @@ class CachedStack:
         """
         self.stack, self.dtype, self.device = stack, like.dtype, like.device
         self.pads: Tensor | None = None  # additive [R, 1, 1, slots]
+        self.cache: KVCache
         if shared is not None:
             slots = -(-slots // ROOM) * ROOM
         beyond = rope[-1:].expand(max(0, slots + 1 - len(rope)), -1)  # nodes past the image need some position too

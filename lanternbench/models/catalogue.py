@@ -13,7 +13,6 @@ import torch
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from lanternbench.utils.graph_capture import of_mode
 from lanternbench.errors import UserError
 from lanternbench.models import published
 from lanternbench.models.chameleon import checkpoint as published_chameleon
@@ -26,6 +25,7 @@ from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.utils.device import fit_threads
 from lanternbench.utils.files import cache_dir
+from lanternbench.utils.graph_capture import of_mode
 
 _FAMILIES: dict[str, Any] = {"llamagen": published_llamagen, "chameleon": published_chameleon}
 

@@ -115,9 +115,7 @@ class ImageStack:
             position = base.device[:, None] + (self.lag + torch.arange(n, device=x.device))
         return self._run_new(x, position, base, new)
 
-    def _run_new(
-        self, x: Tensor, position: Tensor | range, base: Lengths, count: Lengths
-    ) -> tuple[Tensor, Drafted]:
+    def _run_new(self, x: Tensor, position: Tensor | range, base: Lengths, count: Lengths) -> tuple[Tensor, Drafted]:
         n = x.shape[1]
         alone = len(count.device) == 1 and count.host is not None  # else entries past ``count`` are void
         visible = None if n == 1 and count.host is not None else causal(n, x.dtype, x.device)
@@ -285,7 +283,9 @@ def image_stack(
     stack: CachedStack, layout: SlotLayout, prefix: int, lag: int, row_end: Callable[[Tensor], Tensor] | None
 ) -> ImageStack:
     """The stack of a decoder: ``row_end`` None where its model writes none."""
-    return ImageStack(stack, layout, prefix, lag) if row_end is None else RowEndStack(stack, layout, prefix, lag, row_end)
+    return (
+        ImageStack(stack, layout, prefix, lag) if row_end is None else RowEndStack(stack, layout, prefix, lag, row_end)
+    )
 
 
 def _minus(a: Lengths, b: Lengths) -> tuple[int, ...] | None:

@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lanternbench.utils.graph_capture import Graphs
 from lanternbench.models.chameleon.model import Chameleon
 from lanternbench.models.llamagen.model import CaptionEmbedding, LabelEmbedding, LlamaGen, left_pad
 from lanternbench.models.slot_layout import SlotLayout
 from lanternbench.models.vq import VQModel
+from lanternbench.utils.graph_capture import Graphs
 
 DECODED = 4096  # tokens that the image tokeniser decodes at once
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from lanternbench.methods.presets import PRESETS, preset
-from lanternbench.methods.registry import NEIGHBOURS
+from lanternbench.methods.acceptance.lantern import NEIGHBOURS
+from lanternbench.methods.method import named, options, preset
 from lanternbench.report.columns import BASE, MISSING, metric_column
 from lanternbench.report.load import Row, number
 
@@ -75,7 +75,7 @@ def same_method(row: Row, paper: dict[str, str]) -> bool:
     name = str(row.get("method"))
     if name != paper["method"]:
         return False
-    usual = PRESETS[name]["acceptance"]
+    usual = preset(name).choices.acceptance
     return _options(row).get("acceptance", usual) == _params(paper).get("acceptance", usual)
 
 
@@ -155,8 +155,9 @@ def _options(row: Row) -> dict[str, Any]:
 
 def _defaults(row: Row) -> dict[str, Any]:
     """What holds of the method's options where they are not set."""
-    made = preset(str(row.get("method")))
-    found = {NAMES.get(name, name): getattr(made, name) for name in type(made).model_fields}
+    made = named(str(row.get("method")))
+    values = {name: field.default for name, field in options().items()} | made.read | made.choices._asdict()
+    found = {NAMES.get(name, name): value for name, value in values.items()}
     if found["k"] is None and row.get("target") != "tiny":
         found["k"] = NEIGHBOURS
     return found

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from lanternbench.methods.proposals.drafters import EagleDrafter
+from lanternbench.models.row_ends import RowEnds
 from torch import Tensor, nn
 
 from golden_checks.common import Vectors, cached, loaded
 from lanternbench.engine.state import Fresh
-from lanternbench.methods.proposals.drafters import EagleDrafter
 from lanternbench.models.drafters.eagle import Eagle, from_published
 from lanternbench.models.llamagen.model import LlamaGenConfig
 from lanternbench.models.rope import rope_2d
-from lanternbench.models.row_ends import RowEnds
 
 GRID = 16  # the reference fixes the drafter's grid for text-to-image
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lanternbench.methods.trees.growth import StaticGrowth, grow_by_confidence
 from torch import Tensor
 
 from golden_checks import tree_dynamic, tree_static
@@ -13,7 +14,6 @@ from golden_checks.chameleon_lm import halves
 from golden_checks.common import Found, Vectors, cached, close, loaded, read, same, worst
 from lanternbench.engine.sampling import Warp, guide
 from lanternbench.engine.tree import from_paths
-from lanternbench.methods.trees.growth import StaticGrowth, grow_by_confidence
 from lanternbench.models.cached_stack import CachedStack, additive
 from lanternbench.models.chameleon.model import ChameleonConfig, drafter_from_published
 from lanternbench.models.drafters.eagle import Eagle

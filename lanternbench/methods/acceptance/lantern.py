@@ -141,7 +141,9 @@ class Neighbourly(Acceptance):
 class Lantern(Neighbourly):
     """accept with min(1, q_{k,δ}(x)/p(x)), the group bounded by δ"""
 
-    k: int | None = option(None, "neighbours of a token, itself included (default: the target's)", ge=1, le=1 << 20)
+    k: int | None = option(
+        None, "neighbours of a token, itself included (default: the target's)", small=None, ge=1, le=1 << 20
+    )
     delta: float = option(0.1, "bound δ on the distance between q_{k,δ} and q", symbol="δ", in_label=True, gt=0, le=1)
     proximity: Literal["l2", "cosine", "random"] = option("l2", "distance of codes")
     divergence: Literal["tvd", "jsd"] = option("tvd", "distance of distributions")
@@ -158,7 +160,7 @@ class LanternPP(Neighbourly):
     lam: float = option(
         2.0, "multiplicative bound λ", symbol="λ", in_label=True, alias="lambda", ge=1, le=1000, allow_inf_nan=False
     )
-    k: int = option(10, "neighbours of a token, itself included", ge=1, le=1 << 20)
+    k: int = option(10, "neighbours of a token, itself included", small=3, ge=1, le=1 << 20)
     proximity: Literal["l2", "cosine", "random"] = option("l2", "distance of codes")
 
     def build(self, target: Target, max_depth: int) -> AcceptanceRule:

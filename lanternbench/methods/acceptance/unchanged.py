@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-
 from torch import Tensor
 
 from lanternbench.engine.sampling import draw

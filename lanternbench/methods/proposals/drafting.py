@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lanternbench.engine.proposal import Drafter, DraftedTree, Proposer
+from lanternbench.engine.proposal import DraftedTree, Drafter, Proposer
 from lanternbench.engine.sampling import guide
 from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError

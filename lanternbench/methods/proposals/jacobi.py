@@ -46,7 +46,7 @@ class JacobiWindow(Proposer):
         self.static = chain(window).to(target.device)
         self.columns = torch.arange(window + 1, device=target.device)
         self.nodes = self.room = window + 1
-        self.max_depth, self.uniforms = window, 2 * window + 1
+        self.max_depth, self.uniforms, self.update_uniforms = window, 2 * window + 1, window + 1
 
     def init(self, state: DecodeState) -> Window:
         b, v, w = state.batch, state.target.vocab, self.window
@@ -101,6 +101,10 @@ class JacobiWindow(Proposer):
             known.scatter_(1, at[..., None].expand(-1, -1, q.shape[-1]), q)
         return Window(tokens.gather(1, source), rows_at(p, source), self.window - accepted, known)
 
+    def canonical(self, own: Window) -> Window:
+        void = self.columns[:-1] >= own.kept[:, None]
+        return own._replace(drafts=own.drafts.masked_fill(void, 0), p=own.p.masked_fill(void[..., None], 0.0))
+
     def redraw(self, state: DecodeState, own: Window, result: StepResult) -> tuple[Tensor, Tensor]:
         """A token for each q [B, W + 1, V], and the distribution that it comes from."""
         q = result.q
@@ -124,7 +128,7 @@ class Jacobi(Proposal):
     init: Literal["random", "horizontal-repeat", "vertical-repeat", "horizontal-sample", "vertical-sample"] = option(
         "random", "what enters SJD's window"
     )
-    window: int = option(16, "drafted tokens per step", ge=1, le=256)
+    window: int = option(16, "drafted tokens per step", small=2, ge=1, le=256)
 
     def build(self, target: Target, tree: Tree, rule: Acceptance) -> Proposer:
         return JacobiWindow(target, self.window, self.init, rule.by_position, self.variant == "reference")

@@ -156,11 +156,13 @@ class Adaptive(Grown):
     init: Literal["horizontal", "vertical", "random", "token-flock"] = option("horizontal", "whose tree is adapted")
     beta: float = option(1.0, "acceptance level β that deepens the tree", symbol="β", gt=0)
     l_d: int = option(1, "step of the depth", ge=0)
-    l_k: int | None = option(None, "step of the width (default: the target's)", ge=0)
-    depth_range: tuple[Depth, Depth] = option((0, 10), "least and greatest depth")
-    width_range: tuple[Width, Width] | None = option(None, "least and greatest width (default: the target's)")
-    fixed_depth: int | None = option(None, "ablation: adapt the width alone", ge=1, le=MAX_DEPTH)
-    fixed_width: int | None = option(None, "ablation: adapt the depth alone", ge=1, le=1024)
+    l_k: int | None = option(None, "step of the width (default: the target's)", small=None, ge=0)
+    depth_range: tuple[Depth, Depth] = option((0, 10), "least and greatest depth", small=(0, 2))
+    width_range: tuple[Width, Width] | None = option(
+        None, "least and greatest width (default: the target's)", small=None
+    )
+    fixed_depth: int | None = option(None, "ablation: adapt the width alone", small=2, ge=1, le=MAX_DEPTH)
+    fixed_width: int | None = option(None, "ablation: adapt the depth alone", small=2, ge=1, le=1024)
 
     @model_validator(mode="after")
     def _ordered(self) -> Adaptive:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lanternbench.engine.proposal import Expand, TreeBuilder
 from lanternbench.engine.state import DecodeState
-from lanternbench.engine.tree import MAX_DEPTH, Draft, from_parents
+from lanternbench.engine.tree import MAX_DEPTH, Draft, chain, from_parents
 from lanternbench.methods.component import Proposal, Tree, option
+from lanternbench.methods.trees.static import StaticBuilder
 from lanternbench.models.cached_stack import additive
 from lanternbench.models.target import Target
 from lanternbench.registry import register
@@ -121,14 +122,19 @@ def _keep_best(tokens: Tensor, scores: Tensor, parents: Tensor, root: Tensor, bo
 class Grown(Tree):
     """What dynamic and adaptive trees share.  Unset options take the target's defaults."""
 
-    depth: int | None = option(None, "levels below the root (default: the target's)", ge=0, le=MAX_DEPTH)
-    draft_top_k: int | None = option(None, "children per expanded node (default: the target's)", ge=1, le=1024)
-    total_nodes: int | None = option(None, "nodes with the root (default: the target's)", ge=2, le=1024)
+    depth: int | None = option(None, "levels below the root (default: the target's)", small=None, ge=0, le=MAX_DEPTH)
+    draft_top_k: int | None = option(
+        None, "children per expanded node (default: the target's)", small=None, ge=1, le=1024
+    )
+    total_nodes: int | None = option(None, "nodes with the root (default: the target's)", small=None, ge=2, le=1024)
 
     def bounds(self, target: Target) -> Bounds:
-        given, own = (self.depth, self.draft_top_k, self.total_nodes), target.options
-        usual = (own.get("depth", 5), own.get("draft_top_k", 10), own.get("total_nodes", 59))
-        return Bounds(*(u if g is None else g for g, u in zip(given, usual, strict=True)))
+        own = target.options
+        return Bounds(
+            own.get("depth", 5) if self.depth is None else self.depth,
+            self.draft_top_k or own.get("draft_top_k", 10),
+            self.total_nodes or own.get("total_nodes", 59),
+        )
 
 
 @register("tree", "dynamic")
@@ -136,4 +142,6 @@ class Dynamic(Grown):
     """EAGLE-2: grown by path confidence, reranked"""
 
     def build(self, target: Target, proposal: Proposal) -> TreeBuilder:
+        if self.depth == 0:
+            return StaticBuilder(chain(0), False, target.device)
         return DynamicBuilder(self.bounds(target))

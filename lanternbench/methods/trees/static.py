@@ -101,9 +101,9 @@ class Shaped(Tree):
     fallback: ClassVar[str]
 
     shape: str | list[list[int]] | None = option(
-        None, "chain-N, a name of static_trees.yaml, or a list of child paths (default: the target's)"
+        None, "chain-N, a name of static_trees.yaml, or a list of child paths (default: the target's)", small=None
     )
-    depth: int | None = option(None, "levels of a chain", ge=0, le=MAX_DEPTH)
+    depth: int | None = option(None, "levels of a chain", small=None, ge=0, le=MAX_DEPTH)
 
     def tree(self, target: Target, proposal: Proposal) -> StaticTree:
         if self.depth == 0:
