@@ -23,7 +23,7 @@ class PerPrompt(tuple):
 
 def select(state: Any, prompts: list[int], batch: int) -> Any:
     """The state of these prompts alone (in this order, repeats allowed) of a batch of ``batch``."""
-    index = torch.tensor(prompts)
+    index = torch.tensor(prompts, dtype=torch.long)
 
     def chosen(leaf: Any) -> Any:
         if isinstance(leaf, PerPrompt):
