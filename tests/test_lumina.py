@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import random_chameleon
 from frozen import frozen
 from image_ids import lumina_rule
 from test_anole import ALL_IDS, CAPTIONS, CODES, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
@@ -43,7 +44,7 @@ def wholes() -> tuple[Chameleon, Chameleon]:
 @pytest.fixture(scope="module")
 def lumina(wholes) -> Target:
     shape = vars(IMAGE_ONLY) | {"dialect": "lumina"}
-    made = published_chameleon.random_target("lumina-small", shape, GUIDANCE, 0, "cpu", VQ)
+    made = random_chameleon(shape, GUIDANCE, VQ, "lumina-small")
     nets = []
     for whole in wholes:
         net = Chameleon(replace(IMAGE_ONLY, n_layer=whole.config.n_layer))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +23,7 @@ from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.registry import acceptances, residuals
 from lanternbench.methods.trees.adaptive import AdaptiveGrowth, Bounds
 from lanternbench.methods.trees.growth import DynamicGrowth, StaticGrowth
-from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.target import Target
-from lanternbench.models.transformer import Stack
 
 
 @dataclass
@@ -123,7 +120,7 @@ def build_proposal(method: Method, target: Target) -> tuple[Proposal, int]:
             f"target '{target.name}' has no drafter of kind '{method.proposal}' (it has: {have}); "
             "choose another method or give one with --drafter"
         )
-    if other := misfit(drafter_net, target):
+    if other := drafter_net.misfit(target):
         raise UserError(
             f"the drafter of kind '{method.proposal}' does not fit target '{target.name}': {other}; give a drafter "
             "made for it"
@@ -140,26 +137,6 @@ def build_proposal(method: Method, target: Target) -> tuple[Proposal, int]:
     else:
         drafter = MedusaDrafter(drafter_net)
     return Drafted(drafter, growth, width, most), depth
-
-
-def misfit(net: Any, target: Target) -> str | None:
-    """What keeps a drafter from drafting for ``target``, in words; None where it fits."""
-    if not isinstance(net, Stack):
-        dim = net.cfg.dim if isinstance(net, Eagle) else net.weight.shape[-1]
-        width = target.model.cfg.dim
-        return None if dim == width else f"it is made for hidden states {dim} wide, the target's are {width} wide"
-    for name, what in (
-        ("vocab_size", "image tokens to choose from"),
-        ("grid", "image tokens a side"),
-        ("model_type", "as conditioning"),
-        ("caption_dim", "as width of captions"),
-        ("cls_token_num", "conditioning positions"),
-        ("prompt_ids", "prompt ids"),
-    ):
-        theirs, own = (getattr(config, name, None) for config in (net.config, target.model.config))
-        if theirs != own:
-            return f"it has {theirs} {what}, the target {own}"
-    return None
 
 
 def _growth(method: Method, target: Target) -> tuple[Growth, int, int]:

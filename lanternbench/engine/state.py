@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lanternbench.engine.sampling import BELOW_ONE, Warp, draw, guide
+from lanternbench.engine.sampling import BELOW_ONE, Warp, draw
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.tree import inner_index
 from lanternbench.engine.verify import Draft, Verdict
 from lanternbench.models.cached_stack import CachedStack, additive
-from lanternbench.models.llamagen.model import prefix_mask
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.row_ends import with_row_ends
 from lanternbench.models.target import Prefix, Target
 
@@ -100,7 +100,9 @@ class Session:
         slots = self.offset + self.rows.slots(self.reach)
         like = prefix.embeddings
         self.graphs = target.graphs if self.batch == 1 else None
-        self.stack = CachedStack(target.model, target.model.cfg, rows, slots, target.model.rope, like, self.graphs)
+        self.stack = CachedStack(
+            target.model, target.model.config.decoder, rows, slots, target.model.rope, like, self.graphs
+        )
         self.stack.hide_pads(prefix.valid)
         self.tokens = torch.zeros(self.batch, self.limit + nodes + 1, dtype=torch.long, device=self.device)
         self.length = torch.zeros(self.batch, dtype=torch.long, device=self.device)
@@ -130,7 +132,7 @@ class Session:
         """Prefill and first token; returns the prefix's hidden states [R, P, dim]."""
         mask = additive(prefix_mask(self.prefix.valid, self.offset, self.target.pad_rows)[:, 0])
         hidden = self.stack.prefill(self.prefix.embeddings, range(self.offset), mask)
-        q = self.warp(self.target.model.output(guide(hidden[:, -1:], self.guidance)))  # [B, 1, V]
+        q = self.warp(self.target.model.logits(hidden[:, -1:], self.guidance))  # [B, 1, V]
         first = q[:, 0].argmax(-1) if self.warp.greedy else draw(q[:, 0], self.uniforms[:, -1, 0])
         self.tokens[:, 0] = first
         self.length.fill_(1)
@@ -231,7 +233,7 @@ class Session:
                 first = self.bases[0]
                 position = range(first, first + tree.nodes) if draft.is_chain else tree.depth + first
             hidden = last = self.stack.forward(x, position, self.bases, base, 0, visible)
-        logits = self.target.model.output(guide(last, self.guidance))
+        logits = self.target.model.logits(last, self.guidance)
         self.clock.tick("verify")
         return hidden, self.warp(logits)
 

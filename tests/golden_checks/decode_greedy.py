@@ -49,6 +49,7 @@ def recorded_target(vectors: Vectors) -> Target:
         vectors["in.codebook"],
         drafters={"eagle": eagle(vectors.under("drafter."), vectors.meta["drafter_config"])},
         pad_rows="uniform",
+        eagle_pads="uniform",
     )
 
 

@@ -37,8 +37,8 @@ def heads(vectors: Vectors, prefix: int) -> Any:
     vocab, dim = vectors["in.lm_head"].shape
     output = nn.Linear(dim, vocab, bias=False)
     output.weight.data = vectors["in.lm_head"]
-    rope = rope_2d(GRID, GRID, net.cfg.head_dim, prefix)
-    return net, SimpleNamespace(output=output, rope=rope, cfg=net.cfg)
+    rope = rope_2d(GRID, GRID, net.config.head_dim, prefix)
+    return net, SimpleNamespace(output=output, rope=rope, config=net.config)
 
 
 class Recorded:

@@ -11,13 +11,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from lanternbench.engine.sampling import guide
 from lanternbench.engine.state import Session, alike
 from lanternbench.models.cached_stack import CachedStack, additive, causal
-from lanternbench.models.chameleon.model import Chameleon
+from lanternbench.models.decoder import ImageDecoder, prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.medusa import Medusa
-from lanternbench.models.llamagen.model import LlamaGen, prefix_mask
 
 
 class Drafter(Protocol):
@@ -63,7 +61,7 @@ class _Cached:
     Where the target writes row ends, one more forward reads the row end behind a row's last token.
     """
 
-    def attach(self, session: Session, words: LlamaGen | Chameleon, stack: CachedStack, behind: int) -> None:
+    def attach(self, session: Session, words: ImageDecoder, stack: CachedStack, behind: int) -> None:
         """``words``: whose embeddings and head are used; ``behind``: by how many slots it lags behind the target."""
         self.session, self.words, self.stack, self.behind = session, words, stack, behind
         self.row_end = self.row_end_embedding() if session.rows.width else None
@@ -90,7 +88,7 @@ class _Cached:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, …, dim] -> guided logits [B, …, V]."""
-        logits = self.words.output(guide(hidden, self.session.guidance))
+        logits = self.words.logits(hidden, self.session.guidance)
         self.session.clock.tick("draft")
         return logits
 
@@ -196,7 +194,7 @@ class EagleDrafter(_Cached):
         rows, prefix, _ = hidden.shape
         model, seen = session.target.model, session.prefix.seen
         slots = prefix + session.rows.slots(self.most_nodes)
-        stack = CachedStack(self.net, self.net.cfg, rows, slots, model.rope, hidden, session.graphs)
+        stack = CachedStack(self.net, self.net.config, rows, slots, model.rope, hidden, session.graphs)
         self.attach(session, model, stack, 1)
         if prefix > 1:  # entry t: the hidden state of position t, with what stands for token t + 1 and its position
             x = self.net.fuse(self.net.embed_prompt(session.prefix.ahead_ids, model), hidden[:, :-1])
@@ -237,14 +235,14 @@ class EagleDrafter(_Cached):
 class ModelDrafter(_Cached):
     """An independent, smaller model of the target's kind (Leviathan et al. 2023); it reads the same prompt."""
 
-    def __init__(self, net: LlamaGen | Chameleon, most_nodes: int):
+    def __init__(self, net: ImageDecoder, most_nodes: int):
         self.net, self.most_nodes = net, most_nodes
 
     def begin(self, session: Session, hidden: Tensor) -> None:
         rows, prefix = session.prefix.valid.shape
         x = self.net.cls_embedding(session.prefix.features)
         slots = prefix + session.rows.slots(self.most_nodes)
-        stack = CachedStack(self.net, self.net.cfg, rows, slots, self.net.rope, x, session.graphs)
+        stack = CachedStack(self.net, self.net.config.decoder, rows, slots, self.net.rope, x, session.graphs)
         mask = additive(prefix_mask(session.prefix.valid, prefix)[:, 0])
         stack.prefill(x, range(prefix), mask)
         stack.hide_pads(session.prefix.valid)
@@ -280,7 +278,7 @@ class MedusaDrafter:
         s = self.session
         s.clock.tick("other")
         last = at_last_new(s, s.fresh.hidden, s.fresh.advance)
-        self.logits = s.target.model.output(guide(self.net(last), s.guidance))  # [B, heads, V]
+        self.logits = s.target.model.logits(self.net(last), s.guidance)  # [B, heads, V]
         s.clock.tick("draft")
         return self.logits[:, 0]
 
