@@ -18,15 +18,16 @@ from typing import Any
 
 import torch
 
+from lanternbench.methods.method import method
+from lanternbench.methods.build import build
 from lanternbench.analysis import step_profile as profile
 from lanternbench.engine import decode as engine
 from lanternbench.experiment.environment import environment
 from lanternbench.methods import presets
-from lanternbench.methods.build import build
-from lanternbench.methods.method import method
 from lanternbench.models.cached_stack import CachedStack, causal
 from lanternbench.models.catalogue import load_target
-from lanternbench.models.llamagen import checkpoint as published_llamagen
+from lanternbench.models.family import Entry
+from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.llamagen.model import LlamaGen
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
@@ -48,12 +49,12 @@ Rows = list[dict[str, Any]]
 def forwards(model: LlamaGen, cases: list[tuple[int, int]], repeats: int = 15) -> list[float]:
     """Median milliseconds of a guided forward per (nodes, cached length), timed in turns."""
     rows, width = 2, max(n + base for n, base in cases)
-    like = torch.zeros(rows, 1, model.cfg.dim)
-    stack = CachedStack(model, model.cfg, rows, width, model.rope, like)
+    like = torch.zeros(rows, 1, model.config.decoder.dim)
+    stack = CachedStack(model, model.config.decoder, rows, width, model.rope, like)
     times: list[list[float]] = [[] for _ in cases]
     for _ in range(repeats):
         for spent, (n, base) in zip(times, cases, strict=True):
-            x = torch.randn(rows, n, model.cfg.dim)
+            x = torch.randn(rows, n, model.config.decoder.dim)
             clock = perf_counter()
             visible = None if n == 1 else causal(n, x.dtype, x.device)
             model.output(stack.forward(x, range(base, base + n), [base], visible=visible))
@@ -62,7 +63,12 @@ def forwards(model: LlamaGen, cases: list[tuple[int, int]], repeats: int = 15) -
 
 
 def published(shape: dict[str, Any], grid: int = 16) -> Target:
-    return packed(published_llamagen.random_target("random", {**shape, "grid": grid}, 7.5, 1000, "cpu"))
+    return packed(
+        LlamaGenFamily().random_target(
+            Entry(name="random", family="llamagen", about="", shape={**shape, "grid": grid}, guidance=7.5, top_k=1000),
+            "cpu",
+        )
+    )
 
 
 def against_nodes(models: dict[str, LlamaGen]) -> Rows:
@@ -151,7 +157,7 @@ def against_batch(target: Target, names: list[str], captions: list[str]) -> Rows
 def memory(target: Target) -> Rows:
     """Peak of the process above what it held before decoding, beside the caches that a decode allocates."""
     decoder = build(target, method("eagle-1", shape="chain-4"))
-    cfg = target.model.cfg
+    cfg = target.model.config.decoder
     slots = target.model.config.prefix + target.length + 6
     caches = 2 * 2 * slots * cfg.dim * 4 * (cfg.n_layer + 1)
     weights = sum(p.numel() * p.element_size() for p in target.model.parameters())

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from lanternbench.methods.proximity import nearest
+from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.trees.growth import grow_by_confidence
 from scipy.spatial.distance import jensenshannon
 

@@ -10,20 +10,22 @@ from typing import Any
 
 import pytest
 import torch
-from lanternbench.methods.proposals.drafters import EagleDrafter
+from families import random_chameleon, small_row
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 
+from lanternbench.methods.method import method
+from lanternbench.methods.build import build
 from lanternbench.engine import decode as engine
 from lanternbench.engine.sampling import Warp, guide
 from lanternbench.engine.state import Session
 from lanternbench.errors import UserError
-from lanternbench.methods.build import build
-from lanternbench.methods.method import method
+from lanternbench.methods import presets
+from lanternbench.methods.proposals.drafters import EagleDrafter
 from lanternbench.models.catalogue import entry, load_target
-from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon import vocab as chameleon_vocab
+from lanternbench.models.chameleon.checkpoint import ChameleonFamily
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
 from lanternbench.models.chameleon.tokenizer import ChameleonText, hashed_ids
 from lanternbench.models.chameleon.vqgan import chameleon_vqgan
@@ -54,7 +56,7 @@ def scrambled(net: Any, seed: int) -> Any:
 def small(dialect: str, device: str = "cpu") -> Target:
     """A Chameleon of 4 × 4 tokens with an EAGLE drafter."""
     shape = vars(IMAGES) | {"grid": 4, "dialect": dialect}
-    made = published_chameleon.random_target(f"{dialect}-small", shape, GUIDANCE, 0, "cpu", VQ)
+    made = random_chameleon(shape, GUIDANCE, VQ, f"{dialect}-small")
     net = Eagle(IMAGES.decoder, norm_eps=IMAGES.norm_eps)
     for seed, part in enumerate((made.model, net, made.vq)):
         scrambled(part, seed).to(device)
@@ -76,7 +78,7 @@ def whole() -> Chameleon:
 @pytest.fixture(scope="module")
 def anole(whole) -> Target:
     vocab = chameleon_vocab.published(CODES)
-    made = published_chameleon.random_target("anole-small", vars(IMAGES), GUIDANCE, 0, "cpu", VQ)
+    made = random_chameleon(vars(IMAGES), GUIDANCE, VQ, "anole-small")
     drafters = {
         "eagle": scrambled(Eagle(IMAGES.decoder, norm_eps=IMAGES.norm_eps), 1),
         "model": of_images(scrambled(Chameleon(ALL_IDS), 2), vocab),
@@ -162,7 +164,7 @@ def test_a_caption_that_leaves_no_room_for_the_image_is_refused(anole):
 
 
 def test_random_weights_decode_without_any_file(anole):
-    made = published_chameleon.random_target("anole-small", vars(IMAGES), GUIDANCE, 0, "cpu", VQ)
+    made = random_chameleon(vars(IMAGES), GUIDANCE, VQ, "anole-small")
     assert made.options["static"] == "naive_extend_57"
     ar, drafted = decoded(made, "ar", CAPTIONS[:1]), decoded(made, "eagle-1", CAPTIONS[:1])
     assert torch.equal(ar[0].tokens, drafted[0].tokens)
@@ -252,7 +254,7 @@ def equal(net: Any, state: dict[str, Tensor]) -> bool:
 
 
 def load(folder: Path) -> Target:
-    return published_chameleon.load("anole-small", SHAPE, GUIDANCE, 0, folder, "cpu")
+    return ChameleonFamily().load(small_row(SHAPE, GUIDANCE), folder, "cpu")
 
 
 def test_published_files_give_decoder_tokeniser_drafter_and_prompts(files):
@@ -262,7 +264,7 @@ def test_published_files_give_decoder_tokeniser_drafter_and_prompts(files):
     assert equal(made.model, image_tables(net.state_dict(), vocab.to_id))
     assert equal(made.vq, vq.state_dict())
     assert equal(made.drafters["eagle"], drafter.state_dict())
-    assert made.drafters["eagle"].cfg.norm_eps == made.model.cfg.norm_eps
+    assert made.drafters["eagle"].config.norm_eps == made.model.config.norm_eps
     prefix = made.prefix(["a red circle", "circle"], GUIDANCE)
     frame = [WORDS.index(w) for w in ("<s>", "<reserved08706>", "<racm3:break>")]
     a, red, circle = (WORDS.index(w) for w in ("a", "red", "circle"))

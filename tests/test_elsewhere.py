@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import two_layers
 from elsewhere import THERE, Apart, Elsewhere
-from lanternbench.engine.cuda_graphs import Graphs
+from lanternbench.utils.graph_capture import Graphs
 from test_anole import CAPTIONS, small
 from torch import Tensor
 from torch.utils._pytree import tree_leaves

@@ -151,7 +151,7 @@ def test_bad_logits_are_reported_not_decoded(target, value):
 def test_a_drafter_that_does_not_fit_is_refused(target):
     from lanternbench.models.drafters.eagle import Eagle
 
-    wide = replace(target, drafters={"eagle": Eagle(replace(target.model.cfg, dim=64, n_head=2))})
+    wide = replace(target, drafters={"eagle": Eagle(replace(target.model.config.decoder, dim=64, n_head=2))})
     with pytest.raises(UserError, match="does not fit"):
         tokens(wide, "eagle-1", CAPTIONS[:1])
     with pytest.raises(UserError, match="no drafter of kind 'medusa'"):

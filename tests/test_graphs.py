@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from frozen import frozen
-from lanternbench.engine.cuda_graphs import Graphs, of_mode
+from lanternbench.utils.graph_capture import Graphs, of_mode
 
 import lanternbench
 from lanternbench.engine import decode as engine

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from families import random_chameleon
 from frozen import frozen
 from image_ids import lumina_rule
-from lanternbench.engine.cuda_graphs import Graphs
-from lanternbench.models.row_ends import RowEnds, with_row_ends
+from lanternbench.utils.graph_capture import Graphs
+from lanternbench.models.slot_layout import SlotLayout, with_row_ends
 from test_anole import ALL_IDS, CAPTIONS, CODES, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
@@ -44,7 +45,7 @@ def wholes() -> tuple[Chameleon, Chameleon]:
 @pytest.fixture(scope="module")
 def lumina(wholes) -> Target:
     shape = vars(IMAGE_ONLY) | {"dialect": "lumina"}
-    made = published_chameleon.random_target("lumina-small", shape, GUIDANCE, 0, "cpu", VQ)
+    made = random_chameleon(shape, GUIDANCE, VQ, "lumina-small")
     nets = []
     for whole in wholes:
         net = Chameleon(replace(IMAGE_ONLY, n_layer=whole.config.n_layer))
@@ -202,7 +203,7 @@ def drafted(target: Target, whole: Chameleon, caption: str, tokens: Tensor, begu
     net, logits = target.drafters["eagle"], []
     for ids in written(target, caption, tokens):
         start = len(ids) - (SIDE * (SIDE + 1) - 1)
-        root = start + RowEnds(SIDE, SIDE * SIDE).slot(begun - 1)
+        root = start + SlotLayout(SIDE, SIDE * SIDE).slot(begun - 1)
         ahead, feature = whole.tok_embeddings(torch.tensor([ids]))[:, 1:], states(whole, ids)[:, :root]
         row = []
         for at in range(root, len(ids)):
@@ -243,7 +244,7 @@ def test_the_catalogue_knows_the_three_sizes():
 
 @pytest.mark.parametrize(("width", "height"), [(6, 4), (2, 2)])
 def test_slots_are_the_places_in_the_image_as_written(width, height):
-    rule, rows = lumina_rule(VOCAB, width * 16, height * 16), RowEnds(width, width * height)
+    rule, rows = lumina_rule(VOCAB, width * 16, height * 16), SlotLayout(width, width * height)
     tokens = torch.arange(width * height)
     assert torch.equal(rows.slot(tokens), rule.drawn())
     assert rows.slot(tokens, -1, 5).tolist() == [rows.slot(int(t), -1, 5) for t in tokens]
@@ -257,7 +258,7 @@ def test_slots_are_the_places_in_the_image_as_written(width, height):
 
 
 def test_without_row_ends_a_slot_is_the_token_s_number():
-    rows, tokens = RowEnds(0, 12), torch.arange(12)
+    rows, tokens = SlotLayout(0, 12), torch.arange(12)
     assert rows.slot(tokens, -1, 5).tolist() == [t + 4 for t in range(12)]
     assert torch.equal(rows.behind(tokens), tokens)
     assert not rows.any_follow(list(range(12)), 12)

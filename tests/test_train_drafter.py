@@ -39,7 +39,7 @@ PLAN = drafter.Plan("any", DEMO, steps=4, batch=2, lr=3e-3, seed=0)
 def classes() -> Target:
     """A class-conditional LlamaGen of 4 × 4 tokens."""
     labels = lambda captions: published_llamagen.class_labels(captions, "cpu")  # noqa: E731
-    net = scrambled(published_llamagen.new_eagle(random_llamagen(0)), 1)
+    net = scrambled(random_llamagen(0).new_eagle(), 1)
     return Target("classes", random_llamagen(0, n_layer=2), small("anole").vq, labels, 4.0, drafters={"eagle": net})
 
 
@@ -183,7 +183,7 @@ def test_what_is_saved_loads_as_a_drafter_and_keeps_the_target_s_tokens(kind, sh
     monkeypatch.setattr(drafter, "load_plain", lambda *a, **k: replace(made, drafters={}))
     monkeypatch.setattr(drafter, "begun", lambda *a: nets.append(honest(*a)) or nets[-1])
     drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
-    loaded = catalogue.family_of(made).eagle_drafter(made.model, tmp_path / "out", "cpu").state_dict()
+    loaded = made.model.eagle_drafter(tmp_path / "out", "cpu").state_dict()
     assert all(torch.equal(v, loaded[k]) for k, v in nets[0].state_dict().items())
     drafted = catalogue.with_drafter(replace(made, drafters={}), str(tmp_path / "out"))[0]
     want, found = decoded(drafted, "ar", captions), decoded(drafted, "eagle-1", captions)

@@ -237,7 +237,7 @@ def small() -> Target:
     vq = SimpleNamespace(quantize=SimpleNamespace(codes=lambda: codebook))
     options = {"near": 8, "static": [[0], [1], [2], [0, 0], [0, 1], [1, 0]], "chain": "chain-4"}
     options |= {"medusa": [[0], [1], [0, 0]], "depth": 3, "draft_top_k": 3, "total_nodes": 10}
-    drafters = {"eagle": Eagle(net.cfg).eval(), "medusa": Medusa(32, 4).eval(), "model": model()}
+    drafters = {"eagle": Eagle(net.config.decoder).eval(), "medusa": Medusa(32, 4).eval(), "model": model()}
     return Target("random", net, vq, text, guidance=2.0, options=options, drafters=drafters)
 
 

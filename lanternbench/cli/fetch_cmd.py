@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 if TYPE_CHECKING:
-    from lanternbench.models.catalogue import Entry
+    from lanternbench.models.family import Entry
 
 _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 

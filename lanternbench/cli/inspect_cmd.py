@@ -65,12 +65,12 @@ def targets(as_json: AsJson = False) -> None:
 
     Example: lanternbench targets
     """
-    from lanternbench.models.catalogue import catalogue
+    from lanternbench.models.catalogue import catalogue, missing
 
     rows = []
     for name, entry in catalogue().items():
-        missing, size = entry.missing(), f"{entry.gigabytes:g} GB" if entry.files else "in the package"
-        state = "yes" if not missing else "no" if len(missing) == len(entry.files) else f"lacks {', '.join(missing)}"
+        absent, size = missing(entry), f"{entry.gigabytes:g} GB" if entry.files else "in the package"
+        state = "yes" if not absent else "no" if len(absent) == len(entry.files) else f"lacks {', '.join(absent)}"
         rows.append({"target": name, "here": state, "size": size, "licence": entry.licence, "about": entry.about})
     _print(rows, as_json, {c: c for c in ("target", "here", "size", "licence", "about")})
 
@@ -107,12 +107,12 @@ def doctor(as_json: AsJson = False) -> None:
     """
     from lanternbench.experiment.environment import environment
     from lanternbench.metrics.registry import names, scorers_for
-    from lanternbench.models.catalogue import catalogue
+    from lanternbench.models.catalogue import catalogue, missing
 
     rows = [{"item": k, "value": v} for k, v in environment().items()]
     for name, entry in catalogue().items():
         absent = f"missing; `lanternbench fetch {name}` gets it ({entry.gigabytes:g} GB)"
-        rows.append({"item": f"target {name}", "value": absent if entry.missing() else "here"})
+        rows.append({"item": f"target {name}", "value": absent if missing(entry) else "here"})
     for name in names():
         (scorer,) = scorers_for([name], "full")
         rows.append({"item": f"metric {name}", "value": scorer.available() or "here"})

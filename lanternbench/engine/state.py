@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine.carry import PerPrompt, rows_of
-from lanternbench.engine.sampling import BELOW_ONE, Warp, draw, guide
+from lanternbench.engine.sampling import BELOW_ONE, Warp, draw
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import Uniforms, VerifyResult
 from lanternbench.models.cached_stack import CachedStack, Lengths, additive
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.image_stack import ImageStack, Mask, TreeStates, image_stack
-from lanternbench.models.llamagen.model import prefix_mask
 from lanternbench.models.target import Prefix, Target
 
 
@@ -167,13 +167,15 @@ def row_uniforms(seeds: list[int], length: int, count: int, device: torch.device
 def open_stack(target: Target, net: Any, prefix: Prefix, room: int, **options: Any) -> ImageStack:
     """A cache and its addressing for ``net``, the target's decoder or a drafter's.
 
-    options: ``lag`` (see ``ImageStack``), ``rope`` (default: the network's), ``row_end`` (see ``RowEndStack``).
+    options: ``config`` and ``rope`` (default: the network's), ``lag`` (see ``ImageStack``), ``row_end`` (see
+    ``RowEndStack``).
     """
     rows, positions = prefix.valid.shape
     shared = None if target.graphs is None else target.graphs.stacks
     slots = positions + target.layout.slots(room)
-    rope = options.get("rope")
-    stack = CachedStack(net, net.cfg, rows, slots, net.rope if rope is None else rope, prefix.embeddings, shared)
+    config = options["config"] if "config" in options else net.config.decoder
+    rope = options["rope"] if "rope" in options else net.rope
+    stack = CachedStack(net, config, rows, slots, rope, prefix.embeddings, shared)
     row_end: Callable[[Tensor], Tensor] | None = options.get("row_end") if target.layout.width else None
     return image_stack(stack, target.layout, positions, options.get("lag", 0), row_end)
 
@@ -185,7 +187,7 @@ def prefill(state: DecodeState) -> None:
     state.stack.stack.hide_pads(prefix.valid)
     mask = additive(prefix_mask(prefix.valid, positions, target.pad_rows)[:, 0])
     hidden = state.stack.stack.prefill(prefix.embeddings, range(positions), mask)
-    q = state.warp(target.model.output(guide(hidden[:, -1:], state.guidance)))  # [B, 1, V]
+    q = state.warp(target.model.logits(hidden[:, -1:], state.guidance))  # [B, 1, V]
     first = q[:, 0].argmax(-1) if state.warp.greedy else draw(q[:, 0], state.uniforms[:, -1, 0])
     tokens = torch.zeros(state.batch, state.limit + state.max_nodes + 1, dtype=torch.long, device=state.device)
     tokens[:, 0] = first
@@ -205,7 +207,7 @@ def forward(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor]:
     x = state.stack.stack.all_rows(model.tok_embeddings(draft.tokens))
     mask = Mask(tree.ancestors, _visible(state, draft), draft.is_chain, tree.max_depth)
     states = state.stack.tree(x, tree.depth, mask, state.now.length)
-    logits = model.output(guide(states.next, state.guidance))
+    logits = model.logits(states.next, state.guidance)
     state.clock.tick("verify")
     return states, state.warp(logits)
 

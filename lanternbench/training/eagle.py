@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.llamagen.model import prefix_mask
 from lanternbench.models.slot_layout import SlotLayout
 from lanternbench.models.target import Prefix, Target
 

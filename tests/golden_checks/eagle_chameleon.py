@@ -45,7 +45,7 @@ class Anole:
         self.valid, self.hidden, self.ids = valid, hidden, vectors["shifted_input_ids"]
         self.shift = torch.tensor([0, b["prompt"] - 2])  # the unconditional row's positions start later
         rope = rope_1d(64, cfg.head_dim)
-        self.stack = CachedStack(self.net, self.net.cfg, 2, 64, rope, hidden)
+        self.stack = CachedStack(self.net, self.net.config, 2, 64, rope, hidden)
         self.stack.hide_pads(valid)
         self.length = self.drafted = 0
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lanternbench.engine.proposal import DraftedTree, Drafter, Proposer
-from lanternbench.engine.sampling import guide
 from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
 from lanternbench.methods.component import Acceptance, Proposal, Tree
@@ -84,7 +83,7 @@ class StackDrafter(Drafter):
 
     def _logits(self, state: DecodeState, hidden: Tensor) -> Tensor:
         """hidden [R, …, dim] -> guided logits [B, …, V]."""
-        logits = self.words.output(guide(hidden, state.guidance))
+        logits = self.words.logits(hidden, state.guidance)
         state.clock.tick("draft")
         return logits
 

@@ -12,8 +12,8 @@ from lanternbench.engine.proposal import Drafter
 from lanternbench.engine.state import DecodeState, open_stack
 from lanternbench.methods.proposals.drafting import DrafterProposal, StackDrafter, StackState
 from lanternbench.models.cached_stack import additive
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.image_stack import Drafted
-from lanternbench.models.llamagen.model import prefix_mask
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -24,9 +24,8 @@ class EagleDrafter(StackDrafter):
     def init(self, state: DecodeState, room: int) -> StackState:
         prefix, hidden = state.prefix, state.prefix_states
         assert hidden is not None
-        stack = open_stack(
-            state.target, self.net, prefix, room, lag=1, rope=self.words.rope, row_end=self._row_end(state.target)
-        )
+        options = {"config": self.net.config, "rope": self.words.rope, "row_end": self._row_end(state.target)}
+        stack = open_stack(state.target, self.net, prefix, room, lag=1, **options)
         n = hidden.shape[1]
         if n > 1:  # entry t: the state of position t, with what stands for token t + 1 and its position
             x = self.net.fuse(self.net.embed_prompt(prefix.ahead_ids, self.words), hidden[:, :-1])

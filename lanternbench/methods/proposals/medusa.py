@@ -7,7 +7,6 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from lanternbench.engine.proposal import Drafter
-from lanternbench.engine.sampling import guide
 from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
 from lanternbench.methods.proposals.drafting import DrafterProposal
@@ -29,7 +28,7 @@ class MedusaDrafter(Drafter):
         last = state.now.last
         alone = state.batch == 1 and last.advance.host is not None  # else entries past ``advance`` are void
         hidden = last.hidden[:, -1] if alone else at_last(last.hidden, last.advance, state.stack.stack)
-        logits = self.model.output(guide(self.net(hidden), state.guidance))
+        logits = self.model.logits(self.net(hidden), state.guidance)
         state.clock.tick("draft")
         return logits[:, 0], HeadLogits(logits)
 

@@ -10,8 +10,8 @@ from lanternbench.engine.proposal import Drafter
 from lanternbench.engine.state import DecodeState, open_stack
 from lanternbench.methods.proposals.drafting import DrafterProposal, StackDrafter, StackState
 from lanternbench.models.cached_stack import additive
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.image_stack import Drafted
-from lanternbench.models.llamagen.model import prefix_mask
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
