@@ -168,13 +168,11 @@ def execute(
     """Run a sweep with a progress bar on stderr and the table on stdout."""
     from lanternbench.experiment import runner as sweeps
     from lanternbench.experiment.executors import local as executors
-    from lanternbench.utils.device import choose, contention
+    from lanternbench.utils.device import choose
 
     made_by = executors.executor(executor, workers, threads, ray_address)
     chosen = choose(device, threads) if executor == "local" else device  # of a cluster its workers know
     console = Console(stderr=True)
-    if chosen == "cpu" and (busy := contention()):
-        print_notes([busy], console)
     columns = [
         TextColumn("[progress.description]{task.description}"),
         BarColumn(),
