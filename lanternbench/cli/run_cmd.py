@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lanternbench.cli.output import print_json, print_notes, print_table
+from lanternbench.cli.progress import display
 from lanternbench.experiment import config as settings
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run folders.")]
@@ -167,26 +167,16 @@ def execute(
 ) -> None:
     """Run a sweep with a progress bar on stderr and the table on stdout."""
     from lanternbench.experiment import runner as sweeps
-    from lanternbench.experiment.executors import local as executors
+    from lanternbench.experiment.executors import executor as make_executor
     from lanternbench.utils.device import choose
 
-    made_by = executors.executor(executor, workers, threads, ray_address)
+    made_by = make_executor(executor, workers, threads, ray_address)
     chosen = choose(device, threads) if executor == "local" else device  # of a cluster its workers know
     console = Console(stderr=True)
-    columns = [
-        TextColumn("[progress.description]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    ]
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(config.name, total=None)
-
-        def progress(done: int, of: int, what: str) -> None:
-            bar.update(task, completed=done, total=of, description=_short(what))
-
-        path, summary = sweeps.run(config, out, fresh=fresh, device=chosen, executor=made_by, progress=progress)
+    with display(config.name) as shown:
+        path, summary = sweeps.run(
+            config, out, fresh=fresh, device=chosen, executor=made_by, progress=shown.show, on_step=shown.step
+        )
     if as_json:
         print_json({"run": str(path), **summary})
         return
@@ -198,11 +188,6 @@ def execute(
 def listed(text: str) -> list[str]:
     """The names in a comma-separated option."""
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _short(text: str, limit: int = 60) -> str:
-    text = text.replace("[", "(").replace("]", ")")
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _parse(options: list[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
@@ -196,11 +197,13 @@ def generate(
     seed: int = 0,
     trace: bool = False,
     most_steps: int | None = None,
+    on_step: Callable[[int, int], None] | None = None,
 ) -> list[Generation]:
     """Decode one image per caption, all in one batch.
 
     An image is a function of (seed, its key, method): ``keys`` default to the captions.  With ``trace`` the target's
     and drafter's distributions are kept for measures taken afterwards.  ``most_steps`` ends early (a warm-up).
+    ``on_step`` (tokens done, of: over the batch) is called after every step.
     Raises UserError on NaN or infinite logits.
     """
     target, method = decoder.target, decoder.method
@@ -222,11 +225,14 @@ def generate(
     proposal.begin(session, session.begin())
     session.clock.start()  # waits for all that was asked for
     encode_s = perf_counter() - began
-    log = Log(session.batch)
+    log, tokens = Log(session.batch), session.batch  # the prefill gives each its first token
     while session.active() and session.steps != most_steps:
         if prompts := session.unfinished():
             proposal.keep(session.keep(prompts), prompts)
         step(session, proposal, decoder, log)
+        if on_step is not None:
+            tokens += sum(session.fresh.advances)
+            on_step(tokens, target.length * len(captions))
     session.clock.tick("other")
     decode_s = session.clock.stop()
     if session.trace is not None:

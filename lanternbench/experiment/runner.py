@@ -14,16 +14,16 @@ import torch
 from lanternbench.analysis.summary import summarise
 from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
-from lanternbench.experiment.executors import local as executors
-from lanternbench.experiment.executors.local import Executor, Unit
+from lanternbench.experiment.executors import Executor, Unit
+from lanternbench.experiment.executors import executor as make_executor
 from lanternbench.experiment.scoring import Costs, image_groups, known, score_sets, stored, there, with_record
-from lanternbench.experiment.worker import Job
+from lanternbench.experiment.worker import Job, OnStep
 from lanternbench.metrics.registry import Scorer, SetScorer, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.prompts import sources as prompt_sets
 from lanternbench.prompts.sources import Prompt, PromptSet
 
-Progress = Callable[[int, int, str], None]  # done, of, what
+Progress = Callable[[int, int, str], None]  # samples done, of, what is being done or was just done
 
 
 def run(
@@ -35,19 +35,28 @@ def run(
     device: str = "cpu",
     executor: str | Executor = "local",
     progress: Progress = lambda done, of, what: None,
+    on_step: OnStep | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Measure everything that ``config`` asks for and is not stored yet; returns the run folder and its summary.
 
     An interrupted sweep continues where it stopped: what is stored is never computed again, and what is computed
-    depends on (seed, prompt, method) alone, whichever executor computes it: one of ``executors``, or its name.
+    depends on (seed, prompt, method) alone, whichever ``executor`` computes it: one of ``executors``, or its name.
+    ``on_step`` (tokens done, of) is called after each step of an image, where this process decodes it.
     Raises UserError before anything is computed if a setting is wrong.
     """
-    with closing(executors.executor(executor) if isinstance(executor, str) else executor) as made_by:
-        return _run(config, out, fresh, run_id, device, made_by, progress)
+    with closing(make_executor(executor) if isinstance(executor, str) else executor) as made_by:
+        return _run(config, out, fresh, run_id, device, made_by, progress, on_step)
 
 
 def _run(
-    config: Sweep, out: Path, fresh: bool, run_id: str | None, device: str, executor: Executor, progress: Progress
+    config: Sweep,
+    out: Path,
+    fresh: bool,
+    run_id: str | None,
+    device: str,
+    executor: Executor,
+    progress: Progress,
+    on_step: OnStep | None,
 ) -> tuple[Path, dict[str, Any]]:
     methods = config.methods()
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
@@ -69,7 +78,7 @@ def _run(
             for m in methods
         ],
     ) as folder:
-        spent = _measure(folder, config, executor, selected, progress)
+        spent = _measure(folder, config, executor, selected, progress, on_step)
         (sets, notes, costs, real), groups = stored(folder), image_groups(folder)  # ``score`` may have added to them
         intact = there(groups)
         whole = [
@@ -122,14 +131,22 @@ def left(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
     return [unit for unit in units if unit]
 
 
-def _measure(folder: RunFolder, config: Sweep, executor: Executor, prompts: PromptSet, progress: Progress) -> Costs:
+def _measure(
+    folder: RunFolder,
+    config: Sweep,
+    executor: Executor,
+    prompts: PromptSet,
+    progress: Progress,
+    on_step: OnStep | None,
+) -> Costs:
     """Have made what is not stored yet, and store it as it comes; returns what the scores took."""
     units, total = left(folder, config, prompts), len(prompts) * len(config.methods())
 
     def say(what: str) -> None:
         progress(len(folder.done()), total, what)
 
-    for sample, image, where in executor.samples(units, prompts.prompts[0].text, say) if units else ():
+    for sample, image, where in executor.samples(units, prompts.prompts[0].text, say, on_step) if units else ():
         folder.append(sample, image, where)
+        say(f"{sample.label} · {sample.prompt}: {sample.decode_s:.2f} s")
     progress(total, total, "scoring")
     return executor.costs
