@@ -78,7 +78,8 @@ def _worker(threads: str, policy: str) -> subprocess.Popen:
 
 def _image(worker: subprocess.Popen, method: str, seed: int) -> tuple[float, float]:
     """(wall, CPU) seconds of an image."""
-    assert worker.stdin and worker.stdout
+    assert worker.stdin
+    assert worker.stdout
     worker.stdin.write(f"{method} {seed}\n")
     worker.stdin.flush()
     wall, cpu = map(float, worker.stdout.readline().split())

@@ -110,11 +110,3 @@ def test_cpu_time_is_counted_beside_wall_time():
     before = device.cpu_seconds()
     sum(range(10**6))
     assert 0 < device.cpu_seconds() - before < 60
-
-
-def test_a_busy_machine_is_named_and_a_quiet_one_is_not(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(os, "getloadavg", lambda: (3.04, 0, 0), raising=False)
-    assert "load 3.0 on 2 CPUs" in device.contention()
-    monkeypatch.setattr(os, "getloadavg", lambda: (1.2, 0, 0), raising=False)
-    assert device.contention() is None

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lanternbench.cli.output import print_json, print_notes, stdout
+from lanternbench.cli.progress import display
 from lanternbench.methods.method import named
 
 WIDE = 120  # columns from which options have a place in the table
@@ -136,12 +137,12 @@ def verify(
     chosen = list(components("preset")) if every or not names else list(names)
     for name in chosen:
         named(name)
-    with Console(stderr=True).status("verifying") as status:
+    with display("verifying") as shown:
 
-        def shown(row: Row) -> None:
-            status.update(f"verified {row.method}: {row.check}")
+        def on_row(row: Row) -> None:
+            shown.show(0, 0, f"verified {row.method}: {row.check}")
 
-        rows = verify_all([*chosen], load_target("tiny"), seed, on_row=shown)
+        rows = verify_all([*chosen], load_target("tiny"), seed, on_row=on_row)
     if as_json:
         print_json([row._asdict() for row in rows])
     else:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lanternbench.cli.output import print_json
+from lanternbench.cli.progress import display
 from lanternbench.cli.run_cmd import Compile, Device, Drafter, Dtype, RandomWeights, Simulate, Threads
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -49,10 +50,11 @@ def profile(
     model = load_with_drafter(target, drafter, choose(device, threads), random_weights, dtype, used, compile_mode)
     decoders = [build(model, m, temperature, simulate_acceptance=simulate_acceptance) for m in chosen]
     captions = prompts.captions_for(target, num_prompts)
-    limit = profiles.bandwidth(model.device)
-    found = profiles.profile(decoders, captions)
-    if trace is not None:
-        profiles.chrome_trace(decoders[-1], captions[0], trace)
+    with display("profiling"):
+        limit = profiles.bandwidth(model.device)
+        found = profiles.profile(decoders, captions)
+        if trace is not None:
+            profiles.chrome_trace(decoders[-1], captions[0], trace)
     if as_json:
         print_json({"bandwidth": limit, "methods": [p.record() for p in found]})
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 from typing import Any
@@ -84,11 +85,13 @@ def generate(
     seed: int = 0,
     trace: bool = False,
     max_steps: int | None = None,
+    on_step: Callable[[int, int], None] | None = None,
 ) -> list[Generation]:
     """Decode one image per caption, all in one batch.
 
     An image is a function of (seed, its key, method): ``keys`` default to the captions.  With ``trace`` the target's
     and drafter's distributions are kept for figures computed afterwards.  ``max_steps`` ends early (a warm-up).
+    ``on_step`` (tokens done, of: over the batch) is called after every step.
     Raises UserError on NaN or infinite logits.
     """
     began = perf_counter()
@@ -97,7 +100,7 @@ def generate(
     own = decoder.proposer.init(state)
     state.prefix_states = None
     state.clock.start()  # waits for all that was asked for
-    log, cpu = Log(state), process_time()
+    log, cpu, tokens = Log(state), process_time(), state.batch  # the prefill gives each its first token
     encode_s = perf_counter() - began
     while state.active and state.steps != max_steps:
         if prompts := state.unfinished():
@@ -106,6 +109,9 @@ def generate(
         sizes = decoder.proposer.sizes(own)
         own, result = step(decoder, state, own)
         log.note(state, sizes or ((result.draft.tree.max_depth, result.draft.tree.nodes),) * state.batch)
+        if on_step is not None:
+            tokens += sum(state.now.last.advance.host or ())
+            on_step(tokens, state.limit * len(captions))
     state.clock.tick("other")
     decode_s, cpu_s = state.clock.stop(), process_time() - cpu
     if state.trace is not None:

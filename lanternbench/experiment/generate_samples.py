@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,16 +21,25 @@ from lanternbench.utils.parallel import parts, side_by_side
 
 
 def make_samples(
-    decoder: SpeculativeDecoder, group: list[Prompt], seed: int, timed: bool
+    decoder: SpeculativeDecoder,
+    group: list[Prompt],
+    seed: int,
+    timed: bool,
+    on_step: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[Sample, Any]]:
-    """Generate one image per prompt, all together; yields (sample, PIL image)."""
+    """Generate one image per prompt, all together; yields (sample, PIL image).
+
+    ``on_step`` (tokens done, of) is called after every step, unless processes share the prompts.
+    """
+    count = parts(decoder.target, len(group))
+    alone = on_step if count == 1 else None
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
 
     def make(part: list[Prompt]) -> list[tuple[Sample, Any]]:
         gpu = decoder.target.device if decoder.target.device.type == "cuda" else None
         if gpu is not None:
             torch.cuda.reset_peak_memory_stats(gpu)
-        made = generate(decoder, [p.text for p in part], [p.id for p in part], seed, trace=traced)
+        made = generate(decoder, [p.text for p in part], [p.id for p in part], seed, trace=traced, on_step=alone)
         memory = {"peak_memory_mb": None if gpu is None else torch.cuda.max_memory_allocated(gpu) / 1e6}
         clock = time.perf_counter()
         images = decoder.target.images(torch.stack([g.tokens for g in made]))
@@ -40,7 +49,7 @@ def make_samples(
             for prompt, generation, image, extra in zip(part, made, images, figures(decoder, made), strict=True)
         ]
 
-    yield from side_by_side(make, group, parts(decoder.target, len(group)))
+    yield from side_by_side(make, group, count)
 
 
 def figures(decoder: SpeculativeDecoder, made: list[Generation]) -> list[dict[str, Any]]:

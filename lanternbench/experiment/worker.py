@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from lanternbench.models.target import Target
 from lanternbench.prompts.sources import Prompt
 
 WARMUP_STEPS = 12
+OnStep = Callable[[int, int], None]  # tokens done, of
 
 
 class Job(NamedTuple):
@@ -83,10 +84,10 @@ class Worker:
         """First calls allocate and choose kernels."""
         generate(self.decoders[label], [caption], seed=self.config.seed, max_steps=WARMUP_STEPS)
 
-    def work(self, job: Job) -> Iterator[tuple[Sample, Any]]:
-        """The job's samples, scored, with their PIL images."""
+    def work(self, job: Job, on_step: OnStep | None = None) -> Iterator[tuple[Sample, Any]]:
+        """The job's samples, scored, with their PIL images; ``on_step`` is told of every step."""
         decoder, config = self.decoders[job.label], self.config
-        for sample, image in make_samples(decoder, job.prompts, config.seed, config.batch == 1):
+        for sample, image in make_samples(decoder, job.prompts, config.seed, config.batch == 1, on_step):
             for scorer in self.scorers:
                 clock = time.perf_counter()
                 value = sample.metrics[scorer.name] = scorer.score([image], [sample.prompt])[0]

@@ -116,14 +116,3 @@ def load_average() -> float | None:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
         return None
-
-
-def contention() -> str | None:
-    """One sentence where other processes already keep this machine's CPUs busy, else None."""
-    load, cpus = load_average(), os.cpu_count() or 1
-    if load is None or load < cpus:
-        return None
-    return (
-        f"this machine is busy (load {load:.1f} on {cpus} CPUs): every latency is longer than on an idle one; "
-        "speedups stay paired, and a quiet machine narrows their intervals"
-    )

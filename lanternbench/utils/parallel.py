@@ -63,10 +63,14 @@ def _forked(work: Callable[[list[Item]], list[Result]], share: list[Item]) -> It
     """A process that sends (results, None) or (None, error), pickled; it is gone afterwards."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_child, args=(work, share, theirs), daemon=True)
-    with warnings.catch_warnings(action="ignore"):  # Python warns of forks beside threads, which wait here
-        process.start()
-    theirs.close()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child ignores it
     try:
+        with warnings.catch_warnings(action="ignore"):  # Python warns of forks beside threads, which wait here
+            process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    try:
+        theirs.close()
         yield ours
     finally:
         ours.close()
