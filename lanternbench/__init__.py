@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["load"]
+__all__ = ["load", "load_run"]
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lanternbench.api import Model
+    from lanternbench.report.frames import RunFrames
 
 
 def load(
@@ -32,3 +35,13 @@ def load(
     from lanternbench.utils.device import choose
 
     return Model(load_with_drafter(target, drafter, choose(device), dtype=dtype, compile_mode=compile_mode))
+
+
+def load_run(path: str | Path) -> RunFrames:
+    """A finished run as pandas frames: ``load_run("results/demo-9f6e6145").summary``, and ``.samples``.
+
+    ``path``: a run folder, or the id of a run under ``results/``.  Raises UserError when there is no such run.
+    """
+    from lanternbench.report.frames import run_frames
+
+    return run_frames(path)
