@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.trees.growth import grow_by_confidence
 from scipy.spatial.distance import jensenshannon
 
@@ -16,6 +15,7 @@ from lanternbench.engine import verify
 from lanternbench.engine.sampling import BELOW_ONE, Warp, draw, draw_distinct
 from lanternbench.methods import acceptance, registry
 from lanternbench.methods.acceptance import Annealed, Exact, Lantern, everywhere, normalised, relaxed, schedule
+from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 

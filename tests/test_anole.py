@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 import torch
 from families import random_chameleon, small_row
+from lanternbench.methods.proposals.drafters import EagleDrafter
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 
-from lanternbench.methods.method import method
-from lanternbench.methods.build import build
 from lanternbench.engine import decode as engine
 from lanternbench.engine.sampling import Warp, guide
 from lanternbench.engine.state import Session
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
-from lanternbench.methods.proposals.drafters import EagleDrafter
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.catalogue import entry, load_target
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily

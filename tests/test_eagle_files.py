@@ -11,18 +11,17 @@ import torch
 import torch.nn.functional as F
 from golden_checks import decode_greedy
 from golden_checks.common import read
+from lanternbench.methods.proposals.drafters import EagleDrafter
 from safetensors.torch import save_file
 from test_anole import CAPTIONS, IMAGES, scrambled, small
 from test_drafters import random_llamagen
 from torch import Tensor
 
-from lanternbench.methods.method import method
-from lanternbench.methods.build import build
 from lanternbench.engine import decode as engine
 from lanternbench.engine.sampling import guide
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
-from lanternbench.methods.proposals.drafters import EagleDrafter
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen

@@ -9,7 +9,6 @@ import pytest
 import torch
 from conftest import two_layers
 from elsewhere import THERE, Apart, Elsewhere
-from lanternbench.utils.graph_capture import Graphs
 from test_anole import CAPTIONS, small
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -22,6 +21,7 @@ from lanternbench.methods.method import method
 from lanternbench.metrics.registry import Scorer, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.target import Target
+from lanternbench.utils.graph_capture import Graphs
 
 PROMPTS = ["a red circle", "two small green squares", "a large blue ring above a yellow star"]
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 from test_anole import small
 
-from lanternbench.methods.method import method
-from lanternbench.methods.build import build
 from lanternbench import registry
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models import catalogue, packed
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.medusa import Medusa

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from frozen import frozen
-from lanternbench.utils.graph_capture import Graphs, of_mode
 
 import lanternbench
 from lanternbench.engine import decode as engine
@@ -18,6 +17,7 @@ from lanternbench.methods.method import method
 from lanternbench.models import cached_stack as cached
 from lanternbench.models.catalogue import load_target
 from lanternbench.prompts.sources import load
+from lanternbench.utils.graph_capture import Graphs, of_mode
 
 CAPTIONS = [p.text for p in load("demo", 2)]
 

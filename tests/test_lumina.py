@@ -11,8 +11,6 @@ import torch
 from families import random_chameleon
 from frozen import frozen
 from image_ids import lumina_rule
-from lanternbench.utils.graph_capture import Graphs
-from lanternbench.models.slot_layout import SlotLayout, with_row_ends
 from test_anole import ALL_IDS, CAPTIONS, CODES, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
@@ -28,7 +26,9 @@ from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
 from lanternbench.models.chameleon.prompt_ids import ROW_END, lumina_prompt
 from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.slot_layout import SlotLayout, with_row_ends
 from lanternbench.models.target import Target
+from lanternbench.utils.graph_capture import Graphs
 
 SIDE = 4
 WHOLE, IMAGE_ONLY = replace(ALL_IDS, grid=SIDE), replace(IMAGES, grid=SIDE)

@@ -11,11 +11,10 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from lanternbench.methods.method import method
-from lanternbench.methods.build import build
 from lanternbench.cli import progress
 from lanternbench.engine import decode as engine
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 
 
 @pytest.mark.parametrize("captions", [["a red circle"], ["a red circle", "a blue ring"]])

@@ -194,10 +194,10 @@ def execute(
             budget_s=inf if minutes is None else 60 * minutes,
         )  # fmt: skip
     if as_json:
-        print_json({"run": str(path), **summary})
+        print_json({"run": str(path), **vars(summary)})
         return
-    print_table(summary["rows"])
-    print_notes(summary["notes"], console)
+    print_table(summary.rows)
+    print_notes(summary.told(), console)
     if counts[0] < counts[1]:
         stopped = f"--time-budget {minutes:g}: {counts[0]} of {counts[1]} images are made; the same command goes on"
         print_notes([stopped], console)

@@ -12,7 +12,8 @@ from lanternbench.experiment import Sample
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.environment import environment
 from lanternbench.experiment.generate_samples import make_samples
-from lanternbench.experiment.scoring import Costs, prepared
+from lanternbench.experiment.scoring import prepared
+from lanternbench.experiment.summaries import Costs
 from lanternbench.methods.build import build
 from lanternbench.metrics.registry import Scorer, scorers_for
 from lanternbench.metrics.setup import Setup

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from lanternbench.methods.proposals.drafters import EagleDrafter
-from lanternbench.models.slot_layout import SlotLayout
 from torch import Tensor, nn
 
 from golden_checks.common import Vectors, cached, loaded
@@ -16,6 +15,7 @@ from lanternbench.engine.state import Fresh
 from lanternbench.models.drafters.eagle import Eagle, from_published
 from lanternbench.models.llamagen.model import LlamaGenConfig
 from lanternbench.models.rope import rope_2d
+from lanternbench.models.slot_layout import SlotLayout
 
 GRID = 16  # the reference fixes the drafter's grid for text-to-image
 
