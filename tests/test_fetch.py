@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from lanternbench.cli.main import app
 from lanternbench.errors import UserError
-from lanternbench.metrics.registry import scorers_for
+from lanternbench.metrics import scorers_for
 from lanternbench.models.catalogue import Entry, Source, catalogue, load_target
 from lanternbench.models.published import present
 from lanternbench.utils import fetching as fetch

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lanternbench import prompts as prompt_sets
 from lanternbench.analysis.summary import summarise
 from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
@@ -18,10 +19,9 @@ from lanternbench.experiment.executors import local as executors
 from lanternbench.experiment.executors.local import Executor, Unit
 from lanternbench.experiment.scoring import Costs, image_groups, known, score_sets, stored, there, with_record
 from lanternbench.experiment.worker import Job
-from lanternbench.metrics.registry import Scorer, SetScorer, scorers_for
+from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
-from lanternbench.prompts import sources as prompt_sets
-from lanternbench.prompts.sources import Prompt, PromptSet
+from lanternbench.prompts import Prompt, PromptSet
 
 Progress = Callable[[int, int, str], None]  # done, of, what
 
@@ -75,14 +75,14 @@ def _run(
         whole = [
             s
             for s in scorers
-            if isinstance(s, SetScorer) and not (known(sets, groups, s) and (s.available() or not intact))
+            if isinstance(s, SetMetric) and not (known(sets, groups, s) and (s.available() or not intact))
         ]
         kept = {f"{name}: " for columns in sets.values() for name in columns} - {f"{s.name}: " for s in whole}
         found, missing, more = score_sets(groups, whole)
         for label, columns in found.items():
             sets.setdefault(label, {}).update(columns)
         summary = summarise(folder.samples(), folder.run, sets, config.seed)
-        missing += [f"{s.name}: {why}" for s in scorers if isinstance(s, Scorer) and (why := s.available())]
+        missing += [f"{s.name}: {why.text}" for s in scorers if isinstance(s, ImageMetric) and (why := s.available())]
         missing += [note for note in notes if note.startswith(tuple(kept))]
         summary["notes"] += missing + simulation_notes(config) + executor.notes()
         summary = with_record(summary, costs | spent | more, real)

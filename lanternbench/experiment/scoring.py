@@ -17,15 +17,13 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
+from lanternbench import prompts
 from lanternbench.analysis.summary import RANDOM_NOTE, bootstrap_mean, summarise
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
-from lanternbench.metrics import files, reference
+from lanternbench.metrics import ImageMetric, SetMetric, files, read_image, reference, scorers_for
 from lanternbench.metrics.features import ImageFiles
-from lanternbench.metrics.images import read_image
-from lanternbench.metrics.registry import AnyScorer, Scorer, SetScorer, compares, scorers_for
 from lanternbench.metrics.setup import Setup
-from lanternbench.prompts import sources as prompts
 from lanternbench.utils.files import cache_dir
 
 BATCH = 32
@@ -129,7 +127,7 @@ def score_run(
         notes: list[str] = []
         now = set()  # what was compared with the setup's real images
         for scorer in scorers:
-            if isinstance(scorer, Scorer):
+            if isinstance(scorer, ImageMetric):
                 left = [i for i in items if again or samples[i.key].metrics.get(scorer.name) is None]
                 values, said = score_items(scorer, left, journal, again, progress)
                 for key, value in values.items():
@@ -137,7 +135,7 @@ def score_run(
                 notes += said
                 costs |= journal.cost(scorer.name)
                 continue
-            with_real = setup.reference is not None and compares(scorer)
+            with_real = setup.reference is not None and scorer.compares
             if known(sets, groups, scorer) and (scorer.available() or not (again or with_real)):
                 notes += [note for note in old_notes if note.startswith(f"{scorer.name}: ")]
                 continue
@@ -195,7 +193,7 @@ def score_folder(
         notes.append(RANDOM_NOTE)
     scorers = scorers_for(metrics, "full", setup)
     for scorer in scorers:
-        if isinstance(scorer, Scorer):
+        if isinstance(scorer, ImageMetric):
             values, said = score_items(scorer, items, journal, again, progress)
             finite = [v for v in values.values() if v is not None]
             ends = bootstrap_mean(finite) if finite else (None, None, None)
@@ -208,7 +206,7 @@ def score_folder(
             costs |= spent
         notes += said
     notes += unread_reference(scorers, setup)
-    now = {s.name for s in scorers if compares(s) and row.get(s.name) is not None}
+    now = {s.name for s in scorers if s.compares and row.get(s.name) is not None}
     real, _ = compared_with(setup.reference if setup else None, now, None)
     return with_record({"rows": [row], "notes": notes}, costs, real)
 
@@ -234,9 +232,9 @@ def compared_with(
     return found | {"metrics": sorted(now)}, said
 
 
-def unread_reference(scorers: Sequence[AnyScorer], setup: Setup | None) -> list[str]:
+def unread_reference(scorers: Sequence[ImageMetric | SetMetric], setup: Setup | None) -> list[str]:
     """A note where real images were given and no metric looks at them."""
-    if not setup or setup.reference is None or any(map(compares, scorers)):
+    if not setup or setup.reference is None or any(s.compares for s in scorers):
         return []
     names = ", ".join(s.name for s in scorers)
     return [f"{UNREAD}{names}) compares with the real images of --reference: precision-recall does."]
@@ -253,7 +251,7 @@ def with_record(summary: dict[str, Any], costs: Costs, real: Mapping[str, Any] |
 
 
 def score_items(
-    scorer: Scorer, items: Sequence[Item], journal: Journal, again: bool, progress: Progress
+    scorer: ImageMetric, items: Sequence[Item], journal: Journal, again: bool, progress: Progress
 ) -> tuple[dict[str, float | None], list[str]]:
     """Values by key of all items that could be scored, from the journal or in batches, and what there is to say."""
     known = {} if again else journal.known(scorer.name, items)
@@ -261,8 +259,8 @@ def score_items(
     if not left:
         return known, []
     if reason := scorer.available():
-        return known, [f"{scorer.name}: {reason}"]
-    if getattr(scorer, "captions", True) and any(item.caption is None for item in left):
+        return known, [f"{scorer.name}: {reason.text}"]
+    if scorer.captions and any(item.caption is None for item in left):
         return known, [f"{scorer.name}: it reads captions; give their file by --captions FILE"]
     broken: list[str] = []
     progress(0, len(left), scorer.name)
@@ -279,13 +277,13 @@ def score_items(
     return known, _unread(scorer, broken)
 
 
-def prepared(scorer: AnyScorer) -> None:
+def prepared(scorer: ImageMetric | SetMetric) -> None:
     """Let a scorer load what it needs before a clock starts, where it offers to."""
-    if hasattr(scorer, "prepare") and not scorer.available():
+    if not scorer.available():
         scorer.prepare()
 
 
-def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetScorer]) -> tuple[Sets, list[str], Costs]:
+def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetMetric]) -> tuple[Sets, list[str], Costs]:
     """Metrics of whole image sets, label by label, what there is to say about them, and what they took."""
     sets: Sets = {}
     notes: dict[str, None] = {}
@@ -299,14 +297,14 @@ def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetScorer
             read, seconds = read + images.read, seconds + (time.perf_counter() - clock if images.read else 0)
             for name, value in {scorer.name: score.value, **score.more}.items():
                 sets.setdefault(label, {}).update({name: value, f"{name}_n": score.count})
-            said = _unread(scorer, images.broken) + ([f"{scorer.name}: {score.note}"] if score.note else [])
+            said = _unread(scorer, images.broken) + ([f"{scorer.name}: {score.note.text}"] if score.note else [])
             notes |= dict.fromkeys(said)
         if read:  # else all features were kept
             costs[scorer.name] = {"images": read, "seconds": seconds}
     return sets, list(notes), costs
 
 
-def known(sets: Sets, groups: Iterable[str], scorer: SetScorer) -> bool:
+def known(sets: Sets, groups: Iterable[str], scorer: SetMetric) -> bool:
     """Has every label a value?"""
     return all(sets.get(label, {}).get(scorer.name) is not None for label in groups)
 
@@ -344,7 +342,7 @@ def _opened(items: Iterable[Item], broken: list[str]) -> Iterator[tuple[Item, Im
             broken.append(str(error))
 
 
-def _unread(scorer: AnyScorer, broken: list[str]) -> list[str]:
+def _unread(scorer: ImageMetric | SetMetric, broken: list[str]) -> list[str]:
     return [f"{scorer.name}: {len(broken)} images are left out. {broken[0]}"] if broken else []
 
 
