@@ -1,4 +1,4 @@
-"""What results have to say beside their figures, as data."""
+"""What a reader must know beside the figures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from typing import Literal, NamedTuple
 
 
 class Note(NamedTuple):
-    """One sentence for the reader; ``metric`` is the column that it is about, None when it is about the whole run."""
+    """One thing to know: ``metric`` is the figure it concerns, None for the whole run.
+
+    kind: "missing" for a figure that could not be computed, "warning" for what makes figures wrong or incomparable,
+    "info" for how to read them.
+    """
 
     kind: Literal["missing", "warning", "info"]
     metric: str | None
     text: str
+
+    def __str__(self) -> str:
+        return self.text if self.metric is None else f"{self.metric}: {self.text}"
