@@ -5,11 +5,14 @@ from __future__ import annotations
 from lanternbench.metrics import (  # noqa: F401
     aesthetic,
     clip,
+    cmmd,
     fid,
     fid_infinity,
+    geneval,
     hpsv2,
     image_reward,
     inception_score,
+    pickscore,
     precision_recall,
 )
 from lanternbench.metrics.choice import Evaluators, column, columns, names, scorers_for

@@ -103,6 +103,7 @@ class ImageMetric(Metric):
     """A metric with a value per image; ``captions`` tells whether the value depends on the caption."""
 
     captions: ClassVar[bool] = True
+    mean_over_categories: ClassVar[bool] = False  # its mean is that of the means of the prompts' categories
 
     def load(self) -> Judge:
         """What scores a batch.  Called once, when it is first needed."""
@@ -115,6 +116,10 @@ class ImageMetric(Metric):
     def prepare(self) -> None:
         """Load the network now, so that a clock may start afterwards."""
         self.judge  # noqa: B018
+
+    def said(self) -> list[Note]:
+        """What there is to say of the images scored so far."""
+        return []
 
     @torch.inference_mode()
     def score(self, images: list[Image.Image], captions: list[str]) -> list[float | None]:

@@ -40,6 +40,7 @@ def plain_files(name: str) -> list[Remote] | None:
     metrics = scorers_for([name], "full") if is_metric else [*components("metric").values()]
     weights = dict.fromkeys(w for m in metrics for w in m.weights if w.url and (is_metric or w.name == name))
     found += [Remote(w.title, w.url, cache_dir() / w.file, w.sha256) for w in weights]
+    found = list({remote.path: remote for remote in found}.values())
     return found if found or source or is_metric else None
 
 
