@@ -11,9 +11,29 @@ from PIL import Image
 
 from lanternbench.errors import UserError
 from lanternbench.metrics.images import read_image
+from lanternbench.prompts import load
+from lanternbench.prompts.geneval import read_metadata
+from lanternbench.registry import component
 from lanternbench.utils.files import OUT, writing
 
 GRID = 4  # images of a prompt in a DPG-Bench file, two by two
+
+
+def export(layout: str, images: Mapping[str, Sequence[Path]], folder: Path) -> str:
+    """Write image files, by prompt text, into ``folder`` in a layout; returns what was written, as a sentence.
+
+    layout: "geneval" or "dpg", with ``:FILE`` of the official prompts or, without, from the cache, as in ``--prompts``.
+    Raises UserError for another layout and as the two functions below do.
+    """
+    name, colon, where = layout.partition(":")
+    if name == "geneval":
+        path = component("prompts", name)().locate(name, where if colon else None)
+        return f"{export_geneval(images, read_metadata(path), folder)} images in {folder}"
+    if name == "dpg":
+        ids = {prompt.text: prompt.id for prompt in load(layout)}
+        count, side = export_dpg(images, ids, folder)
+        return f"{count} files in {folder}, for --resolution {side}"
+    raise UserError(f"there is no layout {name}: use geneval or dpg.")
 
 
 def export_geneval(images: Mapping[str, Sequence[Path]], metadata: Sequence[Mapping[str, Any]], folder: Path) -> int:

@@ -48,7 +48,7 @@ def pixels(image: Image.Image) -> tuple[Tensor, tuple[int, int]]:
     """RGB image -> float [3, H, W] as the detector sees it, and its height and width before padding."""
     width, height = image.size
     scale = min(SHORT / min(width, height), LONG / max(width, height))
-    size = max(round(height * scale), 1), max(round(width * scale), 1)
+    size = max(int(height * scale + 0.5), 1), max(int(width * scale + 0.5), 1)
     found = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
     found = F.interpolate(found[None], size, mode="bilinear", align_corners=False)[0]
     found = (found - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
