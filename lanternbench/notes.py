@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+Kind = Literal["missing", "warning", "info"]
+
 
 class Note(NamedTuple):
     """One thing to know: ``metric`` is the figure it concerns, None for the whole run.
@@ -12,7 +14,7 @@ class Note(NamedTuple):
     "info" for how to read them.
     """
 
-    kind: Literal["missing", "warning", "info"]
+    kind: Kind
     metric: str | None
     text: str
 

@@ -186,10 +186,10 @@ def execute(
 
         path, summary = sweeps.run(config, out, fresh=fresh, device=chosen, executor=made_by, progress=progress)
     if as_json:
-        print_json({"run": str(path), **summary})
+        print_json({"run": str(path), **vars(summary)})
         return
-    print_table(summary["rows"])
-    print_notes(summary["notes"], console)
+    print_table(summary.rows)
+    print_notes(summary.told(), console)
     console.print(f"{path}  ·  next: lanternbench report", highlight=False, markup=False)
 
 

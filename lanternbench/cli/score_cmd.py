@@ -11,9 +11,11 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from lanternbench.cli.output import print_json, print_notes, print_table
 from lanternbench.cli.run_cmd import Device, Threads, listed
+from lanternbench.experiment.summaries import Row, Summary
 
 
 def score(
@@ -74,12 +76,12 @@ def score(
                 summary = scoring.score_folder(
                     place, captions, names, setup, again=again, caption=cast(Any, caption), progress=progress
                 )
-            found.append({"run": str(place), **summary})
+            found.append((place, summary))
     if as_json:
-        print_json(found)
+        print_json([{"run": str(place), **vars(summary)} for place, summary in found])
         return
-    for one in found:
-        _show(one, console)
+    for place, summary in found:
+        _show(place, summary, console)
 
 
 def _export(layout: str, folder: Path, places: list[Path]) -> None:
@@ -97,16 +99,16 @@ def _export(layout: str, folder: Path, places: list[Path]) -> None:
         print(f"{label}: {export(layout, own, place)}")
 
 
-def _print_metrics(row: dict[str, Any]) -> None:
+def _print_metrics(row: Row) -> None:
     """The row of a plain folder, a metric a line."""
-    from lanternbench.report.columns import metric_column, metric_keys
+    from lanternbench.report.columns import metric_column, metric_keys, plain
 
     table = Table(box=box.SIMPLE_HEAD)
-    for title, side in (("metric", "left"), (row["label"], "right"), ("95 %", "right"), ("images", "right")):
-        table.add_column(title, justify=cast(Any, side))
+    for title, side in (("metric", "left"), (plain(row.label), "right"), ("95 %", "right"), ("images", "right")):
+        table.add_column(Text(title), justify=cast(Any, side))
     for column in map(metric_column, metric_keys([row])):
-        count = str(row.get(f"{column.key}_n", row["n"]))
-        table.add_row(column.title + column.arrow, column.value(row), column.bounds(row), count)
+        count = row.figure(column.key).n
+        table.add_row(column.title + column.arrow, column.value(row), column.bounds(row), str(count or row.n))
     Console().print(table)
 
 
@@ -119,10 +121,10 @@ def _place(results: Path, name: str) -> Path:
     return store.find(results, [name])[0]
 
 
-def _show(found: dict[str, Any], console: Console) -> None:
-    if "method" in found["rows"][0]:
-        print_table(found["rows"])
+def _show(place: Path, summary: Summary, console: Console) -> None:
+    if summary.rows[0].method:
+        print_table(summary.rows)
     else:
-        _print_metrics(found["rows"][0])
-    print_notes(found["notes"], console)
-    console.print(found["run"], highlight=False, markup=False)
+        _print_metrics(summary.rows[0])
+    print_notes(summary.told(), console)
+    print_notes([place], console, bullet="")

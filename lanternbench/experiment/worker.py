@@ -12,7 +12,8 @@ from lanternbench.experiment import Sample
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.environment import environment
 from lanternbench.experiment.generate_samples import make_samples
-from lanternbench.experiment.scoring import Costs, prepared
+from lanternbench.experiment.scoring import prepared
+from lanternbench.experiment.summaries import Costs
 from lanternbench.metrics import ImageMetric, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.catalogue import load_with_drafter

@@ -16,7 +16,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import cluster
 from lanternbench.experiment.executors.local import Made, Say, Unit, captions, labels, peak_mb
-from lanternbench.experiment.scoring import Costs
+from lanternbench.experiment.summaries import Costs
 from lanternbench.experiment.worker import Facts, Job, Worker, add_costs
 
 ATTEMPTS = 3  # workers that may be lost over one thing
