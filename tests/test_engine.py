@@ -18,7 +18,7 @@ from lanternbench.methods import presets
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method, named
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.prompts.sources import load
+from lanternbench.prompts import load
 
 CAPTIONS = [p.text for p in load("demo", 3)]
 LOSSLESS = ["sd", "medusa", "eagle-1", "eagle-2", "adt-tree", "sjd", "jacobi"]

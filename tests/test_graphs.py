@@ -16,7 +16,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import cached_stack as cached
 from lanternbench.models.catalogue import load_target
-from lanternbench.prompts.sources import load
+from lanternbench.prompts import load
 from lanternbench.utils.graph_capture import Graphs, of_mode
 
 CAPTIONS = [p.text for p in load("demo", 2)]

@@ -36,9 +36,9 @@ def profile(
 
     Example: lanternbench profile eagle-1 cool-sd
     """
+    from lanternbench import prompts
     from lanternbench.analysis import step_profile as profiles
     from lanternbench.models.catalogue import load_with_drafter
-    from lanternbench.prompts import sources as prompts
     from lanternbench.utils.device import choose
     from lanternbench.utils.files import TRACE, ready
 

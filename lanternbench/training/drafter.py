@@ -26,7 +26,7 @@ from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_plain, with_eagle
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.target import Target
-from lanternbench.prompts.sources import PromptSet
+from lanternbench.prompts import PromptSet
 from lanternbench.training import eagle, loop
 from lanternbench.utils.files import OUT, WORK, replacing, writing
 
