@@ -112,11 +112,17 @@ def load_into(make: Callable[[], Net], state: State, where: Path, device: str, d
 
 
 def load_layers(
-    make: Callable[[], Net], path: Path, convert: Callable[[State], State], device: str, dtype: torch.dtype
+    make: Callable[[], Net],
+    path: Path,
+    convert: Callable[[State], State],
+    device: str,
+    dtype: torch.dtype,
+    strict: bool = False,
 ) -> Net:
     """As ``load_into`` from the checkpoint at ``path``, with no more than one layer of it in memory at a time.
 
-    ``convert`` renames the tensors of one layer, or all that belong to none.
+    ``convert`` renames the tensors of one layer, or all that belong to none.  ``strict``: raises UserError also for a
+    tensor that the module has no place for.
     """
 
     on_disk: set[int] = set()  # storages of the layer at hand that lie in the file
@@ -147,14 +153,19 @@ def load_layers(
                 ) from None
             part.clear()
 
-    return _filled(make, parts(), path, device, moved)
+    return _filled(make, parts(), path, device, moved, strict)
 
 
 _LAYER = re.compile(r"\blayers\.\d+\.")
 
 
 def _filled(
-    make: Callable[[], Net], parts: Iterable[State], where: Path, device: str, moved: Callable[[Tensor], Tensor]
+    make: Callable[[], Net],
+    parts: Iterable[State],
+    where: Path,
+    device: str,
+    moved: Callable[[Tensor], Tensor],
+    strict: bool = False,
 ) -> Net:
     with empty_parameters():
         net = make()
@@ -168,6 +179,11 @@ def _filled(
                     "it is the checkpoint of another size"
                 )
             values[name] = moved(state.pop(name))
+        if strict and (left := sorted(state.keys() - tables.keys())):
+            raise UserError(
+                f"the checkpoint in {where} has a '{left[0]}' that a {type(net).__name__} of this kind has no place "
+                "for: it is of another architecture, whose output would differ without it"
+            )
         tables |= {name: state[name] for name in tables.keys() & state.keys()}
     lost = [k for k in wanted if k not in values]
     if lost:

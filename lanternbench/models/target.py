@@ -22,14 +22,14 @@ DECODED = 4096  # tokens that the image tokeniser decodes at once
 class Prefix(NamedTuple):
     """What a target reads before the first image token; R = B, or 2B with guidance (conditional rows first).
 
-    ``ahead``, ``seen``: what an EAGLE drafter has at every prefix position but the last, namely the embedding that
-    stands for the next token, and whether the position may be attended to.
+    ``ahead_ids``, ``seen``: what an EAGLE drafter has at every prefix position but the last, namely the id that stands
+    for the next token (``Eagle.embed_prompt`` reads it), and whether the position may be attended to.
     """
 
     embeddings: Tensor  # [R, P, dim]
     valid: Tensor  # [R, P] bool, False on padding
     features: Tensor  # [R, P, c], labels [R, 1] or ids [R, P]: what ``cls_embedding`` reads, for independent drafters
-    ahead: Tensor  # [R, P − 1, dim]
+    ahead_ids: Tensor  # [R, P − 1]
     seen: Tensor  # [R, P − 1] bool
 
 
@@ -42,13 +42,8 @@ def from_features(target: Target, captions: list[str], guided: bool) -> Prefix:
     if guided:
         features, mask = torch.cat([features, embed.unconditional(len(captions))]), mask.repeat(2, 1)
     x = embed(features)
-    ahead = blank(target.model.tok_embeddings.weight, x)
-    return Prefix(x, mask.bool(), features, ahead, torch.ones(ahead.shape[:2], dtype=torch.bool, device=ahead.device))
-
-
-def blank(table: Tensor, prefix: Tensor) -> Tensor:
-    """Token 0 of an embedding table [V, dim] at all prefix positions [R, P, dim] but the last: [R, P − 1, dim]."""
-    return table[0].expand(prefix.shape[0], prefix.shape[1] - 1, -1)
+    ahead = torch.zeros(x.shape[0], x.shape[1] - 1, dtype=torch.long, device=x.device)
+    return Prefix(x, mask.bool(), features, ahead, torch.ones_like(ahead, dtype=torch.bool))
 
 
 def rounded(images: Tensor) -> Tensor:

@@ -60,8 +60,8 @@ class Accepted(NamedTuple):
 class Samples:
     """Prompts and the images that the target drew of them, tokens [N, L]."""
 
-    def __init__(self, target: Target, captions: list[str], tokens: Tensor):
-        self.target, self.captions, self.tokens = target, captions, tokens
+    def __init__(self, target: Target, net: Eagle, captions: list[str], tokens: Tensor):
+        self.target, self.net, self.captions, self.tokens = target, net, captions, tokens
         self.warp = Warp(1.0, target.top_k)
 
     def __call__(self, picked: list[int]) -> tuple[eagle.Feed, Tensor]:
@@ -70,7 +70,7 @@ class Samples:
         with torch.no_grad():
             prefix = target.prefix([self.captions[i] for i in picked], target.guidance)
             states = eagle.teacher(target, prefix, tokens)
-            fed = eagle.feed(target, prefix.ahead, prefix.seen, tokens, states)
+            fed = eagle.feed(target, self.net, prefix.ahead_ids, prefix.seen, tokens, states)
             return fed, self.warp(self.logits(fed.of_tokens(states[:, fed.prefix :])))
 
     def logits(self, features: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
         refuse_others(folder, settings, elsewhere)
     for folder, elsewhere in ((out, OUT), (work, WORK)):
         write_recipe(folder, elsewhere, settings)
-    samples = drawn(target, plan, work, log)
+    samples = drawn(target, net, plan, work, log)
     order = np.random.default_rng([22, plan.seed]).permutation(len(plan.prompts)).tolist()
     held = max(1, min(HELD_OUT, len(order) // 4))
     held_out, seen = order[:held], order[held:]
@@ -129,12 +129,12 @@ def begun(target: Target, plan: Plan) -> Eagle:
     """The drafter to train, in float32: that of ``plan.start``, or a fresh one."""
     family, device = family_of(target), target.device
     if plan.start is not None:
-        return family.eagle_drafter(target.model, plan.start, str(device), torch.float32).requires_grad_(True)
+        return family.eagle_drafter(target.model, plan.start, str(device), torch.float32).trainable()
     torch.manual_seed(plan.seed)
     return family.new_eagle(target.model).to(device)
 
 
-def drawn(target: Target, plan: Plan, work: Path, log: Log) -> Samples:
+def drawn(target: Target, net: Eagle, plan: Plan, work: Path, log: Log) -> Samples:
     """The target's own images of all prompts at its default settings, kept in ``work`` shard by shard."""
     prompts = plan.prompts.prompts
     target.prepare([p.text for p in prompts])
@@ -146,7 +146,7 @@ def drawn(target: Target, plan: Plan, work: Path, log: Log) -> Samples:
             loop.save_atomically(images(decoder, [p.text for p in few], [p.id for p in few], plan.seed), path)
             log(f"samples {start + len(few)}/{len(prompts)}")
         parts.append(torch.load(path, weights_only=True))
-    return Samples(target, [p.text for p in prompts], torch.cat(parts))
+    return Samples(target, net, [p.text for p in prompts], torch.cat(parts))
 
 
 def images(decoder: engine.Decoder, captions: list[str], keys: list[str], seed: int) -> Tensor:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from golden_checks import tree_dynamic, tree_static
 from golden_checks.chameleon_lm import halves
@@ -36,8 +36,8 @@ class Anole:
         b = vectors.meta["build_config"]
         cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["kv"], b["vocab"]).decoder
         state = drafter_from_published(vectors.under("sd."), cfg)
-        self.net = loaded(Eagle(cfg, b["bias"], cfg.norm_eps), state)
-        self.embed = nn.Embedding.from_pretrained(vectors["sd.embed_tokens.weight"])
+        self.net = loaded(Eagle(cfg, b["bias"], cfg.norm_eps, b["layers"], b["vocab"]), state)
+        self.embed = self.net.tok_embeddings
         self.head, self.scale = vectors["head.weight"], b["cfg"]
         self.banned = torch.ones(b["vocab"], dtype=torch.bool)
         self.banned[FIRST_IMAGE : FIRST_IMAGE + b["n_img"]] = False

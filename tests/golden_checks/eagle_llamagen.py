@@ -58,4 +58,4 @@ def everywhere(at: Recorded, hidden: torch.Tensor, ids: torch.Tensor) -> torch.T
     n = ids.shape[1]
     causal = additive(torch.ones(1, 1, n, n, dtype=torch.bool).tril())
     rope = rope_2d(GRID, GRID, net.cfg.head_dim, n - 1)
-    return net(net.fuse(model.tok_embeddings(ids), hidden), rope[None, :n, None], causal)
+    return net(net.fuse(net.embed(ids, model), hidden), rope[None, :n, None], causal)

@@ -66,7 +66,7 @@ class _Cached:
     def attach(self, session: Session, words: LlamaGen | Chameleon, stack: CachedStack, behind: int) -> None:
         """``words``: whose embeddings and head are used; ``behind``: by how many slots it lags behind the target."""
         self.session, self.words, self.stack, self.behind = session, words, stack, behind
-        self.row_end = session.target.row_end_embedding(words) if session.rows.width else None
+        self.row_end = self.row_end_embedding() if session.rows.width else None
 
     @property
     def lead(self) -> int:
@@ -79,6 +79,10 @@ class _Cached:
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens [B, m] -> [R, m, dim]."""
         return self.stack.all_rows(self.words.tok_embeddings(tokens))
+
+    def row_end_embedding(self) -> Tensor:
+        """[dim]."""
+        return self.session.target.row_end_embedding(self.words)
 
     def read_row_end(self, hidden: Tensor) -> Tensor:
         """The states [R, m, dim] at rows' last tokens -> what the stack is given for the row ends [R, m, dim]."""
@@ -195,10 +199,16 @@ class EagleDrafter(_Cached):
         stack = CachedStack(self.net, self.net.cfg, rows, slots, model.rope, hidden, session.graphs)
         self.attach(session, model, stack, 1)
         if prefix > 1:  # entry t: the hidden state of position t, with what stands for token t + 1 and its position
-            x = self.net.fuse(session.prefix.ahead, hidden[:, :-1])
+            x = self.net.fuse(self.net.embed_prompt(session.prefix.ahead_ids, model), hidden[:, :-1])
             mask = additive(prefix_mask(seen, prefix - 1)[:, 0])
             stack.prefill(x, range(1, prefix), mask)
             stack.hide_pads(seen)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.stack.all_rows(self.net.embed(tokens, self.words))
+
+    def row_end_embedding(self) -> Tensor:
+        return self.net.embed_prompt(torch.tensor(self.session.target.row_end, device=self.session.device), self.words)
 
     def read_row_end(self, hidden: Tensor) -> Tensor:
         assert self.row_end is not None

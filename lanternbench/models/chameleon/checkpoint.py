@@ -103,7 +103,7 @@ def decoder(shape: dict[str, Any], folder: Path, device: str, dtype: torch.dtype
     to_id = chameleon_vocab.read(tokeniser(here)).to_id
 
     def convert(part: State) -> State:
-        return image_tables((from_official if official else from_hf)(part, cfg.decoder), to_id)
+        return image_tables((from_official if official else from_hf)(part, cfg.decoder), to_id) | {"image_ids": to_id}
 
     return load_layers(lambda: Chameleon(cfg), here, convert, device, dtype or dtype_for(device))
 
@@ -115,12 +115,17 @@ def random_decoder(shape: dict[str, Any], device: str, dtype: torch.dtype | None
 
 
 def eagle_drafter(model: Chameleon, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
-    """LANTERN's layout -> a drafter for ``model``, in its dtype.  Raises UserError, also for one of another width."""
-    cfg, bias = shape_of(path, model.cfg)
-    dtype = dtype or model.tok_embeddings.weight.dtype
-    return load_layers(
-        lambda: Eagle(cfg, bias, cfg.norm_eps), path, lambda part: drafter_from_published(part, cfg), device, dtype
-    )
+    """LANTERN's layout -> a drafter for ``model``, in its dtype; its own table, if it has one, is of all ids.
+
+    Raises UserError, also for one of another width and for a tensor that has no place in it.
+    """
+    cfg, bias, layers, ids = shape_of(path, model.cfg)
+    dtype, to_id = dtype or model.tok_embeddings.weight.dtype, model.image_ids.cpu()
+
+    def make() -> Eagle:
+        return Eagle(cfg, bias, cfg.norm_eps, layers, *(len(to_id), model.config.prompt_ids) if ids else ())
+
+    return load_layers(make, path, lambda part: drafter_from_published(part, cfg, to_id), device, dtype, True)
 
 
 def new_eagle(model: Chameleon) -> Eagle:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.errors import UserError
+from lanternbench.models.chameleon.vocab import published
 from lanternbench.models.drafters.eagle import from_published, to_published
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import prefix_mask
@@ -62,6 +63,7 @@ class Chameleon(Stack):
     """``output`` gives raw logits: image ids, which transformers masks, are as likely as the model says."""
 
     rope: Tensor  # complex [positions, head_dim / 2]
+    image_ids: Tensor  # [vocab_size] the prompt id of each image token, by which whole tables are told apart
     cls_embedding: nn.Embedding  # ids of prompts [R, P] -> [R, P, dim]; only where ``prompt_ids`` is not 0
 
     def __init__(self, cfg: ChameleonConfig):
@@ -73,6 +75,13 @@ class Chameleon(Stack):
         self.output = nn.Linear(cfg.dim, cfg.vocab_size, bias=False)
         rope = rope_1d(cfg.positions, self.cfg.head_dim, cfg.rope_base)
         self.register_buffer("rope", rope, persistent=False)
+        ids = published(cfg.vocab_size).to_id if cfg.prompt_ids else torch.arange(cfg.vocab_size)
+        self.register_buffer("image_ids", ids, persistent=False)
+
+    @property
+    def prompt_embeddings(self) -> nn.Embedding:
+        """What reads the ids of prompts and row ends."""
+        return self.cls_embedding if self.config.prompt_ids else self.tok_embeddings
 
     def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
         """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L] -> [B, L, dim].
@@ -120,15 +129,30 @@ def rotary_pairs(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tens
         if ".q_norm." in key or ".k_norm." in key:
             rows = per_head(value, cfg.n_head if ".q_norm." in key else cfg.kv_heads)
             value = interleaved(rows.flatten(), cfg.head_dim).view_as(rows)
-        elif key.endswith(("q_proj.weight", "k_proj.weight")):
+        elif ".q_proj." in key or ".k_proj." in key:
             value = interleaved(value, cfg.head_dim)
         found[key] = value
     return found
 
 
-def drafter_from_published(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tensor]:
-    """LANTERN's EAGLE drafter for Anole -> ours: ``Eagle(cfg, bias, cfg.norm_eps)``, with the target's embedding."""
-    return from_published(rotary_pairs(state, cfg))
+def drafter_from_published(
+    state: dict[str, Tensor], cfg: DecoderConfig, to_id: Tensor | None = None
+) -> dict[str, Tensor]:
+    """LANTERN's EAGLE drafter for Anole -> ours: ``Eagle(cfg, bias, cfg.norm_eps, …)``.
+
+    ``to_id`` [V]: the id of each image token, whose rows of its table serve drafted tokens; None: all ids are tokens.
+    Raises UserError for ids that its table does not have.
+    """
+    found = from_published(rotary_pairs(state, cfg))
+    words = found.get("tok_embeddings.weight")
+    if words is None or to_id is None:
+        return found
+    if int(to_id.max()) >= len(words):
+        raise UserError(
+            f"the drafter's 'embed_tokens.weight' has {len(words)} ids but the target image tokens up to id "
+            f"{int(to_id.max())}: give a drafter made for this target"
+        )
+    return found | {"tok_embeddings.weight": words[to_id], "prompt_embeddings.weight": words}
 
 
 def drafter_to_published(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tensor]:
@@ -137,7 +161,7 @@ def drafter_to_published(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[s
     for key, value in found.items():
         if ".q_norm." in key or ".k_norm." in key:
             found[key] = halved(value.flatten(), cfg.head_dim).view_as(value)
-        elif key.endswith(("q_proj.weight", "k_proj.weight")):
+        elif ".q_proj." in key or ".k_proj." in key:
             found[key] = halved(value, cfg.head_dim)
     return found
 

@@ -90,4 +90,4 @@ def framed(vocab: Vocabulary, target: Target, captions: list[str], prompts: list
     rows = [p.cond for p in prompts] + ([p.uncond for p in prompts] if guided else [])
     padded, valid = (x.to(target.device) for x in left_padded(rows, vocab))
     embeddings = cast(nn.Embedding, target.model.cls_embedding)(padded)
-    return Prefix(embeddings, valid, padded, embeddings[:, 1:], valid[:, :-1])
+    return Prefix(embeddings, valid, padded, padded[:, 1:], valid[:, :-1])

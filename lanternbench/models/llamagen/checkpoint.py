@@ -81,10 +81,15 @@ def random_decoder(shape: dict[str, Any], device: str, dtype: torch.dtype | None
 
 
 def eagle_drafter(model: LlamaGen, path: Path, device: str, dtype: torch.dtype | None = None) -> eagle.Eagle:
-    """LANTERN's layout -> a drafter for ``model``, in its dtype.  Raises UserError, also for one of another width."""
-    cfg, bias = eagle.shape_of(path, replace(model.cfg, first_norm=False))
-    dtype = dtype or model.tok_embeddings.weight.dtype
-    return load_layers(lambda: eagle.Eagle(cfg, bias), path, eagle.from_published, device, dtype)
+    """LANTERN's layout -> a drafter for ``model``, in its dtype.
+
+    Raises UserError, also for one of another width and for a tensor that has no place in it.
+    """
+    cfg, bias, layers, ids = eagle.shape_of(path, replace(model.cfg, first_norm=False))
+    dtype, words = dtype or model.tok_embeddings.weight.dtype, ids and model.cfg.vocab_size
+    return load_layers(
+        lambda: eagle.Eagle(cfg, bias, layers=layers, words=words), path, eagle.from_published, device, dtype, True
+    )
 
 
 def new_eagle(model: LlamaGen) -> eagle.Eagle:

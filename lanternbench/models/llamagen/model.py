@@ -101,7 +101,8 @@ def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
     keys = F.pad(valid.bool(), (0, n - valid.shape[1]), value=True)  # [B, n]
     causal = torch.ones(n, n, dtype=torch.bool, device=valid.device).tril()
     if pad_rows == "uniform":
-        return torch.where(keys[..., None], causal & keys[:, None], causal | keys[:, None])[:, None]
+        caption = F.pad(valid.bool(), (0, n - valid.shape[1]))
+        return torch.where(keys[..., None], causal & keys[:, None], causal | caption[:, None])[:, None]
     return ((causal & keys[:, None]) | torch.eye(n, dtype=torch.bool, device=valid.device))[:, None]
 
 
@@ -118,6 +119,11 @@ class LlamaGen(Stack):
         self.output = nn.Linear(cfg.dim, cfg.vocab_size, bias=False)
         rope = rope_2d(cfg.grid, cfg.grid, self.cfg.head_dim, cfg.prefix)
         self.register_buffer("rope", rope, persistent=False)
+
+    @property
+    def prompt_embeddings(self) -> nn.Embedding:
+        """What reads the ids that an EAGLE drafter is given before the image: they are image tokens."""
+        return self.tok_embeddings
 
     def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
         """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L] -> [B, L, dim]."""

@@ -91,7 +91,7 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     vq.load_state_dict(state)
     path = folder / "eagle.safetensors"
     layer, _ = read(path)
-    cfg = replace(model.cfg, first_norm=False, hidden=eagle.hidden_width(layer, model.cfg.hidden))
+    cfg = eagle.shape_in(layer, replace(model.cfg, first_norm=False)).cfg
     drafter = load_into(lambda: eagle.Eagle(cfg), eagle.from_published(layer), path, device, dtype)
     path = folder / "medusa.safetensors"
     heads, _ = read(path)

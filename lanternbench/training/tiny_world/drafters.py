@@ -19,7 +19,7 @@ from lanternbench.engine.sampling import Warp, guide
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.llamagen.model import LlamaGen
-from lanternbench.models.target import Target, blank
+from lanternbench.models.target import Target
 from lanternbench.training import eagle, loop
 from lanternbench.training.eagle import DEEPER, Losses, divergence
 from lanternbench.training.rollouts import Rollouts
@@ -69,8 +69,8 @@ class Batches:
 def eagle_losses(net: Eagle, batches: Batches, step: int) -> Losses:
     """What ``eagle.losses`` says, of stored states."""
     rng, _, tokens, hidden, wanted = batches(step, 13)
-    ahead = blank(batches.target.model.tok_embeddings.weight, hidden[:, : batches.prefix])
-    return eagle.losses(net, eagle.feed(batches.target, ahead, None, tokens, hidden), rng, batches.logits, wanted)
+    ahead = torch.zeros(len(hidden), batches.prefix - 1, dtype=torch.long)
+    return eagle.losses(net, eagle.feed(batches.target, net, ahead, None, tokens, hidden), rng, batches.logits, wanted)
 
 
 def medusa_losses(net: Medusa, batches: Batches, step: int) -> Losses:
