@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint verify bench clean
+.PHONY: demo test lint verify mutants bench clean
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ lint: $(VENV)/.installed-test
 
 verify: $(VENV)/.installed
 	$(BIN)/lanternbench verify --all
+
+mutants: $(VENV)/.installed-test
+	$(BIN)/python tests/mutants/run.py --write docs/verification.md
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/embedded_world.py
