@@ -98,17 +98,18 @@ def test_lossy_methods_stay_within_their_fidelity_loss(name, tree):
 
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize("redraw", ["independent", "maximal"])
-def test_windows_give_the_targets_joint_exactly(init, redraw):
+@pytest.mark.parametrize("prefill", [True, False])
+def test_windows_give_the_targets_joint_exactly(init, redraw, prefill):
     for world in worlds():
         for window in (1, 2):
-            made = windows.output_distribution(world, WindowSpec(window, init, redraw=redraw))
+            made = windows.output_distribution(world, WindowSpec(window, init, redraw=redraw, prefill=prefill))
             assert total_variation(made, world.joint()) < EXACT
 
 
 @pytest.mark.parametrize(("window", "siblings", "depth"), [(2, 2, 2), (3, 2, 2), (2, 3, 3), (3, 2, 3)])
 def test_siblings_after_a_rejection_keep_the_targets_joint(window, siblings, depth):
     for world in (random_world(3, 3, 4), random_world(3, 3, 5, zeros=0.3), random_world(2, 4, 6)):
-        spec = WindowSpec(window, redraw="maximal", siblings=siblings, tree_depth=depth)
+        spec = WindowSpec(window, redraw="maximal", prefill=False, siblings=siblings, tree_depth=depth)
         assert total_variation(windows.output_distribution(world, spec), world.joint()) < EXACT
 
 
@@ -388,7 +389,7 @@ def test_enumerations_of_published_windows_are_reproduced(shared, case, redraw, 
     for name, recorded in found.items():
         seed, vocab, length, size = (int(part[1:].removeprefix("eed")) for part in name.split()[-1].split("_"))
         world = recorded_world(seed, vocab, length, 0.4 if "0.4" in name else 1.2)
-        spec = WindowSpec(size - 1, rule=rule, redraw=redraw, one_hot=True)
+        spec = WindowSpec(size - 1, rule=rule, redraw=redraw, one_hot=True, prefill=False)
         made = windows.output_distribution(world, spec)
         assert prefix_tv(made, world.joint(), length) == pytest.approx(recorded["tv_prefix"], abs=1e-9), name
 

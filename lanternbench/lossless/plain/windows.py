@@ -41,13 +41,16 @@ class Slot(NamedTuple):
 class WindowSpec:
     """``redraw``: ``independent`` (SJD), ``maximal`` (SCD), ``kept-law`` (SCD's public code, which records the old law
     of a kept draft).  ``one_hot``: fresh drafts count as certain (public code).  ``siblings`` K and ``tree_depth`` D:
-    SJD-PAC's tree, K children down to column D − 1, then a chain."""
+    SJD-PAC's tree, K children down to column D − 1, then a chain.  ``prefill``: is the first token drawn by itself, by
+    the forward over the prompt, or does the first window begin with it?"""
 
     window: int = 2
     init: str = "random"
     rule: Rule = EXACT
+    residual: str = "standard"
     redraw: str = "independent"
     one_hot: bool = False
+    prefill: bool = True
     siblings: int = 1
     tree_depth: int = 1
 
@@ -63,6 +66,8 @@ Weighted = dict[tuple[Prefix, Window], float]
 def output_distribution(world: World, spec: WindowSpec) -> dict[Prefix, float]:
     """P(image) of every image the method can make; sums to 1."""
     states: Weighted = {((), ()): 1.0}
+    if spec.prefill:
+        states = {((x,), ()): w for x, w in enumerate(world.q(())) if w > 0}
     images: dict[Prefix, float] = defaultdict(float)
     while states:
         after: Weighted = defaultdict(float)
@@ -164,7 +169,7 @@ class Forward:
             weight *= 1 - f
             if weight == 0:
                 return
-            q, p = residual("standard", q, p, x, self.spec.rule, column), without(p, x)
+            q, p = residual(self.spec.residual, q, p, x, self.spec.rule, column), without(p, x)
         self.finish(at, q, weight)
 
     def finish(self, at: Prefix, law: list[float], weight: float) -> None:
