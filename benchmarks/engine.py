@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from lanternbench.methods.method import method
-from lanternbench.methods.build import build
 from lanternbench.analysis import step_profile as profile
 from lanternbench.engine import decode as engine
 from lanternbench.experiment.environment import environment
 from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.cached_stack import CachedStack, causal
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.family import Entry

@@ -15,12 +15,10 @@ from pathlib import Path
 
 import torch
 
-from lanternbench.methods.method import method
-from lanternbench.methods.build import build
 from lanternbench.analysis import step_profile as profile
-from lanternbench.engine import decode as engine
 from lanternbench.experiment.environment import environment
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.family import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.packed import packed

@@ -15,6 +15,7 @@ from conftest import interrupted
 from typer.testing import CliRunner
 
 from lanternbench import experiment as results
+from lanternbench import registry
 from lanternbench.cli import run_cmd as measure
 from lanternbench.cli.main import app, main
 from lanternbench.engine import decode as engine
@@ -232,7 +233,8 @@ def test_a_grid_of_options_is_expanded_and_each_method_kept_once():
 
 def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target, monkeypatch):
     wrong = {"forgets": lambda q, p, x, depth, rule: q}
-    monkeypatch.setattr(registry, "_RESIDUALS", registry._RESIDUALS | wrong)
+    registry.components("residual")  # ours are registered
+    monkeypatch.setitem(registry._components, "residual", registry._components["residual"] | wrong)
     made = method("eagle-1", residual="forgets")
     assert not made.lossless
     decoder = build(target, made)

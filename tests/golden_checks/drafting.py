@@ -17,7 +17,7 @@ from lanternbench.models.llamagen.model import LlamaGenConfig
 from lanternbench.models.rope import rope_2d
 from lanternbench.models.slot_layout import SlotLayout
 
-GRID = 16  # the reference fixes the drafter's grid for text-to-image
+GRIDS = {"c2i": 24, "t2i": 16, "t2i2": 32}  # the reference derives the drafter's grid from its input type
 
 
 def eagle(state: dict[str, Tensor], config: dict[str, Any]) -> Eagle:
@@ -31,13 +31,18 @@ def eagle(state: dict[str, Tensor], config: dict[str, Any]) -> Eagle:
     return loaded(net, from_published(state))
 
 
+def grid_of(vectors: Vectors) -> int:
+    """Image tokens a side that the recorded drafter is made for."""
+    return GRIDS[vectors.meta["drafter_config"].get("input_type", "t2i")]
+
+
 def heads(vectors: Vectors, prefix: int) -> Any:
     """The drafter with its own embedding table, and what it borrows of its target: output head, rotary table."""
     net = eagle(vectors.under("state."), vectors.meta["drafter_config"])
     vocab, dim = vectors["in.lm_head"].shape
     output = nn.Linear(dim, vocab, bias=False)
     output.weight.data = vectors["in.lm_head"]
-    rope = rope_2d(GRID, GRID, net.config.head_dim, prefix)
+    rope = rope_2d(grid_of(vectors), grid_of(vectors), net.config.head_dim, prefix)
     return net, SimpleNamespace(output=output, rope=rope, config=net.config)
 
 
@@ -55,11 +60,11 @@ class Recorded:
         prefix = SimpleNamespace(ahead_ids=ahead, seen=torch.ones_like(ahead, dtype=torch.bool))
         self.session: Any = SimpleNamespace(
             target=SimpleNamespace(model=model),
-            rows=SlotLayout(0, GRID * GRID),
+            rows=SlotLayout(0, grid_of(vectors) ** 2),
             prefix=prefix,
             guidance=vectors.meta["cfg_scale"],
             offset=hidden.shape[1],
-            limit=GRID * GRID,
+            limit=grid_of(vectors) ** 2,
             batch=1,
             graphs=None,
             unseen=False,
