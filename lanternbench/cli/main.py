@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from lanternbench.cli import codebook_cmd as codebook
 from lanternbench.cli import fetch_cmd as fetch
@@ -17,17 +19,36 @@ from lanternbench.cli import report_cmd as report
 from lanternbench.cli import run_cmd as measure
 from lanternbench.cli import score_cmd as score
 from lanternbench.cli import train_cmd as train
+from lanternbench.cli.method_options import with_method_options
 from lanternbench.errors import UserError
+
+
+class Commands(TyperGroup):
+    """``run`` gets the options of all methods when it is called: finding them takes as long as importing torch."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name != "run":
+            return name, command, rest
+        single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        single.command("run")(with_method_options(measure.run))
+        return name, typer.main.get_command(single), rest
+
+
+def run() -> None:
+    """Measure methods against autoregressive decoding."""
+
 
 app = typer.Typer(
     name="lanternbench",
+    cls=Commands,
     help="Benchmark speculative decoding for autoregressive image generation: one engine, one clock, honest tables.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("run")(measure.run)
+app.command("run")(run)
 app.command("sweep")(measure.sweep)
 app.command("report")(report.report)
 app.command("score")(score.score)

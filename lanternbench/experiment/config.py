@@ -11,10 +11,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lanternbench.errors import UserError
-from lanternbench.methods.method import Method, method
+from lanternbench.methods.method import Method, method, takes_lists
 from lanternbench.utils.files import shipped
-
-_WHOLE = {"shape", "depth_range", "width_range"}  # options whose value is itself a list
 
 
 class Sweep(BaseModel):
@@ -80,7 +78,8 @@ class Sweep(BaseModel):
 
 
 def _is_whole(key: str, value: list) -> bool:
-    return key in _WHOLE and not all(isinstance(v, str) for v in value)
+    """Is a list the value of an option, rather than several values of it?"""
+    return takes_lists(key) and not all(isinstance(v, str) for v in value)
 
 
 def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
