@@ -24,7 +24,7 @@ from lanternbench.errors import UserError
 from lanternbench.methods import presets
 from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
-from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
+from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
 from lanternbench.models.chameleon.prompt_ids import ROW_END
 from lanternbench.models.chameleon.vocab import read
 from lanternbench.models.chameleon.vqgan import chameleon_vqgan
@@ -34,6 +34,7 @@ from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.llamagen.t5 import T5Features
+from lanternbench.models.token_decoder import image_tables
 from lanternbench.models.vq import VQConfig, VQModel
 
 SHAPE = {"dim": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "grid": 4, "multiple_of": 16}

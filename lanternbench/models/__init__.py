@@ -4,5 +4,6 @@
 from lanternbench.models.tiny import checkpoint as _tiny
 from lanternbench.models.llamagen import checkpoint as _llamagen
 from lanternbench.models.chameleon import checkpoint as _chameleon
+from lanternbench.models.janus import checkpoint as _janus
 
-FAMILIES = (_tiny, _llamagen, _chameleon)
+FAMILIES = (_tiny, _llamagen, _chameleon, _janus)
