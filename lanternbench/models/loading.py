@@ -184,7 +184,7 @@ def _filled(
                 f"the checkpoint in {where} has a '{min(state)}' that a {type(net).__name__} of this kind has no place "
                 "for: it is of another architecture, whose output would differ without it"
             )
-    wanted = dict(net.named_parameters())
+    wanted = [k for k in shapes if not k.endswith("num_batches_tracked")]
     if lost := [k for k in wanted if k not in values]:
         raise UserError(
             f"the checkpoint in {where} has no '{lost[0]}' ({len(lost)} of {len(wanted)} weights are absent): "
