@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from lanternbench.analysis import step_profile as profile
-from lanternbench.engine import decode as engine
 from lanternbench.experiment.environment import environment
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.family import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.packed import packed
@@ -34,7 +34,7 @@ def measured(pack: bool, dtype: torch.dtype) -> list[profile.Profile]:
     )
     if pack:
         packed(target)
-    decoders = [engine.build(target, presets.method(n), simulate_acceptance=2.7) for n in PUBLIC_MS]
+    decoders = [build(target, method(n), simulate_acceptance=2.7) for n in PUBLIC_MS]
     return profile.profile(decoders, CAPTIONS)
 
 

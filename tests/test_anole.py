@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from families import random_chameleon, small_row
+from lanternbench.methods.proposals.drafters import EagleDrafter
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
@@ -19,8 +20,8 @@ from lanternbench.engine import decode as engine
 from lanternbench.engine.sampling import Warp, guide
 from lanternbench.engine.state import Session
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
-from lanternbench.methods.proposals.drafters import EagleDrafter
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.catalogue import entry, load_target
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
@@ -88,7 +89,7 @@ def anole(whole) -> Target:
 
 
 def decoded(target: Target, name: str, captions: list[str] = CAPTIONS, temperature: float = 0.0, **options: Any):
-    return engine.generate(engine.build(target, presets.method(name, **options), temperature), captions)
+    return engine.generate(build(target, method(name, **options), temperature), captions)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,7 @@ def test_left_padding_changes_no_image(anole, name):
 def test_without_guidance_there_is_one_row_a_prompt(anole):
     prefix = anole.prefix(CAPTIONS, 1.0)
     assert prefix.valid.tolist() == [[False] * 7 + [True] * 6, [True] * 13]
-    decoders = (engine.build(anole, presets.method(name), 0.0, guidance=1.0) for name in ("ar", "eagle-1"))
+    decoders = (build(anole, method(name), 0.0, guidance=1.0) for name in ("ar", "eagle-1"))
     made = (engine.generate(decoder, CAPTIONS) for decoder in decoders)
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(*made, strict=True))
 

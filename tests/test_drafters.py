@@ -12,7 +12,8 @@ from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.experiment import config as settings
 from lanternbench.experiment import runner as sweep
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models import catalogue
 from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.family import Entry
@@ -28,7 +29,7 @@ SHAPE = {"dim": 32, "n_layer": 1, "n_head": 2, "vocab_size": 64, "grid": 4, "mod
 
 
 def decoded(target: Target, name: str, caption: str = CAPTION, temperature: float = 0.0) -> engine.Generation:
-    return engine.generate(engine.build(target, presets.method(name), temperature), [caption])[0]
+    return engine.generate(build(target, method(name), temperature), [caption])[0]
 
 
 def random_llamagen(seed: int, **changes: object) -> LlamaGen:
@@ -119,7 +120,7 @@ def test_a_drafter_for_llamagen_expects_pads_as_lantern_has_them(classes, target
 def test_a_smaller_model_of_another_kind_is_refused(classes, changes, reason):
     made = replace(classes, drafters={"model": random_llamagen(1, **changes)})
     with pytest.raises(UserError, match=f"does not fit target 'classes': {reason}"):
-        engine.build(made, presets.method("sd"))
+        build(made, method("sd"))
 
 
 def test_what_is_no_drafter_is_refused(classes, target, known, tmp_path):

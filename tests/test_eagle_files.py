@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from golden_checks import decode_greedy
 from golden_checks.common import read
+from lanternbench.methods.proposals.drafters import EagleDrafter
 from safetensors.torch import save_file
 from test_anole import CAPTIONS, IMAGES, scrambled, small
 from test_drafters import random_llamagen
@@ -19,8 +20,8 @@ from torch import Tensor
 from lanternbench.engine import decode as engine
 from lanternbench.engine.sampling import guide
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
-from lanternbench.methods.proposals.drafters import EagleDrafter
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
@@ -127,8 +128,8 @@ def drafted(target: Target, caption: str, monkeypatch: Any, steps: int) -> tuple
 
     monkeypatch.setattr(EagleDrafter, "root", first)
     monkeypatch.setattr(EagleDrafter, "expand", further)
-    decoder = engine.build(target, presets.method("eagle-1", shape=f"chain-{DEPTH}"), 0.0)
-    made = engine.generate(decoder, [caption], most_steps=steps)[0]
+    decoder = build(target, method("eagle-1", shape=f"chain-{DEPTH}"), 0.0)
+    made = engine.generate(decoder, [caption], max_steps=steps)[0]
     return made, [torch.stack(x) for x in logits], lengths
 
 
@@ -153,7 +154,7 @@ def test_a_drafter_drafts_with_its_own_table_step_for_step(shared, tmp_path, mon
         own = drafted(target, "", patch, 40)[0]
     state = vectors.under("drafter.") | {"embed_tokens.weight": vectors["target.lm_head.weight"]}
     other = with_file(target, state, tmp_path)
-    ar = engine.generate(engine.build(target, presets.method("ar"), 0.0), [""])[0].tokens
+    ar = engine.generate(build(target, method("ar"), 0.0), [""])[0].tokens
     made, logits, lengths = drafted(other, "", monkeypatch, 40)
     agree(logits, plain_chain(target, state, "", ar, lengths))
     chains = [x.argmax(-1).tolist() for x in logits]
@@ -177,7 +178,7 @@ def test_a_drafter_has_the_layers_heads_and_biases_of_its_file(layers, kv, bias,
     target = with_file(target, state, tmp_path)
     net = target.drafters["eagle"]
     assert (net.config.n_layer, net.config.kv_heads, net.config.qkv_bias) == (layers, kv, bias)
-    ar = engine.generate(engine.build(target, presets.method("ar"), 0.0), ["7"])[0].tokens
+    ar = engine.generate(build(target, method("ar"), 0.0), ["7"])[0].tokens
     _, logits, lengths = drafted(target, "7", monkeypatch, 12)
     kept = [i for i, n in enumerate(lengths) if n + DEPTH < target.length]
     agree([logits[i] for i in kept], plain_chain(target, state, "7", ar, [lengths[i] for i in kept]))
@@ -195,8 +196,8 @@ def test_a_chameleon_drafter_s_table_is_of_all_ids(dialect, tmp_path, monkeypatc
     prefix = other.prefix(CAPTIONS, other.guidance)
     assert torch.equal(made.embed_prompt(prefix.ahead_ids, other.model), table[prefix.features[:, 1:]])
     assert torch.equal(made.embed(torch.arange(len(ids)), other.model), table[ids])
-    run = engine.build(other, presets.method("eagle-1", shape="chain-3"), 0.0)
-    plain = engine.generate(engine.build(other, presets.method("ar"), 0.0), CAPTIONS)
+    run = build(other, method("eagle-1", shape="chain-3"), 0.0)
+    plain = engine.generate(build(other, method("ar"), 0.0), CAPTIONS)
     begin, seen = EagleDrafter.begin, []
     monkeypatch.setattr(EagleDrafter, "begin", lambda self, *given: seen.append(self) or begin(self, *given))
     fast = engine.generate(run, CAPTIONS)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.catalogue import entry
 from lanternbench.models.emu3 import checkpoint as emu3
 from lanternbench.models.emu3.checkpoint import NEGATIVE, QUALITY, Emu3Family
@@ -175,7 +176,7 @@ def test_64_greedy_guided_tokens_are_those_of_transformers_generate(loaded, thei
     packed(loaded)
     for name in ("ar", "eagle-1", "sjd"):
         target = replace(loaded, drafters={"eagle": loaded.model.new_eagle().eval().requires_grad_(False)})
-        found = engine.generate(engine.build(target, presets.method(name), 0.0), [CAPTIONS[1]])[0].tokens
+        found = engine.generate(build(target, method(name), 0.0), [CAPTIONS[1]])[0].tokens
         assert torch.equal(found, want), name
     assert len(want.unique()) > 8
 
@@ -208,5 +209,5 @@ def test_random_weights_have_the_published_shapes():
     small = {"dim": 32, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "hidden": 48, "prompt_ids": 8192, "grid": 4}
     row = small_row(small | {"vocab_size": CODES, "first_image_id": 100, "vq": VQ}, GUIDANCE)
     target = Emu3Family().random_target(row, "cpu")
-    made = engine.generate(engine.build(target, presets.method("eagle-1", shape="chain-3")), CAPTIONS)
+    made = engine.generate(build(target, method("eagle-1", shape="chain-3")), CAPTIONS)
     assert all(len(g.tokens) == 16 for g in made)

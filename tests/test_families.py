@@ -11,7 +11,8 @@ from test_anole import small
 from lanternbench import registry
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models import catalogue, packed
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.medusa import Medusa
@@ -46,7 +47,7 @@ def test_a_family_of_someone_else_s_brings_its_rows_and_decodes(plugged):
     row = catalogue.entry("theirs-1b")
     assert (row.family, row.licence, row.guidance) == ("theirs", "MIT", 4.5)
     target = catalogue.load_target("theirs-1b")
-    made = engine.generate(engine.build(target, presets.method("eagle-1", shape="chain-3"), 0.0), ["a red circle"])
+    made = engine.generate(build(target, method("eagle-1", shape="chain-3"), 0.0), ["a red circle"])
     assert len(made[0].tokens) == target.length
 
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
-from lanternbench.models.cached_stack import CachedStack
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.models.cached_stack import CachedStack, Lengths
 from lanternbench.models.catalogue import entry, with_drafter
 from lanternbench.models.janus.checkpoint import BOS, IMAGE_START, PAD, JanusFamily
 from lanternbench.models.packed import packed
@@ -153,7 +154,9 @@ def test_cached_decoding_gives_the_states_of_one_pass(loaded):
     x = torch.cat([prefix.embeddings, model.tok_embeddings(tokens[:, :-1])], 1)
     visible = torch.zeros(1, n, n).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
     made = [stack.prefill(x[:, :n], range(n), visible)[:, -1:]]
-    made += [stack.forward(x[:, i : i + 1], range(i, i + 1), [i]) for i in range(n, x.shape[1])]
+    made += [
+        stack.forward(x[:, i : i + 1], range(i, i + 1), Lengths(torch.tensor([i]), (i,))) for i in range(n, x.shape[1])
+    ]
     assert torch.allclose(torch.cat(made, 1), whole, atol=1e-4)
 
 
@@ -170,7 +173,7 @@ def test_64_greedy_guided_tokens_are_those_of_transformers_generate(loaded, thei
     for name in ("ar", "eagle-1", "sjd"):
         net = loaded.model.new_eagle().eval().requires_grad_(False)
         made = replace(loaded, drafters={"eagle": net})
-        decoder = engine.build(made, presets.method(name), 0.0)
+        decoder = build(made, method(name), 0.0)
         found = engine.generate(decoder, [CAPTIONS[0]])[0].tokens
         assert torch.equal(found[None], want), name
     assert len(want.unique()) > 8
@@ -212,5 +215,5 @@ def test_random_weights_have_the_published_shapes():
     small = {"dim": 32, "n_layer": 1, "n_head": 2, "hidden": 48, "prompt_ids": 8192, "grid": 4}
     row = small_row(small | {"vq": ROW.shape["vq"] | {"codebook_size": 16384}}, 5.0)
     target = JanusFamily().random_target(row, "cpu")
-    made = engine.generate(engine.build(target, presets.method("eagle-1", shape="chain-3")), CAPTIONS)
+    made = engine.generate(build(target, method("eagle-1", shape="chain-3")), CAPTIONS)
     assert all(len(g.tokens) == 16 for g in made)

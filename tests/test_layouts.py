@@ -21,7 +21,8 @@ from torch import Tensor
 
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
@@ -134,7 +135,7 @@ def test_a_llamagen_target_decodes_from_its_folder(tmp_path, t5, small_vq):
         made.drafters["eagle"], drafter.state_dict() | {"tok_embeddings.weight": embedding["embed_tokens.weight"]}
     )
     assert (made.pad_rows, made.guidance, made.top_k) == ("uniform", 7.5, 8)
-    ar, drafted = (engine.generate(engine.build(made, presets.method(m), 0.0), [CAPTION]) for m in ("ar", "eagle-1"))
+    ar, drafted = (engine.generate(build(made, method(m), 0.0), [CAPTION]) for m in ("ar", "eagle-1"))
     assert torch.equal(ar[0].tokens, drafted[0].tokens)
     assert made.images(ar[0].tokens[None])[0].size == (8, 8)
 
@@ -150,7 +151,7 @@ def test_a_llamagen_target_comes_in_the_dtype_asked_for_and_its_image_tokeniser_
     assert equal(made.drafters["eagle"], {k: v.bfloat16() for k, v in drafter.state_dict().items()})
     assert equal(made.vq, small_vq.state_dict())
     assert made.text([CAPTION])[0].dtype == torch.bfloat16
-    assert len(engine.generate(engine.build(made, presets.method("eagle-1")), [CAPTION])[0].tokens) == 16
+    assert len(engine.generate(build(made, method("eagle-1")), [CAPTION])[0].tokens) == 16
 
 
 def test_captions_become_the_encoder_s_states_and_are_kept_on_disk(tmp_path, t5, monkeypatch):
@@ -241,7 +242,7 @@ def test_a_chameleon_target_decodes_from_its_folder(tmp_path, chameleon, files, 
     assert equal(made.model, {name: table.to(dtype) for name, table in tables.items()})
     assert equal(made.vq, vq.state_dict())
     assert made.row_end == (ROW_END if dialect == "lumina" else None)
-    assert len(engine.generate(engine.build(made, presets.method("ar"), 0.0), [CAPTION])[0].tokens) == 16
+    assert len(engine.generate(build(made, method("ar"), 0.0), [CAPTION])[0].tokens) == 16
 
 
 # ---- what is no such checkpoint ----

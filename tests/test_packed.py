@@ -11,7 +11,8 @@ from torch import nn
 
 from lanternbench.analysis import step_profile as profile
 from lanternbench.engine import decode as engine
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models import packed as packing
 from lanternbench.models.packed import HalfLinear, PackedLinear, QuickNorm, TransposedLinear, available, halves, pack
 from lanternbench.models.tiny import checkpoint as tiny
@@ -110,9 +111,7 @@ def test_a_packed_target_decodes_the_same_tokens_and_counts_the_same_bytes():
     assert any(isinstance(m, PackedLinear) for m in made[1].model.modules())
     assert profile.read_bytes(made[0].model) == profile.read_bytes(made[1].model)
     for name in ("ar", "eagle-1"):
-        tokens = [
-            engine.generate(engine.build(t, presets.method(name), temperature=0), ["a cat"])[0].tokens for t in made
-        ]
+        tokens = [engine.generate(build(t, method(name), temperature=0), ["a cat"])[0].tokens for t in made]
         assert torch.equal(*tokens)
 
 

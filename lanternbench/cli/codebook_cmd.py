@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lanternbench.cli.output import print_json
+from lanternbench.cli.progress import display
 from lanternbench.cli.run_cmd import Device, Dtype, Threads
 from lanternbench.utils.device import choose
 
@@ -31,10 +32,10 @@ def codebook(
 
     Example: lanternbench codebook tiny --k 2,10,100 --out codebook.png
     """
+    from lanternbench import prompts
     from lanternbench.analysis import code_swaps as codebooks
     from lanternbench.errors import UserError
     from lanternbench.models.catalogue import load_target
-    from lanternbench.prompts import sources as prompts
     from lanternbench.utils.files import OUT, ready
 
     try:
@@ -45,7 +46,7 @@ def codebook(
         ready(out, OUT)
     model = load_target(target, choose(device, threads), dtype=dtype)
     captions = prompts.captions_for(target, num_prompts)
-    with Console(stderr=True).status("drawing and swapping"):
+    with display("drawing and swapping"):
         found = codebooks.examine(model, captions, sizes, proximity, seed)
     if out is not None:
         codebooks.draw(found, captions, out)

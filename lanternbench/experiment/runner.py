@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
+from lanternbench import prompts as prompt_sets
 from lanternbench.analysis.summary import summarise
 from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
-from lanternbench.experiment.executors import local as executors
-from lanternbench.experiment.executors.local import Executor, Unit
-from lanternbench.experiment.scoring import Costs, image_groups, known, score_sets, stored, there, with_record
-from lanternbench.experiment.worker import Job
-from lanternbench.metrics.registry import Scorer, SetScorer, scorers_for
+from lanternbench.experiment.executors import Executor, Unit
+from lanternbench.experiment.executors import executor as make_executor
+from lanternbench.experiment.scoring import image_groups, known, score_sets, stored, stored_sets, there, unique
+from lanternbench.experiment.summaries import Costs, Summary
+from lanternbench.experiment.worker import Job, OnStep
+from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
-from lanternbench.prompts import sources as prompt_sets
-from lanternbench.prompts.sources import Prompt, PromptSet
+from lanternbench.notes import Note
+from lanternbench.prompts import Prompt, PromptSet
 
-Progress = Callable[[int, int, str], None]  # done, of, what
+Progress = Callable[[int, int, str], None]  # samples done, of, what is being done or was just done
+
+
+class Watch(NamedTuple):
+    """Who watches a run, and how long it may take."""
+
+    progress: Progress
+    on_step: OnStep | None
+    deadline: float  # of time.monotonic
 
 
 def run(
@@ -35,20 +48,31 @@ def run(
     device: str = "cpu",
     executor: str | Executor = "local",
     progress: Progress = lambda done, of, what: None,
-) -> tuple[Path, dict[str, Any]]:
+    on_step: OnStep | None = None,
+    budget_s: float = inf,
+) -> tuple[Path, Summary]:
     """Measure everything that ``config`` asks for and is not stored yet; returns the run folder and its summary.
 
     An interrupted sweep continues where it stopped: what is stored is never computed again, and what is computed
-    depends on (seed, prompt, method) alone, whichever executor computes it: one of ``executors``, or its name.
+    depends on (seed, prompt, method) alone, whichever ``executor`` computes it: one of ``executors``, or its name.
+    ``on_step`` (tokens done, of) is called after each step of an image, where this process decodes it.
+    After ``budget_s`` seconds no further prompt is begun, but at least one is completed.
     Raises UserError before anything is computed if a setting is wrong.
     """
-    with closing(executors.executor(executor) if isinstance(executor, str) else executor) as made_by:
-        return _run(config, out, fresh, run_id, device, made_by, progress)
+    deadline = time.monotonic() + budget_s
+    with closing(make_executor(executor) if isinstance(executor, str) else executor) as made_by:
+        return _run(config, out, fresh, run_id, device, made_by, Watch(progress, on_step, deadline))
 
 
 def _run(
-    config: Sweep, out: Path, fresh: bool, run_id: str | None, device: str, executor: Executor, progress: Progress
-) -> tuple[Path, dict[str, Any]]:
+    config: Sweep,
+    out: Path,
+    fresh: bool,
+    run_id: str | None,
+    device: str,
+    executor: Executor,
+    watch: Watch,
+) -> tuple[Path, Summary]:
     methods = config.methods()
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
     facts = executor.start(config, device, -(-len(selected) // config.batch))
@@ -69,38 +93,26 @@ def _run(
             for m in methods
         ],
     ) as folder:
-        spent = _measure(folder, config, executor, selected, progress)
-        (sets, notes, costs, real), groups = stored(folder), image_groups(folder)  # ``score`` may have added to them
-        intact = there(groups)
+        spent = _measure(folder, config, executor, selected, watch)
+        old, groups = stored(folder), image_groups(folder)  # ``score`` may have added to them
+        sets, intact = stored_sets(folder, old), there(groups)
         whole = [
             s
             for s in scorers
-            if isinstance(s, SetScorer) and not (known(sets, groups, s) and (s.available() or not intact))
+            if isinstance(s, SetMetric) and not (known(sets, groups, s) and (s.available() or not intact))
         ]
-        kept = {f"{name}: " for columns in sets.values() for name in columns} - {f"{s.name}: " for s in whole}
-        found, missing, more = score_sets(groups, whole)
+        found, said, more = score_sets(groups, whole)
+        kept = {name for columns in sets.values() for name in columns} - {s.name for s in whole}
         for label, columns in found.items():
             sets.setdefault(label, {}).update(columns)
         summary = summarise(folder.samples(), folder.run, sets, config.seed)
-        missing += [f"{s.name}: {why}" for s in scorers if isinstance(s, Scorer) and (why := s.available())]
-        missing += [note for note in notes if note.startswith(tuple(kept))]
-        summary["notes"] += missing + simulation_notes(config) + executor.notes()
-        summary = with_record(summary, costs | spent | more, real)
+        said += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
+        said += [note for note in old.notes if note.metric in kept]
+        said += [Note("info", None, text) for text in executor.notes()]
+        costs = old.costs | spent | more
+        summary = replace(summary, notes=unique(summary.notes + said), costs=costs, reference=old.reference)
         folder.finish(summary)
         return folder.path, summary
-
-
-def simulation_notes(config: Sweep) -> list[str]:
-    """What a reader must know of a run whose images mean nothing."""
-    notes = []
-    if config.random_weights:
-        notes.append("Random weights: the times are real, the images are noise, and no metric is computed.")
-    if config.simulate_acceptance:
-        notes.append(
-            f"Accepted lengths are simulated to a mean of {config.simulate_acceptance:g} tokens a step: the times are "
-            "real, the images are noise, and no metric is computed."
-        )
-    return notes
 
 
 def plan(prompts: PromptSet, labels: list[str], seed: int, batch: int) -> Iterator[tuple[list[Prompt], list[str]]]:
@@ -122,14 +134,27 @@ def left(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
     return [unit for unit in units if unit]
 
 
-def _measure(folder: RunFolder, config: Sweep, executor: Executor, prompts: PromptSet, progress: Progress) -> Costs:
+def _measure(
+    folder: RunFolder,
+    config: Sweep,
+    executor: Executor,
+    prompts: PromptSet,
+    watch: Watch,
+) -> Costs:
     """Have made what is not stored yet, and store it as it comes; returns what the scores took."""
     units, total = left(folder, config, prompts), len(prompts) * len(config.methods())
 
     def say(what: str) -> None:
-        progress(len(folder.done()), total, what)
+        watch.progress(len(folder.done()), total, what)
 
-    for sample, image, where in executor.samples(units, prompts.prompts[0].text, say) if units else ():
+    missing = {i: sum(len(job.prompts) for job in unit) for i, unit in enumerate(units)}
+    unit_of = {p.id: i for i, unit in enumerate(units) for job in unit for p in job.prompts}
+    made = executor.samples(units, prompts.prompts[0].text, say, watch.on_step) if units else ()
+    for sample, image, where in made:
         folder.append(sample, image, where)
-    progress(total, total, "scoring")
+        say(f"{sample.label} · {sample.prompt}: {sample.decode_s:.2f} s")
+        missing[unit_of[sample.prompt_id]] -= 1
+        if not missing[unit_of[sample.prompt_id]] and time.monotonic() > watch.deadline:
+            break
+    say("scoring")
     return executor.costs

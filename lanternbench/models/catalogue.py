@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 import yaml
 
-from lanternbench.engine.cuda_graphs import of_mode
 from lanternbench.errors import UserError
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.family import Entry, Family
@@ -19,6 +18,7 @@ from lanternbench.models.loading import dtype_named
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
 from lanternbench.registry import component, components
+from lanternbench.utils.graph_capture import of_mode
 
 
 @cache

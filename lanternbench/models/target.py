@@ -11,10 +11,10 @@ from PIL import Image
 from torch import Tensor
 
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.row_ends import RowEnds
+from lanternbench.models.slot_layout import SlotLayout
 
 if TYPE_CHECKING:
-    from lanternbench.engine.cuda_graphs import Graphs
+    from lanternbench.utils.graph_capture import Graphs
 
 Pads = Literal["alone", "uniform"]
 DECODED = 4096  # tokens that the image tokeniser decodes at once
@@ -65,7 +65,7 @@ class Target:
     drafter of the user's, as those trained on the features of LANTERN's class expect ``uniform``.
     ``condition``: (target, captions, with unconditional rows?) -> prefix.  ``pixels``: what the tokeniser decodes ->
     uint8 [B, H, W, 3].  ``row_end``: the prompt id that the model writes after each row of an image, if it does.
-    ``graphs``: set, lone prompts are decoded with recorded forwards (CUDA graphs).  ``near``: the nearest codes by kind
+    ``graphs``: set, the phases of a step are replayed as CUDA graphs.  ``near``: the nearest codes by kind
     of proximity, once a method has asked for them.
     """
 
@@ -96,13 +96,19 @@ class Target:
         return self.grid[0] * self.grid[1]
 
     @property
-    def rows(self) -> RowEnds:
+    def layout(self) -> SlotLayout:
         """Where the model writes row ends."""
-        return RowEnds(0 if self.row_end is None else self.grid[1], self.length)
+        return SlotLayout(0 if self.row_end is None else self.grid[1], self.length)
 
-    def row_end_embedding(self, model: ImageDecoder) -> Tensor:
-        """[dim] of the row end, as ``model`` (the target's or an independent drafter's) reads it."""
-        return model.prompt_embeddings(torch.tensor(self.row_end, device=self.device))
+    def row_end_input(self, model: ImageDecoder) -> Callable[[Tensor], Tensor] | None:
+        """How ``model`` (the target's decoder or an independent drafter) reads a row end: states -> its embedding.
+
+        None where the target writes none.
+        """
+        if self.row_end is None:
+            return None
+        embedding = model.prompt_embeddings(torch.tensor(self.row_end, device=self.device))
+        return lambda hidden: embedding.expand_as(hidden)
 
     @property
     def vocab(self) -> int:

@@ -90,7 +90,7 @@ def framed(target: Target, captions: list[str], prompts: list[Prompt], guided: b
     Raises UserError for a caption that leaves no room for the image.
     """
     model = target.model
-    room = model.config.positions - target.rows.slot(target.length)
+    room = model.config.positions - target.layout.slot(target.length)
     for caption, prompt in zip(captions, prompts, strict=True):
         if len(prompt.cond) > room:
             raise UserError(

@@ -21,11 +21,12 @@ from torch import Tensor
 from lanternbench.engine import decode as engine
 from lanternbench.engine.sampling import Warp
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_plain, with_eagle
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.target import Target
-from lanternbench.prompts.sources import PromptSet
+from lanternbench.prompts import PromptSet
 from lanternbench.training import eagle, loop
 from lanternbench.utils.files import OUT, WORK, replacing, writing
 
@@ -138,7 +139,7 @@ def drawn(target: Target, net: Eagle, plan: Plan, work: Path, log: Log) -> Sampl
     """The target's own images of all prompts at its default settings, kept in ``work`` shard by shard."""
     prompts = plan.prompts.prompts
     target.prepare([p.text for p in prompts])
-    decoder, size, parts = engine.build(target, presets.method("ar")), max(1, SHARD // target.length), []
+    decoder, size, parts = build(target, method("ar")), max(1, SHARD // target.length), []
     for start in range(0, len(prompts), size):
         path = work / f"samples-{start:06d}.pt"
         if not path.exists():
@@ -149,7 +150,7 @@ def drawn(target: Target, net: Eagle, plan: Plan, work: Path, log: Log) -> Sampl
     return Samples(target, net, [p.text for p in prompts], torch.cat(parts))
 
 
-def images(decoder: engine.Decoder, captions: list[str], keys: list[str], seed: int) -> Tensor:
+def images(decoder: engine.SpeculativeDecoder, captions: list[str], keys: list[str], seed: int) -> Tensor:
     """Tokens int16 [B, L]; in halves where a GPU has no room for all at once, as an image depends on its key alone."""
     try:
         made = engine.generate(decoder, captions, keys, seed)

@@ -7,18 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from lanternbench.methods.proposals.drafters import EagleDrafter
 from torch import Tensor, nn
 
 from golden_checks.common import Vectors, cached, loaded
 from lanternbench.engine.sampling import guide
 from lanternbench.engine.state import Fresh
-from lanternbench.methods.proposals.drafters import EagleDrafter
 from lanternbench.models.drafters.eagle import Eagle, from_published
 from lanternbench.models.llamagen.model import LlamaGenConfig
 from lanternbench.models.rope import rope_2d
-from lanternbench.models.row_ends import RowEnds
+from lanternbench.models.slot_layout import SlotLayout
 
-GRID = 16  # the reference fixes the drafter's grid for text-to-image
+GRIDS = {"c2i": 24, "t2i": 16, "t2i2": 32}  # the reference derives the drafter's grid from its input type
 
 
 def eagle(state: dict[str, Tensor], config: dict[str, Any]) -> Eagle:
@@ -32,6 +32,11 @@ def eagle(state: dict[str, Tensor], config: dict[str, Any]) -> Eagle:
     return loaded(net, from_published(state))
 
 
+def grid_of(vectors: Vectors) -> int:
+    """Image tokens a side that the recorded drafter is made for."""
+    return GRIDS[vectors.meta["drafter_config"].get("input_type", "t2i")]
+
+
 def heads(vectors: Vectors, prefix: int) -> Any:
     """The drafter with its own embedding table, and what it borrows of its target: output head, rotary table."""
     net = eagle(vectors.under("state."), vectors.meta["drafter_config"])
@@ -42,7 +47,7 @@ def heads(vectors: Vectors, prefix: int) -> Any:
     def logits(hidden: Tensor, guidance: float) -> Tensor:
         return output(guide(hidden, guidance))
 
-    rope = rope_2d(GRID, GRID, net.config.head_dim, prefix)
+    rope = rope_2d(grid_of(vectors), grid_of(vectors), net.config.head_dim, prefix)
     return net, SimpleNamespace(output=output, logits=logits, rope=rope, config=net.config)
 
 
@@ -60,11 +65,11 @@ class Recorded:
         prefix = SimpleNamespace(ahead_ids=ahead, seen=torch.ones_like(ahead, dtype=torch.bool))
         self.session: Any = SimpleNamespace(
             target=SimpleNamespace(model=model),
-            rows=RowEnds(0, GRID * GRID),
+            rows=SlotLayout(0, grid_of(vectors) ** 2),
             prefix=prefix,
             guidance=vectors.meta["cfg_scale"],
             offset=hidden.shape[1],
-            limit=GRID * GRID,
+            limit=grid_of(vectors) ** 2,
             batch=1,
             graphs=None,
             unseen=False,
