@@ -16,7 +16,7 @@ from torch import Tensor
 from lanternbench.errors import UserError
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, config_from_hf, from_hf, from_official
-from lanternbench.models.chameleon.prompt_ids import anole_prompt, lumina_prompt, lumina_text
+from lanternbench.models.chameleon.prompt_ids import anole_prompt, check_sizes, lumina_prompt, lumina_text
 from lanternbench.models.chameleon.vqgan import (
     centre_square,
     chameleon_vqgan,
@@ -279,3 +279,10 @@ def test_prompts_are_framed_as_published():
     for side in (500, 0, -32, 1 << 20):
         with pytest.raises(UserError, match="multiple of 32"):
             lumina_prompt([300], 768, side, vocab)
+
+
+def test_a_vocabulary_whose_size_ids_mean_something_else_is_refused():
+    check_sizes({"<reserved08799>": 8803, "<reserved08816>": 8820})
+    check_sizes({"a": 3})
+    with pytest.raises(UserError, match="gives '<reserved08824>' the id 7, not 8828"):
+        check_sizes({"<reserved08824>": 7})

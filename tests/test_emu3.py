@@ -203,6 +203,13 @@ def test_files_that_do_not_belong_together_are_refused(theirs, tmp_path):
         Emu3Family().decoder(ROW, folder, "cpu")
 
 
+def test_a_checkpoint_for_another_image_size_is_refused(theirs, tmp_path):
+    here = write(tmp_path, theirs, "original") / "model" / "config.json"
+    here.write_text(json.dumps(json.loads(here.read_text()) | {"image_area": 720 * 720}))
+    with pytest.raises(UserError, match="images of 90 × 90 tokens but target 'small' has 8 a side"):
+        Emu3Family().decoder(ROW, tmp_path, "cpu")
+
+
 def test_random_weights_have_the_published_shapes():
     row = entry("emu3-gen")
     assert (row.guidance, row.top_k, row.licence) == (3.0, 2048, "Apache-2.0")

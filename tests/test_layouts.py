@@ -111,6 +111,21 @@ def small_vq(tmp_path, monkeypatch):
     return net
 
 
+def test_a_checkpoint_of_another_image_size_is_refused(tmp_path):
+    net = scrambled(LlamaGen(LlamaGenConfig(**TEXT)), 0)
+    (tmp_path / "model").mkdir()
+    table = {"freqs_cis": torch.zeros(net.config.prefix + 4 * net.config.grid**2, 4, 2)}
+    torch.save({"model": llamagen.to_official(net.state_dict()) | table}, tmp_path / "model" / "t2i.pt")
+    with pytest.raises(UserError, match="it is of another image size"):
+        LlamaGenFamily().decoder(small_row(TEXT), tmp_path, "cpu")
+
+
+def test_a_text_encoder_of_another_size_is_refused(tmp_path, t5):
+    features = T5Features(tmp_path / "text", 8, "cpu", torch.float32)
+    with pytest.raises(UserError, match="gives features 16 wide but this target reads 2048: it has to be Flan-T5-XL"):
+        features(["a red circle"])
+
+
 @pytest.mark.parametrize(
     "layout", [".pt", ".pt of FSDP", ".pt as torch once wrote it", "LANTERN's shards", "LANTERN's .bin"]
 )

@@ -102,12 +102,12 @@ class TokenDecoder(ImageDecoder):
 
     def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
         """A table of the drafter's own is of all ids."""
-        config, bias, layers, ids = shape_of(path, self.config.decoder)
+        config, bias, layers, ids, eps = shape_of(path, self.config.decoder)
         tables = self.own_tables() if ids else ()
         to_id = self.image_ids.cpu() if tables else None
 
         def make() -> Eagle:
-            return Eagle(config, bias, config.norm_eps, layers, *tables)
+            return Eagle(config, bias, eps or config.norm_eps, layers, *tables)
 
         def convert(part: State) -> State:
             return drafter_from_published(part, config, to_id)

@@ -27,7 +27,7 @@ from lanternbench.models.chameleon.model import (
     from_hf,
     from_official,
 )
-from lanternbench.models.chameleon.prompt_ids import ROW_END
+from lanternbench.models.chameleon.prompt_ids import ROW_END, check_sizes
 from lanternbench.models.chameleon.tokenizer import ChameleonText, anole_prefix, lumina_prefix
 from lanternbench.models.chameleon.vocab import Vocabulary
 from lanternbench.models.family import Entry, Family
@@ -74,6 +74,8 @@ class ChameleonFamily(Family):
         words = tokeniser(folder / "model")
         vocab = chameleon_vocab.read(words)
         text = ChameleonText(words, vocab)
+        if parted(row.shape)[1].row_end is not None:
+            check_sizes(text.names)
         vq = image_tokeniser(folder, device)
         model = self.decoder(row, folder, device, dtype)
         drafters: dict[str, nn.Module] = {}

@@ -23,6 +23,18 @@ def size_id(pixels: int) -> int:
     return SIZE_ZERO + pixels // SIZE_UNIT
 
 
+def check_sizes(names: dict[str, int]) -> None:
+    """Raises UserError for a vocabulary in which the ids of row ends and sizes mean something else."""
+    for name, i in (
+        ("<reserved08799>", ROW_END),
+        *((f"<reserved{8800 + n:05d}>", SIZE_ZERO + n) for n in (16, 24, 32)),
+    ):
+        if names.get(name, i) != i:
+            raise UserError(
+                f"the tokeniser gives '{name}' the id {names[name]}, not {i}: use the one published with Lumina-mGPT"
+            )
+
+
 def anole_prompt(text: list[int], vocab: Vocabulary) -> Prompt:
     """A caption's ids, as they come from the tokeniser -> Anole's prompt; no template."""
     frame = [vocab.image_start]

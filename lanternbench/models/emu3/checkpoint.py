@@ -104,7 +104,13 @@ class Emu3Family(Family):
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Emu3:
         here = folder / "model"
         to_id = image_ids(IdTokeniser(here / "tokenizer.json").names)
-        config = emu3.config_from_published(read_config(here / "config.json"))
+        said = read_config(here / "config.json")
+        config = emu3.config_from_published(said)
+        if "image_area" in said and config.grid != row.shape.get("grid", config.grid):
+            raise UserError(
+                f"config.json is of images of {config.grid} × {config.grid} tokens but target '{row.name}' has "
+                f"{row.shape['grid']} a side: name the target that it belongs to"
+            )
         config = replace(config, vocab_size=len(to_id), **_decoder_shape(row))
 
         def convert(part: State) -> State:

@@ -65,8 +65,10 @@ def config_from_published(config: dict[str, Any]) -> Emu3Config:
     odd += ["rope_scaling"] if rope.get("rope_type", rope.get("type", "default")) != "default" else []
     if odd or text.get("hidden_act", "silu") != "silu":
         raise UserError(f"config.json asks for {(*odd, 'hidden_act')[0]}, which no published Emu3 uses")
+    side = round(text.get("image_area", Emu3Config.grid**2 * 64) ** 0.5 / 8)
     try:
         return Emu3Config(
+            grid=side,
             dim=text["hidden_size"],
             n_layer=text["num_hidden_layers"],
             n_head=text["num_attention_heads"],
