@@ -25,13 +25,15 @@ from lanternbench.methods.method import method
 from lanternbench.models.catalogue import entry, load_target
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
-from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
-from lanternbench.models.chameleon.tokenizer import ChameleonText, hashed_ids
+from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
+from lanternbench.models.chameleon.tokenizer import ChameleonText
 from lanternbench.models.chameleon.vqgan import chameleon_vqgan
 from lanternbench.models.drafters.eagle import Eagle, to_published
 from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.loading import read_state
 from lanternbench.models.target import Target
+from lanternbench.models.token_decoder import image_tables
+from lanternbench.models.token_prompts import hashed_ids
 from lanternbench.models.vq import VQConfig
 
 CODES, GRID, GUIDANCE = 16, 5, 3.0

@@ -250,3 +250,14 @@ def test_what_is_saved_is_what_was_read(tmp_path):
     again = target.model.eagle_drafter(tmp_path, "cpu").state_dict()
     assert again.keys() == net.state_dict().keys()
     assert all(torch.equal(v, again[k]) for k, v in net.state_dict().items())
+
+
+def test_heads_that_weights_do_not_show_are_read_from_the_config_beside_them(tmp_path):
+    target = small("anole")
+    save_file(target.model.eagle_state(target.drafters["eagle"]), tmp_path / "a.safetensors")
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 4, "rms_norm_eps": 1e-4}')
+    with pytest.raises(UserError, match="the drafter has 4 attention heads but the target has 2"):
+        with_drafter(target, str(tmp_path / "a.safetensors"))
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 2, "rms_norm_eps": 1e-4}')
+    for spec in (tmp_path, tmp_path / "a.safetensors"):
+        assert with_drafter(target, str(spec))[0].drafters["eagle"].config.norm_eps == 1e-4

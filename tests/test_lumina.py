@@ -23,11 +23,12 @@ from lanternbench.models.cached_stack import CachedStack
 from lanternbench.models.catalogue import entry
 from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon import vocab as chameleon_vocab
-from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
+from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
 from lanternbench.models.chameleon.prompt_ids import ROW_END, lumina_prompt
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.slot_layout import SlotLayout, with_row_ends
 from lanternbench.models.target import Target
+from lanternbench.models.token_decoder import image_tables
 from lanternbench.utils.graph_capture import Graphs
 
 SIDE = 4

@@ -83,6 +83,10 @@ class ImageDecoder(Stack):
         mask = causal_upper_left(n, n) if valid.all() else prefix_mask(valid, n)
         return self(x, self.rope[None, :n, None], mask)[:, prefix.shape[1] - 1 :]
 
+    @property
+    def about(self) -> str:
+        return f"{type(self).__name__}, {len(self.layers)} layers"
+
     def misfit(self, target: Target) -> str | None:
         """What keeps it from drafting for ``target``, in words; None where it fits."""
         if type(self) is not type(target.model):

@@ -11,6 +11,7 @@ from lanternbench.methods.proposals.drafters import EagleDrafter
 from torch import Tensor, nn
 
 from golden_checks.common import Vectors, cached, loaded
+from lanternbench.engine.sampling import guide
 from lanternbench.engine.state import Fresh
 from lanternbench.models.drafters.eagle import Eagle, from_published
 from lanternbench.models.llamagen.model import LlamaGenConfig
@@ -42,8 +43,12 @@ def heads(vectors: Vectors, prefix: int) -> Any:
     vocab, dim = vectors["in.lm_head"].shape
     output = nn.Linear(dim, vocab, bias=False)
     output.weight.data = vectors["in.lm_head"]
+
+    def logits(hidden: Tensor, guidance: float) -> Tensor:
+        return output(guide(hidden, guidance))
+
     rope = rope_2d(grid_of(vectors), grid_of(vectors), net.config.head_dim, prefix)
-    return net, SimpleNamespace(output=output, rope=rope, config=net.config)
+    return net, SimpleNamespace(output=output, logits=logits, rope=rope, config=net.config)
 
 
 class Recorded:

@@ -15,10 +15,11 @@ from golden_checks.common import Found, Vectors, cached, close, loaded, read, sa
 from lanternbench.engine.sampling import Warp, guide
 from lanternbench.engine.tree import from_paths
 from lanternbench.models.cached_stack import CachedStack, additive
-from lanternbench.models.chameleon.model import ChameleonConfig, drafter_from_published
+from lanternbench.models.chameleon.model import ChameleonConfig
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.llamagen.model import prefix_mask
 from lanternbench.models.rope import rope_1d
+from lanternbench.models.token_decoder import drafter_from_published
 
 FIRST_IMAGE = 4  # image ids are 4 … n_img + 3
 
