@@ -13,7 +13,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from lanternbench.analysis.summary import summarise
 from lanternbench.errors import UserError
+from lanternbench.experiment import Sample, sample_key
 from lanternbench.metrics import cmmd, geneval, geneval_detector, pickscore, read_image, scorers_for
 from lanternbench.metrics.clip import Encoder, openai_pixels
 from lanternbench.metrics.geneval_rules import COLOURS, Found, correct, kept, relations
@@ -426,3 +428,23 @@ def test_geneval_names_what_it_lacks_also_with_random_networks(small_geneval, no
     assert scorer.available().text.endswith("lanternbench fetch mask2former clip-l14")
     with pytest.raises(UserError, match="there is no file"):
         scorers_for(["geneval:nowhere.jsonl"], "full")
+
+
+def test_genevals_score_is_the_mean_of_the_means_of_its_tasks():
+    def sample(i: int, label: str, task: str, value: float) -> Sample:
+        scores = {"geneval": value, "clip": value}
+        return Sample(
+            key=sample_key(str(i), label, 0), prompt_id=str(i), prompt=f"{i}", label=label, method="ar", seed=0,
+            tokens=2, steps=2, accept_lengths=[1, 1], decode_s=1.0, category=task, metrics=scores,
+        )  # fmt: skip
+
+    tasks = ["colors"] * 6 + ["position"] * 2
+    values = {"ar": [1, 1, 1, 1, 1, 0, 0, 1], "sjd": [1, 1, 1, 1, 1, 1, 0, 0]}
+    samples = [sample(i, label, t, v) for label, own in values.items() for i, (t, v) in enumerate(zip(tasks, own))]
+    rows = {row.label: row for row in summarise(samples, {}).rows}
+    assert rows["ar"].figure("geneval").value == pytest.approx((5 / 6 + 1 / 2) / 2)
+    assert rows["sjd"].figure("geneval").value == pytest.approx(1 / 2)
+    assert rows["sjd"].figure("clip").value == pytest.approx(6 / 8)
+    low, high = rows["ar"].figure("geneval")[1:3]
+    assert low < rows["ar"].figure("geneval").value < high
+    assert rows["ar"].figure("geneval").n == 8

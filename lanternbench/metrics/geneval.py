@@ -60,7 +60,7 @@ class GenEval(ImageMetric):
 
     title, key, form, extra = "GenEval", "geneval", ".3f", True
     weights = (MASK2FORMER, CLIP_VIT_L14, METADATA, NAMES)
-    mean_over_categories = True
+    over_categories = True
 
     def __init__(self, name: str, setup: Setup):
         super().__init__(name, setup)
