@@ -15,6 +15,7 @@ from conftest import interrupted
 from typer.testing import CliRunner
 
 from lanternbench import experiment as results
+from lanternbench import registry
 from lanternbench.cli import run_cmd as measure
 from lanternbench.cli.main import app, main
 from lanternbench.engine import decode as engine
@@ -23,7 +24,8 @@ from lanternbench.experiment import config
 from lanternbench.experiment import generate_samples as samples
 from lanternbench.experiment import runner as sweeps
 from lanternbench.experiment.summaries import read_summary
-from lanternbench.methods import presets, registry
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 
 CLI = [sys.executable, "-m", "lanternbench.cli.main"]
 SWEEP = """
@@ -231,10 +233,11 @@ def test_a_grid_of_options_is_expanded_and_each_method_kept_once():
 
 def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target, monkeypatch):
     wrong = {"forgets": lambda q, p, x, depth, rule: q}
-    monkeypatch.setattr(registry, "_RESIDUALS", registry._RESIDUALS | wrong)
-    method = presets.method("eagle-1", residual="forgets")
-    assert not method.lossless
-    decoder = engine.build(target, method)
+    registry.components("residual")  # ours are registered
+    monkeypatch.setitem(registry._components, "residual", registry._components["residual"] | wrong)
+    made = method("eagle-1", residual="forgets")
+    assert not made.lossless
+    decoder = build(target, made)
     made = engine.generate(decoder, ["a red circle"], trace=True)
     assert decoder.lossless is False
     assert samples.figures(decoder, made)[0]["fidelity_loss"] > 0.02

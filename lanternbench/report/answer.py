@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from lanternbench.analysis.figures import BASELINE
@@ -51,7 +52,7 @@ def _fastest(what: str, rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     loss = "" if best.lossless or best.value("fidelity_loss") is None else f", fidelity loss {LOSS.value(best)}"
     said = f"{what}: {plain(best.label, 60)}, {SPEEDUP.cell(best)} against ar{loss}."
     if not _told_apart(best.label, BASELINE, pairs):
-        return f"{said} It is not told apart from ar itself."
+        return f"{said} That may be chance: the tests do not tell it from ar."
     alike = [row.label for row in rows if row is not best and not _told_apart(best.label, row.label, pairs)]
     return f"{said} Not told apart from it: {_listed(alike)}." if alike else said
 
@@ -70,7 +71,10 @@ def _apart(pairs: Sequence[Pair]) -> str:
         return "Too few prompts to tell any methods apart."
     prompts = max(pair.prompts for pair in speed)
     if not told:
-        return f"Over {prompts} prompts no two methods are told apart in speed: measure more prompts."
+        # of 2^n sign patterns two are as extreme as the observed one, and Holm multiplies by the number of pairs
+        least = math.floor(math.log2(2 * len(speed) / ALPHA)) + 1
+        fix = f"that takes {least} prompts or more" if prompts < least else "measure more prompts"
+        return f"Over {prompts} prompts none of {len(speed)} pairs of methods is told apart in speed: {fix}."
     return f"Over {prompts} prompts {told} of {len(speed)} pairs of methods are told apart in speed (p < {ALPHA:g})."
 
 

@@ -49,6 +49,7 @@ class Table(NamedTuple):
     heads: list[tuple[str, str, bool]]  # title, hint, is it text
     rows: list[list[Cell]]
     folded: frozenset[int] = frozenset()
+    dispensable: frozenset[int] = frozenset()  # the first to go where a table is too wide
     tall: bool = False
 
 
@@ -113,7 +114,8 @@ def results_table(rows: list[ReportRow]) -> Table:
     lines = [[cell._replace(value="") if c.numeric and cell.value is None else cell for c, cell in zip(shown, line)]
              for line in lines]  # fmt: skip
     folded = frozenset(i for i, c in enumerate(shown) if "terminal" not in c.views and c.key != "lossless")
-    return Table([(c.title + c.arrow, c.help, not c.numeric) for c in shown], lines, folded)
+    dispensable = frozenset(i for i, c in enumerate(shown) if c.key in ("lossless", "step_compression", "tree_depth"))
+    return Table([(c.title + c.arrow, c.help, not c.numeric) for c in shown], lines, folded, dispensable)
 
 
 def _steps(label: str, method: str, steps: Steps) -> dict[str, Any]:

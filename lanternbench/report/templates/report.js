@@ -17,10 +17,17 @@ for (const table of all("table.sortable")) {
     rows.forEach(([row]) => body.append(row));
   }));
 }
-for (const box of all("[data-column]")) box.addEventListener("change", () => {
-  const table = box.closest(".sheet").querySelector("table");
-  for (const row of table.rows) row.cells[Number(box.dataset.column)].classList.toggle("folded", !box.checked);
-});
+function fold(box) {
+  for (const row of box.closest(".sheet").querySelector("table").rows)
+    row.cells[Number(box.dataset.column)].classList.toggle("folded", !box.checked);
+}
+for (const box of all("[data-column]")) box.addEventListener("change", () => fold(box));
+for (const sheet of all(".sheet")) {  // too wide: columns fold until the table fits
+  const boxes = all("[data-column]:checked", sheet), first = boxes.filter(box => "first" in box.dataset);
+  const order = [...first, ...boxes.filter(box => !first.includes(box))].reverse().sort((a, b) => first.includes(b) - first.includes(a));
+  const room = sheet.querySelector(".scroll");
+  while (order.length && room.scrollWidth > room.clientWidth + 1) { order[0].checked = false; fold(order.shift()); }
+}
 
 // the plot: one figure per quality axis; a point says its figures
 const chooser = document.getElementById("metric"), plots = all("figure.plot");
