@@ -23,7 +23,7 @@ from lanternbench.notes import Note
 
 BATCH = 32  # images that go through a network together at most
 ENOUGH = 5000  # images from which on values of whole sets are usually quoted
-Judge = Callable[[list[Image.Image], list[str]], Tensor]  # images, captions -> values [B]
+ScoreFunction = Callable[[list[Image.Image], list[str]], Tensor]  # images, captions -> values [B]
 
 
 class Column(NamedTuple):
@@ -106,19 +106,19 @@ class ImageMetric(Metric):
 
     captions: ClassVar[bool] = True
 
-    def load(self) -> Judge:
+    def load(self) -> ScoreFunction:
         """What scores a batch.  Called once, when it is first needed."""
         raise NotImplementedError
 
     @cached_property
-    def judge(self) -> Judge:
+    def score_batch(self) -> ScoreFunction:
         return self.load()
 
     def prepare(self) -> None:
         """Load the network now, so that a clock may start afterwards."""
-        self.judge  # noqa: B018
+        self.score_batch  # noqa: B018
 
-    def said(self) -> list[Note]:
+    def notes(self) -> list[Note]:
         """What there is to say of the images scored so far."""
         return []
 
@@ -130,7 +130,7 @@ class ImageMetric(Metric):
         if not images or self.available():
             return [None] * len(images)
         starts = range(0, len(images), BATCH)
-        values = torch.cat([self.judge(images[i : i + BATCH], captions[i : i + BATCH]) for i in starts]).tolist()
+        values = torch.cat([self.score_batch(images[i : i + BATCH], captions[i : i + BATCH]) for i in starts]).tolist()
         return [v if math.isfinite(v) else None for v in values]
 
 
