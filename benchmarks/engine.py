@@ -28,7 +28,7 @@ from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.llamagen.model import LlamaGen
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
-from lanternbench.prompts.sources import load
+from lanternbench.prompts import load
 from lanternbench.utils.parallel import parts, side_by_side
 
 SHAPES: dict[str, dict[str, Any]] = {  # vocabulary 16,384, random weights

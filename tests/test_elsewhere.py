@@ -17,7 +17,7 @@ from lanternbench.engine import decode as engine
 from lanternbench.engine.cuda_graphs import Graphs
 from lanternbench.experiment import generate_samples as samples
 from lanternbench.methods import presets
-from lanternbench.metrics.registry import Scorer, scorers_for
+from lanternbench.metrics import ImageMetric, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.target import Target
 
@@ -114,5 +114,5 @@ def test_images_are_decoded_and_scored_there(target, there, apart):
     images = there.images(tokens.to(THERE))
     assert [i.tobytes() for i in images] == [i.tobytes() for i in target.images(tokens)]
     for made, want in zip(*(scorers_for(None, "tiny", Setup(device=d)) for d in (str(THERE), "cpu")), strict=True):
-        if isinstance(made, Scorer) and isinstance(want, Scorer):
+        if isinstance(made, ImageMetric) and isinstance(want, ImageMetric):
             assert made.score(images, PROMPTS[:2]) == pytest.approx(want.score(images, PROMPTS[:2]))

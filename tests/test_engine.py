@@ -16,7 +16,7 @@ from lanternbench.engine.state import Session
 from lanternbench.errors import UserError
 from lanternbench.methods import presets
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.prompts.sources import load
+from lanternbench.prompts import load
 
 CAPTIONS = [p.text for p in load("demo", 3)]
 LOSSLESS = ["sd", "medusa", "eagle-1", "eagle-2", "adt-tree", "sjd", "jacobi"]

@@ -16,7 +16,7 @@ from lanternbench.errors import UserError
 from lanternbench.methods import presets
 from lanternbench.models import cached_stack as cached
 from lanternbench.models.catalogue import load_target
-from lanternbench.prompts.sources import load
+from lanternbench.prompts import load
 
 CAPTIONS = [p.text for p in load("demo", 2)]
 

@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,13 +14,13 @@ from conftest import mistake
 from PIL import Image
 
 from lanternbench import experiment as results
+from lanternbench import registry
 from lanternbench.analysis.summary import RANDOM_NOTE, summarise
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key, scoring
 from lanternbench.experiment.summaries import Row, Summary, read_summary
-from lanternbench.metrics import files, registry
-from lanternbench.metrics.fid import SetScore
+from lanternbench.metrics import Extra, ImageMetric, SetMetric, SetScore, files
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
 
@@ -28,18 +29,19 @@ EXIF[0x0112] = 6  # to be turned by a quarter
 SHADES = {"dark": 10, "light": 200}
 
 
-class Brightness:
-    """A per-image metric that counts how often it is asked."""
+class Brightness(ImageMetric):
+    """A per-image metric that counts how often it is asked; its state is that of the class."""
 
-    name, needs, captions = "brightness", (), False
+    captions = False
+    asked: ClassVar[list[str]]
+    reason: ClassVar[str | None] = None
+    stop_after = 10**6
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.reason: str | None = None
-        self.stop_after = 10**6
+    def available(self) -> Note | None:
+        return Note("missing", self.name, self.reason) if self.reason else None
 
-    def available(self) -> str | None:
-        return self.reason
+    def prepare(self) -> None:
+        pass
 
     def score(self, images, captions):
         if len(self.asked) >= self.stop_after:
@@ -48,35 +50,30 @@ class Brightness:
         return [image.getpixel((0, 0))[0] / 1.0 for image in images]
 
 
-class Count:
+class Count(SetMetric):
     """A metric of a whole set, with a second column."""
 
-    name, needs = "count", ()
+    more = (Extra("twice", "Twice"),)
+    calls = 0
 
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def available(self) -> str | None:
-        return None
-
-    def score_set(self, images):
-        self.calls += 1
+    def compute(self, images):
+        type(self).calls += 1
         n = len(list(images))
-        return SetScore(float(n), n, f"{n} are few", {"twice": 2.0 * n})
+        return SetScore(float(n), n, self.note("info", f"{n} are few"), {"twice": 2.0 * n})
 
 
 @pytest.fixture
-def brightness(monkeypatch) -> Brightness:
-    made = Brightness()
-    monkeypatch.setattr(registry, "_REGISTRY", registry._REGISTRY | {"brightness": lambda reference: made})
+def brightness(monkeypatch) -> type[Brightness]:
+    made = type("Fresh", (Brightness,), {"asked": []})
+    monkeypatch.setitem(registry._components["metric"], "brightness", made)
     monkeypatch.setattr(scoring, "BATCH", 2)
     return made
 
 
 @pytest.fixture
-def count(monkeypatch) -> Count:
-    made = Count()
-    monkeypatch.setattr(registry, "_REGISTRY", registry._REGISTRY | {"count": lambda reference: made})
+def count(monkeypatch) -> type[Count]:
+    made = type("Fresh", (Count,), {})
+    monkeypatch.setitem(registry._components["metric"], "count", made)
     return made
 
 
@@ -189,8 +186,7 @@ def test_missing_weights_are_told_once_and_never_score_0(run, brightness):
 
 
 def test_a_score_that_a_run_could_not_compute_is_added(run, monkeypatch, brightness):
-    brightness.name = "image-reward"
-    monkeypatch.setattr(registry, "_REGISTRY", registry._REGISTRY | {"image-reward": lambda reference: brightness})
+    monkeypatch.setitem(registry._components["metric"], "image-reward", brightness)
     summary = scoring.score_run(run, ["image-reward"])
     assert values(run, "image-reward") == ALL
     assert "image-reward: gone" not in texts(summary)

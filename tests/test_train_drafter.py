@@ -16,6 +16,7 @@ from test_anole import ALL_IDS, CAPTIONS, scrambled, small
 from test_drafters import random_llamagen
 from torch import Tensor
 
+from lanternbench import prompts
 from lanternbench.cli.main import main
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
@@ -28,7 +29,6 @@ from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.loading import read_state
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.prompts import sources as prompts
 from lanternbench.training import drafter, eagle, loop
 
 DEMO = prompts.load("demo", 4)

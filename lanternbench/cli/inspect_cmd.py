@@ -96,7 +96,7 @@ def prompts(
     """
     from typing import cast
 
-    from lanternbench.prompts import sources as sets
+    from lanternbench import prompts as sets
 
     chosen = sets.load(spec, num_prompts or None, seed, cast(Any, caption))
     rows = [{"id": p.id, "category": p.category or "", "prompt": p.text} for p in chosen]
@@ -114,7 +114,7 @@ def doctor(as_json: AsJson = False) -> None:
     Example: lanternbench doctor
     """
     from lanternbench.experiment.environment import environment
-    from lanternbench.metrics.registry import names, scorers_for
+    from lanternbench.metrics import names, scorers_for
     from lanternbench.models.catalogue import catalogue
 
     rows = [{"item": k, "value": v} for k, v in environment().items()]
@@ -123,7 +123,7 @@ def doctor(as_json: AsJson = False) -> None:
         rows.append({"item": f"target {name}", "value": absent if entry.missing() else "here"})
     for name in names():
         (scorer,) = scorers_for([name], "full")
-        rows.append({"item": f"metric {name}", "value": scorer.available() or "here"})
+        rows.append({"item": f"metric {name}", "value": missing.text if (missing := scorer.available()) else "here"})
     _print(rows, as_json, {"item": "item", "value": "value"})
 
 

@@ -33,11 +33,11 @@ def profile(
 
     Example: lanternbench profile eagle-1 cool-sd
     """
+    from lanternbench import prompts
     from lanternbench.analysis import step_profile as profiles
     from lanternbench.engine import decode as engine
     from lanternbench.methods import presets
     from lanternbench.models.catalogue import load_with_drafter
-    from lanternbench.prompts import sources as prompts
     from lanternbench.utils.device import choose
     from lanternbench.utils.files import TRACE, ready
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -33,6 +34,10 @@ def score(
     device: Device = "auto",
     threads: Threads = None,
     again: Annotated[bool, typer.Option("--again", help="Also score what is scored already.")] = False,
+    export: Annotated[
+        tuple[str, Path] | None,
+        typer.Option(metavar="LAYOUT DIR", help="Only copy images for an official scorer: geneval or dpg, and where."),
+    ] = None,
     results: Annotated[Path, typer.Option("--results", help="Folder of the run folders.")] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows and notes as JSON.")] = False,
 ) -> None:
@@ -51,6 +56,9 @@ def score(
     names = listed(metrics) if metrics is not None else None
     setup = Setup(reference, choose(device, threads), random_weights)
     places = [_place(results, name) for name in runs] if runs else [store.latest(results)]
+    if export is not None:
+        _export(*export, places)
+        return
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     console, found = Console(stderr=True), []
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -74,6 +82,21 @@ def score(
         return
     for place, summary in found:
         _show(place, summary, console)
+
+
+def _export(layout: str, folder: Path, places: list[Path]) -> None:
+    """The images of all these runs, a folder for each method; those of one prompt in the order of the runs."""
+    from lanternbench.experiment import read_samples
+    from lanternbench.metrics.export import export
+
+    images: dict[str, dict[str, list[Path]]] = {}
+    for place in places:
+        for sample in read_samples(place):
+            if sample.image:
+                images.setdefault(sample.label, {}).setdefault(sample.prompt, []).append(place / sample.image)
+    for label, own in images.items():
+        place = folder / re.sub(r"[^\w.=-]+", "-", label)
+        print(f"{label}: {export(layout, own, place)}")
 
 
 def _print_metrics(row: Row) -> None:

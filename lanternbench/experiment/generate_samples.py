@@ -18,7 +18,7 @@ from lanternbench.analysis.fidelity import (
 from lanternbench.engine.decode import Decoder, Generation, generate
 from lanternbench.experiment import Sample, sample_key
 from lanternbench.methods.acceptance import Exact
-from lanternbench.prompts.sources import Prompt
+from lanternbench.prompts import Prompt
 from lanternbench.utils.parallel import parts, side_by_side
 
 

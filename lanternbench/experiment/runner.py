@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from lanternbench import prompts as prompt_sets
 from lanternbench.analysis.summary import summarise
 from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
@@ -19,11 +20,10 @@ from lanternbench.experiment.executors.local import Executor, Unit
 from lanternbench.experiment.scoring import image_groups, known, score_sets, stored, stored_sets, there, unique
 from lanternbench.experiment.summaries import Costs, Summary
 from lanternbench.experiment.worker import Job
-from lanternbench.metrics.registry import Scorer, SetScorer, scorers_for
+from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
-from lanternbench.prompts import sources as prompt_sets
-from lanternbench.prompts.sources import Prompt, PromptSet
+from lanternbench.prompts import Prompt, PromptSet
 
 Progress = Callable[[int, int, str], None]  # done, of, what
 
@@ -77,14 +77,14 @@ def _run(
         whole = [
             s
             for s in scorers
-            if isinstance(s, SetScorer) and not (known(sets, groups, s) and (s.available() or not intact))
+            if isinstance(s, SetMetric) and not (known(sets, groups, s) and (s.available() or not intact))
         ]
         found, said, more = score_sets(groups, whole)
         kept = {name for columns in sets.values() for name in columns} - {s.name for s in whole}
         for label, columns in found.items():
             sets.setdefault(label, {}).update(columns)
         summary = summarise(folder.samples(), folder.run, sets, config.seed)
-        said += [Note("missing", s.name, why) for s in scorers if isinstance(s, Scorer) and (why := s.available())]
+        said += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
         said += [note for note in old.notes if note.metric in kept]
         said += [Note("info", None, text) for text in executor.notes()]
         costs = old.costs | spent | more

@@ -18,18 +18,16 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
+from lanternbench import prompts
 from lanternbench.analysis.statistics import Estimate, bootstrap_mean
 from lanternbench.analysis.summary import RANDOM_NOTE, Sets, summarise
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
 from lanternbench.experiment.summaries import Costs, Row, Summary, read_summary
-from lanternbench.metrics import files, reference
+from lanternbench.metrics import ImageMetric, SetMetric, files, read_image, reference, scorers_for
 from lanternbench.metrics.features import ImageFiles
-from lanternbench.metrics.images import read_image
-from lanternbench.metrics.registry import AnyScorer, Scorer, SetScorer, compares, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
-from lanternbench.prompts import sources as prompts
 from lanternbench.utils.files import cache_dir
 
 BATCH = 32
@@ -121,14 +119,14 @@ def score_run(
     setup = setup or Setup()
     with RunFolder.existing(Path(path)) as folder:
         scorers = scorers_for(metrics, (folder.run.get("target") or {}).get("evaluators") or "tiny", setup)
-        single = [scorer for scorer in scorers if isinstance(scorer, Scorer)]
+        single = [scorer for scorer in scorers if isinstance(scorer, ImageMetric)]
         values, notes, costs = _score_singly(folder, single, again, progress)
         old, groups = stored(folder), image_groups(folder)
         sets, costs, real = stored_sets(folder, old), old.costs | costs, old.reference
         now: set[str] = set()  # what was compared with the setup's real images
         kept = {scorer.name for scorer in scorers}
-        for scorer in (scorer for scorer in scorers if not isinstance(scorer, Scorer)):
-            with_real = setup.reference is not None and compares(scorer)
+        for scorer in (scorer for scorer in scorers if not isinstance(scorer, ImageMetric)):
+            with_real = setup.reference is not None and scorer.compares
             if known(sets, groups, scorer) and (scorer.available() or not (again or with_real)):
                 kept.remove(scorer.name)
                 continue
@@ -151,7 +149,7 @@ def score_run(
 
 
 def _score_singly(
-    folder: RunFolder, scorers: Sequence[Scorer], again: bool, progress: Progress
+    folder: RunFolder, scorers: Sequence[ImageMetric], again: bool, progress: Progress
 ) -> tuple[dict[str, dict[str, float | None]], list[Note], Costs]:
     """The scores of the run's images that lack one, by sample and metric; what there is to say; what they took."""
     journal = Journal(folder.path / "scores.jsonl")
@@ -220,7 +218,7 @@ def score_folder(
     sets: list[str] = []
     scorers = scorers_for(metrics, "full", setup)
     for scorer in scorers:
-        if isinstance(scorer, Scorer):
+        if isinstance(scorer, ImageMetric):
             values, said = score_items(scorer, items, journal, again, progress)
             finite = [v for v in values.values() if v is not None]
             figures[scorer.name] = bootstrap_mean(finite) if finite else Estimate()
@@ -231,7 +229,7 @@ def score_folder(
             figures, sets, costs = figures | found[""], [*sets, *found[""]], costs | spent
         notes += said
     notes += unread_reference(scorers, setup)
-    now = {s.name for s in scorers if compares(s) and s.name in figures and figures[s.name].value is not None}
+    now = {s.name for s in scorers if s.compares and s.name in figures and figures[s.name].value is not None}
     real, _ = compared_with(setup.reference if setup else None, now, None)
     row = Row(folder.resolve().name, "", len(items), figures)
     return Summary([row], notes, sets, costs, real)
@@ -255,9 +253,9 @@ def compared_with(
     return found | {"metrics": sorted(now)}, said
 
 
-def unread_reference(scorers: Sequence[AnyScorer], setup: Setup | None) -> list[Note]:
+def unread_reference(scorers: Sequence[ImageMetric | SetMetric], setup: Setup | None) -> list[Note]:
     """A note where real images were given and no metric looks at them."""
-    if not setup or setup.reference is None or any(map(compares, scorers)):
+    if not setup or setup.reference is None or any(s.compares for s in scorers):
         return []
     names = ", ".join(s.name for s in scorers)
     text = f"No metric here ({names}) compares with the real images of --reference: precision-recall does."
@@ -265,16 +263,16 @@ def unread_reference(scorers: Sequence[AnyScorer], setup: Setup | None) -> list[
 
 
 def score_items(
-    scorer: Scorer, items: Sequence[Item], journal: Journal, again: bool, progress: Progress
+    scorer: ImageMetric, items: Sequence[Item], journal: Journal, again: bool, progress: Progress
 ) -> tuple[dict[str, float | None], list[Note]]:
     """Values by key of all items that could be scored, from the journal or in batches, and what there is to say."""
     known = {} if again else journal.known(scorer.name, items)
     left = [item for item in items if item.key not in known]
     if not left:
         return known, []
-    if reason := scorer.available():
-        return known, [Note("missing", scorer.name, reason)]
-    if getattr(scorer, "captions", True) and any(item.caption is None for item in left):
+    if missing := scorer.available():
+        return known, [missing]
+    if scorer.captions and any(item.caption is None for item in left):
         return known, [Note("missing", scorer.name, "it reads captions; give their file by --captions FILE")]
     broken: list[str] = []
     progress(0, len(left), scorer.name)
@@ -288,16 +286,16 @@ def score_items(
             journal.add(scorer.name, [item for item, _ in pairs], values, time.perf_counter() - clock)
             known |= {item.key: value for (item, _), value in zip(pairs, values, strict=True)}
     progress(len(left), len(left), scorer.name)
-    return known, _unread(scorer, broken)
+    return known, _unread(scorer, broken) + scorer.said()
 
 
-def prepared(scorer: AnyScorer) -> None:
+def prepared(scorer: ImageMetric | SetMetric) -> None:
     """Let a scorer load what it needs before a clock starts, where it offers to."""
-    if hasattr(scorer, "prepare") and not scorer.available():
+    if not scorer.available():
         scorer.prepare()
 
 
-def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetScorer]) -> tuple[Sets, list[Note], Costs]:
+def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetMetric]) -> tuple[Sets, list[Note], Costs]:
     """Metrics of whole image sets, label by label, what there is to say about them, and what they took."""
     sets: Sets = {}
     notes: list[Note] = []
@@ -312,14 +310,13 @@ def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetScorer
             found = {name: Estimate(v, n=score.count) for name, v in {scorer.name: score.value, **score.more}.items()}
             sets.setdefault(label, {}).update(found)
             notes += _unread(scorer, images.broken)
-            if score.note:
-                notes.append(Note("missing" if score.value is None else "info", scorer.name, score.note))
+            notes += [score.note] if score.note else []
         if read:  # else all features were kept
             costs[scorer.name] = {"images": read, "seconds": seconds}
     return sets, unique(notes), costs
 
 
-def known(sets: Sets, groups: Iterable[str], scorer: SetScorer) -> bool:
+def known(sets: Sets, groups: Iterable[str], scorer: SetMetric) -> bool:
     """Has every label a value?"""
     return all(sets.get(label, {}).get(scorer.name, Estimate()).value is not None for label in groups)
 
@@ -346,7 +343,7 @@ def _opened(items: Iterable[Item], broken: list[str]) -> Iterator[tuple[Item, Im
             broken.append(str(error))
 
 
-def _unread(scorer: AnyScorer, broken: list[str]) -> list[Note]:
+def _unread(scorer: ImageMetric | SetMetric, broken: list[str]) -> list[Note]:
     return [Note("warning", scorer.name, f"{len(broken)} images are left out. {broken[0]}")] if broken else []
 
 

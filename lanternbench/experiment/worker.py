@@ -14,11 +14,11 @@ from lanternbench.experiment.environment import environment
 from lanternbench.experiment.generate_samples import make_samples
 from lanternbench.experiment.scoring import prepared
 from lanternbench.experiment.summaries import Costs
-from lanternbench.metrics.registry import Scorer, scorers_for
+from lanternbench.metrics import ImageMetric, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.models.target import Target
-from lanternbench.prompts.sources import Prompt
+from lanternbench.prompts import Prompt
 
 WARMUP_STEPS = 12
 
@@ -56,12 +56,12 @@ class Worker:
         self.decoders = {m.label: build(self.target, m, *sampling) for m in methods}
 
     @cached_property
-    def scorers(self) -> list[Scorer]:
+    def scorers(self) -> list[ImageMetric]:
         """Those of single images; none where images mean nothing."""
         if self.config.random_weights or self.config.simulate_acceptance is not None:
             return []
         found = scorers_for(self.config.metrics, self.target.evaluators, Setup(device=self.device))
-        return [s for s in found if isinstance(s, Scorer)]
+        return [s for s in found if isinstance(s, ImageMetric)]
 
     def facts(self) -> Facts:
         decoders, t = self.decoders, self.target

@@ -25,7 +25,7 @@ from lanternbench.methods import presets
 from lanternbench.models.catalogue import family_of, load_plain, with_eagle
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.target import Target
-from lanternbench.prompts.sources import PromptSet
+from lanternbench.prompts import PromptSet
 from lanternbench.training import eagle, loop
 from lanternbench.utils.files import OUT, WORK, replacing, writing
 
