@@ -1,22 +1,29 @@
 # Two commands for a fresh machine: `make demo` and `make test`.
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+MINUTES ?= 4
+# What pip is to install before the package, such as a CPU-only build: TORCH='torch torchvision --index-url URL'
+TORCH   ?=
+PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test lint verify bench clean
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(if $(TORCH),$(PIP) $(TORCH))
+	$(PIP) --editable .
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	$(PIP) --editable ".[test]"
 	touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/lanternbench sweep configs/demo.yaml
+	$(BIN)/lanternbench sweep configs/demo.yaml --time-budget $(MINUTES)
 	$(BIN)/lanternbench report
+	@printf '\nOpen %s in a browser.\nThen: %s run --method cool-sd --lambda 2\n' \
+	  "$$(ls -t results/*/report/report.html | head -n 1)" $(BIN)/lanternbench
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest

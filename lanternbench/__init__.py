@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
+
+if "torch" not in sys.modules:
+    # OpenMP reads this once, as torch is loaded. A thread that spins while it waits takes the CPU from the thread that
+    # it waits for, where other processes are busy.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 __all__ = ["load", "load_run"]
@@ -16,11 +23,12 @@ if TYPE_CHECKING:
 
 def load(
     target: str = "tiny",
-    device: str = "cpu",
+    device: str = "auto",
     *,
     drafter: str | None = None,
     dtype: str | None = None,
     compile_mode: str | None = None,
+    threads: int | None = None,
 ) -> Model:
     """A target ready to generate: ``load("tiny").generate("a red circle", method="cool-sd", lam=2.0, seed=42)``.
 
@@ -28,13 +36,14 @@ def load(
     ``dtype``: of the weights, ``float32`` or ``bfloat16`` (default: float32 on a CPU and for ``tiny``, else bfloat16).
     ``compile_mode``: ``eager``, or ``graphs`` for CUDA graphs (default: on a GPU).
     ``device``: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for a GPU if there is one.
+    ``threads``: of the CPU (default: one for a small model such as ``tiny``, else one per physical core).
     Raises UserError for unknown names, a device that is not there, and for weights that are missing or damaged.
     """
     from lanternbench.api import Model
     from lanternbench.models.catalogue import load_with_drafter
     from lanternbench.utils.device import choose
 
-    return Model(load_with_drafter(target, drafter, choose(device), dtype=dtype, compile_mode=compile_mode))
+    return Model(load_with_drafter(target, drafter, choose(device, threads), dtype=dtype, compile_mode=compile_mode))
 
 
 def load_run(path: str | Path) -> RunFrames:

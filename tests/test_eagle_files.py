@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from golden_checks import decode_greedy
 from golden_checks.common import read
+from lanternbench.methods.proposals.drafters import EagleDrafter
 from safetensors.torch import save_file
 from test_anole import CAPTIONS, IMAGES, scrambled, small
 from test_drafters import random_llamagen
@@ -19,10 +20,9 @@ from torch import Tensor
 from lanternbench.engine import decode as engine
 from lanternbench.engine.sampling import guide
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
-from lanternbench.methods.proposals.drafters import EagleDrafter
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.catalogue import with_drafter
-from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.llamagen.model import prefix_mask
@@ -102,7 +102,7 @@ def plain_chain(target: Target, state: State, caption: str, tokens: Tensor, leng
         states, made = hidden[:, : p + length - 1], []
         for _ in range(DEPTH):
             fed = torch.cat([table[ids].expand(rows, -1, -1), states], -1)
-            last = plain_features(state, fed, model.rope[1 : len(ids) + 1], model.cfg.head_dim)[:, -1:]
+            last = plain_features(state, fed, model.rope[1 : len(ids) + 1], model.config.decoder.head_dim)[:, -1:]
             made.append(guide(model.output(last), target.guidance)[0, 0])
             ids, states = torch.cat([ids, made[-1].argmax()[None]]), torch.cat([states, last], 1)
         found.append(torch.stack(made))
@@ -128,8 +128,8 @@ def drafted(target: Target, caption: str, monkeypatch: Any, steps: int) -> tuple
 
     monkeypatch.setattr(EagleDrafter, "root", first)
     monkeypatch.setattr(EagleDrafter, "expand", further)
-    decoder = engine.build(target, presets.method("eagle-1", shape=f"chain-{DEPTH}"), 0.0)
-    made = engine.generate(decoder, [caption], most_steps=steps)[0]
+    decoder = build(target, method("eagle-1", shape=f"chain-{DEPTH}"), 0.0)
+    made = engine.generate(decoder, [caption], max_steps=steps)[0]
     return made, [torch.stack(x) for x in logits], lengths
 
 
@@ -154,7 +154,7 @@ def test_a_drafter_drafts_with_its_own_table_step_for_step(shared, tmp_path, mon
         own = drafted(target, "", patch, 40)[0]
     state = vectors.under("drafter.") | {"embed_tokens.weight": vectors["target.lm_head.weight"]}
     other = with_file(target, state, tmp_path)
-    ar = engine.generate(engine.build(target, presets.method("ar"), 0.0), [""])[0].tokens
+    ar = engine.generate(build(target, method("ar"), 0.0), [""])[0].tokens
     made, logits, lengths = drafted(other, "", monkeypatch, 40)
     agree(logits, plain_chain(target, state, "", ar, lengths))
     chains = [x.argmax(-1).tolist() for x in logits]
@@ -177,8 +177,8 @@ def test_a_drafter_has_the_layers_heads_and_biases_of_its_file(layers, kv, bias,
     state = published(32, 2, kv, 48, layers, 64, bias)
     target = with_file(target, state, tmp_path)
     net = target.drafters["eagle"]
-    assert (net.cfg.n_layer, net.cfg.kv_heads, net.cfg.qkv_bias) == (layers, kv, bias)
-    ar = engine.generate(engine.build(target, presets.method("ar"), 0.0), ["7"])[0].tokens
+    assert (net.config.n_layer, net.config.kv_heads, net.config.qkv_bias) == (layers, kv, bias)
+    ar = engine.generate(build(target, method("ar"), 0.0), ["7"])[0].tokens
     _, logits, lengths = drafted(target, "7", monkeypatch, 12)
     kept = [i for i, n in enumerate(lengths) if n + DEPTH < target.length]
     agree([logits[i] for i in kept], plain_chain(target, state, "7", ar, [lengths[i] for i in kept]))
@@ -190,14 +190,14 @@ def test_a_chameleon_drafter_s_table_is_of_all_ids(dialect, tmp_path, monkeypatc
     net, ids = target.drafters["eagle"], target.model.image_ids
     torch.manual_seed(8)
     table = torch.randn(IMAGES.prompt_ids, IMAGES.dim)
-    save_file(published_chameleon.eagle_state(net) | {"embed_tokens.weight": table}, tmp_path / "a.safetensors")
+    save_file(target.model.eagle_state(net) | {"embed_tokens.weight": table}, tmp_path / "a.safetensors")
     other = with_drafter(replace(target, drafters={}), str(tmp_path))[0]
     made = other.drafters["eagle"]
     prefix = other.prefix(CAPTIONS, other.guidance)
     assert torch.equal(made.embed_prompt(prefix.ahead_ids, other.model), table[prefix.features[:, 1:]])
     assert torch.equal(made.embed(torch.arange(len(ids)), other.model), table[ids])
-    run = engine.build(other, presets.method("eagle-1", shape="chain-3"), 0.0)
-    plain = engine.generate(engine.build(other, presets.method("ar"), 0.0), CAPTIONS)
+    run = build(other, method("eagle-1", shape="chain-3"), 0.0)
+    plain = engine.generate(build(other, method("ar"), 0.0), CAPTIONS)
     begin, seen = EagleDrafter.begin, []
     monkeypatch.setattr(EagleDrafter, "begin", lambda self, *given: seen.append(self) or begin(self, *given))
     fast = engine.generate(run, CAPTIONS)
@@ -207,7 +207,7 @@ def test_a_chameleon_drafter_s_table_is_of_all_ids(dialect, tmp_path, monkeypatc
 
 def test_a_drafter_without_a_table_reads_its_target_s(tmp_path):
     target = small("anole")
-    save_file(published_chameleon.eagle_state(target.drafters["eagle"]), tmp_path / "a.safetensors")
+    save_file(target.model.eagle_state(target.drafters["eagle"]), tmp_path / "a.safetensors")
     net = with_drafter(replace(target, drafters={}), str(tmp_path))[0].drafters["eagle"]
     assert torch.equal(net.embed(torch.arange(4), target.model), target.model.tok_embeddings.weight[:4])
     assert torch.equal(net.embed_prompt(torch.arange(9), target.model), target.model.cls_embedding.weight[:9])
@@ -230,11 +230,11 @@ def test_a_tensor_that_has_no_place_is_named(tmp_path):
         UserError, match=r"'tok_embeddings\.weight' in .* is \[60, 32\] but this target needs \[64, 32\]"
     ):
         with_file(classes, state | {"embed_tokens.weight": torch.zeros(60, 32)}, tmp_path)
-    short = published_chameleon.eagle_state(target.drafters["eagle"]) | {"embed_tokens.weight": torch.zeros(9, 32)}
+    short = target.model.eagle_state(target.drafters["eagle"]) | {"embed_tokens.weight": torch.zeros(9, 32)}
     with pytest.raises(UserError, match=r"'embed_tokens\.weight' has 9 ids but the target image tokens up to id"):
         with_file(target, short, tmp_path)
     rotary = {"layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}  # older files hold it; it is computed
-    assert with_file(classes, state | rotary, tmp_path).drafters["eagle"].cfg.n_layer == 1
+    assert with_file(classes, state | rotary, tmp_path).drafters["eagle"].config.n_layer == 1
 
 
 def test_what_is_saved_is_what_was_read(tmp_path):
@@ -246,7 +246,7 @@ def test_what_is_saved_is_what_was_read(tmp_path):
     cfg = replace(IMAGES.decoder, n_kv_head=1, qkv_bias=True)
     net = scrambled(Eagle(cfg, False, cfg.norm_eps, 2, IMAGES.vocab_size, IMAGES.prompt_ids), 4)
     net.tok_embeddings.weight.copy_(net.prompt_embeddings.weight[target.model.image_ids])
-    save_file(published_chameleon.eagle_state(net), tmp_path / "a.safetensors")
-    again = published_chameleon.eagle_drafter(target.model, tmp_path, "cpu").state_dict()
+    save_file(target.model.eagle_state(net), tmp_path / "a.safetensors")
+    again = target.model.eagle_drafter(tmp_path, "cpu").state_dict()
     assert again.keys() == net.state_dict().keys()
     assert all(torch.equal(v, again[k]) for k, v in net.state_dict().items())

@@ -12,7 +12,8 @@ from lanternbench.engine.verify import Draft, Verdict
 from lanternbench.errors import UserError
 from lanternbench.experiment import config
 from lanternbench.experiment import runner as sweeps
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.report.load import ReportRow
 from lanternbench.report.papers import differences, published_rows
 
@@ -43,7 +44,7 @@ def test_the_drawn_lengths_follow_the_rates():
 
 @pytest.mark.parametrize("name", ["eagle-1", "eagle-2", "adt-tree", "sjd", "cool-sd"])
 def test_every_kind_of_draft_can_be_simulated(target, name):
-    decoder = engine.build(target, presets.method(name), simulate_acceptance=2.0)
+    decoder = build(target, method(name), simulate_acceptance=2.0)
     made = engine.generate(decoder, ["a small red circle in the center"], seed=3)[0]
     assert sum(made.accept_lengths) == target.length - 1
     assert 1.5 < (target.length - 1) / made.steps < 2.5
@@ -61,5 +62,5 @@ def test_what_means_nothing_is_not_measured(tmp_path):
 
 
 def test_autoregressive_decoding_is_not_touched(target):
-    decoder = engine.build(target, presets.method("ar"), simulate_acceptance=2.0)
+    decoder = build(target, method("ar"), simulate_acceptance=2.0)
     assert decoder.rates is None

@@ -23,7 +23,9 @@ from lanternbench.experiment import config
 from lanternbench.experiment import generate_samples as samples
 from lanternbench.experiment import runner as sweeps
 from lanternbench.experiment.summaries import read_summary
-from lanternbench.methods import presets, registry
+from lanternbench.methods import registry
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 
 CLI = [sys.executable, "-m", "lanternbench.cli.main"]
 SWEEP = """
@@ -232,9 +234,9 @@ def test_a_grid_of_options_is_expanded_and_each_method_kept_once():
 def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target, monkeypatch):
     wrong = {"forgets": lambda q, p, x, depth, rule: q}
     monkeypatch.setattr(registry, "_RESIDUALS", registry._RESIDUALS | wrong)
-    method = presets.method("eagle-1", residual="forgets")
-    assert not method.lossless
-    decoder = engine.build(target, method)
+    made = method("eagle-1", residual="forgets")
+    assert not made.lossless
+    decoder = build(target, made)
     made = engine.generate(decoder, ["a red circle"], trace=True)
     assert decoder.lossless is False
     assert samples.figures(decoder, made)[0]["fidelity_loss"] > 0.02

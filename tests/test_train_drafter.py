@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from elsewhere import THERE, Apart
+from lanternbench.methods.proposals.drafters import EagleDrafter
 from test_anole import ALL_IDS, CAPTIONS, scrambled, small
 from test_drafters import random_llamagen
 from torch import Tensor
@@ -20,8 +21,8 @@ from lanternbench import prompts
 from lanternbench.cli.main import main
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
-from lanternbench.methods.proposals.drafters import EagleDrafter
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models import catalogue
 from lanternbench.models.chameleon import model as chameleon
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
@@ -38,7 +39,7 @@ PLAN = drafter.Plan("any", DEMO, steps=4, batch=2, lr=3e-3, seed=0)
 def classes() -> Target:
     """A class-conditional LlamaGen of 4 × 4 tokens."""
     labels = lambda captions: published_llamagen.class_labels(captions, "cpu")  # noqa: E731
-    net = scrambled(published_llamagen.new_eagle(random_llamagen(0)), 1)
+    net = scrambled(random_llamagen(0).new_eagle(), 1)
     return Target("classes", random_llamagen(0, n_layer=2), small("anole").vq, labels, 4.0, drafters={"eagle": net})
 
 
@@ -55,7 +56,7 @@ def shallow(tmp_path_factory) -> Path:
 
 
 def decoded(target: Target, name: str, captions: list[str], **options: Any) -> list[Tensor]:
-    return [g.tokens for g in engine.generate(engine.build(target, presets.method(name), 0.0, **options), captions)]
+    return [g.tokens for g in engine.generate(build(target, method(name), 0.0, **options), captions)]
 
 
 # ---- what it reads ----
@@ -92,8 +93,8 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, target, monkeypat
         return logits
 
     monkeypatch.setattr(EagleDrafter, "root", root)
-    decoder = engine.build(made, presets.method("eagle-1", shape="chain-3"))
-    tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, most_steps=12)])
+    decoder = build(made, method("eagle-1", shape="chain-3"))
+    tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, max_steps=12)])
     plain = tiny_plain if kind.startswith("tiny") else made
     samples = drafter.Samples(plain, plain.drafters["eagle"], captions, tokens)
     fed, q = samples([0, 1])
@@ -114,8 +115,8 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, target, monkeypat
 @pytest.mark.parametrize("kind", ["tiny", "anole", "lumina"])
 def test_what_it_learns_from_is_the_distribution_that_verifies_it(kind, target):
     made = target if kind == "tiny" else small(kind)
-    decoder = engine.build(made, presets.method("ar"))
-    found = engine.generate(decoder, CAPTIONS, trace=True, most_steps=15)
+    decoder = build(made, method("ar"))
+    found = engine.generate(decoder, CAPTIONS, trace=True, max_steps=15)
     trace = found[0].trace
     assert trace is not None
     plain = catalogue.load_plain("tiny") if kind == "tiny" else made
@@ -182,7 +183,7 @@ def test_what_is_saved_loads_as_a_drafter_and_keeps_the_target_s_tokens(kind, sh
     monkeypatch.setattr(drafter, "load_plain", lambda *a, **k: replace(made, drafters={}))
     monkeypatch.setattr(drafter, "begun", lambda *a: nets.append(honest(*a)) or nets[-1])
     drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
-    loaded = catalogue.family_of(made).eagle_drafter(made.model, tmp_path / "out", "cpu").state_dict()
+    loaded = made.model.eagle_drafter(tmp_path / "out", "cpu").state_dict()
     assert all(torch.equal(v, loaded[k]) for k, v in nets[0].state_dict().items())
     drafted = catalogue.with_drafter(replace(made, drafters={}), str(tmp_path / "out"))[0]
     want, found = decoded(drafted, "ar", captions), decoded(drafted, "eagle-1", captions)
@@ -211,10 +212,10 @@ def test_a_few_dozen_steps_raise_first_token_acceptance(tmp_path):
 
 
 def test_where_memory_is_short_fewer_images_are_drawn_at_once_and_they_are_the_same(shallow, monkeypatch):
-    decoder = engine.build(tiny.load(shallow), presets.method("ar"))
+    decoder = build(tiny.load(shallow), method("ar"))
     honest, sizes = engine.generate, []
 
-    def scarce(decoder: engine.Decoder, captions: list[str], *rest: Any) -> list[engine.Generation]:
+    def scarce(decoder: engine.SpeculativeDecoder, captions: list[str], *rest: Any) -> list[engine.Generation]:
         sizes.append(len(captions))
         if len(captions) > room:
             raise torch.OutOfMemoryError

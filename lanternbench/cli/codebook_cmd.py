@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lanternbench.cli.output import print_json
+from lanternbench.cli.progress import display
 from lanternbench.cli.run_cmd import Device, Dtype, Threads
 from lanternbench.utils.device import choose
 
@@ -45,7 +46,7 @@ def codebook(
         ready(out, OUT)
     model = load_target(target, choose(device, threads), dtype=dtype)
     captions = prompts.captions_for(target, num_prompts)
-    with Console(stderr=True).status("drawing and swapping"):
+    with display("drawing and swapping"):
         found = codebooks.examine(model, captions, sizes, proximity, seed)
     if out is not None:
         codebooks.draw(found, captions, out)

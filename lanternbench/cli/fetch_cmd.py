@@ -8,8 +8,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from lanternbench.cli.program import program
+
 if TYPE_CHECKING:
-    from lanternbench.models.catalogue import Entry
+    from lanternbench.models.family import Entry
 
 _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
@@ -76,4 +78,4 @@ def _target(row: Entry, dry_run: bool) -> None:
         _CONSOLE.print(f"{sum(f.size for f in files) / 1e9:.2f} GB into {row.folder} (licence: {row.licence})")
         return
     where = fetching.fetch(row, files, log=_CONSOLE.print)
-    _CONSOLE.print(f"{where}  ·  next: lanternbench run --target {row.name} --method cool-sd --lambda 2")
+    _CONSOLE.print(f"{where}  ·  next: {program()} run --target {row.name} --method cool-sd --lambda 2")

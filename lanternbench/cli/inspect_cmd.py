@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lanternbench.cli.output import print_json, print_notes, stdout
+from lanternbench.cli.progress import display
+from lanternbench.methods.method import named
 
 WIDE = 120  # columns from which options have a place in the table
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -40,23 +42,14 @@ def methods(as_json: AsJson = False) -> None:
 
     Example: lanternbench methods --json
     """
-    from lanternbench.methods import presets, registry
+    from lanternbench.registry import components
 
     rows: list[dict[str, Any]] = []
-    for name in presets.PRESETS | registry.presets():
-        m = presets.preset(name)
-        rows.append(
-            {
-                "method": name,
-                "proposal": m.proposal,
-                "tree": m.tree,
-                "acceptance": m.acceptance,
-                "residual": m.residual,
-                "lossless": m.lossless,
-                "options": {f: v for f in sorted(presets.reads(m)) if (v := getattr(m, f)) is not None},
-                "paper": presets.paper(name),
-            }
-        )
+    for name, preset in components("preset").items():
+        m = named(name)
+        options = {f: v for f, v in sorted(m.read.items()) if v is not None}
+        row = {"method": name, **m.choices._asdict(), "lossless": m.lossless}
+        rows.append(row | {"options": options, "paper": preset.paper or "–"})
     names = ["method", "proposal", "tree", "acceptance", "residual", "lossless", "paper", "options"]
     room = as_json or stdout().width >= WIDE
     if not as_json:
@@ -73,12 +66,12 @@ def targets(as_json: AsJson = False) -> None:
 
     Example: lanternbench targets
     """
-    from lanternbench.models.catalogue import catalogue
+    from lanternbench.models.catalogue import catalogue, missing
 
     rows = []
     for name, entry in catalogue().items():
-        missing, size = entry.missing(), f"{entry.gigabytes:g} GB" if entry.files else "in the package"
-        state = "yes" if not missing else "no" if len(missing) == len(entry.files) else f"lacks {', '.join(missing)}"
+        absent, size = missing(entry), f"{entry.gigabytes:g} GB" if entry.files else "in the package"
+        state = "yes" if not absent else "no" if len(absent) == len(entry.files) else f"lacks {', '.join(absent)}"
         rows.append({"target": name, "here": state, "size": size, "licence": entry.licence, "about": entry.about})
     _print(rows, as_json, {c: c for c in ("target", "here", "size", "licence", "about")})
 
@@ -115,15 +108,15 @@ def doctor(as_json: AsJson = False) -> None:
     """
     from lanternbench.experiment.environment import environment
     from lanternbench.metrics import names, scorers_for
-    from lanternbench.models.catalogue import catalogue
+    from lanternbench.models.catalogue import catalogue, missing
 
     rows = [{"item": k, "value": v} for k, v in environment().items()]
     for name, entry in catalogue().items():
         absent = f"missing; `lanternbench fetch {name}` gets it ({entry.gigabytes:g} GB)"
-        rows.append({"item": f"target {name}", "value": absent if entry.missing() else "here"})
+        rows.append({"item": f"target {name}", "value": absent if missing(entry) else "here"})
     for name in names():
         (scorer,) = scorers_for([name], "full")
-        rows.append({"item": f"metric {name}", "value": missing.text if (missing := scorer.available()) else "here"})
+        rows.append({"item": f"metric {name}", "value": note.text if (note := scorer.available()) else "here"})
     _print(rows, as_json, {"item": "item", "value": "value"})
 
 
@@ -138,18 +131,18 @@ def verify(
     Example: lanternbench verify cool-sd
     """
     from lanternbench.lossless import Row, table, verify_all
-    from lanternbench.methods import presets, registry
     from lanternbench.models.catalogue import load_target
+    from lanternbench.registry import components
 
-    chosen = list(presets.PRESETS | registry.presets()) if every or not names else list(names)
+    chosen = list(components("preset")) if every or not names else list(names)
     for name in chosen:
-        presets.preset(name)
-    with Console(stderr=True).status("verifying") as status:
+        named(name)
+    with display("verifying") as shown:
 
-        def shown(row: Row) -> None:
-            status.update(f"verified {row.method}: {row.check}")
+        def on_row(row: Row) -> None:
+            shown.show(0, 0, f"verified {row.method}: {row.check}")
 
-        rows = verify_all([*chosen], load_target("tiny"), seed, on_row=shown)
+        rows = verify_all([*chosen], load_target("tiny"), seed, on_row=on_row)
     if as_json:
         print_json([row._asdict() for row in rows])
     else:

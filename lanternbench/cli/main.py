@@ -11,6 +11,7 @@ import typer
 from lanternbench.cli import codebook_cmd as codebook
 from lanternbench.cli import fetch_cmd as fetch
 from lanternbench.cli import inspect_cmd as inspect
+from lanternbench.cli import interrupts
 from lanternbench.cli import profile_cmd as profile
 from lanternbench.cli import report_cmd as report
 from lanternbench.cli import run_cmd as measure
@@ -49,16 +50,18 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(metrics|vision)?\b")
     try:
-        app(standalone_mode=True)
-    except UserError as error:
-        print(f"lanternbench: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except SystemExit as ended:
-        if ended.code == 130:  # Ctrl-C, as typer passes it on
-            print("lanternbench: interrupted; the same command continues where it stopped", file=sys.stderr)
+        with interrupts.running():
+            app(standalone_mode=True)
+    except BaseException as error:
+        if interrupts.interrupted() or (isinstance(error, SystemExit) and error.code == interrupts.CODE):
+            interrupts.say()
+            raise SystemExit(interrupts.CODE) from None
+        if isinstance(error, UserError):
+            print(f"lanternbench: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(1) from None
         raise
-    except BrokenPipeError:
-        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

@@ -11,7 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from lanternbench.cli.output import print_json
+from lanternbench.cli.progress import display
 from lanternbench.cli.run_cmd import Compile, Device, Drafter, Dtype, RandomWeights, Simulate, Threads
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 
 
 def profile(
@@ -35,8 +38,6 @@ def profile(
     """
     from lanternbench import prompts
     from lanternbench.analysis import step_profile as profiles
-    from lanternbench.engine import decode as engine
-    from lanternbench.methods import presets
     from lanternbench.models.catalogue import load_with_drafter
     from lanternbench.utils.device import choose
     from lanternbench.utils.files import TRACE, ready
@@ -44,15 +45,16 @@ def profile(
     if trace is not None:
         ready(trace, TRACE)
     names = ["ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar")]
-    chosen = [presets.method(n) for n in names]
-    used = {m.proposal for m in chosen}
+    chosen = [method(n) for n in names]
+    used = {m.choices.proposal for m in chosen}
     model = load_with_drafter(target, drafter, choose(device, threads), random_weights, dtype, used, compile_mode)
-    decoders = [engine.build(model, m, temperature, simulate_acceptance=simulate_acceptance) for m in chosen]
+    decoders = [build(model, m, temperature, simulate_acceptance=simulate_acceptance) for m in chosen]
     captions = prompts.captions_for(target, num_prompts)
-    limit = profiles.bandwidth(model.device)
-    found = profiles.profile(decoders, captions)
-    if trace is not None:
-        profiles.chrome_trace(decoders[-1], captions[0], trace)
+    with display("profiling"):
+        limit = profiles.bandwidth(model.device)
+        found = profiles.profile(decoders, captions)
+        if trace is not None:
+            profiles.chrome_trace(decoders[-1], captions[0], trace)
     if as_json:
         print_json({"bandwidth": limit, "methods": [p.record() for p in found]})
         return

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lanternbench.cli.output import print_json, print_notes, print_table
+from lanternbench.cli.program import program
+from lanternbench.cli.progress import display
 from lanternbench.experiment import config as settings
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run folders.")]
@@ -18,7 +20,9 @@ Fresh = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads (default: 1 if the model is small, else all cores).")
+]
 RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Full size without files: speed alone.")]
 Simulate = Annotated[
     float | None, typer.Option("--simulate-acceptance", help="Mean tokens a step that drafting methods yield.")
@@ -42,6 +46,10 @@ Workers = Annotated[
 ]
 RayAddress = Annotated[
     str | None, typer.Option(help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep).")
+]
+TimeBudget = Annotated[
+    float | None,
+    typer.Option("--time-budget", metavar="MINUTES", min=0, help="Begin no further prompt after it; one is completed."),
 ]
 NumPrompts = Annotated[int | None, typer.Option("--num-prompts", "-n", help="How many prompts; 0 for all.")]
 
@@ -127,6 +135,7 @@ def sweep(
     executor: Executor = "local",
     workers: Workers = None,
     ray_address: RayAddress = None,
+    time_budget: TimeBudget = None,
     out: Out = Path("results"),
     fresh: Fresh = False,
     as_json: AsJson = False,
@@ -149,7 +158,7 @@ def sweep(
         changed["num_prompts"] = num_prompts
     if changed:
         config = settings.sweep(config.model_dump(by_alias=True) | changed, str(file))
-    execute(config, device, threads, out, fresh, as_json, executor, workers, ray_address)
+    execute(config, device, threads, out, fresh, as_json, executor, workers, ray_address, time_budget)
 
 
 def execute(
@@ -162,45 +171,42 @@ def execute(
     executor: str = "local",
     workers: int | None = None,
     ray_address: str | None = None,
+    minutes: float | None = None,
 ) -> None:
     """Run a sweep with a progress bar on stderr and the table on stdout."""
     from lanternbench.experiment import runner as sweeps
-    from lanternbench.experiment.executors import local as executors
+    from lanternbench.experiment.executors import executor as make_executor
     from lanternbench.utils.device import choose
 
-    made_by = executors.executor(executor, workers, threads, ray_address)
+    made_by = make_executor(executor, workers, threads, ray_address)
     chosen = choose(device, threads) if executor == "local" else device  # of a cluster its workers know
     console = Console(stderr=True)
-    columns = [
-        TextColumn("[progress.description]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    ]
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(config.name, total=None)
+    counts = (0, 0)
+    with display(config.name) as shown:
 
         def progress(done: int, of: int, what: str) -> None:
-            bar.update(task, completed=done, total=of, description=_short(what))
+            nonlocal counts
+            counts = done, of
+            shown.show(done, of, what)
 
-        path, summary = sweeps.run(config, out, fresh=fresh, device=chosen, executor=made_by, progress=progress)
+        path, summary = sweeps.run(
+            config, out, fresh=fresh, device=chosen, executor=made_by, progress=progress, on_step=shown.step,
+            budget_s=inf if minutes is None else 60 * minutes,
+        )  # fmt: skip
     if as_json:
         print_json({"run": str(path), **vars(summary)})
         return
     print_table(summary.rows)
     print_notes(summary.told(), console)
-    console.print(f"{path}  ·  next: lanternbench report", highlight=False, markup=False)
+    if counts[0] < counts[1]:
+        stopped = f"--time-budget {minutes:g}: {counts[0]} of {counts[1]} images are made; the same command goes on"
+        print_notes([stopped], console)
+    print_notes([f"{path}  ·  next: {program()} report"], console)
 
 
 def listed(text: str) -> list[str]:
     """The names in a comma-separated option."""
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _short(text: str, limit: int = 60) -> str:
-    text = text.replace("[", "(").replace("]", ")")
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _parse(options: list[str]) -> dict[str, Any]:

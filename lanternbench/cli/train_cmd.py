@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lanternbench.cli.program import program
 from lanternbench.cli.run_cmd import Device, Dtype, NumPrompts, Threads
 
 app = typer.Typer(no_args_is_help=True, help="Train a drafter for any target, or the embedded models from a seed.")
@@ -60,7 +61,7 @@ def drafter(
     print(f"first tokens accepted in images held out: {found.before:.3f} before, {found.after:.3f} after training")
     given = "" if prompts == "demo" else f" --prompts {shlex.quote(prompts)}"
     drafted = f"--target {shlex.quote(target)} --drafter {shlex.quote(str(out))}"
-    console.print(f"{out}  ·  next: lanternbench run --method eagle-1 {drafted}{given}")
+    console.print(f"{out}  ·  next: {program()} run --method eagle-1 {drafted}{given}")
 
 
 @app.command("tiny")
@@ -85,4 +86,4 @@ def tiny(
     choose("cpu", threads)
     console = Console(stderr=True)
     train(work, out, scale, log=lambda line: console.print(line, highlight=False, markup=False))
-    console.print(f"{out}  ·  next: lanternbench run --method cool-sd --target {out}", highlight=False, markup=False)
+    console.print(f"{out}  ·  next: {program()} run --method cool-sd --target {out}", highlight=False, markup=False)

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lanternbench.errors import UserError
-from lanternbench.methods.presets import Method, method
+from lanternbench.methods.method import Method, method
 from lanternbench.utils.files import shipped
 
 _WHOLE = {"shape", "depth_range", "width_range"}  # options whose value is itself a list

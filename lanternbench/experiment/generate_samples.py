@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,25 +12,34 @@ from lanternbench.analysis.fidelity import (
     drafter_figures,
     fidelity_loss,
     greedy_loss,
-    samples_children,
     target_figures,
 )
-from lanternbench.engine.decode import Decoder, Generation, generate
+from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.experiment import Sample, sample_key
-from lanternbench.methods.acceptance import Exact
 from lanternbench.prompts import Prompt
 from lanternbench.utils.parallel import parts, side_by_side
 
 
-def make_samples(decoder: Decoder, group: list[Prompt], seed: int, timed: bool) -> Iterator[tuple[Sample, Any]]:
-    """Generate one image per prompt, all together; yields (sample, PIL image)."""
+def make_samples(
+    decoder: SpeculativeDecoder,
+    group: list[Prompt],
+    seed: int,
+    timed: bool,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Iterator[tuple[Sample, Any]]:
+    """Generate one image per prompt, all together; yields (sample, PIL image).
+
+    ``on_step`` (tokens done, of) is called after every step, unless processes share the prompts.
+    """
+    count = parts(decoder.target, len(group))
+    alone = on_step if count == 1 else None
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
 
     def make(part: list[Prompt]) -> list[tuple[Sample, Any]]:
         gpu = decoder.target.device if decoder.target.device.type == "cuda" else None
         if gpu is not None:
             torch.cuda.reset_peak_memory_stats(gpu)
-        made = generate(decoder, [p.text for p in part], [p.id for p in part], seed, trace=traced)
+        made = generate(decoder, [p.text for p in part], [p.id for p in part], seed, trace=traced, on_step=alone)
         memory = {"peak_memory_mb": None if gpu is None else torch.cuda.max_memory_allocated(gpu) / 1e6}
         clock = time.perf_counter()
         images = decoder.target.images(torch.stack([g.tokens for g in made]))
@@ -40,22 +49,20 @@ def make_samples(decoder: Decoder, group: list[Prompt], seed: int, timed: bool) 
             for prompt, generation, image, extra in zip(part, made, images, figures(decoder, made), strict=True)
         ]
 
-    yield from side_by_side(make, group, parts(decoder.target, len(group)))
+    yield from side_by_side(make, group, count)
 
 
-def figures(decoder: Decoder, made: list[Generation]) -> list[dict[str, Any]]:
+def figures(decoder: SpeculativeDecoder, made: list[Generation]) -> list[dict[str, Any]]:
     """Fidelity loss, drafter and target statistics of a batch, from its trace; off the clock."""
     trace, method = made[0].trace, decoder.method
     if trace is None:
         return [{} for _ in made]
     tokens = torch.stack([g.tokens for g in made])
-    if decoder.lossless and isinstance(decoder.rule, Exact):  # what others claim is computed
-        loss = torch.zeros(len(made))
-    elif decoder.warp.greedy:
+    if decoder.warp.greedy:
         loss = greedy_loss(trace, tokens)
     else:
-        loss = fidelity_loss(trace, decoder.rule, decoder.residual, samples_children(method))
-    drafter = drafter_figures(trace) if method.proposal not in ("none", "jacobi") else {}
+        loss = fidelity_loss(trace, decoder.rule, decoder.residual, decoder.proposer.samples)
+    drafter = drafter_figures(trace) if method.proposal.drafter is not None else {}
     target = target_figures(trace, tokens)
     return [
         {"fidelity_loss": float(loss[i]), "stats": _row(target, i), "drafter": _row(drafter, i)}
@@ -69,7 +76,7 @@ def _row(columns: dict[str, torch.Tensor], i: int) -> dict[str, float] | None:
 
 
 def _sample(
-    decoder: Decoder,
+    decoder: SpeculativeDecoder,
     prompt: Prompt,
     made: Generation,
     seed: int,
@@ -78,7 +85,7 @@ def _sample(
     batch: int,
     extra: dict[str, Any],
 ) -> Sample:
-    drafting = decoder.method.proposal != "none" and made.steps > 1
+    drafting = decoder.proposer.max_depth > 0 and made.steps > 1
     first = sum(n > 1 for n in made.accept_lengths) / max(made.steps, 1) if drafting else None
     overhead = {k: v for k, v in made.phases.items() if k not in ("draft", "verify")}
     return Sample(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -15,17 +18,25 @@ from lanternbench import prompts as prompt_sets
 from lanternbench.analysis.summary import summarise
 from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
-from lanternbench.experiment.executors import local as executors
-from lanternbench.experiment.executors.local import Executor, Unit
+from lanternbench.experiment.executors import Executor, Unit
+from lanternbench.experiment.executors import executor as make_executor
 from lanternbench.experiment.scoring import image_groups, known, score_sets, stored, stored_sets, there, unique
 from lanternbench.experiment.summaries import Costs, Summary
-from lanternbench.experiment.worker import Job
+from lanternbench.experiment.worker import Job, OnStep
 from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt, PromptSet
 
-Progress = Callable[[int, int, str], None]  # done, of, what
+Progress = Callable[[int, int, str], None]  # samples done, of, what is being done or was just done
+
+
+class Watch(NamedTuple):
+    """Who watches a run, and how long it may take."""
+
+    progress: Progress
+    on_step: OnStep | None
+    deadline: float  # of time.monotonic
 
 
 def run(
@@ -37,19 +48,30 @@ def run(
     device: str = "cpu",
     executor: str | Executor = "local",
     progress: Progress = lambda done, of, what: None,
+    on_step: OnStep | None = None,
+    budget_s: float = inf,
 ) -> tuple[Path, Summary]:
     """Measure everything that ``config`` asks for and is not stored yet; returns the run folder and its summary.
 
     An interrupted sweep continues where it stopped: what is stored is never computed again, and what is computed
-    depends on (seed, prompt, method) alone, whichever executor computes it: one of ``executors``, or its name.
+    depends on (seed, prompt, method) alone, whichever ``executor`` computes it: one of ``executors``, or its name.
+    ``on_step`` (tokens done, of) is called after each step of an image, where this process decodes it.
+    After ``budget_s`` seconds no further prompt is begun, but at least one is completed.
     Raises UserError before anything is computed if a setting is wrong.
     """
-    with closing(executors.executor(executor) if isinstance(executor, str) else executor) as made_by:
-        return _run(config, out, fresh, run_id, device, made_by, progress)
+    deadline = time.monotonic() + budget_s
+    with closing(make_executor(executor) if isinstance(executor, str) else executor) as made_by:
+        return _run(config, out, fresh, run_id, device, made_by, Watch(progress, on_step, deadline))
 
 
 def _run(
-    config: Sweep, out: Path, fresh: bool, run_id: str | None, device: str, executor: Executor, progress: Progress
+    config: Sweep,
+    out: Path,
+    fresh: bool,
+    run_id: str | None,
+    device: str,
+    executor: Executor,
+    watch: Watch,
 ) -> tuple[Path, Summary]:
     methods = config.methods()
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
@@ -71,7 +93,7 @@ def _run(
             for m in methods
         ],
     ) as folder:
-        spent = _measure(folder, config, executor, selected, progress)
+        spent = _measure(folder, config, executor, selected, watch)
         old, groups = stored(folder), image_groups(folder)  # ``score`` may have added to them
         sets, intact = stored_sets(folder, old), there(groups)
         whole = [
@@ -112,14 +134,27 @@ def left(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
     return [unit for unit in units if unit]
 
 
-def _measure(folder: RunFolder, config: Sweep, executor: Executor, prompts: PromptSet, progress: Progress) -> Costs:
+def _measure(
+    folder: RunFolder,
+    config: Sweep,
+    executor: Executor,
+    prompts: PromptSet,
+    watch: Watch,
+) -> Costs:
     """Have made what is not stored yet, and store it as it comes; returns what the scores took."""
     units, total = left(folder, config, prompts), len(prompts) * len(config.methods())
 
     def say(what: str) -> None:
-        progress(len(folder.done()), total, what)
+        watch.progress(len(folder.done()), total, what)
 
-    for sample, image, where in executor.samples(units, prompts.prompts[0].text, say) if units else ():
+    missing = {i: sum(len(job.prompts) for job in unit) for i, unit in enumerate(units)}
+    unit_of = {p.id: i for i, unit in enumerate(units) for job in unit for p in job.prompts}
+    made = executor.samples(units, prompts.prompts[0].text, say, watch.on_step) if units else ()
+    for sample, image, where in made:
         folder.append(sample, image, where)
-    progress(total, total, "scoring")
+        say(f"{sample.label} · {sample.prompt}: {sample.decode_s:.2f} s")
+        missing[unit_of[sample.prompt_id]] -= 1
+        if not missing[unit_of[sample.prompt_id]] and time.monotonic() > watch.deadline:
+            break
+    say("scoring")
     return executor.costs

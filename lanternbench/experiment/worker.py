@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from lanternbench.engine.decode import build, generate
+from lanternbench.engine.decode import generate
 from lanternbench.experiment import Sample
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.environment import environment
 from lanternbench.experiment.generate_samples import make_samples
 from lanternbench.experiment.scoring import prepared
 from lanternbench.experiment.summaries import Costs
+from lanternbench.methods.build import build
 from lanternbench.metrics import ImageMetric, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.catalogue import load_with_drafter
@@ -21,6 +22,7 @@ from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt
 
 WARMUP_STEPS = 12
+OnStep = Callable[[int, int], None]  # tokens done, of
 
 
 class Job(NamedTuple):
@@ -50,7 +52,7 @@ class Worker:
         self.config, self.device = config, device
         self.costs: Costs = {}  # what the scores took
         methods, c = config.methods(), config
-        used = {m.proposal for m in methods}
+        used = {m.choices.proposal for m in methods}
         self.target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile)
         sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
         self.decoders = {m.label: build(self.target, m, *sampling) for m in methods}
@@ -81,12 +83,12 @@ class Worker:
 
     def warm_up(self, label: str, caption: str) -> None:
         """First calls allocate and choose kernels."""
-        generate(self.decoders[label], [caption], seed=self.config.seed, most_steps=WARMUP_STEPS)
+        generate(self.decoders[label], [caption], seed=self.config.seed, max_steps=WARMUP_STEPS)
 
-    def work(self, job: Job) -> Iterator[tuple[Sample, Any]]:
-        """The job's samples, scored, with their PIL images."""
+    def work(self, job: Job, on_step: OnStep | None = None) -> Iterator[tuple[Sample, Any]]:
+        """The job's samples, scored, with their PIL images; ``on_step`` is told of every step."""
         decoder, config = self.decoders[job.label], self.config
-        for sample, image in make_samples(decoder, job.prompts, config.seed, config.batch == 1):
+        for sample, image in make_samples(decoder, job.prompts, config.seed, config.batch == 1, on_step):
             for scorer in self.scorers:
                 clock = time.perf_counter()
                 value = sample.metrics[scorer.name] = scorer.score([image], [sample.prompt])[0]

@@ -171,11 +171,10 @@ class Layer(Direct):
 class Stack(Direct):
     """Layers and final norm; embeddings and head belong to the model around it."""
 
-    def __init__(self, cfg: DecoderConfig):
+    def __init__(self, config: DecoderConfig):
         super().__init__()
-        self.cfg = cfg
-        self.layers = nn.ModuleList(Layer(cfg) for _ in range(cfg.n_layer))
-        self.norm = RMSNorm(cfg.dim, cfg.norm_eps)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(
         self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: StepCache | None = None, last: bool = False

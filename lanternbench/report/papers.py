@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from lanternbench.methods.presets import PRESETS, preset
-from lanternbench.methods.registry import NEIGHBOURS
+from lanternbench.methods.acceptance.lantern import NEIGHBOURS
+from lanternbench.methods.method import named, options, preset
 from lanternbench.report.columns import BASE, MISSING, metric_column
 from lanternbench.report.load import ReportRow
 
@@ -74,7 +74,7 @@ def same_method(row: ReportRow, paper: dict[str, str]) -> bool:
     name = row.method
     if name != paper["method"]:
         return False
-    usual = PRESETS[name]["acceptance"]
+    usual = preset(name).choices.acceptance
     return _options(row).get("acceptance", usual) == _params(paper).get("acceptance", usual)
 
 
@@ -152,8 +152,9 @@ def _options(row: ReportRow) -> dict[str, Any]:
 
 def _defaults(row: ReportRow) -> dict[str, Any]:
     """What holds of the method's options where they are not set."""
-    made = preset(row.method)
-    found = {NAMES.get(name, name): getattr(made, name) for name in type(made).model_fields}
+    made = named(row.method)
+    values = {name: field.default for name, field in options().items()} | made.read | made.choices._asdict()
+    found = {NAMES.get(name, name): value for name, value in values.items()}
     if found["k"] is None and row.target != "tiny":
         found["k"] = NEIGHBOURS
     return found

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.llamagen.model import prefix_mask
-from lanternbench.models.row_ends import RowEnds
+from lanternbench.models.slot_layout import SlotLayout
 from lanternbench.models.target import Prefix, Target
 
 DEPTHS = 3  # levels of drafting that EAGLE trains on
@@ -36,7 +36,7 @@ class Feed(NamedTuple):
     hidden: Tensor  # [R, n + 1, dim] the target's states at positions 0 … n
     rope: Tensor  # [n, 1, d/2] of positions 1 … n
     seen: Tensor | None  # [R, P − 1] bool: which prefix entries may be attended to; None: all
-    rows: RowEnds
+    rows: SlotLayout
     prefix: int  # P
 
     @property
@@ -56,7 +56,7 @@ def written(target: Target, tokens: Tensor, net: Eagle | None = None) -> Tensor:
     """
     model = target.model
     words = model.tok_embeddings(tokens) if net is None else net.embed(tokens, model)
-    if width := target.rows.width:
+    if width := target.layout.width:
         words = words.unflatten(1, (-1, width))
         row_end = torch.tensor(target.row_end, device=tokens.device)
         end = model.prompt_embeddings(row_end) if net is None else net.embed_prompt(row_end, model)
@@ -80,7 +80,7 @@ def feed(target: Target, net: Eagle, ahead_ids: Tensor, seen: Tensor | None, tok
     ahead = torch.cat([net.embed_prompt(ahead_ids, target.model), words.repeat(len(hidden) // len(words), 1, 1)], 1)
     n, seen = ahead.shape[1], None if seen is None or seen.all() else seen
     rope = target.model.rope[1 : n + 1, None]
-    return Feed(ahead.float(), hidden.float(), rope, seen, target.rows, hidden.shape[1] - words.shape[1])
+    return Feed(ahead.float(), hidden.float(), rope, seen, target.layout, hidden.shape[1] - words.shape[1])
 
 
 class History:

@@ -1,16 +1,32 @@
-"""Which device and how many threads."""
+"""Which device and how many threads, on a machine that others use too."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from lanternbench.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SMALL = 2**24  # parameters up to which a second thread costs more in synchronisation than it computes
+_SYSTEM = Path("/")  # of /proc and /sys
+_requested: int | None = None  # threads that the user asked for
 
 
 def choose(device: str, threads: int | None = None) -> str:
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:N`` -> a device torch can use.  Raises UserError if it cannot."""
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N`` -> a device torch can use.
+
+    Raises UserError if torch cannot use it, or for more ``threads`` than this machine has CPUs.
+    """
     import torch
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    request_threads(threads)
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
@@ -23,3 +39,80 @@ def choose(device: str, threads: int | None = None) -> str:
     if index and int(index) >= torch.cuda.device_count():
         raise UserError(f"there is no {device}: torch sees {torch.cuda.device_count()} GPU(s), counted from 0")
     return device
+
+
+def request_threads(threads: int | None) -> None:
+    """Use so many CPU threads, whatever the model; None leaves it to ``fit_threads``.
+
+    Raises UserError for more than this machine has CPUs.
+    """
+    import torch
+
+    global _requested
+    limit = os.cpu_count() or 1
+    if threads is not None:
+        if not 1 <= threads <= limit:
+            raise UserError(f"{threads} threads are out of range: this machine has {limit} CPU(s), give 1 to {limit}")
+        torch.set_num_threads(threads)
+    _requested = threads
+
+
+def fit_threads(model: nn.Module) -> None:
+    """Set torch's threads to what the user asked for, else to what ``model`` gains from: one if small, else all cores.
+
+    The environment variable OMP_NUM_THREADS counts as asking.
+    """
+    import torch
+
+    small = sum(p.numel() for p in model.parameters()) <= SMALL
+    torch.set_num_threads(requested() or (1 if small else cores()))
+
+
+def requested() -> int | None:
+    """Threads that the user asked for, if any."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return _requested or (int(given) if given.isdigit() and int(given) else None)
+
+
+@cache
+def cores() -> int:
+    """Physical cores that this process may use: within its CPU affinity and its control group's quota, at least one."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    siblings = {_read(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
+    return max(1, min([len(siblings), *(int(quota) for quota in _quotas())]))
+
+
+def _quotas() -> Iterable[float]:
+    """CPUs' worth of time that each control group of this process grants, from the innermost to the root."""
+    for line in _read("proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for folder in (Path(group), *Path(group).parents):
+            at = str(folder).lstrip("/")
+            if controllers:  # version 1
+                quota, period = (_read(f"sys/fs/cgroup/cpu/{at}/cpu.cfs_{part}_us") for part in ("quota", "period"))
+            else:
+                quota, _, period = _read(f"sys/fs/cgroup/{at}/cpu.max").partition(" ")
+            if quota.isdigit() and period.isdigit() and int(period):
+                yield int(quota) / int(period)
+
+
+def _read(path: str) -> str:
+    try:
+        return (_SYSTEM / path).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def cpu_seconds() -> float:
+    """CPU time of all threads of this process so far: less than the threads' wall time where others use the CPUs."""
+    return time.process_time()
+
+
+def load_average() -> float | None:
+    """Processes that ran or wanted to run, on average over the last minute; None where the system does not say."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None

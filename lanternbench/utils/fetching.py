@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import names, scorers_for
-from lanternbench.models.catalogue import Entry
-from lanternbench.models.published import UNFINISHED
+from lanternbench.models.family import Entry
+from lanternbench.models.loading import UNFINISHED
 from lanternbench.registry import components
 from lanternbench.utils.download import Remote, digest, file_errors
 from lanternbench.utils.files import cache_dir

@@ -21,19 +21,19 @@ from typing import TypeVar
 import torch
 
 from lanternbench.models.target import Target
+from lanternbench.utils.device import SMALL, cores, requested
 
 LEAST = 4  # prompts that make a process of their own worth while
-SMALL = 2**24  # parameters, up to which reading the weights in every process costs less than it brings
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def parts(target: Target, items: int) -> int:
-    """In how many parts to decode so many prompts: one on a GPU, for a large target, or with a single thread."""
+    """In how many parts to decode so many prompts: one on a GPU, for a large target, or on a single core."""
     if sys.platform != "linux" or target.device.type != "cpu":
         return 1
     small = sum(p.numel() for p in target.model.parameters()) <= SMALL
-    return max(1, min(torch.get_num_threads(), items // LEAST)) if small else 1
+    return max(1, min(requested() or cores(), items // LEAST)) if small else 1
 
 
 def side_by_side(work: Callable[[list[Item]], list[Result]], items: list[Item], count: int) -> Iterator[Result]:
@@ -63,10 +63,14 @@ def _forked(work: Callable[[list[Item]], list[Result]], share: list[Item]) -> It
     """A process that sends (results, None) or (None, error), pickled; it is gone afterwards."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_child, args=(work, share, theirs), daemon=True)
-    with warnings.catch_warnings(action="ignore"):  # Python warns of forks beside threads, which wait here
-        process.start()
-    theirs.close()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child ignores it
     try:
+        with warnings.catch_warnings(action="ignore"):  # Python warns of forks beside threads, which wait here
+            process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    try:
+        theirs.close()
         yield ours
     finally:
         ours.close()

@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from lanternbench.engine.decode import Generation, build, generate
-from lanternbench.methods.presets import method
+from lanternbench.engine.decode import Generation, generate
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.cached_stack import CachedStack
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig, from_official
 from lanternbench.models.target import Prefix, Target

@@ -12,7 +12,7 @@ from torch import Tensor
 from golden_checks.common import Found, Vectors, captioned, close, greedy, loaded, read, same
 from golden_checks.drafting import eagle
 from lanternbench.engine.decode import Generation
-from lanternbench.methods.proximity import nearest
+from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.models.cached_stack import additive
 from lanternbench.models.llamagen.model import LlamaGen, config_from_hf, from_hf, prefix_mask
 from lanternbench.models.target import Target
@@ -49,6 +49,7 @@ def recorded_target(vectors: Vectors) -> Target:
         vectors["in.codebook"],
         drafters={"eagle": eagle(vectors.under("drafter."), vectors.meta["drafter_config"])},
         pad_rows="uniform",
+        eagle_pads="uniform",
     )
 
 

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from lanternbench.methods.proposals.drafters import EagleDrafter
 from torch import Tensor, nn
 
 from golden_checks.common import Vectors, cached, loaded
 from lanternbench.engine.state import Fresh
-from lanternbench.methods.proposals.drafters import EagleDrafter
 from lanternbench.models.drafters.eagle import Eagle, from_published
 from lanternbench.models.llamagen.model import LlamaGenConfig
 from lanternbench.models.rope import rope_2d
-from lanternbench.models.row_ends import RowEnds
+from lanternbench.models.slot_layout import SlotLayout
 
 GRID = 16  # the reference fixes the drafter's grid for text-to-image
 
@@ -37,8 +37,8 @@ def heads(vectors: Vectors, prefix: int) -> Any:
     vocab, dim = vectors["in.lm_head"].shape
     output = nn.Linear(dim, vocab, bias=False)
     output.weight.data = vectors["in.lm_head"]
-    rope = rope_2d(GRID, GRID, net.cfg.head_dim, prefix)
-    return net, SimpleNamespace(output=output, rope=rope, cfg=net.cfg)
+    rope = rope_2d(GRID, GRID, net.config.head_dim, prefix)
+    return net, SimpleNamespace(output=output, rope=rope, config=net.config)
 
 
 class Recorded:
@@ -55,7 +55,7 @@ class Recorded:
         prefix = SimpleNamespace(ahead_ids=ahead, seen=torch.ones_like(ahead, dtype=torch.bool))
         self.session: Any = SimpleNamespace(
             target=SimpleNamespace(model=model),
-            rows=RowEnds(0, GRID * GRID),
+            rows=SlotLayout(0, GRID * GRID),
             prefix=prefix,
             guidance=vectors.meta["cfg_scale"],
             offset=hidden.shape[1],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lanternbench.methods.trees.growth import StaticGrowth, grow_by_confidence
 from torch import Tensor
 
 from golden_checks import tree_dynamic, tree_static
@@ -13,7 +14,6 @@ from golden_checks.chameleon_lm import halves
 from golden_checks.common import Found, Vectors, cached, close, loaded, read, same, worst
 from lanternbench.engine.sampling import Warp, guide
 from lanternbench.engine.tree import from_paths
-from lanternbench.methods.trees.growth import StaticGrowth, grow_by_confidence
 from lanternbench.models.cached_stack import CachedStack, additive
 from lanternbench.models.chameleon.model import ChameleonConfig, drafter_from_published
 from lanternbench.models.drafters.eagle import Eagle
@@ -45,7 +45,7 @@ class Anole:
         self.valid, self.hidden, self.ids = valid, hidden, vectors["shifted_input_ids"]
         self.shift = torch.tensor([0, b["prompt"] - 2])  # the unconditional row's positions start later
         rope = rope_1d(64, cfg.head_dim)
-        self.stack = CachedStack(self.net, self.net.cfg, 2, 64, rope, hidden)
+        self.stack = CachedStack(self.net, self.net.config, 2, 64, rope, hidden)
         self.stack.hide_pads(valid)
         self.length = self.drafted = 0
 

@@ -19,7 +19,7 @@ def check(folder: Path) -> list[Found]:
     drafter = at.drafter
     logits = drafter.root()
     rows = at.session.target.model.output(drafter.features[:, -1])
-    table = torch.view_as_real(rope_2d(GRID, GRID, drafter.net.cfg.head_dim, hidden.shape[1] - 1))
+    table = torch.view_as_real(rope_2d(GRID, GRID, drafter.net.config.head_dim, hidden.shape[1] - 1))
     found = [
         close("rotary table", table, vectors["out.freqs_cis_used"][: len(table)]),
         close("prefix: hidden at the last position", drafter.features[:, 0], vectors["out.hidden1"][:, -1]),
@@ -57,5 +57,5 @@ def everywhere(at: Recorded, hidden: torch.Tensor, ids: torch.Tensor) -> torch.T
     net, model = at.drafter.net, at.session.target.model
     n = ids.shape[1]
     causal = additive(torch.ones(1, 1, n, n, dtype=torch.bool).tril())
-    rope = rope_2d(GRID, GRID, net.cfg.head_dim, n - 1)
+    rope = rope_2d(GRID, GRID, net.config.head_dim, n - 1)
     return net(net.fuse(net.embed(ids, model), hidden), rope[None, :n, None], causal)

@@ -1,45 +1,13 @@
-"""Who makes the samples of a sweep: this process, or workers elsewhere (``on_ray``).  All make the same ones."""
+"""This process makes the samples."""
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
 
-from lanternbench.errors import UserError
-from lanternbench.experiment import Sample
 from lanternbench.experiment.config import Sweep
+from lanternbench.experiment.executors.base import Made, Say, Unit, captions, labels, peak_mb
 from lanternbench.experiment.summaries import Costs
-from lanternbench.experiment.worker import Facts, Job, Worker
-
-Unit = list[Job]  # prompts with all the methods that they lack, in their order, for one device
-Say = Callable[[str], None]  # what is being done now
-
-
-class Made(NamedTuple):
-    """A finished sample."""
-
-    sample: Sample
-    image: Any  # PIL image
-    where: dict[str, Any] | None = None  # the device that made it, where there are several
-
-
-class Executor(Protocol):
-    """Use in this order: ``start``, ``samples``, ``notes``, ``close``; the last at any time."""
-
-    costs: Costs  # what the scores took
-
-    def start(self, config: Sweep, device: str, units: int) -> Facts:
-        """Load the models, for ``units`` units at most.  Raises UserError if a setting is wrong."""
-
-    def samples(self, units: list[Unit], caption: str, say: Say) -> Iterator[Made]:
-        """Everything that ``units`` ask for, in any order, each as soon as it is made; ``caption`` is for warm-ups."""
-
-    def notes(self) -> list[str]:
-        """What a reader of the results must know of those who made them."""
-
-    def close(self) -> None:
-        """End what was started; calling it twice is harmless."""
+from lanternbench.experiment.worker import Facts, OnStep, Worker
 
 
 class Local:
@@ -53,14 +21,14 @@ class Local:
         self.costs, facts = self.worker.costs, self.worker.facts()
         return facts._replace(environment=facts.environment | {"executor": "local", "workers": 1})
 
-    def samples(self, units: list[Unit], caption: str, say: Say) -> Iterator[Made]:
+    def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Made]:
         self.worker.prepare(captions(units))
         for label in labels(units):
             say(f"warming up {label}")
             self.worker.warm_up(label, caption)
         for job in (job for unit in units for job in unit):
             say(str(job))
-            yield from (Made(sample, image) for sample, image in self.worker.work(job))
+            yield from (Made(sample, image) for sample, image in self.worker.work(job, on_step))
 
     def notes(self) -> list[str]:
         """On a CPU memory is the process's, whichever method runs."""
@@ -70,33 +38,3 @@ class Local:
 
     def close(self) -> None:
         vars(self).pop("worker", None)
-
-
-def executor(
-    name: str = "local", workers: int | None = None, threads: int | None = None, address: str | None = None
-) -> Executor:
-    """The executor of this name; the rest is for ``ray`` alone.  Raises UserError if it is unknown or not there."""
-    if name == "ray":
-        from lanternbench.experiment.executors.ray import OnRay
-
-        return OnRay(workers, threads, address)
-    if name != "local":
-        raise UserError(f"unknown executor '{name}': use local or ray")
-    if workers or address:
-        raise UserError(f"{'--workers' if workers else '--ray-address'} goes with --executor ray: give that too")
-    return Local()
-
-
-def captions(units: list[Unit]) -> list[str]:
-    """The captions of the units, each once."""
-    return list(dict.fromkeys(p.text for unit in units for job in unit for p in job.prompts))
-
-
-def labels(units: list[Unit]) -> list[str]:
-    """The methods of the units, each once."""
-    return list(dict.fromkeys(job.label for unit in units for job in unit))
-
-
-def peak_mb() -> float:
-    """The most memory that this process held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

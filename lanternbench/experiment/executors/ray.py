@@ -15,9 +15,10 @@ import torch
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import cluster
-from lanternbench.experiment.executors.local import Made, Say, Unit, captions, labels, peak_mb
+from lanternbench.experiment.executors.base import Made, Say, Unit, captions, labels, peak_mb
 from lanternbench.experiment.summaries import Costs
-from lanternbench.experiment.worker import Facts, Job, Worker, add_costs
+from lanternbench.experiment.worker import Facts, Job, OnStep, Worker, add_costs
+from lanternbench.utils.device import request_threads
 
 ATTEMPTS = 3  # workers that may be lost over one thing
 Answer = tuple[list[Made], Costs, float]  # samples, what their scores took, peak memory in MB
@@ -38,7 +39,7 @@ class Remote:
     def worker(self) -> Worker:
         with suppress(OSError):  # paths in the configuration are relative to the caller's folder
             os.chdir(self.folder)
-        torch.set_num_threads(self.threads)
+        request_threads(self.threads)
         return Worker(self.config, self.device)
 
     @cached_property
@@ -88,7 +89,7 @@ class OnRay:
             except Lost:
                 self._replace(self.crew[0], "the loading of the models")
 
-    def samples(self, units: list[Unit], caption: str, say: Say) -> Iterator[Made]:
+    def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Made]:
         calls: Calls = {}
         try:
             yield from self._samples(calls, units, caption, say)

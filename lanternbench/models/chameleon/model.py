@@ -6,19 +6,20 @@ Source: Chameleon Team 2024 (arXiv 2405.09818); layers as in transformers' ``Cha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.errors import UserError
 from lanternbench.models.chameleon.vocab import published
-from lanternbench.models.drafters.eagle import from_published, to_published
+from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.drafters.eagle import Eagle, from_published, shape_of, to_published
 from lanternbench.models.llamagen import model as llamagen
-from lanternbench.models.llamagen.model import prefix_mask
+from lanternbench.models.loading import State, load_layers
 from lanternbench.models.rope import rope_1d
-from lanternbench.models.transformer import DecoderConfig, Stack
+from lanternbench.models.transformer import DecoderConfig
 
 
 @dataclass(frozen=True)
@@ -59,39 +60,51 @@ class ChameleonConfig:
         )
 
 
-class Chameleon(Stack):
+class Chameleon(ImageDecoder):
     """``output`` gives raw logits: image ids, which transformers masks, are as likely as the model says."""
 
-    rope: Tensor  # complex [positions, head_dim / 2]
+    fits = (*ImageDecoder.fits, ("prompt_ids", "prompt ids"))
+    tok_embeddings: nn.Embedding
     image_ids: Tensor  # [vocab_size] the prompt id of each image token, by which whole tables are told apart
     cls_embedding: nn.Embedding  # ids of prompts [R, P] -> [R, P, dim]; only where ``prompt_ids`` is not 0
 
-    def __init__(self, cfg: ChameleonConfig):
-        super().__init__(cfg.decoder)
-        self.config = cfg
-        if cfg.prompt_ids:
-            self.cls_embedding = nn.Embedding(cfg.prompt_ids, cfg.dim)
-        self.tok_embeddings = nn.Embedding(cfg.vocab_size, cfg.dim)
-        self.output = nn.Linear(cfg.dim, cfg.vocab_size, bias=False)
-        rope = rope_1d(cfg.positions, self.cfg.head_dim, cfg.rope_base)
+    def __init__(self, config: ChameleonConfig, image_ids: Tensor | None = None):
+        """``image_ids`` [V]: by default as published."""
+        super().__init__(config)
+        if config.prompt_ids:
+            self.cls_embedding = nn.Embedding(config.prompt_ids, config.dim)
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        rope = rope_1d(config.positions, config.decoder.head_dim, config.rope_base)
         self.register_buffer("rope", rope, persistent=False)
-        ids = published(cfg.vocab_size).to_id if cfg.prompt_ids else torch.arange(cfg.vocab_size)
-        self.register_buffer("image_ids", ids, persistent=False)
+        if image_ids is None:
+            words = config.vocab_size
+            image_ids = published(words).to_id if config.prompt_ids else torch.arange(words)
+        self.register_buffer("image_ids", image_ids, persistent=False)
 
     @property
     def prompt_embeddings(self) -> nn.Embedding:
-        """What reads the ids of prompts and row ends."""
         return self.cls_embedding if self.config.prompt_ids else self.tok_embeddings
 
-    def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
-        """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L] -> [B, L, dim].
+    def new_eagle(self) -> Eagle:
+        return Eagle(self.config.decoder, norm_eps=self.config.norm_eps)
 
-        A left-padded row's positions start at its pads: only distances between positions count.
-        """
-        x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
-        n = x.shape[1]
-        mask = causal_upper_left(n, n) if valid.all() else prefix_mask(valid, n)
-        return self(x, self.rope[None, :n, None], mask)[:, prefix.shape[1] - 1 :]
+    def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
+        """A table of the drafter's own is of all ids."""
+        config, bias, layers, ids = shape_of(path, self.config.decoder)
+        to_id = self.image_ids.cpu()
+        tables = (len(to_id), self.config.prompt_ids) if ids else ()
+
+        def make() -> Eagle:
+            return Eagle(config, bias, config.norm_eps, layers, *tables)
+
+        def convert(part: State) -> State:
+            return drafter_from_published(part, config, to_id)
+
+        return load_layers(make, path, convert, device, dtype or self.dtype, strict=True)
+
+    def eagle_state(self, net: Eagle) -> State:
+        return drafter_to_published(net.state_dict(), net.config)
 
 
 def interleaved(rows: Tensor, head_dim: int) -> Tensor:

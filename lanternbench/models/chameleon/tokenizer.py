@@ -80,7 +80,7 @@ def framed(vocab: Vocabulary, target: Target, captions: list[str], prompts: list
     Raises UserError for a caption that leaves no room for the image.
     """
     config = cast(ChameleonConfig, target.model.config)
-    room = config.positions - target.rows.slot(target.length)
+    room = config.positions - target.layout.slot(target.length)
     for caption, prompt in zip(captions, prompts, strict=True):
         if len(prompt.cond) > room:
             raise UserError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +19,20 @@ from lanternbench.models.kv_cache import StepCache
 from lanternbench.models.loading import State, read_state
 from lanternbench.models.transformer import DecoderConfig, Direct, Layer
 
+if TYPE_CHECKING:
+    from lanternbench.models.target import Target
+
 
 class Eagle(Direct):
     """``layers``: how many.  ``words``, ``prompt_ids``: rows of its own tables of image tokens and of prompt ids.
 
     0 rows: it has no such table.  Without tables it reads tokens with the target's; with ``words`` alone, prompt ids
-    are image tokens (LlamaGen).  Only the first layer may lack an input norm (``cfg.first_norm``).
+    are image tokens (LlamaGen).  Only the first layer may lack an input norm (``config.first_norm``).
     """
 
     def __init__(
         self,
-        cfg: DecoderConfig,
+        config: DecoderConfig,
         bias: bool = True,
         norm_eps: float = 1e-6,
         layers: int = 1,
@@ -37,12 +40,12 @@ class Eagle(Direct):
         prompt_ids: int = 0,
     ):
         super().__init__()
-        self.cfg = replace(cfg, n_layer=layers, norm_eps=norm_eps)
-        self.tok_embeddings = nn.Embedding(words, cfg.dim) if words else None
-        self.prompt_embeddings = nn.Embedding(prompt_ids, cfg.dim) if prompt_ids else None
-        self.fc = nn.Linear(2 * cfg.dim, cfg.dim, bias=bias)
-        later = replace(self.cfg, first_norm=True)
-        self.layers = nn.ModuleList(Layer(later if i else self.cfg) for i in range(layers))
+        self.config = replace(config, n_layer=layers, norm_eps=norm_eps)
+        self.tok_embeddings = nn.Embedding(words, config.dim) if words else None
+        self.prompt_embeddings = nn.Embedding(prompt_ids, config.dim) if prompt_ids else None
+        self.fc = nn.Linear(2 * config.dim, config.dim, bias=bias)
+        later = replace(self.config, first_norm=True)
+        self.layers = nn.ModuleList(Layer(later if i else self.config) for i in range(layers))
 
     def embed(self, tokens: Tensor, model: Any) -> Tensor:
         """Image tokens [...] -> [..., dim], with its own table or else that of ``model``, the target's."""
@@ -65,6 +68,10 @@ class Eagle(Direct):
             x = layer(x, rope, mask, None if cache is None else cache[i], last and i == len(self.layers) - 1)
         return x
 
+    def misfit(self, target: Target) -> str | None:
+        """What keeps it from drafting for ``target``, in words; None where it fits."""
+        return wrong_width(self.config.dim, target)
+
     def trainable(self) -> Eagle:
         """Itself, with gradients for all but its tables: EAGLE trains neither these nor the head."""
         self.requires_grad_(True)
@@ -74,17 +81,23 @@ class Eagle(Direct):
         return self
 
 
+def wrong_width(dim: int, target: Target) -> str | None:
+    """What keeps a drafter that reads hidden states ``dim`` wide from drafting for ``target``."""
+    width = target.model.config.decoder.dim
+    return None if dim == width else f"it is made for hidden states {dim} wide, the target's are {width} wide"
+
+
 class Shape(NamedTuple):
     """What a drafter's file says of its shape."""
 
-    cfg: DecoderConfig
+    config: DecoderConfig
     bias: bool  # does ``fc`` have one?
     layers: int
     ids: int  # rows of its own embedding table, 0 where it has none
 
 
-def shape_in(state: State, cfg: DecoderConfig) -> Shape:
-    """A drafter's tensors in LANTERN's layout -> its shape, where they do not say that of ``cfg``."""
+def shape_in(state: State, config: DecoderConfig) -> Shape:
+    """A drafter's tensors in LANTERN's layout -> its shape, where they do not say that of ``config``."""
     table, first = state.get("embed_tokens.weight"), "layers.0.self_attn."
     found: dict[str, Any] = {
         "qkv_bias": first + "q_proj.bias" in state,
@@ -93,17 +106,17 @@ def shape_in(state: State, cfg: DecoderConfig) -> Shape:
     if (down := state.get("layers.0.mlp.down_proj.weight")) is not None:
         found["hidden"] = down.shape[1]
     if (keys := state.get(first + "k_proj.weight")) is not None:
-        found["n_kv_head"] = len(keys) // cfg.head_dim
+        found["n_kv_head"] = len(keys) // config.head_dim
     layers = 1 + max((int(m[1]) for key in state if (m := re.match(r"layers\.(\d+)\.", key))), default=0)
-    return Shape(replace(cfg, **found), "fc.bias" in state, layers, 0 if table is None else len(table))
+    return Shape(replace(config, **found), "fc.bias" in state, layers, 0 if table is None else len(table))
 
 
-def shape_of(path: Path, cfg: DecoderConfig) -> Shape:
+def shape_of(path: Path, config: DecoderConfig) -> Shape:
     """As ``shape_in``, of the drafter at ``path``.  Raises UserError where there is none."""
     state = read_state(path)
     if "fc.weight" not in state:
         raise UserError(f"{path} holds no EAGLE drafter: it has no 'fc.weight'; give one in LANTERN's layout")
-    return shape_in(state, cfg)
+    return shape_in(state, config)
 
 
 _TABLE = ("embed_tokens.weight", "tok_embeddings.weight")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Container, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -118,24 +118,8 @@ class Replay:
 
 
 class Graphs:
-    """What outlives a decode: recordings are bound to the memory of the caches that they write, so both are kept."""
+    """Recordings are bound to the memory of the caches that they write, so those outlive a decode."""
 
     def __init__(self, record: Recorder = cuda_graph):
-        self._record = record
-        self.aside: Callable[[], AbstractContextManager] = nullcontext  # what goes on inside is no part of a decode
-        self.stacks: dict[tuple, Any] = {}
-        self.span: int | None = None
-
-    def record(self, work: Work, inputs: list[Tensor], static: Container[int] = ()) -> Replay:
-        """``work(*inputs)`` made ready to be replayed."""
-        with self.aside():
-            return Replay(self._record, work, inputs, static)
-
-    @contextmanager
-    def recording(self, span: int) -> Iterator[None]:
-        """Forwards inside attend to ``span`` slots, and nothing asks the host how far an image is."""
-        self.span = span
-        try:
-            yield
-        finally:
-            self.span = None
+        self.record = record
+        self.stacks: dict[Any, Any] = {}  # see ``CachedStack``

@@ -1,0 +1,90 @@
+"""What CPU threads cost on a busy machine: wall and CPU time of an image, by thread count and OpenMP's way of waiting.
+
+A process per setting, interleaved image by image in random order, without and with busy loops beside: one per CPU.
+
+    python benchmarks/threads.py --images 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack
+
+SETTINGS = {  # label: threads, OMP_WAIT_POLICY
+    "1 thread": ("1", "PASSIVE"),
+    "2 threads, passive": ("2", "PASSIVE"),
+    "2 threads, spinning (OpenMP's default)": ("2", ""),
+}
+WORKER = """
+import os, sys, time
+if not os.environ["OMP_WAIT_POLICY"]:
+    del os.environ["OMP_WAIT_POLICY"]
+    import torch  # first, so that lanternbench leaves the policy as it is
+import lanternbench
+model = lanternbench.load("tiny", "cpu", threads=int(sys.argv[1]))
+for line in sys.stdin:
+    method, seed = line.split()
+    cpu = time.process_time()
+    made = model.generate("a large red circle on the left on a striped blue background", method, seed=int(seed))
+    print(made.stats.decode_s, time.process_time() - cpu, flush=True)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=5)
+    parser.add_argument("--methods", default="ar,cool-sd")
+    given = parser.parse_args()
+    methods, order = given.methods.split(","), random.Random(0)
+    print("| busy loops beside | method | setting | wall s an image | CPU s an image | wall / 1 thread |")
+    print("|---|---|---|---|---|---|")
+    with ExitStack() as stack:
+        workers = {label: stack.enter_context(_worker(*setting)) for label, setting in SETTINGS.items()}
+        for worker in workers.values():
+            for method in methods:
+                _image(worker, method, 0)
+        for loops in (0, os.cpu_count() or 1):
+            busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+            try:
+                for method in methods:
+                    _compare(workers, method, given.images, loops, order)
+            finally:
+                for process in busy:
+                    process.kill()
+
+
+def _compare(workers: dict, method: str, images: int, loops: int, order: random.Random) -> None:
+    times: dict[str, list[tuple[float, float]]] = {label: [] for label in workers}
+    for seed in range(images):
+        for label in order.sample(list(workers), len(workers)):
+            times[label].append(_image(workers[label], method, seed))
+    reference = times[next(iter(times))]
+    for label, found in times.items():
+        wall, cpu = (statistics.median(column) for column in zip(*found, strict=True))
+        ratio = statistics.median(a[0] / b[0] for a, b in zip(found, reference, strict=True))
+        print(f"| {loops} | {method} | {label} | {wall:.2f} | {cpu:.2f} | {ratio:.2f} |", flush=True)
+
+
+def _worker(threads: str, policy: str) -> subprocess.Popen:
+    environment = os.environ | {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": policy}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", WORKER, threads], env=environment, **pipes)
+
+
+def _image(worker: subprocess.Popen, method: str, seed: int) -> tuple[float, float]:
+    """(wall, CPU) seconds of an image."""
+    assert worker.stdin
+    assert worker.stdout
+    worker.stdin.write(f"{method} {seed}\n")
+    worker.stdin.flush()
+    wall, cpu = map(float, worker.stdout.readline().split())
+    return wall, cpu
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Ctrl-C at any moment, while modules are imported and while Python shuts down too: one sentence and exit code 130."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+CODE = 130  # 128 + SIGINT, as shells report it
+SENTENCE = "lanternbench: interrupted; the same command continues where it stopped"
+SHOW_CURSOR = "\x1b[?25h"
+
+_command_runs = False  # whether what is interrupted cleans up after itself
+_interrupted = _said = False
+
+
+def install() -> None:
+    """Handle Ctrl-C from now on; to be called before anything slow is imported."""
+    signal.signal(signal.SIGINT, _handle)
+    sys.unraisablehook = _unraisable
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """While a command runs, Ctrl-C raises KeyboardInterrupt in it, so that it closes what it opened."""
+    global _command_runs
+    _command_runs = True
+    try:
+        yield
+    finally:
+        _command_runs = False
+
+
+def interrupted() -> bool:
+    """Did Ctrl-C come?"""
+    return _interrupted
+
+
+def say() -> None:
+    """Print the sentence, once."""
+    global _said
+    if not _said:
+        _said = True
+        os.write(2, f"{SHOW_CURSOR if os.isatty(2) else ''}{SENTENCE}\n".encode())
+
+
+def _handle(_number: int, frame: FrameType | None) -> None:
+    global _interrupted
+    repeated, _interrupted = _interrupted, True
+    if repeated or not _command_runs or _imports(frame):
+        _leave()
+    raise KeyboardInterrupt
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Is a module being imported?  Modules, torch's among them, may swallow an exception or turn it into another."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _unraisable(error: Any) -> None:
+    """Ctrl-C in a finaliser or a callback, where Python would only print its traceback and go on."""
+    if issubclass(error.exc_type, KeyboardInterrupt):
+        _leave()
+    sys.__unraisablehook__(error)
+
+
+def _leave() -> None:
+    """End at once: whatever lies on disk can be continued, as after a crash."""
+    say()
+    os._exit(CODE)

@@ -1,0 +1,107 @@
+"""What a long command shows while it works: bars in a terminal, lines elsewhere; never a minute of silence."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+SILENCE = 60.0  # seconds after which a line says that the work goes on
+LONG = 2.0  # seconds after which an image gets a bar of its own
+REFRESH = 0.2  # seconds between updates of that bar: a step's time is measured, so it must not pay for more
+
+
+class Display(Protocol):
+    """Shows progress."""
+
+    def show(self, done: int, of: int, what: str) -> None:
+        """``done`` of so many pieces are finished (``of`` 0: unknown); ``what`` is being done, or was just done."""
+
+    def step(self, tokens: int, of: int) -> None:
+        """So many tokens of the image at hand are decoded."""
+
+
+@contextmanager
+def display(title: str) -> Iterator[Display]:
+    """Bars on stderr if it is a terminal, else a line per finished piece."""
+    console = Console(stderr=True)
+    if console.is_terminal and not console.is_dumb_terminal:
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+            yield Bars(bar, title)
+    else:
+        lines = Lines(title)
+        try:
+            yield lines
+        finally:
+            lines.close()
+
+
+class Bars:
+    """A bar for all pieces, and one for the tokens of an image that takes long."""
+
+    def __init__(self, bar: Progress, title: str):
+        self.bar, self.task = bar, bar.add_task(title, total=None)
+        self.tokens = bar.add_task("tokens", total=None, visible=False)
+        self.next = time.monotonic() + LONG
+
+    def show(self, done: int, of: int, what: str) -> None:
+        self.bar.update(self.task, completed=done, total=of or None, description=short(what))
+        self.bar.reset(self.tokens, visible=False)
+        self.next = time.monotonic() + LONG
+
+    def step(self, tokens: int, of: int) -> None:
+        if time.monotonic() > self.next:
+            self.next = time.monotonic() + REFRESH
+            self.bar.update(self.tokens, completed=tokens, total=of, visible=True)
+
+
+class Lines:
+    """A line per finished piece, and one whenever nothing was said for a while."""
+
+    def __init__(self, title: str):
+        self.done, self.what = 0, title
+        self.tokens = (0, 0)
+        self.begun = self.last = time.monotonic()
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def show(self, done: int, of: int, what: str) -> None:
+        with self._lock:
+            if done > self.done and of:
+                self._print(f"[{done}/{of}] {what}")
+            if what != self.what or done > self.done:
+                self.begun, self.tokens = time.monotonic(), (0, 0)
+            self.done, self.what = done, what
+
+    def step(self, tokens: int, of: int) -> None:
+        self.tokens = tokens, of
+
+    def close(self) -> None:
+        """Say nothing more."""
+        self._closed.set()
+
+    def _beat(self) -> None:
+        while not self._closed.wait(SILENCE / 10):
+            with self._lock:
+                now = time.monotonic()
+                if now - self.last >= SILENCE:
+                    tokens, of = self.tokens
+                    decoded = f", {tokens} of {of} tokens" if of else ""
+                    self._print(f"{self.what}{decoded}: {now - self.begun:.0f} s so far")
+
+    def _print(self, line: str) -> None:
+        self.last = time.monotonic()
+        print(line, file=sys.stderr, flush=True)
+
+
+def short(text: str, limit: int = 60) -> str:
+    """The text, cut to a bar's description."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,59 @@
+"""Who makes the samples of a sweep: this process, or workers elsewhere.  All make the same ones."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from lanternbench.experiment import Sample
+from lanternbench.experiment.config import Sweep
+from lanternbench.experiment.summaries import Costs
+from lanternbench.experiment.worker import Facts, Job, OnStep
+
+Unit = list[Job]  # prompts with all the methods that they lack, in their order, for one device
+Say = Callable[[str], None]  # what is being done now
+
+
+class Made(NamedTuple):
+    """A finished sample."""
+
+    sample: Sample
+    image: Any  # PIL image
+    where: dict[str, Any] | None = None  # the device that made it, where there are several
+
+
+class Executor(Protocol):
+    """Use in this order: ``start``, ``samples``, ``notes``, ``close``; the last at any time."""
+
+    costs: Costs  # what the scores took
+
+    def start(self, config: Sweep, device: str, units: int) -> Facts:
+        """Load the models, for ``units`` units at most.  Raises UserError if a setting is wrong."""
+
+    def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Made]:
+        """Everything that ``units`` ask for, in any order, each as soon as it is made; ``caption`` is for warm-ups.
+
+        ``on_step`` is told of every step of an image, where this process decodes it.
+        """
+
+    def notes(self) -> list[str]:
+        """What a reader of the results must know of those who made them."""
+
+    def close(self) -> None:
+        """End what was started; calling it twice is harmless."""
+
+
+def captions(units: list[Unit]) -> list[str]:
+    """The captions of the units, each once."""
+    return list(dict.fromkeys(p.text for unit in units for job in unit for p in job.prompts))
+
+
+def labels(units: list[Unit]) -> list[str]:
+    """The methods of the units, each once."""
+    return list(dict.fromkeys(job.label for unit in units for job in unit))
+
+
+def peak_mb() -> float:
+    """The most memory that this process held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

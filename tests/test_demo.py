@@ -1,0 +1,83 @@
+"""``make demo``: on a slow machine fewer images, and always a file to open and a command that works."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lanternbench import experiment as results
+from lanternbench.cli import program as programs
+from lanternbench.experiment import config
+from lanternbench.experiment import runner as sweeps
+
+ROOT = Path(__file__).parents[1]
+SWEEP = {"methods": ["cool-sd"], "num_prompts": 3, "metrics": [], "baseline": False, "target": "tiny"}
+
+
+def test_a_time_budget_completes_one_prompt_and_the_same_command_goes_on(tmp_path):
+    asked = config.sweep(SWEEP | {"methods": ["eagle-1", "cool-sd"]})
+    counts = []
+    for _ in range(3):
+        path, _ = sweeps.run(asked, tmp_path, budget_s=0.0)
+        counts.append(len(results.read_samples(path)))
+    assert counts == [2, 4, 6]
+    whole = sweeps.run(asked, tmp_path / "whole")[0]
+    tokens = [{s.key: s.token_ids for s in results.read_samples(p)} for p in (path, whole)]
+    assert tokens[0] == tokens[1]
+
+
+def test_a_time_budget_completes_a_whole_batch(tmp_path):
+    path, _ = sweeps.run(config.sweep(SWEEP | {"num_prompts": 4, "batch": 2}), tmp_path, budget_s=0.0)
+    assert len(results.read_samples(path)) == 2
+
+
+def test_the_command_line_says_that_the_budget_ended_it(tmp_path):
+    (tmp_path / "small.yaml").write_text("methods: [cool-sd]\nnum_prompts: 2\nmetrics: []\nbaseline: false\n")
+    command = [sys.executable, "-m", "lanternbench", "sweep", "small.yaml"]
+    for budget, says in ((["--time-budget", "0.001"], True), ([], False)):
+        done = subprocess.run([*command, *budget], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert ("1 of 2 images are made; the same command goes on" in done.stderr) == says
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+def test_make_demo_ends_with_the_page_and_a_command_that_works_here(tmp_path):
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    program = tmp_path / "bin" / "lanternbench"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nfrom lanternbench.__main__ import main\nmain()\n")
+    program.chmod(0o755)
+    (tmp_path / ".installed").touch()
+    command = ["make", "-o", "./.installed", "demo", "VENV=.", "MINUTES=0.001"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    page, then = done.stdout.splitlines()[-2:]
+    assert (tmp_path / page.removeprefix("Open ").removesuffix(" in a browser.")).is_file()
+    named = then.removeprefix("Then: ").split()
+    assert named[1:] == ["run", "--method", "cool-sd", "--lambda", "2"]
+    subprocess.run([named[0], "run", "--help"], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    assert "next: bin/lanternbench report" in done.stderr
+
+
+def test_the_program_is_named_as_the_shell_finds_it(tmp_path, monkeypatch):
+    script = tmp_path / "bin" / "lanternbench"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    assert programs.program() == "bin/lanternbench"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert programs.program() == "lanternbench"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert programs.program() == str(script)
+    monkeypatch.setattr(sys, "argv", ["/somewhere/lanternbench/__main__.py"])
+    assert programs.program() == "python -m lanternbench"

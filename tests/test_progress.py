@@ -1,0 +1,64 @@
+"""A long command says how far it is, in a terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from lanternbench.cli import progress
+from lanternbench.engine import decode as engine
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+
+
+@pytest.mark.parametrize("captions", [["a red circle"], ["a red circle", "a blue ring"]])
+def test_every_step_tells_how_many_tokens_are_done(target, captions):
+    told: list[tuple[int, int]] = []
+    decoder = build(target, method("eagle-1"))
+    made = engine.generate(decoder, captions, on_step=lambda *at: told.append(at))
+    assert len(told) == max(g.steps for g in made)
+    assert told == sorted(told)
+    assert told[-1] == (256 * len(captions),) * 2
+
+
+def test_without_a_terminal_every_image_is_a_line(tmp_path):
+    command = [sys.executable, "-m", "lanternbench", "run", "-m", "eagle-1", "-n", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    assert [line.split("]")[0] for line in lines] == ["[1/2", "[2/2"]
+    assert {line.split("] ")[1].split(" · ")[0] for line in lines} == {"ar", "eagle-1"}
+    assert all(line.endswith(" s") for line in lines)
+
+
+def test_without_a_terminal_a_long_image_is_never_silent(monkeypatch, capfd):
+    monkeypatch.setattr(progress, "SILENCE", 0.05)
+    with progress.display("loading") as shown:
+        time.sleep(0.5)
+        shown.show(0, 2, "ar · a red circle")
+        shown.step(90, 256)
+        time.sleep(0.5)
+    said = capfd.readouterr().err.splitlines()
+    assert any(line.startswith("loading: 0 s so far") for line in said)
+    assert any(line.startswith("ar · a red circle, 90 of 256 tokens: 0 s so far") for line in said)
+    time.sleep(0.2)
+    assert not capfd.readouterr().err  # it ends with the command
+
+
+def test_in_a_terminal_an_image_that_takes_long_gets_a_bar_of_its_tokens(monkeypatch):
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Progress(console=console, auto_refresh=False) as bar:
+        shown = progress.Bars(bar, "sweep")
+        shown.show(0, 2, "ar · a red circle")
+        shown.step(3, 256)
+        assert not bar.tasks[1].visible  # quick images do not flicker
+        monkeypatch.setattr(shown, "next", 0.0)
+        shown.step(90, 256)
+        assert (bar.tasks[1].visible, bar.tasks[1].completed, bar.tasks[1].total) == (True, 90, 256)
+        shown.show(1, 2, "eagle-1 · a red circle")
+        assert not bar.tasks[1].visible
