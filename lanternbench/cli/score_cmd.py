@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from lanternbench.cli.options import Device, Threads, listed
 from lanternbench.cli.output import print_json, print_notes, print_table
-from lanternbench.cli.run_cmd import Device, Threads, listed
 
 
 def score(
