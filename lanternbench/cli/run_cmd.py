@@ -134,6 +134,8 @@ def _parse(options: list[str]) -> dict[str, Any]:
             raise UserError(f"--set {text} is no NAME=VALUE: write for example --set total_nodes=30")
         if name in ("method", "preset"):
             raise UserError(f"--set {text}: a method is chosen by --method {value}")
+        if name in found:
+            raise UserError(f"--set {name} is given twice: give it once")
         try:
             found[name] = load(value)
         except yaml.YAMLError:

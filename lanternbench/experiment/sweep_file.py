@@ -49,8 +49,8 @@ def _name(text: str) -> str:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    places = [path] + ([shipped("configs", path.name)] if path.parent in (Path("."), Path("configs")) else [])
     try:
+        places = [path] + ([shipped("configs", path.name)] if path.parent in (Path("."), Path("configs")) else [])
         found = next((place for place in places if place.is_file()), None)
         if found is None:
             if path.exists():

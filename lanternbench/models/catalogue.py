@@ -108,7 +108,7 @@ def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dty
     if row.family == "tiny":
         if random_weights:
             raise UserError("target 'tiny' comes with trained weights: leave out --random-weights")
-        return tiny.load(device=device, dtype=weights)
+        return tiny.load(_embedded(where), device, weights)
     family = _FAMILIES[row.family]
     if random_weights:
         return family.random_target(row.name, row.shape, row.guidance, row.top_k, device, dtype=weights)
@@ -120,6 +120,13 @@ def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dty
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
         )
     return family.load(row.name, row.shape, row.guidance, row.top_k, folder, device, weights)
+
+
+def _embedded(where: str) -> Path:
+    """The folder of ``tiny=FOLDER``, or the package's own."""
+    if where and not (Path(where) / "target.safetensors").is_file():
+        raise UserError(f"there is no target.safetensors in {where}: `lanternbench train tiny --out FOLDER` writes one")
+    return Path(where) if where else tiny.WEIGHTS
 
 
 def ready(device: str) -> None:
@@ -149,7 +156,7 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
         )
     row = entry(title)
     if row.family == "tiny":
-        net = tiny.load(device=device, dtype=target.dtype).model
+        net = tiny.load(_embedded(where), device, target.dtype).model
     elif random_weights:
         net = _FAMILIES[row.family].random_decoder(row.shape, device, target.dtype)
     else:

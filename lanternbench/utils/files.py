@@ -60,7 +60,8 @@ def replacing(path: Path, elsewhere: str) -> Iterator[IO[bytes]]:
     part = path.with_name(path.name + ".part")
     with writing(path, elsewhere):
         try:
-            with open(part, "wb") as file:
+            part.unlink(missing_ok=True)  # what a crash left, or a link that would be followed
+            with open(part, "xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
