@@ -22,7 +22,8 @@ from PIL import Image
 
 from lanternbench.engine import decode as engine
 from lanternbench.experiment.environment import environment
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.metrics.clip import retrieval
 from lanternbench.models.catalogue import load_target
 from lanternbench.training.tiny_world import scenes
@@ -37,7 +38,7 @@ def main() -> None:
     picked = held_out(0, COUNT, SEED)
     real = [Image.fromarray(scenes.sample(SEED, i)[0]) for i in picked]
     captions = [scenes.sample(SEED, i)[1] for i in picked]
-    decoder = engine.build(target, presets.method("ar"))
+    decoder = build(target, method("ar"))
     images, top1 = [], []
     for start in range(0, COUNT, 16):
         made = engine.generate(decoder, captions[start : start + 16], seed=0, trace=True)
@@ -69,13 +70,13 @@ def costs(target) -> dict[str, float]:
     from lanternbench.engine.verify import Draft
 
     figures: dict[str, list[float]] = {}
-    decoder = engine.build(target, presets.method("eagle-1", shape="chain-5"))
+    decoder = build(target, method("eagle-1", shape="chain-5"))
     proposal = decoder.proposal()
     with torch.inference_mode():
         prefix = target.prefix(["a small red circle in the center on a plain blue background"], decoder.guidance)
         session = Session(target, prefix, decoder.warp, decoder.guidance, [1], proposal.nodes, 64)
         proposal.begin(session, session.begin())
-        single = engine.build(target, presets.method("ar")).proposal()
+        single = build(target, method("ar")).proposal()
         single.begin(session, torch.empty(0))
         for _ in range(40):
             drafted = proposal.draft(session, session.step_uniforms()[:, :16])

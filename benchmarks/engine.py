@@ -22,13 +22,16 @@ from lanternbench.analysis import step_profile as profile
 from lanternbench.engine import decode as engine
 from lanternbench.experiment.environment import environment
 from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.cached_stack import CachedStack, causal
 from lanternbench.models.catalogue import load_target
-from lanternbench.models.llamagen import checkpoint as published_llamagen
+from lanternbench.models.family import Entry
+from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.llamagen.model import LlamaGen
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
-from lanternbench.prompts.sources import load
+from lanternbench.prompts import load
 from lanternbench.utils.parallel import parts, side_by_side
 
 SHAPES: dict[str, dict[str, Any]] = {  # vocabulary 16,384, random weights
@@ -46,12 +49,12 @@ Rows = list[dict[str, Any]]
 def forwards(model: LlamaGen, cases: list[tuple[int, int]], repeats: int = 15) -> list[float]:
     """Median milliseconds of a guided forward per (nodes, cached length), timed in turns."""
     rows, width = 2, max(n + base for n, base in cases)
-    like = torch.zeros(rows, 1, model.cfg.dim)
-    stack = CachedStack(model, model.cfg, rows, width, model.rope, like)
+    like = torch.zeros(rows, 1, model.config.decoder.dim)
+    stack = CachedStack(model, model.config.decoder, rows, width, model.rope, like)
     times: list[list[float]] = [[] for _ in cases]
     for _ in range(repeats):
         for spent, (n, base) in zip(times, cases, strict=True):
-            x = torch.randn(rows, n, model.cfg.dim)
+            x = torch.randn(rows, n, model.config.decoder.dim)
             clock = perf_counter()
             visible = None if n == 1 else causal(n, x.dtype, x.device)
             model.output(stack.forward(x, range(base, base + n), [base], visible=visible))
@@ -60,7 +63,12 @@ def forwards(model: LlamaGen, cases: list[tuple[int, int]], repeats: int = 15) -
 
 
 def published(shape: dict[str, Any], grid: int = 16) -> Target:
-    return packed(published_llamagen.random_target("random", {**shape, "grid": grid}, 7.5, 1000, "cpu"))
+    return packed(
+        LlamaGenFamily().random_target(
+            Entry(name="random", family="llamagen", about="", shape={**shape, "grid": grid}, guidance=7.5, top_k=1000),
+            "cpu",
+        )
+    )
 
 
 def against_nodes(models: dict[str, LlamaGen]) -> Rows:
@@ -90,7 +98,7 @@ def against_size(models: dict[str, LlamaGen], limit: float) -> Rows:
 
 
 def loop(target: Target, names: list[str], captions: list[str]) -> Rows:
-    found = profile.profile([engine.build(target, presets.method(n)) for n in names], captions)
+    found = profile.profile([build(target, method(n)) for n in names], captions)
     return [
         {
             "method": p.label,
@@ -109,9 +117,9 @@ def outside(target: Target, names: list[str], steps: int = 8) -> Rows:
     """The share of a few steps that is no forward, accepted lengths simulated: random weights accept nothing."""
     found = []
     for name in names:
-        decoder = engine.build(target, presets.method(name), simulate_acceptance=None if name == "ar" else 2.7)
-        engine.generate(decoder, ["a cat"], most_steps=2)
-        made = engine.generate(decoder, ["a cat"], most_steps=steps)[0]
+        decoder = build(target, method(name), simulate_acceptance=None if name == "ar" else 2.7)
+        engine.generate(decoder, ["a cat"], max_steps=2)
+        made = engine.generate(decoder, ["a cat"], max_steps=steps)[0]
         total, forwards = sum(made.phases.values()), made.phases.get("draft", 0.0) + made.phases["verify"]
         row = {"method": name, "nodes": max(made.tree_nodes), "step ms": round(1e3 * total / made.steps)}
         found.append(row | {"outside forwards": f"{1 - forwards / total:.1%}"})
@@ -125,10 +133,10 @@ def against_batch(target: Target, names: list[str], captions: list[str]) -> Rows
     """
     found = []
     for name in names:
-        decoder, first, row = engine.build(target, presets.method(name)), [], {"method": name}
-        engine.generate(decoder, captions[:1], most_steps=8)
+        decoder, first, row = build(target, method(name)), [], {"method": name}
+        engine.generate(decoder, captions[:1], max_steps=8)
 
-        def images(part: list[str], decoder: engine.Decoder = decoder) -> list[list[int]]:
+        def images(part: list[str], decoder: engine.SpeculativeDecoder = decoder) -> list[list[int]]:
             return [made.tokens.tolist() for made in engine.generate(decoder, part)]
 
         for size in BATCHES:
@@ -148,13 +156,13 @@ def against_batch(target: Target, names: list[str], captions: list[str]) -> Rows
 
 def memory(target: Target) -> Rows:
     """Peak of the process above what it held before decoding, beside the caches that a decode allocates."""
-    decoder = engine.build(target, presets.method("eagle-1", shape="chain-4"))
-    cfg = target.model.cfg
+    decoder = build(target, method("eagle-1", shape="chain-4"))
+    cfg = target.model.config.decoder
     slots = target.model.config.prefix + target.length + 6
     caches = 2 * 2 * slots * cfg.dim * 4 * (cfg.n_layer + 1)
     weights = sum(p.numel() * p.element_size() for p in target.model.parameters())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    engine.generate(decoder, ["a cat"], most_steps=40)
+    engine.generate(decoder, ["a cat"], max_steps=40)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     figures = {"weights": weights, "caches": caches, "above the peak of loading": peak - before}
     return [{f"{k}, MB": round(v / 1e6, 1) for k, v in figures.items()}]
@@ -164,11 +172,11 @@ def fresh_memory(target: Target, names: list[str]) -> Rows:
     """What a step takes from the system once warm (page faults), beside one tensor of nodes × vocabulary."""
     found = []
     for name in names:
-        decoder = engine.build(target, presets.method(name), simulate_acceptance=2.7)
+        decoder = build(target, method(name), simulate_acceptance=2.7)
 
-        def faults(steps: int, decoder: engine.Decoder = decoder) -> int:
+        def faults(steps: int, decoder: engine.SpeculativeDecoder = decoder) -> int:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            engine.generate(decoder, ["a cat"], most_steps=steps)
+            engine.generate(decoder, ["a cat"], max_steps=steps)
             return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
         faults(22)

@@ -28,7 +28,8 @@ _LOAD = """
 import json, sys
 from pathlib import Path
 import torch
-from lanternbench.models.llamagen import checkpoint as published_llamagen
+from lanternbench.models.family import Entry
+from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 
 def peak(field):
     text = Path("/proc/self/status").read_text()
@@ -36,7 +37,8 @@ def peak(field):
 
 before = peak("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-net = published_llamagen.decoder(json.loads(sys.argv[2]), Path(sys.argv[1]), "cpu", getattr(torch, sys.argv[3]))
+row = Entry(name="x", family="llamagen", about="", shape=json.loads(sys.argv[2]))
+net = LlamaGenFamily().decoder(row, Path(sys.argv[1]), "cpu", getattr(torch, sys.argv[3]))
 print(json.dumps([peak("VmHWM") - before, sum(p.numel() for p in net.parameters())]))
 """
 

@@ -10,10 +10,8 @@ Writes benchmarks/results/methods.md and docs/images/fidelity.png.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -21,6 +19,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from lanternbench.experiment import read_run
+from lanternbench.experiment.summaries import Row, read_summary
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = {
@@ -36,22 +35,18 @@ COLUMNS = {
 DIGITS = {"fidelity_loss": 4, "clip-tiny": 3, "fid-tiny": 1}
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
-    return json.loads((run / "summary.json").read_text())["rows"]
-
-
 def table(run: Path) -> list[str]:
     """A Markdown table of a run's rows."""
     lines = [f"| method | {' | '.join(COLUMNS.values())} |", f"|---|{'---:|' * len(COLUMNS)}"]
-    for row in rows(run):
+    for row in read_summary(run).rows:
         cells = []
         for key in COLUMNS:
-            value, digits = row.get(key), DIGITS.get(key, 2)
+            (value, lo, hi, *_), digits = row.figure(key), DIGITS.get(key, 2)
             cell = "–" if value is None else f"{value:.{digits}f}"
-            if key == "speedup" and row.get("speedup_lo") is not None:
-                cell += f" [{row['speedup_lo']:.2f}, {row['speedup_hi']:.2f}]"
+            if key == "speedup" and lo is not None:
+                cell += f" [{lo:.2f}, {hi:.2f}]"
             cells.append(cell)
-        lines.append(f"| {row['label']} | {' | '.join(cells)} |")
+        lines.append(f"| {row.label} | {' | '.join(cells)} |")
     return lines
 
 
@@ -64,25 +59,26 @@ def about(run: Path) -> str:
     )
 
 
-def spread(points: list[dict[str, Any]], key: str) -> list[list[float]]:
+def spread(points: list[Row], key: str) -> list[list[float]]:
     """Distances from each value down and up to the ends of its interval."""
-    return [[r[key] - r[f"{key}_lo"] for r in points], [r[f"{key}_hi"] - r[key] for r in points]]
+    found = [row.figure(key) for row in points]
+    return [[f.value - f.lo for f in found], [f.hi - f.value for f in found]]
 
 
 def curves(run: Path, path: Path) -> list[str]:
     """Fidelity loss against τ, a line per method along its own knob; returns the points as a table."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in rows(run):
-        if row["fidelity_loss"]:
-            found.setdefault(row["method"], []).append(row)
+    found: dict[str, list[Row]] = {}
+    for row in read_summary(run).rows:
+        if row.value("fidelity_loss"):
+            found.setdefault(row.method, []).append(row)
     figure, axes = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
     lines = ["| method | τ | fidelity loss |", "|---|---:|---:|"]
     for method, points in found.items():
-        points.sort(key=lambda r: r["accept_len"])
-        x, y = ([r[key] for r in points] for key in ("accept_len", "fidelity_loss"))
+        points.sort(key=lambda r: r.value("accept_len"))
+        x, y = ([r.value(key) for r in points] for key in ("accept_len", "fidelity_loss"))
         bars = dict(xerr=spread(points, "accept_len"), yerr=spread(points, "fidelity_loss"))
         axes.errorbar(x, y, **bars, marker="o", markersize=4, linewidth=1, capsize=2, label=method)
-        lines += [f"| {r['label']} | {r['accept_len']:.2f} | {r['fidelity_loss']:.4f} |" for r in points]
+        lines += [f"| {r.label} | {r.value('accept_len'):.2f} | {r.value('fidelity_loss'):.4f} |" for r in points]
     axes.set_xlabel("τ, tokens per step")
     axes.set_ylabel("fidelity loss per token")
     axes.legend(frameon=False, fontsize=8)

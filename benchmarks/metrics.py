@@ -20,12 +20,13 @@ from pathlib import Path
 import torch
 from PIL import ImageOps
 
+from lanternbench import prompts
 from lanternbench.experiment.environment import environment
-from lanternbench.metrics import Scorer, files, read_image, reference, scorers_for
+from lanternbench.metrics import ImageMetric, read_image, reference, scorers_for
 from lanternbench.metrics.features import ImageFiles
 from lanternbench.metrics.setup import Setup
-from lanternbench.prompts import sources as prompts
 from lanternbench.utils.device import choose
+from lanternbench.utils.files import cache_dir
 
 SLOW = ("image-reward", "hpsv2", "aesthetic")
 NAMES = ("clip", "fid", "inception-score", "precision-recall", *SLOW)
@@ -81,15 +82,15 @@ def main() -> None:
 def measured(name: str, paths: list[Path], texts: dict[str | None, str], setup: Setup) -> str:
     """A row: the metric over the images."""
     (scorer,) = scorers_for([name], "full", setup)
-    scorer.prepare()  # type: ignore[union-attr]
+    scorer.prepare()
     start = clocks()
-    if isinstance(scorer, Scorer):
+    if isinstance(scorer, ImageMetric):
         found = scorer.score([read_image(path) for path in paths], [texts[path.name] for path in paths])
         values = {scorer.name: sum(v for v in found if v is not None) / len(paths)}
         wall, cpu, once = *(b - a for a, b in zip(start, clocks(), strict=True)), None
     else:
         # the features of FID's images are those of precision and recall: read again, not taken from the cache
-        shutil.rmtree(files.cache_dir() / "features", ignore_errors=True)
+        shutil.rmtree(cache_dir() / "features", ignore_errors=True)
         start = clocks()
         scorer.score_set(ImageFiles(paths))
         middle = clocks()

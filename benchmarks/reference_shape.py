@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 
 from lanternbench.analysis import step_profile as profile
-from lanternbench.engine import decode as engine
 from lanternbench.experiment.environment import environment
-from lanternbench.methods import presets
-from lanternbench.models.llamagen import checkpoint as published_llamagen
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.models.family import Entry
+from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.packed import packed
 
 SHAPE = {"dim": 512, "n_layer": 24, "n_head": 8, "grid": 16}
@@ -28,10 +29,12 @@ CAPTIONS = ["a cat on a red sofa"]
 
 
 def measured(pack: bool, dtype: torch.dtype) -> list[profile.Profile]:
-    target = published_llamagen.random_target("llamagen-100m", SHAPE, 7.5, 1000, "cpu", dtype)
+    target = LlamaGenFamily().random_target(
+        Entry(name="llamagen-100m", family="llamagen", about="", shape=SHAPE, guidance=7.5, top_k=1000), "cpu", dtype
+    )
     if pack:
         packed(target)
-    decoders = [engine.build(target, presets.method(n), simulate_acceptance=2.7) for n in PUBLIC_MS]
+    decoders = [build(target, method(n), simulate_acceptance=2.7) for n in PUBLIC_MS]
     return profile.profile(decoders, CAPTIONS)
 
 

@@ -12,10 +12,13 @@ if "torch" not in sys.modules:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
-__all__ = ["load"]
+__all__ = ["load", "load_run"]
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lanternbench.api import Model
+    from lanternbench.report.frames import RunFrames
 
 
 def load(
@@ -41,3 +44,13 @@ def load(
     from lanternbench.utils.device import choose
 
     return Model(load_with_drafter(target, drafter, choose(device, threads), dtype=dtype, compile_mode=compile_mode))
+
+
+def load_run(path: str | Path) -> RunFrames:
+    """A finished run as pandas frames: ``load_run("results/demo-9f6e6145").summary``, and ``.samples``.
+
+    ``path``: a run folder, or the id of a run under ``results/``.  Raises UserError when there is no such run.
+    """
+    from lanternbench.report.frames import run_frames
+
+    return run_frames(path)

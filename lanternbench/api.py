@@ -8,8 +8,9 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from lanternbench.engine.decode import Generation, build, generate
-from lanternbench.methods.presets import method as make_method
+from lanternbench.engine.decode import Generation, generate
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method as make_method
 from lanternbench.models.target import Target
 
 

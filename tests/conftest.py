@@ -51,7 +51,7 @@ def two_layers(device: str = "cpu") -> Target:
     """The embedded target's first two layers, in float64: no draw hangs on how a sum of many rows is rounded."""
     target = tiny.load(device=device, dtype=torch.float64)
     target.model.layers = target.model.layers[:2]
-    target.model.cfg = replace(target.model.cfg, n_layer=2)
+    target.model.config = replace(target.model.config, n_layer=2)
     return target
 
 

@@ -8,15 +8,16 @@ from itertools import pairwise
 
 import pytest
 import torch
+from lanternbench.methods.trees.growth import grow_by_confidence
 from scipy.spatial.distance import jensenshannon
 
-from lanternbench.engine import decode as engine
 from lanternbench.engine import verify
 from lanternbench.engine.sampling import BELOW_ONE, Warp, draw, draw_distinct
-from lanternbench.methods import acceptance, presets, registry
+from lanternbench.methods import acceptance, registry
 from lanternbench.methods.acceptance import Annealed, Exact, Lantern, everywhere, normalised, relaxed, schedule
-from lanternbench.methods.proximity import nearest
-from lanternbench.methods.trees.growth import grow_by_confidence
+from lanternbench.methods.acceptance.neighbours import nearest
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 
 DEPTH = torch.tensor([1])
 
@@ -117,7 +118,7 @@ def test_methods_of_a_sweep_share_one_table_of_neighbours(target, monkeypatch):
     monkeypatch.setattr(registry, "nearest", lambda codes, k, kind: made.append(k) or nearest(codes, k, kind))
 
     def table(name, **options):
-        return engine.build(target, presets.method(name, **options)).rule.near
+        return build(target, method(name, **options)).rule.near
 
     for name, options in (("lantern", {"k": 20}), ("lantern++", {"k": 20}), ("lantern", {"k": 5, "delta": 0.3})):
         assert torch.equal(table(name, **options), nearest(target.codebook, options["k"]))

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from families import random_chameleon, small_row
+from lanternbench.methods.proposals.drafters import EagleDrafter
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
@@ -18,11 +20,11 @@ from lanternbench.engine import decode as engine
 from lanternbench.engine.sampling import Warp, guide
 from lanternbench.engine.state import Session
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
-from lanternbench.methods.proposals.drafters import EagleDrafter
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.catalogue import entry, load_target
-from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon import vocab as chameleon_vocab
+from lanternbench.models.chameleon.checkpoint import ChameleonFamily
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
 from lanternbench.models.chameleon.tokenizer import ChameleonText, hashed_ids
 from lanternbench.models.chameleon.vqgan import chameleon_vqgan
@@ -53,7 +55,7 @@ def scrambled(net: Any, seed: int) -> Any:
 def small(dialect: str, device: str = "cpu") -> Target:
     """A Chameleon of 4 × 4 tokens with an EAGLE drafter."""
     shape = vars(IMAGES) | {"grid": 4, "dialect": dialect}
-    made = published_chameleon.random_target(f"{dialect}-small", shape, GUIDANCE, 0, "cpu", VQ)
+    made = random_chameleon(shape, GUIDANCE, VQ, f"{dialect}-small")
     net = Eagle(IMAGES.decoder, norm_eps=IMAGES.norm_eps)
     for seed, part in enumerate((made.model, net, made.vq)):
         scrambled(part, seed).to(device)
@@ -75,7 +77,7 @@ def whole() -> Chameleon:
 @pytest.fixture(scope="module")
 def anole(whole) -> Target:
     vocab = chameleon_vocab.published(CODES)
-    made = published_chameleon.random_target("anole-small", vars(IMAGES), GUIDANCE, 0, "cpu", VQ)
+    made = random_chameleon(vars(IMAGES), GUIDANCE, VQ, "anole-small")
     drafters = {
         "eagle": scrambled(Eagle(IMAGES.decoder, norm_eps=IMAGES.norm_eps), 1),
         "model": of_images(scrambled(Chameleon(ALL_IDS), 2), vocab),
@@ -85,7 +87,7 @@ def anole(whole) -> Target:
 
 
 def decoded(target: Target, name: str, captions: list[str] = CAPTIONS, temperature: float = 0.0, **options: Any):
-    return engine.generate(engine.build(target, presets.method(name, **options), temperature), captions)
+    return engine.generate(build(target, method(name, **options), temperature), captions)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +127,7 @@ def test_left_padding_changes_no_image(anole, name):
 def test_without_guidance_there_is_one_row_a_prompt(anole):
     prefix = anole.prefix(CAPTIONS, 1.0)
     assert prefix.valid.tolist() == [[False] * 7 + [True] * 6, [True] * 13]
-    decoders = (engine.build(anole, presets.method(name), 0.0, guidance=1.0) for name in ("ar", "eagle-1"))
+    decoders = (build(anole, method(name), 0.0, guidance=1.0) for name in ("ar", "eagle-1"))
     made = (engine.generate(decoder, CAPTIONS) for decoder in decoders)
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(*made, strict=True))
 
@@ -161,7 +163,7 @@ def test_a_caption_that_leaves_no_room_for_the_image_is_refused(anole):
 
 
 def test_random_weights_decode_without_any_file(anole):
-    made = published_chameleon.random_target("anole-small", vars(IMAGES), GUIDANCE, 0, "cpu", VQ)
+    made = random_chameleon(vars(IMAGES), GUIDANCE, VQ, "anole-small")
     assert made.options["static"] == "naive_extend_57"
     ar, drafted = decoded(made, "ar", CAPTIONS[:1]), decoded(made, "eagle-1", CAPTIONS[:1])
     assert torch.equal(ar[0].tokens, drafted[0].tokens)
@@ -251,7 +253,7 @@ def equal(net: Any, state: dict[str, Tensor]) -> bool:
 
 
 def load(folder: Path) -> Target:
-    return published_chameleon.load("anole-small", SHAPE, GUIDANCE, 0, folder, "cpu")
+    return ChameleonFamily().load(small_row(SHAPE, GUIDANCE), folder, "cpu")
 
 
 def test_published_files_give_decoder_tokeniser_drafter_and_prompts(files):
@@ -261,7 +263,7 @@ def test_published_files_give_decoder_tokeniser_drafter_and_prompts(files):
     assert equal(made.model, image_tables(net.state_dict(), vocab.to_id))
     assert equal(made.vq, vq.state_dict())
     assert equal(made.drafters["eagle"], drafter.state_dict())
-    assert made.drafters["eagle"].cfg.norm_eps == made.model.cfg.norm_eps
+    assert made.drafters["eagle"].config.norm_eps == made.model.config.norm_eps
     prefix = made.prefix(["a red circle", "circle"], GUIDANCE)
     frame = [WORDS.index(w) for w in ("<s>", "<reserved08706>", "<racm3:break>")]
     a, red, circle = (WORDS.index(w) for w in ("a", "red", "circle"))

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from lanternbench.analysis.figures import Figures
+from lanternbench.experiment import Sample
 from lanternbench.report import report
 from lanternbench.report.categories import category_rows, category_table
-from lanternbench.report.load import load_run
+from lanternbench.report.load import load_run, read_contents
 
 ROWS = [{"label": "ar", "method": "ar", "speedup": 1.0}, {"label": "fast", "method": "fast", "speedup": 2.0}]
 
@@ -15,7 +19,7 @@ ROWS = [{"label": "ar", "method": "ar", "speedup": 1.0}, {"label": "fast", "meth
 def sample(prompt: int, label: str, category: str | None, seconds: float, **changes) -> dict:
     fields = {"key": f"{prompt}|{label}|0", "prompt_id": str(prompt), "prompt": "x", "label": label, "method": label,
               "category": category, "seed": 0, "timed": True, "decode_s": seconds, "accept_lengths": [1, 3, 1],
-              "fidelity_loss": 0.1, "metrics": {"clip": 0.3, "fid": None}}  # fmt: skip
+              "tokens": 5, "steps": 3, "fidelity_loss": 0.1, "metrics": {"clip": 0.3, "fid": None}}  # fmt: skip
     return fields | changes
 
 
@@ -34,24 +38,30 @@ def run(folder: Path, lines: list[dict]) -> Path:
     return folder
 
 
+def table_of(folder: Path) -> str:
+    return category_table(read_contents(load_run(folder), 0).figures, ["ar", "fast"])
+
+
 def test_a_row_states_what_its_samples_say():
-    rows = {(row["category"], row["label"]): row for row in category_rows(samples())}
+    figures = Figures(Sample(**fields) for fields in samples())
+    rows = {(category, row.label): row for category, row in category_rows(figures)}
     animals = rows["Animals", "fast"]
-    assert (animals["n"], animals["speedup"], animals["accept_len"], animals["clip"]) == (2, 9 / 4, 2.0, 0.3)
-    assert rows["Food", "ar"]["speedup"] == 1.0
-    assert "fid" not in animals
+    assert (animals.n, animals.value("speedup"), animals.value("accept_len")) == (2, 9 / 4, 2.0)
+    assert animals.value("clip") == pytest.approx(0.3)
+    assert rows["Food", "ar"].value("speedup") == 1.0
+    assert "fid" not in animals.figures
 
 
-def test_what_is_missing_or_damaged_is_missing():
-    damaged = sample(0, "fast", "Food", 1.0, accept_lengths=["x"], metrics=5, timed=False, fidelity_loss="no")
-    (row,) = category_rows([damaged])
-    assert {row[name] for name in ("speedup", "accept_len", "fidelity_loss")} == {None}
+def test_what_is_missing_is_missing():
+    bare = sample(0, "fast", "Food", 1.0, accept_lengths=[5], steps=1, metrics={}, timed=False, fidelity_loss=None)
+    ((_, row),) = category_rows(Figures([Sample(**bare)]))
+    assert {row.value(name) for name in ("speedup", "accept_len", "fidelity_loss")} == {None}
 
 
 def test_a_category_without_name_and_one_without_any_score_do_no_harm(tmp_path):
     unscored = [sample(n, "ar", "Food", 1.0, metrics={"clip": None}) for n in (7, 8)]
     lines = [sample(1, "ar", "Animals", 1.0), sample(2, "ar", "", 1.0), sample(3, "ar", None, 1.0), *unscored]
-    table = category_table(load_run(run(tmp_path / "r", lines)))
+    table = table_of(run(tmp_path / "r", lines))
     assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == ["Animals", "Food"]
     food = next(line for line in table.splitlines() if line.startswith("| Food"))
     assert "0.3000" not in food
@@ -68,4 +78,4 @@ def test_a_report_has_the_table_only_where_prompts_have_categories(tmp_path):
     assert table.index("| Animals | ar |") < table.index("| Animals | fast |") < table.index("| Food | ar |")
     for name, categories in {"none": [None] * 60, "one": ["a"] * 60, "many": [f"c{i}" for i in range(60)]}.items():
         lines = [sample(i, "ar", category, 1.0) for i, category in enumerate(categories)]
-        assert category_table(load_run(run(tmp_path / name, lines))) == ""
+        assert table_of(run(tmp_path / name, lines)) == ""

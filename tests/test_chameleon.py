@@ -125,7 +125,7 @@ def test_metas_layout_loads_whole_or_layer_by_layer(fused):
             p.copy_(p[:1].expand_as(p))
     state = official(model, fused)
     layer = {k: v for k, v in state.items() if k.startswith("layers.1.")}
-    whole, part = from_official(state, model.cfg), from_official(layer, model.cfg)
+    whole, part = from_official(state, model.config.decoder), from_official(layer, model.config.decoder)
     assert all(torch.equal(v, whole[k]) for k, v in model.state_dict().items())
     assert whole.keys() == model.state_dict().keys()
     assert part.keys() == {k for k in whole if k.startswith("layers.1.")}

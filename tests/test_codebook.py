@@ -11,7 +11,7 @@ from PIL import Image
 from lanternbench.analysis import code_swaps as codebook
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
-from lanternbench.methods.proximity import nearest
+from lanternbench.methods.acceptance.neighbours import nearest
 
 CAPTIONS = ["a red circle on a blue background", "$x^{2$ [bold] <b>a green star</b>"]
 

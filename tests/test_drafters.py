@@ -12,9 +12,11 @@ from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.experiment import config as settings
 from lanternbench.experiment import runner as sweep
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models import catalogue
-from lanternbench.models.catalogue import Entry, with_drafter
+from lanternbench.models.catalogue import with_drafter
+from lanternbench.models.family import Entry
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
@@ -27,7 +29,7 @@ SHAPE = {"dim": 32, "n_layer": 1, "n_head": 2, "vocab_size": 64, "grid": 4, "mod
 
 
 def decoded(target: Target, name: str, caption: str = CAPTION, temperature: float = 0.0) -> engine.Generation:
-    return engine.generate(engine.build(target, presets.method(name), temperature), [caption])[0]
+    return engine.generate(build(target, method(name), temperature), [caption])[0]
 
 
 def random_llamagen(seed: int, **changes: object) -> LlamaGen:
@@ -43,7 +45,7 @@ def classes() -> Target:
     """A class-conditional target, small, without a drafter."""
     vq = VQModel(VQConfig(32, (1, 2), 1, z_channels=16, codebook_size=64, codebook_dim=8, attention=False))
     labels = lambda captions: published_llamagen.class_labels(captions, "cpu")  # noqa: E731
-    return Target("classes", random_llamagen(0, n_layer=2), vq, labels, guidance=4.0)
+    return Target("classes", random_llamagen(0, n_layer=2), vq, labels, guidance=4.0, eagle_pads="uniform")
 
 
 @pytest.fixture
@@ -92,8 +94,7 @@ def test_an_eagle_drafter_is_read_from_a_file_or_folder(target, tmp_path):
 
 def test_a_drafter_has_the_dtype_of_its_target(classes, known, tmp_path):
     halved = replace(classes, model=classes.model.bfloat16())
-    net = published_llamagen.eagle.Eagle(replace(classes.model.cfg, first_norm=False))
-    save_file(published_llamagen.eagle.to_published(net.state_dict()), tmp_path / "a.safetensors")
+    save_file(classes.model.eagle_state(classes.model.new_eagle()), tmp_path / "a.safetensors")
     for spec, given in (("small-c2i", False), ("small-c2i", True), (str(tmp_path / "a.safetensors"), False)):
         made, kind = with_drafter(halved, spec, random_weights=given)
         assert {p.dtype for p in made.drafters[kind].parameters()} == {torch.bfloat16}
@@ -103,8 +104,7 @@ def test_a_drafter_has_the_dtype_of_its_target(classes, known, tmp_path):
 
 
 def test_a_drafter_for_llamagen_expects_pads_as_lantern_has_them(classes, target, tmp_path):
-    net = published_llamagen.eagle.Eagle(replace(classes.model.cfg, first_norm=False))
-    save_file(published_llamagen.eagle.to_published(net.state_dict()), tmp_path / "a.safetensors")
+    save_file(classes.model.eagle_state(classes.model.new_eagle()), tmp_path / "a.safetensors")
     assert with_drafter(classes, str(tmp_path))[0].pad_rows == "uniform"
     assert target.pad_rows == "alone"
 
@@ -120,7 +120,7 @@ def test_a_drafter_for_llamagen_expects_pads_as_lantern_has_them(classes, target
 def test_a_smaller_model_of_another_kind_is_refused(classes, changes, reason):
     made = replace(classes, drafters={"model": random_llamagen(1, **changes)})
     with pytest.raises(UserError, match=f"does not fit target 'classes': {reason}"):
-        engine.build(made, presets.method("sd"))
+        build(made, method("sd"))
 
 
 def test_what_is_no_drafter_is_refused(classes, target, known, tmp_path):

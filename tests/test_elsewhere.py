@@ -14,12 +14,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lanternbench.engine import decode as engine
-from lanternbench.engine.cuda_graphs import Graphs
 from lanternbench.experiment import generate_samples as samples
 from lanternbench.methods import presets
-from lanternbench.metrics.registry import Scorer, scorers_for
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.metrics import ImageMetric, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.target import Target
+from lanternbench.utils.graph_capture import Graphs
 
 PROMPTS = ["a red circle", "two small green squares", "a large blue ring above a yellow star"]
 
@@ -38,8 +40,8 @@ def there() -> Target:
 
 
 def decode(target: Target, name: str, captions: list[str], **options: Any):
-    decoder = engine.build(target, presets.method(name), **options)
-    return engine.generate(decoder, captions, most_steps=4)
+    decoder = build(target, method(name), **options)
+    return engine.generate(decoder, captions, max_steps=4)
 
 
 def test_what_would_fail_on_a_gpu_fails_here(apart):
@@ -74,12 +76,12 @@ def test_every_method_decodes_there_and_gives_the_same_tokens(shallow, there, na
 
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_a_step_waits_for_the_device_once_and_brings_it_nothing(there, name, apart):
-    decoder = engine.build(there, presets.method(name))
-    engine.generate(decoder, PROMPTS[:1], most_steps=7)  # what is made once, is made here
+    decoder = build(there, method(name))
+    engine.generate(decoder, PROMPTS[:1], max_steps=7)  # what is made once, is made here
     waits = []
     for steps in (2, 7):
         asked, sent = apart.asked, apart.sent
-        engine.generate(decoder, PROMPTS[:1], most_steps=steps)
+        engine.generate(decoder, PROMPTS[:1], max_steps=steps)
         waits.append((apart.asked - asked, apart.sent - sent))
     assert waits[1][0] - waits[0][0] == 5
     adapts = name == "adt-tree"  # its trees' depths and widths are the host's to choose, one table each
@@ -102,7 +104,7 @@ def test_whole_images_with_all_that_is_measured_of_them_are_made_there(dialect, 
 
 
 def _measured(target: Target) -> tuple[list[list[int]], list[float], list[bytes]]:
-    decoder = engine.build(target, presets.method("cool-sd"))
+    decoder = build(target, method("cool-sd"))
     made = engine.generate(decoder, CAPTIONS, trace=True)
     tokens: Tensor = torch.stack([g.tokens for g in made])
     figures = [x for row in samples.figures(decoder, made) for x in tree_leaves(row)]
@@ -114,5 +116,5 @@ def test_images_are_decoded_and_scored_there(target, there, apart):
     images = there.images(tokens.to(THERE))
     assert [i.tobytes() for i in images] == [i.tobytes() for i in target.images(tokens)]
     for made, want in zip(*(scorers_for(None, "tiny", Setup(device=d)) for d in (str(THERE), "cpu")), strict=True):
-        if isinstance(made, Scorer) and isinstance(want, Scorer):
+        if isinstance(made, ImageMetric) and isinstance(want, ImageMetric):
             assert made.score(images, PROMPTS[:2]) == pytest.approx(want.score(images, PROMPTS[:2]))

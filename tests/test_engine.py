@@ -15,8 +15,10 @@ from lanternbench.engine.sampling import guide
 from lanternbench.engine.state import Session
 from lanternbench.errors import UserError
 from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method, named
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.prompts.sources import load
+from lanternbench.prompts import load
 
 CAPTIONS = [p.text for p in load("demo", 3)]
 LOSSLESS = ["sd", "medusa", "eagle-1", "eagle-2", "adt-tree", "sjd", "jacobi"]
@@ -24,7 +26,7 @@ RELAXED = ["lantern", "lantern++", "uniform-rsd", "cool-sd"]
 
 
 def tokens(target, name, captions=CAPTIONS, temperature=1.0, seed=0, trace=False, **options):
-    decoder = engine.build(target, presets.method(name, **options), temperature)
+    decoder = build(target, method(name, **options), temperature)
     return engine.generate(decoder, captions, seed=seed, trace=trace)
 
 
@@ -106,7 +108,7 @@ def test_relaxation_accepts_more(target):
 
 def test_without_guidance_there_is_one_row_and_it_still_agrees(target):
     def made(name):
-        decoder = engine.build(target, presets.method(name), 0.0, guidance=1.0)
+        decoder = build(target, method(name), 0.0, guidance=1.0)
         return engine.generate(decoder, CAPTIONS[:2])
 
     for a, b in zip(made("ar"), made("eagle-1"), strict=True):
@@ -131,7 +133,7 @@ def test_a_tree_deeper_than_the_rest_of_the_image_is_cut(target, greedy):
 
 
 def test_top_k_one_is_greedy(target, greedy):
-    decoder = engine.build(target, presets.method("eagle-1"), 1.0, top_k=1)
+    decoder = build(target, method("eagle-1"), 1.0, top_k=1)
     assert torch.equal(engine.generate(decoder, CAPTIONS[:1])[0].tokens, greedy[0])
 
 
@@ -149,7 +151,7 @@ def test_bad_logits_are_reported_not_decoded(target, value):
 def test_a_drafter_that_does_not_fit_is_refused(target):
     from lanternbench.models.drafters.eagle import Eagle
 
-    wide = replace(target, drafters={"eagle": Eagle(replace(target.model.cfg, dim=64, n_head=2))})
+    wide = replace(target, drafters={"eagle": Eagle(replace(target.model.config.decoder, dim=64, n_head=2))})
     with pytest.raises(UserError, match="does not fit"):
         tokens(wide, "eagle-1", CAPTIONS[:1])
     with pytest.raises(UserError, match="no drafter of kind 'medusa'"):
@@ -177,7 +179,7 @@ def test_a_drafter_that_does_not_fit_is_refused(target):
 )
 def test_impossible_methods_are_refused_with_the_reason(name, options, reason):
     with pytest.raises(UserError, match=reason):
-        presets.method(name, **options)
+        method(name, **options)
 
 
 @pytest.mark.parametrize(
@@ -190,17 +192,17 @@ def test_impossible_methods_are_refused_with_the_reason(name, options, reason):
     ],
 )
 def test_a_rule_in_another_s_place_brings_its_own_relaxation(name, rule, label, residual):
-    made = presets.method(name, acceptance=rule)
+    made = method(name, acceptance=rule)
     assert made.residual == residual
     assert sorted(made.label.split()) == sorted(label.replace(" k=None", "").replace(" λ=None", "").split())
     if "lantern" in rule:
-        assert presets.method(name, acceptance=rule, k=7).k == 7
+        assert method(name, acceptance=rule, k=7).k == 7
 
 
 def test_every_option_that_a_preset_has_is_one_that_it_reads():
     for name, choices in presets.PRESETS.items():
         options = set(choices) - {"proposal", "tree", "acceptance", "residual"}
-        assert options <= presets.reads(presets.preset(name)), name
+        assert options <= presets.reads(named(name)), name
 
 
 @pytest.fixture(scope="module")
@@ -220,9 +222,9 @@ def teacher_forced(target, decoder, captions, tokens):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["ar", *LOSSLESS, *RELAXED])
 def test_in_bfloat16_every_method_verifies_by_float32_s_distributions_up_to_rounding(target, halved, name, temperature):
-    decoder = engine.build(halved, presets.method(name), temperature)
+    decoder = build(halved, method(name), temperature)
     for captions in (CAPTIONS[:1], CAPTIONS[:2]):
-        made = engine.generate(decoder, captions, trace=True, most_steps=12)
+        made = engine.generate(decoder, captions, trace=True, max_steps=12)
         counts = [1 + sum(g.accept_lengths) for g in made]
         tokens, q = torch.stack([g.tokens for g in made])[:, : max(counts)], made[0].trace.q[:, : max(counts)]
         assert (q.dtype, made[0].trace.p.dtype) == (torch.float32, torch.float32)

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from lanternbench.cli.main import app
 from lanternbench.errors import UserError
-from lanternbench.metrics.registry import scorers_for
-from lanternbench.models.catalogue import Entry, Source, catalogue, load_target
-from lanternbench.models.published import present
+from lanternbench.metrics import scorers_for
+from lanternbench.models.catalogue import catalogue, load_target, missing
+from lanternbench.models.family import Entry, Source
+from lanternbench.models.loading import present
 from lanternbench.utils import fetching as fetch
 
 CONTENT = b"weights" * 100
@@ -86,7 +87,7 @@ def test_an_interrupted_fetch_leaves_the_target_missing(entry, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", cut)
     with pytest.raises(KeyboardInterrupt):
         fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
-    assert entry.missing() == ["model"]
+    assert missing(entry) == ["model"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_a_repository_without_the_named_files_is_reported(entry, monkeypatch):
 
 def test_a_metric_brings_every_file_that_it_needs_and_an_embedded_one_none():
     for name in ("image-reward", "aesthetic"):
-        assert len(fetch.plain_files(name)) == len(scorers_for([name], "full")[0].needs) == 2
+        assert len(fetch.plain_files(name)) == len(scorers_for([name], "full")[0].weights) == 2
     assert fetch.plain_files("clip-tiny") == []
     assert fetch.plain_files("nobody") is None
 

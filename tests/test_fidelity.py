@@ -7,11 +7,12 @@ import torch
 
 from lanternbench.analysis import fidelity
 from lanternbench.engine.sampling import draw_distinct
-from lanternbench.engine.state import Trace
+from lanternbench.engine.trace import Trace
 from lanternbench.lossless.exact import output_distribution
 from lanternbench.lossless.tables import Tables, random_rows
-from lanternbench.methods import acceptance, presets
+from lanternbench.methods import acceptance
 from lanternbench.methods.acceptance import Annealed, Exact, Lantern
+from lanternbench.methods.method import method
 
 N, V, W = 48, 7, 3
 NEAR = torch.stack([(torch.arange(V) + i) % V for i in range(V)])[:, :4]
@@ -88,7 +89,7 @@ def test_no_residual_loses_less_than_the_optimal_one(nodes):
 )
 def test_on_a_single_decision_of_a_chain_the_loss_is_the_total_variation(name, options):
     tables = Tables(4, 2, 5, "dense")
-    out, bound = output_distribution(tables, presets.method(name, **options))
+    out, bound = output_distribution(tables, method(name, **options))
     assert float(tv(out, tables.joint())) == pytest.approx(bound, abs=1e-7)
     assert bound > 1e-3
 

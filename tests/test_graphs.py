@@ -11,19 +11,20 @@ from frozen import frozen
 
 import lanternbench
 from lanternbench.engine import decode as engine
-from lanternbench.engine.cuda_graphs import Graphs, of_mode
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models import cached_stack as cached
 from lanternbench.models.catalogue import load_target
-from lanternbench.prompts.sources import load
+from lanternbench.prompts import load
+from lanternbench.utils.graph_capture import Graphs, of_mode
 
 CAPTIONS = [p.text for p in load("demo", 2)]
 
 
 def decode(target, name, captions=CAPTIONS, steps=12, trace=False, **options):
-    decoder = engine.build(target, presets.method(name), **options)
-    return [engine.generate(decoder, [c], trace=trace, most_steps=steps)[0] for c in captions]
+    decoder = build(target, method(name), **options)
+    return [engine.generate(decoder, [c], trace=trace, max_steps=steps)[0] for c in captions]
 
 
 def recordings(target, decoder):
@@ -64,8 +65,8 @@ def test_recorded_steps_keep_the_same_distributions(shallow, name):
 @pytest.mark.parametrize(("name", "phases"), [("ar", 2), ("eagle-1", 4), ("eagle-2", 4), ("sjd", 2)])
 def test_every_phase_is_one_recording_and_no_forward_is_recorded_alone(shallow, name, phases):
     recorded = replace(shallow, graphs=Graphs(frozen))  # the first draft, after one token, has a shape of its own
-    decoder = engine.build(recorded, presets.method(name))
-    engine.generate(decoder, CAPTIONS[:1], most_steps=3)
+    decoder = build(recorded, method(name))
+    engine.generate(decoder, CAPTIONS[:1], max_steps=3)
     assert recordings(recorded, decoder) == (phases, 0)
 
 
@@ -73,8 +74,8 @@ def test_every_phase_is_one_recording_and_no_forward_is_recorded_alone(shallow, 
 def test_what_a_recording_reads_lives_as_long_as_it(shallow, name):
     """A CUDA graph has addresses alone: it would read memory that went with the decode all the same."""
     recorded = replace(shallow, graphs=Graphs(frozen))
-    decoder = engine.build(recorded, presets.method(name))
-    engine.generate(decoder, CAPTIONS[:1], most_steps=3)
+    decoder = build(recorded, method(name))
+    engine.generate(decoder, CAPTIONS[:1], max_steps=3)
     replays = [replay for replay, _ in decoder.recordings.made.values()]
     replays += [replay for stack in recorded.graphs.stacks.values() for replay in stack.replays.values()]
     constants = 0
@@ -94,9 +95,9 @@ def test_recording_is_off_the_clock(shallow, monkeypatch):
         return frozen(work, inputs)
 
     recorded = replace(shallow, graphs=Graphs(slow))
-    decoder = engine.build(recorded, presets.method("eagle-2"))
+    decoder = build(recorded, method("eagle-2"))
     began = time.perf_counter()
-    made = engine.generate(decoder, CAPTIONS[:1], most_steps=2)[0]
+    made = engine.generate(decoder, CAPTIONS[:1], max_steps=2)[0]
     assert time.perf_counter() - began > 0.8  # four recordings
     assert made.decode_s < 0.4
     assert sum(made.phases.values()) == pytest.approx(made.decode_s, rel=0.1)
@@ -115,11 +116,11 @@ def test_a_gpu_is_made_the_one_that_graphs_are_made_on(monkeypatch):
 def test_a_warm_up_records_all_that_later_images_need(shallow, monkeypatch):
     monkeypatch.setattr(cached, "SPAN", 160)
     recorded = replace(shallow, graphs=Graphs(frozen))
-    decoder = engine.build(recorded, presets.method("eagle-1"))
-    engine.generate(decoder, CAPTIONS[:1], most_steps=3)
+    decoder = build(recorded, method("eagle-1"))
+    engine.generate(decoder, CAPTIONS[:1], max_steps=3)
     before = recordings(recorded, decoder)
     engine.generate(decoder, CAPTIONS[:1])
-    engine.generate(decoder, CAPTIONS[1:], most_steps=3)
+    engine.generate(decoder, CAPTIONS[1:], max_steps=3)
     assert recordings(recorded, decoder) == before > (0, 0)
 
 
@@ -142,8 +143,8 @@ def test_prompts_whose_caches_differ_in_size_do_not_share_recordings(shallow, na
 
 def test_batches_are_not_recorded(shallow):
     recorded = replace(shallow, graphs=Graphs(frozen))
-    decoder = engine.build(recorded, presets.method("ar"))
-    engine.generate(decoder, CAPTIONS, most_steps=2)
+    decoder = build(recorded, method("ar"))
+    engine.generate(decoder, CAPTIONS, max_steps=2)
     assert recorded.graphs.stacks == {}
     assert decoder.recordings.made == {}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import small_row
 from safetensors.torch import save_file
 from test_anole import CODES, GUIDANCE, WORDS, halves, official, scrambled
 from test_anole import PUBLISHED as CONFIG
@@ -20,8 +21,10 @@ from torch import Tensor
 
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.chameleon import checkpoint as published_chameleon
+from lanternbench.models.chameleon.checkpoint import ChameleonFamily
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
 from lanternbench.models.chameleon.prompt_ids import ROW_END
 from lanternbench.models.chameleon.vocab import read
@@ -29,6 +32,7 @@ from lanternbench.models.chameleon.vqgan import chameleon_vqgan
 from lanternbench.models.drafters.eagle import Eagle, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.llamagen import model as llamagen
+from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.llamagen.t5 import T5Features
 from lanternbench.models.vq import VQConfig, VQModel
@@ -113,38 +117,40 @@ def small_vq(tmp_path, monkeypatch):
 def test_a_llamagen_decoder_comes_back_from_every_layout(tmp_path, layout, shape):
     net = scrambled(LlamaGen(LlamaGenConfig(**shape)), 0)
     write(tmp_path / "model", net, layout)
-    assert equal(published_llamagen.decoder(shape, tmp_path, "cpu"), net.state_dict())
+    assert equal(LlamaGenFamily().decoder(small_row(shape), tmp_path, "cpu"), net.state_dict())
 
 
 def test_a_llamagen_target_decodes_from_its_folder(tmp_path, t5, small_vq):
     net = scrambled(LlamaGen(LlamaGenConfig(**TEXT)), 0)
-    drafter = scrambled(Eagle(replace(net.cfg, first_norm=False)), 1)
+    drafter = scrambled(Eagle(replace(net.config.decoder, first_norm=False)), 1)
     write(tmp_path / "model", net, ".pt")
     (tmp_path / "eagle").mkdir()
-    embedding = {"embed_tokens.weight": torch.zeros(64, 32)}  # LANTERN's files bring the target's along
+    embedding = {"embed_tokens.weight": torch.randn(64, 32)}  # LANTERN's files have a table of their own
     torch.save(to_published(drafter.state_dict()) | embedding, tmp_path / "eagle" / "pytorch_model.bin")
-    made = published_llamagen.load("small", TEXT, 7.5, 8, tmp_path, "cpu")
+    made = LlamaGenFamily().load(small_row(TEXT, 7.5, 8), tmp_path, "cpu")
     assert equal(made.model, net.state_dict())
     assert equal(made.vq, small_vq.state_dict())
-    assert equal(made.drafters["eagle"], drafter.state_dict())
+    assert equal(
+        made.drafters["eagle"], drafter.state_dict() | {"tok_embeddings.weight": embedding["embed_tokens.weight"]}
+    )
     assert (made.pad_rows, made.guidance, made.top_k) == ("uniform", 7.5, 8)
-    ar, drafted = (engine.generate(engine.build(made, presets.method(m), 0.0), [CAPTION]) for m in ("ar", "eagle-1"))
+    ar, drafted = (engine.generate(build(made, method(m), 0.0), [CAPTION]) for m in ("ar", "eagle-1"))
     assert torch.equal(ar[0].tokens, drafted[0].tokens)
     assert made.images(ar[0].tokens[None])[0].size == (8, 8)
 
 
 def test_a_llamagen_target_comes_in_the_dtype_asked_for_and_its_image_tokeniser_in_float32(tmp_path, t5, small_vq):
     net = scrambled(LlamaGen(LlamaGenConfig(**TEXT)), 0)
-    drafter = scrambled(Eagle(replace(net.cfg, first_norm=False)), 1)
+    drafter = scrambled(Eagle(replace(net.config.decoder, first_norm=False)), 1)
     write(tmp_path / "model", net, ".pt")
     (tmp_path / "eagle").mkdir()
     torch.save(to_published(drafter.state_dict()), tmp_path / "eagle" / "pytorch_model.bin")
-    made = published_llamagen.load("small", TEXT, 7.5, 8, tmp_path, "cpu", torch.bfloat16)
+    made = LlamaGenFamily().load(small_row(TEXT, 7.5, 8), tmp_path, "cpu", torch.bfloat16)
     assert equal(made.model, {k: v.bfloat16() for k, v in net.state_dict().items()})
     assert equal(made.drafters["eagle"], {k: v.bfloat16() for k, v in drafter.state_dict().items()})
     assert equal(made.vq, small_vq.state_dict())
     assert made.text([CAPTION])[0].dtype == torch.bfloat16
-    assert len(engine.generate(engine.build(made, presets.method("eagle-1")), [CAPTION])[0].tokens) == 16
+    assert len(engine.generate(build(made, method("eagle-1")), [CAPTION])[0].tokens) == 16
 
 
 def test_captions_become_the_encoder_s_states_and_are_kept_on_disk(tmp_path, t5, monkeypatch):
@@ -229,13 +235,13 @@ def test_a_chameleon_target_decodes_from_its_folder(tmp_path, chameleon, files, 
     files(here, net)
     monkeypatch.setattr(published_chameleon, "VQ", SMALL_VQ)
     shape = {"grid": 4, "vocab_size": CODES, "prompt_ids": len(NUMBERED), "dialect": dialect}
-    made = published_chameleon.load("small", shape, GUIDANCE, 8, tmp_path, "cpu", dtype)
+    made = ChameleonFamily().load(small_row(shape, GUIDANCE, 8), tmp_path, "cpu", dtype)
     vocab = read(published_chameleon.tokeniser(here))
     tables = image_tables(net.state_dict(), vocab.to_id)
     assert equal(made.model, {name: table.to(dtype) for name, table in tables.items()})
     assert equal(made.vq, vq.state_dict())
     assert made.row_end == (ROW_END if dialect == "lumina" else None)
-    assert len(engine.generate(engine.build(made, presets.method("ar"), 0.0), [CAPTION])[0].tokens) == 16
+    assert len(engine.generate(build(made, method("ar"), 0.0), [CAPTION])[0].tokens) == 16
 
 
 # ---- what is no such checkpoint ----
@@ -246,8 +252,8 @@ def test_a_checkpoint_of_another_architecture_is_one_sentence(tmp_path, chameleo
     here = tmp_path / "model"
     lumina_files(here, net)
     with pytest.raises(UserError, match=r"has no 'cls_embedding|another size|of another architecture"):
-        published_llamagen.decoder(CLASSES, tmp_path, "cpu")  # the files of a Chameleon
-    broken = halves(scrambled(Eagle(net.cfg), 0).state_dict(), 16)
+        LlamaGenFamily().decoder(small_row(CLASSES), tmp_path, "cpu")  # the files of a Chameleon
+    broken = halves(scrambled(Eagle(net.config.decoder), 0).state_dict(), 16)
     for name, change in (
         ("key absent", {"layers.0.self_attn.k_proj.weight": None}),
         ("another width", {"layers.0.self_attn.q_proj.weight": torch.ones(7, 32)}),
@@ -255,14 +261,14 @@ def test_a_checkpoint_of_another_architecture_is_one_sentence(tmp_path, chameleo
         state = {k: v for k, v in (broken | change).items() if v is not None}
         torch.save(state, tmp_path / f"{name}.bin")
         with pytest.raises(UserError, match=r"of another architecture or size \(\w+Error: .*\): use the official file"):
-            published_chameleon.eagle_drafter(net, tmp_path / f"{name}.bin", "cpu")
+            net.eagle_drafter(tmp_path / f"{name}.bin", "cpu")
 
 
 def test_meta_s_parameters_without_a_width_are_refused(tmp_path, chameleon):
     meta_files(tmp_path / "model", chameleon[0])
     (tmp_path / "model" / "params.json").write_text(json.dumps({"model": {"n_layers": 2}}))
     with pytest.raises(UserError, match=r"params\.json has no 'dim'"):
-        published_chameleon.decoder({}, tmp_path, "cpu")
+        ChameleonFamily().decoder(small_row({}), tmp_path, "cpu")
 
 
 def test_loading_takes_hardly_more_memory_than_the_checkpoint_s_size():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import random_chameleon
 from frozen import frozen
 from image_ids import lumina_rule
 from test_anole import ALL_IDS, CAPTIONS, CODES, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
@@ -15,9 +16,9 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.engine import decode as engine
-from lanternbench.engine.cuda_graphs import Graphs
 from lanternbench.engine.sampling import guide
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.cached_stack import CachedStack
 from lanternbench.models.catalogue import entry
 from lanternbench.models.chameleon import checkpoint as published_chameleon
@@ -25,8 +26,9 @@ from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
 from lanternbench.models.chameleon.prompt_ids import ROW_END, lumina_prompt
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.row_ends import RowEnds, with_row_ends
+from lanternbench.models.slot_layout import SlotLayout, with_row_ends
 from lanternbench.models.target import Target
+from lanternbench.utils.graph_capture import Graphs
 
 SIDE = 4
 WHOLE, IMAGE_ONLY = replace(ALL_IDS, grid=SIDE), replace(IMAGES, grid=SIDE)
@@ -43,7 +45,7 @@ def wholes() -> tuple[Chameleon, Chameleon]:
 @pytest.fixture(scope="module")
 def lumina(wholes) -> Target:
     shape = vars(IMAGE_ONLY) | {"dialect": "lumina"}
-    made = published_chameleon.random_target("lumina-small", shape, GUIDANCE, 0, "cpu", VQ)
+    made = random_chameleon(shape, GUIDANCE, VQ, "lumina-small")
     nets = []
     for whole in wholes:
         net = Chameleon(replace(IMAGE_ONLY, n_layer=whole.config.n_layer))
@@ -54,7 +56,7 @@ def lumina(wholes) -> Target:
 
 
 def decoded(target: Target, name: str, captions: list[str] = CAPTIONS, temperature: float = 0.0, **options: Any):
-    decoder = engine.build(target, presets.method(name, **options), temperature)
+    decoder = build(target, method(name, **options), temperature)
     return engine.generate(decoder, captions, trace=True)
 
 
@@ -99,7 +101,7 @@ class Raw:
 
 
 def test_ar_draws_what_an_uncached_forward_over_all_ids_draws(lumina, wholes, greedy):
-    decoder: Any = replace(engine.build(lumina, presets.method("ar"), 0.0), warp=Raw())
+    decoder: Any = replace(build(lumina, method("ar"), 0.0), warp=Raw())
     made = engine.generate(decoder, CAPTIONS, trace=True)
     for i, caption in enumerate(CAPTIONS):
         want = guided_logits(lumina, wholes[0], caption, greedy[i])
@@ -201,7 +203,7 @@ def drafted(target: Target, whole: Chameleon, caption: str, tokens: Tensor, begu
     net, logits = target.drafters["eagle"], []
     for ids in written(target, caption, tokens):
         start = len(ids) - (SIDE * (SIDE + 1) - 1)
-        root = start + RowEnds(SIDE, SIDE * SIDE).slot(begun - 1)
+        root = start + SlotLayout(SIDE, SIDE * SIDE).slot(begun - 1)
         ahead, feature = whole.tok_embeddings(torch.tensor([ids]))[:, 1:], states(whole, ids)[:, :root]
         row = []
         for at in range(root, len(ids)):
@@ -216,7 +218,7 @@ def drafted(target: Target, whole: Chameleon, caption: str, tokens: Tensor, begu
 
 
 def test_without_guidance_there_is_one_row_and_it_still_agrees(lumina):
-    decoders = (engine.build(lumina, presets.method(name), 0.0, guidance=1.0) for name in ("ar", "eagle-2"))
+    decoders = (build(lumina, method(name), 0.0, guidance=1.0) for name in ("ar", "eagle-2"))
     made = (engine.generate(decoder, CAPTIONS) for decoder in decoders)
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(*made, strict=True))
 
@@ -242,7 +244,7 @@ def test_the_catalogue_knows_the_three_sizes():
 
 @pytest.mark.parametrize(("width", "height"), [(6, 4), (2, 2)])
 def test_slots_are_the_places_in_the_image_as_written(width, height):
-    rule, rows = lumina_rule(VOCAB, width * 16, height * 16), RowEnds(width, width * height)
+    rule, rows = lumina_rule(VOCAB, width * 16, height * 16), SlotLayout(width, width * height)
     tokens = torch.arange(width * height)
     assert torch.equal(rows.slot(tokens), rule.drawn())
     assert rows.slot(tokens, -1, 5).tolist() == [rows.slot(int(t), -1, 5) for t in tokens]
@@ -256,7 +258,7 @@ def test_slots_are_the_places_in_the_image_as_written(width, height):
 
 
 def test_without_row_ends_a_slot_is_the_token_s_number():
-    rows, tokens = RowEnds(0, 12), torch.arange(12)
+    rows, tokens = SlotLayout(0, 12), torch.arange(12)
     assert rows.slot(tokens, -1, 5).tolist() == [t + 4 for t in range(12)]
     assert torch.equal(rows.behind(tokens), tokens)
     assert not rows.any_follow(list(range(12)), 12)

@@ -8,8 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from lanternbench.analysis.summary import RANDOM_NOTE, bootstrap_mean, bootstrap_ratio, paired_test, summarise
+from lanternbench.analysis.statistics import Estimate, bootstrap_mean, bootstrap_ratio, paired_test
+from lanternbench.analysis.summary import RANDOM_NOTE, summarise
 from lanternbench.experiment import Sample, sample_key
+from lanternbench.experiment.summaries import Row, Summary
+from lanternbench.notes import Note
 
 TRIALS = 400
 
@@ -70,15 +73,15 @@ def test_intervals_are_reproducible_hold_the_estimate_and_vanish_without_noise()
     base, other = rng.uniform(1, 2, 20), rng.uniform(1, 2, 20)
     assert bootstrap_ratio(base, other) == bootstrap_ratio(base, other)
     assert bootstrap_ratio(base, other) != bootstrap_ratio(base, other, seed=1)
-    value, lo, hi = bootstrap_ratio(base, other)
+    value, lo, hi, *_ = bootstrap_ratio(base, other)
     assert value == pytest.approx(base.mean() / other.mean())
     assert lo < value < hi
-    assert bootstrap_ratio(3 * other, other) == pytest.approx((3, 3, 3))
+    assert bootstrap_ratio(3 * other, other)[:3] == pytest.approx((3, 3, 3))
 
 
 def test_a_single_prompt_has_no_interval():
-    assert bootstrap_ratio([4.0], [2.0]) == (2.0, None, None)
-    assert bootstrap_mean([4.0]) == (4.0, None, None)
+    assert bootstrap_ratio([4.0], [2.0]) == Estimate(2.0, n=1)
+    assert bootstrap_mean([4.0]) == Estimate(4.0, n=1)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +153,12 @@ RUN = {
 }
 
 
-def rows(samples, run=RUN, sets=None) -> dict[str, dict]:
-    return {row["label"]: row for row in summarise(samples, run, sets)["rows"]}
+def rows(samples, run=RUN, sets=None) -> dict[str, Row]:
+    return {row.label: row for row in summarise(samples, run, sets).rows}
+
+
+def texts(samples, run=RUN) -> list[str]:
+    return [note.text for note in summarise(samples, run).notes]
 
 
 def pair_of_methods() -> list[Sample]:
@@ -166,47 +173,48 @@ def pair_of_methods() -> list[Sample]:
 
 def test_the_summary_states_what_the_samples_say():
     summary = summarise(pair_of_methods(), RUN)
-    assert [row["label"] for row in summary["rows"]] == ["ar", "fast λ=2"]
-    ar, fast = summary["rows"]
-    assert (fast["n"], fast["target"], fast["dataset"], fast["temperature"]) == (3, "tiny", "coco2017", 1.0)
-    assert (ar["lossless"], fast["lossless"]) == (True, False)
-    assert (ar["speedup"], ar["accept_len"], ar["step_compression"]) == (1.0, 1.0, 1.0)
+    assert [row.label for row in summary.rows] == ["ar", "fast λ=2"]
+    ar, fast = summary.rows
+    assert (fast.n, fast.target, fast.dataset, fast.temperature) == (3, "tiny", "coco2017", 1.0)
+    assert (ar.lossless, fast.lossless) == (True, False)
+    assert [ar.value(name) for name in ("speedup", "accept_len", "step_compression")] == [1.0, 1.0, 1.0]
     for name, value in {
-        "latency_s": 3.0, "speedup": 2.0, "speedup_lo": 2.0, "step_compression": 2.0, "accept_len": 3.0,
+        "latency_s": 3.0, "speedup": 2.0, "step_compression": 2.0, "accept_len": 3.0,
         "tree_depth": 5.0, "first_token_acceptance": 0.5, "tokens_per_s": 12 / 9, "fidelity_loss": 0.1,
-        "overhead_fraction": 0.25, "peak_memory_mb": 12.0, "clip": 0.3, "clip_p": 1.0,
+        "overhead_fraction": 0.25, "peak_memory_mb": 12.0, "clip": 0.3,
     }.items():  # fmt: skip
-        assert fast[name] == pytest.approx(value), name
-    assert fast["latency_s_lo"] < 3.0 < fast["latency_s_hi"]
-    assert ar["clip_p"] is None
-    assert any("-tiny" in note for note in summary["notes"])
-    assert any("3 prompts are too few" in note for note in summary["notes"])
+        assert fast.value(name) == pytest.approx(value), name
+    assert fast.figure("speedup").lo == 2.0
+    assert fast.figure("latency_s").lo < 3.0 < fast.figure("latency_s").hi
+    assert (fast.figure("clip").p, ar.figure("clip").p, fast.figure("clip").n) == (1.0, None, 3)
+    assert any("-tiny" in note.text for note in summary.notes)
+    assert any("3 prompts are too few" in note.text for note in summary.notes)
 
 
 def test_an_unfinished_run_says_so():
     run = RUN | {"prompts": {"count": 4}}
-    notes = summarise(pair_of_methods(), run)["notes"]
+    notes = texts(pair_of_methods(), run)
     assert any("not finished: 6 of 8 samples" in note for note in notes)
-    assert not any("not finished" in note for note in summarise(pair_of_methods(), RUN)["notes"])
+    assert not any("not finished" in note for note in texts(pair_of_methods()))
     one_left = [s for s in pair_of_methods() if s.label == "ar" or s.prompt_id == "0"]
-    assert any("single prompt" in note for note in summarise(one_left, run)["notes"])
+    assert any("single prompt" in note for note in texts(one_left, run))
 
 
 def test_end_to_end_counts_captions_and_pictures_too():
     made = [s.model_copy(update={"encode_s": 0.5, "render_s": 0.5}) for s in pair_of_methods()]
     fast = rows(made)["fast λ=2"]
-    assert fast["end_to_end_s"] == pytest.approx(4.0)
-    assert fast["end_to_end_speedup"] == pytest.approx(7 / 4)
-    assert fast["speedup"] == pytest.approx(2)
+    assert fast.value("end_to_end_s") == pytest.approx(4.0)
+    assert fast.value("end_to_end_speedup") == pytest.approx(7 / 4)
+    assert fast.value("speedup") == pytest.approx(2)
 
 
 def test_what_is_missing_is_none_and_never_zero():
     samples = [s.model_copy(update={"metrics": {}}) if s.label == "ar" else s for s in pair_of_methods()]
     ar = rows(samples)["ar"]
-    for name in ("clip", "clip_lo", "clip_p", "fidelity_loss", "tree_depth", "overhead_fraction", "peak_memory_mb",
-                 "first_token_acceptance"):  # fmt: skip
-        assert ar[name] is None, name
-    assert rows(samples)["fast λ=2"]["clip_p"] is None
+    for name in ("clip", "fidelity_loss", "tree_depth", "overhead_fraction", "peak_memory_mb", "robust_latency_s",
+                 "step_p50_s", "first_token_acceptance"):  # fmt: skip
+        assert ar.figure(name)[:3] == (None, None, None), name
+    assert rows(samples)["fast λ=2"].figure("clip").p is None
 
 
 def test_figures_of_target_and_drafter_reach_the_summary_and_perplexity_is_of_their_mean():
@@ -223,36 +231,36 @@ def test_figures_of_target_and_drafter_reach_the_summary_and_perplexity_is_of_th
     ]
     row = rows([*samples, sample("0", "ar", 1.0, [1, 1], stats={"log_prob": -1.0})])
     sd, ar = row["sd"], row["ar"]
-    assert (sd["log_prob"], sd["drafter_top1"]) == (-2.0, 0.5)
-    assert (sd["perplexity"], sd["drafter_tv"]) == (pytest.approx(math.exp(2)), pytest.approx(0.1))
-    assert sd["perplexity_lo"] < sd["perplexity"] < sd["perplexity_hi"]
-    assert ar["drafter_top1"] is None
-    assert sd["drafter_top3"] is None
+    assert (sd.value("log_prob"), sd.value("drafter_top1")) == (-2.0, 0.5)
+    assert (sd.value("perplexity"), sd.value("drafter_tv")) == (pytest.approx(math.exp(2)), pytest.approx(0.1))
+    assert sd.figure("perplexity").lo < sd.value("perplexity") < sd.figure("perplexity").hi
+    assert ar.value("drafter_top1") is None
+    assert sd.value("drafter_top3") is None
 
 
 def test_scores_of_random_weights_are_told():
     told = [
-        summarise([sample("0", "ar", 1.0, [1], metrics={name: 0.5})], RUN)["notes"] for name in ("clip-random", "clip")
+        summarise([sample("0", "ar", 1.0, [1], metrics={name: 0.5})], RUN).notes for name in ("clip-random", "clip")
     ]
     assert [RANDOM_NOTE in notes for notes in told] == [True, False]
 
 
 def test_metrics_of_a_whole_label_come_without_interval_but_with_their_count():
-    found = rows(pair_of_methods(), sets={"ar": {"fid-tiny": 30.0, "fid-tiny_n": 2}})
-    assert [found["ar"][f"fid-tiny{end}"] for end in ("", "_lo", "_hi", "_n")] == [30.0, None, None, 2]
-    assert found["fast λ=2"]["fid-tiny"] is None
+    found = rows(pair_of_methods(), sets={"ar": {"fid-tiny": Estimate(30.0, n=2)}})
+    assert found["ar"].figure("fid-tiny") == Estimate(30.0, n=2)
+    assert found["fast λ=2"].value("fid-tiny") is None
+    assert summarise(pair_of_methods(), RUN, {"ar": {"fid-tiny": Estimate(30.0, n=2)}}).sets == ["fid-tiny"]
 
 
 def test_speedup_counts_timed_pairs_only():
     samples = [*pair_of_methods(), sample("9", "fast λ=2", 100.0, [4])]  # no ar beside it
     samples.append(sample("0", "fast λ=2", 100.0, [4], seed=1, timed=False))
     summary = summarise(samples, RUN)
-    fast = summary["rows"][1]
-    assert fast["speedup"] == pytest.approx(2.0)
-    assert any("2 of 5 samples have no `ar` pair" in note for note in summary["notes"])
+    assert summary.rows[1].value("speedup") == pytest.approx(2.0)
+    assert any("2 of 5 samples have no `ar` pair" in note.text for note in summary.notes)
     untimed = summarise([s.model_copy(update={"timed": False}) for s in pair_of_methods()], RUN)
-    assert all(row[name] is None for row in untimed["rows"] for name in ("latency_s", "speedup", "tokens_per_s"))
-    assert any("batch 1" in note for note in untimed["notes"])
+    assert all(row.value(name) is None for row in untimed.rows for name in ("latency_s", "speedup", "tokens_per_s"))
+    assert any(note.kind == "missing" and "batch 1" in note.text for note in untimed.notes)
 
 
 def test_seeds_of_one_prompt_are_no_independent_evidence():
@@ -261,23 +269,36 @@ def test_seeds_of_one_prompt_are_no_independent_evidence():
     for i in range(8):
         score = rng.normal()
         samples += [sample(str(i), "ar", 1.0, [1], seed=s, metrics={"clip": score}) for s in range(20)]
-    found = rows(samples)["ar"]
-    once = rows([s for s in samples if s.seed == 0])["ar"]
-    assert found["clip_hi"] - found["clip_lo"] == pytest.approx(once["clip_hi"] - once["clip_lo"])
+    found = rows(samples)["ar"].figure("clip")
+    once = rows([s for s in samples if s.seed == 0])["ar"].figure("clip")
+    assert found.hi - found.lo == pytest.approx(once.hi - once.lo)
 
 
 def test_one_prompt_no_baseline_and_no_samples_are_told():
     summary = summarise([sample("1", "fast λ=2", 1.0, [2], metrics={"clip": 0.3})], RUN)
-    (row,) = summary["rows"]
-    assert (row["clip"], row["clip_lo"], row["clip_hi"], row["clip_p"]) == (0.3, None, None, None)
-    assert (row["speedup"], row["latency_s"], row["latency_s_lo"]) == (None, 1.0, None)
-    assert any("no `ar` baseline" in note for note in summary["notes"])
-    assert any("single prompt" in note for note in summary["notes"])
-    assert summarise([], {}) == {"rows": [], "notes": ["The run has no samples yet."]}
+    (row,) = summary.rows
+    assert row.figure("clip") == Estimate(0.3, n=1)
+    assert (row.value("speedup"), row.figure("latency_s")) == (None, Estimate(1.0, n=1))
+    assert any("no `ar` baseline" in note.text for note in summary.notes)
+    assert any("single prompt" in note.text for note in summary.notes)
+    assert summarise([], {}) == Summary([], [Note("warning", None, "The run has no samples yet.")])
 
 
 def test_a_run_resumed_on_another_machine_is_told():
     run = RUN | {"resumed": [{"at": "x", "environment": {"cpu": "b"}}], "prompts": {"notes": ["one note"]}}
-    notes = summarise(pair_of_methods(), run)["notes"]
+    notes = texts(pair_of_methods(), run)
     assert any("another environment" in note for note in notes)
     assert "one note" in notes
+
+
+def test_a_promise_to_be_lossless_holds_only_as_far_as_the_samples_show_no_loss():
+    run = RUN | {"methods": [{"label": "fast λ=2", "lossless": True}, {"label": "ar", "lossless": True}]}
+    summary = summarise(pair_of_methods(), run)  # a mean loss of 0.1
+    assert [row.lossless for row in summary.rows] == [True, False]
+    assert (
+        Note("warning", "fidelity_loss", "fast λ=2 promises to be lossless, but its samples show a loss.")
+        in summary.notes
+    )
+    exact = [s.model_copy(update={"fidelity_loss": 1e-7}) for s in pair_of_methods()]
+    assert [row.lossless for row in summarise(exact, run).rows] == [True, True]
+    assert [row.lossless for row in summarise(exact, {}).rows] == [None, None]  # nobody promised anything

@@ -12,11 +12,10 @@ from PIL import Image
 from torchmetrics.image.fid import FrechetInceptionDistance
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
-from lanternbench.metrics import fid, read_image
-from lanternbench.metrics.clip import clip_score
-from lanternbench.metrics.features import ImageFiles, Net
+from lanternbench import prompts
+from lanternbench.metrics import frechet, nets, read_image, scorers_for
+from lanternbench.metrics.features import ImageFiles, Net, features
 from lanternbench.metrics.setup import Setup
-from lanternbench.prompts import sources as prompts
 
 
 class Looked(torch.nn.Module):
@@ -28,6 +27,10 @@ class Looked(torch.nn.Module):
 
     def forward(self, images):
         return self.table[images[:, 0, 0, 0].long() * 256 + images[:, 1, 0, 0].long()]
+
+
+def distance(net: Net, real, made) -> float:
+    return frechet.fid(features(net, made), frechet.sums(features(net, real)))
 
 
 def drawn(count: int, mean: torch.Tensor, root: torch.Tensor, seed: int) -> torch.Tensor:
@@ -45,8 +48,7 @@ def test_fid_of_two_gaussians_is_the_closed_form():
     roots = [turn @ torch.diag(v.sqrt()) @ turn.T for v in (a, b)]
     table = torch.cat([drawn(count, shift, roots[0], 2), drawn(count, 0 * shift, roots[1], 3)])
     images = [Image.new("RGB", (2, 2), (n // 256, n % 256, 0)) for n in range(2 * count)]
-    net = Net(Looked(table), fid.plain_image)
-    found = fid.distance(fid.Measure(net, fid.statistics(net, images[count:])), images[:count]).value
+    found = distance(Net(Looked(table), nets.plain_image), images[count:], images[:count])
     # covariances with the same eigenvectors: |μ₁ − μ₂|² + Σ (√a − √b)²
     assert found == pytest.approx(float(shift.square().sum() + (a.sqrt() - b.sqrt()).square().sum()), rel=1e-9)
 
@@ -55,30 +57,28 @@ def test_fid_of_two_gaussians_is_the_closed_form():
 def inception_file(tmp_path_factory):
     """FID's Inception-V3 with random weights, as a file that torchmetrics reads."""
     path = tmp_path_factory.mktemp("weights") / "inception.pth"
-    torch.save(fid.inception(None).state_dict(), path)
+    torch.save(nets.inception(None).state_dict(), path)
     return path
 
 
-@pytest.mark.parametrize("resize", fid.RESIZES)
+@pytest.mark.parametrize("resize", nets.RESIZES)
 def test_fid_of_photographs_is_that_of_torchmetrics_own_class(shared, no_caches, inception_file, resize):
     paths = sorted((shared / "coco" / "val2017").glob("*.jpg"))
     assert len(paths) == 159
     real, made = paths[:80], paths[80:]
-    net = fid.inception_net(Setup(), inception_file, resize, features="64")
-    found = fid.distance(fid.Measure(net, fid.statistics(net, ImageFiles(real))), ImageFiles(made))
-    assert found.count == 79
+    net = nets.inception_net(Setup(given={"inception": inception_file}), resize, features="64")
+    found = distance(net, ImageFiles(real), ImageFiles(made))
     theirs = FrechetInceptionDistance(
         64, feature_extractor_weights_path=str(inception_file), antialias=resize != "-legacy"
     ).set_dtype(torch.float64)
     theirs.inception.float()
     theirs.inception._dtype = torch.float32
-    prepare = fid.RESIZES[resize][0]
+    prepare = nets.RESIZES[resize][0]
     for path in paths:
         theirs.update(prepare(read_image(path))[None], real=path in real)
-    assert found.value == pytest.approx(float(theirs.compute()), rel=1e-4)
-    assert found.value > 0
-    itself = fid.distance(fid.Measure(net, fid.statistics(net, ImageFiles(real))), ImageFiles(real))
-    assert itself.value < 1e-4 * found.value
+    assert found == pytest.approx(float(theirs.compute()), rel=1e-4)
+    assert found > 0
+    assert distance(net, ImageFiles(real), ImageFiles(real)) < 1e-4 * found
 
 
 def to_transformers(state: dict[str, torch.Tensor], layers: int = 12) -> dict[str, torch.Tensor]:
@@ -122,7 +122,7 @@ def test_clip_score_is_that_of_transformers_own_clip_on_the_same_random_weights(
     paths = sorted((coco / "val2017").glob("*.jpg"))[:6]
     images = [*map(read_image, paths), Image.new("RGB", (1, 1), "red"), read_image(paths[0]).rotate(90, expand=True)]
     captions = [*(texts[p.name] for p in paths), "word " * 1000, "<b>a fox</b> 🦊 &amp; قطة"]
-    scorer = clip_score(Setup(random=True))
+    (scorer,) = scorers_for(["clip"], "full", Setup(random=True))
     assert scorer.name == "clip-random"
     ours = scorer.score(images, captions)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,20 +13,11 @@ import torch
 from PIL import Image
 
 from lanternbench.errors import UserError
-from lanternbench.metrics import Scorer, SetScorer, files, read_image, registry, scorers_for
-from lanternbench.metrics.clip import Encoder, clip_score, clip_tiny_score, retrieval
+from lanternbench.metrics import ImageMetric, SetMetric, column, columns, files, names, read_image, scorers_for
+from lanternbench.metrics.clip import Encoder, retrieval
 from lanternbench.metrics.features import Net
-from lanternbench.metrics.fid import (
-    Fid,
-    Measure,
-    distance,
-    fid_score,
-    fid_tiny_score,
-    plain_image,
-    reference_statistics,
-    statistics,
-)
-from lanternbench.metrics.judge import PerImage
+from lanternbench.metrics.fid import Fid, Measure, reference_statistics, statistics
+from lanternbench.metrics.nets import plain_image
 from lanternbench.metrics.setup import Setup
 from lanternbench.training.tiny_world import data, scenes
 from lanternbench.utils.files import cache_dir
@@ -38,6 +31,17 @@ def world() -> tuple[list[Image.Image], list[str]]:
     found = {data.scene(i, SEED).captions()[0]: i for i in range(80)}
     picked = list(found.items())[:64]
     return [Image.fromarray(scenes.sample(SEED, i)[0]) for _, i in picked], [c for c, _ in picked]
+
+
+def metric(name: str, setup: Setup | None = None):
+    return scorers_for([name], "full", setup)[0]
+
+
+def distance(net: Net, real: list[Image.Image], images: list[Image.Image]):
+    """FID of images, all features from ``net``."""
+    scorer = metric("fid")
+    scorer.measure = Measure(net, statistics(net, real))
+    return scorer.compute(images)
 
 
 def _saved(tmp_path, image: Image.Image, name: str, **options):
@@ -60,7 +64,7 @@ def test_clip_tiny_finds_nothing_when_captions_are_shifted(world):
 
 def test_clip_tiny_scores_the_own_caption_higher_and_is_a_cosine(world):
     images, captions = world
-    scorer = clip_tiny_score()
+    scorer = metric("clip-tiny")
     own, other = scorer.score(images, captions), scorer.score(images, captions[1:] + captions[:1])
     assert all(-1 <= v <= 1 for v in own + other)
     assert np.mean(own) > np.mean(other) + 0.2
@@ -68,22 +72,22 @@ def test_clip_tiny_scores_the_own_caption_higher_and_is_a_cosine(world):
 
 def test_clip_tiny_values_do_not_depend_on_the_batch(world):
     images, captions = world
-    scorer = clip_tiny_score()
+    scorer = metric("clip-tiny")
     alone = [scorer.score([i], [c])[0] for i, c in zip(images[:3], captions[:3], strict=True)]
     assert alone == pytest.approx(scorer.score(images, captions)[:3], abs=1e-5)
 
 
 @pytest.mark.parametrize("caption", ["", "   ", "🦊🌈", "красный круг", "円" * 500, "\u0000\ud800", "a " * 5000])
 def test_clip_tiny_takes_any_caption_and_any_size(caption):
-    (value,) = clip_tiny_score().score([Image.new("RGB", (1, 300), "red")], [caption])
+    (value,) = metric("clip-tiny").score([Image.new("RGB", (1, 300), "red")], [caption])
     assert value is not None
     assert math.isfinite(value)
 
 
 def test_clip_score_of_nothing_is_nothing_and_lengths_must_agree():
-    assert clip_tiny_score().score([], []) == []
+    assert metric("clip-tiny").score([], []) == []
     with pytest.raises(ValueError, match="1 images but 0 captions"):
-        clip_tiny_score().score([Image.new("RGB", (2, 2))], [])
+        metric("clip-tiny").score([Image.new("RGB", (2, 2))], [])
 
 
 def test_undefined_cosine_is_missing_not_zero():
@@ -94,13 +98,18 @@ def test_undefined_cosine_is_missing_not_zero():
         encode_text = encode_image
 
     encoder = Encoder(Broken(), lambda images: torch.zeros(len(images), 1), lambda captions: torch.zeros(len(captions)))
-    scorer = PerImage("x", (), lambda: None, encoder.judge)
+
+    class Score(ImageMetric):
+        def load(self):
+            return encoder.judge()
+
+    scorer = Score("x", Setup())
     assert scorer.score([Image.new("RGB", (2, 2))], ["a"]) == [None]
 
 
 def test_missing_clip_weights_are_reported_with_the_command_and_scored_none(no_caches):
-    scorer = clip_score()
-    assert scorer.available().endswith("lanternbench fetch clip")
+    scorer = metric("clip")
+    assert scorer.available().text.endswith("lanternbench fetch clip")
     assert scorer.score([Image.new("RGB", (2, 2))], ["a"]) == [None]
 
 
@@ -109,7 +118,7 @@ def test_a_wrong_clip_file_is_a_users_mistake(no_caches, name):
     wrong = no_caches / name
     wrong.write_bytes(b"not weights")
     with pytest.raises(UserError, match="is not the CLIP ViT-B/32 file"):
-        clip_score(path=wrong).score([Image.new("RGB", (2, 2))], ["a"])
+        metric("clip", Setup(given={"clip": wrong})).score([Image.new("RGB", (2, 2))], ["a"])
 
 
 # FID
@@ -117,7 +126,7 @@ def test_a_wrong_clip_file_is_a_users_mistake(no_caches, name):
 
 def test_fid_tiny_orders_sets_by_how_far_they_are_from_real_scenes(world):
     images, _ = world
-    scorer = fid_tiny_score()
+    scorer = metric("fid-tiny")
     rng = np.random.default_rng(0)
     noisy = [
         Image.fromarray(np.clip(np.asarray(i) + rng.normal(0, 40, (64, 64, 3)), 0, 255).astype("u1")) for i in images
@@ -129,11 +138,11 @@ def test_fid_tiny_orders_sets_by_how_far_they_are_from_real_scenes(world):
 
 def test_fid_says_when_samples_are_few_and_needs_two(world):
     images, _ = world
-    scorer = fid_tiny_score()
-    assert "biased" in scorer.score_set(images[:10]).note
+    scorer = metric("fid-tiny")
+    assert "biased" in scorer.score_set(images[:10]).note.text
     alone = scorer.score_set(images[:1])
     assert alone.value is None
-    assert "at least 2" in alone.note
+    assert "at least 2" in alone.note.text
     assert scorer.score_set([]).value is None
 
 
@@ -147,14 +156,13 @@ def test_fid_from_stored_statistics_is_torchmetrics_from_images(world):
     metric.update(batch[0], real=True)
     metric.update(batch[1], real=False)
     expected = float(metric.compute())
-    stored = statistics(net, images[:30])
-    assert distance(Measure(net, stored), images[30:]).value == pytest.approx(expected, rel=1e-9)
+    assert distance(net, images[:30], images[30:]).value == pytest.approx(expected, rel=1e-9)
 
 
 def test_fid_of_a_set_with_itself_is_zero(world):
     images, _ = world
     net = Net(_mean_net(), plain_image)
-    result = distance(Measure(net, statistics(net, images)), images)
+    result = distance(net, images, images)
     assert result.value == pytest.approx(0, abs=1e-4)
 
 
@@ -185,13 +193,13 @@ def test_reference_folder_is_computed_once_and_again_when_it_changes(world, tmp_
 
 
 def test_missing_inception_and_missing_reference_are_reported(no_caches):
-    assert fid_score().available().endswith("lanternbench fetch inception")
-    result = fid_score().score_set([Image.new("RGB", (8, 8))] * 3)
+    assert metric("fid").available().text.endswith("lanternbench fetch inception")
+    result = metric("fid").score_set([Image.new("RGB", (8, 8))] * 3)
     assert result.value is None
-    assert "Inception" in result.note
+    assert "Inception" in result.note.text
     weights = no_caches / "inception.pth"
     weights.write_bytes(b"x")
-    assert "--reference" in fid_score(path=weights).available()
+    assert "--reference" in metric("fid", Setup(given={"inception": weights})).available().text
 
 
 def test_an_inception_file_that_would_run_code_is_refused(no_caches, world):
@@ -205,7 +213,7 @@ def test_an_inception_file_that_would_run_code_is_refused(no_caches, world):
     for n, image in enumerate(world[0][:2]):
         image.save(folder / f"{n}.png")
     with pytest.raises(UserError, match="is not the Inception-V3 file"):
-        fid_score(Setup(folder), weights).score_set(world[0][:2])
+        metric("fid", Setup(folder, given={"inception": weights})).score_set(world[0][:2])
     assert not (no_caches / "harmed").exists()
 
 
@@ -220,9 +228,9 @@ def test_names_on_the_tiny_world_mean_the_embedded_evaluators():
 
 def test_scorers_are_what_the_protocols_say():
     clip, fid = scorers_for(["clip", "fid"], "tiny")
-    assert isinstance(clip, Scorer)
-    assert isinstance(fid, SetScorer)
-    assert not isinstance(clip, SetScorer)
+    assert isinstance(clip, ImageMetric)
+    assert isinstance(fid, SetMetric)
+    assert not isinstance(clip, SetMetric)
     assert isinstance(fid, Fid)
 
 
@@ -231,18 +239,45 @@ def test_an_unknown_metric_is_a_users_mistake_with_a_suggestion():
         scorers_for(["clip-tny"])
 
 
-def test_metrics_can_be_added_and_names_stay_unique(monkeypatch):
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-    registry.register("mine", lambda reference: clip_tiny_score())
-    assert scorers_for(["mine"])[0].available() is None
-    with pytest.raises(ValueError, match="registered already"):
-        registry.register("mine", lambda reference: clip_tiny_score())
+def test_every_column_says_how_to_title_it_and_which_way_is_better():
+    known = columns()
+    assert {known[key].higher_is_better for key in ("fid", "fid-clean", "fid-inf-tiny", "fid-random")} == {False}
+    assert all(known[key].higher_is_better for key in ("clip", "recall", "precision-tiny", "image-reward"))
+    assert (known["recall-tiny"].metric, known["recall-tiny"].title) == ("precision-recall-tiny", "Recall-tiny")
+    assert all(known[key].embedded for key in ("clip-tiny", "fid-tiny", "fid-inf-tiny", "recall-tiny"))
+    assert not any(known[key].embedded for key in ("clip", "fid", "fid-random"))
+    assert known["clip-random"].random
+    assert not any(c.random and c.embedded for c in known.values())
+    assert {c.metric for c in known.values()} == set(names())
+    for name in ("clip:ViT-L-14/openai", "clip:ViT-L-14/openai-random"):
+        assert column(name).higher_is_better
+        assert column(name).random == name.endswith("random")
+    assert column("something of a plug-in that is gone").higher_is_better is None
+
+
+def test_the_column_of_every_scorer_is_known():
+    for random in (False, True):
+        for name in names():
+            if not (random and columns_of(name)[0].embedded):
+                scorer = metric(name, Setup(random=random))
+                assert columns()[scorer.name] in scorer.columns(name, random)
+
+
+def columns_of(name: str):
+    return [c for c in columns().values() if c.metric == name]
+
+
+def test_importing_the_metrics_imports_no_network_library():
+    code = "import sys, lanternbench.metrics, lanternbench.prompts; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "lanternbench.metrics.image_reward" in loaded
+    assert not {"transformers", "torchmetrics", "open_clip", "timm", "matplotlib"} & set(loaded)
 
 
 def test_missing_embedded_weights_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "WEIGHTS", tmp_path)
     for scorer in scorers_for(None, "tiny"):
-        assert "lanternbench train tiny" in scorer.available()
+        assert "lanternbench train tiny" in scorer.available().text
     with pytest.raises(UserError, match="train tiny"):
         retrieval([Image.new("RGB", (2, 2))], ["a"])
 

@@ -96,8 +96,8 @@ def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray,
     assert len(devices(shared)) == 5
     assert len({d["process"] for d in devices(shared)}) in (2, 3)
     assert results.read_run(path)["resumed"][0]["environment"]["workers"] == 2
-    assert any("2 workers measured latencies beside each other" in note for note in summary["notes"])
-    assert summary["costs"]["clip-tiny"]["images"] == 5
+    assert any("2 workers measured latencies beside each other" in note.text for note in summary.notes)
+    assert summary.costs["clip-tiny"]["images"] == 5
 
 
 def test_too_many_losses_are_one_sentence_and_another_executor_continues(ray, two_layers_here, tmp_path, monkeypatch):

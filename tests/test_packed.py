@@ -6,13 +6,14 @@ from copy import deepcopy
 
 import pytest
 import torch
+from families import random_llamagen
 from torch import nn
 
 from lanternbench.analysis import step_profile as profile
 from lanternbench.engine import decode as engine
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models import packed as packing
-from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.packed import HalfLinear, PackedLinear, QuickNorm, TransposedLinear, available, halves, pack
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.models.transformer import DecoderConfig, FeedForward, RMSNorm
@@ -104,15 +105,13 @@ def test_each_layer_gets_the_layout_of_its_size_and_none_stays_twice():
 
 def test_a_packed_target_decodes_the_same_tokens_and_counts_the_same_bytes():
     shape = dict(dim=512, n_layer=2, n_head=8, grid=6, vocab_size=512, caption_dim=64, cls_token_num=8)
-    made = [published_llamagen.random_target("x", shape, 3.0, 0, "cpu") for _ in range(2)]
+    made = [random_llamagen(shape, 3.0, 0) for _ in range(2)]
     pack(made[1].model)
     pack(made[1].drafters["eagle"])
     assert any(isinstance(m, PackedLinear) for m in made[1].model.modules())
     assert profile.read_bytes(made[0].model) == profile.read_bytes(made[1].model)
     for name in ("ar", "eagle-1"):
-        tokens = [
-            engine.generate(engine.build(t, presets.method(name), temperature=0), ["a cat"])[0].tokens for t in made
-        ]
+        tokens = [engine.generate(build(t, method(name), temperature=0), ["a cat"])[0].tokens for t in made]
         assert torch.equal(*tokens)
 
 

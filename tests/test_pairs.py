@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from lanternbench.analysis.summary import holm, paired_test, paired_tests
+from lanternbench.analysis.statistics import holm, paired_test, paired_tests
 from lanternbench.report import report
-from lanternbench.report.load import load_run
-from lanternbench.report.pairs import pair_rows
+from lanternbench.report.load import load_run, read_contents
+from lanternbench.report.pairs import Pair, compared
 
 
 def make_run(folder, samples, labels=("ar", "a", "b")):
@@ -23,8 +23,15 @@ def make_run(folder, samples, labels=("ar", "a", "b")):
 
 
 def sample(label, prompt, seconds=1.0, lengths=(1, 2, 2), clip=0.3, seed=0, **more):
-    return {"label": label, "prompt_id": str(prompt), "seed": seed, "timed": True, "decode_s": seconds,
-            "accept_lengths": list(lengths), "metrics": {"clip": clip}} | more  # fmt: skip
+    lengths = list(lengths)
+    return {"key": f"{prompt}|{label}|{seed}", "prompt": "x", "method": label, "label": label,
+            "prompt_id": str(prompt), "seed": seed, "timed": True, "decode_s": seconds, "accept_lengths": lengths,
+            "tokens": sum(lengths), "steps": len(lengths), "metrics": {"clip": clip}} | more  # fmt: skip
+
+
+def pairs(folder) -> list[Pair]:
+    run = load_run(folder)
+    return compared(read_contents(run, 0).figures, [row.label for row in run.rows])
 
 
 def test_differences_are_of_the_prompts_that_both_methods_have(tmp_path):
@@ -32,31 +39,31 @@ def test_differences_are_of_the_prompts_that_both_methods_have(tmp_path):
     samples = [sample("ar", i, 2 * s) for i, s in enumerate(hard)]
     samples += [sample("a", i, s, [1, 3, 3]) for i, s in enumerate(hard)]
     samples += [sample("b", i, s / 2, [1, 4], clip=0.2) for i, s in enumerate(hard[:3])]
-    rows = {(r["figure"], r["method"], r["against"]): r for r in pair_rows(load_run(make_run(tmp_path / "r", samples)))}
-    assert rows["speed", "a", "ar"]["value"] == pytest.approx(2)
-    assert rows["speed", "b", "a"]["value"] == pytest.approx(2)
-    assert (rows["speed", "b", "a"]["lo"], rows["speed", "b", "a"]["hi"]) == (pytest.approx(2), pytest.approx(2))
-    assert rows["speed", "b", "a"]["prompts"] == 3
-    assert rows["accept_len", "b", "a"]["value"] == pytest.approx(1)
-    assert rows["clip", "b", "a"]["value"] == pytest.approx(-0.1)
+    rows = {(r.figure, r.method, r.against): r for r in pairs(make_run(tmp_path / "r", samples))}
+    assert rows["speed", "a", "ar"].value == pytest.approx(2)
+    assert rows["speed", "b", "a"].value == pytest.approx(2)
+    assert (rows["speed", "b", "a"].lo, rows["speed", "b", "a"].hi) == (pytest.approx(2), pytest.approx(2))
+    assert rows["speed", "b", "a"].prompts == 3
+    assert rows["accept_len", "b", "a"].value == pytest.approx(1)
+    assert rows["clip", "b", "a"].value == pytest.approx(-0.1)
     assert not any(figure == "accept_len" and "ar" in pair for figure, *pair in rows)  # it is 1 by definition
 
 
 def test_seeds_of_a_prompt_count_once(tmp_path):
     samples = [sample(label, i, clip=c + 0.1 * s, seed=s) for label, c in (("a", 0.3), ("b", 0.1))
                for i in range(3) for s in range(4)]  # fmt: skip
-    (row,) = (r for r in pair_rows(load_run(make_run(tmp_path / "r", samples))) if r["figure"] == "clip")
-    assert row["prompts"] == 3
-    assert row["value"] == pytest.approx(-0.2)
-    assert row["p"] == 2 / 2**3  # of eight sign patterns, the two that keep all signs alike
+    (row,) = (r for r in pairs(make_run(tmp_path / "r", samples)) if r.figure == "clip")
+    assert row.prompts == 3
+    assert row.value == pytest.approx(-0.2)
+    assert row.p == 2 / 2**3  # of eight sign patterns, the two that keep all signs alike
 
 
 def test_what_is_damaged_untimed_or_alone_has_no_row(tmp_path):
     samples = [sample("ar", i, decode_s="fast") for i in range(3)]
-    samples += [sample("a", i, timed=False, metrics=None, accept_lengths="x") for i in range(3)]
+    samples += [sample("a", i, timed=False, metrics={}, lengths=[1]) for i in range(3)]
     samples += [sample("b", 0), {"label": None}]
     run = make_run(tmp_path / "r", samples)
-    assert pair_rows(load_run(run)) == []
+    assert pairs(run) == []
     assert not any("pairs" in file.name for file in report([run]))
 
 
@@ -65,7 +72,7 @@ def test_the_report_holds_the_comparison_and_escapes_it(tmp_path):
     samples = [sample(label, i, s) for label, s in (("ar", 2.0), (evil, 1.0)) for i in range(3)]
     files = {file.name: file for file in report([make_run(tmp_path / "r", samples, ("ar", evil))])}
     assert "| 2.00× |" in files["pairs.md"].read_text()
-    assert "figure,method,against,prompts,value" in files["pairs.csv"].read_text()
+    assert "run,figure,method,against,prompts,value" in files["pairs.csv"].read_text()
     page = files["report.html"].read_text()
     assert "Methods against each other" in page
     assert evil not in page

@@ -54,7 +54,7 @@ def test_an_installed_method_is_listed_and_runs(installed, tmp_path):
     done = cli(installed, "run", "-m", "eagle-peak", "-n", "1", "--no-baseline", "--json", cwd=tmp_path)
     row = json.loads(done.stdout)["rows"][0]
     assert row["label"] == "eagle-peak"
-    assert row["fidelity_loss"] > 0  # it is not lossless, and that is seen
+    assert row["figures"]["fidelity_loss"]["value"] > 0  # it is not lossless, and that is seen
     also = cli(installed, "run", "-m", "medusa", "--acceptance", "peak", "-n", "1", "--no-baseline", cwd=tmp_path)
     assert also.returncode == 0, also.stderr
 

@@ -15,12 +15,13 @@ from lanternbench.engine import decode as engine
 from lanternbench.engine.state import Session
 from lanternbench.engine.timing import OFF_THE_CLOCK, Clock
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 
 
 @pytest.fixture(scope="module")
 def found(target):
-    decoders = [engine.build(target, presets.method(m)) for m in ("ar", "eagle-1")]
+    decoders = [build(target, method(m)) for m in ("ar", "eagle-1")]
     return profile.profile(decoders, ["a small red circle in the center on a plain blue background"])
 
 
@@ -44,7 +45,7 @@ def test_bandwidth_is_a_positive_rate():
 
 def test_a_trace_is_written_that_chrome_can_read(target, tmp_path):
     path = tmp_path / "folder" / "trace.json"
-    profile.chrome_trace(engine.build(target, presets.method("ar")), "a ring", path)
+    profile.chrome_trace(build(target, method("ar")), "a ring", path)
     assert json.loads(path.read_text())["traceEvents"]
 
 
@@ -88,8 +89,8 @@ def test_what_is_kept_for_measures_afterwards_is_off_the_clock(target, monkeypat
         record(self, *rest)
 
     monkeypatch.setattr(Session, "_record", slow)
-    decoder, clock = engine.build(target, presets.method("eagle-1")), time.perf_counter()
-    made = engine.generate(decoder, ["a small red circle"], trace=True, most_steps=20)[0]
+    decoder, clock = build(target, method("eagle-1")), time.perf_counter()
+    made = engine.generate(decoder, ["a small red circle"], trace=True, max_steps=20)[0]
     assert sum(made.phases.values()) == pytest.approx(made.decode_s, rel=1e-2)  # but for the last call
     assert time.perf_counter() - clock - made.decode_s - made.encode_s > 20 * 0.02
 

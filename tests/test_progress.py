@@ -13,13 +13,14 @@ from rich.progress import Progress
 
 from lanternbench.cli import progress
 from lanternbench.engine import decode as engine
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 
 
 @pytest.mark.parametrize("captions", [["a red circle"], ["a red circle", "a blue ring"]])
 def test_every_step_tells_how_many_tokens_are_done(target, captions):
     told: list[tuple[int, int]] = []
-    decoder = engine.build(target, presets.method("eagle-1"))
+    decoder = build(target, method("eagle-1"))
     made = engine.generate(decoder, captions, on_step=lambda *at: told.append(at))
     assert len(told) == max(g.steps for g in made)
     assert told == sorted(told)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from lanternbench import prompts
 from lanternbench.errors import UserError
-from lanternbench.prompts import sources as prompts
 from lanternbench.training.tiny_world.scenes import COLOURS, PLACES, RADII, SHAPES, TEXTURES
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -122,8 +123,65 @@ def test_imagenet_gives_its_thousand_class_numbers_with_their_names():
     assert len({prompt.id for prompt in chosen}) == 10
 
 
-def test_a_file_named_like_a_built_in_set_is_read(tmp_path):
-    assert texts(write(tmp_path, "imagenet.txt", "a cat\na dog")) == ["a cat", "a dog"]
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("imagenet.txt", "a cat\na dog"),
+        ("demo.csv", "id,prompt\n7,a cat\n8,a dog\n"),
+        ("demo.txt", "a cat\na dog"),
+        ("coco2017.txt", "a cat\na dog"),
+        ("coco2014.json", '["a cat", "a dog"]'),
+        ("parti.csv", 'category,prompt\nx,"a cat"\ny,a dog\n'),
+    ],
+)
+def test_a_file_named_like_a_built_in_set_is_read_by_its_ending(tmp_path, monkeypatch, name, content):
+    path = write(tmp_path, name, content)
+    assert texts(path) == ["a cat", "a dog"]
+    monkeypatch.chdir(tmp_path)
+    loaded = prompts.load(name)
+    assert (loaded.source, loaded.dataset) == (name, name)
+
+
+def test_a_count_of_a_file_named_demo_is_a_seeded_choice(tmp_path):
+    path = write(tmp_path, "demo.txt", "\n".join(f"prompt {i}" for i in range(50)))
+    assert texts(path, count=5, seed=1) != texts(path, count=5, seed=2)
+
+
+def test_a_source_without_a_file_takes_none():
+    with pytest.raises(UserError, match="write --prompts demo"):
+        prompts.load("demo:mine.txt")
+
+
+@pytest.mark.parametrize("spec", ["{}", "coco2017:{}", "parti:{}"])
+def test_a_pipe_is_refused_and_does_not_hang(tmp_path, spec):
+    pipe = tmp_path / "pipe.txt"
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match="is a pipe or device, not a file of prompts"):
+        prompts.load(spec.format(pipe))
+
+
+def test_a_device_and_a_folder_are_refused(tmp_path):
+    link = tmp_path / "zero.csv"
+    link.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="pipe or device"):
+        prompts.load(str(link))
+    (tmp_path / "folder.txt").mkdir()
+    with pytest.raises(UserError, match="is a folder"):
+        prompts.load(str(tmp_path / "folder.txt"))
+
+
+def test_a_quoted_cell_may_hold_a_line_break_but_no_rows(tmp_path):
+    two_lines = write(tmp_path, "a.csv", 'id,prompt,category\n1,"a cat\non a mat",x\n2,a dog,y\n')
+    assert texts(two_lines) == ["a cat on a mat", "a dog"]
+    swallowing = [
+        'id,prompt\n1,"a cat\n2,a dog\n3,a bird"\n4,a fish\n',
+        'prompt\na horse\n"a cat\na dog\na bird"\na fish\n',
+        'prompt,category\n"a cat,x\na dog,y\na bird"\n',
+    ]
+    for content in swallowing:
+        with pytest.raises(UserError, match=r"line [23] is malformed \(a quote that opens there") as error:
+            prompts.load(write(tmp_path, "b.csv", content))
+        assert len(str(error.value).splitlines()) == 1
 
 
 # --- selection ---

@@ -14,27 +14,31 @@ from safetensors.torch import load_file, save_file
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import (
-    Scorer,
+    ImageMetric,
     aesthetic,
+    blip_reward,
+    columns,
     fid,
     files,
+    frechet,
     hpsv2,
     image_reward,
+    metric,
+    nets,
+    precision_recall,
     read_image,
     reference,
-    registry,
     scorers_for,
 )
 from lanternbench.metrics.clip import Encoder, openai_pixels
 from lanternbench.metrics.features import ImageFiles, Net, features
-from lanternbench.metrics.fid import Fid, Measure, Statistics, frechet, moments, plain_image, root, statistics
-from lanternbench.metrics.fid_infinity import FidInfinity, extrapolated
-from lanternbench.metrics.inception_score import InceptionScorer
-from lanternbench.metrics.judge import PerImage, linear_head
-from lanternbench.metrics.precision_recall import precision_recall
+from lanternbench.metrics.fid import Measure, statistics
+from lanternbench.metrics.inception_score import InceptionScore
+from lanternbench.metrics.linear_head import linear_head
+from lanternbench.metrics.nets import plain_image
 from lanternbench.metrics.setup import Setup, seeded
 from lanternbench.utils.fetching import plain_files
-from lanternbench.utils.files import cache_dir
+from lanternbench.utils.files import cache_dir, replacing
 
 GREY = Image.new("RGB", (8, 8), "gray")
 
@@ -58,8 +62,21 @@ def gaussian(count: int, width: int, mean: float = 0.0, deviation: float = 1.0, 
     return mean + deviation * torch.randn(count, width, generator=generator, dtype=torch.float64)
 
 
-def sums(found: torch.Tensor) -> Statistics:
-    return Statistics(found.sum(0), found.T @ found, len(found))
+def scorer_by(judge: metric.Judge) -> ImageMetric:
+    """A metric that needs no file."""
+
+    class By(ImageMetric):
+        def load(self):
+            return judge
+
+    return By("by", Setup())
+
+
+def inception_score(kinds: torch.nn.Module) -> InceptionScore:
+    """With another net in place of Inception."""
+    made = InceptionScore("inception-score", Setup(random=True))
+    made.net = Net(kinds, plain_image)
+    return made
 
 
 # FID
@@ -73,30 +90,30 @@ def test_the_distance_of_two_gaussians_is_the_closed_form():
     # covariances with the same eigenvectors: |shift|² + Σ (√a − √b)²
     a, b = (turned @ torch.diag(values) @ turned.T for values in (first, second))
     expected = float(shift.square().sum() + (first.sqrt() - second.sqrt()).square().sum())
-    assert frechet(shift, a, torch.zeros(width, dtype=torch.float64), root(b)) == pytest.approx(expected, rel=1e-9)
+    assert frechet.frechet(shift, a, torch.zeros(width, dtype=torch.float64), frechet.root(b)) == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 def test_fid_infinity_removes_the_bias_of_few_images():
     width = 16
-    reference_set = sums(gaussian(10_000, width))
+    reference_set = frechet.sums(gaussian(10_000, width))
     truth = width * (0.3**2 + (1.1 - 1) ** 2)
     found = [gaussian(20 * width, width, 0.3, 1.1, seed) for seed in range(1, 6)]
-    extrapolations = [extrapolated(f, reference_set) for f in found]
-    mean, cov = moments(reference_set)
-    plain = np.mean([frechet(f.mean(0), torch.cov(f.T), mean, root(cov)) for f in found])
+    extrapolations = [frechet.fid_infinity(f, reference_set) for f in found]
+    plain = np.mean([frechet.fid(f, reference_set) for f in found])
     assert plain > truth * 1.15
     assert abs(np.mean(extrapolations) - truth) < 0.3 * (plain - truth)
-    assert extrapolated(found[0], reference_set) == extrapolations[0]
+    assert frechet.fid_infinity(found[0], reference_set) == extrapolations[0]
 
 
 def test_fid_infinity_needs_enough_images_and_says_how_many():
     net = Net(Means(), plain_image)
-    measure = Measure(net, statistics(net, coloured(30, 0)))
-    scorer = FidInfinity(Fid("fid", (), lambda: None, lambda: measure))
-    assert scorer.name == "fid-inf"
+    (scorer,) = scorers_for(["fid-inf-tiny"])
+    scorer.measure = Measure(net, statistics(net, coloured(30, 0)))
     few, enough = scorer.score_set(coloured(11, 1)), scorer.score_set(coloured(60, 1))
     assert few.value is None
-    assert "at least 12 images; there are 11" in few.note
+    assert "at least 12 images; there are 11" in few.note.text
     assert np.isfinite(enough.value)
     assert scorer.score_set([]).value is None
 
@@ -122,6 +139,51 @@ def test_a_reference_is_stored_by_files_and_settings_and_made_again_when_damaged
     assert get(settings="a")["x"] == 1
     assert len(calls) == 3
     assert load_file(stored)["x"] == 1
+
+
+@pytest.mark.parametrize("damage", ["torn", "empty", "other tensors", "other shapes", "text"])
+def test_damaged_statistics_of_real_images_are_computed_again(tmp_path, no_caches, damage):
+    folder = tmp_path / "real"
+    folder.mkdir()
+    for n, image in enumerate(coloured(3, 0)):
+        image.save(folder / f"{n}.png")
+    net = Net(Means(), plain_image, "means")
+    first = fid.reference_statistics(net, folder)
+    (stored,) = cache_dir().glob("fid/*.safetensors")
+    whole = stored.read_bytes()
+    save_file({"total": torch.ones(3)}, tmp_path / "tensors")
+    save_file({"total": torch.ones(3), "products": torch.ones(2), "count": torch.tensor(3)}, tmp_path / "shapes")
+    contents = {"torn": whole[: len(whole) // 2], "empty": b"", "text": b"no tensors"}
+    contents |= {f"other {name}": (tmp_path / name).read_bytes() for name in ("tensors", "shapes")}
+    for block in cache_dir().glob("features/*"):
+        block.write_bytes(contents[damage])
+    stored.write_bytes(contents[damage])
+    again = fid.reference_statistics(net, folder)
+    assert torch.equal(again.products, first.products)
+    assert load_file(stored)["products"].shape == (3, 3)
+
+
+def test_processes_that_fill_one_cache_do_not_disturb_each_other(tmp_path, no_caches):
+    """Two writers of one entry are stopped in the middle of their writing, in either order."""
+    GREY.save(tmp_path / "a.png")
+    paths = [tmp_path / "a.png"]
+
+    def nested() -> dict[str, torch.Tensor]:  # another process computes and stores the same meanwhile
+        reference.kept("x", paths, "s", lambda: {"x": torch.ones(1)})
+        return {"x": torch.ones(1)}
+
+    assert reference.kept("x", paths, "s", nested)["x"] == 1
+    (stored,) = cache_dir().glob("x/*")
+    names = set()
+    with replacing(stored, "", shared=True) as one:
+        names |= {p.name for p in stored.parent.iterdir()}
+        with replacing(stored, "", shared=True) as two:
+            names |= {p.name for p in stored.parent.iterdir()}
+            two.write(b"two")
+        one.write(b"one")
+    assert len(names) == 3
+    assert stored.read_bytes() == b"one"
+    assert list(stored.parent.iterdir()) == [stored]
 
 
 class Counting(Means):
@@ -184,7 +246,10 @@ def test_an_unreadable_image_is_left_out_of_kept_features_and_told_every_time(sa
 
 
 def test_fid_of_few_images_names_their_number_and_what_takes_the_bias_off():
-    note = fid.distance(fid.Measure(Net(Means(), plain_image), sums(gaussian(50, 3))), coloured(30, 1)).note
+    (scorer,) = scorers_for(["fid-tiny"])
+    scorer.measure = Measure(Net(Means(), plain_image), frechet.sums(gaussian(50, 3)))
+    (kind, about, note) = scorer.score_set(coloured(30, 1)).note
+    assert (kind, about) == ("warning", "fid-tiny")
     assert "over 30 images (fewer than 5000)" in note
     assert "with the metric fid-inf" in note
     assert "fid-inf, which takes the bias off, needs 8192" in fid.few(4999, 2048)
@@ -193,11 +258,11 @@ def test_fid_of_few_images_names_their_number_and_what_takes_the_bias_off():
 def test_the_clean_resize_is_pillows_bicubic_and_never_leaves_the_range():
     rng = np.random.default_rng(0)
     noise = Image.fromarray(rng.integers(100, 156, (90, 700, 3), dtype=np.uint8))  # no overshoot to clip
-    clean = fid.clean_image(noise)
+    clean = nets.clean_image(noise)
     assert (clean.shape, clean.dtype) == ((3, 299, 299), torch.uint8)
-    eight_bit = fid.plain_image(noise.resize((299, 299), Image.Resampling.BICUBIC))
+    eight_bit = nets.plain_image(noise.resize((299, 299), Image.Resampling.BICUBIC))
     assert int((clean.int() - eight_bit.int()).abs().max()) <= 1
-    assert fid.clean_image(Image.new("RGB", (1, 1), "white")).min() == 255
+    assert nets.clean_image(Image.new("RGB", (1, 1), "white")).min() == 255
 
 
 # precision and recall
@@ -205,16 +270,16 @@ def test_the_clean_resize_is_pillows_bicubic_and_never_leaves_the_range():
 
 def test_precision_and_recall_of_a_set_with_itself_are_one_and_of_far_sets_zero():
     found = gaussian(50, 4)
-    assert precision_recall(found, found) == (1.0, 1.0)
-    assert precision_recall(found, found + 100) == (0.0, 0.0)
+    assert precision_recall.precision_recall(found, found) == (1.0, 1.0)
+    assert precision_recall.precision_recall(found, found + 100) == (0.0, 0.0)
 
 
 def test_a_set_that_shows_one_kind_only_is_precise_and_recalls_little():
     two_kinds = torch.cat([gaussian(100, 4), gaussian(100, 4, mean=50.0)])
-    precise, recalled = precision_recall(two_kinds, gaussian(100, 4, seed=1))
+    precise, recalled = precision_recall.precision_recall(two_kinds, gaussian(100, 4, seed=1))
     assert precise > 0.7
     assert 0.3 < recalled <= 0.5
-    assert precision_recall(gaussian(100, 4, seed=1), two_kinds) == (recalled, precise)
+    assert precision_recall.precision_recall(gaussian(100, 4, seed=1), two_kinds) == (recalled, precise)
 
 
 def test_precision_is_what_the_definition_says(monkeypatch):
@@ -226,8 +291,8 @@ def test_precision_is_what_the_definition_says(monkeypatch):
             if float((point - centre).norm()) <= radius:
                 expected += 1
                 break
-    monkeypatch.setattr("lanternbench.metrics.precision_recall.CHUNK", 5)
-    assert precision_recall(real, made)[0] == pytest.approx(expected / 17)
+    monkeypatch.setattr(precision_recall, "CHUNK", 5)
+    assert precision_recall.precision_recall(real, made)[0] == pytest.approx(expected / 17)
 
 
 # Inception Score
@@ -246,14 +311,12 @@ class Kinds(torch.nn.Module):
 
 def test_the_inception_score_is_the_number_of_kinds_or_one():
     images = [Image.new("RGB", (2, 2), (n % 10,) * 3) for n in range(2000)]
-    scorer = InceptionScorer(lambda: None, lambda: Net(Kinds(), plain_image))
+    scorer = inception_score(Kinds())
     state = torch.random.get_rng_state()
     score = scorer.score_set(images)
     assert score.value == pytest.approx(10, rel=0.05)
-    assert "2000 images (fewer than 5000)" in score.note
-    assert InceptionScorer(lambda: None, lambda: Net(Kinds(0.0), plain_image)).score_set(
-        images[:20]
-    ).value == pytest.approx(1)
+    assert "2000 images (fewer than 5000)" in score.note.text
+    assert inception_score(Kinds(0.0)).score_set(images[:20]).value == pytest.approx(1)
     torch.manual_seed(5)
     assert scorer.score_set(images) == score
     torch.random.set_rng_state(state)
@@ -262,7 +325,7 @@ def test_the_inception_score_is_the_number_of_kinds_or_one():
 @pytest.mark.parametrize("count", [11, 32, 64])
 def test_the_inception_score_has_ten_even_splits_however_many_images(count):
     images = [Image.new("RGB", (2, 2), (n % 10,) * 3) for n in range(count)]
-    value = InceptionScorer(lambda: None, lambda: Net(Kinds(), plain_image)).score_set(images).value
+    value = inception_score(Kinds()).score_set(images).value
     with seeded():
         kinds = torch.arange(count)[torch.randperm(count)] % 10
     by_hand = []
@@ -274,9 +337,9 @@ def test_the_inception_score_has_ten_even_splits_however_many_images(count):
 
 
 def test_the_inception_score_of_a_handful_is_missing():
-    few = InceptionScorer(lambda: None, lambda: Net(Kinds(), plain_image)).score_set([GREY] * 9)
+    few = inception_score(Kinds()).score_set([GREY] * 9)
     assert few.value is None
-    assert "at least 10" in few.note
+    assert "at least 10" in few.note.text
 
 
 # ImageReward
@@ -289,10 +352,10 @@ def small_reward(tmp_path, monkeypatch):
     """ImageReward at a tiny size, as its two files."""
     vision = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = vision | {"vocab_size": 11, "encoder_hidden_size": 8, "bos_token_id": 2, "sep_token_id": 3}
-    monkeypatch.setattr(image_reward, "RewardModel", partial(image_reward.RewardModel, vision, text))
-    monkeypatch.setitem(image_reward.TEXT, "vocab_size", 11)
+    monkeypatch.setattr(blip_reward, "RewardModel", partial(blip_reward.RewardModel, vision, text))
+    monkeypatch.setitem(blip_reward.TEXT, "vocab_size", 11)
     torch.manual_seed(0)
-    model = image_reward.RewardModel()
+    model = blip_reward.RewardModel()
     for weights in model.parameters():  # as BLIP begins, it is all but blind
         torch.nn.init.normal_(weights, std=0.2)
     state = dict(model.state_dict())
@@ -300,6 +363,11 @@ def small_reward(tmp_path, monkeypatch):
     torch.save({back[k]: v for k, v in state.items()} | {"blip.text_proj.bias": torch.zeros(1)}, tmp_path / "r.pt")
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     return tmp_path / "r.pt", tmp_path / "vocab.txt"
+
+
+def image_reward_of(weights, words):
+    """The scorer that reads these two files."""
+    return image_reward.ImageReward("image-reward", Setup(given={"image-reward": weights, "bert-vocabulary": words}))
 
 
 def _official_names(state) -> dict[str, str]:
@@ -317,7 +385,7 @@ def _official_names(state) -> dict[str, str]:
 
 
 def test_image_reward_reads_its_official_files_image_and_caption(small_reward):
-    scorer = image_reward.image_reward_score(None, *small_reward)
+    scorer = image_reward_of(*small_reward)
     assert scorer.available() is None
     red = Image.new("RGB", (30, 20), "red")
     a, b, c = scorer.score([red, red, GREY], ["a cat", "a red", "a cat"])
@@ -327,7 +395,7 @@ def test_image_reward_reads_its_official_files_image_and_caption(small_reward):
 
 @pytest.mark.parametrize("caption", ["", "🦊🌈", "円" * 500, "\ud800 a", "cat " * 999, "[DEC] [SEP]"])
 def test_image_reward_takes_any_caption_and_a_single_pixel(small_reward, caption):
-    (value,) = image_reward.image_reward_score(None, *small_reward).score([Image.new("RGB", (1, 1))], [caption])
+    (value,) = image_reward_of(*small_reward).score([Image.new("RGB", (1, 1))], [caption])
     assert np.isfinite(value)
 
 
@@ -337,10 +405,10 @@ def test_a_wrong_vocabulary_or_weights_file_is_a_users_mistake(small_reward, tmp
     for content in (b"a\nb\n", b"\xff\xfe"):
         other.write_bytes(content)
         with pytest.raises(UserError, match=r"other\.txt is not the BERT vocabulary file"):
-            image_reward.image_reward_score(None, weights, other).score([GREY], ["a"])
+            image_reward_of(weights, other).score([GREY], ["a"])
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
     with pytest.raises(UserError, match=r"other\.pt is not the ImageReward file"):
-        image_reward.image_reward_score(None, tmp_path / "other.pt", words).score([GREY], ["a"])
+        image_reward_of(tmp_path / "other.pt", words).score([GREY], ["a"])
 
 
 class Harm:
@@ -389,15 +457,15 @@ def test_hpsv2_is_the_cosine_of_its_checkpoint(tmp_path):
     torch.manual_seed(0)
     model = open_clip.CLIP(**config).eval()
     torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "hps.pt")
-    encoder = hpsv2.load(tmp_path / "hps.pt", files.HPS_V2, config)
-    scorer = PerImage("hpsv2", (), lambda: None, encoder.judge)
+    encoder = hpsv2.load(tmp_path / "hps.pt", hpsv2.HPS_V2, config)
+    scorer = scorer_by(encoder.judge())
     (value,) = scorer.score([GREY], ["a grey square"])
     with torch.inference_mode():
         image = model.encode_image(hpsv2.letterbox(GREY)[None], normalize=True)
         caption = model.encode_text(open_clip.get_tokenizer("ViT-H-14")(["a grey square"]), normalize=True)
     assert value == pytest.approx(float((image * caption).sum()), abs=1e-5)
     with pytest.raises(UserError, match="is not the HPSv2 file"):
-        hpsv2.load(tmp_path / "hps.pt", files.HPS_V2, config | {"embed_dim": 4})
+        hpsv2.load(tmp_path / "hps.pt", hpsv2.HPS_V2, config | {"embed_dim": 4})
 
 
 # aesthetic
@@ -413,7 +481,7 @@ def test_the_aesthetic_score_is_the_published_head_on_the_image_embedding(tmp_pa
             return pixels.mean((2, 3)).repeat(1, 3)[:, :8]
 
     encoder = Encoder(Model(), lambda images: torch.stack([openai_pixels()(i) for i in images]), None)  # type: ignore
-    scorer = PerImage("aesthetic", (), lambda: None, lambda: aesthetic.judge(encoder, tmp_path / "head.pth", 8))
+    scorer = scorer_by(aesthetic.judge(encoder, tmp_path / "head.pth", 8))
     red = Image.new("RGB", (8, 8), "red")
     values = scorer.score([red, GREY, red], ["a", "b", "c"])
     assert values[0] == values[2] != values[1]
@@ -433,15 +501,16 @@ def test_the_published_heads_have_the_layers_that_their_files_name():
 # what is missing
 
 
-@pytest.mark.parametrize("name", [n for n in registry.names() if not n.endswith("-tiny")])
+@pytest.mark.parametrize("name", sorted({c.metric for c in columns().values() if not c.embedded}))
 def test_every_metric_says_how_to_get_what_it_lacks_and_scores_nothing(no_caches, name):
     (scorer,) = scorers_for([name], "full")
-    reason = scorer.available()
+    kind, about, reason = scorer.available()
+    assert (kind, about) == ("missing", scorer.name)
     command = reason.partition("get them: lanternbench fetch ")[2].split()
     named = {remote.path.name for word in command for remote in plain_files(word) or []}
-    assert {need for need in scorer.needs if "." in need} == named
+    assert {w.file for w in scorer.weights} == named
     assert len(reason.splitlines()) == 1
-    if isinstance(scorer, Scorer):
+    if isinstance(scorer, ImageMetric):
         assert scorer.score([GREY], ["a"]) == [None]
     else:
         assert scorer.score_set([GREY] * 20).value is None
@@ -450,9 +519,9 @@ def test_every_metric_says_how_to_get_what_it_lacks_and_scores_nothing(no_caches
 def test_any_model_of_open_clip_is_a_metric_that_says_how_to_get_it(no_caches):
     (scorer,) = scorers_for(["clip:ViT-L-14/openai"], "tiny")
     assert scorer.name == "clip:ViT-L-14/openai"
-    assert scorer.available().endswith("lanternbench fetch clip:ViT-L-14/openai")
+    assert scorer.available().text.endswith("lanternbench fetch clip:ViT-L-14/openai")
     (remote,) = plain_files("clip:ViT-L-14/openai")
-    assert remote.path.name == scorer.needs[0].rpartition("/")[2]
+    assert remote.path.name == scorer.weights[0].file.rpartition("/")[2]
     assert remote.url.startswith("https://huggingface.co/timm/vit_large_patch14_clip_224.openai/resolve/main/")
     for name in ("clip:ViT-L-14", "clip:ViT-L-14/nobody", "clip:nothing/openai"):
         with pytest.raises(UserError, match="clip:MODEL/TAG"):
@@ -469,7 +538,7 @@ def test_a_model_of_open_clip_scores_from_its_file(no_caches, monkeypatch):
     torch.manual_seed(0)
     model = open_clip.CLIP(**config).eval()
     (scorer,) = scorers_for(["clip:ViT-B-16/datacomp_xl_s13b_b90k"])
-    path = cache_dir() / scorer.needs[0]
+    path = cache_dir() / scorer.weights[0].file
     path.parent.mkdir(parents=True)
     save_file(model.state_dict(), path)
     (value,) = scorer.score([GREY], ["a grey square"])
@@ -490,7 +559,7 @@ def test_random_weights_need_no_files_carry_their_mark_and_are_the_same_every_ti
     assert scorers_for(None, "tiny", Setup(random=True))[0].name == "clip-random"
     with pytest.raises(UserError, match="leave out --random-weights"):
         scorers_for(["fid-tiny"], "tiny", Setup(random=True))
-    one, two = (fid.inception_net(Setup(random=True), features="64") for _ in range(2))
+    one, two = (nets.inception_net(Setup(random=True), features="64") for _ in range(2))
     images = coloured(3, 0)
     assert torch.equal(features(one, images), features(two, images))
     assert features(one, images).std(0).max() > 0
@@ -498,11 +567,11 @@ def test_random_weights_need_no_files_carry_their_mark_and_are_the_same_every_ti
 
 def test_one_command_gets_all_files_of_a_metric(no_caches):
     (scorer,) = scorers_for(["image-reward"], "full")
-    assert scorer.available().endswith("lanternbench fetch image-reward bert-vocabulary")
-    path = cache_dir() / files.IMAGE_REWARD.file
+    assert scorer.available().text.endswith("lanternbench fetch image-reward bert-vocabulary")
+    path = cache_dir() / image_reward.IMAGE_REWARD.file
     path.parent.mkdir()
     path.write_bytes(b"")
-    assert scorer.available().endswith("lanternbench fetch bert-vocabulary")
+    assert scorer.available().text.endswith("lanternbench fetch bert-vocabulary")
 
 
 def test_all_full_metrics_are_there_by_default_but_the_extra_ones():

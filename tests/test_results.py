@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,12 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from lanternbench import experiment as results
+from lanternbench.analysis.statistics import Estimate
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key
 from lanternbench.experiment.environment import environment
+from lanternbench.experiment.summaries import Row, Summary, read_summary
+from lanternbench.notes import Note
 
 CONFIG = {"methods": ["ar", {"name": "cool-sd", "lam": 2.0}], "seed": 1}
 
@@ -52,7 +56,8 @@ def test_a_stored_run_reads_back_as_it_was(tmp_path):
     with RunFolder.open(tmp_path, "r", CONFIG, environment={"torch": "2"}, target={"name": "tiny"}) as run:
         stored = run.append(sample(metrics={"clip-tiny": 0.3, "fid": float("nan")}), image())
         run.append(sample("2"))
-        run.finish({"rows": [{"fid": float("inf")}], "notes": ["ok"]})
+        row = Row("ar", "ar", 2, {"fid": Estimate(float("inf"), n=2), "clip": Estimate(0.3, 0.2, 0.4, 2, 0.5)})
+        run.finish(Summary([row], [Note("info", "fid", "few")], ["fid"], reference={"hash": "x"}))
     assert results.read_samples(run.path) == [stored, sample("2")]
     assert stored.metrics == {"clip-tiny": 0.3, "fid": None}
     assert Image.open(run.path / str(stored.image)).getpixel((0, 0)) == (255, 0, 0)
@@ -63,7 +68,12 @@ def test_a_stored_run_reads_back_as_it_was(tmp_path):
     assert set(tokens) == {"1|ar|0", "2|ar|0"}
     assert tokens["1|ar|0"].dtype == torch.int32
     assert tokens["1|ar|0"].tolist() == [1, 2, 3, 4, 5]
-    assert json.loads((run.path / "summary.json").read_text()) == {"rows": [{"fid": None}], "notes": ["ok"]}
+    written = json.loads((run.path / "summary.json").read_text())
+    assert written["rows"][0]["figures"]["clip"] == {"value": 0.3, "lo": 0.2, "hi": 0.4, "n": 2, "p": 0.5}
+    assert written["notes"] == [{"kind": "info", "metric": "fid", "text": "few"}]
+    read = read_summary(run.path)
+    assert read.rows == [replace(row, figures=row.figures | {"fid": Estimate(None, n=2)})]
+    assert (read.notes, read.sets) == ([Note("info", "fid", "few")], ["fid"])
     assert not list(run.path.rglob("*.part"))
 
 
@@ -75,7 +85,7 @@ def test_a_finished_sample_is_on_disk_at_once_and_never_stored_twice(tmp_path):
             run.append(sample())
     with RunFolder.open(tmp_path, "r", CONFIG) as run:
         assert run.done() == {"1|ar|0"}
-        assert run.samples() == [sample()]
+        assert list(run.samples()) == [sample()]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,31 +14,34 @@ from conftest import mistake
 from PIL import Image
 
 from lanternbench import experiment as results
+from lanternbench import registry
 from lanternbench.analysis.summary import RANDOM_NOTE, summarise
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key, scoring
-from lanternbench.metrics import files, registry
-from lanternbench.metrics.fid import SetScore
+from lanternbench.experiment.summaries import Row, Summary, read_summary
+from lanternbench.metrics import Extra, ImageMetric, SetMetric, SetScore, files
 from lanternbench.metrics.setup import Setup
+from lanternbench.notes import Note
 
 EXIF = Image.Exif()
 EXIF[0x0112] = 6  # to be turned by a quarter
 SHADES = {"dark": 10, "light": 200}
 
 
-class Brightness:
-    """A per-image metric that counts how often it is asked."""
+class Brightness(ImageMetric):
+    """A per-image metric that counts how often it is asked; its state is that of the class."""
 
-    name, needs, captions = "brightness", (), False
+    captions = False
+    asked: ClassVar[list[str]]
+    reason: ClassVar[str | None] = None
+    stop_after = 10**6
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.reason: str | None = None
-        self.stop_after = 10**6
+    def available(self) -> Note | None:
+        return Note("missing", self.name, self.reason) if self.reason else None
 
-    def available(self) -> str | None:
-        return self.reason
+    def prepare(self) -> None:
+        pass
 
     def score(self, images, captions):
         if len(self.asked) >= self.stop_after:
@@ -45,35 +50,30 @@ class Brightness:
         return [image.getpixel((0, 0))[0] / 1.0 for image in images]
 
 
-class Count:
+class Count(SetMetric):
     """A metric of a whole set, with a second column."""
 
-    name, needs = "count", ()
+    more = (Extra("twice", "Twice"),)
+    calls = 0
 
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def available(self) -> str | None:
-        return None
-
-    def score_set(self, images):
-        self.calls += 1
+    def compute(self, images):
+        type(self).calls += 1
         n = len(list(images))
-        return SetScore(float(n), n, f"{n} are few", {"twice": 2.0 * n})
+        return SetScore(float(n), n, self.note("info", f"{n} are few"), {"twice": 2.0 * n})
 
 
 @pytest.fixture
-def brightness(monkeypatch) -> Brightness:
-    made = Brightness()
-    monkeypatch.setattr(registry, "_REGISTRY", registry._REGISTRY | {"brightness": lambda reference: made})
+def brightness(monkeypatch) -> type[Brightness]:
+    made = type("Fresh", (Brightness,), {"asked": []})
+    monkeypatch.setitem(registry._components["metric"], "brightness", made)
     monkeypatch.setattr(scoring, "BATCH", 2)
     return made
 
 
 @pytest.fixture
-def count(monkeypatch) -> Count:
-    made = Count()
-    monkeypatch.setattr(registry, "_REGISTRY", registry._REGISTRY | {"count": lambda reference: made})
+def count(monkeypatch) -> type[Count]:
+    made = type("Fresh", (Count,), {})
+    monkeypatch.setitem(registry._components["metric"], "count", made)
     return made
 
 
@@ -93,7 +93,8 @@ def run(tmp_path, monkeypatch) -> Path:
                 )  # fmt: skip
                 folder.append(sample, Image.new("RGB", (8, 8), (shade + i,) * 3))
         summary = summarise(folder.samples(), folder.run)
-        folder.finish(summary | {"notes": [*summary["notes"], "image-reward: gone", "a word of its own"]})
+        more = [Note("missing", "image-reward", "gone"), Note("info", None, "a word of its own")]
+        folder.finish(replace(summary, notes=summary.notes + more))
     return root / "r"
 
 
@@ -101,8 +102,16 @@ def values(run: Path, metric: str = "brightness") -> list[float | None]:
     return [sample.metrics.get(metric) for sample in results.read_samples(run)]
 
 
-def row(summary: dict, label: str = "dark") -> dict:
-    return next(row for row in summary["rows"] if row["label"] == label)
+def row(summary: Summary, label: str = "dark") -> Row:
+    return next(row for row in summary.rows if row.label == label)
+
+
+def value(summary: Summary, name: str, label: str = "dark") -> float | None:
+    return row(summary, label).value(name)
+
+
+def texts(summary: Summary) -> list[str]:
+    return [str(note) for note in summary.told()]
 
 
 ALL = [10.0, 11.0, 12.0, 200.0, 201.0, 202.0]
@@ -113,11 +122,11 @@ ALL = [10.0, 11.0, 12.0, 200.0, 201.0, 202.0]
 def test_scores_reach_samples_and_summary_with_their_interval(run, brightness):
     summary = scoring.score_run(run, ["brightness"])
     assert values(run) == ALL
-    stored = json.loads((run / "summary.json").read_bytes())
+    stored = read_summary(run)
     assert row(stored) == row(summary)
-    assert row(stored)["brightness"] == 11.0
-    assert row(stored)["brightness_lo"] < 11 < row(stored)["brightness_hi"]
-    assert "a word of its own" in stored["notes"]
+    assert value(stored, "brightness") == 11.0
+    assert row(stored).figure("brightness").lo < 11 < row(stored).figure("brightness").hi
+    assert "a word of its own" in texts(stored)
 
 
 def test_what_is_scored_is_not_scored_again_unless_asked(run, brightness):
@@ -168,20 +177,19 @@ def test_missing_weights_are_told_once_and_never_score_0(run, brightness):
     brightness.reason = "its weights are not here; get them: curl x"
     summary = scoring.score_run(run, ["brightness"])
     assert values(run) == [None] * 6
-    assert row(summary).get("brightness") is None
-    assert summary["notes"].count("brightness: its weights are not here; get them: curl x") == 1
+    assert value(summary, "brightness") is None
+    assert texts(summary).count("brightness: its weights are not here; get them: curl x") == 1
     brightness.reason = None
     summary = scoring.score_run(run, ["brightness"])
     assert values(run) == ALL
-    assert not any(note.startswith("brightness") for note in summary["notes"])
+    assert not any(note.metric == "brightness" for note in summary.notes)
 
 
 def test_a_score_that_a_run_could_not_compute_is_added(run, monkeypatch, brightness):
-    brightness.name = "image-reward"
-    monkeypatch.setattr(registry, "_REGISTRY", registry._REGISTRY | {"image-reward": lambda reference: brightness})
+    monkeypatch.setitem(registry._components["metric"], "image-reward", brightness)
     summary = scoring.score_run(run, ["image-reward"])
     assert values(run, "image-reward") == ALL
-    assert "image-reward: gone" not in summary["notes"]
+    assert "image-reward: gone" not in texts(summary)
 
 
 def test_an_image_that_cannot_be_read_is_told_and_left_out(run, brightness):
@@ -189,17 +197,17 @@ def test_an_image_that_cannot_be_read_is_told_and_left_out(run, brightness):
     (run / str(first.image)).write_bytes(b"torn")
     summary = scoring.score_run(run, ["brightness"])
     assert values(run) == [None, *ALL[1:]]
-    assert any(str(first.image) in note for note in summary["notes"])
-    assert row(summary)["brightness"] == 11.5
+    assert any(str(first.image) in note for note in texts(summary))
+    assert value(summary, "brightness") == 11.5
 
 
 def test_metrics_of_whole_sets_come_with_all_their_columns_and_are_kept(run, count, brightness):
     summary = scoring.score_run(run, ["count"])
-    assert (row(summary)["count"], row(summary)["twice"], row(summary)["count_n"]) == (3.0, 6.0, 3)
-    assert "count: 3 are few" in summary["notes"]
+    assert (value(summary, "count"), value(summary, "twice"), row(summary).figure("count").n) == (3.0, 6.0, 3)
+    assert "count: 3 are few" in texts(summary)
     later = scoring.score_run(run, ["brightness"])
-    assert (row(later)["count"], row(later)["twice"], row(later)["brightness"]) == (3.0, 6.0, 11.0)
-    assert "count: 3 are few" in later["notes"]
+    assert [value(later, name) for name in ("count", "twice", "brightness")] == [3.0, 6.0, 11.0]
+    assert "count: 3 are few" in texts(later)
     scoring.score_run(run, ["count"])
     assert count.calls == 2  # one a label, once
     scoring.score_run(run, ["count"], again=True)
@@ -208,12 +216,12 @@ def test_metrics_of_whole_sets_come_with_all_their_columns_and_are_kept(run, cou
 
 def test_a_damaged_summary_is_made_anew(run, brightness):
     (run / "summary.json").write_text('{"rows": [5]')
-    assert row(scoring.score_run(run, ["brightness"]))["brightness"] == 11.0
+    assert value(scoring.score_run(run, ["brightness"]), "brightness") == 11.0
 
 
 def test_the_embedded_evaluators_score_a_run(run):
     summary = scoring.score_run(run)
-    assert {"clip-tiny", "fid-tiny"} <= set(row(summary))
+    assert {"clip-tiny", "fid-tiny"} <= set(row(summary).figures)
     assert all(v is not None for v in values(run, "clip-tiny"))
 
 
@@ -223,13 +231,13 @@ def test_precision_and_recall_compare_with_a_folder(run, tmp_path):
     for shade in (10, 11, 12, 13):
         Image.new("RGB", (64, 64), (shade,) * 3).save(real / f"{shade}.png")
     summary = scoring.score_run(run, ["precision-recall"], Setup(real))
-    assert row(summary)["precision-tiny"] > row(summary, "light")["precision-tiny"]
-    assert 0 <= row(summary)["recall-tiny"] <= 1
-    assert row(summary)["recall-tiny_n"] == 3
+    assert value(summary, "precision-tiny") > value(summary, "precision-tiny", "light")
+    assert 0 <= value(summary, "recall-tiny") <= 1
+    assert row(summary).figure("recall-tiny").n == 3
     missing = scoring.score_run(run, ["fid-inf"])
-    assert row(missing)["fid-inf-tiny"] is None
-    assert any("needs at least 512 images" in note for note in missing["notes"])
-    assert row(missing)["precision-tiny"] == row(summary)["precision-tiny"]
+    assert value(missing, "fid-inf-tiny") is None
+    assert any("needs at least 512 images" in note for note in texts(missing))
+    assert value(missing, "precision-tiny") == value(summary, "precision-tiny")
 
 
 def test_real_images_are_recorded_for_the_metrics_that_look_at_them_alone(run, tmp_path):
@@ -239,16 +247,16 @@ def test_real_images_are_recorded_for_the_metrics_that_look_at_them_alone(run, t
         for shade in (10, 200):
             Image.new("RGB", (64, 64), (shade,) * 3).save(folder / f"{folder.name}{shade}.png")
     unread = scoring.score_run(run, ["fid"], Setup(real))
-    assert "reference" not in unread
-    assert any(note.startswith("No metric here (fid-tiny) compares") for note in unread["notes"])
+    assert unread.reference is None
+    assert any(note.startswith("No metric here (fid-tiny) compares") for note in texts(unread))
     read = scoring.score_run(run, ["precision-recall", "fid"], Setup(real))
-    assert read["reference"]["folder"] == "real"
-    assert read["reference"]["metrics"] == ["precision-tiny", "recall-tiny"]
-    assert not any("No metric here" in note for note in read["notes"])
-    assert scoring.score_run(run, ["fid"], Setup(other), again=True)["reference"] == read["reference"]
+    assert read.reference["folder"] == "real"
+    assert read.reference["metrics"] == ["precision-tiny", "recall-tiny"]
+    assert not any("No metric here" in note for note in texts(read))
+    assert scoring.score_run(run, ["fid"], Setup(other), again=True).reference == read.reference
     again = scoring.score_run(run, ["precision-recall"], Setup(other))
-    assert again["reference"]["folder"] == "other"
-    assert not any("against 2 real images in real" in note for note in again["notes"])
+    assert again.reference["folder"] == "other"
+    assert not any("against 2 real images in real" in note for note in texts(again))
 
 
 # --- plain folders ---
@@ -269,7 +277,7 @@ def photographs(tmp_path, monkeypatch) -> Path:
 def test_a_plain_folder_is_scored_once_and_not_written_into(photographs, brightness):
     before = sorted(p.name for p in photographs.iterdir())
     summary = scoring.score_folder(photographs, None, ["brightness"])
-    assert (row(summary, "photographs")["n"], len(brightness.asked)) == (3, 3)
+    assert (row(summary, "photographs").n, len(brightness.asked)) == (3, 3)
     assert scoring.score_folder(photographs, None, ["brightness"]) == summary
     assert len(brightness.asked) == 3
     assert sorted(p.name for p in photographs.iterdir()) == before
@@ -279,15 +287,15 @@ def test_captions_choose_the_images_of_a_folder(photographs, brightness):
     brightness.captions = True
     summary = scoring.score_folder(photographs, str(photographs.parent / "captions.tsv"), ["brightness"])
     assert brightness.asked == ["one", "three"]
-    assert row(summary, "photographs")["brightness"] == 2.0
-    assert "1 of 3 images have no caption" in summary["notes"][0]
+    assert value(summary, "brightness", "photographs") == 2.0
+    assert "1 of 3 images have no caption" in texts(summary)[0]
 
 
 def test_without_captions_a_metric_that_reads_them_is_missing(photographs, brightness):
     brightness.captions = True
     summary = scoring.score_folder(photographs, None, ["brightness"])
-    assert row(summary, "photographs")["brightness"] is None
-    assert "--captions FILE" in summary["notes"][0]
+    assert value(summary, "brightness", "photographs") is None
+    assert "--captions FILE" in texts(summary)[0]
 
 
 def test_photographs_of_coco_are_scored_with_their_captions(shared, tmp_path, monkeypatch, brightness):
@@ -298,8 +306,8 @@ def test_photographs_of_coco_are_scored_with_their_captions(shared, tmp_path, mo
     for path in sorted((coco / "val2017").glob("*.jpg"))[:3]:
         (few / path.name).symlink_to(path)
     summary = scoring.score_folder(few, f"coco2017:{coco}/captions_val2017.json", ["brightness", "clip-tiny"])
-    assert row(summary, "few")["n"] == 3
-    assert -1 < row(summary, "few")["clip-tiny"] < 1
+    assert row(summary, "few").n == 3
+    assert -1 < value(summary, "clip-tiny", "few") < 1
 
 
 ODD = {
@@ -335,29 +343,29 @@ def test_odd_images_and_captions_are_scored_and_a_torn_one_costs_itself_alone(od
     brightness.captions = True
     names, captions = ["brightness", "clip-tiny", "fid-tiny"], str(odd.parent / "odd.jsonl")
     found = row(scoring.score_folder(odd, captions, names), "odd")
-    assert found["n"] == len(ODD) + 1
-    assert -1 < found["clip-tiny"] < 1
-    assert found["fid-tiny"] > 0
-    assert found["fid-tiny_n"] == len(ODD)
+    assert found.n == len(ODD) + 1
+    assert -1 < found.value("clip-tiny") < 1
+    assert found.value("fid-tiny") > 0
+    assert found.figure("fid-tiny").n == len(ODD)
     assert sorted(brightness.asked) == sorted(caption.strip() for _, _, caption in ODD.values())
-    notes = scoring.score_folder(odd, captions, names)["notes"]
+    notes = texts(scoring.score_folder(odd, captions, names))
     assert len([note for note in notes if "torn.png" in note]) == len(names)
     assert len(brightness.asked) == len(ODD)
     Image.new("RGB", (4, 4)).save(odd / "torn.png")
-    assert row(scoring.score_folder(odd, captions, names), "odd")["fid-tiny_n"] == len(ODD) + 1
+    assert row(scoring.score_folder(odd, captions, names), "odd").figure("fid-tiny").n == len(ODD) + 1
     assert brightness.asked[len(ODD) :] == ["torn"]
 
 
 def test_what_a_metric_took_is_recorded_and_kept(run, count, brightness):
     summary = scoring.score_run(run, ["brightness", "count"])
-    assert summary["costs"]["brightness"]["images"] == summary["costs"]["count"]["images"] == 6
-    assert all(cost["seconds"] > 0 for cost in summary["costs"].values())
-    (note,) = [note for note in summary["notes"] if note.startswith(scoring.COST)]
+    assert summary.costs["brightness"]["images"] == summary.costs["count"]["images"] == 6
+    assert all(cost["seconds"] > 0 for cost in summary.costs.values())
+    (note,) = [note for note in texts(summary) if "per 1,000 images" in note]
     assert "brightness" in note
     assert "count" in note
     again = scoring.score_run(run, ["brightness"])
-    assert again["costs"] == summary["costs"]
-    assert again["notes"].count(note) == 1
+    assert again.costs == summary.costs
+    assert texts(again).count(note) == 1
 
 
 def test_a_run_repeated_without_its_images_keeps_what_whole_sets_scored(tmp_path, monkeypatch, capfd):
@@ -365,10 +373,10 @@ def test_a_run_repeated_without_its_images_keeps_what_whole_sets_scored(tmp_path
     options = ["--method", "sjd", "-n", "2", "--no-baseline", "--device", "cpu", "--metrics", "fid"]
     command(monkeypatch, capfd, "run", *options)
     (folder,) = (tmp_path / "results").iterdir()
-    before = json.loads((folder / "summary.json").read_bytes())["rows"][0]["fid-tiny"]
+    before = read_summary(folder).rows[0].value("fid-tiny")
     next((folder / "images").iterdir()).unlink()
     command(monkeypatch, capfd, "run", *options)
-    assert json.loads((folder / "summary.json").read_bytes())["rows"][0]["fid-tiny"] == before > 0
+    assert read_summary(folder).rows[0].value("fid-tiny") == before > 0
 
 
 # --- the command ---
@@ -412,7 +420,7 @@ def test_the_command_scores_the_latest_run_and_prints_json(run, tmp_path, monkey
         main()
     assert not exit_.value.code
     (found,) = json.loads(capsys.readouterr().out)
-    assert row(found)["brightness"] == 11.0
+    assert found["rows"][0]["figures"]["brightness"]["value"] == 11.0
 
 
 def command(monkeypatch, capfd, *args: str) -> str:
@@ -439,7 +447,7 @@ def test_random_weights_score_a_run_and_no_reader_can_mistake_it(run, tmp_path, 
     monkeypatch.chdir(tmp_path)
     options = ["--metrics", "clip", "--random-weights", "--device", "cpu", "--threads", "1"]
     said = command(monkeypatch, capfd, "score", "r", *options)
-    assert RANDOM_NOTE in said
+    assert RANDOM_NOTE.text in said
     assert all(-1 < value < 1 for value in values(run, "clip-random"))
     assert values(run, "clip") == [None] * 6
     command(monkeypatch, capfd, "report", "r")
@@ -482,15 +490,15 @@ def test_a_finished_run_repeated_keeps_what_was_scored_afterwards(no_caches, tmp
     command(monkeypatch, capfd, "run", *options)
     (folder,) = (tmp_path / "results").iterdir()
     command(monkeypatch, capfd, "score", "--metrics", "precision-recall", "--reference", str(folder / "images"))
-    scored = json.loads((folder / "summary.json").read_bytes())
-    assert scored["rows"][0]["precision-tiny"] == 1.0
-    assert {"clip-tiny", "fid-tiny", "precision-tiny"} <= set(scored["costs"])
+    scored = read_summary(folder)
+    assert scored.rows[0].value("precision-tiny") == 1.0
+    assert {"clip-tiny", "fid-tiny", "precision-tiny"} <= set(scored.costs)
     said = command(monkeypatch, capfd, "run", *options)
     assert "no folder of them was given" not in said
-    again = json.loads((folder / "summary.json").read_bytes())
-    assert again["rows"][0]["precision-tiny"] == 1.0
-    assert again["costs"].keys() == scored["costs"].keys()
-    assert again["reference"] == scored["reference"]
-    assert any("precision and recall over 2 images" in note for note in again["notes"])
-    assert scored["reference"]["images"] == 2
-    assert any("Real images: 2 in images" in note for note in again["notes"])
+    again = read_summary(folder)
+    assert again.rows[0].value("precision-tiny") == 1.0
+    assert again.costs.keys() == scored.costs.keys()
+    assert again.reference == scored.reference
+    assert any("precision and recall over 2 images" in note for note in texts(again))
+    assert scored.reference["images"] == 2
+    assert any("Real images: 2 in images" in note for note in texts(again))

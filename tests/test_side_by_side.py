@@ -8,7 +8,8 @@ import torch
 
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.utils.parallel import LEAST, parts, side_by_side
@@ -76,11 +77,11 @@ def test_nothing_is_left_running_when_the_results_are_no_longer_wanted():
 
 @pytest.mark.parametrize("name", ["ar", "cool-sd", "eagle-2"])
 def test_prompts_decoded_side_by_side_get_the_tokens_of_one_batch(two_threads, target, name):
-    decoder = engine.build(target, presets.method(name))
+    decoder = build(target, method(name))
     captions = [f"a {color} {shape}" for color in ("red", "green", "blue", "white") for shape in ("circle", "square")]
 
     def work(part):
-        return [(g.tokens.tolist(), g.accept_lengths) for g in engine.generate(decoder, part, most_steps=5)]
+        return [(g.tokens.tolist(), g.accept_lengths) for g in engine.generate(decoder, part, max_steps=5)]
 
     whole = work(captions)
     assert list(side_by_side(work, captions, parts(target, len(captions)))) == whole

@@ -12,7 +12,9 @@ from lanternbench.engine.verify import Draft, Verdict
 from lanternbench.errors import UserError
 from lanternbench.experiment import config
 from lanternbench.experiment import runner as sweeps
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.report.load import ReportRow
 from lanternbench.report.papers import differences, published_rows
 
 
@@ -42,7 +44,7 @@ def test_the_drawn_lengths_follow_the_rates():
 
 @pytest.mark.parametrize("name", ["eagle-1", "eagle-2", "adt-tree", "sjd", "cool-sd"])
 def test_every_kind_of_draft_can_be_simulated(target, name):
-    decoder = engine.build(target, presets.method(name), simulate_acceptance=2.0)
+    decoder = build(target, method(name), simulate_acceptance=2.0)
     made = engine.generate(decoder, ["a small red circle in the center"], seed=3)[0]
     assert sum(made.accept_lengths) == target.length - 1
     assert 1.5 < (target.length - 1) / made.steps < 2.5
@@ -51,14 +53,14 @@ def test_every_kind_of_draft_can_be_simulated(target, name):
 def test_what_means_nothing_is_not_measured(tmp_path):
     given = {"methods": ["eagle-1"], "num_prompts": 1, "simulate_acceptance": 2.0, "metrics": ["clip", "fid"]}
     _, summary = sweeps.run(config.sweep(given, "test"), tmp_path)
-    ar, eagle = summary["rows"]
-    assert (ar["lossless"], eagle["lossless"], eagle["simulated"]) == (True, None, True)
-    assert not any("clip" in key or "fid-" in key for key in eagle)
-    assert eagle["fidelity_loss"] is None
-    assert any("no metric is computed" in note for note in summary["notes"])
-    assert "acceptance (simulated)" in differences(eagle, published_rows()[0]).values()
+    ar, eagle = summary.rows
+    assert (ar.lossless, eagle.lossless, eagle.simulated) == (True, None, True)
+    assert not any("clip" in key or "fid-" in key for key in eagle.figures)
+    assert eagle.value("fidelity_loss") is None
+    assert any("no metric is computed" in note.text for note in summary.notes)
+    assert "acceptance (simulated)" in differences(ReportRow(**vars(eagle)), published_rows()[0]).values()
 
 
 def test_autoregressive_decoding_is_not_touched(target):
-    decoder = engine.build(target, presets.method("ar"), simulate_acceptance=2.0)
+    decoder = build(target, method("ar"), simulate_acceptance=2.0)
     assert decoder.rates is None

@@ -16,6 +16,7 @@ from conftest import interrupted
 from typer.testing import CliRunner
 
 from lanternbench import experiment as results
+from lanternbench import registry
 from lanternbench.cli import run_cmd, sweep_cmd
 from lanternbench.cli.main import app, main
 from lanternbench.engine import decode as engine
@@ -23,7 +24,9 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import config, sweep_file
 from lanternbench.experiment import generate_samples as samples
 from lanternbench.experiment import runner as sweeps
-from lanternbench.methods import presets, registry
+from lanternbench.experiment.summaries import read_summary
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 
 CLI = [sys.executable, "-m", "lanternbench.cli.main"]
 SWEEP = """
@@ -58,15 +61,13 @@ def test_a_sweep_stores_every_method_for_every_prompt(swept):
     keys = stored(swept)
     assert len(keys) == 2 * 4
     run = results.latest(swept / "results")
-    summary = json.loads((run / "summary.json").read_text())
-    assert [r["label"] for r in summary["rows"]] == ["ar", "eagle-1", "cool-sd λ=1.1", "cool-sd λ=2"]
-    for row in summary["rows"]:
-        assert row["speedup"] > 0
-        assert row["accept_len"] >= 1
-        assert row["fidelity_loss"] is not None
-        assert row["clip-tiny"] is not None
-        assert row["fid-tiny"] is not None
-    assert summary["rows"][0]["accept_len"] == summary["rows"][0]["step_compression"] == 1.0
+    rows = read_summary(run).rows
+    assert [row.label for row in rows] == ["ar", "eagle-1", "cool-sd λ=1.1", "cool-sd λ=2"]
+    for row in rows:
+        assert row.value("speedup") > 0
+        assert row.value("accept_len") >= 1
+        assert None not in [row.value(name) for name in ("fidelity_loss", "clip-tiny", "fid-tiny")]
+    assert rows[0].value("accept_len") == rows[0].value("step_compression") == 1.0
     assert all((run / s.image).is_file() for s in results.read_samples(run))
 
 
@@ -239,10 +240,11 @@ def test_a_grid_of_options_is_expanded_and_each_method_kept_once():
 
 def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target, monkeypatch):
     wrong = {"forgets": lambda q, p, x, depth, rule: q}
-    monkeypatch.setattr(registry, "_RESIDUALS", registry._RESIDUALS | wrong)
-    method = presets.method("eagle-1", residual="forgets")
-    assert not method.lossless
-    decoder = engine.build(target, method)
+    registry.components("residual")  # ours are registered
+    monkeypatch.setitem(registry._components, "residual", registry._components["residual"] | wrong)
+    made = method("eagle-1", residual="forgets")
+    assert not made.lossless
+    decoder = build(target, made)
     made = engine.generate(decoder, ["a red circle"], trace=True)
     assert decoder.lossless is False
     assert samples.figures(decoder, made)[0]["fidelity_loss"] > 0.02

@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 import torch
 from elsewhere import THERE, Apart
+from lanternbench.methods.proposals.drafters import EagleDrafter
 from test_anole import ALL_IDS, CAPTIONS, scrambled, small
 from test_drafters import random_llamagen
 from torch import Tensor
 
+from lanternbench import prompts
 from lanternbench.cli.main import main
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
-from lanternbench.methods.proposals.drafters import EagleDrafter
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models import catalogue
 from lanternbench.models.chameleon import model as chameleon
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
@@ -28,7 +30,6 @@ from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.loading import read_state
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.prompts import sources as prompts
 from lanternbench.training import drafter, eagle, loop
 
 DEMO = prompts.load("demo", 4)
@@ -38,7 +39,7 @@ PLAN = drafter.Plan("any", DEMO, steps=4, batch=2, lr=3e-3, seed=0)
 def classes() -> Target:
     """A class-conditional LlamaGen of 4 × 4 tokens."""
     labels = lambda captions: published_llamagen.class_labels(captions, "cpu")  # noqa: E731
-    net = scrambled(published_llamagen.new_eagle(random_llamagen(0)), 1)
+    net = scrambled(random_llamagen(0).new_eagle(), 1)
     return Target("classes", random_llamagen(0, n_layer=2), small("anole").vq, labels, 4.0, drafters={"eagle": net})
 
 
@@ -55,16 +56,33 @@ def shallow(tmp_path_factory) -> Path:
 
 
 def decoded(target: Target, name: str, captions: list[str], **options: Any) -> list[Tensor]:
-    return [g.tokens for g in engine.generate(engine.build(target, presets.method(name), 0.0, **options), captions)]
+    return [g.tokens for g in engine.generate(build(target, method(name), 0.0, **options), captions)]
 
 
 # ---- what it reads ----
 
 
-@pytest.mark.parametrize("kind", ["tiny", "anole", "lumina", "classes"])
-def test_the_drafter_is_fed_as_decoding_feeds_it(kind, target, monkeypatch):
+def with_tables(target: Target) -> Target:
+    """A Chameleon target whose drafter has tables of its own."""
+    cfg = target.model.config
+    net = Eagle(cfg.decoder, norm_eps=cfg.norm_eps, words=cfg.vocab_size, prompt_ids=cfg.prompt_ids)
+    return replace(target, drafters={"eagle": scrambled(net, 7)})
+
+
+@pytest.mark.parametrize("tables", ["the target's tables", "its own tables"])
+@pytest.mark.parametrize("kind", ["tiny", "tiny, pads as LANTERN's", "anole", "lumina", "classes"])
+def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, target, monkeypatch):
     """Logits of what is drafted first: after every step of a decode, and all at once from its tokens."""
-    made = target if kind == "tiny" else classes() if kind == "classes" else small(kind)
+    tiny_plain = catalogue.load_plain("tiny")
+    if kind.startswith("tiny"):
+        pads = "uniform" if "," in kind else "alone"
+        made, tiny_plain = replace(target, pad_rows=pads), replace(tiny_plain, pad_rows=pads)
+    else:
+        made = classes() if kind == "classes" else small(kind)
+    if tables == "its own tables":
+        if kind not in ("anole", "lumina"):
+            pytest.skip("step for step against a plain computation in test_eagle_files.py")
+        made = with_tables(made)
     captions = ["7", "3"] if kind == "classes" else CAPTIONS  # of unlike lengths: one is padded
     seen: list[tuple[list[int], list[int], Tensor]] = []
     honest = EagleDrafter.root
@@ -75,10 +93,10 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, target, monkeypatch):
         return logits
 
     monkeypatch.setattr(EagleDrafter, "root", root)
-    decoder = engine.build(made, presets.method("eagle-1", shape="chain-3"))
-    tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, most_steps=12)])
-    plain = catalogue.load_plain("tiny") if kind == "tiny" else made
-    samples = drafter.Samples(plain, captions, tokens)
+    decoder = build(made, method("eagle-1", shape="chain-3"))
+    tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, max_steps=12)])
+    plain = tiny_plain if kind.startswith("tiny") else made
+    samples = drafter.Samples(plain, plain.drafters["eagle"], captions, tokens)
     fed, q = samples([0, 1])
     assert q.shape == (2, made.length - 1, made.vocab)
     with torch.no_grad():
@@ -97,12 +115,12 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, target, monkeypatch):
 @pytest.mark.parametrize("kind", ["tiny", "anole", "lumina"])
 def test_what_it_learns_from_is_the_distribution_that_verifies_it(kind, target):
     made = target if kind == "tiny" else small(kind)
-    decoder = engine.build(made, presets.method("ar"))
-    found = engine.generate(decoder, CAPTIONS, trace=True, most_steps=15)
+    decoder = build(made, method("ar"))
+    found = engine.generate(decoder, CAPTIONS, trace=True, max_steps=15)
     trace = found[0].trace
     assert trace is not None
     plain = catalogue.load_plain("tiny") if kind == "tiny" else made
-    samples = drafter.Samples(plain, CAPTIONS, torch.stack([g.tokens for g in found]))
+    samples = drafter.Samples(plain, plain.drafters["eagle"], CAPTIONS, torch.stack([g.tokens for g in found]))
     assert torch.allclose(samples([0, 1])[1][:, :15], trace.q[:, 1:16], atol=1e-3)
 
 
@@ -112,7 +130,7 @@ def test_it_learns_on_another_device_as_on_the_host():
     for device in ("cpu", str(THERE)):
         with torch.inference_mode(), Apart():
             made = small("lumina", device)
-            samples = drafter.Samples(made, CAPTIONS, tokens)
+            samples = drafter.Samples(made, made.drafters["eagle"], CAPTIONS, tokens)
             fed, wanted = samples([0, 1])
             rng = np.random.default_rng(0)
             found = eagle.losses(made.drafters["eagle"], fed, rng, samples.logits, wanted)
@@ -165,7 +183,7 @@ def test_what_is_saved_loads_as_a_drafter_and_keeps_the_target_s_tokens(kind, sh
     monkeypatch.setattr(drafter, "load_plain", lambda *a, **k: replace(made, drafters={}))
     monkeypatch.setattr(drafter, "begun", lambda *a: nets.append(honest(*a)) or nets[-1])
     drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
-    loaded = catalogue.family_of(made).eagle_drafter(made.model, tmp_path / "out", "cpu").state_dict()
+    loaded = made.model.eagle_drafter(tmp_path / "out", "cpu").state_dict()
     assert all(torch.equal(v, loaded[k]) for k, v in nets[0].state_dict().items())
     drafted = catalogue.with_drafter(replace(made, drafters={}), str(tmp_path / "out"))[0]
     want, found = decoded(drafted, "ar", captions), decoded(drafted, "eagle-1", captions)
@@ -194,10 +212,10 @@ def test_a_few_dozen_steps_raise_first_token_acceptance(tmp_path):
 
 
 def test_where_memory_is_short_fewer_images_are_drawn_at_once_and_they_are_the_same(shallow, monkeypatch):
-    decoder = engine.build(tiny.load(shallow), presets.method("ar"))
+    decoder = build(tiny.load(shallow), method("ar"))
     honest, sizes = engine.generate, []
 
-    def scarce(decoder: engine.Decoder, captions: list[str], *rest: Any) -> list[engine.Generation]:
+    def scarce(decoder: engine.SpeculativeDecoder, captions: list[str], *rest: Any) -> list[engine.Generation]:
         sizes.append(len(captions))
         if len(captions) > room:
             raise torch.OutOfMemoryError

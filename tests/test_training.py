@@ -63,7 +63,7 @@ def test_the_first_layer_starts_out_counting_rows_and_columns():
     model.layers[0].attention.register_forward_hook(lambda module, inputs, output: seen.append(output))
     words = 12
     with torch.no_grad():
-        prefix, tokens = torch.zeros(1, text.WORDS, model.cfg.dim), torch.randint(0, 1024, (1, 256))
+        prefix, tokens = torch.zeros(1, text.WORDS, model.config.decoder.dim), torch.randint(0, 1024, (1, 256))
         model.teacher_forced(prefix, (torch.arange(text.WORDS) >= text.WORDS - words)[None], tokens)
     share = seen[0][0, words:, 1:3] / 9  # of attention on image tokens, at image tokens 0 … 254
     at = torch.arange(255)
@@ -78,7 +78,7 @@ def test_a_doubled_target_starts_as_the_same_function_and_its_new_layers_learn()
     half = target_training.TextToImage(cfg=replace(target_training.HALF, n_layer=2))
     deep = target_training.deepened(half)
     assert deep.target.config == replace(half.target.config, n_layer=4)
-    prefix, tokens = torch.randn(1, 4, half.target.cfg.dim), torch.randint(0, 1024, (1, 256))
+    prefix, tokens = torch.randn(1, 4, half.target.config.decoder.dim), torch.randint(0, 1024, (1, 256))
     valid = torch.ones(1, 4, dtype=torch.bool)
     found = deep.target.teacher_forced(prefix, valid, tokens)
     assert torch.equal(found, half.target.teacher_forced(prefix, valid, tokens))

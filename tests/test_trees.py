@@ -8,7 +8,7 @@ import torch
 from lanternbench.engine import tree as trees
 from lanternbench.engine.verify import parents
 from lanternbench.errors import UserError
-from lanternbench.methods.proximity import nearest
+from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.trees.adaptive import AdaptiveGrowth, Bounds, Neighbourhood, adapt
 
 

@@ -19,7 +19,9 @@ from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, table, verify_all
 from lanternbench.lossless.exact import decoded, output_distribution
 from lanternbench.lossless.tables import Tables
-from lanternbench.methods import acceptance, presets, registry
+from lanternbench.methods import acceptance, registry
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.methods.proposals import jacobi
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.medusa import Medusa
@@ -40,7 +42,7 @@ def _inference(monkeypatch):
 
 def deviation(name: str, tables: Tables | None = None, **options) -> float:
     tables = tables or Tables(3, 3, 1, "dense")
-    out, _ = output_distribution(tables, presets.method(name, **options))
+    out, _ = output_distribution(tables, method(name, **options))
     return float((out - tables.joint()).abs().max())
 
 
@@ -73,7 +75,7 @@ def test_a_larger_vocabulary_and_a_longer_image():
 def test_relaxed_methods_stay_within_their_bound(name, options):
     tables = Tables(4, 3, 0, "dense") if name == "lantern" else Tables(3, 3, 0, "dense")
     strong = {"delta": 0.4} if name == "lantern" else {}
-    out, bound = output_distribution(tables, presets.method(name, **options, **strong))
+    out, bound = output_distribution(tables, method(name, **options, **strong))
     tv = 0.5 * float((out - tables.joint()).abs().sum())
     assert 1e-3 < tv <= bound + EXACT
 
@@ -87,14 +89,14 @@ def test_relaxation_by_one_is_none(options):
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_jacobi_gives_the_tokens_that_each_positions_uniform_draws(greedy, window, monkeypatch):
     monkeypatch.setattr("lanternbench.lossless.exact.shrunk", lambda m: m)
-    tokens, expected = decoded(Tables(4, 4, 0, "dense"), presets.method("jacobi", window=window), greedy, 200, 0)
+    tokens, expected = decoded(Tables(4, 4, 0, "dense"), method("jacobi", window=window), greedy, 200, 0)
     assert torch.equal(tokens, expected)
 
 
 @pytest.mark.parametrize("name", ["ar", "sd", "medusa", "eagle-1", "eagle-2", "adt-tree", "sjd"])
 def test_greedy_decoding_on_tables_is_the_argmax(name):
     for seed in range(4):
-        tokens, expected = decoded(Tables(4, 4, seed, "mixed"), presets.method(name), True, 2, seed)
+        tokens, expected = decoded(Tables(4, 4, seed, "mixed"), method(name), True, 2, seed)
         assert torch.equal(tokens, expected)
 
 
@@ -235,22 +237,22 @@ def small() -> Target:
     vq = SimpleNamespace(quantize=SimpleNamespace(codes=lambda: codebook))
     options = {"near": 8, "static": [[0], [1], [2], [0, 0], [0, 1], [1, 0]], "chain": "chain-4"}
     options |= {"medusa": [[0], [1], [0, 0]], "depth": 3, "draft_top_k": 3, "total_nodes": 10}
-    drafters = {"eagle": Eagle(net.cfg).eval(), "medusa": Medusa(32, 4).eval(), "model": model()}
+    drafters = {"eagle": Eagle(net.config.decoder).eval(), "medusa": Medusa(32, 4).eval(), "model": model()}
     return Target("random", net, vq, text, guidance=2.0, options=options, drafters=drafters)
 
 
 @pytest.mark.parametrize("name", [*LOSSLESS, "jacobi"])
 def test_on_a_model_lossless_methods_pass(small, name):
-    method = presets.method(name)
-    found = statistical.sampled_tests(small, method, 16, 0)
+    made = method(name)
+    found = statistical.sampled_tests(small, made, 16, 0)
     assert min(found.ranks.p_value, found.log_q.p_value) > statistical.ALPHA
     assert found.forward < 1e-4
-    assert statistical.greedy_difference(small, method, 4, 0) == 0
+    assert statistical.greedy_difference(small, made, 4, 0) == 0
 
 
 @pytest.mark.parametrize(("name", "options"), [("cool-sd", {"lam": 4.0}), ("lantern++", {"lam": 8.0})])
 def test_on_a_model_relaxation_is_found_where_it_is_claimed_to_be_lossless(small, name, options):
-    found = statistical.sampled_tests(small, presets.method(name, **options), 32, 0)
+    found = statistical.sampled_tests(small, method(name, **options), 32, 0)
     assert found.ranks.p_value < statistical.ALPHA
     assert found.forward < 1e-4  # the model was still read correctly
 
@@ -260,21 +262,20 @@ def test_on_a_model_relaxation_is_found_where_it_is_claimed_to_be_lossless(small
     [*((n, True) for n in LOSSLESS), ("cool-sd", False), ("lantern++", False), ("lantern", False)],
 )
 def test_on_a_model_the_fidelity_loss_of_lossless_methods_is_zero_and_of_others_is_not(small, name, lossless):
-    decoder = engine.build(small, presets.method(name))
+    decoder = build(small, method(name))
     trace = engine.generate(decoder, ["a", "bc"], trace=True)[0].trace
-    sampled = fidelity.samples_children(decoder.method)
-    loss = fidelity.fidelity_loss(trace, decoder.rule, decoder.residual, sampled)
+    loss = fidelity.fidelity_loss(trace, decoder.rule, decoder.residual, decoder.proposer.samples)
     assert (loss < 1e-5).all() if lossless else (loss > 1e-4).all()
 
 
 def test_on_a_model_a_broken_cache_is_found(small, monkeypatch):
     monkeypatch.setattr(KVCache, "move", lambda self, source, target: None)
-    assert statistical.sampled_tests(small, presets.method("eagle-2"), 4, 0).forward > 0.01
+    assert statistical.sampled_tests(small, method("eagle-2"), 4, 0).forward > 0.01
 
 
 def test_an_adaptive_tree_with_as_many_nodes_as_levels_is_recorded_as_the_tree_it_is(target):
-    method = presets.method("adt-tree", total_nodes=8, depth_range=(1, 7))
-    assert statistical.sampled_tests(target, method, 4, 0).forward < 1e-3
+    made = method("adt-tree", total_nodes=8, depth_range=(1, 7))
+    assert statistical.sampled_tests(target, made, 4, 0).forward < 1e-3
 
 
 def test_a_lossless_method_that_one_sample_speaks_against_is_judged_by_a_larger_one(small, monkeypatch):
@@ -286,14 +287,14 @@ def test_a_lossless_method_that_one_sample_speaks_against_is_judged_by_a_larger_
         return found._replace(log_q=found.log_q._replace(p_value=1e-4)) if len(sizes) == 1 else found
 
     monkeypatch.setattr(verification, "sampled_tests", unlucky)
-    rows = list(verification.verify_method(presets.method("ar"), small, 0, 4))
+    rows = list(verification.verify_method(method("ar"), small, 0, 4))
     assert sizes == [4, 16]
     assert all(row.passed for row in rows)
     sizes.clear()
     monkeypatch.setattr(
         verification, "sampled_tests", lambda *a: honest(*a)._replace(log_q=statistical.Finding(9.0, 1e-6, 0.1))
     )
-    assert not all(row.passed for row in verification.verify_method(presets.method("ar"), small, 0, 4))
+    assert not all(row.passed for row in verification.verify_method(method("ar"), small, 0, 4))
 
 
 def test_the_rank_test_keeps_its_level_and_finds_the_effect_it_states():

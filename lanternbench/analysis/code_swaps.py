@@ -22,8 +22,9 @@ from torchmetrics.functional.image import peak_signal_noise_ratio
 
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
-from lanternbench.methods.proximity import nearest
+from lanternbench.methods.acceptance.neighbours import nearest
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.target import Target
 from lanternbench.utils.files import OUT, replacing
 
@@ -58,7 +59,7 @@ def examine(target: Target, captions: list[str], ks: list[int], proximity: str =
     if wrong := [k for k in ks if not 2 <= k <= len(codes)]:
         raise UserError(f"k = {wrong[0]} is no neighbourhood here: a token and its neighbours are 2 to {len(codes)}")
     table = nearest(codes, max(ks), proximity)
-    made = engine.generate(engine.build(target, presets.method("ar")), captions, seed=seed, trace=True)
+    made = engine.generate(build(target, method("ar")), captions, seed=seed, trace=True)
     tokens, trace = torch.stack([g.tokens for g in made]), made[0].trace
     assert trace is not None
     generator = torch.Generator().manual_seed(seed)

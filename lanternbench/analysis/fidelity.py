@@ -23,16 +23,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lanternbench.engine.state import Trace
-from lanternbench.methods import acceptance
-from lanternbench.methods.acceptance import Residual, Rule, at, everywhere, normalised
-from lanternbench.methods.presets import Method
+from lanternbench.engine.trace import Trace
+from lanternbench.engine.verify import AcceptanceRule, Residual, at, normalised
+from lanternbench.methods.residuals import SAME_FOR_ALL_TOKENS, lantern
 
 CHUNK = 1 << 24  # elements of the largest temporary
 FLOOR = 1e-10  # log-probability of a token that the warped target excludes
 
 
-def fidelity_loss(trace: Trace, rule: Rule, residual: Residual, sampled: bool, total: bool = False) -> Tensor:
+def fidelity_loss(trace: Trace, rule: AcceptanceRule, residual: Residual, sampled: bool, total: bool = False) -> Tensor:
     """Mean over the image's tokens of the local TV, 0 … 1: [B].  0 up to float error for a lossless method.
 
     ``sampled``: children were drawn from p (chains, static trees, Jacobi windows); False: they were chosen (Medusa,
@@ -43,8 +42,7 @@ def fidelity_loss(trace: Trace, rule: Rule, residual: Residual, sampled: bool, t
     b, length, vocab = trace.q.shape
     loss = torch.zeros(b * length, device=trace.q.device, dtype=trace.q.dtype)
     nodes = (trace.tried.flatten() > 0).nonzero()[:, 0]
-    neighbours = getattr(rule, "near", None)
-    per_node = vocab * (1 if neighbours is None or not sampled else neighbours.shape[1])
+    per_node = vocab * (rule.group_size if sampled else 1)
     for part in nodes.split(max(1, CHUNK // per_node)):
         q, p = trace.q.flatten(0, 1)[part], trace.p.flatten(0, 1)[part] if sampled else None
         children, tried, depth = (t.flatten(0, 1)[part] for t in (trace.children, trace.tried, trace.depth))
@@ -53,18 +51,19 @@ def fidelity_loss(trace: Trace, rule: Rule, residual: Residual, sampled: bool, t
     return loss if total else loss / length
 
 
-def samples_children(method: Method) -> bool:
-    """Whether a method's children are drawn from p (the ``sampled`` of ``fidelity_loss``) or chosen."""
-    return method.tree in ("chain", "static") and method.proposal != "medusa"
-
-
 def greedy_loss(trace: Trace, tokens: Tensor) -> Tensor:
     """Temperature 0, where q and K are one-hot: the share of tokens [B, L] that are not the target's argmax, [B]."""
     return (tokens != trace.q.argmax(-1)).to(trace.q.dtype).mean(1)
 
 
 def node_losses(
-    q: Tensor, p: Tensor | None, children: Tensor, tried: Tensor, depth: Tensor, rule: Rule, residual: Residual
+    q: Tensor,
+    p: Tensor | None,
+    children: Tensor,
+    tried: Tensor,
+    depth: Tensor,
+    rule: AcceptanceRule,
+    residual: Residual,
 ) -> Tensor:
     """TV(q_j, K_j) of every stage j that was reached, 0 elsewhere: [n, W].
 
@@ -87,29 +86,29 @@ def node_losses(
     return losses
 
 
-def kernel(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Rule, residual: Residual) -> Tensor:
+def kernel(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule, residual: Residual) -> Tensor:
     """K_j, the distribution of the token that this stage draws: q, p [n, V], chosen children x [n] -> [n, V]."""
     if p is None:
-        f = rule(q, x, depth).value.clamp(max=1)[:, None]
+        f = rule.relax(q, x, depth).value.clamp(max=1)[:, None]
         rest = normalised(residual(q, None, x, depth, rule), q)
         return ((1 - f) * rest).scatter_add(-1, x[:, None], f)
-    accepted = torch.minimum(p, everywhere(rule, q, depth))  # p·f
-    if residual in (acceptance.standard, acceptance.optimal):  # the same G whatever was drawn
+    accepted = torch.minimum(p, rule.everywhere(q, depth))  # p·f
+    if residual in SAME_FOR_ALL_TOKENS:
         rest = normalised(residual(q, p, x, depth, rule), q)
         return accepted + (1 - accepted.sum(-1, keepdim=True)).clamp(min=0) * rest
     rejected = (p - accepted).clamp(min=0)
-    if residual is acceptance.lantern and isinstance(rule, acceptance.Lantern):
+    if residual is lantern and rule.group_size > 1:
         return accepted + _lantern_rest(q, p, rejected, depth, rule)
     return accepted + _any_rest(q, p, rejected, depth, rule, residual)
 
 
-def _lantern_rest(q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: Rule) -> Tensor:
+def _lantern_rest(q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
     """Σ_x rejected(x)·G_x for LANTERN's residual, in O(V·k).
 
     Where x can be rejected q̃(x) < p(x), so G_x is [q − p]₊ with A_x struck out, renormalised.
     """
     tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
-    mass = rule(q[:, None].expand(*q.shape, -1), tokens, depth[:, None])
+    mass = rule.relax(q[:, None].expand(*q.shape, -1), tokens, depth[:, None])
     assert mass.group is not None
     assert mass.taken is not None
     base = (q - p).clamp(min=0)
@@ -122,7 +121,9 @@ def _lantern_rest(q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: R
     return base * each.clamp(min=0) + (rejected * lost).sum(-1, keepdim=True) * q
 
 
-def _any_rest(q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: Rule, residual: Residual) -> Tensor:
+def _any_rest(
+    q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: AcceptanceRule, residual: Residual
+) -> Tensor:
     """Σ_x rejected(x)·G_x for any residual, one G_x per token that can be rejected."""
     out = torch.zeros_like(q)
     for pairs in (rejected > 0).nonzero().split(max(1, CHUNK // q.shape[-1])):

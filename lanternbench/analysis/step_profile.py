@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lanternbench.engine.decode import Decoder, Generation, generate
+from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.utils.files import TRACE, writing
 
 PHASES = ("draft", "verify", "commit", "other")
@@ -44,10 +44,10 @@ class Profile:
         return asdict(self)
 
 
-def profile(decoders: list[Decoder], captions: list[str], seed: int = 0) -> list[Profile]:
+def profile(decoders: list[SpeculativeDecoder], captions: list[str], seed: int = 0) -> list[Profile]:
     """The decoders' mean steps over ``captions``, one image at a time, interleaved; the first decoder is ``ar``."""
     for decoder in decoders:
-        generate(decoder, captions[:1], seed=seed, most_steps=WARMUP_STEPS)
+        generate(decoder, captions[:1], seed=seed, max_steps=WARMUP_STEPS)
     made: list[list[Generation]] = [[] for _ in decoders]
     for caption in captions:
         for images, decoder in zip(made, decoders, strict=True):
@@ -67,7 +67,7 @@ def _mean_step(images: list[Generation]) -> dict[str, float]:
     }
 
 
-def _profile(decoder: Decoder, images: list[Generation], base: dict[str, float], weights: int) -> Profile:
+def _profile(decoder: SpeculativeDecoder, images: list[Generation], base: dict[str, float], weights: int) -> Profile:
     mean = _mean_step(images)
     steps, forwards = sum(g.steps for g in images), mean["draft"] + mean["verify"]
     return Profile(
@@ -113,7 +113,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def chrome_trace(decoder: Decoder, caption: str, path: Path) -> None:
+def chrome_trace(decoder: SpeculativeDecoder, caption: str, path: Path) -> None:
     """A trace of a few steps for chrome://tracing or Perfetto."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recorded
@@ -122,7 +122,7 @@ def chrome_trace(decoder: Decoder, caption: str, path: Path) -> None:
     if decoder.target.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with recorded(activities=activities) as trace:
-        generate(decoder, [caption], most_steps=TRACED_STEPS)
+        generate(decoder, [caption], max_steps=TRACED_STEPS)
     with writing(path, TRACE):
         path.parent.mkdir(parents=True, exist_ok=True)
         trace.export_chrome_trace(str(path))

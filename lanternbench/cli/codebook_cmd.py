@@ -32,10 +32,10 @@ def codebook(
 
     Example: lanternbench codebook tiny --k 2,10,100 --out codebook.png
     """
+    from lanternbench import prompts
     from lanternbench.analysis import code_swaps as codebooks
     from lanternbench.errors import UserError
     from lanternbench.models.catalogue import load_target
-    from lanternbench.prompts import sources as prompts
     from lanternbench.utils.files import OUT, ready
 
     try:

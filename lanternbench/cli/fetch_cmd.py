@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from lanternbench.cli.program import program
 
 if TYPE_CHECKING:
-    from lanternbench.models.catalogue import Entry
+    from lanternbench.models.family import Entry
 
 _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 

@@ -41,23 +41,15 @@ def methods(as_json: AsJson = False) -> None:
 
     Example: lanternbench methods --json
     """
-    from lanternbench.methods import presets, registry
+    from lanternbench.methods.method import named
+    from lanternbench.registry import components
 
     rows: list[dict[str, Any]] = []
-    for name in presets.PRESETS | registry.presets():
-        m = presets.preset(name)
-        rows.append(
-            {
-                "method": name,
-                "proposal": m.proposal,
-                "tree": m.tree,
-                "acceptance": m.acceptance,
-                "residual": m.residual,
-                "lossless": m.lossless,
-                "options": {f: v for f in sorted(presets.reads(m)) if (v := getattr(m, f)) is not None},
-                "paper": presets.paper(name),
-            }
-        )
+    for name, preset in components("preset").items():
+        m = named(name)
+        options = {f: v for f, v in sorted(m.read.items()) if v is not None}
+        row = {"method": name, **m.choices._asdict(), "lossless": m.lossless}
+        rows.append(row | {"options": options, "paper": preset.paper or "–"})
     names = ["method", "proposal", "tree", "acceptance", "residual", "lossless", "paper", "options"]
     room = as_json or stdout().width >= WIDE
     if not as_json:
@@ -74,12 +66,12 @@ def targets(as_json: AsJson = False) -> None:
 
     Example: lanternbench targets
     """
-    from lanternbench.models.catalogue import catalogue
+    from lanternbench.models.catalogue import catalogue, missing
 
     rows = []
     for name, entry in catalogue().items():
-        missing, size = entry.missing(), f"{entry.gigabytes:g} GB" if entry.files else "in the package"
-        state = "yes" if not missing else "no" if len(missing) == len(entry.files) else f"lacks {', '.join(missing)}"
+        absent, size = missing(entry), f"{entry.gigabytes:g} GB" if entry.files else "in the package"
+        state = "yes" if not absent else "no" if len(absent) == len(entry.files) else f"lacks {', '.join(absent)}"
         rows.append({"target": name, "here": state, "size": size, "licence": entry.licence, "about": entry.about})
     _print(rows, as_json, {c: c for c in ("target", "here", "size", "licence", "about")})
 
@@ -97,7 +89,7 @@ def prompts(
     """
     from typing import cast
 
-    from lanternbench.prompts import sources as sets
+    from lanternbench import prompts as sets
 
     chosen = sets.load(spec, num_prompts or None, seed, cast(Any, caption))
     rows = [{"id": p.id, "category": p.category or "", "prompt": p.text} for p in chosen]
@@ -115,16 +107,16 @@ def doctor(as_json: AsJson = False) -> None:
     Example: lanternbench doctor
     """
     from lanternbench.experiment.environment import environment
-    from lanternbench.metrics.registry import names, scorers_for
-    from lanternbench.models.catalogue import catalogue
+    from lanternbench.metrics import names, scorers_for
+    from lanternbench.models.catalogue import catalogue, missing
 
     rows = [{"item": k, "value": v} for k, v in environment().items()]
     for name, entry in catalogue().items():
         absent = f"missing; `lanternbench fetch {name}` gets it ({entry.gigabytes:g} GB)"
-        rows.append({"item": f"target {name}", "value": absent if entry.missing() else "here"})
+        rows.append({"item": f"target {name}", "value": absent if missing(entry) else "here"})
     for name in names():
         (scorer,) = scorers_for([name], "full")
-        rows.append({"item": f"metric {name}", "value": scorer.available() or "here"})
+        rows.append({"item": f"metric {name}", "value": why.text if (why := scorer.available()) else "here"})
     _print(rows, as_json, {"item": "item", "value": "value"})
 
 
@@ -139,12 +131,13 @@ def verify(
     Example: lanternbench verify cool-sd
     """
     from lanternbench.lossless import Row, table, verify_all
-    from lanternbench.methods import presets, registry
+    from lanternbench.methods.method import named
     from lanternbench.models.catalogue import load_target
+    from lanternbench.registry import components
 
-    chosen = list(presets.PRESETS | registry.presets()) if every or not names else list(names)
+    chosen = list(components("preset")) if every or not names else list(names)
     for name in chosen:
-        presets.preset(name)
+        named(name)
     with display("verifying") as shown:
 
         def on_row(row: Row) -> None:

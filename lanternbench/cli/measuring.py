@@ -17,6 +17,7 @@ from lanternbench.cli.progress import display
 
 if TYPE_CHECKING:
     from lanternbench.experiment.config import Sweep
+    from lanternbench.experiment.summaries import Summary
 
 
 def execute(
@@ -29,7 +30,7 @@ def execute(
     workers: int | None = None,
     ray_address: str | None = None,
     minutes: float | None = None,
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, Summary]:
     """Run a sweep with progress on stderr; returns its folder and summary."""
     from lanternbench.experiment import runner as sweeps
     from lanternbench.experiment.executors import executor as make_executor
@@ -55,20 +56,20 @@ def execute(
     return found
 
 
-def show(path: Path, summary: dict[str, Any], title: str | None = None) -> None:
+def show(path: Path, summary: Summary, title: str | None = None) -> None:
     """The table of a run on stdout, what is to be known of it on stderr."""
     if title:
         print(title)
-    print_table(summary["rows"])
+    print_table(summary.rows)
     console = Console(stderr=True)
-    print_notes(summary["notes"], console)
+    print_notes(summary.told(), console)
     print_notes([f"{path}  ·  next: {program()} report"], console)
 
 
 def show_plan(runs: list[Sweep], device: str, threads: int | None, as_json: bool) -> None:
     """What a sweep would make, and how long that takes on this machine, from a few steps of each method."""
+    from lanternbench import prompts as sources
     from lanternbench.experiment.worker import Worker
-    from lanternbench.prompts import sources
     from lanternbench.utils.device import choose
 
     rows: list[dict[str, Any]] = []

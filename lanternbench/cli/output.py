@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+if TYPE_CHECKING:
+    from lanternbench.experiment.summaries import Row
+
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout, NaN as null."""
+    """One JSON document on stdout, NaN as null, and no sign that a terminal obeys."""
     from lanternbench.utils.json_values import plain
 
-    json.dump(plain(value), sys.stdout, ensure_ascii=False, indent=2, allow_nan=False)
-    print()
+    text = json.dumps(plain(value), ensure_ascii=False, indent=2, allow_nan=False)
+    print(re.sub("[\x7f-\x9f]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
 
 def stdout() -> Console:
@@ -23,7 +27,7 @@ def stdout() -> Console:
     return Console(width=None if sys.stdout.isatty() else 140)
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
+def print_table(rows: Sequence[Row]) -> None:
     """The compact table: as many columns as a terminal has room for; all of them into a file or pipe."""
     from lanternbench.report.tables import terminal_table
 
@@ -31,7 +35,10 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     console.print(terminal_table(rows, console.width))
 
 
-def print_notes(notes: Iterable[str], console: Console) -> None:
+def print_notes(notes: Iterable[Any], console: Console, bullet: str = "· ") -> None:
     """Each on a line of its own, not broken: a note may hold a command to copy."""
+    from lanternbench.report.columns import plain
+
     for note in notes:
-        console.print(f"· {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
+        text = bullet + plain(str(note), 4000)
+        console.print(text, style="dim" if bullet else None, highlight=False, markup=False, soft_wrap=True)

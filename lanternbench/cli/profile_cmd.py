@@ -34,21 +34,21 @@ def profile(
 
     Example: lanternbench profile eagle-1 cool-sd
     """
+    from lanternbench import prompts
     from lanternbench.analysis import step_profile as profiles
-    from lanternbench.engine import decode as engine
-    from lanternbench.methods import presets
+    from lanternbench.methods.build import build
+    from lanternbench.methods.method import method
     from lanternbench.models.catalogue import load_with_drafter
-    from lanternbench.prompts import sources as prompts
     from lanternbench.utils.device import choose
     from lanternbench.utils.files import TRACE, ready
 
     if trace is not None:
         ready(trace, TRACE)
     names = ["ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar")]
-    chosen = [presets.method(n) for n in names]
-    used = {m.proposal for m in chosen}
+    chosen = [method(n) for n in names]
+    used = {m.choices.proposal for m in chosen}
     model = load_with_drafter(target, drafter, choose(device, threads), random_weights, dtype, used, compile_mode)
-    decoders = [engine.build(model, m, temperature, simulate_acceptance=simulate_acceptance) for m in chosen]
+    decoders = [build(model, m, temperature, simulate_acceptance=simulate_acceptance) for m in chosen]
     captions = prompts.captions_for(target, num_prompts)
     with display("profiling"):
         limit = profiles.bandwidth(model.device)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lanternbench.cli.output import print_json, print_table
+from lanternbench.cli.output import print_json, print_notes, print_table
 
 
 def report(
@@ -16,6 +16,10 @@ def report(
     results: Annotated[Path, typer.Option("--results", help="Folder of the run folders.")] = Path("results"),
     out: Annotated[Path | None, typer.Option("--out", help="Where to write (default: RUN/report).")] = None,
     published: Annotated[bool, typer.Option("--published", help="Show the papers' numbers beside ours.")] = False,
+    formats: Annotated[
+        str | None, typer.Option("--format", help="Of md, csv, tex, html, json, comma-separated (default: all).")
+    ] = None,
+    budget: Annotated[float, typer.Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")] = 0.1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows and the files written as JSON.")] = False,
 ) -> None:
     """Write tables (Markdown, CSV, LaTeX), Pareto plots (PNG, SVG, PDF) and one HTML page; the latest run by default.
@@ -23,15 +27,15 @@ def report(
     Example: lanternbench report --published
     """
     from lanternbench import experiment as store
+    from lanternbench.cli.options import listed
     from lanternbench.report import report as write
     from lanternbench.report.load import joined_rows, load_runs
 
     folders = store.find(results, runs or [])
-    files = write(folders, out, published)
+    files = write(folders, out, published, listed(formats) if formats is not None else None, budget)
     rows = joined_rows(load_runs(folders))
     if as_json:
         print_json({"rows": rows, "files": [str(f) for f in files]})
         return
     print_table(rows)
-    for file in files:
-        Console(stderr=True).print(str(file), highlight=False, markup=False)
+    print_notes(files, Console(stderr=True), bullet="")

@@ -90,7 +90,7 @@ def run(
     )  # fmt: skip
     path, summary = execute(settings.sweep(values, "the command line"), device, threads, out, fresh)
     if as_json:
-        print_json({"run": str(path), **summary})
+        print_json({"run": str(path), **vars(summary)})
     else:
         show(path, summary)
 
@@ -98,7 +98,7 @@ def run(
 def _specs(names: list[str], options: dict[str, Any]) -> list[dict[str, Any]]:
     """An entry per method, each with the options that it reads; those that no method takes are left for the error."""
     from lanternbench.errors import UserError
-    from lanternbench.experiment.config import method
+    from lanternbench.methods.method import method
 
     choices = {key: options[key] for key in ("proposal", "tree", "acceptance", "residual") if key in options}
 

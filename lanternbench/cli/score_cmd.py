@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from lanternbench.cli.options import Device, Threads, listed
 from lanternbench.cli.output import print_json, print_notes, print_table
+
+if TYPE_CHECKING:
+    from lanternbench.experiment.summaries import Row, Summary
 
 
 def score(
@@ -31,6 +36,10 @@ def score(
     device: Device = "auto",
     threads: Threads = None,
     again: Annotated[bool, typer.Option("--again", help="Also score what is scored already.")] = False,
+    export: Annotated[
+        tuple[str, Path] | None,
+        typer.Option(metavar="LAYOUT DIR", help="Only copy images for an official scorer: geneval or dpg, and where."),
+    ] = None,
     results: Annotated[Path, typer.Option("--results", help="Folder of the run folders.")] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows and notes as JSON.")] = False,
 ) -> None:
@@ -49,6 +58,9 @@ def score(
     names = listed(metrics) if metrics is not None else None
     setup = Setup(reference, choose(device, threads), random_weights)
     places = [_place(results, name) for name in runs] if runs else [store.latest(results)]
+    if export is not None:
+        _export(*export, places)
+        return
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     console, found = Console(stderr=True), []
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -66,24 +78,39 @@ def score(
                 summary = scoring.score_folder(
                     place, captions, names, setup, again=again, caption=cast(Any, caption), progress=progress
                 )
-            found.append({"run": str(place), **summary})
+            found.append((place, summary))
     if as_json:
-        print_json(found)
+        print_json([{"run": str(place), **vars(summary)} for place, summary in found])
         return
-    for one in found:
-        _show(one, console)
+    for place, summary in found:
+        _show(place, summary, console)
 
 
-def _print_metrics(row: dict[str, Any]) -> None:
+def _export(layout: str, folder: Path, places: list[Path]) -> None:
+    """The images of all these runs, a folder for each method; those of one prompt in the order of the runs."""
+    from lanternbench.experiment import read_samples
+    from lanternbench.metrics.export import export
+
+    images: dict[str, dict[str, list[Path]]] = {}
+    for place in places:
+        for sample in read_samples(place):
+            if sample.image:
+                images.setdefault(sample.label, {}).setdefault(sample.prompt, []).append(place / sample.image)
+    for label, own in images.items():
+        place = folder / re.sub(r"[^\w.=-]+", "-", label)
+        print(f"{label}: {export(layout, own, place)}")
+
+
+def _print_metrics(row: Row) -> None:
     """The row of a plain folder, a metric a line."""
-    from lanternbench.report.columns import metric_column, metric_keys
+    from lanternbench.report.columns import metric_column, metric_keys, plain
 
     table = Table(box=box.SIMPLE_HEAD)
-    for title, side in (("metric", "left"), (row["label"], "right"), ("95 %", "right"), ("images", "right")):
-        table.add_column(title, justify=cast(Any, side))
+    for title, side in (("metric", "left"), (plain(row.label), "right"), ("95 %", "right"), ("images", "right")):
+        table.add_column(Text(title), justify=cast(Any, side))
     for column in map(metric_column, metric_keys([row])):
-        count = str(row.get(f"{column.key}_n", row["n"]))
-        table.add_row(column.title + column.arrow, column.value(row), column.bounds(row), count)
+        count = row.figure(column.key).n
+        table.add_row(column.title + column.arrow, column.value(row), column.bounds(row), str(count or row.n))
     Console().print(table)
 
 
@@ -96,10 +123,10 @@ def _place(results: Path, name: str) -> Path:
     return store.find(results, [name])[0]
 
 
-def _show(found: dict[str, Any], console: Console) -> None:
-    if "method" in found["rows"][0]:
-        print_table(found["rows"])
+def _show(place: Path, summary: Summary, console: Console) -> None:
+    if summary.rows[0].method:
+        print_table(summary.rows)
     else:
-        _print_metrics(found["rows"][0])
-    print_notes(found["notes"], console)
-    console.print(found["run"], highlight=False, markup=False)
+        _print_metrics(summary.rows[0])
+    print_notes(summary.told(), console)
+    print_notes([place], console, bullet="")

@@ -46,8 +46,8 @@ def drafter(
     import torch
     from rich.console import Console
 
+    from lanternbench import prompts as sets
     from lanternbench.errors import UserError
-    from lanternbench.prompts import sources as sets
     from lanternbench.training.drafter import Plan, train
     from lanternbench.utils.device import choose
 

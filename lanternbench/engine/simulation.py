@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lanternbench.engine.verify import Draft, Verdict, path_to
+from lanternbench.engine.tree import Draft, path_to
+from lanternbench.engine.verify import VerifyResult
 from lanternbench.errors import UserError
 
 
@@ -34,16 +35,16 @@ def _rate(tau: float, depth: int) -> float:
     return high
 
 
-def simulate(draft: Draft, verdict: Verdict, rates: Tensor, u: Tensor) -> Verdict:
+def simulate(draft: Draft, result: VerifyResult, rates: Tensor, u: Tensor) -> VerifyResult:
     """Replace what was accepted by a path whose length is drawn: u [B] uniforms, P(length ≥ d) = a^d.
 
-    The path leads to the first of each tree's deepest nodes; the token that ends the step is the verdict's.
+    The path leads to the first of each tree's deepest nodes; the token that ends the step is the result's.
     """
     depth = draft.tree.depth.expand_as(draft.tokens)
     deepest = depth.amax(1)
-    reach = torch.arange(1, verdict.path.shape[1], device=u.device)  # 1 … D
+    reach = torch.arange(1, result.path.shape[1], device=u.device)  # 1 … D
     passed = (u[:, None] < rates[deepest][:, None] ** reach).sum(1)
     accepted = torch.minimum(passed, deepest)
     path = path_to(draft.tree, depth.argmax(1))
     columns = torch.arange(path.shape[1], device=u.device)
-    return verdict._replace(path=path.gather(1, torch.minimum(columns, accepted[:, None])), accepted=accepted)
+    return result._replace(path=path.gather(1, torch.minimum(columns, accepted[:, None])), accepted=accepted)

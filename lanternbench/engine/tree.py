@@ -1,30 +1,29 @@
-"""Draft trees as tensors.  Node 0 is the root: the last committed token, which every step re-reads.
+"""Draft trees as tensors.  Node 0 is the root: the last committed token, which every step reads again.
 
-Shapes: b is 1 when all rows of a batch share the tree, else the batch; N nodes; W the widest family of siblings.
+Shapes: b is 1 when all prompts share the tree, else the batch B; N nodes; W the widest family of siblings; D the depth.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import yaml
 from torch import Tensor
 
 from lanternbench.errors import UserError
 
 Paths = tuple[tuple[int, ...], ...]
-LONGEST = 64  # chain, as for the levels of other trees
+MAX_DEPTH = 64
 
 
 class Tree(NamedTuple):
-    """Shape of a draft tree.  A node that a row does not use has depth −1 and no parent's list names it."""
+    """Shape of a draft tree.  A node that a prompt does not use has depth −1 and is in no list of children."""
 
     depth: Tensor  # [b, N] 0 for the root
     children: Tensor  # [b, N, W] node ids in draft order, −1 = none
-    ancestors: Tensor  # [b, N, N] bool: may node i see node j (itself included)
+    ancestors: Tensor  # [b, N, N] bool: may node i attend to node j (itself included)
     max_depth: int
 
     @property
@@ -37,111 +36,109 @@ class Tree(NamedTuple):
 
 
 class Level(NamedTuple):
-    """The families of one depth of a static tree: who is expanded, and where the children go."""
+    """One depth of a static tree: which nodes are expanded, and where their children go."""
 
     parents: tuple[int, ...]  # node ids
     widths: tuple[int, ...]  # children per parent
     first: int  # node id of the first child; children are numbered parent after parent
     rows: Tensor  # [C] which parent (index into ``parents``) a child belongs to
-    ranks: Tensor  # [C] its place among its siblings
+    ranks: Tensor  # [C] its rank among its siblings
 
 
 class Rank(NamedTuple):
     """The j-th children of a static tree."""
 
-    families: Tensor  # [m] whose they are: places among the inner nodes
+    families: Tensor  # [m] index of their parent among the inner nodes
     nodes: Tensor  # [m] their ids
 
 
-class StaticTree(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class StaticTree:
     """A tree whose shape is data.  Nodes are numbered level by level, siblings side by side in draft order."""
 
     tree: Tree
     levels: tuple[Level, ...]
     inner: tuple[int, ...]  # nodes that have children, in order of depth
     inner_ids: Tensor  # [M] the same
-    ranks: tuple[Rank, ...]  # their first children, their second ones, …
-    sizes: Tensor  # [1, N] children of every node
+    inner_index: Tensor  # [N] index of each node among the inner ones, −1 for leaves
+    ranks: tuple[Rank, ...]  # first children, second children, …
+    sizes: Tensor  # [1, N] number of children of every node
 
     @property
     def is_chain(self) -> bool:
         return self.tree.width == 1
 
     def to(self, device: torch.device) -> StaticTree:
-        def move(t):
-            return type(t)(*(x.to(device) if isinstance(x, Tensor) else x for x in t))
+        def move(x):
+            if isinstance(x, Tensor):
+                return x.to(device)
+            return type(x)(*map(move, x)) if hasattr(x, "_fields") else x
 
-        levels, ranks = (tuple(map(move, parts)) for parts in (self.levels, self.ranks))
-        ids, sizes = self.inner_ids.to(device), self.sizes.to(device)
-        return self._replace(tree=move(self.tree), levels=levels, inner_ids=ids, ranks=ranks, sizes=sizes)
+        parts = {name: move(value) for name, value in vars(self).items()}
+        parts |= {name: tuple(map(move, parts[name])) for name in ("levels", "ranks")}
+        return StaticTree(**parts)
+
+
+class Draft(NamedTuple):
+    """What a proposal gives to verification: ``static`` where the shape is data that all prompts share, else ``grown``."""
+
+    tokens: Tensor  # [B, N], node 0 = the last committed token
+    p: Tensor | None = None  # [B, M, V] distributions that the children of the inner nodes were sampled from
+    static: StaticTree | None = None
+    grown: Tree | None = None
+
+    @property
+    def tree(self) -> Tree:
+        shape = self.static.tree if self.static is not None else self.grown
+        assert shape is not None
+        return shape
+
+    @property
+    def is_chain(self) -> bool:
+        """Is it one chain for every prompt, so that a node's id is its depth?  A lone root is."""
+        return self.static is not None and (self.static.is_chain or self.static.tree.nodes == 1)
 
 
 def from_paths(paths: Paths) -> StaticTree:
-    """A list of child paths (ranks from the root) -> tensors.
+    """A list of child paths (ranks from the root) -> tensors; no paths give a lone root.
 
-    Raises UserError where the paths are no tree: an empty list, a missing parent or a gap between siblings.
+    Raises UserError where the paths are no tree: a missing parent or a gap between siblings.
     """
     nodes = sorted(set(map(tuple, paths)), key=lambda p: (len(p), p))
-    if not nodes or any(not p or min(p) < 0 for p in nodes):
+    if any(not p or min(p) < 0 for p in nodes):
         raise UserError("a static tree needs at least one path, each a non-empty list of child ranks such as [0, 1]")
     index: dict[tuple[int, ...], int] = {(): 0} | {p: i + 1 for i, p in enumerate(nodes)}
     for p in nodes:
         if p[:-1] not in index or (p[-1] > 0 and (*p[:-1], p[-1] - 1) not in index):
             raise UserError(f"the static tree names {list(p)} but not its parent or its left sibling: add them")
-    n, width, deepest = len(index), 1 + max(p[-1] for p in nodes), len(nodes[-1])
+    n, width = len(index), 1 + max((p[-1] for p in nodes), default=-1)
+    deepest = max((len(p) for p in nodes), default=0)
     children = torch.full((1, n, width), -1)
     ancestors = torch.eye(n, dtype=torch.bool)
     for p in nodes:
         i, parent = index[p], index[p[:-1]]
         children[0, parent, p[-1]] = i
         ancestors[i] |= ancestors[parent]
-    depth = torch.tensor([[len(p) for p in index]])
     levels = []
     for d in range(1, deepest + 1):
         level = [p for p in nodes if len(p) == d]
         parents = sorted({index[p[:-1]] for p in level})
         rows = [parents.index(index[p[:-1]]) for p in level]
         widths = tuple(rows.count(r) for r in range(len(parents)))
-        places = torch.tensor([p[-1] for p in level])
-        levels.append(Level(tuple(parents), widths, index[level[0]], torch.tensor(rows), places))
+        ranks = torch.tensor([p[-1] for p in level])
+        levels.append(Level(tuple(parents), widths, index[level[0]], torch.tensor(rows), ranks))
     inner = tuple(i for level in levels for i in level.parents)
-    ids = torch.tensor(inner)
-    of_rank = children[0, ids].T  # [W, M]
-    ranks = tuple(Rank((nodes >= 0).nonzero()[:, 0], nodes[nodes >= 0]) for nodes in of_rank)
-    sizes = (children >= 0).sum(-1)
-    return StaticTree(Tree(depth, children, ancestors[None], deepest), tuple(levels), inner, ids, ranks, sizes)
+    ids = torch.tensor(inner, dtype=torch.long)
+    inner_index = torch.full((n,), -1)
+    inner_index[ids] = torch.arange(len(inner))
+    by_rank = tuple(Rank((c >= 0).nonzero()[:, 0], c[c >= 0]) for c in children[0, ids].T)
+    tree = Tree(torch.tensor([[len(p) for p in index]]), children, ancestors[None], deepest)
+    return StaticTree(tree, tuple(levels), inner, ids, inner_index, by_rank, (children >= 0).sum(-1))
 
 
-@cache
-def inner_index(inner: tuple[int, ...], nodes: int, device: torch.device) -> Tensor:
-    """[N] place of each node among the inner ones, −1 for leaves; built once per tree and device."""
-    index = torch.full((nodes,), -1)
-    index[list(inner)] = torch.arange(len(inner))
-    return index.to(device)
-
-
-def chain(length: int) -> Paths:
-    """A tree of width 1: ``length`` nodes below the root."""
-    return tuple((0,) * d for d in range(1, length + 1))
-
-
-@cache
-def named() -> dict[str, Paths]:
-    """The trees of ``trees.yaml``."""
-    data = yaml.safe_load((Path(__file__).with_name("trees.yaml")).read_text())
-    return {name: tuple(tuple(p) for p in paths) for name, paths in data.items()}
-
-
-def static_tree(spec: str | list[list[int]]) -> StaticTree:
-    """``chain-5``, a name of ``trees.yaml``, or a list of child paths -> the tree.  Raises UserError."""
-    if not isinstance(spec, str):
-        return from_paths(tuple(tuple(p) for p in spec))
-    if spec.startswith("chain-") and spec[6:].isdigit() and 0 < int(spec[6:]) <= LONGEST:
-        return from_paths(chain(int(spec[6:])))
-    if spec not in named():
-        known = f"chain-1 to chain-{LONGEST}, {', '.join(named())}"
-        raise UserError(f"no static tree is called '{spec}': use {known} or a list of paths")
-    return from_paths(named()[spec])
+def chain(length: int) -> StaticTree:
+    """``length`` nodes below the root, each the child of the one before; 0 gives a lone root."""
+    return from_paths(tuple((0,) * d for d in range(1, length + 1)))
 
 
 @cache
@@ -153,7 +150,7 @@ def _earlier(nodes: int, device: torch.device) -> Tensor:
 
 
 def from_parents(parent: Tensor, depth: Tensor, max_depth: int, width: int) -> Tree:
-    """A tree per row from parent ids, with no host synchronisation.
+    """A tree per prompt from parent ids, with no host synchronisation.
 
     parent [B, N] (a parent's id is below its child's); depth [B, N], 0 for the root, −1 for unused nodes.  Siblings
     rank by node id.
@@ -168,6 +165,32 @@ def from_parents(parent: Tensor, depth: Tensor, max_depth: int, width: int) -> T
     children = children.scatter_(1, slot, ids.expand(b, -1))[:, :-1].view(b, n, width)
     up = (parent[..., None] == ids) & real[..., None] | (ids[:, None] == ids)  # each node's parent and itself
     reach = up.float()
-    for _ in range((max_depth - 1).bit_length()):  # squaring doubles how far up
+    for _ in range((max_depth - 1).bit_length()):  # squaring doubles the number of generations
         reach = torch.bmm(reach, reach)
     return Tree(depth, children, reach > 0, max_depth)
+
+
+def parents(tree: Tree) -> Tensor:
+    """[b, N] parent of each node, −1 for the root and for unused nodes."""
+    b, n, w = tree.children.shape
+    parent = torch.full((b, n + 1), -1, device=tree.children.device)
+    owner = torch.arange(n, device=parent.device)[None, :, None].expand(b, n, w)
+    slot = torch.where(tree.children >= 0, tree.children, n)
+    return parent.scatter_(1, slot.flatten(1), owner.flatten(1))[:, :-1]
+
+
+def first_leaf(tree: Tree) -> Tensor:
+    """[b, N] the lowest leaf at or below each node."""
+    ids = torch.arange(tree.nodes, device=tree.depth.device)
+    leaf = (tree.children < 0).all(-1) & (tree.depth >= 0)
+    below = tree.ancestors.mT & leaf[:, None]  # [b, N, N] leaf j at or below node i
+    return torch.where(below, ids, tree.nodes).amin(-1)
+
+
+def path_to(tree: Tree, last: Tensor) -> Tensor:
+    """The nodes from the root to ``last`` [B], padded with ``last``: [B, D + 1]."""
+    rows = tree.ancestors.expand(len(last), -1, -1)
+    seen = rows.gather(1, last[:, None, None].expand(-1, 1, rows.shape[-1]))[:, 0]  # [B, N]
+    depth = torch.where(seen, tree.depth.expand_as(seen), -1)
+    at_depth = depth[:, None] == torch.arange(tree.max_depth + 1, device=last.device)[:, None]  # [B, D + 1, N]
+    return torch.where(at_depth.any(-1), at_depth.int().argmax(-1), last[:, None])

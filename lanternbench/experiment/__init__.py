@@ -1,7 +1,7 @@
 """What runs leave on disk: written once, read by all."""
 
 from lanternbench.experiment.run_folder import RunFolder
-from lanternbench.experiment.run_reader import find, latest, read_run, read_samples, runs
+from lanternbench.experiment.run_reader import find, iter_samples, latest, read_run, read_samples, runs
 from lanternbench.experiment.samples import Sample, sample_key
 from lanternbench.utils.json_values import config_hash, differences
 
@@ -11,6 +11,7 @@ __all__ = [
     "config_hash",
     "differences",
     "find",
+    "iter_samples",
     "latest",
     "read_run",
     "read_samples",

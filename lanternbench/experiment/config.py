@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from lanternbench.errors import UserError
-from lanternbench.methods.presets import Method, method
+from lanternbench.methods.method import Method, method
 
 MAX_METHODS = 1000  # of a grid
 MAX_SEED = 2**63 - 1

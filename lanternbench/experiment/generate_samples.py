@@ -12,18 +12,16 @@ from lanternbench.analysis.fidelity import (
     drafter_figures,
     fidelity_loss,
     greedy_loss,
-    samples_children,
     target_figures,
 )
-from lanternbench.engine.decode import Decoder, Generation, generate
+from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.experiment import Sample, sample_key
-from lanternbench.methods.acceptance import Exact
-from lanternbench.prompts.sources import Prompt
+from lanternbench.prompts import Prompt
 from lanternbench.utils.parallel import parts, side_by_side
 
 
 def make_samples(
-    decoder: Decoder,
+    decoder: SpeculativeDecoder,
     group: list[Prompt],
     seed: int,
     timed: bool,
@@ -54,19 +52,17 @@ def make_samples(
     yield from side_by_side(make, group, count)
 
 
-def figures(decoder: Decoder, made: list[Generation]) -> list[dict[str, Any]]:
+def figures(decoder: SpeculativeDecoder, made: list[Generation]) -> list[dict[str, Any]]:
     """Fidelity loss, drafter and target statistics of a batch, from its trace; off the clock."""
     trace, method = made[0].trace, decoder.method
     if trace is None:
         return [{} for _ in made]
     tokens = torch.stack([g.tokens for g in made])
-    if decoder.lossless and isinstance(decoder.rule, Exact):  # what others claim is computed
-        loss = torch.zeros(len(made))
-    elif decoder.warp.greedy:
+    if decoder.warp.greedy:
         loss = greedy_loss(trace, tokens)
     else:
-        loss = fidelity_loss(trace, decoder.rule, decoder.residual, samples_children(method))
-    drafter = drafter_figures(trace) if method.proposal not in ("none", "jacobi") else {}
+        loss = fidelity_loss(trace, decoder.rule, decoder.residual, decoder.proposer.samples)
+    drafter = drafter_figures(trace) if method.proposal.drafter is not None else {}
     target = target_figures(trace, tokens)
     return [
         {"fidelity_loss": float(loss[i]), "stats": _row(target, i), "drafter": _row(drafter, i)}
@@ -80,7 +76,7 @@ def _row(columns: dict[str, torch.Tensor], i: int) -> dict[str, float] | None:
 
 
 def _sample(
-    decoder: Decoder,
+    decoder: SpeculativeDecoder,
     prompt: Prompt,
     made: Generation,
     seed: int,
@@ -89,7 +85,7 @@ def _sample(
     batch: int,
     extra: dict[str, Any],
 ) -> Sample:
-    drafting = decoder.method.proposal != "none" and made.steps > 1
+    drafting = decoder.proposer.max_depth > 0 and made.steps > 1
     first = sum(n > 1 for n in made.accept_lengths) / max(made.steps, 1) if drafting else None
     overhead = {k: v for k, v in made.phases.items() if k not in ("draft", "verify")}
     return Sample(

@@ -11,17 +11,19 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 from PIL import Image
 
 from lanternbench.errors import UserError
-from lanternbench.experiment.run_reader import read_run, whole_lines
+from lanternbench.experiment.run_reader import iter_samples, read_run, whole_lines
 from lanternbench.experiment.samples import Sample, image_name
+from lanternbench.experiment.summaries import Summary
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import config_hash, differences, plain
 
@@ -32,8 +34,9 @@ class RunFolder:
     def __init__(self, path: Path, run: dict[str, Any], lock: IO[bytes], environment: Any = None) -> None:
         self.path, self.run, self._lock = path, run, lock
         self._elsewhere = environment if _lasting(environment) != _lasting(run.get("environment")) else None
-        kept, self._samples = whole_lines(path / "samples.jsonl")
-        self._by_key = {sample.key: sample for sample in self._samples}
+        kept, self._keys = 0, set[str]()
+        for kept, sample in whole_lines(path / "samples.jsonl"):  # noqa: B007 (the last one counts)
+            self._keys.add(sample.key)
         with writing(path, OUT):
             self._fd = os.open(path / "samples.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             os.ftruncate(self._fd, kept)  # a torn last line goes: its sample is simply made again
@@ -93,11 +96,11 @@ class RunFolder:
 
     def done(self) -> set[str]:
         """Keys of the finished samples."""
-        return set(self._by_key)
+        return set(self._keys)
 
-    def samples(self) -> list[Sample]:
-        """The finished samples in the order in which they were written."""
-        return list(self._samples)
+    def samples(self) -> Iterator[Sample]:
+        """The finished samples in the order in which they were written, read from disk one at a time."""
+        return iter_samples(self.path)
 
     def append(
         self, sample: Sample, image: Image.Image | None = None, where: Mapping[str, Any] | None = None
@@ -107,7 +110,7 @@ class RunFolder:
         ``where``: the device that made it, where there are several, for ``devices.jsonl``.
         Raises ValueError for a key already stored, UserError when the disk is full or not writable.
         """
-        if sample.key in self._by_key:
+        if sample.key in self._keys:
             raise ValueError(f"sample {sample.key!r} is stored already")
         if self._elsewhere:  # latencies from two machines: the summary says so
             self.run["resumed"][-1]["environment"], self._elsewhere = self._elsewhere, None
@@ -122,28 +125,29 @@ class RunFolder:
         line = sample.model_dump_json().encode() + b"\n"
         with writing(self.path / "samples.jsonl", OUT):
             _append_whole(self._fd, line)
-        self._samples.append(sample)
-        self._by_key[sample.key] = sample
+        self._keys.add(sample.key)
         return sample
 
-    def replace(self, samples: Sequence[Sample]) -> None:
+    def replace(self, samples: Iterable[Sample]) -> None:
         """Rewrite ``samples.jsonl`` as a whole, atomically: for metrics computed after the run (``score``)."""
         with replacing(self.path / "samples.jsonl", OUT) as file:
             file.writelines(sample.model_dump_json().encode() + b"\n" for sample in samples)
         os.close(self._fd)
         self._fd = os.open(self.path / "samples.jsonl", os.O_RDWR | os.O_APPEND)
-        self._samples = list(samples)
-        self._by_key = {sample.key: sample for sample in samples}
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: Summary) -> None:
         """Write ``tokens.safetensors`` (key → int32 [tokens]) and ``summary.json``, both atomically."""
-        import torch
-        from safetensors.torch import save
-
-        tokens = {sample.key: torch.tensor(sample.token_ids, dtype=torch.int32) for sample in self._samples}
+        header, end = {}, 0
+        for sample in self.samples():
+            begin, end = end, end + 4 * len(sample.token_ids)
+            header[sample.key] = {"dtype": "I32", "shape": [len(sample.token_ids)], "data_offsets": [begin, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
         with replacing(self.path / "tokens.safetensors", OUT) as file:
-            file.write(save(tokens))
-        _write_json(self.path / "summary.json", summary)
+            file.write(len(text).to_bytes(8, "little") + text)
+            for sample in self.samples():
+                file.write(np.asarray(sample.token_ids, "<i4").tobytes())
+        _write_json(self.path / "summary.json", plain(summary))
 
     def close(self) -> None:
         """Give the folder back to other processes; calling it twice is harmless."""

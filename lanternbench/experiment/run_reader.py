@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -37,48 +37,69 @@ def read_run(path: Path) -> dict[str, Any]:
     return run
 
 
-def read_samples(path: Path) -> list[Sample]:
-    """Samples of a run folder, read only: a torn last line is left out. Raises UserError for a damaged line."""
-    return whole_lines(Path(path) / "samples.jsonl")[1]
+class Line(NamedTuple):
+    """One line of samples.jsonl: its number, where it ends in bytes, and its sample, or why there is none."""
+
+    number: int
+    end: int
+    sample: Sample | None
+    why: str = ""
 
 
-def whole_lines(path: Path) -> tuple[int, list[Sample]]:
-    """(bytes of whole lines, samples) of a samples.jsonl; a torn last line is left out of both."""
+def scan(path: Path) -> Iterator[Line]:
+    """Every line of a samples.jsonl, one at a time; a torn last line, which a crash leaves behind, is left out."""
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as lines:
+            end, doubtful = 0, None  # a line that cannot be read is damaged unless it is the last
+            for number, line in enumerate(lines, 1):
+                if doubtful:
+                    yield doubtful
+                end, doubtful = end + len(line), None
+                if not line.strip():
+                    continue
+                try:
+                    found = Line(number, end, Sample.model_validate_json(line))
+                except ValidationError as error:
+                    found = Line(number, end, None, _reason(error))
+                    if error.errors()[0]["type"] == "json_invalid":
+                        doubtful = found
+                if not line.endswith(b"\n"):
+                    return
+                if not doubtful:
+                    yield found
     except FileNotFoundError:
-        return 0, []
+        return
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}): make it readable.") from None
-    kept, samples, seen = 0, [], set()
-    lines = data.splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
-        last = number == len(lines)
-        try:
-            if last and not line.endswith(b"\n"):
-                break
-            fields = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError) as error:
-            if last:
-                break
-            raise _damaged(path, number, error) from None
-        if fields is not None:
-            try:
-                sample = Sample.model_validate(fields)
-            except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(map(str, first["loc"]))
-                raise _damaged(path, number, f"{where}: {first['msg']}" if where else first["msg"]) from None
-            if sample.key in seen:
-                raise _damaged(path, number, f"sample {sample.key!r} is there twice")
-            seen.add(sample.key)
-            samples.append(sample)
-        kept += len(line)
-    return kept, samples
 
 
-def _damaged(path: Path, number: int, why: object) -> UserError:
-    return UserError(f"{path} line {number} is damaged ({why}): delete that line to have the sample made again.")
+def _reason(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]
+
+
+def whole_lines(path: Path) -> Iterator[tuple[int, Sample]]:
+    """(where its line ends in bytes, sample) of a samples.jsonl.  Raises UserError for a damaged or repeated line."""
+    seen: set[str] = set()
+    for number, end, sample, why in scan(path):
+        if sample and sample.key in seen:
+            why = f"sample {sample.key!r} is there twice"
+        if why or sample is None:
+            fix = "delete that line to have the sample made again."
+            raise UserError(f"{path} line {number} is damaged ({why}): {fix}")
+        seen.add(sample.key)
+        yield end, sample
+
+
+def iter_samples(path: Path) -> Iterator[Sample]:
+    """Samples of a run folder, one at a time.  Raises UserError for a damaged line."""
+    return (sample for _, sample in whole_lines(Path(path) / "samples.jsonl"))
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """All samples of a run folder, in memory.  Raises UserError for a damaged line."""
+    return list(iter_samples(path))
 
 
 def runs(root: Path) -> list[Path]:

@@ -7,23 +7,26 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from lanternbench import prompts as prompt_sets
 from lanternbench.analysis.summary import summarise
 from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import Executor, Unit
 from lanternbench.experiment.executors import executor as make_executor
-from lanternbench.experiment.scoring import Costs, image_groups, known, score_sets, stored, there, with_record
+from lanternbench.experiment.scoring import image_groups, known, score_sets, stored, stored_sets, there, unique
+from lanternbench.experiment.summaries import Costs, Summary
 from lanternbench.experiment.worker import Job, OnStep
-from lanternbench.metrics.registry import Scorer, SetScorer, scorers_for
+from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
-from lanternbench.prompts import sources as prompt_sets
-from lanternbench.prompts.sources import Prompt, PromptSet
+from lanternbench.notes import Note
+from lanternbench.prompts import Prompt, PromptSet
 
 Progress = Callable[[int, int, str], None]  # samples done, of, what is being done or was just done
 
@@ -47,7 +50,7 @@ def run(
     progress: Progress = lambda done, of, what: None,
     on_step: OnStep | None = None,
     budget_s: float = inf,
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, Summary]:
     """Measure everything that ``config`` asks for and is not stored yet; returns the run folder and its summary.
 
     An interrupted sweep continues where it stopped: what is stored is never computed again, and what is computed
@@ -69,7 +72,7 @@ def _run(
     device: str,
     executor: Executor,
     watch: Watch,
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, Summary]:
     methods = config.methods()
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
     facts = executor.start(config, device, -(-len(selected) // config.batch))
@@ -91,37 +94,25 @@ def _run(
         ],
     ) as folder:
         spent = _measure(folder, config, executor, selected, watch)
-        (sets, notes, costs, real), groups = stored(folder), image_groups(folder)  # ``score`` may have added to them
-        intact = there(groups)
+        old, groups = stored(folder), image_groups(folder)  # ``score`` may have added to them
+        sets, intact = stored_sets(folder, old), there(groups)
         whole = [
             s
             for s in scorers
-            if isinstance(s, SetScorer) and not (known(sets, groups, s) and (s.available() or not intact))
+            if isinstance(s, SetMetric) and not (known(sets, groups, s) and (s.available() or not intact))
         ]
-        kept = {f"{name}: " for columns in sets.values() for name in columns} - {f"{s.name}: " for s in whole}
-        found, missing, more = score_sets(groups, whole)
+        found, said, more = score_sets(groups, whole)
+        kept = {name for columns in sets.values() for name in columns} - {s.name for s in whole}
         for label, columns in found.items():
             sets.setdefault(label, {}).update(columns)
         summary = summarise(folder.samples(), folder.run, sets, config.seed)
-        missing += [f"{s.name}: {why}" for s in scorers if isinstance(s, Scorer) and (why := s.available())]
-        missing += [note for note in notes if note.startswith(tuple(kept))]
-        summary["notes"] += missing + simulation_notes(config) + executor.notes()
-        summary = with_record(summary, costs | spent | more, real)
+        said += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
+        said += [note for note in old.notes if note.metric in kept]
+        said += [Note("info", None, text) for text in executor.notes()]
+        costs = old.costs | spent | more
+        summary = replace(summary, notes=unique(summary.notes + said), costs=costs, reference=old.reference)
         folder.finish(summary)
         return folder.path, summary
-
-
-def simulation_notes(config: Sweep) -> list[str]:
-    """What a reader must know of a run whose images mean nothing."""
-    notes = []
-    if config.random_weights:
-        notes.append("Random weights: the times are real, the images are noise, and no metric is computed.")
-    if config.simulate_acceptance:
-        notes.append(
-            f"Accepted lengths are simulated to a mean of {config.simulate_acceptance:g} tokens a step: the times are "
-            "real, the images are noise, and no metric is computed."
-        )
-    return notes
 
 
 def plan(prompts: PromptSet, labels: list[str], seed: int, batch: int) -> Iterator[tuple[list[Prompt], list[str]]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from lanternbench.utils.json_values import finite
+from lanternbench.utils.json_values import plain
 
 
 class Sample(BaseModel):
@@ -17,7 +17,8 @@ class Sample(BaseModel):
 
     ``accept_lengths`` has one entry per step (tokens committed, bonus token included) and sums to ``tokens``; the first
     step is the prefill, which gives one token without a draft.  ``tree_depths`` and ``tree_nodes`` have one entry per
-    step too, or are empty.
+    step too, or are empty.  ``step_s`` has the seconds of every step, ``cpu_s`` the CPU seconds of the decode, ``load``
+    the machine's 1-minute load average.
     """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # extra: of another version, kept
@@ -41,6 +42,9 @@ class Sample(BaseModel):
     encode_s: float = Field(default=0.0, ge=0)
     render_s: float = Field(default=0.0, ge=0)
     phases: dict[str, float] | None = None
+    step_s: list[float] | None = None
+    cpu_s: float | None = None
+    load: float | None = None
     peak_memory_mb: float | None = None
     timed: bool = True
     fidelity_loss: float | None = None
@@ -54,7 +58,7 @@ class Sample(BaseModel):
     @field_validator("metrics", mode="before")
     @classmethod
     def _undefined_is_missing(cls, metrics: Any) -> Any:
-        return finite(metrics)
+        return plain(metrics)
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> Sample:

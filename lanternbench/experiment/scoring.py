@@ -12,29 +12,26 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
 
-from lanternbench.analysis.summary import RANDOM_NOTE, bootstrap_mean, summarise
+from lanternbench import prompts
+from lanternbench.analysis.statistics import Estimate, bootstrap_mean
+from lanternbench.analysis.summary import RANDOM_NOTE, Sets, summarise
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
-from lanternbench.metrics import files, reference
+from lanternbench.experiment.summaries import Costs, Row, Summary, read_summary
+from lanternbench.metrics import ImageMetric, SetMetric, files, read_image, reference, scorers_for
 from lanternbench.metrics.features import ImageFiles
-from lanternbench.metrics.images import read_image
-from lanternbench.metrics.registry import AnyScorer, Scorer, SetScorer, compares, scorers_for
 from lanternbench.metrics.setup import Setup
-from lanternbench.prompts import sources as prompts
+from lanternbench.notes import Note
 from lanternbench.utils.files import cache_dir
 
 BATCH = 32
 Progress = Callable[[int, int, str], None]  # done, of, what
-Sets = dict[str, dict[str, float | None]]  # label -> columns of a whole set of images
-Costs = dict[str, dict[str, float]]  # metric -> {"images", "seconds"} that were really computed, without loading
-REAL = "Real images: "
-UNREAD = "No metric here ("
-COST = "Time of the metrics per 1,000 images: "
 
 
 class Item(NamedTuple):
@@ -112,7 +109,7 @@ def score_run(
     *,
     again: bool = False,
     progress: Progress = lambda done, of, what: None,
-) -> dict[str, Any]:
+) -> Summary:
     """Score the images of a run folder and write the values into its samples and summary; returns the summary.
 
     metrics: names, by default all that suit the run's target. again: also what is scored already. A metric that lacks
@@ -122,42 +119,66 @@ def score_run(
     setup = setup or Setup()
     with RunFolder.existing(Path(path)) as folder:
         scorers = scorers_for(metrics, (folder.run.get("target") or {}).get("evaluators") or "tiny", setup)
-        items = _items_of(folder)
-        journal = Journal(folder.path / "scores.jsonl")
-        samples = {sample.key: sample for sample in folder.samples()}
-        groups, (sets, old_notes, costs, real) = image_groups(folder), stored(folder)
-        notes: list[str] = []
-        now = set()  # what was compared with the setup's real images
-        for scorer in scorers:
-            if isinstance(scorer, Scorer):
-                left = [i for i in items if again or samples[i.key].metrics.get(scorer.name) is None]
-                values, said = score_items(scorer, left, journal, again, progress)
-                for key, value in values.items():
-                    samples[key].metrics[scorer.name] = value
-                notes += said
-                costs |= journal.cost(scorer.name)
-                continue
-            with_real = setup.reference is not None and compares(scorer)
+        single = [scorer for scorer in scorers if isinstance(scorer, ImageMetric)]
+        values, notes, costs = _score_singly(folder, single, again, progress)
+        old, groups = stored(folder), image_groups(folder)
+        sets, costs, real = stored_sets(folder, old), old.costs | costs, old.reference
+        now: set[str] = set()  # what was compared with the setup's real images
+        kept = {scorer.name for scorer in scorers}
+        for scorer in (scorer for scorer in scorers if not isinstance(scorer, ImageMetric)):
+            with_real = setup.reference is not None and scorer.compares
             if known(sets, groups, scorer) and (scorer.available() or not (again or with_real)):
-                notes += [note for note in old_notes if note.startswith(f"{scorer.name}: ")]
+                kept.remove(scorer.name)
                 continue
             progress(0, 0, scorer.name)
             found, said, spent = score_sets(groups, [scorer])
             for label, columns in found.items():
                 sets.setdefault(label, {}).update(columns)
-                now |= {name for name in columns if with_real and not name.endswith("_n")}
-            notes += said
-            costs |= spent
-        notes += unread_reference(scorers, setup)
+                now |= columns.keys() if with_real else set()
+            notes, costs = notes + said, costs | spent
         real, said = compared_with(setup.reference, now, real)
-        notes += said
-        folder.replace(list(samples.values()))
+        folder.replace(
+            sample.model_copy(update={"metrics": sample.metrics | values.get(sample.key, {})})
+            for sample in folder.samples()
+        )
         summary = summarise(folder.samples(), folder.run, sets, int((folder.run.get("config") or {}).get("seed") or 0))
-        done = (COST, REAL, UNREAD, *(f"{scorer.name}: " for scorer in scorers))
-        summary["notes"] += [n for n in old_notes if n not in summary["notes"] and not n.startswith(done)] + notes
-        summary = with_record(summary, costs, real)
+        notes = [note for note in old.notes if note.metric not in kept] + notes + said
+        summary = replace(summary, notes=unique(summary.notes + notes), costs=costs, reference=real)
         folder.finish(summary)
-        return summary
+        return replace(summary, notes=summary.notes + unread_reference(scorers, setup))
+
+
+def _score_singly(
+    folder: RunFolder, scorers: Sequence[ImageMetric], again: bool, progress: Progress
+) -> tuple[dict[str, dict[str, float | None]], list[Note], Costs]:
+    """The scores of the run's images that lack one, by sample and metric; what there is to say; what they took."""
+    journal = Journal(folder.path / "scores.jsonl")
+    names = [scorer.name for scorer in scorers]
+    items, scored = [], set()
+    for sample in folder.samples():
+        scored |= {(sample.key, name) for name in names if sample.metrics.get(name) is not None}
+        items += [Item(sample.key, folder.path / sample.image, sample.prompt)] if sample.image else []
+    if not any(item.path.is_file() for item in items):
+        raise UserError(
+            f"{folder.path} has no images left in {folder.path / 'images'}: put them back, or draw them again by the "
+            "run's own command with --fresh."
+        )
+    values: dict[str, dict[str, float | None]] = {}
+    notes: list[Note] = []
+    costs: Costs = {}
+    for scorer in scorers:
+        left = [item for item in items if again or (item.key, scorer.name) not in scored]
+        found, said = score_items(scorer, left, journal, again, progress)
+        for key, value in found.items():
+            values.setdefault(key, {})[scorer.name] = value
+        notes += said
+        costs |= journal.cost(scorer.name)
+    return values, notes, costs
+
+
+def unique(notes: Iterable[Note]) -> list[Note]:
+    """The notes in their order, each once."""
+    return list(dict.fromkeys(notes))
 
 
 def score_folder(
@@ -169,7 +190,7 @@ def score_folder(
     again: bool = False,
     caption: prompts.Caption = "first",
     progress: Progress = lambda done, of, what: None,
-) -> dict[str, Any]:
+) -> Summary:
     """Score a plain folder of images; returns a summary with one row.  Nothing is written into the folder.
 
     captions: a file as ``--prompts`` takes it that also names each caption's image: a COCO captions file, or a table or
@@ -187,35 +208,36 @@ def score_folder(
         raise UserError(f"{captions} names none of the {len(paths)} images in {folder}: give their captions file.")
     name = hashlib.sha256(str(folder.resolve()).encode("utf-8", "replace")).hexdigest()[:16]
     journal = Journal(cache_dir() / "scores" / f"{name}.jsonl")
-    row: dict[str, Any] = {"label": folder.resolve().name, "n": len(items)}
-    notes = [f"{len(paths) - len(items)} of {len(paths)} images have no caption and are left out."]
-    notes = notes if len(items) < len(paths) else []
+    figures: dict[str, Estimate] = {}
+    notes: list[Note] = []
+    if len(items) < len(paths):
+        text = f"{len(paths) - len(items)} of {len(paths)} images have no caption and are left out."
+        notes.append(Note("warning", None, text))
+    notes += [RANDOM_NOTE] if setup and setup.random else []
     costs: Costs = {}
-    if setup and setup.random:
-        notes.append(RANDOM_NOTE)
+    sets: list[str] = []
     scorers = scorers_for(metrics, "full", setup)
     for scorer in scorers:
-        if isinstance(scorer, Scorer):
+        if isinstance(scorer, ImageMetric):
             values, said = score_items(scorer, items, journal, again, progress)
             finite = [v for v in values.values() if v is not None]
-            ends = bootstrap_mean(finite) if finite else (None, None, None)
-            row |= dict(zip((scorer.name, f"{scorer.name}_lo", f"{scorer.name}_hi"), ends, strict=True))
+            figures[scorer.name] = bootstrap_mean(finite) if finite else Estimate()
             costs |= journal.cost(scorer.name)
         else:
             progress(0, 0, scorer.name)
-            sets, said, spent = score_sets({"": [item.path for item in items]}, [scorer])
-            row |= {f"{k}{end}": None for k in sets[""] if not k.endswith("_n") for end in ("_lo", "_hi")} | sets[""]
-            costs |= spent
+            found, said, spent = score_sets({"": [item.path for item in items]}, [scorer])
+            figures, sets, costs = figures | found[""], [*sets, *found[""]], costs | spent
         notes += said
     notes += unread_reference(scorers, setup)
-    now = {s.name for s in scorers if compares(s) and row.get(s.name) is not None}
+    now = {s.name for s in scorers if s.compares and s.name in figures and figures[s.name].value is not None}
     real, _ = compared_with(setup.reference if setup else None, now, None)
-    return with_record({"rows": [row], "notes": notes}, costs, real)
+    row = Row(folder.resolve().name, "", len(items), figures)
+    return Summary([row], notes, sets, costs, real)
 
 
 def compared_with(
     folder: Path | None, now: set[str], before: dict[str, Any] | None
-) -> tuple[dict[str, Any] | None, list[str]]:
+) -> tuple[dict[str, Any] | None, list[Note]]:
     """The record of the real images: those of ``folder`` if metrics compared with them ``now``, else ``before``'s.
 
     Also notes: what metrics that are not among them were compared with, where these were other images.
@@ -226,44 +248,32 @@ def compared_with(
     earlier = set(before["metrics"]) - now if before else set()
     if before and found["hash"] == before["hash"]:
         return found | {"metrics": sorted(now | earlier)}, []
-    said = (
-        [f"{name}: against {before['images']} real images in {before['folder']}." for name in sorted(earlier)]
-        if before
-        else []
-    )
+    text = f"against {before['images']} real images in {before['folder']}." if before else ""
+    said = [Note("warning", name, text) for name in sorted(earlier)]
     return found | {"metrics": sorted(now)}, said
 
 
-def unread_reference(scorers: Sequence[AnyScorer], setup: Setup | None) -> list[str]:
+def unread_reference(scorers: Sequence[ImageMetric | SetMetric], setup: Setup | None) -> list[Note]:
     """A note where real images were given and no metric looks at them."""
-    if not setup or setup.reference is None or any(map(compares, scorers)):
+    if not setup or setup.reference is None or any(s.compares for s in scorers):
         return []
     names = ", ".join(s.name for s in scorers)
-    return [f"{UNREAD}{names}) compares with the real images of --reference: precision-recall does."]
-
-
-def with_record(summary: dict[str, Any], costs: Costs, real: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The summary with what each metric took and with which real images sets were compared, also as notes."""
-    if real:
-        summary["notes"].append(f"{REAL}{real['images']} in {real['folder']}, hash {str(real['hash'])[:16]}.")
-    if costs:
-        each = [f"{name} {_short(1000 * c['seconds'] / c['images'])} s" for name, c in costs.items()]
-        summary["notes"].append(f"{COST}{', '.join(each)}.")
-    return summary | {"costs": costs} | ({"reference": dict(real)} if real else {})
+    text = f"No metric here ({names}) compares with the real images of --reference: precision-recall does."
+    return [Note("warning", None, text)]
 
 
 def score_items(
-    scorer: Scorer, items: Sequence[Item], journal: Journal, again: bool, progress: Progress
-) -> tuple[dict[str, float | None], list[str]]:
+    scorer: ImageMetric, items: Sequence[Item], journal: Journal, again: bool, progress: Progress
+) -> tuple[dict[str, float | None], list[Note]]:
     """Values by key of all items that could be scored, from the journal or in batches, and what there is to say."""
     known = {} if again else journal.known(scorer.name, items)
     left = [item for item in items if item.key not in known]
     if not left:
         return known, []
-    if reason := scorer.available():
-        return known, [f"{scorer.name}: {reason}"]
-    if getattr(scorer, "captions", True) and any(item.caption is None for item in left):
-        return known, [f"{scorer.name}: it reads captions; give their file by --captions FILE"]
+    if missing := scorer.available():
+        return known, [missing]
+    if scorer.captions and any(item.caption is None for item in left):
+        return known, [Note("missing", scorer.name, "it reads captions; give their file by --captions FILE")]
     broken: list[str] = []
     progress(0, len(left), scorer.name)
     prepared(scorer)
@@ -276,19 +286,19 @@ def score_items(
             journal.add(scorer.name, [item for item, _ in pairs], values, time.perf_counter() - clock)
             known |= {item.key: value for (item, _), value in zip(pairs, values, strict=True)}
     progress(len(left), len(left), scorer.name)
-    return known, _unread(scorer, broken)
+    return known, _unread(scorer, broken) + scorer.said()
 
 
-def prepared(scorer: AnyScorer) -> None:
+def prepared(scorer: ImageMetric | SetMetric) -> None:
     """Let a scorer load what it needs before a clock starts, where it offers to."""
-    if hasattr(scorer, "prepare") and not scorer.available():
+    if not scorer.available():
         scorer.prepare()
 
 
-def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetScorer]) -> tuple[Sets, list[str], Costs]:
+def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetMetric]) -> tuple[Sets, list[Note], Costs]:
     """Metrics of whole image sets, label by label, what there is to say about them, and what they took."""
     sets: Sets = {}
-    notes: dict[str, None] = {}
+    notes: list[Note] = []
     costs: Costs = {}
     for scorer in scorers:
         prepared(scorer)
@@ -297,18 +307,18 @@ def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetScorer
             images, clock = ImageFiles(paths), time.perf_counter()
             score = scorer.score_set(images)
             read, seconds = read + images.read, seconds + (time.perf_counter() - clock if images.read else 0)
-            for name, value in {scorer.name: score.value, **score.more}.items():
-                sets.setdefault(label, {}).update({name: value, f"{name}_n": score.count})
-            said = _unread(scorer, images.broken) + ([f"{scorer.name}: {score.note}"] if score.note else [])
-            notes |= dict.fromkeys(said)
+            found = {name: Estimate(v, n=score.count) for name, v in {scorer.name: score.value, **score.more}.items()}
+            sets.setdefault(label, {}).update(found)
+            notes += _unread(scorer, images.broken)
+            notes += [score.note] if score.note else []
         if read:  # else all features were kept
             costs[scorer.name] = {"images": read, "seconds": seconds}
-    return sets, list(notes), costs
+    return sets, unique(notes), costs
 
 
-def known(sets: Sets, groups: Iterable[str], scorer: SetScorer) -> bool:
+def known(sets: Sets, groups: Iterable[str], scorer: SetMetric) -> bool:
     """Has every label a value?"""
-    return all(sets.get(label, {}).get(scorer.name) is not None for label in groups)
+    return all(sets.get(label, {}).get(scorer.name, Estimate()).value is not None for label in groups)
 
 
 def there(groups: Mapping[str, Sequence[Path]]) -> bool:
@@ -324,17 +334,6 @@ def image_groups(folder: RunFolder) -> dict[str, list[Path]]:
     return groups
 
 
-def _items_of(folder: RunFolder) -> list[Item]:
-    samples = [s for s in folder.samples() if s.image]
-    items = [Item(s.key, folder.path / str(s.image), s.prompt) for s in samples]
-    if not any(item.path.is_file() for item in items):
-        raise UserError(
-            f"{folder.path} has no images left in {folder.path / 'images'}: put them back, or draw them again by the "
-            "run's own command with --fresh."
-        )
-    return items
-
-
 def _opened(items: Iterable[Item], broken: list[str]) -> Iterator[tuple[Item, Image.Image]]:
     """Items with their images; an image that cannot be read is left out and told in ``broken``."""
     for item in items:
@@ -344,38 +343,23 @@ def _opened(items: Iterable[Item], broken: list[str]) -> Iterator[tuple[Item, Im
             broken.append(str(error))
 
 
-def _unread(scorer: AnyScorer, broken: list[str]) -> list[str]:
-    return [f"{scorer.name}: {len(broken)} images are left out. {broken[0]}"] if broken else []
+def _unread(scorer: ImageMetric | SetMetric, broken: list[str]) -> list[Note]:
+    return [Note("warning", scorer.name, f"{len(broken)} images are left out. {broken[0]}")] if broken else []
 
 
-def _short(seconds: float) -> str:
-    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
-
-
-class Stored(NamedTuple):
-    """What a summary holds: metrics of whole sets, where these are the same still, notes, costs, the real images."""
-
-    sets: Sets
-    notes: list[str]
-    costs: Costs
-    reference: dict[str, Any] | None
-
-
-def stored(folder: RunFolder) -> Stored:
-    """Of a run's summary; nothing if it is damaged."""
-    counts = Counter(sample.label for sample in folder.samples())
+def stored(folder: RunFolder) -> Summary:
+    """A run's summary; an empty one if there is none, or it is damaged."""
     try:
-        summary = json.loads((folder.path / "summary.json").read_bytes())
-        sets: Sets = {}
-        for row in summary["rows"]:
-            if row["n"] == counts.get(row["label"]):
-                names = [key[:-2] for key in row if key.endswith("_n") and key[:-2] in row]
-                sets[row["label"]] = {key: row[key] for name in names for key in (name, f"{name}_n")}
-        costs = {str(k): {n: float(c[n]) for n in ("images", "seconds")} for k, c in summary.get("costs", {}).items()}
-        real = summary.get("reference")
-        if real:
-            real = {n: real[n] for n in ("folder", "images", "hash")} | {"metrics": list(real.get("metrics", []))}
-        known = {name: cost for name, cost in costs.items() if cost["images"] > 0}
-        return Stored(sets, [str(note) for note in summary["notes"]], known, real)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return Stored({}, [], {}, None)
+        return read_summary(folder.path)
+    except UserError:
+        return Summary([])
+
+
+def stored_sets(folder: RunFolder, summary: Summary) -> Sets:
+    """The summary's figures of whole sets of images, where these are the same still."""
+    counts = Counter(sample.label for sample in folder.samples())
+    return {
+        row.label: {name: row.figures[name] for name in summary.sets if name in row.figures}
+        for row in summary.rows
+        if row.n == counts.get(row.label)
+    }

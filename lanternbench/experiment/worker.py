@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from lanternbench.engine.decode import build, generate
+from lanternbench.engine.decode import generate
 from lanternbench.experiment import Sample
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.environment import environment
 from lanternbench.experiment.generate_samples import make_samples
-from lanternbench.experiment.scoring import Costs, prepared
-from lanternbench.metrics.registry import Scorer, scorers_for
+from lanternbench.experiment.scoring import prepared
+from lanternbench.experiment.summaries import Costs
+from lanternbench.methods.build import build
+from lanternbench.metrics import ImageMetric, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.models.target import Target
-from lanternbench.prompts.sources import Prompt
+from lanternbench.prompts import Prompt
 
 WARMUP_STEPS = 12
 OnStep = Callable[[int, int], None]  # tokens done, of
@@ -50,18 +52,18 @@ class Worker:
         self.config, self.device = config, device
         self.costs: Costs = {}  # what the scores took
         methods, c = config.methods(), config
-        used = {m.proposal for m in methods}
+        used = {m.choices.proposal for m in methods}
         self.target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile)
         sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
         self.decoders = {m.label: build(self.target, m, *sampling) for m in methods}
 
     @cached_property
-    def scorers(self) -> list[Scorer]:
+    def scorers(self) -> list[ImageMetric]:
         """Those of single images; none where images mean nothing."""
         if self.config.random_weights or self.config.simulate_acceptance is not None:
             return []
         found = scorers_for(self.config.metrics, self.target.evaluators, Setup(device=self.device))
-        return [s for s in found if isinstance(s, Scorer)]
+        return [s for s in found if isinstance(s, ImageMetric)]
 
     def facts(self) -> Facts:
         decoders, t = self.decoders, self.target
@@ -81,13 +83,13 @@ class Worker:
 
     def warm_up(self, label: str, caption: str) -> None:
         """First calls allocate and choose kernels."""
-        generate(self.decoders[label], [caption], seed=self.config.seed, most_steps=WARMUP_STEPS)
+        generate(self.decoders[label], [caption], seed=self.config.seed, max_steps=WARMUP_STEPS)
 
     def seconds_per_image(self, label: str, caption: str) -> float:
         """An estimate from a few steps: encoding, decoding and rendering of one image."""
         self.warm_up(label, caption)
         decoder = self.decoders[label]
-        made = generate(decoder, [caption], seed=self.config.seed, most_steps=WARMUP_STEPS)[0]
+        made = generate(decoder, [caption], seed=self.config.seed, max_steps=WARMUP_STEPS)[0]
         clock = time.perf_counter()
         self.target.images(made.tokens[None])
         tokens = max(sum(made.accept_lengths), 1)

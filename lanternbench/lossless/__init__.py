@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from rich.table import Table
 
-from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.lossless.exact import decoded, output_distribution
 from lanternbench.lossless.statistical import ALPHA, greedy_difference, sampled_tests
-from lanternbench.lossless.tables import Tables, shrunk, table_target
-from lanternbench.methods.presets import Method, preset
+from lanternbench.lossless.tables import Tables
+from lanternbench.methods.build import build
+from lanternbench.methods.method import Method, named
 from lanternbench.models.target import Target
 
 EXACT = 1e-6  # largest deviation of a sequence's probability
@@ -48,7 +48,7 @@ def verify_all(
     Raises UserError for an unknown method.
     """
     rows = []
-    for method in [preset(m) if isinstance(m, str) else m for m in methods]:
+    for method in [named(m) if isinstance(m, str) else m for m in methods]:
         for row in verify_method(method, target, seed, images):
             rows.append(row)
             if on_row is not None:
@@ -59,8 +59,8 @@ def verify_all(
 @torch.inference_mode()
 def verify_method(method: Method, target: Target | None, seed: int, images: int) -> Iterator[Row]:
     """The checks of one method, one by one."""
-    lossless = is_lossless(method)
-    if method.acceptance == "unchanged":
+    lossless = method.lossless
+    if method.acceptance.by_position:
         yield _timed(method, "tables: the tokens of the same uniforms", _same_draws, method, seed)
     elif lossless:
         yield _timed(method, "tables: exact distribution", _exact, method, seed)
@@ -71,7 +71,7 @@ def verify_method(method: Method, target: Target | None, seed: int, images: int)
     if target is None:
         return
     try:
-        engine.build(target, method)
+        build(target, method)
     except UserError as error:
         yield Row(method.label, f"{target.name}: all", None, None, None, str(error), 0.0)
         return
@@ -79,11 +79,6 @@ def verify_method(method: Method, target: Target | None, seed: int, images: int)
     if lossless:
         yield _timed(method, f"{target.name}: greedy identity", _greedy_target, target, method, seed, few)
     yield from _statistics(target, method, seed, images if lossless else few, lossless)
-
-
-def is_lossless(method: Method) -> bool:
-    """Whether the method's acceptance rule claims q̃ = q."""
-    return bool(engine.build(table_target(Tables(2, 2, 0)), shrunk(method)).rule.lossless)
 
 
 def table(rows: list[Row]) -> Table:

@@ -8,57 +8,58 @@ registered ones too, is judged by what it does.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from lanternbench.analysis.fidelity import fidelity_loss
 from lanternbench.engine import decode as engine
+from lanternbench.engine.carry import PerPrompt, double, select
 from lanternbench.engine.sampling import draw
-from lanternbench.lossless.tables import TableDrafter, Tables, TableSession, TableWarp, shrunk, table_target
-from lanternbench.methods.presets import Method
-from lanternbench.methods.proposals.base import Drafted
-from lanternbench.methods.proposals.drafters import Drafter
-from lanternbench.methods.proposals.jacobi import Jacobi
-from lanternbench.methods.trees.adaptive import Neighbourhood
+from lanternbench.engine.state import DecodeState, StepResult
+from lanternbench.lossless.tables import (
+    Tables,
+    TableStack,
+    TableWarp,
+    shrunk,
+    table_state,
+    table_target,
+    table_trace,
+    with_tables,
+)
+from lanternbench.methods.build import build
+from lanternbench.methods.method import Method
 
 RESOLUTION = 2.0**-28  # to which thresholds are located
 SECTIONS = 8  # parts an interval is cut into at once
-STATE = ("drafts", "p", "kept", "known", "around", "alpha", "now")  # what proposals carry from step to step
 
 
 @dataclass
 class Rows:
-    """Decodes in progress: tokens [R, ·], length [R], cache memory [R, ·], the proposals' state, probability [R]."""
+    """Decodes in progress: tokens [R, ·], length [R], cache [R, ·], the proposer's state, probability [R]."""
 
     tokens: Tensor
     length: Tensor
     memory: Tensor
-    state: dict[str, Any]
+    own: Any
     weight: Tensor
 
     def take(self, index: Tensor, weight: Tensor | None = None) -> Rows:
-        state = {name: _pick(value, index) for name, value in self.state.items()}
+        own = select(self.own, index.tolist(), len(self.length))
         chosen = self.weight[index] if weight is None else weight
-        return Rows(self.tokens[index], self.length[index], self.memory[index], state, chosen)
+        return Rows(self.tokens[index], self.length[index], self.memory[index], own, chosen)
 
 
-def _pick(value: Any, index: Tensor) -> Any:
-    if isinstance(value, Tensor):
-        return value[index]
-    picked = [copy.copy(value[i]) for i in index.tolist()]
-    for item in picked:
-        if isinstance(item, Neighbourhood):  # a step extends it in place
-            item.trees, item.random = list(item.trees), copy.deepcopy(item.random)
-    return picked
+class Stepped(NamedTuple):
+    """After one engine step: the rows, [R, ·] all that it decided as integers, state and result."""
 
-
-class _NoLog:
-    def note(self, session, sizes) -> None:
-        pass
+    rows: Rows
+    decided: Tensor
+    state: DecodeState
+    result: StepResult
 
 
 class World:
@@ -67,19 +68,14 @@ class World:
     def __init__(self, tables: Tables, method: Method, greedy: bool = False):
         self.tables, self.warp = tables, TableWarp(greedy)
         self.method = shrunk(method)
-        self.decoder = replace(engine.build(table_target(tables), self.method), warp=self.warp)  # type: ignore[arg-type]
-        proposal = self.proposal()
-        self.nodes, self.uniforms, self.width = proposal.nodes, proposal.nodes + proposal.uniforms, proposal.width
-        # the order in which a step decides: its draft, acceptance from the root down, the last token, Jacobi's redraws
-        drafting = self.nodes + (proposal.window if isinstance(proposal, Jacobi) else proposal.uniforms)
-        self.order = [*range(self.nodes, drafting), *range(1, self.nodes), 0, *range(drafting, self.uniforms)]
-
-    def proposal(self) -> Any:
-        made = self.decoder.proposal()
-        if isinstance(made, Drafted):
-            drafter: Drafter = TableDrafter(self.tables)  # type: ignore[assignment]
-            made.drafter = drafter
-        return made
+        decoder = build(table_target(tables), self.method)
+        warp: Any = self.warp
+        self.decoder = replace(decoder, warp=warp, proposer=with_tables(decoder.proposer, tables))
+        p = self.decoder.proposer
+        self.nodes, self.width, self.uniforms = p.nodes, p.width, p.nodes + p.uniforms
+        # the order in which a step decides: its draft, acceptance from the root down, the last token, redraws
+        drafted = self.uniforms - p.update_uniforms
+        self.order = [*range(self.nodes, drafted), *range(1, self.nodes), 0, *range(drafted, self.uniforms)]
 
     def start(self) -> Rows:
         """One row per first token, which needs no draft."""
@@ -87,40 +83,30 @@ class World:
         tokens = torch.zeros(v, slots, dtype=torch.long)
         tokens[:, 0] = torch.arange(v)
         memory = torch.full((v, slots), -1.0, dtype=torch.float64)
-        rows = Rows(tokens, torch.ones(v, dtype=torch.long), memory, {}, self.tables.q[0])
-        session, proposal = self._session(rows), self.proposal()
-        proposal.begin(session, session.fresh.hidden)
-        state = self._state(proposal)
-        rows.state = state | {name: state[name].double() for name in ("p", "known") if name in state}
+        rows = Rows(tokens, torch.ones(v, dtype=torch.long), memory, (), self.tables.q[0])
+        rows.own = double(self.decoder.proposer.init(self.state(rows, torch.zeros(v, 1, self.uniforms))))
         return rows.take((rows.weight > 0).nonzero()[:, 0])
 
-    def _session(self, rows: Rows) -> TableSession:
-        return TableSession(self.tables, self.warp, rows.tokens, rows.length, rows.memory, self.nodes)
+    def state(self, rows: Rows, uniforms: Tensor) -> DecodeState:
+        return table_state(self.tables, self.warp, rows.tokens, rows.length, rows.memory, uniforms, self.nodes)
 
-    @staticmethod
-    def _state(proposal: Any) -> dict[str, Any]:
-        holders = (proposal, getattr(proposal, "growth", None))
-        return {n: vars(h)[n] for h in holders if h is not None for n in STATE if n in vars(h)}
-
-    def step(self, rows: Rows, u: Tensor, trace: bool = False) -> tuple[Rows, Tensor, TableSession]:
-        """One engine step with uniforms u [R, U]: the rows after it, and [R, ·] all that it decided, as integers."""
-        session, proposal = self._session(rows), self.proposal()
-        session.uniforms = u[:, None]
+    def step(self, rows: Rows, u: Tensor, trace: bool = False) -> Stepped:
+        """One engine step with uniforms u [R, U]."""
+        state = self.state(rows, u[:, None])
         if trace:
-            session.keep_trace(self.width)
-        proposal.begin(session, session.fresh.hidden)
-        for holder in (proposal, getattr(proposal, "growth", None)):
-            for name in STATE:
-                if holder is not None and name in vars(holder):
-                    setattr(holder, name, rows.state[name])
-        engine.step(session, proposal, self.decoder, _NoLog())  # type: ignore[arg-type]
-        draft, verdict = session.seen
-        state = self._state(proposal)
-        decided = [draft.tokens, verdict.path, verdict.token[:, None]]
-        if "drafts" in state:
-            decided.append(state["drafts"])
-        after = Rows(session.tokens, session.length, session.memory.clone(), state, rows.weight)
-        return after, torch.cat(decided, 1), session
+            state.trace = table_trace(self.tables, state.batch, self.width)
+        own, result = engine.step(self.decoder, state, rows.own)
+        own = self.decoder.proposer.canonical(own)
+        found = [result.draft.tokens, result.verified.path, result.verified.token[:, None]]
+        found += [x.flatten(1) for x in tensors(own) if not x.is_floating_point()]
+        assert isinstance(state.stack, TableStack)
+        after = Rows(state.now.tokens, state.now.length.device, state.stack.memory.clone(), own, rows.weight)
+        return Stepped(after, torch.cat(found, 1), state, result)
+
+
+def tensors(own: Any) -> list[Tensor]:
+    """Those of a proposer's state, [R, ·] each."""
+    return [x.view(len(x), -1) for x in tree_leaves(own) if isinstance(x, Tensor)]
 
 
 def split(world: World, rows: Rows, u: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,7 +119,7 @@ def split(world: World, rows: Rows, u: Tensor, k: int) -> tuple[Tensor, Tensor, 
     def decide(row: Tensor, at: Tensor) -> Tensor:
         v = u[row]
         v[:, k] = at
-        return world.step(rows.take(row), v)[1]
+        return world.step(rows.take(row), v).decided
 
     low, high = torch.zeros(len(u), dtype=u.dtype), torch.full((len(u),), 1 - 2.0**-40, dtype=u.dtype)
     row, at_low, at_high = everyone, decide(everyone, low), decide(everyone, high)
@@ -170,29 +156,28 @@ def outcomes(world: World, rows: Rows) -> tuple[Rows, Tensor]:
         row, middle, width = split(world, rows, u, k)
         rows, u = rows.take(row, rows.weight[row] * width), u[row]
         u[:, k] = middle
-    after, _, session = world.step(rows, u, trace=True)
-    assert session.trace is not None
-    session.trace.cut(session.limit)
-    sampled = session.seen[0].p is not None
-    loss = fidelity_loss(session.trace, world.decoder.rule, world.decoder.residual, sampled, total=True)
-    return after, (loss * rows.weight).sum()
+    done = world.step(rows, u, trace=True)
+    assert done.state.trace is not None
+    done.state.trace.cut(done.state.limit)
+    sampled = done.result.draft.p is not None
+    decoder = world.decoder
+    loss = fidelity_loss(done.state.trace, decoder.rule, decoder.residual, sampled, total=True)
+    return done.rows, (loss * rows.weight).sum()
 
 
 def merged(rows: Rows) -> Rows:
     """Decodes that are alike in all that matters become one."""
-    if any(isinstance(value, list) for value in rows.state.values()):
-        return rows
     steps = torch.arange(rows.tokens.shape[1])
     known = [
         rows.length[:, None],
         rows.tokens.masked_fill(steps >= rows.length[:, None], 0),
         rows.memory.masked_fill(steps >= rows.length[:, None] - 1, 0),
+        *tensors(rows.own),
     ]
-    if "kept" in rows.state:
-        kept = rows.state["kept"][:, None]
-        unused = torch.arange(rows.state["drafts"].shape[1]) >= kept
-        known += [kept, rows.state["drafts"].masked_fill(unused, 0)]
-        known += [(rows.state["p"] * ~unused[..., None]).flatten(1), *(v.flatten(1) for v in _known(rows))]
+    for leaf in tree_leaves(rows.own, is_leaf=lambda x: isinstance(x, PerPrompt)):
+        if isinstance(leaf, PerPrompt):
+            numbers = {value: i for i, value in enumerate(dict.fromkeys(leaf))}
+            known.append(torch.tensor([[numbers[value]] for value in leaf]))
     key = torch.cat([x.double() for x in known], 1).mul(1e9).round()
     _, group = key.unique(dim=0, return_inverse=True)
     weight = torch.zeros(int(group.max()) + 1, dtype=torch.float64).index_add(0, group, rows.weight)
@@ -200,10 +185,6 @@ def merged(rows: Rows) -> Rows:
         0, group, torch.arange(len(group)), "amin"
     )
     return rows.take(first, weight)
-
-
-def _known(rows: Rows) -> list[Tensor]:
-    return [rows.state["known"]] if "known" in rows.state else []
 
 
 def output_distribution(tables: Tables, method: Method) -> tuple[Tensor, float]:
@@ -242,12 +223,8 @@ def decoded(tables: Tables, method: Method, greedy: bool, count: int, seed: int)
     slots = tables.length + world.nodes + 1
     tokens = torch.nn.functional.pad(expected[:, :1], (0, slots - 1))
     memory = torch.full((count, slots), -1.0, dtype=torch.float64)
-    session = world._session(Rows(tokens, torch.ones(count, dtype=torch.long), memory, {}, torch.ones(count)))
-    session.uniforms = u
-    proposal = world.proposal()
-    proposal.begin(session, session.fresh.hidden)
-    for name in {"p", "known"} & set(vars(proposal)):
-        setattr(proposal, name, vars(proposal)[name].double())
-    while session.active():
-        engine.step(session, proposal, world.decoder, _NoLog())  # type: ignore[arg-type]
-    return session.tokens[:, : tables.length], expected
+    state = world.state(Rows(tokens, torch.ones(count, dtype=torch.long), memory, (), torch.ones(count)), u)
+    own = double(world.decoder.proposer.init(state))
+    while state.active:
+        own, _ = engine.step(world.decoder, state, own)
+    return state.now.tokens[:, : tables.length], expected

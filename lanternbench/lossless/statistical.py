@@ -24,9 +24,10 @@ from torch import Tensor
 
 from lanternbench.engine import decode as engine
 from lanternbench.engine.sampling import Warp, guide
-from lanternbench.engine.state import Trace
-from lanternbench.methods.acceptance import at
-from lanternbench.methods.presets import Method
+from lanternbench.engine.trace import Trace
+from lanternbench.engine.verify import at
+from lanternbench.methods.build import build
+from lanternbench.methods.method import Method
 from lanternbench.models.target import Target
 
 ALPHA = 1e-3  # chance that one test of a lossless method fails
@@ -116,7 +117,7 @@ def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Samp
 
     Raises UserError if the target cannot run the method.
     """
-    decoder = engine.build(target, method)
+    decoder = build(target, method)
     captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]
     made = engine.generate(decoder, captions, [f"verify-{i}" for i in range(count)], seed, trace=True)
     tokens = torch.stack([g.tokens for g in made])
@@ -133,7 +134,7 @@ def greedy_difference(target: Target, method: Method, count: int, seed: int, tie
 
     They are if every token is the argmax of q in a plain forward over the image; within ``tie`` of it is rounding.
     """
-    decoder = engine.build(target, method, temperature=0.0)
+    decoder = build(target, method, temperature=0.0)
     captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]
     tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, seed=seed)])
     q = plain(target, captions, tokens, decoder.warp)

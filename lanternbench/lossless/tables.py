@@ -1,24 +1,28 @@
 """A world small enough to be enumerated: target and drafter are random tables, the decoder around them is the real one.
 
-Every prefix of image tokens has its own target distribution q and drafter distribution p.  ``TableSession`` is the
-engine's session with the model forward replaced by a look-up; trees, verification, commits, cache moves and traces are
-the code that decodes images.
+Every prefix of image tokens has its own target distribution q and drafter distribution p.  ``TableStack`` is the
+engine's stack with attention replaced by a look-up of the prefix that its cache holds; state, trees, verification,
+commits, cache moves and traces are the code that decodes images.
 """
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lanternbench.engine.state import Fresh, Session, Settled, Trace
+from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.proposal import DraftedTree, Drafter, Proposer
+from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
-from lanternbench.engine.verify import Draft, Verdict, parents
-from lanternbench.methods.presets import Method
+from lanternbench.engine.trace import Trace
+from lanternbench.methods.method import Method
+from lanternbench.models.cached_stack import Lengths
+from lanternbench.models.image_stack import ImageStack, Mask, TreeStates
 from lanternbench.models.kv_cache import KVCache
-from lanternbench.models.row_ends import RowEnds
+from lanternbench.models.slot_layout import SlotLayout
 
 
 def random_rows(count: int, vocab: int, kind: str, generator: torch.Generator) -> Tensor:
@@ -70,12 +74,25 @@ class TableWarp:
         return logits.exp()
 
 
+class TableModel:
+    """A target whose states are row numbers of the tables: embedding and head are look-ups."""
+
+    def __init__(self, tables: Tables):
+        self.tables, self.cfg = tables, SimpleNamespace(dim=1)
+
+    def tok_embeddings(self, tokens: Tensor) -> Tensor:
+        return tokens[..., None].double()
+
+    def output(self, states: Tensor) -> Tensor:
+        return self.tables.q[states[..., 0].long()].log()
+
+
 def table_target(tables: Tables) -> Any:
     """What the engine asks of a target, with trees that can be enumerated as its defaults."""
     small = [[0], [1], [2], [0, 0], [0, 1]]
     options: dict[str, Any] = {"chain": "chain-2", "static": small, "medusa": small, "near": 3}
     options |= {"depth": 2, "draft_top_k": 2, "total_nodes": 4, "width_range": (1, 2), "l_k": 1}
-    net = SimpleNamespace(heads=8, weight=torch.empty(1))  # never run: the table drafts
+    net = SimpleNamespace(heads=8, misfit=lambda target: None)  # never run: the table drafts
     return SimpleNamespace(
         name="tables",
         vocab=tables.vocab,
@@ -84,7 +101,9 @@ def table_target(tables: Tables) -> Any:
         device=torch.device("cpu"),
         codebook=tables.codebook,
         near={},
-        model=SimpleNamespace(cfg=SimpleNamespace(dim=1)),
+        graphs=None,
+        layout=SlotLayout(0, tables.length),
+        model=TableModel(tables),
         options=options,
         top_k=0,
         guidance=1.0,
@@ -93,98 +112,119 @@ def table_target(tables: Tables) -> Any:
 
 
 def shrunk(method: Method) -> Method:
-    """The method with sizes that can be enumerated; what it does with them stays."""
-    sizes: dict[str, Any] = dict.fromkeys(("shape", "depth", "draft_top_k", "total_nodes", "width_range", "l_k", "k"))
-    sizes |= {"window": 2, "depth_range": (0, 2)}
-    sizes |= {"fixed_depth": method.fixed_depth and 2, "fixed_width": method.fixed_width and 2}
-    return method.model_copy(update=sizes)
+    """The method with sizes that can be enumerated, as its options state them; what it does with them stays."""
+    return method.with_parts(lambda part: part.small())
 
 
-class TableDrafter:
+def with_tables(proposer: Proposer, tables: Tables) -> Proposer:
+    """``proposer`` with the table in place of its drafter, if it has one."""
+    return DraftedTree(TableDrafter(tables), proposer.tree) if isinstance(proposer, DraftedTree) else proposer
+
+
+class Codes(NamedTuple):
+    """The prefixes that end in the nodes of one level, read as numbers in base V."""
+
+    codes: Tensor  # [B, m]
+
+
+class TableDrafter(Drafter):
     """The drafter's table: logits after the root and after drafted nodes."""
 
     def __init__(self, tables: Tables):
         self.tables = tables
 
-    def begin(self, session: TableSession, hidden: Tensor) -> None:
-        self.session = session
+    def root(self, state: DecodeState, own: Any) -> tuple[Tensor, Codes]:
+        assert isinstance(state.stack, TableStack)
+        codes = state.stack.prefix_codes(state.now.length) * self.tables.vocab + state.now.root
+        return self._logits(codes, state, 0), Codes(codes[:, None])
 
-    def root(self) -> Tensor:
-        self.codes = self.session.prefix_codes()[:, None]  # [B, 1]
-        return self._logits(0)[:, 0]
-
-    def expand(self, tokens: Tensor, came_from: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
-        if depth == 1 or came_from is None:
-            parent = self.codes[:, :1].expand_as(tokens)
-        elif came_from.ndim == 1:
-            parent = self.codes[:, came_from]
+    def expand(
+        self, state: DecodeState, own: Any, cursor: Codes, tokens: Tensor, parent: Tensor | None,
+        visible: Tensor | None, depth: int,
+    ) -> tuple[Tensor, Codes]:  # fmt: skip
+        if depth == 1 or parent is None:
+            before = cursor.codes[:, :1].expand_as(tokens)
+        elif parent.ndim == 1:
+            before = cursor.codes[:, parent]
         else:
-            parent = self.codes.gather(1, came_from)
-        self.codes = parent * self.tables.vocab + tokens
-        return self._logits(depth)
+            before = cursor.codes.gather(1, parent)
+        codes = before * self.tables.vocab + tokens
+        return self._logits(codes, state, depth), Codes(codes)
 
-    def _logits(self, depth: int) -> Tensor:
-        return self.tables.p[self.tables.rows(self.codes, self.session.length[:, None] + depth)].log()
+    def _logits(self, codes: Tensor, state: DecodeState, depth: int) -> Tensor:
+        length = state.now.length.device.view(-1, *[1] * (codes.ndim - 1))
+        return self.tables.p[self.tables.rows(codes, length + depth)].log()
 
 
-class TableSession(Session):
-    """The engine's session over tables.  ``memory`` [B, slots] stands for the KV cache: the tokens it holds."""
+class TableStack(ImageStack):
+    """The cache holds tokens, one per slot; a node's state is the row of the prefix that it attends to."""
 
-    def __init__(self, tables: Tables, warp: TableWarp, tokens: Tensor, length: Tensor, memory: Tensor, nodes: int):
-        """tokens [B, ≥ L] of which ``length`` [B] are committed; ``nodes``: most nodes of a tree."""
-        self.tables, self.warp, self.guidance = tables, warp, 1.0  # type: ignore[assignment]
-        self.target = table_target(tables)
-        self.batch, self.limit, self.offset = len(tokens), tables.length, 0
-        self.device, self.rows = tokens.device, RowEnds(0, tables.length)
-        self.seeds = [0] * self.batch
-        self.prompts = torch.arange(self.batch)[:, None]
-        self.tokens, self.length, self.lengths = tokens.clone(), length.clone(), length.tolist()
-        self.columns = torch.arange(nodes + 1)
-        self.steps = self.syncs = 0
-        self.clock = Clock(self.device)
-        self.trace = self.graphs = None
-        self.recorded, self.health = False, torch.zeros(())
-        self._visible = None
-        cache = KVCache(1, self.batch, memory.shape[1], 1, 1, memory)
+    def __init__(self, tables: Tables, memory: Tensor):
+        """memory [B, slots]: the tokens in the cache."""
+        cache = KVCache(1, len(memory), memory.shape[1], 1, 1, memory)
         cache.store[0, :, 0, :, 0] = memory
-        self.stack = SimpleNamespace(cache=cache, per_row=lambda x: x, dtype=memory.dtype)  # type: ignore[assignment]
-        last = torch.zeros(self.batch, 1, 1, dtype=memory.dtype)
-        self.root = self.tokens.gather(1, (self.length - 1)[:, None])[:, 0]
-        self.fresh = Fresh(last, self.root[:, None], torch.ones_like(length), [1] * self.batch)
-        self.first = tables.q[:1].expand(self.batch, -1)
+        stack: Any = SimpleNamespace(
+            cache=cache, per_row=lambda x: x, all_rows=lambda x: x, dtype=memory.dtype, device=memory.device
+        )
+        super().__init__(stack, SlotLayout(0, tables.length), 0)
+        self.tables = tables
 
     @property
     def memory(self) -> Tensor:
         return self.stack.cache.store[0, :, 0, :, 0]
 
-    def keep_trace(self, width: int) -> None:
-        self.trace = Trace(self.batch, 2 * self.limit + 64, self.tables.vocab, max(width, 1), self.device)
-        self.trace.q, self.trace.p = self.trace.q.double(), self.trace.p.double()
-
-    def prefix_codes(self) -> Tensor:
-        """[B] the committed tokens as a number: all but the last out of the cache, as attention would read them."""
-        return self._cached_codes() * self.tables.vocab + self.root
-
-    def _cached_codes(self) -> Tensor:
-        code = torch.zeros_like(self.length)
-        for slot in range(max(self.lengths) - 1):
-            code = torch.where(slot < self.length - 1, code * self.tables.vocab + self.memory[:, slot].long(), code)
+    def prefix_codes(self, lengths: Lengths) -> Tensor:
+        """[B] the committed tokens but the last as a number, out of the cache, as attention would read them."""
+        length, code = lengths.device, torch.zeros_like(lengths.device)
+        for slot in range(max(lengths.host or (1,)) - 1):
+            code = torch.where(slot < length - 1, code * self.tables.vocab + self.memory[:, slot].long(), code)
         return code
 
-    def forward(self, draft: Draft, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Write the nodes' tokens to the cache; q of each node by its path from the root: [B, N, V]."""
-        tree, tokens = draft.tree, draft.tokens
-        depth, parent = tree.depth.expand_as(tokens), parents(tree).clamp(min=0).expand_as(tokens)
-        code = torch.zeros_like(tokens)
-        code[:, 0] = self._cached_codes() * self.tables.vocab + tokens[:, 0]
-        for d in range(1, tree.max_depth + 1):
-            code = torch.where(depth == d, code.gather(1, parent) * self.tables.vocab + tokens, code)
-        slots = (self.length - 1)[:, None] + torch.arange(tree.nodes)
+    def tree(self, x: Tensor, depth: Tensor, mask: Mask, lengths: Lengths) -> TreeStates:
+        tokens, depth = x[..., 0].long(), depth.expand(len(x), -1)
+        n = tokens.shape[1]
+        code = self.prefix_codes(lengths)[:, None].expand_as(tokens)
+        ancestors = mask.ancestors.expand(len(x), -1, -1)
+        for level in range(mask.max_depth + 1):  # each node reads its ancestors from the root down
+            on_path = ancestors & (depth == level)[:, None]  # [B, N, N], one node at most
+            there = on_path.any(-1)
+            token = (on_path * tokens[:, None]).sum(-1)
+            code = torch.where(there, code * self.tables.vocab + token, code)
+        slots = (lengths.device - 1)[:, None] + torch.arange(n)
         self.memory.scatter_(1, slots, tokens.to(self.memory.dtype))
-        rows = self.tables.rows(code, self.length[:, None] + depth.clamp(min=0))
-        q = self.warp(self.tables.q[rows].log())
-        return code[..., None].double(), q
+        rows = self.tables.rows(code, lengths.device[:, None] + depth.clamp(min=0))
+        return TreeStates(rows[..., None].double())
 
-    def commit(self, draft: Draft, verdict: Verdict, q: Tensor, settled: Settled) -> None:
-        self.seen = (draft, verdict)
-        super().commit(draft, verdict, q, settled)
+
+def table_state(
+    tables: Tables, warp: TableWarp, tokens: Tensor, length: Tensor, memory: Tensor, uniforms: Tensor, nodes: int
+) -> DecodeState:
+    """The engine's state in the middle of decodes.
+
+    tokens [B, ≥ L] of which ``length`` [B] are committed; memory [B, slots]; uniforms [B, steps, U]; ``nodes``: most
+    nodes of a tree.
+    """
+    batch, device = len(tokens), tokens.device
+    prefix: Any = None
+    given: Any = warp
+    state = DecodeState(
+        table_target(tables), given, 1.0, [0] * batch, prefix, TableStack(tables, memory), uniforms, nodes, nodes,
+        Clock(device),
+    )  # fmt: skip
+    root = tokens.gather(1, (length - 1)[:, None])[:, 0]
+    ones = Lengths(torch.ones_like(length), PerPrompt((1,) * batch))
+    states = torch.zeros(batch, 1, 1, dtype=torch.float64)
+    state.now = Progress(
+        Lengths(length.clone(), PerPrompt(length.tolist())),
+        root,
+        tokens.clone(),
+        LastCommit(states, root[:, None], ones),
+    )
+    state.first = tables.q[:1].expand(batch, -1)
+    return state
+
+
+def table_trace(tables: Tables, batch: int, width: int) -> Trace:
+    trace = Trace(batch, 2 * tables.length + 64, tables.vocab, max(width, 1), torch.device("cpu"))
+    trace.q, trace.p = trace.q.double(), trace.p.double()
+    return trace

@@ -1,0 +1,1 @@
+"""Methods: four kinds of components, and the presets that name combinations of them."""

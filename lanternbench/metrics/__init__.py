@@ -1,8 +1,25 @@
-"""Quality metrics: per-image scorers, set scorers, and the registry of both.  Missing is reported, never scored."""
+"""Quality metrics.  Importing this registers the built-in ones; their networks are imported when they are needed."""
 
 from __future__ import annotations
 
+from lanternbench.metrics import (  # noqa: F401
+    aesthetic,
+    clip,
+    cmmd,
+    fid,
+    fid_infinity,
+    geneval,
+    hpsv2,
+    image_reward,
+    inception_score,
+    pickscore,
+    precision_recall,
+)
+from lanternbench.metrics.choice import Evaluators, column, columns, names, scorers_for
 from lanternbench.metrics.images import read_image
-from lanternbench.metrics.registry import Scorer, SetScorer, register, scorers_for
+from lanternbench.metrics.metric import Column, Extra, ImageMetric, Metric, SetMetric, SetScore
 
-__all__ = ["Scorer", "SetScorer", "read_image", "register", "scorers_for"]
+__all__ = [
+    "Column", "Evaluators", "Extra", "ImageMetric", "Metric", "SetMetric", "SetScore", "column", "columns", "names",
+    "read_image", "scorers_for",
+]  # fmt: skip

@@ -11,9 +11,20 @@ from PIL import Image
 from torch import Tensor
 
 from lanternbench.metrics import files
-from lanternbench.metrics.clip import Encoder, openai_clip
-from lanternbench.metrics.judge import Judge, PerImage, linear_head
-from lanternbench.metrics.setup import Setup, seeded
+from lanternbench.metrics.clip import CLIP_VIT_L14, Encoder, openai_clip
+from lanternbench.metrics.linear_head import linear_head
+from lanternbench.metrics.metric import ImageMetric, Judge
+from lanternbench.metrics.setup import seeded
+from lanternbench.registry import register
+
+AESTHETIC = files.Weights(
+    name="aesthetic",
+    title="LAION's aesthetic predictor",
+    file="sac+logos+ava1-l14-linearMSE.pth",
+    url="https://github.com/christophschuhmann/improved-aesthetic-predictor/raw/main/"
+    "sac%2Blogos%2Bava1-l14-linearMSE.pth",
+    sha256="",
+)
 
 
 def judge(encoder: Encoder, path: Path | None, width: int = 768) -> Judge:
@@ -27,7 +38,7 @@ def judge(encoder: Encoder, path: Path | None, width: int = 768) -> Judge:
         try:
             head.load_state_dict({k.removeprefix("layers."): v for k, v in files.tensors(path, "aesthetic").items()})
         except RuntimeError as error:
-            raise files.wrong_file(path, files.AESTHETIC.title, error) from None
+            raise files.wrong_file(path, AESTHETIC.title, error) from None
     head.eval().requires_grad_(False).to(encoder.device)
 
     def values(images: list[Image.Image], captions: list[str]) -> Tensor:
@@ -36,15 +47,15 @@ def judge(encoder: Encoder, path: Path | None, width: int = 768) -> Judge:
     return values
 
 
-def aesthetic_score(setup: Setup | None = None, path: Path | None = None, clip: Path | None = None) -> PerImage:
-    """ "aesthetic": the head from ``path``, CLIP ViT-L/14 from ``clip``, or both found on this machine."""
-    setup, weights = setup or Setup(), files.CLIP_VIT_L14
+@register("metric", "aesthetic")
+class Aesthetic(ImageMetric):
+    """The published head on CLIP ViT-L/14."""
 
-    def load() -> Judge:
-        encoder = openai_clip(setup.find(weights, clip), weights, "ViT-L-14-quickgelu", setup.device)
-        return judge(encoder, setup.find(files.AESTHETIC, path))
+    title, form, captions = "Aesthetic", ".3f", False
+    weights = (AESTHETIC, CLIP_VIT_L14)
 
-    def missing() -> str | None:
-        return setup.missing({files.AESTHETIC: path, weights: clip})
-
-    return PerImage(f"aesthetic{setup.mark}", (files.AESTHETIC.file, weights.file), missing, load, captions=False)
+    def load(self) -> Judge:
+        """The head's value; captions do not count."""
+        path = self.setup.find(CLIP_VIT_L14)
+        encoder = openai_clip(path, CLIP_VIT_L14, "ViT-L-14-quickgelu", self.setup.device)
+        return judge(encoder, self.setup.find(AESTHETIC))

@@ -20,8 +20,31 @@ from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import files
-from lanternbench.metrics.judge import Judge, PerImage
+from lanternbench.metrics.metric import ImageMetric, Judge
 from lanternbench.metrics.setup import Setup, seeded
+from lanternbench.registry import register
+
+CLIP_TINY = files.Embedded("clip.safetensors", "CLIP-tiny")
+CLIP_VIT_B32 = files.Weights(
+    name="clip",
+    title="CLIP ViT-B/32 (OpenAI)",
+    file="ViT-B-32.pt",
+    url="https://openaipublic.azureedge.net/clip/models/"
+    "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af/ViT-B-32.pt",
+    sha256="40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af",
+    elsewhere=("~/.cache/clip/ViT-B-32.pt",),
+    hub=("timm/vit_base_patch32_clip_224.openai", "open_clip_model.safetensors"),
+)
+CLIP_VIT_L14 = files.Weights(
+    name="clip-l14",
+    title="CLIP ViT-L/14 (OpenAI)",
+    file="ViT-L-14.pt",
+    url="https://openaipublic.azureedge.net/clip/models/"
+    "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836/ViT-L-14.pt",
+    sha256="b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836",
+    elsewhere=("~/.cache/clip/ViT-L-14.pt",),
+    hub=("timm/vit_large_patch14_clip_224.openai", "open_clip_model.safetensors"),
+)
 
 
 class Encoder(NamedTuple):
@@ -51,7 +74,7 @@ class Encoder(NamedTuple):
 def _tiny() -> Encoder:
     from lanternbench.models.tiny import clip as clip_tiny
 
-    return Encoder(clip_tiny.load(files.embedded("clip.safetensors")), clip_tiny.pixels, clip_tiny.tokenize)
+    return Encoder(clip_tiny.load(files.embedded(CLIP_TINY.file)), clip_tiny.pixels, clip_tiny.tokenize)
 
 
 def openai_pixels() -> Callable[[Image.Image], Tensor]:
@@ -103,20 +126,27 @@ def _archive(path: Path, weights: files.Weights) -> dict[str, Tensor]:
         raise files.wrong_file(path, weights.title, error) from None
 
 
-def clip_tiny_score(setup: Setup | None = None) -> PerImage:
-    """ "clip-tiny": the embedded CLIP, trained on this package's own scenes."""
-    file = "clip.safetensors"
-    return PerImage("clip-tiny", (file,), lambda: files.embedded_missing(file, "CLIP-tiny"), lambda: _tiny().judge())
+@register("metric", "clip")
+class Clip(ImageMetric):
+    """OpenAI's ViT-B/32."""
+
+    title, stand_in, weights = "CLIP", "clip-tiny", (CLIP_VIT_B32,)
+
+    def load(self) -> Judge:
+        """The cosine of image and caption."""
+        path = self.setup.find(CLIP_VIT_B32)
+        return openai_clip(path, CLIP_VIT_B32, "ViT-B-32-quickgelu", self.setup.device).judge()
 
 
-def clip_score(setup: Setup | None = None, path: Path | None = None) -> PerImage:
-    """ "clip": OpenAI's ViT-B/32, from ``path`` or wherever it already lies on this machine."""
-    setup, weights = setup or Setup(), files.CLIP_VIT_B32
+@register("metric", "clip-tiny")
+class ClipTiny(ImageMetric):
+    """The embedded CLIP, trained on this package's own scenes."""
 
-    def load() -> Judge:
-        return openai_clip(setup.find(weights, path), weights, "ViT-B-32-quickgelu", setup.device).judge()
+    title, embedded, weights = "CLIP-tiny", True, (CLIP_TINY,)
 
-    return PerImage(f"clip{setup.mark}", (weights.file,), lambda: setup.missing({weights: path}), load)
+    def load(self) -> Judge:
+        """The cosine of image and caption."""
+        return _tiny().judge()
 
 
 def open_clip_weights(name: str) -> files.Weights:
@@ -139,15 +169,21 @@ def open_clip_weights(name: str) -> files.Weights:
     return files.Weights(name, f"open_clip's {model} ({tag})", local, url, "", hub=hub)
 
 
-def open_clip_score(name: str, setup: Setup | None = None) -> PerImage:
-    """ "clip:MODEL/TAG": any model of open_clip with its own preparation of images.  Raises UserError for no such."""
-    setup, weights = setup or Setup(), open_clip_weights(name)
-    model, _, tag = name.removeprefix("clip:").partition("/")
+@register("metric", "clip:MODEL/TAG")
+class OpenClip(ImageMetric):
+    """Any model of open_clip with its own preparation of images.  Raises UserError for no such."""
 
-    def load() -> Judge:
-        return _open_clip(setup.find(weights), weights, model, tag, setup.device).judge()
+    extra = True
 
-    return PerImage(f"{name}{setup.mark}", (weights.file,), lambda: setup.missing({weights: None}), load)
+    def __init__(self, name: str, setup: Setup):
+        super().__init__(name, setup)
+        self.wanted = open_clip_weights(name)
+        self.weights = (self.wanted,)  # type: ignore[misc]
+
+    def load(self) -> Judge:
+        """The cosine of image and caption."""
+        model, _, tag = self.wanted.name.removeprefix("clip:").partition("/")
+        return _open_clip(self.setup.find(self.wanted), self.wanted, model, tag, self.setup.device).judge()
 
 
 def _open_clip(path: Path | None, weights: files.Weights, model: str, tag: str, device: str) -> Encoder:
@@ -179,7 +215,7 @@ def retrieval(images: list[Image.Image], captions: list[str]) -> float:
     """
     if len(images) != len(captions) or not images:
         raise ValueError(f"retrieval needs one caption per image; {len(images)} images, {len(captions)} captions")
-    if reason := clip_tiny_score().available():
+    if reason := files.missing(CLIP_TINY):
         raise UserError(f"Retrieval cannot be computed: {reason}.")
     encoder = _tiny()
     best = (encoder.images(images) @ encoder.captions(captions).T).argmax(1).tolist()

@@ -78,7 +78,7 @@ def _kept(net: Net, settings: str, images: ImageFiles, block: list[Path]) -> Ten
         return {"features": torch.cat([torch.zeros(0), *_computed(net, images.images(block))])}
 
     def whole(kept: dict[str, Tensor]) -> bool:  # else some could not be read, which is to be told again
-        return len(kept["features"]) == len(block)
+        return kept["features"].ndim == 2 and len(kept["features"]) == len(block)
 
     return reference.kept("features", block, settings, make, whole)["features"]
 

@@ -16,8 +16,26 @@ from torch import Tensor
 
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import Encoder, filled
-from lanternbench.metrics.judge import Judge, PerImage
-from lanternbench.metrics.setup import Setup, seeded
+from lanternbench.metrics.metric import ImageMetric, Judge
+from lanternbench.metrics.setup import seeded
+from lanternbench.registry import register
+
+HPS_V2 = files.Weights(
+    name="hpsv2",
+    title="HPSv2",
+    file="HPS_v2_compressed.pt",
+    url="https://huggingface.co/xswu/HPSv2/resolve/main/HPS_v2_compressed.pt",
+    sha256="",
+    hub=("xswu/HPSv2", "HPS_v2_compressed.pt"),
+)
+HPS_V21 = files.Weights(
+    name="hpsv2.1",
+    title="HPSv2.1",
+    file="HPS_v2.1_compressed.pt",
+    url="https://huggingface.co/xswu/HPSv2/resolve/main/HPS_v2.1_compressed.pt",
+    sha256="",
+    hub=("xswu/HPSv2", "HPS_v2.1_compressed.pt"),
+)
 
 SIZE = 224
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -60,13 +78,20 @@ def load(
     )
 
 
-def hpsv2_score(
-    setup: Setup | None = None, weights: files.Weights = files.HPS_V2, path: Path | None = None
-) -> PerImage:
-    """ "hpsv2" or "hpsv2.1", by ``weights``: a cosine, about 0.2…0.35; from ``path`` or a file found here."""
-    setup = setup or Setup()
+@register("metric", "hpsv2")
+class HpsV2(ImageMetric):
+    """The checkpoint of v2.0: a cosine, about 0.2…0.35."""
 
-    def ready() -> Judge:
-        return load(setup.find(weights, path), weights, device=setup.device).judge()
+    title, weights = "HPSv2", (HPS_V2,)
 
-    return PerImage(f"{weights.name}{setup.mark}", (weights.file,), lambda: setup.missing({weights: path}), ready)
+    def load(self) -> Judge:
+        """The cosine of image and caption."""
+        (weights,) = self.weights
+        return load(self.setup.find(weights), weights, device=self.setup.device).judge()
+
+
+@register("metric", "hpsv2.1")
+class HpsV21(HpsV2):
+    """The checkpoint of v2.1."""
+
+    title, weights, extra = "HPSv2.1", (HPS_V21,), True

@@ -1,140 +1,40 @@
-"""ImageReward (arXiv 2304.05977): BLIP reads the caption with the image before it, a small head gives the reward.
-
-The networks are transformers' BLIP parts, the weights the official ``ImageReward.pt``: the package of the authors
-imports with no current transformers or timm.  Reproduces that package on its own test vectors (``tests/golden.py``).
-"""
+"""ImageReward (arXiv 2304.05977): a z-score of human preference, about −2…2, from the official files."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from lanternbench.metrics import files
+from lanternbench.metrics.metric import ImageMetric, Judge
+from lanternbench.registry import register
 
-import torch
-from PIL import Image
-from torch import Tensor, nn
-from transformers import BertTokenizer, BlipTextConfig, BlipVisionConfig, BlipVisionModel
-from transformers.models.blip.modeling_blip_text import BlipTextModel
-
-from lanternbench.metrics import clip, files
-from lanternbench.metrics.judge import Judge, PerImage, linear_head
-from lanternbench.metrics.setup import Setup, seeded
-
-MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw reward over the authors' data: makes it a z-score
-CAPTION = 35  # tokens; longer captions are cut
-VISION = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
-TEXT = {"vocab_size": 30524, "num_attention_heads": 12, "encoder_hidden_size": VISION["hidden_size"]}
-MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-_RENAMED = [  # official -> transformers
-    (r"^blip\.visual_encoder\.cls_token$", "vision.embeddings.class_embedding"),
-    (r"^blip\.visual_encoder\.pos_embed$", "vision.embeddings.position_embedding"),
-    (r"^blip\.visual_encoder\.patch_embed\.proj\.", "vision.embeddings.patch_embedding."),
-    (r"^blip\.visual_encoder\.norm\.", "vision.post_layernorm."),
-    (r"^blip\.visual_encoder\.blocks\.(\d+)\.norm([12])\.", r"vision.encoder.layers.\1.layer_norm\2."),
-    (r"^blip\.visual_encoder\.blocks\.(\d+)\.attn\.qkv\.", r"vision.encoder.layers.\1.self_attn.qkv."),
-    (r"^blip\.visual_encoder\.blocks\.(\d+)\.attn\.proj\.", r"vision.encoder.layers.\1.self_attn.projection."),
-    (r"^blip\.visual_encoder\.blocks\.(\d+)\.mlp\.", r"vision.encoder.layers.\1.mlp."),
-    (r"^blip\.text_encoder\.", "text."),
-    (r"^mlp\.layers\.", "head."),
-]
-_UNUSED = re.compile(r"(^blip\.(vision|text)_proj\.)|(\.position_ids$)")
+IMAGE_REWARD = files.Weights(
+    name="image-reward",
+    title="ImageReward",
+    file="ImageReward.pt",
+    url="https://huggingface.co/THUDM/ImageReward/resolve/main/ImageReward.pt",
+    sha256="",
+    elsewhere=("~/.cache/ImageReward/ImageReward.pt",),
+    hub=("THUDM/ImageReward", "ImageReward.pt"),
+)
+BERT_VOCABULARY = files.Weights(
+    name="bert-vocabulary",
+    title="the vocabulary of BERT (uncased)",
+    file="bert-base-uncased-vocab.txt",
+    url="https://huggingface.co/google-bert/bert-base-uncased/resolve/main/vocab.txt",
+    sha256="",
+    hub=("google-bert/bert-base-uncased", "vocab.txt"),
+)
 
 
-class RewardModel(nn.Module):
-    """ViT over the image, BERT over the caption with cross-attention to the image, a linear head on [CLS]."""
+@register("metric", "image-reward")
+class ImageReward(ImageMetric):
+    """``ImageReward.pt`` in transformers' BLIP parts."""
 
-    def __init__(self, vision: Mapping[str, Any] = VISION, text: Mapping[str, Any] = TEXT):
-        super().__init__()
-        self.vision = BlipVisionModel(BlipVisionConfig(**{"image_size": 224, "layer_norm_eps": 1e-6} | dict(vision)))
-        self.text = BlipTextModel(BlipTextConfig(**text), add_pooling_layer=False)
-        self.head = linear_head(self.text.config.hidden_size)
+    title, weights = "ImageReward", (IMAGE_REWARD, BERT_VOCABULARY)
 
-    def read(self, seen: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-        """Image tokens [B, N, W], caption ids and mask [B, 35] -> caption states [B, 35, D]."""
-        return self.text(ids, attention_mask=mask, encoder_hidden_states=seen).last_hidden_state
+    def load(self) -> Judge:
+        """The reward."""
+        from lanternbench.metrics import blip_reward
 
-    def forward(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-        """Pixels [B, 3, 224, 224], caption ids and mask [B, 35] -> rewards [B], standardised."""
-        states = self.read(self.vision(pixels).last_hidden_state, ids, mask)
-        return (self.head(states[:, 0]).squeeze(-1) - MEAN) / STD
-
-
-def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Keys of ``ImageReward.pt`` -> keys of ``RewardModel``."""
-    renamed = {}
-    for key, tensor in state.items():
-        if not _UNUSED.search(key):
-            for pattern, name in _RENAMED:
-                key = re.sub(pattern, name, key)
-            renamed[key] = tensor.float()
-    return renamed
-
-
-def tokenizer(words: list[str]) -> BertTokenizer:
-    """BERT's tokenizer over a vocabulary, with the two marks that BLIP adds to it."""
-    made = BertTokenizer(vocab={word: i for i, word in enumerate(words)})
-    made.add_tokens(["[DEC]", "[ENC]"], special_tokens=True)
-    return made
-
-
-def tokenize(made: BertTokenizer, captions: list[str]) -> tuple[Tensor, Tensor]:
-    """Captions -> ids and mask, int64 [B, 35]; half a surrogate pair counts as "?"."""
-    clean = [caption.encode("utf-8", "replace").decode() for caption in captions]
-    read = made(clean, padding="max_length", truncation=True, max_length=CAPTION, return_tensors="pt")
-    return read["input_ids"], read["attention_mask"]
-
-
-def load(path: Path, vocabulary: Path) -> tuple[RewardModel, BertTokenizer]:
-    """The official weights and BERT's vocab.txt.  Raises UserError when a file is not what it should be."""
-    try:
-        words = vocabulary.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise files.wrong_file(vocabulary, "BERT vocabulary", error) from None
-    if len(words) + 2 != TEXT["vocab_size"] or not set(MARKS) <= set(words):
-        lines = f"it has {len(words)} lines, not {TEXT['vocab_size'] - 2} with BERT's marks"
-        raise files.wrong_file(vocabulary, "BERT vocabulary", ValueError(lines))
-    state = from_official(files.tensors(path, "ImageReward"))
-    model = RewardModel()
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise files.wrong_file(path, "ImageReward", error) from None
-    return model, tokenizer(words)
-
-
-def untrained() -> tuple[RewardModel, BertTokenizer]:
-    """Random weights, and a vocabulary of single signs in place of BERT's words."""
-    signs = [chr(n) for n in range(33, 33 + (TEXT["vocab_size"] - 2 - len(MARKS)) // 2)]
-    words = [*MARKS, *signs, *(f"##{sign}" for sign in signs)]
-    with seeded():
-        return RewardModel(), tokenizer(words)
-
-
-def judge(model: RewardModel, words: BertTokenizer, device: str = "cpu") -> Judge:
-    """Images and captions -> rewards."""
-    model.eval().requires_grad_(False).to(device)
-    pixels = clip.openai_pixels()
-
-    def values(images: list[Image.Image], captions: list[str]) -> Tensor:
-        ids, mask = tokenize(words, captions)
-        return model(torch.stack([pixels(i) for i in images]).to(device), ids.to(device), mask.to(device))
-
-    return values
-
-
-def image_reward_score(
-    setup: Setup | None = None, path: Path | None = None, vocabulary: Path | None = None
-) -> PerImage:
-    """ "image-reward": a z-score, about −2…2; files from ``path`` and ``vocabulary``, or found on this machine."""
-    setup = setup or Setup()
-    weights, words = files.IMAGE_REWARD, files.BERT_VOCABULARY
-
-    def ready() -> Judge:
-        here, listed = setup.find(weights, path), setup.find(words, vocabulary)
-        return judge(*(load(here, listed) if here and listed else untrained()), setup.device)
-
-    def missing() -> str | None:
-        return setup.missing({weights: path, words: vocabulary})
-
-    return PerImage(f"image-reward{setup.mark}", (weights.file, words.file), missing, ready)
+        here, words = (self.setup.find(w) for w in self.weights)
+        model = blip_reward.load(here, words) if here and words else blip_reward.untrained()
+        return blip_reward.judge(*model, self.setup.device)

@@ -7,18 +7,18 @@ varied).  The features are those of the FID net.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterable
+from functools import cached_property
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from lanternbench.metrics import files, reference
+from lanternbench.metrics import reference
 from lanternbench.metrics.features import ImageFiles, Net, features
-from lanternbench.metrics.fid import ENOUGH, SetScore, inception_net, tiny_net
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics.metric import ENOUGH, Extra, SetMetric, SetScore
+from lanternbench.metrics.nets import FID_TINY, INCEPTION, inception_net, tiny_net
+from lanternbench.registry import register
 
 K = 3
 CHUNK = 1024  # rows of the distance matrix held at a time
@@ -42,63 +42,53 @@ def precision_recall(real: Tensor, made: Tensor, k: int = K) -> tuple[float, flo
     return inside(made, real, radii(real, k)), inside(real, made, radii(made, k))
 
 
-class PrecisionRecall:
-    """A set scorer with two columns, "precision" and "recall" (and a mark); net and reference load on first use."""
+@register("metric", "precision-recall")
+class PrecisionRecall(SetMetric):
+    """Two columns, on Inception-V3's 2048 features, against the setup's real images."""
 
+    title, form, key = "Precision", ".3f", "precision"
+    more = (Extra("recall", "Recall", form=".3f"),)
+    weights = (INCEPTION,)
     compares = True
+    stand_in = "precision-recall-tiny"
 
-    def __init__(
-        self,
-        mark: str,
-        needs: tuple[str, ...],
-        missing: Callable[[], str | None],
-        net: Callable[[], Net],
-        real: Path | None,
-    ):
-        self.name, self.needs, self._mark = f"precision{mark}", needs, mark
-        self._missing, self._net, self._folder, self._real = missing, cache(net), real, cache(self._reference)
+    @cached_property
+    def net(self) -> Net:
+        """Loaded on first use."""
+        return inception_net(self.setup)
 
-    def available(self) -> str | None:
-        """None, or one sentence: what is missing and the command that gets it."""
-        return self._missing() or reference.missing("precision and recall", self._folder)
-
-    def _reference(self) -> Tensor:
-        assert self._folder is not None  # else it is not available
-        return features(self._net(), ImageFiles(reference.images_in(self._folder), strict=True))
+    @cached_property
+    def real(self) -> Tensor:
+        """Features of the real images [M, D]; loaded on first use."""
+        assert self.setup.reference is not None  # else it is not available
+        return features(self.net, ImageFiles(reference.images_in(self.setup.reference), strict=True))
 
     def prepare(self) -> None:
         """Load the net and the real images' features now, so that a clock may start afterwards."""
-        self._real()
+        self.real  # noqa: B018
 
-    def score_set(self, images: Iterable[Image.Image]) -> SetScore:
-        """Precision, and recall beside it; both None when files are missing or images are too few."""
-        recall = f"recall{self._mark}"
-        if reason := self.available():
-            return SetScore(None, 0, reason, {recall: None})
-        made = features(self._net(), images)
+    def compute(self, images: Iterable[Image.Image]) -> SetScore:
+        """Precision, and recall beside it; both None when images are too few."""
+        made = features(self.net, images)
         if len(made) < 2:
             few = f"precision and recall need at least 2 images; there are {len(made)}"
-            return SetScore(None, len(made), few, {recall: None})
-        precise, recalled = precision_recall(self._real(), made)
+            return SetScore(None, len(made), self.note("missing", few))
+        precise, recalled = precision_recall(self.real, made)
         few = f"precision and recall over {len(made)} images (fewer than {ENOUGH}) compare only at equal numbers"
-        return SetScore(precise, len(made), few if len(made) < ENOUGH else None, {recall: recalled})
+        note = self.note("warning", few) if len(made) < ENOUGH else None
+        return SetScore(precise, len(made), note, {self.more[0].key: recalled})
 
 
-def precision_recall_tiny_score(setup: Setup | None = None) -> PrecisionRecall:
-    """ "precision-tiny" and "recall-tiny": features of the embedded net, against the setup's real images."""
-    file = "fid.safetensors"
-    needs, real = (file, "a folder of real images"), (setup or Setup()).reference
-    return PrecisionRecall("-tiny", needs, lambda: files.embedded_missing(file, "FID net"), lambda: tiny_net()[0], real)
+@register("metric", "precision-recall-tiny")
+class PrecisionRecallTiny(PrecisionRecall):
+    """On features of the embedded net."""
 
+    title, key = "Precision-tiny", "precision-tiny"
+    more = (Extra("recall-tiny", "Recall-tiny", form=".3f"),)
+    weights = (FID_TINY,)
+    embedded, extra, stand_in = True, True, ""
 
-def precision_recall_score(setup: Setup | None = None, path: Path | None = None) -> PrecisionRecall:
-    """ "precision" and "recall": Inception-V3 2048, against the setup's real images; weights from ``path`` or found."""
-    setup = setup or Setup()
-    needs = (files.INCEPTION.file, "a folder of real images")
-    return PrecisionRecall(
-        setup.mark,
-        needs,
-        lambda: setup.missing({files.INCEPTION: path}),
-        lambda: inception_net(setup, path),
-        setup.reference,
-    )
+    @cached_property
+    def net(self) -> Net:
+        """Loaded on first use."""
+        return tiny_net()[0]

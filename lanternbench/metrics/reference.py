@@ -61,12 +61,12 @@ def kept(
     """
     digest = fingerprint(paths, f"{kind} {settings}")
     path = cache_dir() / kind / f"{digest[:16]}.safetensors"
-    with suppress(OSError, SafetensorError, KeyError):  # absent, or damaged: made again
+    with suppress(OSError, SafetensorError, KeyError, ValueError):  # absent, or damaged: made again
         if whole(found := load_file(path)):
             return found
     result = make()
     with writing(path, HOME):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, HOME) as file:
+    with replacing(path, HOME, shared=True) as file:
         file.write(save(result, {"settings": settings, "fingerprint": digest}))
     return result

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lanternbench.errors import UserError
-from lanternbench.metrics import files
+from lanternbench.metrics.files import Weights, missing
 
 RANDOM = "-random"  # ends the name of a metric that a network without trained weights computed
 
@@ -20,21 +20,24 @@ class Setup:
     reference: Path | None = None  # a folder of real images
     device: str = "cpu"
     random: bool = False
+    given: Mapping[str, Path] = field(default_factory=dict)  # weights files by name, instead of those found here
 
     @property
     def mark(self) -> str:
         """What is put behind a metric's name."""
         return RANDOM if self.random else ""
 
-    def missing(self, needed: Mapping[files.Weights, Path | None]) -> str | None:
+    def missing(self, *needed: Weights) -> str | None:
         """None when each file is given or found, else one sentence with the one command that gets the others."""
-        return None if self.random else files.missing(*(w for w, given in needed.items() if given is None))
+        return None if self.random else missing(*(w for w in needed if w.name not in self.given))
 
-    def find(self, weights: files.Weights, given: Path | None = None) -> Path | None:
+    def find(self, weights: Weights) -> Path | None:
         """The file to read; None for random weights.  Raises UserError when there is none."""
-        found = None if self.random else given or weights.find()
-        if found is None and not self.random:
-            raise UserError(f"{weights.title} cannot score: {weights.missing()}.")
+        if self.random:
+            return None
+        found = self.given.get(weights.name) or weights.find()
+        if found is None:
+            raise UserError(f"{weights.title} cannot score: {missing(weights)}.")
         return found
 
 

@@ -1,0 +1,8 @@
+"""Targets by family, the parts that they share, and drafters.  Importing it registers the families."""
+
+# ruff: noqa: I001  (the order in which ``targets`` lists them)
+from lanternbench.models.tiny import checkpoint as _tiny
+from lanternbench.models.llamagen import checkpoint as _llamagen
+from lanternbench.models.chameleon import checkpoint as _chameleon
+
+FAMILIES = (_tiny, _llamagen, _chameleon)

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.cuda_graphs import Graphs, Replay
 from lanternbench.models.kv_cache import KVCache, Slots, StepCache
 from lanternbench.models.transformer import DecoderConfig
 
 SPAN = 512  # a recorded forward attends to a multiple of this many slots
 ROOM = 512  # its cache has a multiple of this many, so that prompts and methods share caches of gigabytes
 Stack = Callable[[Tensor, Tensor, Tensor | None, StepCache, bool], Tensor]
+
+
+class Lengths(NamedTuple):
+    """A count per prompt (committed image tokens, say), on the device and on the host.
+
+    While a CUDA graph is recorded the host knows no length, but that ``span`` slots are attended to.
+    """
+
+    device: Tensor  # [B]
+    host: tuple[int, ...] | None
+    span: int | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Have all prompts the same, as far as the host knows?  Then slots and positions are slices."""
+        return self.host is not None and min(self.host) == max(self.host)
 
 
 def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -24,61 +41,58 @@ def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @cache
 def causal(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Additive mask [1, n, n] under which each of n new positions sees itself and the earlier ones."""
+    """Additive mask [1, n, n] under which each of n new positions attends to itself and the earlier ones."""
     return additive(torch.ones(1, n, n, dtype=torch.bool, device=device).tril(), dtype)
 
 
 class CachedStack:
-    """Runs new positions ("nodes") against what is committed.
+    """Runs new positions ("nodes") against the cached prefix.
 
     Rows: B prompts, or 2B with guidance (conditional rows first); whatever is given per prompt is repeated for both
-    halves.  Each prompt b has ``base[b]`` committed slots; nodes go to slots base[b] + first … and see all committed
-    slots that are not padding plus the nodes that ``visible`` names.
+    halves.  Prompt b has ``base[b]`` slots before its nodes; nodes go to slots base[b] + first … and attend to all
+    slots before them that are not padding, and to the nodes that ``visible`` names.
     """
 
     def __init__(
         self,
         stack: Stack,
-        cfg: DecoderConfig,
+        config: DecoderConfig,
         rows: int,
         slots: int,
         rope: Tensor,
         like: Tensor,
-        graphs: Graphs | None = None,
+        shared: dict[Any, CachedStack] | None = None,
     ):
         """``like`` gives dtype and device.
 
-        With ``graphs`` all forwards but the prefill are recorded and replayed, in the memory and with the recordings of
-        the first such stack of about as many slots.
+        ``shared``: the stacks whose memory CUDA graphs have recorded; one of the same network and size is used again.
         """
-        self.stack, self.graphs = stack, graphs
-        self.dtype, self.device = like.dtype, like.device
-        if graphs is not None:
+        self.stack, self.dtype, self.device = stack, like.dtype, like.device
+        self.pads: Tensor | None = None  # additive [R, 1, 1, slots]
+        self.cache: KVCache
+        if shared is not None:
             slots = -(-slots // ROOM) * ROOM
         beyond = rope[-1:].expand(max(0, slots + 1 - len(rope)), -1)  # nodes past the image need some position too
         self.rope = torch.cat([rope, beyond])[:, None]
-        self.pads: Tensor | None = None  # additive [R, 1, 1, slots]
-        self.replays: dict[tuple, Replay] = {}
-        self.cache: KVCache
-        first = self if graphs is None else graphs.stacks.setdefault((id(stack), rows, slots, like.dtype), self)
-        if first is not self:
-            assert first.pads is not None
-            self.cache, self.pads, self.replays = first.cache, first.pads.zero_(), first.replays
-            self.cache.store.zero_()
-            return
-        self.cache = KVCache(cfg.n_layer, rows, slots, cfg.kv_heads, cfg.head_dim, like)
-        if graphs is not None:
+        if shared is not None:
+            first = shared.setdefault((id(stack), rows, slots, like.dtype), self)
+            if first is not self:
+                assert first.pads is not None
+                self.cache, self.pads, self.rope = first.cache, first.pads.zero_(), first.rope
+                self.cache.store.zero_()
+                return
             self.pads = torch.zeros(rows, 1, 1, slots, dtype=like.dtype, device=like.device)
+        self.cache = KVCache(config.n_layer, rows, slots, config.kv_heads, config.head_dim, like)
 
     def hide_pads(self, valid: Tensor) -> None:
-        """valid [R, P] bool: committed slots 0 … P − 1 that may be attended to."""
+        """valid [R, P] bool: prefix slots 0 … P − 1 that may be attended to."""
         if not bool(valid.all()):
-            full = torch.nn.functional.pad(valid, (0, self.cache.slots - valid.shape[1]), value=True)
+            full = F.pad(valid, (0, self.cache.slots - valid.shape[1]), value=True)
             pads = additive(full, self.dtype)[:, None, None]
             self.pads = pads if self.pads is None else self.pads.copy_(pads)  # recordings read it where it is
 
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these rows [R'] alone."""
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows [R'] alone."""
         self.cache.keep(rows)
         if self.pads is not None:
             self.pads = self.pads[rows]
@@ -103,88 +117,56 @@ class CachedStack:
         self,
         x: Tensor,
         position: Tensor | range,
-        bases: list[int],
-        base: Tensor | None = None,
+        base: Lengths,
         first: int = 0,
         visible: Tensor | None = None,
         last: bool = False,
     ) -> Tensor:
         """x [R, n, dim] -> hidden [R, n, dim], or [R, 1, dim] of the ``last`` alone.
 
-        ``position``: rows of the rotary table, [b, n], or a range of n or 1 that all prompts share; ``bases`` the
-        host's copy of ``base`` [B], which may be left out where they are alike; ``visible`` additive [b, n, first + n]
-        (None: all nodes so far are visible).  While a phase is recorded, ``base`` alone counts.
+        ``position``: rows of the rotary table, [b, n], or a range of n or 1 that all prompts share; ``base``: slots
+        before the first node of this step; ``visible`` additive [b, n, first + n] (None: all nodes so far).
         """
         visible = None if visible is None else visible.to(self.dtype)
         n = x.shape[1]
-        if self.graphs is not None and self.graphs.span is None:
-            return self._replayed(self.graphs, x, position, max(bases), first, visible, last)
-        span = max(bases) + first + n if self.graphs is None else min(self.graphs.span or 0, self.cache.slots)
-        if self.graphs is None and max(bases) == min(bases):
-            slots: Slots = slice(bases[0] + first, span)
-            mask = self._shared_mask(bases[0], first + n, n, visible)
+        if base.host is None:
+            assert base.span is not None
+            span = min(base.span, self.cache.slots)
         else:
-            assert base is not None
-            slots = self.cache.places(self.per_row(base[:, None] + torch.arange(first, first + n, device=self.device)))
-            mask = self._ragged_mask(base, span, first + n, n, visible)
+            span = max(base.host) + first + n
+        if base.equal:
+            assert base.host is not None
+            slots: Slots = slice(base.host[0] + first, span)
+            mask = self._shared_mask(base.host[0], first + n, n, visible)
+        else:
+            nodes = torch.arange(first, first + n, device=self.device)
+            slots = self.cache.places(self.per_row(base.device[:, None] + nodes))
+            mask = self._ragged_mask(base.device, span, first + n, n, visible)
         if isinstance(position, range):
             rope = self.rope[None, position.start : position.stop]
         else:
             rope = self.per_row(self.rope[position])
         return self.stack(x, rope, mask, StepCache(self.cache, slots, span), last)
 
-    def _replayed(
-        self,
-        graphs: Graphs,
-        x: Tensor,
-        position: Tensor | range,
-        base: int,
-        first: int,
-        visible: Tensor | None,
-        last: bool,
-    ) -> Tensor:
-        """One prompt's forward, recorded: slots and mask are made on the device, for whole multiples of SPAN slots."""
-        n = x.shape[1]
-        if isinstance(position, range):
-            position = torch.arange(position.start, position.stop, device=self.device)[None]
-        if visible is None:
-            visible = torch.zeros(1, n, first + n, dtype=self.dtype, device=self.device)
-        inputs = [x, position, torch.full((1,), base, device=self.device), visible]
-
-        def at_span(span: int) -> Callable[..., Tensor]:
-            def forward(x: Tensor, position: Tensor, base: Tensor, visible: Tensor) -> Tensor:
-                with graphs.recording(span):
-                    return self.forward(x, position, [], base, first, visible, last)
-
-            return forward
-
-        shape = (n, first, position.shape[1], last)
-        spans = self.spans(base + first + n)
-        if (*shape, spans[0]) not in self.replays:
-            for span in spans:
-                if (*shape, span) not in self.replays:
-                    self.replays[(*shape, span)] = graphs.record(at_span(span), inputs)
-        return self.replays[(*shape, spans[0])](inputs).clone()
-
-    def spans(self, upto: int) -> list[int]:
-        """To how many slots a recording that needs ``upto`` attends, first of all.
+    def spans(self, slots: int) -> list[int]:
+        """To how many slots a recording that needs ``slots`` attends, first of all.
 
         The longer ones are to be recorded with it: a decode that is timed should record nothing.
         """
-        return list(range(-(-upto // SPAN) * SPAN, self.cache.slots + SPAN, SPAN))
+        return list(range(-(-slots // SPAN) * SPAN, self.cache.slots + SPAN, SPAN))
 
     def _shared_mask(self, base: int, width: int, n: int, visible: Tensor | None) -> Tensor | None:
-        """All prompts have as many committed slots: [R|1, 1, n, base + width] or None."""
+        """All prompts have as many slots before their nodes: [R|1, 1, n, base + width] or None."""
         if visible is None:
             return None if self.pads is None else self.pads[..., : base + width].expand(-1, -1, n, -1)
         nodes = self.per_row(visible)[:, None]
         if self.pads is None:
-            return torch.nn.functional.pad(nodes, (base, 0))
+            return F.pad(nodes, (base, 0))
         rows = self.pads.shape[0]
         return torch.cat([self.pads[..., :base].expand(-1, -1, n, -1), nodes.expand(rows, -1, -1, -1)], -1)
 
     def _ragged_mask(self, base: Tensor, span: int, width: int, n: int, visible: Tensor | None) -> Tensor:
-        """Prompts at different lengths: [R, 1, n, span]."""
+        """Prompts of different lengths: [R, 1, n, span]."""
         column = torch.arange(span, device=self.device) - base[:, None]  # [B, span], node number where ≥ 0
         if visible is None:
             visible = torch.zeros(1, n, width, dtype=self.dtype, device=self.device)

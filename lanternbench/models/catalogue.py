@@ -1,4 +1,4 @@
-"""Targets by name: what they are (``catalogue.yaml``), whether they are here, how they are loaded."""
+"""Targets by name: what they are, whether they are here, how they are loaded with the drafter of one's choice."""
 
 from __future__ import annotations
 
@@ -7,70 +7,39 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict
 
-from lanternbench.engine.cuda_graphs import of_mode
 from lanternbench.errors import UserError
-from lanternbench.models import published
-from lanternbench.models.chameleon import checkpoint as published_chameleon
-from lanternbench.models.chameleon.model import Chameleon
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.llamagen import checkpoint as published_llamagen
-from lanternbench.models.llamagen.model import LlamaGen
+from lanternbench.models.family import Entry, Family
+from lanternbench.models.loading import dtype_named
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
-from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.utils.device import fit_threads
-from lanternbench.utils.files import cache_dir
-
-_FAMILIES: dict[str, Any] = {"llamagen": published_llamagen, "chameleon": published_chameleon}
+from lanternbench.registry import component, components
+from lanternbench.utils.graph_capture import of_mode
 
 
-class Source(BaseModel):
-    """Files of one repository on the Hugging Face hub; names may be patterns."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    repo: str
-    files: tuple[str, ...]
-
-
-class Entry(BaseModel):
-    """A row of the catalogue.  ``files`` by role: ``model``, ``vq``, ``text``, and drafters by kind."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    family: Literal["tiny", "llamagen", "chameleon"]
-    about: str
-    licence: str = "Apache-2.0"
-    gigabytes: float = 0.0  # of all files
-    shape: dict[str, Any] = {}
-    guidance: float = 3.0
-    top_k: int = 0
-    files: dict[str, Source] = {}
-
-    @property
-    def folder(self) -> Path:
-        """Where ``fetch`` puts its files: a folder per role."""
-        return cache_dir() / "targets" / self.name
-
-    def missing(self, folder: Path | None = None) -> list[str]:
-        """Roles that are not here whole; drafters count, though a target works without them."""
-        if self.family == "tiny":
-            return [] if (tiny.WEIGHTS / "target.safetensors").is_file() else ["model"]
-        return [role for role in self.files if not published.present(folder or self.folder, role)]
+@cache
+def family(name: str) -> Family:
+    """Raises UserError for a family that is not registered."""
+    return component("target", name)()
 
 
 @cache
 def catalogue() -> dict[str, Entry]:
-    """Every entry by name, in the order of the file."""
-    rows = yaml.safe_load(Path(__file__).with_name("catalogue.yaml").read_text(encoding="utf-8"))
-    return {name: Entry(name=name, **row) for name, row in rows.items()}
+    """Every entry by name, family by family.  Raises UserError where two families have a row of the same name."""
+    found: dict[str, Entry] = {}
+    for kind in components("target"):
+        for name, row in yaml.safe_load(family(kind).rows.read_text(encoding="utf-8")).items():
+            if name in found:
+                raise UserError(
+                    f"the target families '{found[name].family}' and '{kind}' both have a target '{name}': uninstall "
+                    "one of the plug-ins"
+                )
+            found[name] = Entry(name=name, family=kind, **row)
+    return found
 
 
 def entry(name: str) -> Entry:
@@ -84,6 +53,11 @@ def entry(name: str) -> Entry:
     return catalogue()[name]
 
 
+def missing(row: Entry) -> list[str]:
+    """Roles that are not here whole; drafters count, though a target works without them."""
+    return family(row.family).missing(row, family(row.family).home(row))
+
+
 def load_target(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:
     """A target by catalogue name, NAME=FOLDER with its files, or a folder in the embedded format (``train tiny``).
 
@@ -91,42 +65,29 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False, dt
     bfloat16 (default: float32 on a CPU and in the embedded format, else bfloat16).  Raises UserError for an unknown
     name or dtype and for weights that are missing or damaged.
     """
-    target = load_plain(name, device, random_weights, dtype)
-    fit_threads(target.model)
-    return packed(target)
+    return packed(load_plain(name, device, random_weights, dtype))
 
 
 def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:
     """As ``load_target``, in layers that gradients pass through."""
-    weights = None if dtype is None else published.dtype_named(dtype)
+    weights = None if dtype is None else dtype_named(dtype)
     if device.startswith("cuda"):
         ready(device)
-    if (Path(name) / "target.safetensors").is_file():
-        return tiny.load(Path(name), device, weights)
+    for kind in components("target"):
+        if family(kind).reads(Path(name)):
+            return family(kind).load(Entry(name=Path(name).name, family=kind, about=""), Path(name), device, weights)
     title, _, where = name.partition("=")
     row = entry(title)
-    if row.family == "tiny":
-        if random_weights:
-            raise UserError("target 'tiny' comes with trained weights: leave out --random-weights")
-        return tiny.load(_embedded(where), device, weights)
-    family = _FAMILIES[row.family]
+    own = family(row.family)
     if random_weights:
-        return family.random_target(row.name, row.shape, row.guidance, row.top_k, device, dtype=weights)
-    folder = Path(where) if where else row.folder
-    needed = [role for role in row.missing(folder) if role in family.NEEDS]
-    if needed:
+        return own.random_target(row, device, weights)
+    folder = Path(where) if where else own.home(row)
+    if needed := [role for role in own.missing(row, folder) if role in own.needs]:
         raise UserError(
             f"target '{title}' lacks its {' and '.join(needed)} in {folder}: `lanternbench fetch {title}` gets them "
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
         )
-    return family.load(row.name, row.shape, row.guidance, row.top_k, folder, device, weights)
-
-
-def _embedded(where: str) -> Path:
-    """The folder of ``tiny=FOLDER``, or the package's own."""
-    if where and not (Path(where) / "target.safetensors").is_file():
-        raise UserError(f"there is no target.safetensors in {where}: `lanternbench train tiny --out FOLDER` writes one")
-    return Path(where) if where else tiny.WEIGHTS
+    return own.load(row, folder, device, weights)
 
 
 def ready(device: str) -> None:
@@ -147,36 +108,27 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
     """
     title, _, where = spec.partition("=")
     if title not in catalogue() and Path(spec).exists():
-        net = family_of(target).eagle_drafter(target.model, Path(spec), device)
-        return packed(with_eagle(target, net)), "eagle"
+        return packed(with_eagle(target, target.model.eagle_drafter(Path(spec), device))), "eagle"
     if title not in catalogue():
         raise UserError(
             f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a file "
             "or folder with an EAGLE drafter"
         )
     row = entry(title)
-    if row.family == "tiny":
-        net = tiny.load(_embedded(where), device, target.dtype).model
-    elif random_weights:
-        net = _FAMILIES[row.family].random_decoder(row.shape, device, target.dtype)
+    own = family(row.family)
+    folder = Path(where) if where else own.home(row)
+    if random_weights:
+        net = own.random_decoder(row, device, target.dtype)
+    elif "model" in own.missing(row, folder):
+        raise UserError(f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it")
     else:
-        folder = Path(where) if where else row.folder
-        if not published.present(folder, "model"):
-            raise UserError(f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it")
-        net = _FAMILIES[row.family].decoder(row.shape, folder, device, target.dtype)
+        net = own.decoder(row, folder, device, target.dtype)
     return packed(replace(target, drafters=target.drafters | {"model": net})), "model"
-
-
-def family_of(target: Target) -> Any:
-    """The module that reads and writes the EAGLE drafters of ``target``."""
-    return published_chameleon if isinstance(target.model, Chameleon) else published_llamagen
 
 
 def with_eagle(target: Target, net: Eagle) -> Target:
     """``target`` with an EAGLE drafter of the user's, and with the prefix states that such a drafter reads."""
-    published_pads = isinstance(target.model, LlamaGen) and target.evaluators == "full"
-    pads = published_llamagen.EAGLE_PADS if published_pads else target.pad_rows
-    return replace(target, drafters=target.drafters | {"eagle": net}, pad_rows=pads)
+    return replace(target, drafters=target.drafters | {"eagle": net}, pad_rows=target.eagle_pads)
 
 
 def load_with_drafter(

@@ -18,6 +18,7 @@ from lanternbench.errors import UserError
 
 Net = TypeVar("Net", bound=nn.Module)
 State = dict[str, Tensor]
+UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
 _INNER = ("model", "module", "state_dict")  # under which official .pt files keep their weights
 
 
@@ -112,11 +113,17 @@ def load_into(make: Callable[[], Net], state: State, where: Path, device: str, d
 
 
 def load_layers(
-    make: Callable[[], Net], path: Path, convert: Callable[[State], State], device: str, dtype: torch.dtype
+    make: Callable[[], Net],
+    path: Path,
+    convert: Callable[[State], State],
+    device: str,
+    dtype: torch.dtype,
+    strict: bool = False,
 ) -> Net:
     """As ``load_into`` from the checkpoint at ``path``, with no more than one layer of it in memory at a time.
 
-    ``convert`` renames the tensors of one layer, or all that belong to none.
+    ``convert`` renames the tensors of one layer, or all that belong to none.  ``strict``: raises UserError also for a
+    tensor that the module has no place for.
     """
 
     on_disk: set[int] = set()  # storages of the layer at hand that lie in the file
@@ -147,43 +154,77 @@ def load_layers(
                 ) from None
             part.clear()
 
-    return _filled(make, parts(), path, device, moved)
+    return _filled(make, parts(), path, device, moved, strict)
 
 
 _LAYER = re.compile(r"\blayers\.\d+\.")
 
 
 def _filled(
-    make: Callable[[], Net], parts: Iterable[State], where: Path, device: str, moved: Callable[[Tensor], Tensor]
+    make: Callable[[], Net],
+    parts: Iterable[State],
+    where: Path,
+    device: str,
+    moved: Callable[[Tensor], Tensor],
+    strict: bool = False,
 ) -> Net:
     with empty_parameters():
         net = make()
-    wanted = {k: v.shape for k, v in net.named_parameters()}
-    tables, values = dict(net.named_buffers()), {}
+    shapes, values = {k: v.shape for k, v in net.state_dict().items()}, {}
     for state in parts:
-        for name in wanted.keys() & state.keys():
-            if state[name].shape != wanted[name]:
+        for name in shapes.keys() & state.keys():
+            if state[name].shape != shapes[name]:
                 raise UserError(
-                    f"'{name}' in {where} is {list(state[name].shape)} but this target needs {list(wanted[name])}: "
+                    f"'{name}' in {where} is {list(state[name].shape)} but this target needs {list(shapes[name])}: "
                     "it is the checkpoint of another size"
                 )
             values[name] = moved(state.pop(name))
-        tables |= {name: state[name] for name in tables.keys() & state.keys()}
-    lost = [k for k in wanted if k not in values]
-    if lost:
+        if strict and state:
+            raise UserError(
+                f"the checkpoint in {where} has a '{min(state)}' that a {type(net).__name__} of this kind has no place "
+                "for: it is of another architecture, whose output would differ without it"
+            )
+    wanted = dict(net.named_parameters())
+    if lost := [k for k in wanted if k not in values]:
         raise UserError(
             f"the checkpoint in {where} has no '{lost[0]}' ({len(lost)} of {len(wanted)} weights are absent): "
             f"it is not a {type(net).__name__} of this kind"
         )
-    return placed(net, lambda name, _: values.pop(name), lambda name, _: tables[name].to(device))
+    net.load_state_dict(values, strict=False, assign=True)
+    return net.to(device).eval()  # tables that no checkpoint has are still on the host
 
 
-def placed(net: Net, parameter: Callable[[str, Tensor], Tensor], buffer: Callable[[str, Tensor], Tensor]) -> Net:
-    """``net`` in evaluation mode, each parameter and buffer replaced by what the functions of (name, old one) give."""
-    for name, old in list(net.named_parameters()):
-        parent, _, leaf = name.rpartition(".")
-        setattr(net.get_submodule(parent), leaf, nn.Parameter(parameter(name, old), requires_grad=False))
-    for name, table in list(net.named_buffers()):
-        parent, _, leaf = name.rpartition(".")
-        setattr(net.get_submodule(parent), leaf, buffer(name, table))
-    return net.eval()
+def random_net(make: Callable[[], Net], device: str, dtype: torch.dtype) -> Net:
+    """A module filled in place, on its device: nothing is held twice."""
+    with empty_parameters():
+        net = make()
+    generator = torch.Generator(device).manual_seed(0)
+
+    def drawn(name: str, shape: torch.Size) -> Tensor:
+        value = torch.empty(shape, device=device, dtype=dtype)
+        if "norm" in name:
+            return value.fill_(float(name.rpartition(".")[2] == "weight"))
+        return value.normal_(std=0.02, generator=generator)
+
+    values = {name: drawn(name, empty.shape) for name, empty in net.named_parameters()}
+    net.load_state_dict(values, strict=False, assign=True)
+    return net.to(device).eval()
+
+
+def present(folder: Path, role: str) -> bool:
+    """Is a role's folder there with weights, and no download of it unfinished?"""
+    here = folder / role
+    weights = [p for pattern in ("*.pt", "*.pth", "*.bin", "*.safetensors", "*.ckpt") for p in here.rglob(pattern)]
+    return bool(weights) and not (here / UNFINISHED).exists()
+
+
+def dtype_for(device: str) -> torch.dtype:
+    """bfloat16 on a GPU, as the papers run; float32 on a CPU."""
+    return torch.float32 if device == "cpu" else torch.bfloat16
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The dtype of a name.  Raises UserError for any but float32 and bfloat16."""
+    if name not in ("float32", "bfloat16"):
+        raise UserError(f"unknown dtype '{name}': use float32 or bfloat16")
+    return getattr(torch, name)

@@ -4,51 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
-from lanternbench.engine.cuda_graphs import Graphs
-from lanternbench.models.chameleon.model import Chameleon
-from lanternbench.models.llamagen.model import CaptionEmbedding, LabelEmbedding, LlamaGen, left_pad
-from lanternbench.models.row_ends import RowEnds
-from lanternbench.models.vq import VQModel
+from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.slot_layout import SlotLayout
 
+if TYPE_CHECKING:
+    from lanternbench.utils.graph_capture import Graphs
+
+Pads = Literal["alone", "uniform"]
 DECODED = 4096  # tokens that the image tokeniser decodes at once
 
 
 class Prefix(NamedTuple):
     """What a target reads before the first image token; R = B, or 2B with guidance (conditional rows first).
 
-    ``ahead``, ``seen``: what an EAGLE drafter has at every prefix position but the last, namely the embedding that
-    stands for the next token, and whether the position may be attended to.
+    ``ahead_ids``, ``seen``: what an EAGLE drafter has at every prefix position but the last, namely the id that stands
+    for the next token (``Eagle.embed_prompt`` reads it), and whether the position may be attended to.
     """
 
     embeddings: Tensor  # [R, P, dim]
     valid: Tensor  # [R, P] bool, False on padding
     features: Tensor  # [R, P, c], labels [R, 1] or ids [R, P]: what ``cls_embedding`` reads, for independent drafters
-    ahead: Tensor  # [R, P − 1, dim]
+    ahead_ids: Tensor  # [R, P − 1]
     seen: Tensor  # [R, P − 1] bool
 
 
-def from_features(target: Target, captions: list[str], guided: bool) -> Prefix:
-    """LlamaGen: features, or a class, are the prefix.  Its EAGLE drafter takes token 0 for the next one, pads too."""
-    features, mask = target.text(captions)
-    if features.ndim == 3:
-        features, mask = left_pad(features, mask)
-    embed = cast(CaptionEmbedding | LabelEmbedding, target.model.cls_embedding)
-    if guided:
-        features, mask = torch.cat([features, embed.unconditional(len(captions))]), mask.repeat(2, 1)
-    x = embed(features)
-    ahead = blank(target.model.tok_embeddings.weight, x)
-    return Prefix(x, mask.bool(), features, ahead, torch.ones(ahead.shape[:2], dtype=torch.bool, device=ahead.device))
+class Tokeniser(Protocol):
+    """An image tokeniser."""
+
+    quantize: Any  # ``codes()`` -> [V, d]
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """[B, h, w] -> what ``Target.pixels`` reads, such as [B, 3, H, W] in −1…1."""
 
 
-def blank(table: Tensor, prefix: Tensor) -> Tensor:
-    """Token 0 of an embedding table [V, dim] at all prefix positions [R, P, dim] but the last: [R, P − 1, dim]."""
-    return table[0].expand(prefix.shape[0], prefix.shape[1] - 1, -1)
+def from_text(target: Target, captions: list[str], guided: bool) -> Prefix:
+    """The prefix that the model itself makes of what ``text`` says of the captions."""
+    return target.model.prefix(*target.text(captions), guided)
 
 
 def rounded(images: Tensor) -> Tensor:
@@ -63,25 +60,27 @@ class Target:
     ``text``: captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels [B, 1] and a
     mask of ones.  ``guidance``, ``top_k``: its defaults.
     ``options``: its default trees and neighbourhood size.  ``evaluators``: whose metrics its images are judged by.
-    ``drafters``: by kind of proposal (``eagle``, ``model``, ``medusa``).  ``pad_rows``: what padded prefix positions
-    attend to, see ``prefix_mask``; drafters trained on the features of LANTERN's class expect ``uniform``.
+    ``drafters``: by kind of proposal (``eagle``, ``model``, ``medusa``).
+    ``pad_rows``: what padded prefix positions attend to, see ``prefix_mask``; ``eagle_pads``: the same with an EAGLE
+    drafter of the user's, as those trained on the features of LANTERN's class expect ``uniform``.
     ``condition``: (target, captions, with unconditional rows?) -> prefix.  ``pixels``: what the tokeniser decodes ->
     uint8 [B, H, W, 3].  ``row_end``: the prompt id that the model writes after each row of an image, if it does.
-    ``graphs``: set, lone prompts are decoded with recorded forwards (CUDA graphs).  ``near``: the nearest codes by kind
+    ``graphs``: set, the phases of a step are replayed as CUDA graphs.  ``near``: the nearest codes by kind
     of proximity, once a method has asked for them.
     """
 
     name: str
-    model: LlamaGen | Chameleon
-    vq: VQModel
+    model: ImageDecoder
+    vq: Tokeniser
     text: Callable[[list[str]], tuple[Tensor, Tensor]]
     guidance: float = 1.0
     top_k: int = 0
     evaluators: Literal["tiny", "full"] = "full"
     options: dict = field(default_factory=dict)
     drafters: dict[str, Any] = field(default_factory=dict)
-    pad_rows: Literal["alone", "uniform"] = "alone"
-    condition: Callable[[Target, list[str], bool], Prefix] = from_features
+    pad_rows: Pads = "alone"
+    eagle_pads: Pads = "alone"
+    condition: Callable[[Target, list[str], bool], Prefix] = from_text
     pixels: Callable[[Tensor], Tensor] = rounded
     row_end: int | None = None
     graphs: Graphs | None = None
@@ -97,25 +96,31 @@ class Target:
         return self.grid[0] * self.grid[1]
 
     @property
-    def rows(self) -> RowEnds:
+    def layout(self) -> SlotLayout:
         """Where the model writes row ends."""
-        return RowEnds(0 if self.row_end is None else self.grid[1], self.length)
+        return SlotLayout(0 if self.row_end is None else self.grid[1], self.length)
 
-    def row_end_embedding(self, model: LlamaGen | Chameleon) -> Tensor:
-        """[dim] of the row end, as ``model`` (the target's or an independent drafter's) reads it."""
-        return cast(nn.Embedding, model.cls_embedding).weight[self.row_end]
+    def row_end_input(self, model: ImageDecoder) -> Callable[[Tensor], Tensor] | None:
+        """How ``model`` (the target's decoder or an independent drafter) reads a row end: states -> its embedding.
+
+        None where the target writes none.
+        """
+        if self.row_end is None:
+            return None
+        embedding = model.prompt_embeddings(torch.tensor(self.row_end, device=self.device))
+        return lambda hidden: embedding.expand_as(hidden)
 
     @property
     def vocab(self) -> int:
-        return self.model.cfg.vocab_size
+        return self.model.config.vocab_size
 
     @property
     def device(self) -> torch.device:
-        return self.model.tok_embeddings.weight.device
+        return self.model.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.tok_embeddings.weight.dtype
+        return self.model.dtype
 
     @property
     def codebook(self) -> Tensor:

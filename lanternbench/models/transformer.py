@@ -22,6 +22,7 @@ class DecoderConfig:
 
     ``qk_norm``: LayerNorm per head on q and k (Chameleon).  ``swin_norm``: norms on the outputs of attention and MLP
     (Chameleon-34B).  ``first_norm``: False for LANTERN's LlamaGen drafter, whose layer has no input norm.
+    ``qkv_bias``, ``out_bias``: of attention's projections (some drafters).
     """
 
     dim: int
@@ -34,6 +35,8 @@ class DecoderConfig:
     qk_norm: bool = False
     swin_norm: bool = False
     first_norm: bool = True
+    qkv_bias: bool = False
+    out_bias: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -104,8 +107,8 @@ class Attention(Direct):
     def __init__(self, cfg: DecoderConfig):
         super().__init__()
         self.n_head, self.n_kv, self.head_dim = cfg.n_head, cfg.kv_heads, cfg.head_dim
-        self.wqkv = nn.Linear(cfg.dim, (self.n_head + 2 * self.n_kv) * self.head_dim, bias=False)
-        self.wo = nn.Linear(self.n_head * self.head_dim, cfg.dim, bias=False)
+        self.wqkv = nn.Linear(cfg.dim, (self.n_head + 2 * self.n_kv) * self.head_dim, bias=cfg.qkv_bias)
+        self.wo = nn.Linear(self.n_head * self.head_dim, cfg.dim, bias=cfg.out_bias)
         self.normed = cfg.qk_norm
         if cfg.qk_norm:
             self.q_norm = HeadNorm(self.n_head, self.head_dim)
@@ -168,11 +171,10 @@ class Layer(Direct):
 class Stack(Direct):
     """Layers and final norm; embeddings and head belong to the model around it."""
 
-    def __init__(self, cfg: DecoderConfig):
+    def __init__(self, config: DecoderConfig):
         super().__init__()
-        self.cfg = cfg
-        self.layers = nn.ModuleList(Layer(cfg) for _ in range(cfg.n_layer))
-        self.norm = RMSNorm(cfg.dim, cfg.norm_eps)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(
         self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: StepCache | None = None, last: bool = False

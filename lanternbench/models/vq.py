@@ -171,7 +171,7 @@ class VQModel(nn.Module):
 
     def __init__(self, cfg: VQConfig):
         super().__init__()
-        self.cfg = cfg
+        self.config = cfg
         self.encoder, self.decoder = Encoder(cfg), Decoder(cfg)
         self.quant_conv = nn.Conv2d(cfg.z_channels, cfg.codebook_dim, 1)
         self.post_quant_conv = nn.Conv2d(cfg.codebook_dim, cfg.z_channels, 1)

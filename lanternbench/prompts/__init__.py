@@ -1,0 +1,13 @@
+"""Prompts: our demo captions, published sets from their official files, ImageNet classes, or the user's own list.
+
+Importing this registers the built-in sources.
+"""
+
+from __future__ import annotations
+
+from lanternbench.prompts import coco, demo, dpg, geneval, imagenet, parti  # noqa: F401
+from lanternbench.prompts.loader import captions_for, load
+from lanternbench.prompts.prompt_set import Prompt, PromptSet
+from lanternbench.prompts.source import Caption, Official, PromptSource
+
+__all__ = ["Caption", "Official", "Prompt", "PromptSet", "PromptSource", "captions_for", "load"]

@@ -1,75 +1,127 @@
-"""Reports of run folders: tables, Pareto plots, one self-contained page, and the papers' numbers beside them."""
+"""Reports of run folders: the answer, tables, Pareto plots, one self-contained page, and the papers' numbers."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
+from lanternbench.analysis.figures import BASELINE
 from lanternbench.analysis.summary import RANDOM_NOTE
+from lanternbench.errors import UserError
+from lanternbench.notes import Note
+from lanternbench.report.answer import BUDGET, answer
 from lanternbench.report.categories import category_table
-from lanternbench.report.columns import metric_column, metric_keys, plain
-from lanternbench.report.html import html_page
-from lanternbench.report.load import Row, Run, joined_rows, load_runs, number
-from lanternbench.report.pairs import INTRO, pair_rows, pair_table
+from lanternbench.report.columns import metric_column, metric_keys
+from lanternbench.report.grid import PROMPTS
+from lanternbench.report.load import ReportRow, Run, joined_rows, load_runs, read_contents
+from lanternbench.report.page import Part, html_page, templates
+from lanternbench.report.pairs import INTRO, compared, pair_table
 from lanternbench.report.papers import cell, published_beside, title
 from lanternbench.report.pareto import pareto_frontier, speed_column, write_pareto
-from lanternbench.report.tables import csv_table, latex_table, markdown, markdown_table, terminal_table
+from lanternbench.report.recipe import recipe_text
+from lanternbench.report.tables import csv_table, csv_text, latex_table, markdown, markdown_table, terminal_table
 from lanternbench.utils.files import OUT, replacing, writing
+from lanternbench.utils.json_values import plain
 
-__all__ = ["pareto_frontier", "published_beside", "report", "terminal_table"]
+__all__ = ["FORMATS", "pareto_frontier", "published_beside", "report", "terminal_table"]
+FORMATS = {"md": ".md", "csv": ".csv", "tex": ".tex", "html": ".html", "json": ".json"}
 
 
-def report(run_folders: list[Path], out: Path | None = None, published: bool = False) -> list[Path]:
+def report(
+    run_folders: list[Path],
+    out: Path | None = None,
+    published: bool = False,
+    formats: Sequence[str] | None = None,
+    budget: float = BUDGET,
+) -> list[Path]:
     """Write tables, Pareto plots and report.html of one or more runs; returns the files, report.html last.
 
     Args: folders of runs (rows of several are joined, with a `run` column); the folder to write into, by default
-    `<run>/report`, or `report` beside the runs when there are several; whether to set the papers' numbers beside.
+    `<run>/report`, or `report` beside the runs when there are several; whether to set the papers' numbers beside;
+    which formats to write, by default all and the plots; the fidelity loss that the answer allows relaxed methods.
     Raises UserError when a folder is no run, holds no results, is damaged, or `out` cannot be written.
     """
+    if unknown := [name for name in formats or () if name not in FORMATS]:
+        raise UserError(f"there is no report format {unknown[0]!r}: choose of {', '.join(FORMATS)}.")
     runs = load_runs([Path(folder) for folder in run_folders])
     if out is None:
         out = runs[0].folder / "report" if len(runs) == 1 else runs[0].folder.resolve().parent / "report"
     rows, notes = joined_rows(runs), report_notes(runs)
-    beside = published_beside(rows) if published else None
-    names = ", ".join(run.run_id for run in runs)
-    shown = [{key: value for key, value in row.items() if key != "hardware"} for row in rows]
-    setups = dict.fromkeys(f"{run.target}, {run.dataset}, {run.hardware}" for run in runs)
-    texts = {
-        "table.md": f"# {plain(names)}\n\n{markdown_table(rows)}\n{_markdown_notes(notes)}",
-        "table.csv": csv_table(shown if len(runs) == 1 else rows),
-        "table.tex": latex_table(rows, "; ".join(setups)),
-    }
-    by_category = [(run, category_table(run)) for run in runs]
-    if any(table for _, table in by_category):
-        texts["categories.md"] = "\n".join(f"# {plain(run.run_id)}\n\n{table}" for run, table in by_category if table)
-    pairs = [(run, pair_rows(run)) for run in runs]
-    if any(found for _, found in pairs):
-        parts = [f"# {plain(run.run_id)}\n\n{pair_table(found)}" for run, found in pairs if found]
-        texts["pairs.md"] = f"{INTRO}\n\n" + "\n".join(parts)
-        texts["pairs.csv"] = csv_table([{"run": run.run_id} | row for run, found in pairs for row in found])
-    if beside is not None:
-        cells = [[cell(str(name), value) for name, value in line.items()] for line in beside.to_dict("records")]
-        right = [str(name).endswith((" measured", " paper")) for name in beside.columns]
-        texts["published.md"] = markdown([title(str(name)) for name in beside.columns], cells, right)
-        texts["published.csv"] = csv_table([{str(k): v for k, v in line.items()} for line in beside.to_dict("records")])
-    texts["report.html"] = html_page(runs, rows, notes, beside, pairs)
-    return _write(Path(out), texts, rows)
-
-
-def report_notes(runs: list[Run]) -> list[str]:
-    """What a reader must know before reading the numbers: the runs' own notes and what follows from the rows."""
-    notes = [f"{run.run_id}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes]
+    parts, damaged = [], 0
     for run in runs:
-        where, said = f"{run.run_id} has" if len(runs) > 1 else "This run has", " ".join(run.notes)
-        if not any(row.get("method") == "ar" or row["label"] == "ar" for row in run.rows):
-            notes += [] if "baseline" in said else [f"{where} no ar baseline, so no speedup is given."]
-        elif not any(number(row, "speedup") is not None for row in run.rows) and "latency" not in said:
-            notes.append(f"{where} no valid latencies (batch above 1), so no speedup is given.")
+        contents = read_contents(run, PROMPTS)
+        pairs = compared(contents.figures, [row.label for row in run.rows])
+        parts.append(Part(run, contents, pairs, answer(run.rows, pairs, run.notes, budget)))
+        damaged += contents.damaged
+    if damaged:
+        notes.append(Note("warning", None, f"{damaged} damaged line(s) of samples.jsonl were left out."))
+    beside = published_beside(rows) if published else None
+    texts = _texts(parts, rows, notes)
+    if beside is not None:
+        records = [{str(name): value for name, value in line.items()} for line in beside.to_dict("records")]
+        right = [str(name).endswith((" measured", " paper")) for name in beside.columns]
+        cells = [[cell(name, value) for name, value in line.items()] for line in records]
+        texts["published.md"] = markdown([title(str(name)) for name in beside.columns], cells, right)
+        texts["published.csv"] = csv_text(records)
+    wanted = tuple(FORMATS[name] for name in formats or FORMATS)
+    texts = {name: text for name, text in texts.items() if name.endswith(wanted)}
+    if ".html" in wanted:
+        texts["report.html"] = html_page(parts, rows, notes, beside)
+    return _write(Path(out), texts, rows if formats is None else [])
+
+
+def _texts(parts: list[Part], rows: list[ReportRow], notes: list[Note]) -> dict[str, str]:
+    """Every file but the page, by name."""
+    recipes = [recipe_text(part.run, part.contents) for part in parts]
+    table = templates().get_template("table.md")
+    document = {
+        "rows": rows,
+        "notes": notes,
+        "answers": {part.run.run_id: part.answer for part in parts},
+        "pairs": [{"run": part.run.run_id} | pair._asdict() for part in parts for pair in part.pairs],
+    }
+    texts = {
+        "table.md": table.render(parts=parts, recipes=recipes, notes=notes, table=markdown_table(rows)),
+        "table.csv": csv_table(rows),
+        "table.tex": latex_table(rows, ". ".join(dict.fromkeys(recipes))),
+        "table.json": json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+    }
+    labels = {part.run.run_id: [row.label for row in part.run.rows] for part in parts}
+    tables = {
+        "categories.md": [category_table(part.contents.figures, labels[part.run.run_id]) for part in parts],
+        "pairs.md": [pair_table(part.pairs) if part.pairs else "" for part in parts],
+    }
+    sections = templates().get_template("sections.md")
+    for name, found in tables.items():
+        if any(found):
+            intro = INTRO if name == "pairs.md" else ""
+            shown = [(part.run.run_id, text) for part, text in zip(parts, found) if text]
+            texts[name] = sections.render(intro=intro, sections=shown)
+    if "pairs.md" in texts:
+        texts["pairs.csv"] = csv_text(document["pairs"])  # type: ignore[arg-type]
+    return texts
+
+
+def report_notes(runs: list[Run]) -> list[Note]:
+    """What a reader must know before reading the numbers: the runs' own notes and what follows from the rows."""
+    several, notes = len(runs) > 1, []
+    for run in runs:
+        own, said = list(run.notes), {(note.kind, note.metric) for note in run.notes}
+        if not any(BASELINE in (row.method, row.label) for row in run.rows):
+            if ("missing", "speedup") not in said:
+                own.append(Note("missing", "speedup", "there is no ar baseline, so no speedup is given."))
+        elif not any(row.value("speedup") is not None for row in run.rows) and ("missing", "latency_s") not in said:
+            text = "there are no valid latencies (batch above 1), so no speedup is given."
+            own.append(Note("missing", "speedup", text))
+        notes += [note._replace(text=f"{run.run_id}: {note.text}") if several else note for note in own]
     rows = [row for run in runs for row in run.rows]
     if speed_column(rows).key != "speedup":
-        notes.append("The plots show step compression for want of speedups.")
+        notes.append(Note("info", None, "The plots show step compression for want of speedups."))
     if differing := _differing(runs):
-        notes.append(f"The runs differ in {differing}: do not compare their latencies or qualities.")
-    return notes + _metric_notes(rows, " ".join(notes))
+        text = f"The runs differ in {differing}: do not compare their latencies or qualities."
+        notes.append(Note("warning", None, text))
+    return notes + _metric_notes(rows, notes)
 
 
 def _differing(runs: list[Run]) -> str:
@@ -82,34 +134,31 @@ def _differing(runs: list[Run]) -> str:
     return "; ".join(found)
 
 
-def _metric_notes(rows: list[Row], said: str) -> list[str]:
+def _metric_notes(rows: Sequence, said: list[Note]) -> list[Note]:
     notes = []
-    keys = [key for key in metric_keys(rows) if any(number(row, key) is not None for row in rows)]
-    if "-tiny" not in said and (tiny := [metric_column(key).title for key in keys if key.endswith("-tiny")]):
-        notes.append(f"{', '.join(tiny)}: scored by the embedded evaluators; not comparable with the papers' metrics.")
-    if RANDOM_NOTE not in said and any(key.endswith("-random") for key in keys):
+    keys = [key for key in metric_keys(rows) if any(row.value(key) is not None for row in rows)]
+    if tiny := [metric_column(key).title for key in keys if key.endswith("-tiny")]:
+        text = f"{', '.join(tiny)}: scored by the embedded evaluators; not comparable with the papers' metrics."
+        notes.append(Note("info", None, text))
+    if any(key.endswith("-random") for key in keys) and RANDOM_NOTE not in said:
         notes.append(RANDOM_NOTE)
     for key in keys:
-        counts = sorted({int(n) for row in rows if (n := number(row, f"{key}_n")) is not None})
+        found = [row.figure(key) for row in rows]
+        counts = sorted({one.n for one in found if one.value is not None and one.lo is None and one.n})
         if counts:
             span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
             name = metric_column(key).title
-            notes.append(
-                f"{name} is over {span} images per row and changes with their number: compare equal counts only."
-            )
+            text = f"{name} is over {span} images per row and changes with their number: compare equal counts only."
+            notes.append(Note("info", None, text))
     return notes
 
 
-def _markdown_notes(notes: list[str]) -> str:
-    return "".join(f"- {plain(note, 400).replace('<', '&lt;')}\n" for note in notes)
-
-
-def _write(out: Path, texts: dict[str, str], rows: list[Row]) -> list[Path]:
+def _write(out: Path, texts: dict[str, str], rows: list[ReportRow]) -> list[Path]:
     with writing(out, OUT):
         out.mkdir(parents=True, exist_ok=True)
         plots = write_pareto(rows, out)
     for name, text in texts.items():
         with replacing(out / name, OUT) as file:
             file.write(text.encode("utf-8", "replace"))
-    tables = [name for name in texts if name != "report.html"]
-    return [*(out / name for name in tables), *plots, out / "report.html"]
+    order = sorted(texts, key=lambda name: name == "report.html")
+    return [*(out / name for name in order[:-1]), *plots, out / order[-1]]

@@ -3,44 +3,57 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lanternbench.report.load import Row, number
+from lanternbench.analysis.statistics import Estimate
+from lanternbench.experiment.summaries import Row
 
 MISSING = "–"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `key` in a summary row, how to title and print it, and which tables carry it."""
+    """One column: the figure `key` (or a fact of the row), how to title and print it, and which tables carry it."""
 
     key: str
     title: str
     tex: str
     form: str = ".2f"  # format spec of the number; "text" for words, "yes" for true/false
     better: str = ""  # "higher", "lower" or nothing
-    interval: bool = False  # <key>_lo and <key>_hi exist
+    interval: bool = False  # is the interval worth its room?
     views: tuple[str, ...] = ("full",)
     help: str = ""
+    test: bool = False  # the figure's p-value instead of its value
 
     @property
     def arrow(self) -> str:
         return {"higher": "\u00a0↑", "lower": "\u00a0↓"}.get(self.better, "")
 
+    @property
+    def numeric(self) -> bool:
+        return self.form not in ("text", "yes")
+
+    def figure(self, row: Row) -> Estimate:
+        """What the column shows of a row, where that is a number."""
+        if self.key == "n":
+            return Estimate(row.n)
+        found = row.figure(self.key)
+        return Estimate(found.p) if self.test else found
+
     def value(self, row: Row) -> str:
         """The cell without its interval."""
         if self.form == "text":
-            return str(row.get(self.key) or MISSING)
+            return str(getattr(row, self.key, None) or MISSING)
         if self.form == "yes":
-            known = row.get(self.key)
-            return ("yes" if known else "no") if isinstance(known, bool) else MISSING
-        found = number(row, self.key)
+            return {True: "yes", False: "no", None: MISSING}[getattr(row, self.key)]
+        found = self.figure(row).value
         return MISSING if found is None else self.print(found)
 
     def bounds(self, row: Row) -> str:
         """The interval as "[lo, hi]", or nothing where there is none."""
-        low, high = number(row, f"{self.key}_lo"), number(row, f"{self.key}_hi")
-        if not self.interval or low is None or high is None or number(row, self.key) is None:
+        value, low, high, *_ = self.figure(row)
+        if not self.interval or low is None or high is None or value is None:
             return ""
         return f"[{self.print(low).rstrip('×')}, {self.print(high).rstrip('×')}]"
 
@@ -97,6 +110,16 @@ DETAIL = [  # shown after the quality metrics
     Column("entropy", "entropy", "Entropy", ".3f", "", True, help="mean entropy of the target's distribution, in nats"),
     Column("top1_prob", "top-1 prob.", "Top-1 prob.", ".3f", "", True,
            help="mean probability of the target's likeliest token"),
+    Column("robust_latency_s", "robust latency (s)", "Robust latency (s)", ".3f", "lower", True,
+           help="median step time × steps: what a step that was held up cannot change"),
+    Column("robust_speedup", "robust speedup", "Robust speedup", ".2f×", "higher", True,
+           help="against ar, ratio of paired robust latencies"),
+    Column("latency_p50_s", "latency p50 (s)", "Latency p50 (s)", ".3f", "lower", help="median over images"),
+    Column("latency_p95_s", "latency p95 (s)", "Latency p95 (s)", ".3f", "lower", help="95th percentile over images"),
+    Column("step_p50_s", "step p50 (s)", "Step p50 (s)", ".4f", "lower", help="median time of a step"),
+    Column("step_p95_s", "step p95 (s)", "Step p95 (s)", ".4f", "lower", help="95th percentile of step times"),
+    Column("step_p99_s", "step p99 (s)", "Step p99 (s)", ".4f", "lower", help="99th percentile of step times"),
+    Column("images_per_s", "images/s", "Images/s", ".3f", "higher", help="images per second of decoding"),
     Column("tokens_per_s", "tokens/s", "Tokens/s", ".1f", "higher", help="tokens per second of decoding"),
     Column("end_to_end_s", "end to end (s)", "End to end (s)", ".3f", "lower", True,
            help="from caption to image: text encoder, prefill, decoding, image decoder"),
@@ -139,17 +162,16 @@ def metric_column(key: str) -> Column:
     return Column(key, title + mark, tex_escape(title + mark), form, better, True, ALL)
 
 
-def metric_keys(rows: list[Row]) -> list[str]:
-    """The quality metrics of these rows: every key with a `<key>_lo` beside it that is no column of the base."""
+def metric_keys(rows: Sequence[Row]) -> list[str]:
+    """The quality metrics of these rows: every figure that is no column of the base."""
     base = {column.key for column in BASE + DETAIL}
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return [key for key in keys if f"{key}_lo" in keys and key not in base]
+    return [key for key in dict.fromkeys(key for row in rows for key in row.figures) if key not in base]
 
 
-def columns(rows: list[Row], view: str = "full") -> list[Column]:
+def columns(rows: Sequence[Row], view: str = "full") -> list[Column]:
     """The columns to show for these rows in "full", "tex" or "terminal"; a column without any value is left out."""
     quality = [metric_column(key) for key in metric_keys(rows)]
-    tests = [Column(f"{c.key}_p", f"p, {c.title}", f"p, {c.tex}", ".3f", help=PAIRED) for c in quality]
+    tests = [Column(c.key, f"p, {c.title}", f"p, {c.tex}", ".3f", help=PAIRED, test=True) for c in quality]
     every = BASE + quality + tests + DETAIL
     return [c for c in every if view in c.views and any(c.value(row) != MISSING for row in rows)]
 
@@ -163,9 +185,9 @@ TEX = {
 }  # fmt: skip
 
 
-def tex_escape(text: str) -> str:
+def tex_escape(text: str, limit: int = 200) -> str:
     """Text that LaTeX prints as it stands; line ends become blanks."""
-    return "".join(TEX.get(sign, sign) for sign in plain(text))
+    return "".join(TEX.get(sign, sign) for sign in plain(text, limit))
 
 
 def plain(text: str, limit: int = 200) -> str:

@@ -2,130 +2,94 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
+from lanternbench.experiment.samples import Sample
 from lanternbench.report.columns import MISSING, metric_column, plain
-from lanternbench.report.load import Picked, Row, Run, image_path, number, pick_samples
+from lanternbench.report.load import Contents, Run, image_path
 from lanternbench.report.maps import image_uri, legend, map_uri, token_map
 
-PROMPTS = 16
+PROMPTS = 32
+ROOM = 3_000_000  # bytes for all images of a page
 
 
-@dataclass(frozen=True)
-class Scale:
-    """The colour scale that all maps of a run share, in whole tokens or levels."""
+class Cell(NamedTuple):
+    """One image with its maps, as data URIs (None: missing), and what is known of it."""
 
-    accept: tuple[int, int]
-    depth: tuple[int, int]
-
-
-def grid_section(run: Run, limit: int = PROMPTS) -> tuple[str, list[str]]:
-    """HTML of one run's grid ("" when it has no samples) and notes on what it leaves out."""
-    picked = pick_samples(run, limit)
-    notes = grid_notes(picked, limit)
-    if not picked.prompts:
-        return "", ["samples.jsonl holds no samples: the image grid is left out."]
-    scale = _scale(picked)
-    head = "".join(f'<th scope="col">{escape(plain(label, 48))}</th>' for label in picked.labels)
-    body = "".join(_grid_row(run, picked, scale, prompt_id, caption) for prompt_id, caption in picked.prompts)
-    table = (
-        f'<div class="scroll"><table class="grid"><thead><tr><th scope="col">Prompt</th>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-    return f"<div>{_legends(run, scale)}{table}</div>", notes
+    label: str
+    image: str | None
+    accept: str | None
+    depth: str | None
+    facts: list[tuple[str, str]]
 
 
-def grid_notes(picked: Picked, limit: int) -> list[str]:
+class Grid(NamedTuple):
+    """Prompts × labels: ``lines`` of (caption, cells), where a cell is None if it was not run; a legend per map."""
+
+    labels: list[str]
+    lines: list[tuple[str, list[Cell | None]]]
+    legends: dict[str, list[tuple[int, str]]]
+    notes: list[str]
+
+
+def image_grid(run: Run, contents: Contents, room: int = ROOM) -> Grid:
+    """The grid of one run, within about ``room`` bytes of images."""
+    picked = contents.picked
+    labels = [row.label for row in run.rows if row.label in contents.figures.labels]
+    labels += [label for label in contents.figures.labels if label not in labels]
+    samples = picked.cells.values()
+    scales = {
+        "accept": (1, max([2, *(n for s in samples for n in s.accept_lengths)])),
+        "depth": (min([1, *(n for s in samples for n in s.tree_depths)]),
+                  max([2, *(n for s in samples for n in s.tree_depths)])),
+    }  # fmt: skip
+    each = room // max(len(picked.cells), 1)
+    lines = [
+        (caption, [_cell(run, picked.cells.get((prompt_id, label)), scales, each) for label in labels])
+        for prompt_id, caption in picked.captions.items()
+    ]
+    legends = {kind: legend(*bounds, kind) for kind, bounds in scales.items()} if run.grid else {}
+    return Grid(labels, lines, legends, _notes(contents))
+
+
+def _notes(contents: Contents) -> list[str]:
     """What the grid does not show."""
+    picked = contents.picked
+    if not picked.captions:
+        return ["samples.jsonl holds no samples: the image grid is left out."]
     notes = []
-    if picked.prompts_total > limit:
-        notes.append(f"The image grid shows the first {limit} of {picked.prompts_total} prompts.")
+    if picked.prompts_total > len(picked.captions):
+        notes.append(f"The image grid shows the first {len(picked.captions)} of {picked.prompts_total} prompts.")
     if picked.more_seeds:
         notes.append("The image grid shows one seed per prompt; the tables use all seeds.")
-    if picked.damaged_lines:
-        notes.append(f"{picked.damaged_lines} damaged line(s) of samples.jsonl were skipped in the image grid.")
     return notes
 
 
-def _grid_row(run: Run, picked: Picked, scale: Scale, prompt_id: str, caption: str) -> str:
-    cells = [_cell(run, picked.cells.get((prompt_id, label)), scale, caption, label) for label in picked.labels]
-    prompt = f'<th scope="row"><span>{escape(plain(caption)) or MISSING}</span></th>'
-    return f"<tr>{prompt}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-
-
-def _cell(run: Run, sample: Row | None, scale: Scale, caption: str, label: str) -> str:
+def _cell(run: Run, sample: Sample | None, scales: dict[str, tuple[int, int]], room: int) -> Cell | None:
     if sample is None:
-        return '<div class="missing">not run</div>'
+        return None
     path = image_path(run, sample)
-    uri = image_uri(path) if path else None
-    alt = escape(f"{plain(caption)} ({plain(label, 48)})", quote=True)
-    if uri:
-        picture = f'<img class="image" alt="{alt}" src="{uri}">'
-    else:
-        picture = '<div class="image missing">image missing</div>'
-    facts = "|".join(f"{name}: {value}" for name, value in _facts(sample))
-    return (
-        f'<button type="button" class="cell" title="details" data-prompt="{escape(plain(caption), quote=True)}" '
-        f'data-label="{escape(plain(label, 48), quote=True)}" data-facts="{escape(facts, quote=True)}">'
-        f"{picture}{_map(run, sample, scale, 'accept')}{_map(run, sample, scale, 'depth')}</button>"
+    maps: dict[str, str] = {}
+    for kind, values in (("accept", sample.accept_lengths), ("depth", sample.tree_depths)):
+        if run.grid and values:
+            maps[kind] = map_uri(token_map(values, sample.accept_lengths, run.grid), *scales[kind], kind)
+    return Cell(
+        sample.label, image_uri(path, room) if path else None, maps.get("accept"), maps.get("depth"), _facts(sample)
     )
 
 
-def _map(run: Run, sample: Row, scale: Scale, kind: str) -> str:
-    lengths = _whole(sample.get("accept_lengths"))
-    values = lengths if kind == "accept" else _whole(sample.get("tree_depths"))
-    if run.grid is None or not lengths or not values:
-        return f'<div class="{kind} missing">no map</div>'
-    low, high = scale.accept if kind == "accept" else scale.depth
-    uri = map_uri(token_map(values, lengths, run.grid), low, high, kind)
-    name = "accepted-length map" if kind == "accept" else "tree-depth map"
-    return f'<img class="{kind} map" alt="{name}" src="{uri}">'
-
-
-def _facts(sample: Row) -> list[tuple[str, str]]:
-    lengths, depths = _whole(sample.get("accept_lengths")), _whole(sample.get("tree_depths"))
-    steps, lengths, depths = len(lengths), lengths[1:], depths[1:]  # the prefill, the first step, drafts nothing
-    seconds, loss = number(sample, "decode_s"), number(sample, "fidelity_loss")
+def _facts(sample: Sample) -> list[tuple[str, str]]:
+    lengths, depths = sample.accept_lengths[1:], sample.tree_depths[1:]  # the prefill, the first step, drafts nothing
+    loss: Any = sample.fidelity_loss
     facts = [
         ("τ", f"{sum(lengths) / len(lengths):.2f}" if lengths else MISSING),
-        ("steps", str(steps) if steps else MISSING),
+        ("steps", str(sample.steps)),
         ("mean tree depth", f"{sum(depths) / len(depths):.2f}" if depths else MISSING),
-        (
-            "decode",
-            MISSING if seconds is None else f"{seconds:.3f} s" + ("" if sample.get("timed") else " (not timed)"),
-        ),
+        ("decode", f"{sample.decode_s:.3f} s" + ("" if sample.timed else " (not timed)")),
         ("fidelity loss", MISSING if loss is None else f"{loss:.4f}"),
-        ("seed", plain(str(sample.get("seed", MISSING)), 24)),
+        ("seed", str(sample.seed)),
     ]
-    metrics: Any = sample.get("metrics")
-    for key in metrics if isinstance(metrics, dict) else {}:
-        column = metric_column(str(key))
-        facts.append((plain(column.title, 32), column.value(metrics)))
-    return [(name.replace("|", " "), value.replace("|", " ")) for name, value in facts]
-
-
-def _scale(picked: Picked) -> Scale:
-    lengths = [n for sample in picked.cells.values() for n in _whole(sample.get("accept_lengths"))]
-    depths = [n for sample in picked.cells.values() for n in _whole(sample.get("tree_depths"))]
-    return Scale((1, max([2, *lengths])), (min([1, *depths]), max([2, *depths])))
-
-
-def _legends(run: Run, scale: Scale) -> str:
-    def one(kind: str, name: str, bounds: tuple[int, int]) -> str:
-        swatches = "".join(f'<span><i style="background:{c}"></i>{v}</span>' for v, c in legend(*bounds, kind))
-        return f'<div class="scale for-{kind}"><b>{name}</b>{swatches}</div>'
-
-    if run.grid is None:
-        return '<p class="quiet">run.json does not give the token grid, so there are no maps.</p>'
-    accept = one("accept", "tokens committed by the step that produced the token", scale.accept)
-    return accept + one("depth", "depth of the draft tree of that step", scale.depth)
-
-
-def _whole(values: Any) -> list[int]:
-    """Whole numbers from 0 to 10⁶, nothing when any entry is something else."""
-    if not isinstance(values, list):
-        return []
-    good = all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v <= 1_000_000 for v in values)
-    return values if good else []
+    for key, value in sample.metrics.items():
+        column = metric_column(key)
+        facts.append((plain(column.title, 32), MISSING if value is None else column.print(value)))
+    return facts

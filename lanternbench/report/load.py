@@ -1,18 +1,18 @@
-"""Read run folders as they are: possibly torn, possibly incomplete, never trusted."""
+"""Runs as a report sees them: possibly torn, possibly incomplete, never trusted."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lanternbench.analysis.figures import BASELINE, Figures
 from lanternbench.errors import UserError
-from lanternbench.experiment.run_reader import read_run
+from lanternbench.experiment.run_reader import read_run, scan
+from lanternbench.experiment.samples import Sample
+from lanternbench.experiment.summaries import Row, read_summary
+from lanternbench.notes import Note
 
-Row = dict[str, Any]
 _SETTINGS = (
     *("drafter", "random_weights", "simulate_acceptance", "seed", "temperature", "top_k", "top_p", "guidance", "batch"),
     *("dtype", "compile", "threads", "workers", "torch"),
@@ -21,12 +21,17 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder: `run.json` as `info`, `summary.json` as `rows` and `notes`; samples are streamed on demand."""
+    """One run folder: `run.json` as `info`, `summary.json` as `rows` and `notes`."""
 
     folder: Path
     info: dict[str, Any]
     rows: list[Row]
-    notes: list[str]
+    notes: list[Note]
+
+    def part(self, name: str) -> dict[str, Any]:
+        """A part of run.json: config, environment, prompts or target."""
+        found = self.info.get(name)
+        return found if isinstance(found, dict) else {}
 
     @property
     def run_id(self) -> str:
@@ -34,26 +39,25 @@ class Run:
 
     @property
     def target(self) -> str:
-        return str(_dict(self.info.get("target")).get("name") or "–")
+        return str(self.part("target").get("name") or "–")
 
     @property
     def dataset(self) -> str:
-        prompts = _dict(self.info.get("prompts"))
-        return str(prompts.get("dataset") or prompts.get("source") or "–")
+        return str(self.part("prompts").get("dataset") or self.part("prompts").get("source") or "–")
 
     @property
     def setup(self) -> dict[str, str]:
         """What figures of two runs must share to be compared, by name."""
-        config, environment, prompts = (_dict(self.info.get(name)) for name in ("config", "environment", "prompts"))
-        found = {"target": self.target, "prompts": f"{self.dataset} {str(prompts.get('hash'))[:8]}"}
-        known = environment | {name: value for name, value in config.items() if value is not None}
+        found = {"target": self.target, "prompts": f"{self.dataset} {str(self.part('prompts').get('hash'))[:8]}"}
+        given = {name: value for name, value in self.part("config").items() if value is not None}
+        known = self.part("environment") | given
         found |= {name.replace("_", " "): str(known[name]) for name in _SETTINGS if name in known}
         return found | {"hardware": self.hardware}
 
     @property
     def grid(self) -> tuple[int, int] | None:
         """(rows, columns) of image tokens, None when run.json does not say."""
-        grid = _dict(self.info.get("target")).get("grid")
+        grid = self.part("target").get("grid")
         if isinstance(grid, list) and len(grid) == 2 and all(isinstance(n, int) and 0 < n <= 4096 for n in grid):
             return grid[0], grid[1]
         return None
@@ -61,51 +65,40 @@ class Run:
     @property
     def hardware(self) -> str:
         """The GPU's name, or the CPU's where there is none or the run did not use it."""
-        environment, config = _dict(self.info.get("environment")), _dict(self.info.get("config"))
-        device = str(environment.get("device") or config.get("device") or "")
+        environment = self.part("environment")
+        device = str(environment.get("device") or self.part("config").get("device") or "")
         gpus = environment.get("gpus")
         first = gpus[0] if isinstance(gpus, list) and gpus and not device.startswith("cpu") else environment.get("gpu")
         name = first.get("name") if isinstance(first, dict) else first
         return str(name or environment.get("cpu") or "–")
 
 
+@dataclass(frozen=True)
+class ReportRow(Row):
+    """A row in a report: of which run, measured where; rows of unequal ``setup`` must not be compared."""
+
+    run: str | None = None  # where there are several
+    setup: int = 1
+    hardware: str = "–"
+
+
 @dataclass
 class Picked:
     """Samples chosen for the image grid: cells[(prompt_id, label)], and what was left out."""
 
-    prompts: list[tuple[str, str]] = field(default_factory=list)  # (prompt_id, caption), in the order of the run
-    labels: list[str] = field(default_factory=list)
-    cells: dict[tuple[str, str], Row] = field(default_factory=dict)
+    captions: dict[str, str] = field(default_factory=dict)  # by prompt id, in the order of the run
+    cells: dict[tuple[str, str], Sample] = field(default_factory=dict)
     prompts_total: int = 0
     more_seeds: bool = False
-    damaged_lines: int = 0
 
 
-def number(row: Row, key: str) -> float | None:
-    """row[key] as a finite float; None for null, NaN, ±inf, booleans and anything that is no number."""
-    value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+@dataclass
+class Contents:
+    """What a report needs of a run's samples, read in one pass."""
 
-
-def measured(sample: Row) -> Row:
-    """What tables need of a sample: tokens and steps without the prefill, which drafts nothing; damaged is missing."""
-    lengths, metrics = sample.get("accept_lengths"), sample.get("metrics")
-    metrics = metrics if isinstance(metrics, dict) else {}
-    after = lengths[1:] if isinstance(lengths, list) and all(isinstance(n, int) for n in lengths) else []
-    return {
-        "label": str(sample.get("label") or "–"),
-        "pair": (str(sample.get("prompt_id")), str(sample.get("seed"))),
-        "seconds": number(sample, "decode_s") if sample.get("timed") is True else None,
-        "tokens": sum(after),
-        "steps": len(after),
-        "fidelity_loss": number(sample, "fidelity_loss"),
-        "metrics": {name: value for name in metrics if (value := number(metrics, name)) is not None},
-    }
+    figures: Figures = field(default_factory=Figures)
+    picked: Picked = field(default_factory=Picked)
+    damaged: int = 0
 
 
 def load_run(folder: Path) -> Run:
@@ -113,17 +106,11 @@ def load_run(folder: Path) -> Run:
     folder = Path(folder)
     if not (folder / "run.json").is_file():
         raise UserError(f"{folder} is not a run folder (no run.json): give a folder that `lanternbench run` wrote.")
-    info = read_run(folder)
-    if not (folder / "summary.json").is_file():
-        raise UserError(f"{folder} has no summary.json, so the run did not finish: continue it with --resume.")
-    summary = _read_json(folder / "summary.json")
-    found = summary.get("rows")
-    rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
-    if not rows:
+    info, summary = read_run(folder), read_summary(folder)
+    if not summary.rows:
         raise UserError(f"{folder} holds no results (summary.json has no rows): run it again with --resume.")
-    notes = summary.get("notes")
-    texts = [str(note) for note in notes] if isinstance(notes, list) else []
-    return Run(folder, info, [row | {"label": _label(row)} for row in _ar_first(rows)], texts)
+    rows = sorted(summary.rows, key=lambda row: BASELINE not in (row.method, row.label))
+    return Run(folder, info, rows, summary.told())
 
 
 def load_runs(folders: list[Path]) -> list[Run]:
@@ -133,104 +120,47 @@ def load_runs(folders: list[Path]) -> list[Run]:
     return [load_run(folder) for folder in folders]
 
 
-def joined_rows(runs: list[Run]) -> list[Row]:
-    """The rows of all runs, each with its `hardware`; of several runs also with `run` and the number of its `setup`."""
-    names = _unique([run.run_id for run in runs])
+def joined_rows(runs: list[Run]) -> list[ReportRow]:
+    """The rows of all runs, each with its hardware, and of several runs with the run's name and setup."""
+    names = [run.run_id for run in runs]
+    names = [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
     setups: list[dict[str, str]] = []
     for run in runs:
         setups += [run.setup] if run.setup not in setups else []
-    rows = []
-    for run, name in zip(runs, names):
-        for row in run.rows:
-            apart = {"run": name, "setup": 1 + setups.index(run.setup)} if len(runs) > 1 else {}
-            rows.append({"hardware": run.hardware} | apart | row | apart)
-    return rows
+    return [
+        ReportRow(**vars(row), run=name if len(runs) > 1 else None, setup=1 + setups.index(run.setup),
+                  hardware=run.hardware)
+        for run, name in zip(runs, names)
+        for row in run.rows
+    ]  # fmt: skip
 
 
-def pick_samples(run: Run, limit: int) -> Picked:
-    """The first `limit` prompts of samples.jsonl, one image per prompt and label (the prompt's first seed).
+def read_contents(run: Run, prompts: int) -> Contents:
+    """The samples of a run, read once: their figures, and for the image grid those of the first ``prompts`` prompts.
 
-    The file is streamed and only what the page needs is kept: token ids of thousands of images would fill the memory.
+    Of each prompt and label one image is picked, of the prompt's first seed.
     """
-    picked = Picked()
-    seeds: dict[str, Any] = {}
-    captions: dict[str, str] = {}
-    labels: dict[str, None] = {}
-    shown: set[str] = set()
-    for sample in iter_samples(run.folder / "samples.jsonl"):
+    contents, seeds = Contents(), dict[str, int]()
+    picked = contents.picked
+    for line in scan(run.folder / "samples.jsonl"):
+        sample = line.sample
         if sample is None:
-            picked.damaged_lines += 1
+            contents.damaged += 1
             continue
-        prompt_id, label = str(sample.get("prompt_id")), _label(sample)
-        if seeds.setdefault(prompt_id, sample.get("seed")) != sample.get("seed"):
+        contents.figures.add(sample)
+        if seeds.setdefault(sample.prompt_id, sample.seed) != sample.seed:
             picked.more_seeds = True
-            continue
-        labels.setdefault(label)
-        captions.setdefault(prompt_id, str(sample.get("prompt") or ""))
-        if len(shown) < limit:
-            shown.add(prompt_id)
-        if prompt_id in shown:
-            picked.cells.setdefault((prompt_id, label), {k: v for k, v in sample.items() if k != "token_ids"})
-    picked.prompts_total = len(captions)
-    picked.prompts = list(captions.items())[:limit]
-    order = {row["label"]: i for i, row in enumerate(run.rows)}
-    picked.labels = sorted(labels, key=lambda label: order.get(label, len(order)))
-    return picked
+        elif sample.prompt_id in picked.captions or len(picked.captions) < prompts:
+            picked.captions.setdefault(sample.prompt_id, sample.prompt)
+            small = sample.model_copy(update={"token_ids": []})
+            picked.cells.setdefault((sample.prompt_id, sample.label), small)
+    picked.prompts_total = len(seeds)
+    return contents
 
 
-def image_path(run: Run, sample: Row) -> Path | None:
+def image_path(run: Run, sample: Sample) -> Path | None:
     """The sample's image file; None when it is missing or its path leaves the run folder."""
-    name = sample.get("image")
-    if not isinstance(name, str) or not name or "\0" in name:
+    if not sample.image:
         return None
-    path = (run.folder / name).resolve()
+    path = (run.folder / sample.image).resolve()
     return path if path.is_relative_to(run.folder.resolve()) and path.is_file() else None
-
-
-def iter_samples(path: Path) -> Iterator[Row | None]:
-    """Samples one by one; None for a damaged line, except a torn last one, which an interrupted run leaves behind."""
-    if not path.is_file():
-        return
-    damaged = False
-    with path.open("rb") as lines:
-        for line in lines:
-            if damaged:
-                yield None
-            damaged = False
-            if not line.strip():
-                continue
-            try:
-                sample = json.loads(line)
-            except (ValueError, RecursionError):
-                damaged = True
-                continue
-            if isinstance(sample, dict):
-                yield sample
-            else:
-                damaged = True
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({error}): restore it, or run again with --fresh.") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is not a JSON object: restore it, or run again with --fresh.")
-    return content
-
-
-def _label(row: Row) -> str:
-    return str(row.get("label") or row.get("method") or "–")
-
-
-def _ar_first(rows: list[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: row.get("method") != "ar" and row.get("label") != "ar")
-
-
-def _unique(names: list[str]) -> list[str]:
-    return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -30,43 +31,51 @@ def token_map(per_step: list[int], accept_lengths: list[int], grid: tuple[int, i
 
 
 def colours(values: NDArray[np.float64], low: float, high: float, kind: str) -> NDArray[np.uint8]:
-    """uint8 [..., 4] RGBA of values between low and high; NaN is transparent."""
+    """uint8 [..., 3] RGB of values between low and high."""
     scaled = (values - low) / max(high - low, 1.0)
-    rgba = matplotlib.colormaps[COLOURS[kind]](np.nan_to_num(scaled), bytes=True)
-    rgba[np.isnan(values)] = 0
-    return rgba
+    return matplotlib.colormaps[COLOURS[kind]](scaled, bytes=True)[..., :3]
 
 
-def map_uri(values: NDArray[np.float64], low: float, high: float, kind: str) -> str:
-    """A PNG data URI with one pixel per token; the page scales it up without smoothing."""
-    return _uri(Image.fromarray(colours(values, low, high, kind)), "PNG")
+def map_uri(values: NDArray[np.float64], low: int, high: int, kind: str) -> str:
+    """A PNG data URI with one pixel per token, transparent where unknown; the page scales it up without smoothing."""
+    step = max(1, -(-(high - low + 1) // 255))  # a palette has 256 colours, the last of them transparent
+    known = np.arange(low, high + 1, step, dtype=np.float64)
+    index = np.where(np.isnan(values), len(known), np.clip(np.nan_to_num(values) - low, 0, high - low) // step)
+    image = Image.fromarray(index.astype(np.uint8), "P")
+    image.putpalette([int(c) for c in colours(known, low, high, kind).ravel()] + [0, 0, 0])
+    image.info["transparency"] = len(known)
+    return _uri(image, "PNG", optimize=True, transparency=len(known))
 
 
 def legend(low: int, high: int, kind: str, most: int = 12) -> list[tuple[int, str]]:
     """(value, #rrggbb) for every whole value from low to high, thinned out to about `most`."""
     step = max(1, -(-(high - low + 1) // most))
     values = list(range(low, high + 1, step))
-    rgba = colours(np.asarray(values, dtype=np.float64), low, high, kind)
-    return [(v, "#{:02x}{:02x}{:02x}".format(*(int(c) for c in pixel[:3]))) for v, pixel in zip(values, rgba)]
+    rgb = colours(np.asarray(values, dtype=np.float64), low, high, kind)
+    return [(v, "#{:02x}{:02x}{:02x}".format(*(int(c) for c in pixel))) for v, pixel in zip(values, rgb)]
 
 
-def image_uri(path: Path) -> str | None:
-    """The image as a data URI, at most LARGEST pixels a side; None when it is no readable image."""
+def image_uri(path: Path, room: int = 1 << 20) -> str | None:
+    """The image as a data URI of about ``room`` bytes at most; None when it is no readable image.
+
+    A small image stays as it is where there is room, others are scaled down, at most LARGEST pixels a side.
+    """
     try:
         with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as image:
-            small = max(image.size) <= LARGEST
             image.draft("RGB", (LARGEST, LARGEST))
             picture = image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
-    if small:
-        return _uri(picture, "PNG")
-    picture.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
-    return _uri(picture, "WEBP")
+    if max(picture.size) <= LARGEST and len(uri := _uri(picture, "PNG", optimize=True)) <= room:
+        return uri
+    for side, quality in ((LARGEST, 88), (LARGEST, 70), (192, 70), (128, 70), (96, 60)):
+        picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+        if len(uri := _uri(picture, "WEBP", quality=quality)) <= room:
+            break
+    return uri
 
 
-def _uri(image: Image.Image, kind: str) -> str:
+def _uri(image: Image.Image, kind: str, **options: Any) -> str:
     buffer = io.BytesIO()
-    options = {"optimize": True} if kind == "PNG" else {"quality": 88}
     image.save(buffer, kind, **options)
     return f"data:image/{kind.lower()};base64," + base64.b64encode(buffer.getvalue()).decode()

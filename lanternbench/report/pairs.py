@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
-from lanternbench.analysis.summary import Floats, bootstrap_ratios, holm, paired_tests
+from lanternbench.analysis.figures import BASELINE, Figures
+from lanternbench.analysis.statistics import Floats, bootstrap_ratios, holm, paired_tests
 from lanternbench.report.columns import MISSING, metric_column
-from lanternbench.report.load import Row, Run, iter_samples, measured
 from lanternbench.report.tables import markdown
 
-PAIR_TITLES = ["figure", "method", "against", "prompts", "difference", "95 %", "p"]
+TITLES = ["figure", "method", "against", "prompts", "difference", "95 %", "p"]
 FLIPS = 100_000  # sign patterns: the least p before its correction is 1 / FLIPS
+MANY = 1000  # prompts, from which on a tenth of that will do
 SPEED, TAU = "speed", "accept_len"
+FIGURES = {SPEED: "latency_s", TAU: "accept_len"}  # and every metric
 INTRO = (
     "Each line compares a method with another on the prompts that both have: the difference of τ or of a metric, and "
     "for speed how many times as fast, with 95 % bootstrap intervals over prompts. p is that of the two-sided paired "
@@ -22,34 +24,47 @@ INTRO = (
 )
 
 
-def pair_table(rows: list[Row]) -> str:
-    """``pair_rows`` as Markdown."""
-    return markdown(PAIR_TITLES, [pair_cells(row) for row in rows], [False] * 3 + [True] * 4)
+class Pair(NamedTuple):
+    """``value``: method − against, or for speed the ratio of their total latencies; ``p`` is adjusted within figure."""
+
+    figure: str
+    method: str
+    against: str
+    prompts: int
+    value: float | None
+    lo: float | None
+    hi: float | None
+    p: float
+
+    @property
+    def title(self) -> str:
+        return {SPEED: "speed", TAU: "τ"}.get(self.figure) or metric_column(self.figure).title
+
+    def cells(self) -> list[str]:
+        """As text: figure, the two methods, prompts, difference, its interval, p."""
+        form = "{:.2f}×" if self.figure == SPEED else "{:+.3g}"
+        value = MISSING if self.value is None else form.format(self.value)
+        known = self.lo is not None and self.hi is not None
+        bounds = f"[{form.format(self.lo)}, {form.format(self.hi)}]".replace("×", "") if known else MISSING
+        p = "< 0.001" if self.p < 0.001 else f"{self.p:.3f}"
+        return [self.title, self.method, self.against, str(self.prompts), value, bounds, p]
 
 
-def pair_cells(row: Row) -> list[str]:
-    """A row as text: figure, the two methods, prompts, difference, its interval, p."""
-    title = {SPEED: "speed", TAU: "τ"}.get(row["figure"]) or metric_column(row["figure"]).title
-    form = "{:.2f}×" if row["figure"] == SPEED else "{:+.3g}"
-    low, high = row["lo"], row["hi"]
-    bounds = MISSING if low is None else f"[{form.format(low)}, {form.format(high)}]".replace("×", "")
-    p = "< 0.001" if row["p"] < 0.001 else f"{row['p']:.3f}"
-    return [title, row["method"], row["against"], str(row["prompts"]), form.format(row["value"]), bounds, p]
+def pair_table(pairs: list[Pair]) -> str:
+    """Pairs as Markdown."""
+    return markdown(TITLES, [pair.cells() for pair in pairs], [False] * 3 + [True] * 4)
 
 
-def pair_rows(run: Run) -> list[Row]:
-    """A row per figure and pair of methods of a run that share two prompts or more, in the order of its table.
-
-    "value" is method − against, or for speed the ratio of their total latencies; "p" is adjusted within the figure.
-    """
-    found = _by_prompt(sample for sample in iter_samples(run.folder / "samples.jsonl") if sample)
-    labels = [row["label"] for row in run.rows]
-    return [row for figure, values in found.items() for row in _compared(figure, values, labels)]
+def compared(figures: Figures, labels: list[str]) -> list[Pair]:
+    """Every figure and pair of methods that share two prompts or more, in the order of ``labels``."""
+    names = FIGURES | {name: name for name in figures.metrics}
+    return [pair for figure, name in names.items() for pair in _pairs(figure, name, figures, labels)]
 
 
-def _compared(figure: str, values: dict[str, dict[str, float]], labels: list[str]) -> list[Row]:
-    prompts = sorted({prompt for own in values.values() for prompt in own})
-    table = {label: np.array([values[label].get(p, np.nan) for p in prompts]) for label in labels if label in values}
+def _pairs(figure: str, name: str, figures: Figures, labels: list[str]) -> list[Pair]:
+    table = {label: _by_prompt(figures, name, label) for label in labels if label in figures.labels}
+    if figure == TAU:
+        table.pop(BASELINE, None)  # 1 by definition
     pairs = [
         (method, against, here)
         for against, method in combinations(table, 2)
@@ -58,53 +73,27 @@ def _compared(figure: str, values: dict[str, dict[str, float]], labels: list[str
     if not pairs:
         return []
 
-    def columns(which: int, scale=lambda x: x) -> Floats:
-        return np.stack([np.where(pair[2], scale(table[pair[which]]), 0.0) for pair in pairs], 1)
+    def columns(labels: list[str], scale=lambda x: x) -> Floats:
+        return np.stack([np.where(here, scale(table[label]), 0.0) for label, here in zip(labels, shared)], 1)
 
-    shared = np.stack([here for *_, here in pairs], 1).astype(np.float64)
+    ours, theirs, shared = [m for m, _, _ in pairs], [a for _, a, _ in pairs], [here for *_, here in pairs]
     if figure == SPEED:
-        intervals = bootstrap_ratios(columns(1), columns(0))
-        tested = columns(1, np.log) - columns(0, np.log)
+        estimates = bootstrap_ratios(columns(theirs), columns(ours))
+        tested = columns(theirs, np.log) - columns(ours, np.log)
     else:
-        tested = columns(0) - columns(1)
-        intervals = bootstrap_ratios(tested, shared)
-    rows = []
-    for (method, against, here), interval, p in zip(pairs, intervals, holm(paired_tests(tested, FLIPS)), strict=True):
-        value, low, high = interval or (None, None, None)
-        rows.append(
-            {
-                "figure": figure,
-                "method": method,
-                "against": against,
-                "prompts": int(here.sum()),
-                "value": value,
-                "lo": low,
-                "hi": high,
-                "p": float(p),
-            }
-        )
-    return rows
+        tested = columns(ours) - columns(theirs)
+        estimates = bootstrap_ratios(tested, np.stack(shared, 1).astype(np.float64))
+    adjusted = holm(paired_tests(tested, FLIPS if len(tested) < MANY else FLIPS // 10))
+    return [
+        Pair(figure, method, against, int(here.sum()), estimate.value, estimate.lo, estimate.hi, float(p))
+        for (method, against, here), estimate, p in zip(pairs, estimates, adjusted, strict=True)
+    ]
 
 
-def _by_prompt(samples: Iterable[Row]) -> dict[str, dict[str, dict[str, float]]]:
-    """Figure -> label -> prompt -> its value, the mean over seeds."""
-    sums: dict[str, dict[str, dict[str, list[float]]]] = {SPEED: {}, TAU: {}}
-
-    def add(figure: str, label: str, prompt: str, above: float, below: float) -> None:
-        both = sums.setdefault(figure, {}).setdefault(label, {}).setdefault(prompt, [0.0, 0.0])
-        both[0], both[1] = both[0] + above, both[1] + below
-
-    for one in map(measured, samples):
-        label, (prompt, _) = one["label"], one["pair"]
-        if one["seconds"]:
-            add(SPEED, label, prompt, one["seconds"], 1)
-        if label != "ar" and one["steps"]:
-            add(TAU, label, prompt, one["tokens"], one["steps"])
-        for name, value in one["metrics"].items():
-            add(name, label, prompt, value, 1)
-    return {
-        figure: {
-            label: {prompt: above / below for prompt, (above, below) in own.items()} for label, own in labels.items()
-        }
-        for figure, labels in sums.items()
-    }
+def _by_prompt(figures: Figures, name: str, label: str) -> Floats:
+    """A figure of one label by prompt, over its seeds: [all prompts], NaN where it has none."""
+    index, own = figures.codes("prompt"), figures.of(label)
+    top, bottom = (np.bincount(index, part * own, len(figures.prompts)) for part in figures.column(name))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = np.where(bottom > 0, top / bottom, np.nan)
+    return np.where(found > 0, found, np.nan) if name == FIGURES[SPEED] else found

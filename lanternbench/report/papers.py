@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from lanternbench.methods.presets import PRESETS, preset
-from lanternbench.methods.registry import NEIGHBOURS
+from lanternbench.methods.acceptance.lantern import NEIGHBOURS
+from lanternbench.methods.method import named, options, preset
 from lanternbench.report.columns import BASE, MISSING, metric_column
-from lanternbench.report.load import Row, number
+from lanternbench.report.load import ReportRow
 
 # measured key -> column of papers.csv; tiny evaluators have other keys and so are never set beside a paper's number
 QUANTITIES = {
@@ -40,14 +40,13 @@ def published_rows() -> tuple[dict[str, str], ...]:
     return tuple(csv.DictReader(text.splitlines()))
 
 
-def published_beside(rows: list[Row]) -> pd.DataFrame:
+def published_beside(rows: list[ReportRow]) -> pd.DataFrame:
     """Measured rows with the papers' rows of the same method, closest setup first.
 
-    Rows are summary rows (method, options, target, dataset, temperature, and `hardware` where known). Shown for each:
-    the paper's rows of equal setup; else those of the same target, dataset and temperature; else of the same target;
-    else those of any target (the baseline `ar` left out), of the same temperature where there are such. Columns:
-    `label`, `source`, `table`, `paper setup`, "<quantity> measured" and "<quantity> paper" for each quantity that
-    either side has, and `differs in`.
+    Shown for each row: the paper's rows of equal setup; else those of the same target, dataset and temperature; else
+    of the same target; else those of any target (the baseline `ar` left out), of the same temperature where there are
+    such. Columns: `label`, `source`, `table`, `paper setup`, "<quantity> measured" and "<quantity> paper" for each
+    quantity that either side has, and `differs in`.
     """
     lines = []
     for row in rows:
@@ -55,7 +54,7 @@ def published_beside(rows: list[Row]) -> pd.DataFrame:
         if not compared:
             continue
         closest = min(_tier(found) for _, found in compared)
-        if closest >= 3 and row.get("method") == "ar":
+        if closest >= 3 and row.method == "ar":
             continue  # the baseline of another model says nothing about this one
         kept = [(paper, found) for paper, found in compared if _tier(found) == closest]
         lines += [_line(row, paper, found) for paper, found in sorted(kept, key=lambda item: len(item[1]))]
@@ -70,30 +69,30 @@ def published_beside(rows: list[Row]) -> pd.DataFrame:
     return frame[[c for c in setup if c in frame] + shown + ["differs in"]]
 
 
-def same_method(row: Row, paper: dict[str, str]) -> bool:
+def same_method(row: ReportRow, paper: dict[str, str]) -> bool:
     """Is it the same preset, with the same acceptance rule where the paper changed it?"""
-    name = str(row.get("method"))
+    name = row.method
     if name != paper["method"]:
         return False
-    usual = PRESETS[name]["acceptance"]
+    usual = preset(name).choices.acceptance
     return _options(row).get("acceptance", usual) == _params(paper).get("acceptance", usual)
 
 
-def differences(row: Row, paper: dict[str, str]) -> dict[str, str]:
+def differences(row: ReportRow, paper: dict[str, str]) -> dict[str, str]:
     """What of {target, dataset, temperature, params, hardware} differs, each with a phrase for the reader.
 
     The phrase gives the measured side; the paper's side stands in its row.
     """
     found: dict[str, str] = {}
-    target = str(row.get("target") or "")
+    target = row.target or ""
     if paper["target"].endswith("-stage-unstated") and target.startswith(paper["target"].removesuffix("-unstated")):
         found["stage"] = "stage of the target (paper does not say)"
     elif target != paper["target"]:
         found["target"] = f"target ({target or 'unknown'})"
-    dataset = _dataset(row.get("dataset"))
+    dataset = _dataset(row.dataset)
     if dataset != paper["dataset"]:
         found["dataset"] = f"dataset ({dataset or 'unknown'})"
-    temperature = number(row, "temperature")
+    temperature = row.temperature
     if not paper["temperature"]:
         found["temperature"] = "temperature (paper does not say)"
     elif temperature != float(paper["temperature"]):
@@ -102,13 +101,12 @@ def differences(row: Row, paper: dict[str, str]) -> dict[str, str]:
     params = _param_differences(_options(row), _params(paper), _defaults(row))
     if params:
         found["params"] = f"parameters ({', '.join(params)})"
-    if row.get("simulated"):
+    if row.simulated:
         found["acceptance"] = "acceptance (simulated)"
-    hardware = str(row.get("hardware") or "")
     if not paper["hardware"]:
         found["hardware"] = "hardware (paper does not say)"
-    elif not _same_hardware(hardware, paper["hardware"]):
-        found["hardware"] = f"hardware ({hardware or 'unknown'})"
+    elif not _same_hardware(row.hardware, paper["hardware"]):
+        found["hardware"] = f"hardware ({row.hardware})"
     return found
 
 
@@ -136,28 +134,28 @@ def _tier(found: dict[str, str]) -> int:
     return 1 if "params" in found else 0
 
 
-def _line(row: Row, paper: dict[str, str], found: dict[str, str]) -> dict[str, Any]:
+def _line(row: ReportRow, paper: dict[str, str], found: dict[str, str]) -> dict[str, Any]:
     temperature = f"T={paper['temperature']}" if paper["temperature"] else ""
     setup = [paper["target"], paper["dataset"], temperature, paper["hardware"], paper["params"]]
-    line: dict[str, Any] = {"run": row["run"]} if row.get("run") else {}
-    line |= {"label": str(row.get("label")), "source": paper["source"], "table": paper["table"]}
+    line: dict[str, Any] = {"run": row.run} if row.run else {}
+    line |= {"label": row.label, "source": paper["source"], "table": paper["table"]}
     line["paper setup"] = ", ".join(part for part in setup if part)
     for key, column in QUANTITIES.items():
-        line[f"{key} measured"] = number(row, key)
+        line[f"{key} measured"] = row.value(key)
         line[f"{key} paper"] = float(paper[column]) if paper[column] else None
     return line | {"differs in": "; ".join(found.values()) or "nothing"}
 
 
-def _options(row: Row) -> dict[str, Any]:
-    options = row.get("options")
-    return {NAMES.get(str(k), str(k)): v for k, v in options.items()} if isinstance(options, dict) else {}
+def _options(row: ReportRow) -> dict[str, Any]:
+    return {NAMES.get(str(k), str(k)): v for k, v in row.options.items()}
 
 
-def _defaults(row: Row) -> dict[str, Any]:
+def _defaults(row: ReportRow) -> dict[str, Any]:
     """What holds of the method's options where they are not set."""
-    made = preset(str(row.get("method")))
-    found = {NAMES.get(name, name): getattr(made, name) for name in type(made).model_fields}
-    if found["k"] is None and row.get("target") != "tiny":
+    made = named(row.method)
+    values = {name: field.default for name, field in options().items()} | made.read | made.choices._asdict()
+    found = {NAMES.get(name, name): value for name, value in values.items()}
+    if found["k"] is None and row.target != "tiny":
         found["k"] = NEIGHBOURS
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from lanternbench.experiment.summaries import Row
 from lanternbench.report.columns import BASE, Column, metric_column, metric_keys, plain
 from lanternbench.report.labels import place_labels
-from lanternbench.report.load import Row, number
 from lanternbench.report.palette import colour, family, marker
 
 COLUMN = {column.key: column for column in BASE}
@@ -48,38 +49,38 @@ def pareto_frontier(x: list[float], y: list[float], lower_is_better: bool) -> li
     return [i for a, b, i in sorted(points, key=lambda p: (p[0], -p[1])) if not beaten(a, b)]
 
 
-def speed_column(rows: list[Row]) -> Column:
+def speed_column(rows: Sequence[Row]) -> Column:
     """The x axis: speedup, or step compression where no row has a speedup (no baseline, or nothing was timed)."""
-    timed = any(number(row, "speedup") is not None for row in rows)
+    timed = any(row.value("speedup") is not None for row in rows)
     return COLUMN["speedup" if timed else "step_compression"]
 
 
-def quality_columns(rows: list[Row]) -> list[Column]:
+def quality_columns(rows: Sequence[Row]) -> list[Column]:
     """The y axes worth a plot: fidelity loss and every metric with a value on a row that also has a speed."""
     x = speed_column(rows).key
     every = [COLUMN["fidelity_loss"], *map(metric_column, metric_keys(rows))]
-    return [c for c in every if any(number(r, c.key) is not None and number(r, x) is not None for r in rows)]
+    return [c for c in every if any(r.value(c.key) is not None and r.value(x) is not None for r in rows)]
 
 
-def pareto_data(rows: list[Row], quality: Column) -> dict[str, Any]:
+def pareto_data(rows: Sequence[Row], quality: Column) -> dict[str, Any]:
     """Points (name, method, family, x, y, their bounds or None) and each setup's frontier as indices; plain JSON."""
     speed = speed_column(rows)
-    points, labels = [], [row.get("label") for row in rows]
+    points, labels = [], [row.label for row in rows]
     for row in rows:
-        x, y = number(row, speed.key), number(row, quality.key)
-        if x is None or y is None:
+        if row.value(speed.key) is None or row.value(quality.key) is None:
             continue
-        method = str(row.get("method") or "")
-        name = plain(str(row.get("label")), 40)
-        if row.get("run") and labels.count(row.get("label")) > 1:
-            name += f" · {plain(str(row['run']), 24)}"
-        point: dict[str, Any] = {"name": name, "method": method, "family": family(method), "colour": colour(method)}
-        point["setup"] = row.get("setup")
-        for axis, value, key in (("x", x, speed.key), ("y", y, quality.key)):
-            low, high = number(row, f"{key}_lo"), number(row, f"{key}_hi")
+        name, run = plain(row.label, 40), getattr(row, "run", None)
+        if run and labels.count(row.label) > 1:
+            name += f" · {plain(run, 24)}"
+        point: dict[str, Any] = {"name": name, "method": row.method, "family": family(row.method)}
+        point |= {"colour": colour(row.method), "setup": getattr(row, "setup", 1), "lossless": row.lossless}
+        for axis, column in (("x", speed), ("y", quality)):
+            value, low, high, *_ = row.figure(column.key)
+            assert value is not None
             # the interval of a ratio or of FID need not hold its point estimate: an error bar cannot be negative
             point |= {axis: value, f"{axis}_minus": max(0.0, value - low) if low is not None else 0.0}
             point |= {f"{axis}_plus": max(0.0, high - value) if high is not None else 0.0}
+            point[f"{axis}_text"] = column.cell(row)
         points.append(point)
     lower, frontiers = quality.better == "lower", []
     for setup in dict.fromkeys(p["setup"] for p in points):  # what was measured otherwise beats nothing
@@ -115,7 +116,7 @@ def pareto_figure(data: dict[str, Any]) -> Figure:
     return figure
 
 
-def write_pareto(rows: list[Row], out: Path) -> list[Path]:
+def write_pareto(rows: Sequence[Row], out: Path) -> list[Path]:
     """`pareto-<metric>.png/.svg/.pdf` in `out` for every quality column; returns the files."""
     files = []
     for quality in quality_columns(rows):

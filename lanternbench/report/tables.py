@@ -1,8 +1,9 @@
-"""The results table as Markdown, CSV, LaTeX (booktabs) and for the terminal."""
+"""The results table as Markdown, CSV, LaTeX (booktabs), a pandas frame, and for the terminal."""
 
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,41 +11,60 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from lanternbench.experiment.summaries import Row
 from lanternbench.report.columns import Column, columns, plain, tex_escape
-from lanternbench.report.load import Row
+
+FACTS = ("run", "label", "method", "options", "target", "dataset", "temperature", "lossless", "simulated", "n")
 
 
-def markdown_table(rows: list[Row]) -> str:
+def markdown_table(rows: Sequence[Row]) -> str:
     """GitHub Markdown with every column that has a value; intervals in brackets."""
     shown = columns(rows)
     cells = [[column.cell(row) for column in shown] for row in rows]
-    return markdown([c.title + c.arrow for c in shown], cells, [c.form not in ("text", "yes") for c in shown])
+    return markdown([c.title + c.arrow for c in shown], cells, [c.numeric for c in shown])
 
 
 def markdown(titles: list[str], cells: list[list[str]], right: list[bool]) -> str:
     """A Markdown table; `right` marks right-aligned columns. Cells may hold any text, it is escaped."""
-    lines = [titles, ["---:" if r else ":---" for r in right]]
-    head = [_markdown_escape(title) for title in lines[0]]
-    body = [[_markdown_escape(cell) for cell in line] for line in cells]
-    return "".join("| " + " | ".join(line) + " |\n" for line in [head, lines[1], *body])
+    rule = ["---:" if r else ":---" for r in right]
+    escaped = [[markdown_escape(cell) for cell in line] for line in [titles, *cells]]
+    return "".join("| " + " | ".join(line) + " |\n" for line in [escaped[0], rule, *escaped[1:]])
 
 
-def csv_table(rows: list[Row]) -> str:
-    """Every key of the summary rows with full precision; nested values as text; missing = empty."""
-    frame = pd.DataFrame([{key: _csv_cell(value) for key, value in row.items()} for row in rows])
-    return frame.to_csv(index=False, lineterminator="\n")
+def frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """A row per method: facts and figures with full precision; `<figure>_lo`, `_hi`, `_n` and `_p` where known."""
+    records = []
+    for row in rows:
+        record = {name: value for name in FACTS if (value := getattr(row, name, None)) is not None}
+        for name, found in row.figures.items():
+            parts = {f"{name}_{part}": value for part, value in zip(found._fields[1:], found[1:]) if value is not None}
+            record |= {name: found.value} | (parts if found.value is not None else {})
+        records.append(record)
+    return pd.DataFrame(records)
 
 
-def latex_table(rows: list[Row], caption: str = "") -> str:
-    """A booktabs table for a paper (needs \\usepackage{booktabs}); all text escaped."""
+def csv_text(records: list[dict[str, Any]]) -> str:
+    """Records as CSV; nested values as text, missing = empty, and no cell that a spreadsheet would run."""
+    return pd.DataFrame([{k: csv_cell(v) for k, v in record.items()} for record in records]).to_csv(
+        index=False, lineterminator="\n"
+    )
+
+
+def csv_table(rows: Sequence[Row]) -> str:
+    """`frame` as CSV."""
+    return csv_text([{str(k): v for k, v in record.items()} for record in frame(rows).to_dict("records")])
+
+
+def latex_table(rows: Sequence[Row], caption: str = "") -> str:
+    """A booktabs table for a paper (needs \\usepackage{booktabs} and nothing else); all text escaped."""
     shown = columns(rows, "tex")
     arrows = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
     lines = [
         "% needs \\usepackage{booktabs}",
         r"\begin{table}[t]",
         r"\centering",
-        *([rf"\caption{{{tex_escape(caption)}}}"] if caption else []),
-        rf"\begin{{tabular}}{{{''.join('l' if c.form == 'text' else 'r' for c in shown)}}}",
+        *([rf"\caption{{{tex_escape(caption, 4000)}}}"] if caption else []),
+        rf"\begin{{tabular}}{{{''.join('r' if c.numeric else 'l' for c in shown)}}}",
         r"\toprule",
         " & ".join(c.tex + arrows[c.better] for c in shown) + r" \\",
         r"\midrule",
@@ -56,13 +76,13 @@ def latex_table(rows: list[Row], caption: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def terminal_table(rows: list[Row], width: int | None = None) -> Table:
+def terminal_table(rows: Sequence[Row], width: int | None = None) -> Table:
     """The compact table for the terminal: method, speedup with its interval, τ, step compression, d̄, quality.
 
     Rows keep the order of their run, the baseline `ar` first; a missing value prints as "–".
     """
-    runs = [row.get("run") for row in rows]
-    rows = sorted(rows, key=lambda row: (runs.index(row.get("run")), row.get("label") != "ar"))
+    runs = [getattr(row, "run", None) for row in rows]
+    rows = sorted(rows, key=lambda row: (runs.index(getattr(row, "run", None)), row.label != "ar"))
     shown = columns(rows, "terminal")
     cells = {c.key: [plain(c.cell(row) if c.key == "speedup" else c.value(row)) for row in rows] for c in shown}
     # a column costs its padding and a divider too
@@ -72,27 +92,28 @@ def terminal_table(rows: list[Row], width: int | None = None) -> Table:
         shown = [c for c in shown if c is not least]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for c in shown:
-        table.add_column(Text(c.title + c.arrow), justify="left" if c.form == "text" else "right", no_wrap=True)
+        table.add_column(Text(c.title + c.arrow), justify="right" if c.numeric else "left", no_wrap=True)
     for i in range(len(rows)):
         # Text, not str: a label such as "[red]" must not be read as markup
         table.add_row(*(Text(cells[c.key][i]) for c in shown))
     return table
 
 
-def _markdown_escape(text: str) -> str:
-    escaped = html.escape(plain(text), quote=False).replace("\\", "\\\\")
+def markdown_escape(text: str, limit: int = 200) -> str:
+    """Text that Markdown prints as it stands, on one line."""
+    escaped = html.escape(plain(text, limit), quote=False).replace("\\", "\\\\")
     for sign in "|*_`[]":
         escaped = escaped.replace(sign, "\\" + sign)
     return escaped
 
 
-def _csv_cell(value: Any) -> Any:
+def csv_cell(value: Any) -> Any:
+    """The value as a spreadsheet may have it: a leading quote keeps a text such as "=HYPERLINK(...)" from running."""
     if isinstance(value, dict):
         value = " ".join(f"{key}={item}" for key, item in value.items())
     elif isinstance(value, list):
         value = " ".join(map(str, value))
-    # a leading quote keeps a spreadsheet from running a cell such as "=HYPERLINK(...)"
-    return "'" + value if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    return "'" + value if isinstance(value, str) and value.lstrip().startswith(("=", "+", "-", "@")) else value
 
 
 def _tex_cell(column: Column, row: Row) -> str:

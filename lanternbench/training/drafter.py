@@ -19,13 +19,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from lanternbench.engine import decode as engine
-from lanternbench.engine.sampling import Warp, guide
+from lanternbench.engine.sampling import Warp
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
-from lanternbench.models.catalogue import family_of, load_plain, with_eagle
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.models.catalogue import load_plain, with_eagle
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.target import Target
-from lanternbench.prompts.sources import PromptSet
+from lanternbench.prompts import PromptSet
 from lanternbench.training import eagle, loop
 from lanternbench.utils.files import OUT, WORK, replacing, writing
 
@@ -60,8 +61,8 @@ class Accepted(NamedTuple):
 class Samples:
     """Prompts and the images that the target drew of them, tokens [N, L]."""
 
-    def __init__(self, target: Target, captions: list[str], tokens: Tensor):
-        self.target, self.captions, self.tokens = target, captions, tokens
+    def __init__(self, target: Target, net: Eagle, captions: list[str], tokens: Tensor):
+        self.target, self.net, self.captions, self.tokens = target, net, captions, tokens
         self.warp = Warp(1.0, target.top_k)
 
     def __call__(self, picked: list[int]) -> tuple[eagle.Feed, Tensor]:
@@ -70,12 +71,12 @@ class Samples:
         with torch.no_grad():
             prefix = target.prefix([self.captions[i] for i in picked], target.guidance)
             states = eagle.teacher(target, prefix, tokens)
-            fed = eagle.feed(target, prefix.ahead, prefix.seen, tokens, states)
+            fed = eagle.feed(target, self.net, prefix.ahead_ids, prefix.seen, tokens, states)
             return fed, self.warp(self.logits(fed.of_tokens(states[:, fed.prefix :])))
 
     def logits(self, features: Tensor) -> Tensor:
         """[R, …, dim] -> guided logits [B, …, V], with the target's head."""
-        return self.target.model.output(guide(features, self.target.guidance).to(self.target.dtype)).float()
+        return self.target.model.logits(features, self.target.guidance).float()
 
     @torch.no_grad()
     def accepted(self, net: Eagle, images: list[int], batch: int) -> float:
@@ -101,7 +102,7 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
         refuse_others(folder, settings, elsewhere)
     for folder, elsewhere in ((out, OUT), (work, WORK)):
         write_recipe(folder, elsewhere, settings)
-    samples = drawn(target, plan, work, log)
+    samples = drawn(target, net, plan, work, log)
     order = np.random.default_rng([22, plan.seed]).permutation(len(plan.prompts)).tolist()
     held = max(1, min(HELD_OUT, len(order) // 4))
     held_out, seen = order[:held], order[held:]
@@ -118,7 +119,7 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
     if not all(p.isfinite().all() for p in net.parameters()):
         raise UserError(f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}")
     found = Accepted(before, samples.accepted(net, held_out, plan.batch))
-    state = {k: v.to("cpu", target.dtype).contiguous() for k, v in family_of(target).eagle_state(net).items()}
+    state = {k: v.to("cpu", target.dtype).contiguous() for k, v in target.model.eagle_state(net).items()}
     with replacing(out / WEIGHTS, OUT) as file:
         file.write(save(state))
     write_recipe(out, OUT, settings, held_out=held, first_token_acceptance=found._asdict(), losses=losses)
@@ -127,18 +128,18 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
 
 def begun(target: Target, plan: Plan) -> Eagle:
     """The drafter to train, in float32: that of ``plan.start``, or a fresh one."""
-    family, device = family_of(target), target.device
+    model, device = target.model, target.device
     if plan.start is not None:
-        return family.eagle_drafter(target.model, plan.start, str(device), torch.float32).requires_grad_(True)
+        return model.eagle_drafter(plan.start, str(device), torch.float32).trainable()
     torch.manual_seed(plan.seed)
-    return family.new_eagle(target.model).to(device)
+    return model.new_eagle().to(device)
 
 
-def drawn(target: Target, plan: Plan, work: Path, log: Log) -> Samples:
+def drawn(target: Target, net: Eagle, plan: Plan, work: Path, log: Log) -> Samples:
     """The target's own images of all prompts at its default settings, kept in ``work`` shard by shard."""
     prompts = plan.prompts.prompts
     target.prepare([p.text for p in prompts])
-    decoder, size, parts = engine.build(target, presets.method("ar")), max(1, SHARD // target.length), []
+    decoder, size, parts = build(target, method("ar")), max(1, SHARD // target.length), []
     for start in range(0, len(prompts), size):
         path = work / f"samples-{start:06d}.pt"
         if not path.exists():
@@ -146,10 +147,10 @@ def drawn(target: Target, plan: Plan, work: Path, log: Log) -> Samples:
             loop.save_atomically(images(decoder, [p.text for p in few], [p.id for p in few], plan.seed), path)
             log(f"samples {start + len(few)}/{len(prompts)}")
         parts.append(torch.load(path, weights_only=True))
-    return Samples(target, [p.text for p in prompts], torch.cat(parts))
+    return Samples(target, net, [p.text for p in prompts], torch.cat(parts))
 
 
-def images(decoder: engine.Decoder, captions: list[str], keys: list[str], seed: int) -> Tensor:
+def images(decoder: engine.SpeculativeDecoder, captions: list[str], keys: list[str], seed: int) -> Tensor:
     """Tokens int16 [B, L]; in halves where a GPU has no room for all at once, as an image depends on its key alone."""
     try:
         made = engine.generate(decoder, captions, keys, seed)

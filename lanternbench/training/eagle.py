@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.llamagen.model import prefix_mask
-from lanternbench.models.row_ends import RowEnds
+from lanternbench.models.slot_layout import SlotLayout
 from lanternbench.models.target import Prefix, Target
 
 DEPTHS = 3  # levels of drafting that EAGLE trains on
@@ -36,7 +36,7 @@ class Feed(NamedTuple):
     hidden: Tensor  # [R, n + 1, dim] the target's states at positions 0 … n
     rope: Tensor  # [n, 1, d/2] of positions 1 … n
     seen: Tensor | None  # [R, P − 1] bool: which prefix entries may be attended to; None: all
-    rows: RowEnds
+    rows: SlotLayout
     prefix: int  # P
 
     @property
@@ -49,12 +49,18 @@ class Feed(NamedTuple):
         return x[:, ~self.rows.token(self.slots)[1]] if self.rows.width else x
 
 
-def written(target: Target, tokens: Tensor) -> Tensor:
-    """Tokens [B, L] -> the embeddings of slots 0 … S − 2, row ends between rows [B, S − 1, dim]."""
-    words = target.model.tok_embeddings(tokens)
-    if width := target.rows.width:
+def written(target: Target, tokens: Tensor, net: Eagle | None = None) -> Tensor:
+    """Tokens [B, L] -> the embeddings of slots 0 … S − 2, row ends between rows [B, S − 1, dim].
+
+    They are what the drafter ``net`` reads, or the target where there is none.
+    """
+    model = target.model
+    words = model.tok_embeddings(tokens) if net is None else net.embed(tokens, model)
+    if width := target.layout.width:
         words = words.unflatten(1, (-1, width))
-        end = target.row_end_embedding(target.model).expand(*words.shape[:2], 1, -1)
+        row_end = torch.tensor(target.row_end, device=tokens.device)
+        end = model.prompt_embeddings(row_end) if net is None else net.embed_prompt(row_end, model)
+        end = end.expand(*words.shape[:2], 1, -1)
         words = torch.cat([words, end], 2).flatten(1, 2)[:, :-1]
     return words[:, :-1]
 
@@ -68,13 +74,13 @@ def teacher(target: Target, prefix: Prefix, tokens: Tensor) -> Tensor:
     return net(x, net.rope[None, :n, None], prefix_mask(prefix.valid, n, target.pad_rows))
 
 
-def feed(target: Target, ahead: Tensor, seen: Tensor | None, tokens: Tensor, hidden: Tensor) -> Feed:
-    """``ahead``, ``seen``: the prefix's; tokens [B, L] and the target's states over both."""
-    words = written(target, tokens)
-    ahead = torch.cat([ahead, words.repeat(len(hidden) // len(words), 1, 1)], 1)
+def feed(target: Target, net: Eagle, ahead_ids: Tensor, seen: Tensor | None, tokens: Tensor, hidden: Tensor) -> Feed:
+    """``ahead_ids``, ``seen``: the prefix's; tokens [B, L] and the target's states over both."""
+    words = written(target, tokens, net)
+    ahead = torch.cat([net.embed_prompt(ahead_ids, target.model), words.repeat(len(hidden) // len(words), 1, 1)], 1)
     n, seen = ahead.shape[1], None if seen is None or seen.all() else seen
     rope = target.model.rope[1 : n + 1, None]
-    return Feed(ahead.float(), hidden.float(), rope, seen, target.rows, hidden.shape[1] - words.shape[1])
+    return Feed(ahead.float(), hidden.float(), rope, seen, target.layout, hidden.shape[1] - words.shape[1])
 
 
 class History:
@@ -82,9 +88,6 @@ class History:
 
     def __init__(self) -> None:
         self.kv: list[Tensor] = []
-
-    def __getitem__(self, layer: int) -> History:
-        return self
 
     def put(self, kv: Tensor) -> Tensor:
         self.kv.append(kv)
@@ -106,7 +109,7 @@ def levels(
     ``at``, at + 1 …  Level d reads level d − 1's feature; it attends, as in decoding, to level 1's keys before the
     branch and to its own branch's keys since.
     """
-    n, history, device = embedding.shape[1], History(), embedding.device
+    n, history, device = embedding.shape[1], [History() for _ in net.layers], embedding.device
     visible = torch.ones(n, n, dtype=torch.bool, device=device).tril() if seen is None else prefix_mask(seen, n)
     found = [net(net.fuse(embedding, features), rope[None], visible, history)]  # type: ignore[arg-type]
     earlier, own = torch.arange(n, device=device) < at[:, None], torch.eye(len(at), dtype=torch.bool, device=device)

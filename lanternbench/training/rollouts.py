@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine import decode as engine
-from lanternbench.methods import presets
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models.target import Target
 from lanternbench.models.tiny.text_encoder import read
 from lanternbench.training import loop
@@ -52,7 +53,7 @@ def _shard(target: Target, start: int, count: int) -> Rollouts:
     rng = np.random.default_rng([SEED, start])
     captions = [caption(i, rng, SEED) for i in range(start, start + count)]
     captions.sort(key=lambda c: len(read(c)))  # batches of about one length
-    decoder = engine.build(target, presets.method("ar"))
+    decoder = build(target, method("ar"))
     tokens, hidden = [], []
     for i in range(0, count, BATCH):
         batch = captions[i : i + BATCH]

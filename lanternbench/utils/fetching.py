@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lanternbench.errors import UserError
-from lanternbench.metrics import files as weights
-from lanternbench.metrics.registry import names, scorers_for
-from lanternbench.models.catalogue import Entry
-from lanternbench.models.published import UNFINISHED
+from lanternbench.metrics import names, scorers_for
+from lanternbench.models.family import Entry
+from lanternbench.models.loading import UNFINISHED
+from lanternbench.registry import components
 from lanternbench.utils.download import Remote, digest, file_errors
 from lanternbench.utils.files import cache_dir
 
@@ -28,47 +28,20 @@ class File(NamedTuple):
     sha256: str | None
 
 
-_ANNOTATIONS = "http://images.cocodataset.org/annotations"
-PROMPTS = {  # file, address, SHA-256 of the file, member of an archive
-    "coco2017": (
-        "captions_val2017.json",
-        f"{_ANNOTATIONS}/annotations_trainval2017.zip",
-        "afe3b30e403dd7f228e2373023abbd60042a6e10ec6874d3652df034d289ebb9",
-        "annotations/captions_val2017.json",
-    ),
-    "coco2014": (
-        "captions_val2014.json",
-        f"{_ANNOTATIONS}/annotations_trainval2014.zip",
-        "",
-        "annotations/captions_val2014.json",
-    ),
-    "parti": (
-        "PartiPrompts.tsv",
-        "https://raw.githubusercontent.com/google-research/parti/main/PartiPrompts.tsv",
-        "fab29e41bb512a169b56acab4cf2a41dcb675e285df2efcde6640c7dd3c440eb",
-        None,
-    ),
-}
-
-
 def plain_files(name: str) -> list[Remote] | None:
     """The files that a metric, one of its weights or a prompt set needs; None for a name that is none of these.
 
-    None at all for a metric of the package's own.
+    None at all for a metric or prompts of the package's own.
     """
-    home = cache_dir()
-    if name in PROMPTS:
-        file, url, sha256, member = PROMPTS[name]
-        return [Remote(name, url, home / "prompts" / file, sha256, member)]
-    if name.startswith("clip:"):
-        from lanternbench.metrics.clip import open_clip_weights
-
-        other = open_clip_weights(name)
-        return [Remote(other.title, other.url, home / other.file, other.sha256)]
-    known = name in names()
-    needs = scorers_for([name], "full")[0].needs if known else ()
-    wanted = [w for w in weights.PUBLISHED if (w.file in needs if known else w.name == name)]
-    return [Remote(w.title, w.url, home / w.file, w.sha256) for w in wanted] if known or wanted else None
+    source = components("prompts").get(name)
+    prompts = [source.official] if source and source.official else []
+    found = [Remote(name, p.url, cache_dir() / "prompts" / p.file, p.sha256, p.member) for p in prompts]
+    is_metric = name in names() or ":" in name
+    metrics = scorers_for([name], "full") if is_metric else [*components("metric").values()]
+    weights = dict.fromkeys(w for m in metrics for w in m.weights if w.url and (is_metric or w.name == name))
+    found += [Remote(w.title, w.url, cache_dir() / w.file, w.sha256) for w in weights]
+    found = list({remote.path: remote for remote in found}.values())
+    return found if found or source or is_metric else None
 
 
 def plan(entry: Entry) -> list[File]:

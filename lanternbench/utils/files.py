@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+from uuid import uuid4
 
 from lanternbench.errors import UserError
 
@@ -55,9 +56,12 @@ def ready(path: Path, elsewhere: str) -> None:
 
 
 @contextmanager
-def replacing(path: Path, elsewhere: str) -> Iterator[IO[bytes]]:
-    """A file that appears under its name only when whole and on disk.  Raises UserError as ``writing`` does."""
-    part = path.with_name(path.name + ".part")
+def replacing(path: Path, elsewhere: str, shared: bool = False) -> Iterator[IO[bytes]]:
+    """A file that appears under its name only when whole and on disk.  Raises UserError as ``writing`` does.
+
+    ``shared``: other processes may write the same file at the same time; the last one to finish wins.
+    """
+    part = path.with_name(f"{path.name}.{uuid4().hex}.part" if shared else f"{path.name}.part")
     with writing(path, elsewhere):
         try:
             part.unlink(missing_ok=True)  # what a crash left, or a link that would be followed

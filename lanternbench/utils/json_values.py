@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -10,23 +11,20 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON gives it back: tuples as lists, paths and numpy scalars plain, NaN and infinity as null."""
-
-    def known(item: Any) -> Any:
-        return item.item() if hasattr(item, "item") else str(item)
-
-    return finite(json.loads(json.dumps(finite(value), default=known)))
-
-
-def finite(value: Any) -> Any:
-    """NaN and infinity as None, at any depth."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+    """The value as JSON gives it back: dataclasses and named tuples as objects, tuples as lists, NaN as null."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
+        return [plain(item) for item in value]
+    return plain(value.item()) if hasattr(value, "item") else str(value)
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import static_tree
 from lanternbench.engine.verify import Draft, Verdict
 from lanternbench.methods.acceptance import RESIDUALS, Exact, Lantern, Rule
-from lanternbench.methods.proximity import nearest
+from lanternbench.methods.acceptance.neighbours import nearest
 
 
 def check(folder: Path) -> list[Found]:

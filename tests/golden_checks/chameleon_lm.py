@@ -71,7 +71,7 @@ def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, Te
     """Logits [B, L, V] with a cache, in pieces of recorded lengths, and layer 0's cache [2, B, heads, L, d]."""
     x = model.tok_embeddings(ids)
     rows, length, _ = x.shape
-    stack = CachedStack(model, model.cfg, rows, length, model.rope, x)
+    stack = CachedStack(model, model.config.decoder, rows, length, model.rope, x)
     out, base = [], 0
     for n in (prefill, 1, 1, 3, length - prefill - 5):
         position = torch.arange(base, base + n)[None]

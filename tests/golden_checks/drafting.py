@@ -7,18 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from lanternbench.methods.proposals.drafters import EagleDrafter
 from torch import Tensor, nn
 
 from golden_checks.common import Vectors, cached, loaded
 from lanternbench.engine.state import Fresh
-from lanternbench.methods.proposals.drafters import EagleDrafter
 from lanternbench.models.drafters.eagle import Eagle, from_published
 from lanternbench.models.llamagen.model import LlamaGenConfig
 from lanternbench.models.rope import rope_2d
-from lanternbench.models.row_ends import RowEnds
-from lanternbench.models.target import blank
+from lanternbench.models.slot_layout import SlotLayout
 
-GRID = 16  # the reference fixes the drafter's grid for text-to-image
+GRIDS = {"c2i": 24, "t2i": 16, "t2i2": 32}  # the reference derives the drafter's grid from its input type
 
 
 def eagle(state: dict[str, Tensor], config: dict[str, Any]) -> Eagle:
@@ -27,17 +26,24 @@ def eagle(state: dict[str, Tensor], config: dict[str, Any]) -> Eagle:
     shape = LlamaGenConfig(
         config["hidden_size"], 1, config["num_attention_heads"], config["vocab_size"], multiple_of=width
     )
-    return loaded(Eagle(replace(shape.decoder, first_norm=False), config["bias"]), from_published(state))
+    words = len(state.get("embed_tokens.weight", ()))
+    net = Eagle(replace(shape.decoder, first_norm=False), config["bias"], words=words)
+    return loaded(net, from_published(state))
+
+
+def grid_of(vectors: Vectors) -> int:
+    """Image tokens a side that the recorded drafter is made for."""
+    return GRIDS[vectors.meta["drafter_config"].get("input_type", "t2i")]
 
 
 def heads(vectors: Vectors, prefix: int) -> Any:
-    """What the drafter borrows of its target: token embedding, output head, rotary table."""
+    """The drafter with its own embedding table, and what it borrows of its target: output head, rotary table."""
     net = eagle(vectors.under("state."), vectors.meta["drafter_config"])
     vocab, dim = vectors["in.lm_head"].shape
-    embed, output = nn.Embedding(vocab, dim), nn.Linear(dim, vocab, bias=False)
-    embed.weight.data, output.weight.data = vectors["state.embed_tokens.weight"], vectors["in.lm_head"]
-    rope = rope_2d(GRID, GRID, net.cfg.head_dim, prefix)
-    return net, SimpleNamespace(tok_embeddings=embed, output=output, rope=rope, cfg=net.cfg)
+    output = nn.Linear(dim, vocab, bias=False)
+    output.weight.data = vectors["in.lm_head"]
+    rope = rope_2d(grid_of(vectors), grid_of(vectors), net.config.head_dim, prefix)
+    return net, SimpleNamespace(output=output, rope=rope, config=net.config)
 
 
 class Recorded:
@@ -50,15 +56,15 @@ class Recorded:
         net, model = heads(vectors, hidden.shape[1])
         clock = SimpleNamespace(tick=lambda phase: None)
         stack = SimpleNamespace(dtype=hidden.dtype)
-        ahead = blank(model.tok_embeddings.weight, hidden)
-        prefix = SimpleNamespace(ahead=ahead, seen=torch.ones(ahead.shape[:2], dtype=torch.bool))
+        ahead = torch.zeros(hidden.shape[0], hidden.shape[1] - 1, dtype=torch.long)
+        prefix = SimpleNamespace(ahead_ids=ahead, seen=torch.ones_like(ahead, dtype=torch.bool))
         self.session: Any = SimpleNamespace(
             target=SimpleNamespace(model=model),
-            rows=RowEnds(0, GRID * GRID),
+            rows=SlotLayout(0, grid_of(vectors) ** 2),
             prefix=prefix,
             guidance=vectors.meta["cfg_scale"],
             offset=hidden.shape[1],
-            limit=GRID * GRID,
+            limit=grid_of(vectors) ** 2,
             batch=1,
             graphs=None,
             unseen=False,

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from lanternbench.methods.trees.growth import StaticGrowth, grow_by_confidence
+from torch import Tensor
 
 from golden_checks import tree_dynamic, tree_static
 from golden_checks.chameleon_lm import halves
 from golden_checks.common import Found, Vectors, cached, close, loaded, read, same, worst
 from lanternbench.engine.sampling import Warp, guide
 from lanternbench.engine.tree import from_paths
-from lanternbench.methods.trees.growth import StaticGrowth, grow_by_confidence
 from lanternbench.models.cached_stack import CachedStack, additive
 from lanternbench.models.chameleon.model import ChameleonConfig, drafter_from_published
 from lanternbench.models.drafters.eagle import Eagle
@@ -21,7 +21,6 @@ from lanternbench.models.llamagen.model import prefix_mask
 from lanternbench.models.rope import rope_1d
 
 FIRST_IMAGE = 4  # image ids are 4 … n_img + 3
-CANDIDATES = 10  # of every node in the static tree's record
 
 
 def check(folder: Path) -> list[Found]:
@@ -36,16 +35,17 @@ class Anole:
         b = vectors.meta["build_config"]
         cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["kv"], b["vocab"]).decoder
         state = drafter_from_published(vectors.under("sd."), cfg)
-        self.net = loaded(Eagle(cfg, b["bias"], cfg.norm_eps), state)
-        self.embed = nn.Embedding.from_pretrained(vectors["sd.embed_tokens.weight"])
+        self.net = loaded(Eagle(cfg, b["bias"], cfg.norm_eps, b["layers"], b["vocab"]), state)
+        self.embed = self.net.tok_embeddings
         self.head, self.scale = vectors["head.weight"], b["cfg"]
         self.banned = torch.ones(b["vocab"], dtype=torch.bool)
         self.banned[FIRST_IMAGE : FIRST_IMAGE + b["n_img"]] = False
         valid, hidden = vectors["attention_mask"].bool(), vectors["hidden_states"]
         self.valid, self.hidden, self.ids = valid, hidden, vectors["shifted_input_ids"]
         self.shift = torch.tensor([0, b["prompt"] - 2])  # the unconditional row's positions start later
-        rope = rope_1d(64, cfg.head_dim)
-        self.stack = CachedStack(self.net, self.net.cfg, 2, 64, rope, hidden)
+        tree = len(vectors.meta["static_tree_choices"]) + b["top_k"] * (b["depth"] + 2)  # nodes that are expanded
+        slots = hidden.shape[1] + tree
+        self.stack = CachedStack(self.net, self.net.config, 2, slots, rope_1d(slots, cfg.head_dim), hidden)
         self.stack.hide_pads(valid)
         self.length = self.drafted = 0
 
@@ -91,19 +91,22 @@ def features(vectors: Vectors) -> list[Found]:
     at, length = Anole(vectors), vectors["hidden_states"].shape[1]
     valid = vectors["attention_mask"][..., None]
     full = at.commit(length)
-    store = cached(at.stack)[..., :length, :]
     keys = valid[:, None].bool()  # a pad's keys and values are never read
     found = [
         close("hidden", full * valid, vectors["full.out_hidden"]),
         close("hidden, conditional row alone", full[:1], vectors["plain.out_hidden"]),
-        close("cached keys", halves(store[0]) * keys, vectors["full.cache_key_layer0"] * keys),
-        close("cached values", store[1] * keys, vectors["full.cache_value_layer0"] * keys),
     ]
+    for layer in range(vectors.meta["build_config"]["layers"]):
+        key, value = cached(at.stack, layer)[..., :length, :]
+        found += [
+            close("cached keys", halves(key) * keys, vectors[f"full.cache_key_layer{layer}"] * keys),
+            close("cached values", value * keys, vectors[f"full.cache_value_layer{layer}"] * keys),
+        ]
     at = Anole(vectors)
     pieces = torch.cat([at.commit(length - 3), at.commit(3)], 1) * valid
     step = vectors.under("tree_step.")
     x = at.net.fuse(at.embed(step["input_ids"]), step["hidden_states"])
-    seen = step["tree_mask"][0].bool() & torch.ones(3, 3, dtype=torch.bool).tril()
+    seen = step["tree_mask"][0].bool() & torch.ones_like(step["tree_mask"][0], dtype=torch.bool).tril()
     tree = at.run(x, step["position_ids"][0], seen)
     return [
         *found,
@@ -147,9 +150,10 @@ def static(vectors: Vectors) -> list[Found]:
     policy = StaticGrowth(shape, True, torch.device("cpu"))
     noting: Any = Noting()
     policy.grow(noting, asked[0][:, 0], ids[at.length, None], Warp(0.0), torch.zeros(1, 0))
-    best = torch.cat(asked, 1)[0].topk(CANDIDATES)
+    candidates = vectors["static.tokens"].shape[-1]  # of every node
+    best = torch.cat(asked, 1)[0].topk(candidates)
     want = {f"drafter.{k}": v for k, v in vectors.under("static.buffer.").items()}
-    levels = tree_static.growth(shape, want, CANDIDATES)
+    levels = tree_static.growth(shape, want, candidates)
     return [
         same("static tree: candidates of every node", best.indices, vectors["static.tokens"]),
         close("static tree: their guided logits", best.values, vectors["static.logits"]),

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from golden_checks.common import Found, close, read
-from golden_checks.drafting import GRID, Recorded
+from golden_checks.drafting import Recorded, grid_of
 from lanternbench.models.cached_stack import additive
 from lanternbench.models.rope import rope_2d
 
@@ -19,7 +19,8 @@ def check(folder: Path) -> list[Found]:
     drafter = at.drafter
     logits = drafter.root()
     rows = at.session.target.model.output(drafter.features[:, -1])
-    table = torch.view_as_real(rope_2d(GRID, GRID, drafter.net.cfg.head_dim, hidden.shape[1] - 1))
+    grid = grid_of(vectors)
+    table = torch.view_as_real(rope_2d(grid, grid, drafter.net.config.head_dim, hidden.shape[1] - 1))
     found = [
         close("rotary table", table, vectors["out.freqs_cis_used"][: len(table)]),
         close("prefix: hidden at the last position", drafter.features[:, 0], vectors["out.hidden1"][:, -1]),
@@ -27,7 +28,7 @@ def check(folder: Path) -> list[Found]:
         close("prefix: cached values", at.cache()[1], vectors["out.kv1.value"]),
         close("prefix: logits", rows, vectors["out.logits1_rows"]),
         close("prefix: logits, guided", logits, vectors["out.logits1_cfg"]),
-        close("prefix: hidden everywhere", everywhere(at, vectors["in.hidden1"], ids), vectors["out.hidden1"]),
+        close("prefix: hidden everywhere", everywhere(at, vectors["in.hidden1"], ids, grid), vectors["out.hidden1"]),
     ]
     new = vectors["in.input_ids2"][:1, ids.shape[1] :]
     at.commit(vectors["in.hidden2"], new)
@@ -52,10 +53,10 @@ def check(folder: Path) -> list[Found]:
     ]
 
 
-def everywhere(at: Recorded, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def everywhere(at: Recorded, hidden: torch.Tensor, ids: torch.Tensor, grid: int) -> torch.Tensor:
     """The drafter over a whole prefix in one pass, no cache: [R, P, dim]."""
     net, model = at.drafter.net, at.session.target.model
     n = ids.shape[1]
     causal = additive(torch.ones(1, 1, n, n, dtype=torch.bool).tril())
-    rope = rope_2d(GRID, GRID, net.cfg.head_dim, n - 1)
-    return net(net.fuse(model.tok_embeddings(ids), hidden), rope[None, :n, None], causal)
+    rope = rope_2d(grid, grid, net.config.head_dim, n - 1)
+    return net(net.fuse(net.embed(ids, model), hidden), rope[None, :n, None], causal)

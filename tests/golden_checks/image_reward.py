@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from golden_checks.common import IMAGE, Found, close, loaded, read, same
-from lanternbench.metrics import image_reward as ours
+from lanternbench.metrics import blip_reward as ours
 from lanternbench.metrics.clip import openai_pixels
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lanternbench.experiment import Sample
 from lanternbench.experiment.config import Sweep
-from lanternbench.experiment.scoring import Costs
+from lanternbench.experiment.summaries import Costs
 from lanternbench.experiment.worker import Facts, Job, OnStep
 
 Unit = list[Job]  # prompts with all the methods that they lack, in their order, for one device

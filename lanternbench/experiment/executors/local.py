@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors.base import Made, Say, Unit, captions, labels, peak_mb
-from lanternbench.experiment.scoring import Costs
+from lanternbench.experiment.summaries import Costs
 from lanternbench.experiment.worker import Facts, OnStep, Worker
 
 

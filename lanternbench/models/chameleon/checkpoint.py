@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.chameleon import vocab as chameleon_vocab
@@ -25,8 +25,6 @@ from lanternbench.models.chameleon.model import (
     ChameleonConfig,
     config_from_hf,
     config_from_official,
-    drafter_from_published,
-    drafter_to_published,
     from_hf,
     from_official,
     image_tables,
@@ -34,13 +32,12 @@ from lanternbench.models.chameleon.model import (
 from lanternbench.models.chameleon.prompt_ids import ROW_END
 from lanternbench.models.chameleon.tokenizer import ChameleonText, anole_prefix, hashed_ids, lumina_prefix
 from lanternbench.models.chameleon.vocab import Vocabulary
-from lanternbench.models.drafters.eagle import Eagle, shape_of
-from lanternbench.models.loading import State, load_into, load_layers, read_state
-from lanternbench.models.published import dtype_for, present, random_net
+from lanternbench.models.family import Entry, Family
+from lanternbench.models.loading import State, dtype_for, load_into, load_layers, present, random_net, read_state
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.vq import VQConfig, VQModel
+from lanternbench.registry import register
 
-NEEDS = ("model",)
 VQ = VQConfig(codebook_size=8192, codebook_dim=256, attention=False)  # of every published Chameleon
 
 
@@ -58,105 +55,72 @@ DIALECTS = {
 }
 
 
-def load(
-    name: str,
-    shape: dict[str, Any],
-    guidance: float,
-    top_k: int,
-    folder: Path,
-    device: str,
-    dtype: torch.dtype | None = None,
-) -> Target:
-    """A target from the files in ``folder``.  Raises UserError for what is missing, damaged or of another shape.
+@register("target", "chameleon")
+class ChameleonFamily(Family):
+    """``shape`` of a row: of the decoder where config.json does not say, and its ``dialect``."""
 
-    ``shape``: of the decoder where config.json does not say, and its ``dialect``.
-    """
-    dialect, words = parted(shape)[1], tokeniser(folder / "model")
-    vocab = chameleon_vocab.read(words)
-    text = ChameleonText(words, vocab)
-    vq = image_tokeniser(folder, device)
-    model = decoder(shape, folder, device, dtype)
-    drafters: dict[str, nn.Module] = {}
-    if present(folder, "eagle"):
-        drafters["eagle"] = eagle_drafter(model, folder / "eagle", device)
+    rows = Path(__file__).with_name("catalogue.yaml")
+
+    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
+        words = tokeniser(folder / "model")
+        vocab = chameleon_vocab.read(words)
+        text = ChameleonText(words, vocab)
+        vq = image_tokeniser(folder, device)
+        model = self.decoder(row, folder, device, dtype)
+        drafters: dict[str, nn.Module] = {}
+        if present(folder, "eagle"):
+            drafters["eagle"] = model.eagle_drafter(folder / "eagle", device)
+        return _target(row, model, vq, text, vocab, drafters)
+
+    def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Chameleon:
+        """The decoder of images alone."""
+        here = folder / "model"
+        official = is_official(here)
+        published = read_config(here / ("params.json" if official else "config.json"))
+        config = replace(
+            config_from_official(published) if official else config_from_hf(published), **parted(row.shape)[0]
+        )
+        to_id = chameleon_vocab.read(tokeniser(here)).to_id
+
+        def convert(part: State) -> State:
+            return image_tables((from_official if official else from_hf)(part, config.decoder), to_id)
+
+        return load_layers(lambda: Chameleon(config, to_id), here, convert, device, dtype or dtype_for(device))
+
+    def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Chameleon:
+        config = ChameleonConfig(**parted(row.shape)[0])
+        return random_net(lambda: Chameleon(config), device, dtype or dtype_for(device))
+
+    def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None, shape: VQConfig = VQ) -> Target:
+        """``shape``: of the image tokeniser."""
+        dtype = dtype or dtype_for(device)
+        model = self.random_decoder(row, device, dtype)
+        config = model.config
+        drafter = random_net(model.new_eagle, device, dtype)
+        vq = random_net(lambda: chameleon_vqgan.chameleon_vqgan(shape), device, torch.float32)
+        text = lambda captions: hashed_ids(captions, config.prompt_ids)  # noqa: E731
+        return _target(row, model, vq, text, chameleon_vocab.published(config.vocab_size), {"eagle": drafter})
+
+
+def _target(
+    row: Entry,
+    model: Chameleon,
+    vq: VQModel,
+    text: Callable[[list[str]], tuple[Tensor, Tensor]],
+    vocab: Vocabulary,
+    drafters: dict[str, nn.Module],
+) -> Target:
+    dialect = parted(row.shape)[1]
     return Target(
-        name,
+        row.name,
         model,
         vq,
         text,
-        guidance,
-        top_k,
+        row.guidance,
+        row.top_k,
         options=dict(dialect.options),
         drafters=drafters,
         condition=partial(dialect.prefix, vocab),
-        pixels=chameleon_vqgan.to_pixels,
-        row_end=dialect.row_end,
-    )
-
-
-def decoder(shape: dict[str, Any], folder: Path, device: str, dtype: torch.dtype | None = None) -> Chameleon:
-    """The decoder of images alone.  Raises UserError."""
-    here = folder / "model"
-    official = is_official(here)
-    published = read_config(here / ("params.json" if official else "config.json"))
-    cfg = replace(config_from_official(published) if official else config_from_hf(published), **parted(shape)[0])
-    to_id = chameleon_vocab.read(tokeniser(here)).to_id
-
-    def convert(part: State) -> State:
-        return image_tables((from_official if official else from_hf)(part, cfg.decoder), to_id)
-
-    return load_layers(lambda: Chameleon(cfg), here, convert, device, dtype or dtype_for(device))
-
-
-def random_decoder(shape: dict[str, Any], device: str, dtype: torch.dtype | None = None) -> Chameleon:
-    """The same with random weights."""
-    cfg = ChameleonConfig(**parted(shape)[0])
-    return random_net(lambda: Chameleon(cfg), device, dtype or dtype_for(device))
-
-
-def eagle_drafter(model: Chameleon, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
-    """LANTERN's layout -> a drafter for ``model``, in its dtype.  Raises UserError, also for one of another width."""
-    cfg, bias = shape_of(path, model.cfg)
-    dtype = dtype or model.tok_embeddings.weight.dtype
-    return load_layers(
-        lambda: Eagle(cfg, bias, cfg.norm_eps), path, lambda part: drafter_from_published(part, cfg), device, dtype
-    )
-
-
-def new_eagle(model: Chameleon) -> Eagle:
-    """A drafter for ``model`` that has learnt nothing."""
-    return Eagle(model.cfg, norm_eps=model.cfg.norm_eps)
-
-
-def eagle_state(net: Eagle) -> State:
-    """A drafter in LANTERN's layout."""
-    return drafter_to_published(net.state_dict(), net.cfg)
-
-
-def random_target(
-    name: str,
-    shape: dict[str, Any],
-    guidance: float,
-    top_k: int,
-    device: str,
-    vq: VQConfig = VQ,
-    dtype: torch.dtype | None = None,
-) -> Target:
-    """The same architecture with random weights and an EAGLE drafter: its images are noise, its speed is real."""
-    dtype, dialect = dtype or dtype_for(device), parted(shape)[1]
-    model = random_decoder(shape, device, dtype)
-    cfg = model.config
-    drafter = random_net(lambda: new_eagle(model), device, dtype)
-    return Target(
-        name,
-        model,
-        random_net(lambda: chameleon_vqgan.chameleon_vqgan(vq), device, torch.float32),
-        lambda captions: hashed_ids(captions, cfg.prompt_ids),
-        guidance,
-        top_k,
-        options=dict(dialect.options),
-        drafters={"eagle": drafter},
-        condition=partial(dialect.prefix, chameleon_vocab.published(cfg.vocab_size)),
         pixels=chameleon_vqgan.to_pixels,
         row_end=dialect.row_end,
     )

@@ -6,18 +6,20 @@ Source: Chameleon Team 2024 (arXiv 2405.09818); layers as in transformers' ``Cha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.errors import UserError
-from lanternbench.models.drafters.eagle import from_published, to_published
+from lanternbench.models.chameleon.vocab import published
+from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.drafters.eagle import Eagle, from_published, shape_of, to_published
 from lanternbench.models.llamagen import model as llamagen
-from lanternbench.models.llamagen.model import prefix_mask
+from lanternbench.models.loading import State, load_layers
 from lanternbench.models.rope import rope_1d
-from lanternbench.models.transformer import DecoderConfig, Stack
+from lanternbench.models.transformer import DecoderConfig
 
 
 @dataclass(frozen=True)
@@ -58,31 +60,51 @@ class ChameleonConfig:
         )
 
 
-class Chameleon(Stack):
+class Chameleon(ImageDecoder):
     """``output`` gives raw logits: image ids, which transformers masks, are as likely as the model says."""
 
-    rope: Tensor  # complex [positions, head_dim / 2]
+    fits = (*ImageDecoder.fits, ("prompt_ids", "prompt ids"))
+    tok_embeddings: nn.Embedding
+    image_ids: Tensor  # [vocab_size] the prompt id of each image token, by which whole tables are told apart
     cls_embedding: nn.Embedding  # ids of prompts [R, P] -> [R, P, dim]; only where ``prompt_ids`` is not 0
 
-    def __init__(self, cfg: ChameleonConfig):
-        super().__init__(cfg.decoder)
-        self.config = cfg
-        if cfg.prompt_ids:
-            self.cls_embedding = nn.Embedding(cfg.prompt_ids, cfg.dim)
-        self.tok_embeddings = nn.Embedding(cfg.vocab_size, cfg.dim)
-        self.output = nn.Linear(cfg.dim, cfg.vocab_size, bias=False)
-        rope = rope_1d(cfg.positions, self.cfg.head_dim, cfg.rope_base)
+    def __init__(self, config: ChameleonConfig, image_ids: Tensor | None = None):
+        """``image_ids`` [V]: by default as published."""
+        super().__init__(config)
+        if config.prompt_ids:
+            self.cls_embedding = nn.Embedding(config.prompt_ids, config.dim)
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        rope = rope_1d(config.positions, config.decoder.head_dim, config.rope_base)
         self.register_buffer("rope", rope, persistent=False)
+        if image_ids is None:
+            words = config.vocab_size
+            image_ids = published(words).to_id if config.prompt_ids else torch.arange(words)
+        self.register_buffer("image_ids", image_ids, persistent=False)
 
-    def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
-        """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L] -> [B, L, dim].
+    @property
+    def prompt_embeddings(self) -> nn.Embedding:
+        return self.cls_embedding if self.config.prompt_ids else self.tok_embeddings
 
-        A left-padded row's positions start at its pads: only distances between positions count.
-        """
-        x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
-        n = x.shape[1]
-        mask = causal_upper_left(n, n) if valid.all() else prefix_mask(valid, n)
-        return self(x, self.rope[None, :n, None], mask)[:, prefix.shape[1] - 1 :]
+    def new_eagle(self) -> Eagle:
+        return Eagle(self.config.decoder, norm_eps=self.config.norm_eps)
+
+    def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
+        """A table of the drafter's own is of all ids."""
+        config, bias, layers, ids = shape_of(path, self.config.decoder)
+        to_id = self.image_ids.cpu()
+        tables = (len(to_id), self.config.prompt_ids) if ids else ()
+
+        def make() -> Eagle:
+            return Eagle(config, bias, config.norm_eps, layers, *tables)
+
+        def convert(part: State) -> State:
+            return drafter_from_published(part, config, to_id)
+
+        return load_layers(make, path, convert, device, dtype or self.dtype, strict=True)
+
+    def eagle_state(self, net: Eagle) -> State:
+        return drafter_to_published(net.state_dict(), net.config)
 
 
 def interleaved(rows: Tensor, head_dim: int) -> Tensor:
@@ -120,15 +142,30 @@ def rotary_pairs(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tens
         if ".q_norm." in key or ".k_norm." in key:
             rows = per_head(value, cfg.n_head if ".q_norm." in key else cfg.kv_heads)
             value = interleaved(rows.flatten(), cfg.head_dim).view_as(rows)
-        elif key.endswith(("q_proj.weight", "k_proj.weight")):
+        elif ".q_proj." in key or ".k_proj." in key:
             value = interleaved(value, cfg.head_dim)
         found[key] = value
     return found
 
 
-def drafter_from_published(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tensor]:
-    """LANTERN's EAGLE drafter for Anole -> ours: ``Eagle(cfg, bias, cfg.norm_eps)``, with the target's embedding."""
-    return from_published(rotary_pairs(state, cfg))
+def drafter_from_published(
+    state: dict[str, Tensor], cfg: DecoderConfig, to_id: Tensor | None = None
+) -> dict[str, Tensor]:
+    """LANTERN's EAGLE drafter for Anole -> ours: ``Eagle(cfg, bias, cfg.norm_eps, …)``.
+
+    ``to_id`` [V]: the id of each image token, whose rows of its table serve drafted tokens; None: all ids are tokens.
+    Raises UserError for ids that its table does not have.
+    """
+    found = from_published(rotary_pairs(state, cfg))
+    words = found.get("tok_embeddings.weight")
+    if words is None or to_id is None:
+        return found
+    if int(to_id.max()) >= len(words):
+        raise UserError(
+            f"the drafter's 'embed_tokens.weight' has {len(words)} ids but the target image tokens up to id "
+            f"{int(to_id.max())}: give a drafter made for this target"
+        )
+    return found | {"tok_embeddings.weight": words[to_id], "prompt_embeddings.weight": words}
 
 
 def drafter_to_published(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tensor]:
@@ -137,7 +174,7 @@ def drafter_to_published(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[s
     for key, value in found.items():
         if ".q_norm." in key or ".k_norm." in key:
             found[key] = halved(value.flatten(), cfg.head_dim).view_as(value)
-        elif key.endswith(("q_proj.weight", "k_proj.weight")):
+        elif ".q_proj." in key or ".k_proj." in key:
             found[key] = halved(value, cfg.head_dim)
     return found
 

@@ -80,7 +80,7 @@ def framed(vocab: Vocabulary, target: Target, captions: list[str], prompts: list
     Raises UserError for a caption that leaves no room for the image.
     """
     config = cast(ChameleonConfig, target.model.config)
-    room = config.positions - target.rows.slot(target.length)
+    room = config.positions - target.layout.slot(target.length)
     for caption, prompt in zip(captions, prompts, strict=True):
         if len(prompt.cond) > room:
             raise UserError(
@@ -90,4 +90,4 @@ def framed(vocab: Vocabulary, target: Target, captions: list[str], prompts: list
     rows = [p.cond for p in prompts] + ([p.uncond for p in prompts] if guided else [])
     padded, valid = (x.to(target.device) for x in left_padded(rows, vocab))
     embeddings = cast(nn.Embedding, target.model.cls_embedding)(padded)
-    return Prefix(embeddings, valid, padded, embeddings[:, 1:], valid[:, :-1])
+    return Prefix(embeddings, valid, padded, padded[:, 1:], valid[:, :-1])

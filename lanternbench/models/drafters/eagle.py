@@ -1,39 +1,129 @@
-"""The EAGLE drafter: fc([embedding; hidden]) -> one layer of the target's kind -> the target's own head.
+"""The EAGLE drafter: fc([embedding; hidden]) -> layers of the target's kind -> the target's own head.
 
-Source: Li et al. 2024 (EAGLE, EAGLE-2); LANTERN's published layout for LlamaGen (no input norm, no final norm).
+Source: Li et al. 2024 (EAGLE, EAGLE-2); LANTERN's published layout.  Its class keeps an embedding table of its own,
+which need not be the target's: LANTERN fills it from the target's ``lm_head`` where the target is a single file.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.kv_cache import StepCache
-from lanternbench.models.loading import read_state
+from lanternbench.models.loading import State, read_state
 from lanternbench.models.transformer import DecoderConfig, Direct, Layer
+
+if TYPE_CHECKING:
+    from lanternbench.models.target import Target
 
 
 class Eagle(Direct):
-    def __init__(self, cfg: DecoderConfig, bias: bool = True, norm_eps: float = 1e-6):
+    """``layers``: how many.  ``words``, ``prompt_ids``: rows of its own tables of image tokens and of prompt ids.
+
+    0 rows: it has no such table.  Without tables it reads tokens with the target's; with ``words`` alone, prompt ids
+    are image tokens (LlamaGen).  Only the first layer may lack an input norm (``config.first_norm``).
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        bias: bool = True,
+        norm_eps: float = 1e-6,
+        layers: int = 1,
+        words: int = 0,
+        prompt_ids: int = 0,
+    ):
         super().__init__()
-        self.cfg = replace(cfg, n_layer=1, norm_eps=norm_eps)
-        self.fc = nn.Linear(2 * cfg.dim, cfg.dim, bias=bias)
-        self.layers = nn.ModuleList([Layer(self.cfg)])
+        self.config = replace(config, n_layer=layers, norm_eps=norm_eps)
+        self.tok_embeddings = nn.Embedding(words, config.dim) if words else None
+        self.prompt_embeddings = nn.Embedding(prompt_ids, config.dim) if prompt_ids else None
+        self.fc = nn.Linear(2 * config.dim, config.dim, bias=bias)
+        later = replace(self.config, first_norm=True)
+        self.layers = nn.ModuleList(Layer(later if i else self.config) for i in range(layers))
+
+    def embed(self, tokens: Tensor, model: Any) -> Tensor:
+        """Image tokens [...] -> [..., dim], with its own table or else that of ``model``, the target's."""
+        return (model.tok_embeddings if self.tok_embeddings is None else self.tok_embeddings)(tokens)
+
+    def embed_prompt(self, ids: Tensor, model: Any) -> Tensor:
+        """Ids before the image (``Prefix.ahead_ids``, row ends) [...] -> [..., dim]."""
+        own = self.tok_embeddings if self.prompt_embeddings is None else self.prompt_embeddings
+        return (model.prompt_embeddings if own is None else own)(ids)
 
     def fuse(self, embedding: Tensor, hidden: Tensor) -> Tensor:
-        """Embedding of token t + 1 and hidden state of position t, [R, N, dim] each -> the layer's input."""
+        """Embedding of token t + 1 and hidden state of position t, [R, N, dim] each -> the layers' input."""
         return self.fc(torch.cat([embedding, hidden], -1))
 
     def forward(
         self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: StepCache | None = None, last: bool = False
     ) -> Tensor:
-        return self.layers[0](x, rope, mask, None if cache is None else cache[0], last)
+        """x [R, N, dim] -> features [R, N, dim], or [R, 1, dim] of the ``last`` position alone."""
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rope, mask, None if cache is None else cache[i], last and i == len(self.layers) - 1)
+        return x
+
+    def misfit(self, target: Target) -> str | None:
+        """What keeps it from drafting for ``target``, in words; None where it fits."""
+        return wrong_width(self.config.dim, target)
+
+    def trainable(self) -> Eagle:
+        """Itself, with gradients for all but its tables: EAGLE trains neither these nor the head."""
+        self.requires_grad_(True)
+        for table in (self.tok_embeddings, self.prompt_embeddings):
+            if table is not None:
+                table.requires_grad_(False)
+        return self
 
 
+def wrong_width(dim: int, target: Target) -> str | None:
+    """What keeps a drafter that reads hidden states ``dim`` wide from drafting for ``target``."""
+    width = target.model.config.decoder.dim
+    return None if dim == width else f"it is made for hidden states {dim} wide, the target's are {width} wide"
+
+
+class Shape(NamedTuple):
+    """What a drafter's file says of its shape."""
+
+    config: DecoderConfig
+    bias: bool  # does ``fc`` have one?
+    layers: int
+    ids: int  # rows of its own embedding table, 0 where it has none
+
+
+def shape_in(state: State, config: DecoderConfig) -> Shape:
+    """A drafter's tensors in LANTERN's layout -> its shape, where they do not say that of ``config``."""
+    table, first = state.get("embed_tokens.weight"), "layers.0.self_attn."
+    found: dict[str, Any] = {
+        "qkv_bias": first + "q_proj.bias" in state,
+        "out_bias": first + "o_proj.bias" in state,
+    }
+    if (down := state.get("layers.0.mlp.down_proj.weight")) is not None:
+        found["hidden"] = down.shape[1]
+    if (keys := state.get(first + "k_proj.weight")) is not None:
+        found["n_kv_head"] = len(keys) // config.head_dim
+    layers = 1 + max((int(m[1]) for key in state if (m := re.match(r"layers\.(\d+)\.", key))), default=0)
+    return Shape(replace(config, **found), "fc.bias" in state, layers, 0 if table is None else len(table))
+
+
+def shape_of(path: Path, config: DecoderConfig) -> Shape:
+    """As ``shape_in``, of the drafter at ``path``.  Raises UserError where there is none."""
+    state = read_state(path)
+    if "fc.weight" not in state:
+        raise UserError(f"{path} holds no EAGLE drafter: it has no 'fc.weight'; give one in LANTERN's layout")
+    return shape_in(state, config)
+
+
+_TABLE = ("embed_tokens.weight", "tok_embeddings.weight")
+_FUSED = (
+    ("attention.wqkv", "self_attn", ("q_proj", "k_proj", "v_proj")),
+    ("feed_forward.w13", "mlp", ("gate_proj", "up_proj")),
+)
 _RENAMED = {
     "self_attn.o_proj": "attention.wo",
     "self_attn.q_norm": "attention.q_norm",
@@ -44,53 +134,38 @@ _RENAMED = {
 }
 
 
-def shape_of(path: Path, cfg: DecoderConfig) -> tuple[DecoderConfig, bool]:
-    """``cfg`` with the MLP width of the drafter at ``path``, in LANTERN's layout, and whether it fuses with a bias.
-
-    Raises UserError where there is none.
-    """
-    state = read_state(path)
-    if "fc.weight" not in state:
-        raise UserError(f"{path} holds no EAGLE drafter: it has no 'fc.weight'; give one in LANTERN's layout")
-    return replace(cfg, hidden=hidden_width(state, cfg.hidden)), "fc.bias" in state
-
-
-def hidden_width(state: dict[str, Tensor], default: int) -> int:
-    """Width of the layer's MLP, which need not be the target's; ``default`` where ``state`` does not have it."""
-    down = state.get("layers.0.mlp.down_proj.weight")
-    return default if down is None else down.shape[1]
-
-
-def from_published(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """LANTERN's key names -> ours; q, k, v and gate, up are fused.  ``embed_tokens`` is left out (the target's)."""
+def from_published(state: State) -> State:
+    """LANTERN's key names -> ours; q, k, v and gate, up are fused.  Rotary frequencies are computed, not read."""
+    rest = {k: v for k, v in state.items() if not k.endswith("rotary_emb.inv_freq")}
     found = {}
-    for key, value in state.items():
-        if key.endswith("q_proj.weight"):
-            parts = [state[key.replace("q_proj", f"{c}_proj")] for c in "qkv"]
-            found[key.replace("self_attn.q_proj", "attention.wqkv")] = torch.cat(parts)
-        elif key.endswith("gate_proj.weight"):
-            parts = [value, state[key.replace("gate_proj", "up_proj")]]
-            found[key.replace("mlp.gate_proj", "feed_forward.w13")] = torch.cat(parts)
-        elif not any(s in key for s in ("k_proj", "v_proj", "up_proj", "embed_tokens")):
-            for old, new in _RENAMED.items():
-                key = key.replace(old, new)
-            found[key] = value
+    for ours, block, parts in _FUSED:
+        for key in [k for k in rest if f"{block}.{parts[0]}." in k]:
+            whole = [rest.pop(key.replace(parts[0], part)) for part in parts]
+            found[key.replace(f"{block}.{parts[0]}", ours)] = torch.cat(whole)
+    for key, value in rest.items():
+        for old, new in _RENAMED.items():
+            key = key.replace(old, new)
+        found[_TABLE[1] if key == _TABLE[0] else key] = value
     return found
 
 
-def to_published(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Ours -> LANTERN's key names, without ``embed_tokens``."""
+def to_published(state: State) -> State:
+    """Ours -> LANTERN's key names, with the table of all ids where there is one."""
     found = {}
     for key, value in state.items():
         if "attention.wqkv" in key:
-            shared = (len(value) - value.shape[1]) // 2  # of keys, and of values, which heads may have in common
-            for name, part in zip("qkv", value.split([value.shape[1], shared, shared]), strict=True):
-                found[key.replace("attention.wqkv", f"self_attn.{name}_proj")] = part.contiguous()
+            own = state[key.replace(".bias", ".weight")].shape[1]  # of queries
+            shared = (len(value) - own) // 2  # of keys, and of values, which heads may have in common
+            parts, sizes = _FUSED[0][2], [own, shared, shared]
+            for name, part in zip(parts, value.split(sizes), strict=True):
+                found[key.replace("attention.wqkv", f"self_attn.{name}")] = part.contiguous()
         elif "feed_forward.w13" in key:
-            for name, part in zip(("gate", "up"), value.chunk(2), strict=True):
-                found[key.replace("feed_forward.w13", f"mlp.{name}_proj")] = part.contiguous()
+            for name, part in zip(_FUSED[1][2], value.chunk(2), strict=True):
+                found[key.replace("feed_forward.w13", f"mlp.{name}")] = part.contiguous()
         else:
             for old, new in _RENAMED.items():
                 key = key.replace(new, old)
             found[key] = value
-    return found
+    table = found.pop(_TABLE[1], None)
+    table = found.pop("prompt_embeddings.weight", table)
+    return found if table is None else found | {_TABLE[0]: table}

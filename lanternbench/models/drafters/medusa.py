@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from lanternbench.models.drafters.eagle import wrong_width
+
+if TYPE_CHECKING:
+    from lanternbench.models.target import Target
 
 
 class Medusa(nn.Module):
@@ -18,6 +25,10 @@ class Medusa(nn.Module):
     @property
     def heads(self) -> int:
         return len(self.weight)
+
+    def misfit(self, target: Target) -> str | None:
+        """What keeps it from drafting for ``target``, in words; None where it fits."""
+        return wrong_width(self.weight.shape[-1], target)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The target's last hidden states [..., dim] -> what each head hands to the output head [..., heads, dim]."""

@@ -8,108 +8,85 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.drafters import eagle
+from lanternbench.models.family import Entry, Family
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
-from lanternbench.models.loading import State, load_into, load_layers, read_state
-from lanternbench.models.published import dtype_for, present, random_net
-from lanternbench.models.target import Target
+from lanternbench.models.loading import dtype_for, load_into, load_layers, present, random_net, read_state
+from lanternbench.models.target import Pads, Target
 from lanternbench.models.tiny.text_encoder import words
 from lanternbench.models.vq import VQConfig, VQModel
+from lanternbench.registry import register
 
-NEEDS = ("model", "vq", "text")
 OPTIONS = {"l_k": 10, "width_range": (3, 40)}  # ADT-Tree's own for LlamaGen
-
-EAGLE_PADS: Literal["uniform"] = "uniform"  # LANTERN trained its drafters on hidden states whose pads see the caption
+EAGLE_PADS: Pads = "uniform"  # LANTERN trained its drafters on hidden states whose pads see the caption
 
 Features = Callable[[list[str]], tuple[Tensor, Tensor]]
 
 
-def load(
-    name: str,
-    shape: dict[str, Any],
-    guidance: float,
-    top_k: int,
-    folder: Path,
-    device: str,
-    dtype: torch.dtype | None = None,
-) -> Target:
-    """A target from the files in ``folder``.  Raises UserError for what is missing, damaged or of another shape."""
-    dtype, model = dtype or dtype_for(device), decoder(shape, folder, device, dtype)
-    vq = load_into(lambda: VQModel(VQConfig()), read_state(folder / "vq"), folder / "vq", device, torch.float32)
-    drafters: dict[str, nn.Module] = {}
-    if present(folder, "eagle"):
-        drafters["eagle"] = eagle_drafter(model, folder / "eagle", device)
-    if model.config.model_type == "c2i":
-        text: Features = lambda captions: class_labels(captions, device)  # noqa: E731
-    else:
-        from lanternbench.models.llamagen.t5 import T5Features
+@register("target", "llamagen")
+class LlamaGenFamily(Family):
+    rows = Path(__file__).with_name("catalogue.yaml")
+    needs = ("model", "vq", "text")
 
-        text = T5Features(folder / "text", model.config.cls_token_num, device, dtype)
-    pads = EAGLE_PADS if "eagle" in drafters else "alone"
+    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
+        dtype = dtype or dtype_for(device)
+        model = self.decoder(row, folder, device, dtype)
+        vq = load_into(lambda: VQModel(VQConfig()), read_state(folder / "vq"), folder / "vq", device, torch.float32)
+        drafters: dict[str, nn.Module] = {}
+        if present(folder, "eagle"):
+            drafters["eagle"] = model.eagle_drafter(folder / "eagle", device)
+        if model.config.model_type == "c2i":
+            text: Features = lambda captions: class_labels(captions, device)  # noqa: E731
+        else:
+            from lanternbench.models.llamagen.t5 import T5Features
+
+            text = T5Features(folder / "text", model.config.cls_token_num, device, dtype)
+        return _target(row, model, vq, text, drafters, EAGLE_PADS if drafters else "alone")
+
+    def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> LlamaGen:
+        """From its official file or LANTERN's conversion."""
+        config, here = LlamaGenConfig(**row.shape), folder / "model"
+        convert = llamagen.from_hf if "model.embed_tokens.weight" in read_state(here) else llamagen.from_official
+        return load_layers(lambda: LlamaGen(config), here, convert, device, dtype or dtype_for(device))
+
+    def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> LlamaGen:
+        return random_net(lambda: LlamaGen(LlamaGenConfig(**row.shape)), device, dtype or dtype_for(device))
+
+    def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
+        dtype = dtype or dtype_for(device)
+        model = self.random_decoder(row, device, dtype)
+        drafter = random_net(model.new_eagle, device, dtype)
+        vq = random_net(lambda: VQModel(VQConfig()), device, torch.float32)
+        config = model.config
+        if config.model_type == "c2i":
+            text: Features = lambda captions: class_labels(captions, device)  # noqa: E731
+        else:
+            length, width = config.cls_token_num, config.caption_dim
+            text = lambda captions: random_features(captions, length, width, device, dtype)  # noqa: E731
+        return _target(row, model, vq, text, {"eagle": drafter}, "alone")
+
+
+def _target(
+    row: Entry, model: LlamaGen, vq: VQModel, text: Features, drafters: dict[str, nn.Module], pads: Pads
+) -> Target:
     return Target(
-        name,
+        row.name,
         model,
         vq,
         text,
-        guidance,
-        top_k,
+        row.guidance,
+        row.top_k,
         options=dict(OPTIONS),
         drafters=drafters,
         pad_rows=pads,
+        eagle_pads=EAGLE_PADS,
     )
-
-
-def decoder(shape: dict[str, Any], folder: Path, device: str, dtype: torch.dtype | None = None) -> LlamaGen:
-    """The decoder alone, from its official file or LANTERN's conversion.  Raises UserError."""
-    here = folder / "model"
-    convert = llamagen.from_hf if "model.embed_tokens.weight" in read_state(here) else llamagen.from_official
-    return load_layers(lambda: LlamaGen(LlamaGenConfig(**shape)), here, convert, device, dtype or dtype_for(device))
-
-
-def random_decoder(shape: dict[str, Any], device: str, dtype: torch.dtype | None = None) -> LlamaGen:
-    """The same with random weights."""
-    return random_net(lambda: LlamaGen(LlamaGenConfig(**shape)), device, dtype or dtype_for(device))
-
-
-def eagle_drafter(model: LlamaGen, path: Path, device: str, dtype: torch.dtype | None = None) -> eagle.Eagle:
-    """LANTERN's layout -> a drafter for ``model``, in its dtype.  Raises UserError, also for one of another width."""
-    cfg, bias = eagle.shape_of(path, replace(model.cfg, first_norm=False))
-    dtype = dtype or model.tok_embeddings.weight.dtype
-    return load_layers(lambda: eagle.Eagle(cfg, bias), path, eagle.from_published, device, dtype)
-
-
-def new_eagle(model: LlamaGen) -> eagle.Eagle:
-    """A drafter for ``model`` that has learnt nothing."""
-    return eagle.Eagle(replace(model.cfg, first_norm=False))
-
-
-def eagle_state(net: eagle.Eagle) -> State:
-    """A drafter in LANTERN's layout."""
-    return eagle.to_published(net.state_dict())
-
-
-def random_target(
-    name: str, shape: dict[str, Any], guidance: float, top_k: int, device: str, dtype: torch.dtype | None = None
-) -> Target:
-    """The same architecture with random weights and an EAGLE drafter: its images are noise, its speed is real."""
-    dtype, model = dtype or dtype_for(device), random_decoder(shape, device, dtype)
-    drafter = random_net(lambda: new_eagle(model), device, dtype)
-    vq = random_net(lambda: VQModel(VQConfig()), device, torch.float32)
-    if model.config.model_type == "c2i":
-        text: Features = lambda captions: class_labels(captions, device)  # noqa: E731
-    else:
-        cfg = model.config
-        text = lambda captions: random_features(captions, cfg.cls_token_num, cfg.caption_dim, device, dtype)  # noqa: E731
-    return Target(name, model, vq, text, guidance, top_k, options=dict(OPTIONS), drafters={"eagle": drafter})
 
 
 def random_features(

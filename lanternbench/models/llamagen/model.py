@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_upper_left
 
-from lanternbench.models.drafters.eagle import from_published
+from lanternbench.models.decoder import ImageDecoder, prefix_mask
+from lanternbench.models.drafters import eagle
+from lanternbench.models.loading import State, load_layers
 from lanternbench.models.rope import rope_2d
-from lanternbench.models.transformer import DecoderConfig, Stack, swiglu_width
+from lanternbench.models.target import Prefix
+from lanternbench.models.transformer import DecoderConfig, swiglu_width
 
 
 @dataclass(frozen=True)
@@ -92,32 +96,57 @@ def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return moved * flipped[..., None], flipped
 
 
-def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
-    """Causal mask over prefix and image: valid [B, T], left-padded -> bool [B, 1, n, n]; nobody sees a pad.
-
-    What a pad itself sees: ``alone``, only itself (the official sampler), or ``uniform``, earlier pads and the whole
-    caption (LANTERN's class).  No logit depends on it, but an EAGLE drafter reads the pads' hidden states.
-    """
-    keys = F.pad(valid.bool(), (0, n - valid.shape[1]), value=True)  # [B, n]
-    causal = torch.ones(n, n, dtype=torch.bool, device=valid.device).tril()
-    if pad_rows == "uniform":
-        return torch.where(keys[..., None], causal & keys[:, None], causal | keys[:, None])[:, None]
-    return ((causal & keys[:, None]) | torch.eye(n, dtype=torch.bool, device=valid.device))[:, None]
-
-
-class LlamaGen(Stack):
+class LlamaGen(ImageDecoder):
     """LlamaGen's decoder: conditioning, token embeddings, layers, head (arXiv 2406.06525)."""
 
-    rope: Tensor  # complex [positions, head_dim / 2]
+    fits = (
+        *ImageDecoder.fits,
+        ("model_type", "as conditioning"),
+        ("caption_dim", "as width of captions"),
+        ("cls_token_num", "conditioning positions"),
+    )
+    cls_embedding: CaptionEmbedding | LabelEmbedding
+    tok_embeddings: nn.Embedding
+    output: nn.Linear
 
-    def __init__(self, cfg: LlamaGenConfig):
-        super().__init__(cfg.decoder)
-        self.config = cfg
-        self.cls_embedding = CaptionEmbedding(cfg) if cfg.model_type == "t2i" else LabelEmbedding(cfg)
-        self.tok_embeddings = nn.Embedding(cfg.vocab_size, cfg.dim)
-        self.output = nn.Linear(cfg.dim, cfg.vocab_size, bias=False)
-        rope = rope_2d(cfg.grid, cfg.grid, self.cfg.head_dim, cfg.prefix)
+    def __init__(self, config: LlamaGenConfig):
+        super().__init__(config)
+        self.cls_embedding = CaptionEmbedding(config) if config.model_type == "t2i" else LabelEmbedding(config)
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        rope = rope_2d(config.grid, config.grid, config.decoder.head_dim, config.prefix)
         self.register_buffer("rope", rope, persistent=False)
+
+    @property
+    def prompt_embeddings(self) -> nn.Embedding:
+        """Of ``Prefix.ahead_ids``, which are image tokens."""
+        return self.tok_embeddings
+
+    def prefix(self, features: Tensor, mask: Tensor, guided: bool) -> Prefix:
+        """Features, or a class, are the prefix.  Its EAGLE drafter takes token 0 for the next one, pads too."""
+        if features.ndim == 3:
+            features, mask = left_pad(features, mask)
+        if guided:
+            unconditional = self.cls_embedding.unconditional(len(features))
+            features, mask = torch.cat([features, unconditional]), mask.repeat(2, 1)
+        x = self.cls_embedding(features)
+        ahead = torch.zeros(x.shape[0], x.shape[1] - 1, dtype=torch.long, device=x.device)
+        return Prefix(x, mask.bool(), features, ahead, torch.ones_like(ahead, dtype=torch.bool))
+
+    def new_eagle(self) -> eagle.Eagle:
+        return eagle.Eagle(replace(self.config.decoder, first_norm=False))
+
+    def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> eagle.Eagle:
+        config, bias, layers, ids = eagle.shape_of(path, replace(self.config.decoder, first_norm=False))
+        words = ids and self.config.vocab_size
+
+        def make() -> eagle.Eagle:
+            return eagle.Eagle(config, bias, layers=layers, words=words)
+
+        return load_layers(make, path, eagle.from_published, device, dtype or self.dtype, strict=True)
+
+    def eagle_state(self, net: eagle.Eagle) -> State:
+        return eagle.to_published(net.state_dict())
 
     def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
         """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L] -> [B, L, dim]."""
@@ -157,7 +186,7 @@ def from_hf(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     top = {"model.embed_tokens.weight": "tok_embeddings.weight", "lm_head.weight": "output.weight"}
     layers = {k.removeprefix("model."): v for k, v in state.items() if k not in top}  # named as in the drafter
-    return from_published(layers) | {top[k]: v for k, v in state.items() if k in top}
+    return eagle.from_published(layers) | {top[k]: v for k, v in state.items() if k in top}
 
 
 def config_from_hf(config: dict[str, Any]) -> LlamaGenConfig:

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from lanternbench.errors import UserError
 from lanternbench.models.drafters import eagle
 from lanternbench.models.drafters.medusa import Medusa
+from lanternbench.models.family import Entry, Family
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.loading import load_into
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import text_encoder as text
 from lanternbench.models.vq import VQConfig, VQModel
+from lanternbench.registry import register
 from lanternbench.utils.files import WEIGHTS
 
 # what suits a machine on which every verified node costs: small trees, short chains
@@ -63,7 +65,7 @@ def export(folder: Path, target: LlamaGen, encoder: text.TextEncoder, vq: VQMode
         folder / "target.safetensors", llamagen.to_official(target.state_dict()), config=asdict(target.config), **meta
     )
     write(folder / "text.safetensors", encoder.state_dict(), **meta)
-    write(folder / "vq.safetensors", vq.state_dict(), config=asdict(vq.cfg), **meta)
+    write(folder / "vq.safetensors", vq.state_dict(), config=asdict(vq.config), **meta)
     write(folder / "eagle.safetensors", eagle.to_published(drafters.eagle.state_dict()), **meta)
     write(folder / "medusa.safetensors", drafters.medusa.state_dict(), **meta)
     small = drafters.model
@@ -72,8 +74,37 @@ def export(folder: Path, target: LlamaGen, encoder: text.TextEncoder, vq: VQMode
 
 def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
     state, meta = read(path)
-    cfg = LlamaGenConfig(**meta["config"])
-    return load_into(lambda: LlamaGen(cfg), llamagen.from_official(state), path, device, dtype)
+    config = LlamaGenConfig(**meta["config"])
+    return load_into(lambda: LlamaGen(config), llamagen.from_official(state), path, device, dtype)
+
+
+@register("target", "tiny")
+class TinyFamily(Family):
+    """The embedded model; a folder that ``train tiny`` wrote is a target too."""
+
+    rows = Path(__file__).with_name("catalogue.yaml")
+
+    def home(self, row: Entry) -> Path:
+        return WEIGHTS
+
+    def missing(self, row: Entry, folder: Path) -> list[str]:
+        return [] if self.reads(folder) else ["model"]
+
+    def reads(self, folder: Path) -> bool:
+        return (folder / "target.safetensors").is_file()
+
+    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
+        return load(folder, device, dtype)
+
+    def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> LlamaGen:
+        return _llamagen(folder / "target.safetensors", device, dtype or torch.float32)
+
+    def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> LlamaGen:
+        """Its trained weights, which are always here."""
+        return self.decoder(row, WEIGHTS, device, dtype)
+
+    def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
+        raise UserError(f"target '{row.name}' comes with trained weights: leave out --random-weights")
 
 
 def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None = None) -> Target:
@@ -91,11 +122,11 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     vq.load_state_dict(state)
     path = folder / "eagle.safetensors"
     layer, _ = read(path)
-    cfg = replace(model.cfg, first_norm=False, hidden=eagle.hidden_width(layer, model.cfg.hidden))
-    drafter = load_into(lambda: eagle.Eagle(cfg), eagle.from_published(layer), path, device, dtype)
+    config = eagle.shape_in(layer, replace(model.config.decoder, first_norm=False)).config
+    drafter = load_into(lambda: eagle.Eagle(config), eagle.from_published(layer), path, device, dtype)
     path = folder / "medusa.safetensors"
     heads, _ = read(path)
-    medusa = load_into(lambda: Medusa(cfg.dim, len(heads["weight"])), heads, path, device, dtype)
+    medusa = load_into(lambda: Medusa(config.dim, len(heads["weight"])), heads, path, device, dtype)
     small = _llamagen(folder / "model.safetensors", device, dtype)
     return assemble(model, encoder.to(device), vq.to(device), {"eagle": drafter, "medusa": medusa, "model": small})
 
@@ -107,8 +138,8 @@ def assemble(model: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: 
 
     def features(captions: list[str]) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
-            states, mask = encoder(text.tokenize(captions).to(model.tok_embeddings.weight.device))
-        return states.to(model.tok_embeddings.weight.dtype), mask
+            states, mask = encoder(text.tokenize(captions).to(model.device))
+        return states.to(model.dtype), mask
 
     return Target(
         "tiny", model, vq, features, guidance=3.0, top_k=64, evaluators="tiny", options=OPTIONS, drafters=drafters

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lanternbench.engine.sampling import Warp, guide
+from lanternbench.engine.sampling import Warp
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.llamagen.model import LlamaGen
-from lanternbench.models.target import Target, blank
+from lanternbench.models.target import Target
 from lanternbench.training import eagle, loop
 from lanternbench.training.eagle import DEEPER, Losses, divergence
 from lanternbench.training.rollouts import Rollouts
@@ -36,9 +36,10 @@ class Drafters(nn.Module):
 
     def __init__(self, target: LlamaGen):
         super().__init__()
-        self.eagle = Eagle(replace(target.cfg, first_norm=False, hidden=WIDER * target.cfg.hidden))
-        self.medusa = Medusa(target.cfg.dim, HEADS)
-        self.model = LlamaGen(replace(SMALL, dim=target.cfg.dim))
+        shape = target.config.decoder
+        self.eagle = Eagle(replace(shape, first_norm=False, hidden=WIDER * shape.hidden))
+        self.medusa = Medusa(shape.dim, HEADS)
+        self.model = LlamaGen(replace(SMALL, dim=shape.dim))
         for name in ("tok_embeddings", "output", "cls_embedding", "norm"):
             self.model.get_submodule(name).load_state_dict(target.get_submodule(name).state_dict())
         for mine, theirs in ((0, 0), (1, -1)):
@@ -63,14 +64,14 @@ class Batches:
         return rng, picked, self.rollouts.tokens[picked].long(), hidden, wanted
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return guide(self.target.model.output(hidden), self.target.guidance)
+        return self.target.model.logits(hidden, self.target.guidance)
 
 
 def eagle_losses(net: Eagle, batches: Batches, step: int) -> Losses:
     """What ``eagle.losses`` says, of stored states."""
     rng, _, tokens, hidden, wanted = batches(step, 13)
-    ahead = blank(batches.target.model.tok_embeddings.weight, hidden[:, : batches.prefix])
-    return eagle.losses(net, eagle.feed(batches.target, ahead, None, tokens, hidden), rng, batches.logits, wanted)
+    ahead = torch.zeros(len(hidden), batches.prefix - 1, dtype=torch.long)
+    return eagle.losses(net, eagle.feed(batches.target, net, ahead, None, tokens, hidden), rng, batches.logits, wanted)
 
 
 def medusa_losses(net: Medusa, batches: Batches, step: int) -> Losses:
@@ -88,7 +89,7 @@ def model_losses(net: LlamaGen, batches: Batches, step: int) -> Losses:
     captions = [batches.rollouts.captions[i] for i in picked.tolist()]
     prefix = batches.target.prefix(captions, batches.target.guidance)
     hidden = net.teacher_forced(net.cls_embedding(prefix.features), prefix.valid, tokens.repeat(2, 1))
-    loss, accepted = divergence(guide(net.output(hidden[:, 1:]), batches.target.guidance), wanted)
+    loss, accepted = divergence(net.logits(hidden[:, 1:], batches.target.guidance), wanted)
     return {"loss": loss, "accept-1": accepted}
 
 

@@ -80,7 +80,7 @@ def decoded(folder: Path, vq: VQModel, count: int = DECODED, seed: int = data.SE
         for row in tokens[1::2]:
             hit = torch.from_numpy(rng.integers(256, size=int(rng.integers(1, 31))))
             row[hit] = row[torch.from_numpy(rng.integers(256, size=len(hit)))]
-        side = scenes.SIZE // vq.cfg.factor
+        side = scenes.SIZE // vq.config.factor
         blocks = [to_images(vq.decode(t.view(-1, side, side))) for t in tokens.split(64)]
         with replacing(path, WORK) as file:
             np.save(file, np.concatenate(blocks))

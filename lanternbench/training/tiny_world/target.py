@@ -117,7 +117,7 @@ def count_rows_and_columns(model: LlamaGen) -> None:
     very negative towards others; the caption's logits are 0 too, so that the share of attention that image tokens get
     tells how many there were in this row (column).
     """
-    first, width = cast(Layer, model.layers[0]).attention, model.cfg.head_dim
+    first, width = cast(Layer, model.layers[0]).attention, model.config.decoder.head_dim
     embeddings = model.tok_embeddings.weight
     embeddings[:, 0] = 3
     unit = 3 * float(embeddings.square().mean(1).rsqrt().mean())  # that feature after the norm
@@ -125,7 +125,7 @@ def count_rows_and_columns(model: LlamaGen) -> None:
     logits[[0, 1, -1]] = torch.tensor([90.0, 90.0, -180.0])
     for head, axis in ((0, 0), (1, 1)):
         pairs = slice(axis * width // 4, (axis + 1) * width // 4)
-        q, k, v = (first.wqkv.weight.unflatten(0, (3, model.cfg.n_head, width))[i, head] for i in range(3))
+        q, k, v = (first.wqkv.weight.unflatten(0, (3, model.config.decoder.n_head, width))[i, head] for i in range(3))
         q.zero_(), k.zero_(), v.zero_()
         strength = logits.abs().sqrt() * width**0.25 / unit
         q.view(width // 2, 2, -1)[pairs, 0, 0] = strength

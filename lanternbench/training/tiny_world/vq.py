@@ -26,7 +26,7 @@ def to_float(images: np.ndarray) -> Tensor:
 class _Trainer:
     def __init__(self, model: VQModel, images: np.ndarray, steps: int):
         self.model, self.images, self.steps = model, images, steps
-        self.used = torch.zeros(model.cfg.codebook_size)
+        self.used = torch.zeros(model.config.codebook_size)
 
     def _batch(self, step: int) -> Tensor:
         """Crops of a quarter of the area for the first 70 % of the steps: four times the pace, same statistics."""

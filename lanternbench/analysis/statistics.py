@@ -1,0 +1,136 @@
+"""Intervals and paired tests: pure functions of arrays.
+
+The prompt is the unit of sampling: several seeds of one prompt are no independent evidence, so resampling draws
+prompts with all their seeds.  Intervals are 95 % bootstrap percentile intervals, widened for small samples as
+Hesterberg (2015, "What Teachers Should Know About the Bootstrap", section 5.3) proposes.  No resampling can leave the
+range of the values seen, so very few prompts still give too narrow intervals: for normal data the measured coverage is
+49 % with 2 prompts, 74 % with 3, 87 % with 4, 92 % with 5, 93 % with 6, 94 to 95 % from 8 on (4,000 trials each).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr, stdtrit
+
+RESAMPLES = 10_000
+_CHUNK = 1 << 21  # numbers held at a time
+Floats = NDArray[np.float64]
+
+
+class Estimate(NamedTuple):
+    """A figure: its value, 95 % interval, number of observations, and p-value against the baseline; None: unknown."""
+
+    value: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    n: int | None = None
+    p: float | None = None
+
+
+def bootstrap_ratio(base: ArrayLike, other: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> Estimate:
+    """mean(base) / mean(other) of paired values [prompts], with its 95 % interval over ``n`` resamplings of prompts.
+
+    The speedup is ``bootstrap_ratio(baseline latencies, method latencies)``: the ratio of the means, as it is the
+    total time that a user waits for. Raises ValueError for unequal lengths, no values, values that are not finite,
+    or a denominator of zero.
+    """
+    top, bottom = np.asarray(base, np.float64), np.asarray(other, np.float64)
+    if top.ndim != 1 or top.shape != bottom.shape or not len(top):
+        raise ValueError("bootstrap_ratio needs two lists of the same length, with one value or more")
+    if not (np.isfinite(top).all() and np.isfinite(bottom).all()):
+        raise ValueError("bootstrap_ratio needs finite values")
+    estimate = bootstrap_ratios(top[:, None], bottom[:, None], n, seed)[0]
+    if estimate.value is None:
+        raise ValueError("bootstrap_ratio needs a denominator other than zero")
+    return estimate
+
+
+def bootstrap_mean(x: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> Estimate:
+    """Mean of the values [prompts] with its 95 % interval over ``n`` resamplings. Raises as ``bootstrap_ratio``."""
+    values = np.asarray(x, np.float64)
+    return bootstrap_ratio(values, np.ones_like(values), n, seed)
+
+
+def bootstrap_ratios(top: Floats, bottom: Floats, n: int = RESAMPLES, seed: int = 0) -> list[Estimate]:
+    """Column by column Σ top / Σ bottom of [prompts, columns], all columns on the same ``n`` resamplings.
+
+    A prompt without a value in a column has 0 in both; a column whose bottom sums to 0 has no value.
+    """
+    prompts, columns = top.shape
+    sums = np.concatenate([top, bottom], 1)
+    resampled = np.empty((n, 2 * columns))
+    rng = np.random.default_rng(seed)
+    chunk = max(1, min(n, _CHUNK // max(prompts, 1)))
+    for start in range(0, n, chunk):
+        rows = min(chunk, n - start)
+        drawn = rng.integers(prompts, size=(rows, prompts), dtype=np.int32) + np.arange(rows)[:, None] * prompts
+        counts = np.bincount(drawn.ravel(), minlength=rows * prompts).reshape(rows, prompts)
+        resampled[start : start + rows] = counts.astype(np.float64) @ sums
+    return [_percentiles(top[:, c], bottom[:, c], resampled[:, [c, columns + c]]) for c in range(columns)]
+
+
+def _percentiles(top: Floats, bottom: Floats, resampled: Floats) -> Estimate:
+    """Σ top / Σ bottom of one column [prompts], with the interval of its resampled sums [n, 2]."""
+    below, units = bottom.sum(), int((bottom != 0).sum())
+    if below == 0:
+        return Estimate(None, n=units)
+    value = float(top.sum() / below)
+    if units < 2:
+        return Estimate(value, n=units)
+    above, below = resampled[resampled[:, 1] != 0].T  # a resampling may miss every prompt that has a value
+    lo, hi = np.quantile(above / below, [_tail(units), 1 - _tail(units)])
+    return Estimate(value, float(lo), float(hi), units)
+
+
+def _tail(units: int, level: float = 0.95) -> float:
+    """Hesterberg's expanded tail: Φ(−√(n/(n−1)) · t_{n−1}), which is 2.5 % for many prompts and less for few."""
+    return float(ndtr(math.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 - level) / 2)))
+
+
+def paired_test(a: ArrayLike, b: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> float:
+    """Two-sided p-value of the sign-flip permutation test on the mean difference of pairs a, b [prompts].
+
+    The share of the 2^prompts sign patterns whose |mean(±(a − b))| is at least the observed one: all patterns for up
+    to 12 pairs, else ``n`` random ones, counted as (1 + hits) / (1 + n) (Phipson & Smyth, 2010). Raises ValueError
+    for unequal lengths, no pairs, or values that are not finite.
+    """
+    first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if first.ndim != 1 or first.shape != second.shape or not len(first):
+        raise ValueError("paired_test needs two lists of the same length, with one pair or more")
+    difference = first - second
+    if not np.isfinite(difference).all():
+        raise ValueError("paired_test needs finite values")
+    return float(paired_tests(difference[:, None], n, seed)[0])
+
+
+def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floats:
+    """``paired_test`` column by column of differences [prompts, columns], all on the same sign patterns: p [columns].
+
+    A prompt without a pair in a column has 0 there.
+    """
+    pairs = len(differences)
+    # equal sums in another order of addition differ by rounding: they must count as ties
+    least = np.abs(differences.sum(0)) - 1e-12 * np.abs(differences).sum(0)
+    if pairs <= 12:
+        signs = (np.arange(1 << pairs)[:, None] >> np.arange(pairs) & 1) * 2 - 1
+        return (np.abs(signs.astype(np.float64) @ differences) >= least).mean(0)
+    rng, chunk = np.random.default_rng(seed), max(1, _CHUNK // pairs)
+    hits: Floats = np.zeros(differences.shape[1])
+    for start in range(0, n, chunk):
+        flips = rng.integers(2, size=(min(chunk, n - start), pairs), dtype=np.int8) * 2.0 - 1
+        hits += (np.abs(flips @ differences) >= least).sum(0)
+    return (1 + hits) / (1 + n)
+
+
+def holm(p: ArrayLike) -> Floats:
+    """p-values of a family of tests, adjusted for their number (Holm, 1979): below α they hold with 1 − α together."""
+    values = np.asarray(p, np.float64)
+    order = np.argsort(values)
+    raised = np.maximum.accumulate((len(values) - np.arange(len(values))) * values[order])
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.minimum(raised, 1.0)
+    return adjusted

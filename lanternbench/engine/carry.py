@@ -1,0 +1,48 @@
+"""State of a batch, carried generically: whoever selects, copies or records it needs no list of names.
+
+State is any nesting of named tuples, tuples and dicts.  Its leaves are tensors whose first dimension is the batch B or
+its rows R (2B with guidance), ``PerPrompt`` values on the host, ``ImageStack``s, and constants.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from lanternbench.models.image_stack import ImageStack
+
+
+class PerPrompt(tuple):
+    """One immutable value per prompt, on the host."""
+
+    __slots__ = ()
+
+
+def select(state: Any, prompts: list[int], batch: int) -> Any:
+    """The state of these prompts alone (in this order, repeats allowed) of a batch of ``batch``."""
+    index = torch.tensor(prompts, dtype=torch.long)
+
+    def chosen(leaf: Any) -> Any:
+        if isinstance(leaf, PerPrompt):
+            return PerPrompt(leaf[i] for i in prompts)
+        if isinstance(leaf, ImageStack):
+            leaf.select(rows_of(index, leaf.stack.cache.rows, batch).to(leaf.stack.device))
+        if isinstance(leaf, Tensor):
+            return leaf[rows_of(index, len(leaf), batch).to(leaf.device)]
+        return leaf
+
+    return tree_map(chosen, state, is_leaf=lambda x: isinstance(x, PerPrompt))
+
+
+def rows_of(prompts: Tensor, rows: int, batch: int) -> Tensor:
+    """Prompts [B'] -> rows [R'] of a tensor of ``rows`` rows, B or 2B."""
+    assert rows in (batch, 2 * batch), "the first dimension of carried tensors is the batch, or its rows"
+    return prompts if rows == batch else torch.cat([prompts, prompts + batch])
+
+
+def double(state: Any) -> Any:
+    """The state with its floating-point tensors in double precision."""
+    return tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, state)

@@ -1,0 +1,143 @@
+"""The contracts between the engine and what drafts: a proposer, or a drafter with a tree policy.
+
+State is explicit: ``init`` returns it, ``draft`` reads it, ``update`` takes it and returns the next.  It may hold what
+``engine.carry`` describes, and nothing that changes hides elsewhere.  What is replayed as a CUDA graph reads of the
+state its tensors alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.state import DecodeState, StepResult
+from lanternbench.engine.tree import Draft
+
+# tokens [B, m], parent [m] or [B, m] (index among the nodes of the last call; None or depth 1: the root), visible
+# (additive [b, m, nodes so far, root excluded], None: all), depth -> guided logits [B, m, V] after the nodes
+Expand = Callable[[Tensor, Tensor | None, Tensor | None, int], Tensor]
+Size = tuple[int, int]  # depth and nodes of a tree
+
+
+class Proposer:
+    """Where draft trees come from."""
+
+    nodes: int  # most nodes of a tree, the root included
+    max_depth: int
+    width: int  # widest family of siblings
+    uniforms: int = 0  # uniforms that a step consumes beside verification's
+    update_uniforms: int = 0  # how many of them, the last ones, ``update`` reads
+    room: int  # most cache slots after the committed prefix that a step fills
+    samples: bool = True  # are children sampled from ``Draft.p``, or chosen?
+
+    def init(self, state: DecodeState) -> Any:
+        """After the target's prefill, whose states are ``state.prefix_states`` [R, P, dim]."""
+        return ()
+
+    def draft(self, state: DecodeState, own: Any, u: Tensor) -> Draft:
+        """The next tree; u [B, uniforms]."""
+        raise NotImplementedError
+
+    def update(self, state: DecodeState, own: Any, result: StepResult) -> Any:
+        """Called once after each commit."""
+        return own
+
+    def canonical(self, own: Any) -> Any:
+        """The state with zeros where nothing will be read, so that equal states look equal."""
+        return own
+
+    def sizes(self, own: Any) -> PerPrompt | None:
+        """The ``Size`` of each prompt's next tree as the method asks for it; None where all have the tree's."""
+        return None
+
+    def bucket(self, own: Any) -> Hashable:
+        """What the host knows of the next draft's shapes, which differ from step to step."""
+        return None
+
+
+class Drafter:
+    """A model that says what may follow the committed tokens and drafted nodes.
+
+    A cursor is what one step's calls hand on to each other.
+    """
+
+    def init(self, state: DecodeState, room: int) -> Any:
+        """``room``: most nodes that one step expands."""
+        return ()
+
+    def root(self, state: DecodeState, own: Any) -> tuple[Tensor, Any]:
+        """Read the tokens of the last commit -> guided logits [B, V] after the last of them, and a cursor."""
+        raise NotImplementedError
+
+    def expand(
+        self, state: DecodeState, own: Any, cursor: Any, tokens: Tensor, parent: Tensor | None,
+        visible: Tensor | None, depth: int,
+    ) -> tuple[Tensor, Any]:  # fmt: skip
+        """See ``Expand``; also returns the cursor for the next call."""
+        raise NotImplementedError
+
+
+class TreeBuilder:
+    """A tree policy at work: distributions of a drafter -> draft trees."""
+
+    nodes: int
+    max_depth: int
+    width: int
+    uniforms: int = 0
+    samples: bool = True
+
+    def init(self, state: DecodeState) -> Any:
+        return ()
+
+    def grow(self, state: DecodeState, own: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+        """logits [B, V] after the root, u [B, uniforms] -> a tree."""
+        raise NotImplementedError
+
+    def update(self, state: DecodeState, own: Any, result: StepResult) -> Any:
+        return own
+
+    def sizes(self, own: Any) -> PerPrompt | None:
+        return None
+
+    def bucket(self, own: Any) -> Hashable:
+        return None
+
+
+class DraftedState(NamedTuple):
+    drafter: Any
+    tree: Any
+
+
+class DraftedTree(Proposer):
+    """A drafter and a tree policy."""
+
+    def __init__(self, drafter: Drafter, tree: TreeBuilder):
+        self.drafter, self.tree = drafter, tree
+        self.nodes, self.max_depth, self.width = tree.nodes, tree.max_depth, tree.width
+        self.uniforms, self.samples = tree.uniforms, tree.samples
+        self.room = tree.nodes + tree.width * max(tree.max_depth, 1)  # a dynamic tree expands more nodes than it keeps
+
+    def init(self, state: DecodeState) -> DraftedState:
+        return DraftedState(self.drafter.init(state, self.room), self.tree.init(state))
+
+    def draft(self, state: DecodeState, own: DraftedState, u: Tensor) -> Draft:
+        logits, cursor = self.drafter.root(state, own.drafter)
+
+        def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+            nonlocal cursor
+            logits, cursor = self.drafter.expand(state, own.drafter, cursor, tokens, parent, visible, depth)
+            return logits
+
+        return self.tree.grow(state, own.tree, logits, expand, u)
+
+    def update(self, state: DecodeState, own: DraftedState, result: StepResult) -> DraftedState:
+        return own._replace(tree=self.tree.update(state, own.tree, result))
+
+    def sizes(self, own: DraftedState) -> PerPrompt | None:
+        return self.tree.sizes(own.tree)
+
+    def bucket(self, own: DraftedState) -> Hashable:
+        return self.tree.bucket(own.tree)

@@ -1,0 +1,85 @@
+"""The phases of a step as CUDA graphs: recorded once per shape, then replayed by one launch instead of hundreds.
+
+A recording replays kernels and nothing else.  So what a phase reads of the decode at hand comes in as tensors, and the
+current length, which the host knows, counts in it only as the number of slots to attend to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from lanternbench.engine.state import DecodeState, LastCommit, Progress
+from lanternbench.models.cached_stack import Lengths
+from lanternbench.utils.graph_capture import Replay
+
+Work = Callable[..., Any]  # (state, *arguments) -> tensors in any nesting
+
+
+def launch(state: DecodeState, name: str, bucket: Hashable, work: Work, *arguments: Any) -> Any:
+    """Run a phase operation by operation."""
+    return work(state, *arguments)
+
+
+class Recordings:
+    """The recorded phases of one decoder; they outlive a decode."""
+
+    def __init__(self) -> None:
+        self.made: dict[Hashable, tuple[Replay, Any]] = {}
+        self.static: dict[int, Tensor] = {}  # what recordings return, by id: the next phase reads it where it is
+
+    def replay(self, state: DecodeState, name: str, bucket: Hashable, work: Work, *arguments: Any) -> Any:
+        """As ``launch``, but recorded when it is first asked for.  What it returns holds until it is run again.
+
+        ``bucket``: what the host knows of the shapes, beyond those of the arguments' tensors.
+        """
+        assert state.now.length.host is not None
+        leaves, form = tree_flatten((unknown(state.now, None), arguments))
+        inputs = [x for x in leaves if isinstance(x, Tensor)]
+        slots = state.stack.stack.cache.slots  # other slots are another cache
+        shape = (
+            name,
+            bucket,
+            slots,
+            *(x.shape if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | int)),
+        )
+        span, *longer = state.stack.spans(max(state.now.length.host), state.room)
+        if (span, shape) not in self.made:  # with all longer ones: a decode that is timed should record nothing
+            for other in (span, *longer):
+                if (other, shape) not in self.made:
+                    self.made[other, shape] = self._record(state, other, work, leaves, form)
+        recorded, found = self.made[span, shape]
+        recorded(inputs)
+        state.clock.tick(name)
+        return found
+
+    def _record(self, state: DecodeState, span: int, work: Work, leaves: list[Any], form: Any) -> tuple[Replay, Any]:
+        assert state.target.graphs is not None
+        made: list[Any] = []
+        forms: list[Any] = []
+
+        def flat(*inputs: Tensor) -> list[Tensor]:
+            given = iter(inputs)
+            now, arguments = tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in leaves], form)
+            with state.clock.paused():
+                made[:], form_made = tree_flatten(work(state.at(unknown(now, span)), *arguments))
+            forms[:] = [form_made]
+            return [x for x in made if isinstance(x, Tensor)]
+
+        inputs = [x for x in leaves if isinstance(x, Tensor)]
+        with state.clock.aside("other"):
+            replay = Replay(state.target.graphs.record, flat, inputs, self.static)
+        outputs = iter(replay(inputs))
+        found = tree_unflatten([next(outputs) if isinstance(x, Tensor) else x for x in made], forms[0])
+        self.static |= {id(x): x for x in tree_leaves(found) if isinstance(x, Tensor)}
+        return replay, found
+
+
+def unknown(now: Progress, span: int | None) -> Progress:
+    """``now`` without what the host knows of its lengths."""
+    last: LastCommit = now.last
+    advance = Lengths(last.advance.device, None, span)
+    return now._replace(length=Lengths(now.length.device, None, span), last=last._replace(advance=advance))

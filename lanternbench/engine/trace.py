@@ -1,0 +1,59 @@
+"""The target's and drafter's distributions at every committed position, kept for figures computed afterwards."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lanternbench.engine.tree import Draft
+from lanternbench.engine.verify import VerifyResult
+
+
+class Trace:
+    """B prompts, L positions, V vocabulary, W widest family."""
+
+    def __init__(self, batch: int, length: int, vocab: int, width: int, device: torch.device):
+        self.q = torch.zeros(batch, length, vocab, device=device)
+        self.p = torch.zeros(batch, length, vocab, device=device)
+        self.children = torch.full((batch, length, width), -1, device=device)  # tokens, in draft order
+        self.tried = torch.zeros(batch, length, dtype=torch.long, device=device)
+        self.depth = torch.zeros(batch, length, dtype=torch.long, device=device)  # of the node's children
+
+    def cut(self, length: int) -> None:
+        """Drop what lies past the image."""
+        for name, store in vars(self).items():
+            setattr(self, name, store[:, :length])
+
+    def record(self, prompts: Tensor, length: Tensor, draft: Draft, result: VerifyResult, q: Tensor) -> None:
+        """File q, p and the examined children of every node on the path under the position that it decided.
+
+        prompts [B, 1]: where the batch's prompts are filed; length [B] before the commit.  What is filed past the
+        accepted path is overwritten by the next step, or lies in the slack past the image.
+        """
+        path, tree, batch = result.path, draft.tree, len(draft.tokens)
+        columns = torch.arange(path.shape[1], device=path.device)
+        chain = draft.is_chain
+
+        def file(store: Tensor, rows: Tensor) -> None:
+            store[prompts, length[:, None] + columns[: rows.shape[1]]] = rows.to(store.dtype)
+
+        def on_path(of_node: Tensor) -> Tensor:
+            return of_node if chain else of_node.gather(1, _over(path, of_node))
+
+        file(self.q, on_path(q))
+        if draft.p is not None and draft.static is not None:
+            inner = draft.static.inner_index[path].clamp(min=0)
+            file(self.p, draft.p if chain else draft.p.gather(1, _over(inner, draft.p)))
+        if tree.width:
+            ids = tree.children.expand(batch, -1, -1)
+            tokens = draft.tokens.gather(1, ids.clamp(min=0).flatten(1)).view_as(ids)
+            spare = self.children.shape[-1] - tree.width  # an adaptive tree may be narrower than the widest
+            file(self.children, on_path(F.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1)))
+        file(self.tried, torch.where(columns <= result.accepted[:, None], on_path(result.tried), 0))
+        file(self.depth, on_path(tree.depth.expand(batch, -1)) + 1)
+
+
+def _over(index: Tensor, rows: Tensor) -> Tensor:
+    """An index [B, n] repeated over the further dimensions of ``rows`` [B, N, …]."""
+    return index.view(*index.shape, *[1] * (rows.ndim - 2)).expand(*index.shape, *rows.shape[2:])

@@ -1,0 +1,51 @@
+"""From a method and a target to a decoder."""
+
+from __future__ import annotations
+
+from math import inf
+
+from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.sampling import Warp
+from lanternbench.engine.simulation import level_rates
+from lanternbench.errors import UserError
+from lanternbench.methods.method import Method
+from lanternbench.models.target import Target
+from lanternbench.registry import components
+
+
+def build(
+    target: Target,
+    method: Method,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    guidance: float | None = None,
+    simulate_acceptance: float | None = None,
+) -> SpeculativeDecoder:
+    """A decoder for ``method`` on ``target``; sampling options default to the target's.
+
+    ``simulate_acceptance``: the mean tokens per step that drafting methods are made to yield, see ``simulation``.
+
+    Raises UserError for sampling options out of range, and if the target has no drafter of the kind that the method
+    needs, or one that does not fit.
+    """
+    within = {
+        "temperature": 0 <= temperature < inf,
+        "top_k": top_k is None or top_k >= 0,
+        "top_p": 0 < top_p <= 1,
+        "guidance": guidance is None or 0 <= guidance < inf,
+    }
+    if wrong := [name for name, good in within.items() if not good]:
+        raise UserError(
+            f"{wrong[0]} is out of range: temperature, guidance and top_k (0: all) are 0 or more, top_p above 0 up to 1"
+        )
+    warp = Warp(temperature, target.top_k if top_k is None else top_k, top_p)
+    proposer = method.proposal.build(target, method.tree, method.acceptance)
+    rule = method.acceptance.build(target, proposer.max_depth)
+    known, name = components("residual"), method.choices.residual
+    public = f"{name}-{method.acceptance.variant}"  # ``lantern-reference``: as the public code samples it
+    rates = None
+    if simulate_acceptance is not None and proposer.max_depth > 0:
+        rates = level_rates(simulate_acceptance, proposer.max_depth).to(target.device)
+    scale = target.guidance if guidance is None else guidance
+    return SpeculativeDecoder(target, method, warp, scale, proposer, rule, known.get(public, known[name]), rates)

@@ -1,0 +1,109 @@
+"""Components: each is a frozen pydantic model, so that its fields are its options.
+
+Default, bounds, symbol in labels and help of an option are stated once, in its field.  The command line, YAML, the
+check of options and the table of ``lanternbench methods`` are derived from the fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lanternbench.engine.proposal import Proposer, TreeBuilder
+from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.models.target import Target
+
+
+class Choices(NamedTuple):
+    """The names of a method's four components."""
+
+    proposal: str
+    tree: str
+    acceptance: str
+    residual: str
+
+
+def option(
+    default: Any,
+    description: str,
+    *,
+    symbol: str | None = None,
+    in_label: bool = False,
+    small: Any = ...,
+    **field: Any,
+) -> Any:
+    """A field that users set: ``symbol`` names it in labels, ``in_label`` shows it there even at its default.
+
+    ``small``: the value, in place of one that is set, with which ``verify`` can enumerate all outcomes.
+    """
+    extra = {"symbol": symbol, "in_label": in_label} | ({} if small is ... else {"small": small})
+    return Field(default, description=description, json_schema_extra=extra, **field)
+
+
+class Component(BaseModel):
+    """What all four kinds have in common."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, ser_json_inf_nan="constants")
+    lossless: ClassVar[bool] = True  # can a method with this component keep the target's distribution?
+    title: ClassVar[str | None] = None  # in tables; None: its name
+
+    variant: Literal["paper", "reference"] = option("paper", "paper, or reference: as the public code does")
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Why this component cannot run beside the others, in a clause; None where it can."""
+        return None
+
+    def unread(self) -> set[str]:
+        """Options that make no difference, given the others."""
+        return set()
+
+    def small(self) -> Self:
+        """This component with sizes that can be enumerated (see ``option``)."""
+        fields: dict[str, Any] = {
+            name: field.json_schema_extra or {} for name, field in type(self).model_fields.items()
+        }
+        sizes = {name: extra["small"] for name, extra in fields.items() if "small" in extra}
+        return self.model_copy(update={n: v for n, v in sizes.items() if getattr(self, n) is not None})
+
+
+class Acceptance(Component):
+    """An acceptance rule and its options."""
+
+    usual_residual: ClassVar[str] = "standard"  # which comes with the rule when it replaces a preset's
+    by_position: ClassVar[bool] = False  # see ``AcceptanceRule``
+
+    def build(self, target: Target, max_depth: int) -> AcceptanceRule:
+        """The rule for drafts of at most ``max_depth`` levels."""
+        raise NotImplementedError
+
+
+class Tree(Component):
+    """A tree policy and its options."""
+
+    def build(self, target: Target, proposal: Proposal) -> TreeBuilder:
+        """The policy at work, for the drafts of ``proposal``."""
+        raise NotImplementedError
+
+
+class Proposal(Component):
+    """Where drafts come from, and its options."""
+
+    drafter: ClassVar[str | None] = None  # kind of drafter that it needs of the target
+    samples: ClassVar[bool] = True  # are children of static trees sampled, or the drafter's likeliest tokens?
+    static_trees: ClassVar[dict[str, str]] = {"chain": "chain", "static": "static"}  # tree -> the target's default
+    tree_names: ClassVar[tuple[str, ...] | None] = None  # trees that it drafts; None: any but "none"
+    tree_is_own: ClassVar[bool] = False  # is the tree implied by the proposal, its options unused?
+
+    def build(self, target: Target, tree: Tree, rule: Acceptance) -> Proposer:
+        """The proposal at work.  Raises UserError where the target lacks what it needs."""
+        raise NotImplementedError
+
+    def refuses(self, choices: Choices) -> str | None:
+        if self.tree_names is None:
+            return "a drafter needs a tree" if choices.tree == "none" else None
+        if choices.tree in self.tree_names:
+            return None
+        return (
+            f"the proposal '{choices.proposal}' drafts with tree {' or '.join(self.tree_names)}, not '{choices.tree}'"
+        )

@@ -1,0 +1,190 @@
+"""A method: proposal × tree × acceptance × residual, each with its options; a named method is a preset of the four.
+
+Users give options by flat names (``lam=2``, ``shape="chain-5"``).  An option goes to the chosen components that have a
+field of that name; one that none of them reads is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from lanternbench.errors import UserError
+from lanternbench.methods.component import Acceptance, Choices, Component, Proposal, Tree
+from lanternbench.methods.presets import Preset
+from lanternbench.methods.residuals import LOSSLESS
+from lanternbench.registry import component, components
+
+KINDS = Choices._fields
+
+
+@dataclass(frozen=True)
+class Method:
+    """One decoder, fully specified.  Unset options take the target's defaults when it is built."""
+
+    preset: str
+    choices: Choices
+    proposal: Proposal
+    tree: Tree
+    acceptance: Acceptance
+
+    @property
+    def lossless(self) -> bool:
+        """Does it claim to keep the target's distribution?  ``verify`` judges the claim."""
+        parts = (self.proposal, self.tree, self.acceptance)
+        return all(part.lossless for part in parts) and self.choices.residual in LOSSLESS
+
+    @property
+    def read(self) -> dict[str, Any]:
+        """The options that make a difference to this method, by name, with their values; ``variant`` last."""
+        found: dict[str, Any] = {}
+        for part in self._parts:
+            found |= {name: getattr(part, name) for name in type(part).model_fields if name not in part.unread()}
+        variant = found.pop("variant")
+        return found | {"variant": variant}
+
+    def with_parts(self, change: Callable[[Any], Any]) -> Method:
+        """The method with ``change`` applied to each component."""
+        return replace(self, **{kind: change(getattr(self, kind)) for kind in KINDS[:3]})
+
+    @property
+    def _parts(self) -> tuple[Component, ...]:
+        return (*(() if self.proposal.tree_is_own else (self.tree,)), self.proposal, self.acceptance)
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The relaxation that is set, and what differs from the preset, by name."""
+        base = named(self.preset)
+        shown: dict[str, Any] = {
+            kind: mine for kind, mine, usual in zip(KINDS, self.choices, base.choices, strict=True) if mine != usual
+        }
+        usual, fields = base.read, fields_of(self._parts)
+        for name, value in self.read.items():
+            default = usual.get(name, fields[name].default)
+            if fields[name].json_schema_extra.get("in_label") or value != default:
+                shown[name] = value
+        return shown
+
+    @cached_property
+    def label(self) -> str:
+        """A unique short name: the preset, another rule if one was put on it, and its options."""
+        shown, name = dict(self.options), self.preset
+        if "acceptance" in shown:
+            name += f"+{shown.pop('acceptance')}"
+            if shown.get("residual") == self.acceptance.usual_residual:
+                del shown["residual"]
+        fields = fields_of(self._parts)
+        return " ".join([name, *(f"{symbol(fields, key)}={_compact(value)}" for key, value in shown.items())])
+
+
+def fields_of(parts: tuple[Component, ...]) -> dict[str, Any]:
+    """The pydantic fields of components by name; of two with one name the last."""
+    return {name: field for part in parts for name, field in type(part).model_fields.items()}
+
+
+def symbol(fields: Mapping[str, Any], name: str) -> str:
+    extra = fields[name].json_schema_extra if name in fields else None
+    return (extra or {}).get("symbol") or name
+
+
+def _compact(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        return "[" + ",".join(".".join(map(str, path)) for path in value) + "]"
+    return str(value).replace(" ", "")
+
+
+def options() -> dict[str, Any]:
+    """Every option of every registered component: name -> its pydantic field, of several with one name the first."""
+    found: dict[str, Any] = {}
+    for kind in ("tree", "proposal", "acceptance"):
+        for part in components(kind).values():
+            for name, field in part.model_fields.items():
+                found.setdefault(name, field)
+    return found
+
+
+def preset(name: str) -> Preset:
+    """The preset called ``name``.  Raises UserError naming the presets there are."""
+    presets = components("preset")
+    if name not in presets:
+        close = difflib.get_close_matches(str(name), presets, 1)
+        hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(presets)}"
+        raise UserError(f"unknown method '{name}': {hint}")
+    return presets[name]
+
+
+def named(name: str) -> Method:
+    """The method that a preset describes."""
+    found = preset(name)
+    try:
+        return _build(name, found.choices, dict(found.options))
+    except UserError as error:
+        raise UserError(f"the preset '{name}' is wrong: {error}") from None
+
+
+def method(name: str, **given: Any) -> Method:
+    """A preset with some of its choices and options replaced.
+
+    Raises UserError for an unknown method or option, a value out of range, and a combination that cannot be run.
+    """
+    base = preset(name)
+    wanted = {canonical(key): value for key, value in given.items() if value is not None}
+    known = set(KINDS) | set(options())
+    if unknown := sorted(set(wanted) - known):
+        raise UserError(f"method '{name}' has no option '{unknown[0]}': `lanternbench methods` lists the options")
+    choices = base.choices._replace(**{kind: wanted.pop(kind) for kind in KINDS if kind in wanted})
+    usual = dict(base.options)
+    if choices.acceptance != base.choices.acceptance:
+        rule = component("acceptance", choices.acceptance)
+        if "residual" not in given:
+            choices = choices._replace(residual=rule.usual_residual)
+    made = _build(name, choices, usual, wanted)
+    if idle := sorted(set(wanted) - set(made.read)):
+        read = ", ".join(sorted({flag(n) for n in made.read} - {"variant"})) or "none"
+        raise UserError(
+            f"method '{made.label}' does not read the option '{flag(idle[0])}' (it reads: {read}): leave it out"
+        )
+    return made
+
+
+def canonical(key: str) -> str:
+    """``lambda`` and ``draft-top-k`` as fields are called."""
+    key = key.replace("-", "_")
+    return next((name for name, field in options().items() if field.alias == key), key)
+
+
+def flag(name: str) -> str:
+    """A field as users call it."""
+    field = options().get(name)
+    return field.alias if field is not None and field.alias else name
+
+
+def _build(name: str, choices: Choices, usual: dict[str, Any], wanted: dict[str, Any] | None = None) -> Method:
+    """``usual``: the preset's options, which count where a component reads them; ``wanted``: the user's."""
+    component("residual", choices.residual)
+    values = usual | (wanted or {})
+    if wanted and "depth" in wanted and "shape" not in wanted:
+        values.pop("shape", None)
+    parts = {}
+    for kind in ("proposal", "tree", "acceptance"):
+        made = component(kind, getattr(choices, kind))
+        own = {key: value for key, value in values.items() if key in made.model_fields}
+        try:
+            parts[kind] = made(**own)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = flag(str(first["loc"][0])) if first["loc"] else "its options"
+            value = f" = {first['input']!r}" if first["loc"] else ""
+            raise UserError(f"method '{name}': option '{where}'{value} is wrong: {first['msg']}") from None
+    whole = Method(name, choices, **parts)
+    for part in parts.values():
+        if reason := part.refuses(choices):
+            raise UserError(f"method '{whole.preset}' cannot be run: {reason}")
+    return whole

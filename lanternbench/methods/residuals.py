@@ -1,0 +1,62 @@
+"""Residuals: what is sampled after x was rejected, unnormalised [..., V]; one short function each.
+
+q [..., V] target, p [..., V] drafter (None: the child was chosen, not sampled, so p is 1 at x), x [...] the child's
+token, depth [...] or [] its depth 1 … L.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lanternbench.engine.verify import AcceptanceRule, at
+from lanternbench.registry import register
+
+
+@register("residual", "standard")
+def standard(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
+    """∝ [q − p]₊ (Leviathan et al. 2023, eq. 2)."""
+    return q.scatter(-1, x[..., None], 0.0) if p is None else (q - p).clamp_(min=0)
+
+
+@register("residual", "lantern")
+def lantern(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
+    """∝ [q_{k,δ}(·|x) − p]₊ (LANTERN, eq. 7): the group's probability on x, 0 on the rest of the group, q elsewhere."""
+    relaxed = rule.relax(q, x, depth)
+    moved = q
+    if relaxed.group is not None and relaxed.taken is not None:  # a token outside A writes back its own q
+        kept = torch.where(relaxed.taken, 0.0, q.gather(-1, relaxed.group))
+        moved = q.scatter(-1, relaxed.group, kept)
+    moved = moved.scatter(-1, x[..., None], 0.0 if p is None else relaxed.value[..., None])
+    return moved if p is None else (moved - p).clamp_(min=0)
+
+
+@register("residual", "optimal")
+def optimal(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
+    """∝ [q − p·f]₊ with f = min(1, q̃/p), the residual that minimises the TV bound (Cool-SD, Theorem 2)."""
+    if p is None:
+        left = (at(q, x) - rule.relax(q, x, depth).value.clamp(max=1)).clamp_(min=0)
+        return q.scatter(-1, x[..., None], left[..., None])
+    return (q - torch.minimum(p, rule.everywhere(q, depth))).clamp_(min=0)
+
+
+@register("residual", "lantern-reference")
+def lantern_reference(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
+    """What LANTERN's public code samples after a rejection.
+
+    If A holds any neighbour, all ``barred`` ones count, whatever the bound: a chosen child takes them down with it, and
+    from a sampled one's residual p is not subtracted there, so that they keep all of q.  If A is empty it is the
+    standard residual; a residual that is 0 everywhere becomes uniform over the vocabulary.
+    """
+    rest = standard(q, p, x, depth, rule)
+    relaxed = rule.relax(q, x, depth)
+    if relaxed.barred is not None and relaxed.taken is not None:
+        some = relaxed.taken[..., 1:].any(-1, keepdim=True)
+        near = relaxed.barred[..., 1:]
+        kept = torch.zeros((), dtype=q.dtype, device=q.device) if p is None else q.gather(-1, near)
+        rest = rest.scatter(-1, near, torch.where(some, kept, rest.gather(-1, near)))
+    return torch.where(rest.sum(-1, keepdim=True) > 0, rest, 1.0)
+
+
+LOSSLESS = frozenset({"standard", "lantern", "optimal", "lantern-reference"})  # under a rule with q̃ = q
+SAME_FOR_ALL_TOKENS = (standard, optimal)  # sampled children: the residual does not depend on which x was rejected

@@ -1,0 +1,147 @@
+"""Dynamic trees (EAGLE-2, Li et al. 2024, section 4): grow by path confidence, keep the best nodes of all levels."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lanternbench.engine.proposal import Expand, TreeBuilder
+from lanternbench.engine.state import DecodeState
+from lanternbench.engine.tree import MAX_DEPTH, Draft, chain, from_parents
+from lanternbench.methods.component import Proposal, Tree, option
+from lanternbench.methods.trees.static import StaticBuilder
+from lanternbench.models.cached_stack import additive
+from lanternbench.models.target import Target
+from lanternbench.registry import register
+
+
+class Bounds(NamedTuple):
+    """``depth`` levels below the root, ``top_k`` children per expanded node, ``total`` nodes with the root.
+
+    ``depths``, ``widths`` [B]: each prompt's own bounds below the first two (adaptive trees).
+    """
+
+    depth: int
+    top_k: int
+    total: int
+    depths: Tensor | None = None
+    widths: Tensor | None = None
+
+
+class DynamicBuilder(TreeBuilder):
+    samples = False
+
+    def __init__(self, bounds: Bounds):
+        self.bounds = bounds
+        self.max_depth, self.width, self.nodes = bounds.depth, bounds.top_k, bounds.total
+
+    def grow(self, state: DecodeState, own: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+        return grow_by_confidence(state, logits, expand, self.bounds)
+
+
+def grow_by_confidence(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bounds) -> Draft:
+    """Expand the top-k nodes of each level by Σ log p, rerank, keep the best ``total`` − 1 nodes under the root."""
+    depth, widths, depths = bounds.depth, bounds.widths, bounds.depths
+    root, warp = state.now.root, state.warp
+    b, k = len(root), min(bounds.top_k, logits.shape[-1])
+    rank = torch.arange(k, device=root.device)
+    narrow = None if widths is None else rank >= widths[:, None]  # [B, k] ranks that a prompt does not use
+    value, token = likeliest(warp(logits), k)  # [B, k]
+    if narrow is not None:
+        value = value.masked_fill(narrow, -torch.inf)
+    if depths is not None:
+        value = value.masked_fill((depths < 1)[:, None], -torch.inf)
+    tokens, scores, parents = [token], [value], [torch.zeros_like(token)]
+    index, parent = (rank + 1).expand(b, k), None  # in the pool of candidates, where 0 is the root
+    itself = _itself(k, root.device).expand(b, k, k)
+    visible = itself  # additive, over all nodes so far
+    for level in range(1, depth):
+        value_next, token_next = likeliest(warp(expand(token, parent, visible, level)), k)  # [B, k, k]
+        score = value[..., None] + value_next
+        if narrow is not None:
+            score = score.masked_fill(narrow[:, None], -torch.inf)
+        if depths is not None:
+            score = score.masked_fill((depths <= level)[:, None, None], -torch.inf)
+        offset = 1 + sum(t.shape[1] for t in tokens)
+        tokens.append(token_next.flatten(1))
+        scores.append(score.flatten(1))
+        parents.append(index[..., None].expand(-1, -1, k).flatten(1))
+        value, chosen = score.flatten(1).topk(k)
+        if narrow is not None:
+            value = value.masked_fill(narrow, -torch.inf)
+        parent = chosen // k
+        token, index = token_next.flatten(1).gather(1, chosen), offset + chosen
+        seen = visible.gather(1, parent[..., None].expand(-1, -1, visible.shape[-1]))
+        visible = torch.cat([seen, itself], -1)
+    pool = (torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1))
+    return _keep_best(*pool, root, bounds._replace(top_k=k))
+
+
+def likeliest(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k likeliest tokens of p [..., V], their log p first: [..., k] each."""
+    value, token = p.topk(k)
+    return value.log(), token
+
+
+@cache
+def _itself(k: int, device: torch.device) -> Tensor:
+    """[k, k] additive: each node sees itself."""
+    return additive(torch.eye(k, dtype=torch.bool, device=device))
+
+
+@cache
+def _levels(width: int, depth: int, device: torch.device) -> Tensor:
+    """The depths [C] of the candidates: ``width`` children of the root, then their ``width``² on every level."""
+    sizes = torch.tensor([width] + [width * width] * (depth - 1))
+    return torch.arange(1, depth + 1).repeat_interleave(sizes).to(device)
+
+
+def _keep_best(tokens: Tensor, scores: Tensor, parents: Tensor, root: Tensor, bounds: Bounds) -> Draft:
+    """The best ``total`` − 1 of the candidates [B, C] as a tree; parents are their indices plus 1, 0 the root."""
+    b, depth, width = len(root), bounds.depth, bounds.top_k
+    keep = min(bounds.total - 1, tokens.shape[1])
+    best = scores.topk(keep).indices.sort(-1).values  # [B, keep], parents before children
+    used = scores.gather(1, best) > -torch.inf
+    node_of = torch.zeros(b, tokens.shape[1] + 1, dtype=torch.long, device=root.device)  # 0: the root, or left out
+    node_of.scatter_(1, best + 1, torch.arange(1, keep + 1, device=root.device).expand(b, -1))
+    level = _levels(width, depth, root.device)[best]
+    parent = node_of.gather(1, parents.gather(1, best))
+    used = used & ((parent > 0) | (level == 1))
+    parent = F.pad(parent, (1, 0))
+    for _ in range(depth - 2):  # a tie may leave a child whose grandparent was cut
+        used = used & F.pad(used, (1, 0), value=True).gather(1, parent)[:, 1:]
+    level = F.pad(torch.where(used, level, -1), (1, 0))
+    tree = from_parents(parent, level, min(depth, keep), width)  # no path has more nodes than there are
+    return Draft(torch.cat([root[:, None], tokens.gather(1, best)], 1), grown=tree)
+
+
+class Grown(Tree):
+    """What dynamic and adaptive trees share.  Unset options take the target's defaults."""
+
+    depth: int | None = option(None, "levels below the root (default: the target's)", small=None, ge=0, le=MAX_DEPTH)
+    draft_top_k: int | None = option(
+        None, "children per expanded node (default: the target's)", small=None, ge=1, le=1024
+    )
+    total_nodes: int | None = option(None, "nodes with the root (default: the target's)", small=None, ge=2, le=1024)
+
+    def bounds(self, target: Target) -> Bounds:
+        own = target.options
+        return Bounds(
+            own.get("depth", 5) if self.depth is None else self.depth,
+            self.draft_top_k or own.get("draft_top_k", 10),
+            self.total_nodes or own.get("total_nodes", 59),
+        )
+
+
+@register("tree", "dynamic")
+class Dynamic(Grown):
+    """EAGLE-2: grown by path confidence, reranked"""
+
+    def build(self, target: Target, proposal: Proposal) -> TreeBuilder:
+        if self.depth == 0:
+            return StaticBuilder(chain(0), False, target.device)
+        return DynamicBuilder(self.bounds(target))

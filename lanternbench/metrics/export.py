@@ -1,0 +1,95 @@
+"""Images in the layouts that the official scorers of GenEval and DPG-Bench read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from lanternbench.errors import UserError
+from lanternbench.metrics.images import read_image
+from lanternbench.prompts import load
+from lanternbench.prompts.geneval import read_metadata
+from lanternbench.registry import component
+from lanternbench.utils.files import OUT, writing
+
+GRID = 4  # images of a prompt in a DPG-Bench file, two by two
+
+
+def export(layout: str, images: Mapping[str, Sequence[Path]], folder: Path) -> str:
+    """Write image files, by prompt text, into ``folder`` in a layout; returns what was written, as a sentence.
+
+    layout: "geneval" or "dpg", with ``:FILE`` of the official prompts or, without, from the cache, as in ``--prompts``.
+    Raises UserError for another layout and as the two functions below do.
+    """
+    name, colon, where = layout.partition(":")
+    if name == "geneval":
+        path = component("prompts", name)().locate(name, where if colon else None)
+        return f"{export_geneval(images, read_metadata(path), folder)} images in {folder}"
+    if name == "dpg":
+        ids = {prompt.text: prompt.id for prompt in load(layout)}
+        count, side = export_dpg(images, ids, folder)
+        return f"{count} files in {folder}, for --resolution {side}"
+    raise UserError(f"there is no layout {name}: use geneval or dpg.")
+
+
+def export_geneval(images: Mapping[str, Sequence[Path]], metadata: Sequence[Mapping[str, Any]], folder: Path) -> int:
+    """Write ``NNNNN/metadata.jsonl`` and ``NNNNN/samples/NNNN.png``; NNNNN is the line of the official metadata.
+
+    images: image files by prompt text.  Returns how many images were written.
+    Raises UserError when none belongs to a prompt, one cannot be read, or the disk is full.
+    """
+    count = 0
+    for number, line in enumerate(metadata):
+        for sample, path in enumerate(images.get(line["prompt"], ())):
+            place = folder / f"{number:05d}"
+            image = read_image(path)
+            with writing(place, OUT):
+                (place / "samples").mkdir(parents=True, exist_ok=True)
+                (place / "metadata.jsonl").write_text(json.dumps(line), encoding="utf-8")
+                image.save(place / "samples" / f"{sample:04d}.png")
+            count += 1
+    if not count:
+        raise UserError("no image has a prompt of GenEval: run with --prompts geneval, then export.")
+    return count
+
+
+def export_dpg(images: Mapping[str, Sequence[Path]], ids: Mapping[str, str], folder: Path) -> tuple[int, int]:
+    """Write one ``ID.png`` for each prompt: four images as a 2 × 2 grid, or the first where there are fewer.
+
+    images: image files by prompt text; ids: DPG-Bench's id of each prompt text.  Returns how many files were written,
+    and the side of one image in pixels, which is the scorer's ``--resolution``.
+    Raises UserError when none belongs to a prompt, images differ in size or are not square, or the disk is full.
+    """
+    sides, count = set(), 0
+    for text, name in ids.items():
+        parts = [read_image(path) for path in images.get(text, ())[:GRID]]
+        if not parts:
+            continue
+        parts = parts if len(parts) == GRID else parts[:1]
+        sides |= {side for part in parts for side in part.size}
+        if len(sides) > 1:
+            raise UserError(
+                f"DPG-Bench reads square images of one size, and there are sides of {sorted(sides)} pixels."
+            )
+        with writing(folder, OUT):
+            folder.mkdir(parents=True, exist_ok=True)
+            _grid(parts).save(folder / f"{name}.png")
+        count += 1
+    if not count:
+        raise UserError("no image has a prompt of DPG-Bench: run with --prompts dpg, then export.")
+    return count, sides.pop()
+
+
+def _grid(parts: Sequence[Image.Image]) -> Image.Image:
+    """One image as it is; four row by row."""
+    if len(parts) == 1:
+        return parts[0]
+    side = parts[0].width
+    grid = Image.new("RGB", (2 * side, 2 * side))
+    for i, part in enumerate(parts):
+        grid.paste(part, (i % 2 * side, i // 2 * side))
+    return grid

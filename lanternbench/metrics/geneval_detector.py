@@ -1,0 +1,121 @@
+"""GenEval's eyes: Mask2Former finds objects, CLIP ViT-L/14 names their colours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from lanternbench.metrics import files
+from lanternbench.metrics.clip import Encoder
+from lanternbench.metrics.geneval_rules import COLOURS, Colours, Found
+from lanternbench.metrics.pretrained import pretrained
+
+MASK2FORMER = files.Weights(
+    name="mask2former",
+    title="Mask2Former Swin-S (COCO instances)",
+    file="mask2former-swin-small-coco-instance.safetensors",
+    url="https://huggingface.co/facebook/mask2former-swin-small-coco-instance/resolve/main/model.safetensors",
+    sha256="",
+    hub=("facebook/mask2former-swin-small-coco-instance", "model.safetensors"),
+)
+SHORT, LONG, STRIDE = 800, 1333, 32  # pixels: of the shorter side, of the longer at most, and what both are padded to
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+MOST = 100  # detections of an image
+TEMPLATES = ("a photo of a {colour} {name}", "a photo of a {colour}-colored {name}", "a photo of a {colour} object")
+BACKGROUND = "#999"
+
+
+def detector(path: Path | None, classes: int = 80, device: str = "cpu") -> Any:
+    """transformers' Mask2Former from its published file; random weights without one."""
+    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation
+
+    kind = Mask2FormerForUniversalSegmentation
+    config: Any = Mask2FormerConfig
+    return pretrained(
+        kind, config(num_labels=classes), path, MASK2FORMER.title, device, unused=("swin.layernorm", "criterion")
+    )
+
+
+def pixels(image: Image.Image) -> tuple[Tensor, tuple[int, int]]:
+    """RGB image -> float [3, H, W] as the detector sees it, and its height and width before padding."""
+    width, height = image.size
+    scale = min(SHORT / min(width, height), LONG / max(width, height))
+    size = max(int(height * scale + 0.5), 1), max(int(width * scale + 0.5), 1)
+    found = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
+    found = F.interpolate(found[None], size, mode="bilinear", align_corners=False)[0]
+    found = (found - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    return F.pad(found, (0, -size[1] % STRIDE, 0, -size[0] % STRIDE)), size
+
+
+def instances(classes: Tensor, masks: Tensor, most: int = MOST) -> list[tuple[int, Found]]:
+    """(class, object) of the ``most`` likeliest pairs of query and class, as mmdet's instance head finds them.
+
+    classes: logits [Q, C + 1], the last for "nothing"; masks: logits [Q, H, W] in the image's own pixels.
+    """
+    scores = classes.softmax(-1)[:, :-1]
+    best, place = scores.flatten().topk(min(most, scores.numel()))
+    found = []
+    for score, query, label in zip(best, place // scores.shape[1], place % scores.shape[1], strict=True):
+        mask = masks[query] > 0
+        if not mask.any():
+            continue
+        certainty = masks[query].sigmoid()[mask].mean()  # of the mask, over its pixels
+        ys, xs = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
+        box = [float(v) for v in (xs[0], ys[0], xs[-1] + 1, ys[-1] + 1)]
+        found.append((int(label), Found(box, float(score * certainty), mask.cpu().numpy())))
+    return found
+
+
+@torch.inference_mode()
+def detect(model: Any, image: Image.Image, names: Sequence[str]) -> dict[str, list[Found]]:
+    """The objects of an RGB image by class; masks are bool [H, W] of the image's size."""
+    device = next(model.parameters()).device
+    seen, (height, width) = pixels(image)
+    out = model(pixel_values=seen[None].to(device))
+    masks = F.interpolate(out.masks_queries_logits, seen.shape[1:], mode="bilinear", align_corners=False)
+    masks = masks[:, :, :height, :width]
+    masks = F.interpolate(masks, image.size[::-1], mode="bilinear", align_corners=False)[0]
+    objects: dict[str, list[Found]] = {}
+    for label, found in instances(out.class_queries_logits[0], masks):
+        objects.setdefault(names[label], []).append(found)
+    return objects
+
+
+class ColourNames:
+    """Zero-shot colours of objects by CLIP: the object's crop, its surroundings grey."""
+
+    def __init__(self, encoder: Encoder):
+        self.encoder = encoder
+        self.classifier = cache(self._classifier)
+
+    def _classifier(self, name: str) -> Tensor:
+        """Unit embeddings of the colours of a class [10, D]: the mean over the templates."""
+        texts = [t.format(colour=colour, name=name) for colour in COLOURS for t in TEMPLATES]
+        means = self.encoder.captions(texts).unflatten(0, (len(COLOURS), len(TEMPLATES))).mean(1)
+        return F.normalize(means, dim=-1)
+
+    def of(self, image: Image.Image) -> Colours:
+        """What names the colours of objects in this image."""
+
+        def colours(found: list[Found], name: str) -> list[str]:
+            crops = [crop(image, one) for one in found]
+            likeness = self.encoder.images(crops) @ self.classifier(name).T
+            return [COLOURS[i] for i in likeness.argmax(1).tolist()]
+
+        return colours
+
+
+def crop(image: Image.Image, found: Found) -> Image.Image:
+    """The object's box of an RGB image, grey outside its mask."""
+    if found.mask is not None:
+        image = Image.composite(image, Image.new("RGB", image.size, BACKGROUND), Image.fromarray(found.mask))
+    x1, y1, x2, y2 = found.box
+    return image.crop((round(x1), round(y1), round(x2), round(y2)))

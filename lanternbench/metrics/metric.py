@@ -1,0 +1,148 @@
+"""What a metric is: one value per image (``ImageMetric``) or per set of images (``SetMetric``), with its column.
+
+A metric is a class registered under its name (``@register("metric", "clip")``); all that tables, commands and scoring
+need to know of it are attributes of the class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lanternbench.metrics import reference
+from lanternbench.metrics.files import Weights
+from lanternbench.metrics.setup import Setup
+from lanternbench.notes import Note
+
+BATCH = 32  # images that go through a network together at most
+ENOUGH = 5000  # images from which on values of whole sets are usually quoted
+Judge = Callable[[list[Image.Image], list[str]], Tensor]  # images, captions -> values [B]
+
+
+class Column(NamedTuple):
+    """A column of results: its key, how to title and print it, and what computed it."""
+
+    key: str
+    title: str
+    higher_is_better: bool | None  # None: neither
+    form: str = ".4f"  # format specification of the value
+    metric: str = ""  # the registered name
+    embedded: bool = False  # computed by the package's own small networks
+    random: bool = False  # computed by networks with random weights: noise
+
+
+class Extra(NamedTuple):
+    """A further column of a metric."""
+
+    key: str
+    title: str
+    higher_is_better: bool | None = True
+    form: str = ".4f"
+
+
+@dataclass(frozen=True)
+class SetScore:
+    """A value of a whole set of images; ``value`` is None when it could not be computed."""
+
+    value: float | None
+    count: int
+    note: Note | None = None
+    more: Mapping[str, float | None] = field(default_factory=dict)  # further columns that come with it
+
+
+class Metric:
+    """Base of all metrics.  A subclass sets the attributes that differ from these."""
+
+    title: ClassVar[str] = ""  # of the column; the metric's name where it is empty
+    key: ClassVar[str] = ""  # of the column in results; the metric's name where it is empty
+    higher_is_better: ClassVar[bool | None] = True
+    form: ClassVar[str] = ".4f"
+    more: ClassVar[tuple[Extra, ...]] = ()  # further columns
+    weights: ClassVar[tuple[Weights, ...]] = ()
+    embedded: ClassVar[bool] = False  # computed by the package's own small networks
+    stand_in: ClassVar[str] = ""  # the embedded metric that this name means on the tiny target
+    compares: ClassVar[bool] = False  # with the real images of the setup
+    extra: ClassVar[bool] = False  # computed only when it is asked for by name
+
+    def __init__(self, name: str, setup: Setup):
+        self.setup = setup
+        self.name = f"{self.key or name}{setup.mark}"  # the key of its column
+
+    @classmethod
+    def columns(cls, name: str, random: bool = False) -> list[Column]:
+        """The columns of the metric registered as ``name``, with trained or random weights."""
+        mark = Setup(random=random).mark
+        own = Extra(cls.key or name, cls.title or name, cls.higher_is_better, cls.form)
+        return [
+            Column(f"{c.key}{mark}", f"{c.title}{mark}", c.higher_is_better, c.form, name, cls.embedded, random)
+            for c in (own, *cls.more)
+        ]
+
+    def available(self) -> Note | None:
+        """None, or what is missing and the command that gets it."""
+        reason = self.setup.missing(*self.weights)
+        if reason is None and self.compares:
+            reason = reference.missing(self.title or self.name, self.setup.reference)
+        return self.note("missing", reason) if reason else None
+
+    def note(self, kind: Literal["missing", "warning", "info"], text: str) -> Note:
+        return Note(kind, self.name, text)
+
+    def prepare(self) -> None:
+        """Load what is needed now, so that a clock may start afterwards."""
+
+
+class ImageMetric(Metric):
+    """A metric with a value per image; ``captions`` tells whether the value depends on the caption."""
+
+    captions: ClassVar[bool] = True
+    mean_over_categories: ClassVar[bool] = False  # its mean is that of the means of the prompts' categories
+
+    def load(self) -> Judge:
+        """What scores a batch.  Called once, when it is first needed."""
+        raise NotImplementedError
+
+    @cached_property
+    def judge(self) -> Judge:
+        return self.load()
+
+    def prepare(self) -> None:
+        """Load the network now, so that a clock may start afterwards."""
+        self.judge  # noqa: B018
+
+    def said(self) -> list[Note]:
+        """What there is to say of the images scored so far."""
+        return []
+
+    @torch.inference_mode()
+    def score(self, images: list[Image.Image], captions: list[str]) -> list[float | None]:
+        """A value per image; None for each when files are missing, or where it is undefined."""
+        if len(images) != len(captions):
+            raise ValueError(f"{len(images)} images but {len(captions)} captions")
+        if not images or self.available():
+            return [None] * len(images)
+        starts = range(0, len(images), BATCH)
+        values = torch.cat([self.judge(images[i : i + BATCH], captions[i : i + BATCH]) for i in starts]).tolist()
+        return [v if math.isfinite(v) else None for v in values]
+
+
+class SetMetric(Metric):
+    """A metric with one value for a whole set of images."""
+
+    def compute(self, images: Iterable[Image.Image]) -> SetScore:
+        """The value of RGB images of any size; further columns by the keys of ``more``."""
+        raise NotImplementedError
+
+    def score_set(self, images: Iterable[Image.Image]) -> SetScore:
+        """As ``compute``; every value is None when files are missing."""
+        missing = self.available()
+        found = SetScore(None, 0, missing) if missing else self.compute(images)
+        more = {c.key: found.more.get(c.key) for c in self.more}
+        return replace(found, more={f"{key}{self.setup.mark}": value for key, value in more.items()})

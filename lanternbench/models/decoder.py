@@ -1,0 +1,109 @@
+"""What the engine asks of a model that draws images, be it a target or an independent drafter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_upper_left
+
+from lanternbench.engine.sampling import guide
+from lanternbench.models.transformer import Stack
+
+if TYPE_CHECKING:
+    from lanternbench.models.drafters.eagle import Eagle
+    from lanternbench.models.loading import State
+    from lanternbench.models.target import Prefix, Target
+
+
+def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
+    """Causal mask over prefix and image: valid [B, T], left-padded -> bool [B, 1, n, n]; nobody sees a pad.
+
+    What a pad itself sees: ``alone``, only itself (the official sampler), or ``uniform``, earlier pads and the whole
+    caption (LANTERN's class).  No logit depends on it, but an EAGLE drafter reads the pads' hidden states.
+    """
+    keys = F.pad(valid.bool(), (0, n - valid.shape[1]), value=True)  # [B, n]
+    causal = torch.ones(n, n, dtype=torch.bool, device=valid.device).tril()
+    if pad_rows == "uniform":
+        caption = F.pad(valid.bool(), (0, n - valid.shape[1]))
+        return torch.where(keys[..., None], causal & keys[:, None], causal | caption[:, None])[:, None]
+    return ((causal & keys[:, None]) | torch.eye(n, dtype=torch.bool, device=valid.device))[:, None]
+
+
+class ImageDecoder(Stack):
+    """A decoder stack with a prompt encoder, a table of image tokens and an output head over them.
+
+    ``config`` has ``decoder`` (the stack's shape), ``vocab_size`` and ``grid``, and what a family adds.
+    """
+
+    fits: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("vocab_size", "image tokens to choose from"),
+        ("grid", "image tokens a side"),
+    )  # entries of ``config`` in which an independent drafter must equal its target, and what they count
+    rope: Tensor  # complex [positions, head_dim / 2]
+    cls_embedding: nn.Module  # ``Prefix.features`` -> [R, P, dim]
+    tok_embeddings: nn.Module  # image tokens [...] -> [..., dim]
+    output: nn.Module  # hidden states [..., dim] -> logits [..., V]
+
+    def __init__(self, config: Any):
+        super().__init__(config.decoder)
+        self.config = config
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.norm.weight.dtype
+
+    @property
+    def prompt_embeddings(self) -> nn.Module:
+        """What reads ``Prefix.ahead_ids`` and row ends: ids [...] -> [..., dim]."""
+        raise NotImplementedError
+
+    def prefix(self, features: Tensor, mask: Tensor, guided: bool) -> Prefix:
+        """What ``Target.text`` says of captions -> prefix, where the family needs no more than that."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor, guidance: float = 1.0) -> Tensor:
+        """Hidden states [R, …, dim] -> guided logits [B, …, V].  A linear head may be applied to the guided state."""
+        return self.output(guide(hidden, guidance).to(self.dtype))
+
+    def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
+        """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L] -> [B, L, dim].
+
+        A left-padded row's positions start at its pads: only distances between positions count.
+        """
+        x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
+        n = x.shape[1]
+        mask = causal_upper_left(n, n) if valid.all() else prefix_mask(valid, n)
+        return self(x, self.rope[None, :n, None], mask)[:, prefix.shape[1] - 1 :]
+
+    def misfit(self, target: Target) -> str | None:
+        """What keeps it from drafting for ``target``, in words; None where it fits."""
+        if type(self) is not type(target.model):
+            return f"it is a {type(self).__name__} model, the target a {type(target.model).__name__}"
+        for name, what in self.fits:
+            theirs, own = getattr(self.config, name), getattr(target.model.config, name)
+            if theirs != own:
+                return f"it has {theirs} {what}, the target {own}"
+        return None
+
+    def new_eagle(self) -> Eagle:
+        """An EAGLE drafter for it that has learnt nothing."""
+        raise NotImplementedError
+
+    def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
+        """The drafter at ``path``, in the layout published for this kind of model; ``dtype``: by default its own.
+
+        Raises UserError, also for one of another width and for a tensor that has no place in it.
+        """
+        raise NotImplementedError
+
+    def eagle_state(self, net: Eagle) -> State:
+        """A drafter in the layout that ``eagle_drafter`` reads."""
+        raise NotImplementedError

@@ -1,0 +1,83 @@
+"""Families of targets: a folder each, with a loader and rows of the catalogue, registered as ``target`` components."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.loading import present
+from lanternbench.models.target import Target
+from lanternbench.utils.files import cache_dir
+
+
+class Source(BaseModel):
+    """Files of one repository on the Hugging Face hub; names may be patterns."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    repo: str
+    files: tuple[str, ...]
+
+
+class Entry(BaseModel):
+    """A row of the catalogue.  ``files`` by role: ``model``, ``vq``, ``text``, and drafters by kind."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    family: str
+    about: str
+    licence: str = "Apache-2.0"
+    gigabytes: float = 0.0  # of all files
+    shape: dict[str, Any] = {}
+    guidance: float = 3.0
+    top_k: int = 0
+    files: dict[str, Source] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Where ``fetch`` puts its files: a folder per role."""
+        return cache_dir() / "targets" / self.name
+
+
+class Family:
+    """How the targets of one kind are loaded.  Methods raise UserError for what is missing, damaged or of another size.
+
+    ``rows``: a YAML file of catalogue rows by name, without ``family``.  ``needs``: roles without which nothing can be
+    decoded.
+    """
+
+    rows: ClassVar[Path]
+    needs: ClassVar[tuple[str, ...]] = ("model",)
+
+    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
+        """A target from the files in ``folder``; ``dtype``: of decoder and drafters."""
+        raise NotImplementedError
+
+    def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
+        """The same architecture with random weights and an EAGLE drafter: its images are noise, its speed is real."""
+        raise NotImplementedError
+
+    def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
+        """The decoder alone, to draft for another target."""
+        raise NotImplementedError
+
+    def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
+        """The same with random weights."""
+        raise NotImplementedError
+
+    def home(self, row: Entry) -> Path:
+        """Where the files of a row are, unless the user says otherwise."""
+        return row.folder
+
+    def missing(self, row: Entry, folder: Path) -> list[str]:
+        """Roles that are not in ``folder`` whole; drafters count, though a target works without them."""
+        return [role for role in row.files or ("model",) if not present(folder, role)]
+
+    def reads(self, folder: Path) -> bool:
+        """Is ``folder`` a target of this family that says itself what it is, and needs no row of the catalogue?"""
+        return False

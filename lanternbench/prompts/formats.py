@@ -1,0 +1,151 @@
+"""Reading prompt files: lines, tables and JSON, each as rows of fields, and rows as prompts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from lanternbench.errors import UserError
+from lanternbench.prompts.prompt_set import Prompt
+
+TEXT_FIELDS = ("prompt", "text", "caption")
+ID_FIELDS = ("id", "prompt_id", "image_id")
+IMAGE_FIELDS = ("image", "file_name")
+Rows = Iterator[tuple[int, Mapping[str, Any]]]  # (line or entry number from 1, lower-case fields)
+
+
+def prompts_of(rows: Rows, path: Path) -> Iterator[Prompt]:
+    """The prompts of the rows of a file."""
+    for number, fields in rows:
+        yield from _prompt(fields, str(number), path)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.  Raises UserError where it is missing, empty, no UTF-8 or no plain file."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would keep us waiting, a device never end
+            what = "a folder" if path.is_dir() else "a pipe or device"
+            raise UserError(f"{path} is {what}, not a file of prompts: save the prompts in a file and give its path.")
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 (byte {error.start + 1}): save it as UTF-8.") from None
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}: check the path given to --prompts.") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read {path} ({reason}): check the path given to --prompts.") from None
+    if not text.strip():
+        raise UserError(f"{path} is empty: give a file with a caption a line or in a column called prompt.")
+    return text
+
+
+def _prompt(fields: Mapping[str, Any], fallback: str, path: Path) -> Iterator[Prompt]:
+    """The prompt of one row (lower-case field names), or nothing for a blank one."""
+    column = next((name for name in TEXT_FIELDS if name in fields), None)
+    if column is None:
+        found = ", ".join(repr(str(name)) for name in list(fields)[:8] if name) or "none"
+        raise UserError(f"{path} has no column called prompt, text or caption (it has {found}): rename one to prompt.")
+    if fields[column] is not None and not isinstance(fields[column], str):
+        raise UserError(f"{path} entry {fallback} has a {column} that is no text: put it in quotes.")
+    text = clean(fields[column])
+    if text:
+        name = next((clean(fields[key]) for key in ID_FIELDS if clean(fields.get(key))), fallback)
+        image = next((clean(fields[key]) for key in IMAGE_FIELDS if clean(fields.get(key))), None)
+        category, challenge = clean(fields.get("category")) or None, clean(fields.get("challenge")) or None
+        yield Prompt(name, text, category, challenge, file_name(image))
+
+
+def clean(value: Any) -> str:
+    """One line of valid Unicode: line breaks become spaces, half a surrogate pair becomes '?'."""
+    if value is None or isinstance(value, Mapping | list):
+        return ""
+    text = str(value).replace("\0", " ").encode("utf-8", "replace").decode()
+    return " ".join(part.strip() for part in text.splitlines()).strip()
+
+
+def file_name(image: str | None) -> str | None:
+    """The last part of a path: a prompt file cannot point outside the folder of reference images."""
+    name = PurePosixPath((image or "").replace("\\", "/")).name
+    return name if name not in ("", "..") else None
+
+
+def parsed(text: str, path: Path, line: int | None = None) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} line {line or error.lineno} is not valid JSON ({error.msg}): correct it.") from None
+    except (ValueError, RecursionError) as error:
+        where = f"{path} line {line}" if line else f"{path}"
+        raise UserError(f"{where} is not valid JSON ({error}): correct it.") from None
+
+
+def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+    """The lines of a text, whatever ends them, from 1."""
+    return enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1)
+
+
+def lines(text: str, path: Path) -> Rows:
+    """A caption a line."""
+    for number, line in numbered_lines(text):
+        yield number, {"prompt": line}
+
+
+def _table(text: str, path: Path, **dialect: Any) -> Rows:
+    """Rows of a table with a header line."""
+    physical = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, **dialect)
+    begun = 1
+    try:
+        header = [name.strip().lower() for name in next(row for row in reader if any(cell.strip() for cell in row))]
+        yield 0, dict.fromkeys(header)  # a blank prompt, so that a wrong header is reported without any row
+        begun = reader.line_num + 1
+        for row in reader:
+            swallowed = physical[begun : reader.line_num]
+            if any(line.count(dialect["delimiter"]) + 1 >= len(header) for line in swallowed):
+                raise csv.Error(f"a quote that opens there closes in line {reader.line_num}, with whole rows between")
+            if any(cell.strip() for cell in row):
+                yield reader.line_num, dict(zip(header, row, strict=False)) | dict.fromkeys(header[len(row) :])
+            begun = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{path} line {begun} is malformed ({error}): correct its quotes.") from None
+
+
+def comma_separated(text: str, path: Path) -> Rows:
+    """With quoted cells, which may hold line breaks where none of their lines reads as a row of its own."""
+    return _table(text, path, delimiter=",", skipinitialspace=True)
+
+
+def tab_separated(text: str, path: Path) -> Rows:
+    """Tab-separated with quotes as they stand, as in PartiPrompts.tsv."""
+    return _table(text, path, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+def _entry(value: Any, number: int, path: Path) -> tuple[int, Mapping[str, Any]]:
+    if isinstance(value, str):
+        return number, {"prompt": value}
+    if isinstance(value, Mapping):
+        return number, {str(key).strip().lower(): field for key, field in value.items()}
+    raise UserError(f"{path} entry {number} is no prompt: make it a text or an object with a field called prompt.")
+
+
+def json_list(text: str, path: Path) -> Rows:
+    """A JSON list of texts or objects, or an object that holds one under "prompts"."""
+    value = parsed(text, path)
+    if isinstance(value, Mapping):
+        value = value.get("prompts")
+    if not isinstance(value, list):
+        raise UserError(f"{path} holds no list of prompts: make it a JSON list of texts or of objects with a prompt.")
+    for number, item in enumerate(value, 1):
+        yield _entry(item, number, path)
+
+
+def json_lines(text: str, path: Path) -> Rows:
+    """A JSON text or object a line."""
+    for number, fields in lines(text, path):
+        if fields["prompt"].strip():
+            yield _entry(parsed(fields["prompt"], path, number), number, path)

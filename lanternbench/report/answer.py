@@ -1,0 +1,103 @@
+"""What a run says, in sentences, each of which the tables show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from lanternbench.analysis.figures import BASELINE
+from lanternbench.experiment.summaries import Row
+from lanternbench.notes import Note
+from lanternbench.report.columns import BASE, MISSING, plain
+from lanternbench.report.pairs import SPEED, TAU, Pair
+
+BUDGET = 0.1  # fidelity loss: total variation per token, a mean
+ALPHA = 0.05
+SPEEDUP = next(column for column in BASE if column.key == "speedup")
+LOSS = next(column for column in BASE if column.key == "fidelity_loss")
+
+
+def answer(rows: Sequence[Row], pairs: Sequence[Pair], notes: Sequence[Note], budget: float = BUDGET) -> list[str]:
+    """The sentences of one run: what is fastest, at what cost, what is not told apart, and whether to trust the clock.
+
+    pairs: of the run's methods, with p-values corrected for their number; notes: the run's.
+    """
+    drafting = [row for row in rows if row.label != BASELINE and row.value("speedup") is not None]
+    said = []
+    if drafting:
+        lossless = [row for row in drafting if row.lossless]
+        said.append(_fastest("Fastest lossless method", lossless, pairs) or "No lossless method was timed beside ar.")
+        close = [row for row in drafting if not row.lossless and (loss := row.value("fidelity_loss")) is not None
+                 and loss <= budget]  # fmt: skip
+        name = f"Fastest relaxed method within a fidelity loss of {budget:g}"
+        relaxed = any(row.lossless is False for row in drafting)
+        said.append(_fastest(name, close, pairs) or (f"{name}: none." if relaxed else ""))
+        said.append(_apart(pairs))
+    else:
+        said.append("No speedup was measured: methods are compared by accepted length alone.")
+    said.append(_quality(pairs))
+    disturbed = [note.text for note in notes if note.metric == "latency_s" and note.kind == "warning"]
+    if disturbed:
+        said += disturbed
+    elif any(row.value("robust_latency_s") is not None for row in rows):
+        said.append("The clock shows no sign of a disturbance.")
+    return [sentence for sentence in said if sentence]
+
+
+def _fastest(what: str, rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
+    """The fastest of some rows, with what the tests say of it and ar, and which others may be as fast."""
+    if not rows:
+        return ""
+    best = max(rows, key=lambda row: row.value("speedup") or 0.0)
+    loss = "" if best.lossless or best.value("fidelity_loss") is None else f", fidelity loss {LOSS.value(best)}"
+    said = f"{what}: {plain(best.label, 60)}, {SPEEDUP.cell(best)} against ar{loss}."
+    if not _told_apart(best.label, BASELINE, pairs):
+        return f"{said} That may be chance: the tests do not tell it from ar."
+    alike = [row.label for row in rows if row is not best and not _told_apart(best.label, row.label, pairs)]
+    return f"{said} Not told apart from it: {_listed(alike)}." if alike else said
+
+
+def _told_apart(one: str, other: str, pairs: Sequence[Pair], figure: str = SPEED) -> bool:
+    return any(
+        pair.figure == figure and {pair.method, pair.against} == {one, other} and pair.p < ALPHA for pair in pairs
+    )
+
+
+def _apart(pairs: Sequence[Pair]) -> str:
+    """How many pairs of methods the tests tell apart in speed."""
+    speed = [pair for pair in pairs if pair.figure == SPEED]
+    told = sum(pair.p < ALPHA for pair in speed)
+    if not speed:
+        return "Too few prompts to tell any methods apart."
+    prompts = max(pair.prompts for pair in speed)
+    if not told:
+        # of 2^n sign patterns two are as extreme as the observed one, and Holm multiplies by the number of pairs
+        least = math.floor(math.log2(2 * len(speed) / ALPHA)) + 1
+        fix = f"that takes {least} prompts or more" if prompts < least else "measure more prompts"
+        return f"Over {prompts} prompts none of {len(speed)} pairs of methods is told apart in speed: {fix}."
+    return f"Over {prompts} prompts {told} of {len(speed)} pairs of methods are told apart in speed (p < {ALPHA:g})."
+
+
+def _quality(pairs: Sequence[Pair]) -> str:
+    """Which methods differ from ar in a metric."""
+    against = [pair for pair in pairs if pair.figure not in (SPEED, TAU) and BASELINE in (pair.method, pair.against)]
+    titles = list(dict.fromkeys(pair.title for pair in against))
+    differing = [pair for pair in against if pair.p < ALPHA]
+    if not titles:
+        return ""
+    if not differing:
+        return f"No method is told apart from ar in {_listed(titles)}."
+    each = []
+    for pair in differing:
+        sign = 1 if pair.against == BASELINE else -1
+        other = pair.method if pair.against == BASELINE else pair.against
+        value = MISSING if pair.value is None else f"{sign * pair.value:+.3g}"
+        each.append(
+            f"{plain(other, 60)} ({pair.title} {value}, p {pair.cells()[-1] if pair.p < 0.001 else f'= {pair.p:.3f}'})"
+        )
+    return f"Told apart from ar in quality: {_listed(each)}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    names = [plain(name, 90) for name in names]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

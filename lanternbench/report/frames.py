@@ -1,0 +1,64 @@
+"""A run as pandas frames, for analyses of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lanternbench.experiment.run_reader import find, iter_samples
+from lanternbench.experiment.samples import Sample
+from lanternbench.notes import Note
+from lanternbench.report.load import Run, load_run
+from lanternbench.report.recipe import recipe
+from lanternbench.report.tables import frame
+
+LEFT_OUT = {"token_ids", "metrics", "stats", "drafter", "phases", "options", "key"}
+
+
+@dataclass(frozen=True)
+class RunFrames:
+    """A run: ``summary`` has a row per method, ``samples`` a row per image."""
+
+    run: Run
+
+    @property
+    def path(self) -> Path:
+        return self.run.folder
+
+    @property
+    def notes(self) -> list[Note]:
+        """What to know beside the figures."""
+        return self.run.notes
+
+    @property
+    def recipe(self) -> dict[str, str]:
+        """Guidance, temperature, prompts, device, and what else the figures depend on."""
+        return recipe(self.run)
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """Figures by name, each beside ``_lo`` and ``_hi`` (95 %), ``_n`` (images) and ``_p`` (against ar)."""
+        return frame(self.run.rows)
+
+    @cached_property
+    def samples(self) -> pd.DataFrame:
+        """One row per image, with a column per metric; the tokens themselves are in ``tokens.safetensors``.
+
+        Raises UserError for a damaged samples.jsonl.
+        """
+        return pd.DataFrame([_flat(sample) for sample in iter_samples(self.path)])
+
+
+def _flat(sample: Sample) -> dict[str, Any]:
+    fields = sample.model_dump(exclude=LEFT_OUT)
+    nested = ("", sample.metrics), ("", sample.stats), ("drafter_", sample.drafter), ("", sample.phases)
+    return fields | {prefix + name: value for prefix, part in nested for name, value in (part or {}).items()}
+
+
+def run_frames(path: str | Path) -> RunFrames:
+    """A run folder, or the id of a run under ``results/``.  Raises UserError when there is no such run."""
+    return RunFrames(load_run(find(Path("results"), [str(path)])[0]))

@@ -1,0 +1,173 @@
+"""`report.html`: one file without network, with the answer, tables, plots and images of the runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from lanternbench.analysis.steps import Steps
+from lanternbench.notes import Note
+from lanternbench.report import pairs, papers
+from lanternbench.report.columns import MISSING, columns, plain
+from lanternbench.report.grid import image_grid
+from lanternbench.report.load import Contents, ReportRow, Run
+from lanternbench.report.pairs import Pair
+from lanternbench.report.palette import colour
+from lanternbench.report.pareto import pareto_data, quality_columns
+from lanternbench.report.recipe import recipe
+from lanternbench.report.svg import plot
+from lanternbench.report.tables import markdown_escape
+
+PHASES = ("draft", "verify", "commit", "other")
+
+
+class Part(NamedTuple):
+    """One run in a report: what was read of it, its methods against each other, and what it says."""
+
+    run: Run
+    contents: Contents
+    pairs: list[Pair]
+    answer: list[str]
+
+
+class Cell(NamedTuple):
+    """A cell of a sortable table: its text, what to sort by (None: the text), and an interval in small print."""
+
+    text: str
+    value: float | str | None = None
+    small: str = ""
+
+
+class Table(NamedTuple):
+    """A sortable table; ``folded`` columns show when the reader asks for them."""
+
+    heads: list[tuple[str, str, bool]]  # title, hint, is it text
+    rows: list[list[Cell]]
+    folded: frozenset[int] = frozenset()
+    dispensable: frozenset[int] = frozenset()  # the first to go where a table is too wide
+    tall: bool = False
+
+
+def templates() -> Environment:
+    """The templates of this package: every text that is put in is escaped, and cut to one printable line."""
+    found = Environment(loader=PackageLoader("lanternbench.report"), autoescape=True, undefined=StrictUndefined)
+    found.trim_blocks = found.lstrip_blocks = True
+    found.filters["plain"] = lambda text, limit=200: plain(str(text), limit)
+    found.filters["md"] = lambda text, limit=200: Markup(markdown_escape(str(text), limit))
+    return found
+
+
+def html_page(
+    parts: Sequence[Part], rows: list[ReportRow], notes: list[Note], beside: pd.DataFrame | None = None
+) -> str:
+    """The whole page. Every text that comes from a file is escaped; a CSP forbids network besides."""
+    grids = [image_grid(part.run, part.contents) for part in parts]
+    notes = notes + [Note("info", None, text) for grid in grids for text in grid.notes]
+    return templates().get_template("report.html").render(
+        parts=parts,
+        several=len(parts) > 1,
+        title=", ".join(part.run.run_id for part in parts),
+        facts=_facts([part.run for part in parts]),
+        recipes=[recipe(part.run, part.contents) for part in parts],
+        warnings=[note for note in dict.fromkeys(notes) if note.kind != "info"],
+        remarks=[note for note in dict.fromkeys(notes) if note.kind == "info"],
+        results=results_table(rows),
+        plots=[plot(pareto_data(rows, quality)) for quality in quality_columns(rows)],
+        steps=[[_steps(label, part.contents.figures.methods[label][0], part.contents.figures.steps[label])
+                for label in _order(part)] for part in parts],
+        phases=PHASES,
+        pair_intro=pairs.INTRO,
+        pair_tables=[_pair_table(part.pairs) for part in parts],
+        published=None if beside is None else _published(beside),
+        grids=grids,
+        environments=[[(name, _flat(part.run.part(name))) for name in ("environment", "config")] for part in parts],
+    )  # fmt: skip
+
+
+def _order(part: Part) -> list[str]:
+    return [row.label for row in part.run.rows if row.label in part.contents.figures.labels]
+
+
+def _facts(runs: list[Run]) -> dict[str, str]:
+    def joined(values: list[str]) -> str:
+        return " · ".join(dict.fromkeys(values))
+
+    return {
+        "Target": joined([run.target for run in runs]),
+        "Prompts": joined([recipe(run)["prompts"] for run in runs]),
+        "Hardware": joined([run.hardware for run in runs]),
+        "Made": joined([str(run.info.get("created") or MISSING).replace("T", " ")[:16] for run in runs]),
+    }
+
+
+def results_table(rows: list[ReportRow]) -> Table:
+    """All columns; those that a terminal has no room for are folded."""
+    shown = columns(rows)
+    lines = [
+        [Cell(c.value(row), (c.figure(row).value if c.numeric else None), c.bounds(row)) for c in shown] for row in rows
+    ]
+    lines = [[cell._replace(value="") if c.numeric and cell.value is None else cell for c, cell in zip(shown, line)]
+             for line in lines]  # fmt: skip
+    folded = frozenset(i for i, c in enumerate(shown) if "terminal" not in c.views and c.key != "lossless")
+    dispensable = frozenset(i for i, c in enumerate(shown) if c.key in ("lossless", "step_compression", "tree_depth"))
+    return Table([(c.title + c.arrow, c.help, not c.numeric) for c in shown], lines, folded, dispensable)
+
+
+def _steps(label: str, method: str, steps: Steps) -> dict[str, Any]:
+    """What the page draws of one method's steps."""
+    shares, percentiles, histogram = steps.phase_shares(), steps.percentiles(), steps.histogram()
+    committed, by_position = sum(histogram), steps.accept_len_by_position()
+    known = [value for value in by_position if value is not None]
+    return {
+        "label": label,
+        "colour": colour(method),
+        "shares": [(name, 100 * shares.get(name, 0.0)) for name in PHASES],
+        "mean_ms": 1000 * sum(steps.phases.values()) / committed if committed else 0.0,
+        "times": [f"{1000 * percentiles[k]:.1f}" if k in percentiles else MISSING
+                  for k in ("step_p50_s", "step_p95_s", "step_p99_s")],
+        "histogram": [(n, 100 * count / committed) for n, count in enumerate(histogram) if n],
+        "most": max((100 * count / committed for count in histogram[1:]), default=0.0),
+        "by_position": by_position,
+        "highest": max(known, default=1.0),
+    }  # fmt: skip
+
+
+def _pair_table(found: list[Pair]) -> Table | None:
+    if not found:
+        return None
+    lines = []
+    for pair in found:
+        values = (None, None, None, pair.prompts, "" if pair.value is None else pair.value, None, pair.p)
+        lines.append([Cell(text, value) for text, value in zip(pair.cells(), values, strict=True)])
+    return Table([(title, "", i in (0, 1, 2, 5)) for i, title in enumerate(pairs.TITLES)], lines, tall=True)
+
+
+def _published(beside: pd.DataFrame) -> Table:
+    names = [str(name) for name in beside.columns]
+    numeric = [name.endswith((" measured", " paper")) for name in names]
+    lines = []
+    for record in beside.to_dict("records"):
+        texts = [papers.cell(name, record[name]) for name in names]
+        lines.append(
+            [
+                Cell(text, ("" if text == MISSING else record[name]) if number else None)
+                for name, text, number in zip(names, texts, numeric)
+            ]
+        )
+    return Table([(papers.title(name), "", not number) for name, number in zip(names, numeric)], lines, tall=True)
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested dicts as ("outer.inner", text) pairs."""
+    found = []
+    for key, value in content.items():
+        if isinstance(value, dict) and value and prefix.count(".") < 8:
+            found += _flat(value, f"{prefix}{key}.")
+        else:
+            found.append((f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, default=str)))
+    return found

@@ -1,0 +1,40 @@
+"""How a run was made: what must stand beside every table of its figures."""
+
+from __future__ import annotations
+
+from lanternbench.report.load import Contents, Run
+
+
+def recipe(run: Run, contents: Contents | None = None) -> dict[str, str]:
+    """Name -> value, as far as run.json says; the defaults of a target are named as such."""
+    config, environment, prompts, target = (run.part(n) for n in ("config", "environment", "prompts", "target"))
+
+    def said(name: str, silent: str = "not recorded") -> str:
+        found = config.get(name, environment.get(name))
+        return silent if found is None else str(found)
+
+    images = len(contents.figures) if contents else sum(row.n for row in run.rows)
+    dtype, compiled = environment.get("dtype"), environment.get("compile")
+    found = {
+        "target": run.target,
+        "guidance": said("guidance", "target's default"),
+        "temperature": said("temperature"),
+        "top-k": said("top_k", "target's default"),
+        "top-p": said("top_p"),
+        "prompts": f"{run.dataset}, {prompts['count']} prompts" if prompts.get("count") else run.dataset,
+        "prompt template": str(target.get("prompt_template") or "the caption alone"),
+        "resize": str(target.get("resize") or "to each metric's network"),
+        "images": f"{images} ({len(run.rows)} methods)",
+        "seed": said("seed"),
+        "batch": said("batch", "1"),
+        "device": f"{said('device')} ({run.hardware})",
+        "threads": said("threads"),
+    }
+    if dtype:
+        found["dtype"] = f"{dtype}, {compiled}" if compiled else str(dtype)
+    return found
+
+
+def recipe_text(run: Run, contents: Contents | None = None) -> str:
+    """The recipe in one line."""
+    return "; ".join(f"{name} {value}" for name, value in recipe(run, contents).items())

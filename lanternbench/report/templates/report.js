@@ -1,0 +1,83 @@
+"use strict";
+const all = (query, from = document) => [...from.querySelectorAll(query)];
+
+// tables: a click sorts, another one reverses; cells without a value stay last
+for (const table of all("table.sortable")) {
+  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
+  const key = cell => cell.dataset.value === undefined ? cell.textContent : cell.dataset.value === "" ? null : Number(cell.dataset.value);
+  heads.forEach((head, column) => head.firstChild.addEventListener("click", () => {
+    const down = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+    heads.forEach(other => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", down === 1 ? "ascending" : "descending");
+    const rows = [...body.rows].map(row => [row, key(row.cells[column])]);
+    rows.sort(([, a], [, b]) => {
+      if (a === null || b === null) return (a === null) - (b === null);
+      return down * (typeof a === "number" ? a - b : a.localeCompare(b));
+    });
+    rows.forEach(([row]) => body.append(row));
+  }));
+}
+function fold(box) {
+  for (const row of box.closest(".sheet").querySelector("table").rows)
+    row.cells[Number(box.dataset.column)].classList.toggle("folded", !box.checked);
+}
+for (const box of all("[data-column]")) box.addEventListener("change", () => fold(box));
+for (const sheet of all(".sheet")) {  // too wide: columns fold until the table fits
+  const boxes = all("[data-column]:checked", sheet), first = boxes.filter(box => "first" in box.dataset);
+  const order = [...first, ...boxes.filter(box => !first.includes(box))].reverse().sort((a, b) => first.includes(b) - first.includes(a));
+  const room = sheet.querySelector(".scroll");
+  while (order.length && room.scrollWidth > room.clientWidth + 1) { order[0].checked = false; fold(order.shift()); }
+}
+
+// the plot: one figure per quality axis; a point says its figures
+const chooser = document.getElementById("metric"), plots = all("figure.plot");
+if (chooser) chooser.addEventListener("change", () => plots.forEach((plot, i) => { plot.hidden = i !== Number(chooser.value); }));
+for (const plot of plots) for (const point of all(".point", plot)) for (const kind of ["pointerenter", "focus", "click"])
+  point.addEventListener(kind, () => {
+    plot.querySelector(".said").textContent = point.getAttribute("aria-label");
+    all(".point", plot).forEach(other => other.classList.toggle("chosen", other === point));
+    point.parentNode.append(point);
+  }, { passive: true, once: false, capture: kind === "focus" });
+
+// images
+const page = document.querySelector("main"), detail = document.getElementById("detail"), cut = document.getElementById("cut");
+const cells = all("button.cell");
+let open = null;
+for (const button of all("[data-show]")) button.addEventListener("click", () => {
+  page.dataset.view = button.dataset.show;
+  for (const other of all("[data-show]")) other.setAttribute("aria-pressed", other === button);
+});
+function labelled(id, cell, kind, words) {
+  const caption = document.createElement("figcaption"), legend = cell.closest(".one").querySelector(".for-" + kind);
+  caption.textContent = words;
+  if (legend) { const copy = legend.cloneNode(true); copy.querySelector("b").remove(); caption.append(copy); }
+  document.getElementById(id).replaceChildren(cell.querySelector("." + kind).cloneNode(true), caption);
+}
+function show(cell) {
+  open = cell;
+  document.getElementById("detail-title").textContent = cell.dataset.label;
+  document.getElementById("detail-prompt").textContent = cell.dataset.prompt;
+  const own = cell.querySelector(".image").cloneNode(true), base = all(".cell", cell.closest("tr")).find(other => other.dataset.label === "ar");
+  const images = [own], compared = base && base !== cell && base.querySelector("img.image");
+  if (compared) { const copy = compared.cloneNode(true); copy.classList.add("over"); images.push(copy); }
+  document.getElementById("compare").replaceChildren(...images);
+  document.getElementById("compare-said").textContent = compared ? "ar's image left of the slider, this one right of it" : "image";
+  cut.hidden = !compared;
+  labelled("detail-accept", cell, "accept", "accepted length");
+  labelled("detail-depth", cell, "depth", "tree depth");
+  document.getElementById("detail-facts").replaceChildren(...cell.dataset.facts.split("|").map(fact => {
+    const item = document.createElement("li"); item.textContent = fact; return item;
+  }));
+  if (!detail.open) detail.showModal();
+}
+for (const cell of cells) cell.addEventListener("click", () => show(cell));
+cut.addEventListener("input", () => document.getElementById("compare").style.setProperty("--cut", cut.value + "%"));
+detail.addEventListener("click", event => { if (event.target === detail || event.target.className === "close") detail.close(); });
+detail.addEventListener("keydown", event => {
+  const row = open.closest("tr"), rows = [...row.parentNode.rows], own = all(".cell", row), at = own.indexOf(open);
+  const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
+  if (!step || event.target === cut) return;
+  const line = rows[rows.indexOf(row) + step[0]], next = line && all(".cell", line)[at + step[1]];
+  if (next) show(next);
+  event.preventDefault();
+});

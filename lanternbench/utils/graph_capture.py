@@ -1,0 +1,125 @@
+"""CUDA graphs: work is recorded once per shape and then replayed by one launch, in place of hundreds."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lanternbench.errors import UserError
+
+Work = Callable[..., Any]  # of tensors; returns one, or several
+Recorder = Callable[[Work, list[Tensor]], Callable[[], Any]]
+
+
+def cuda_graph(work: Work, inputs: list[Tensor]) -> Callable[[], Any]:
+    """Record ``work(*inputs)``, which must launch kernels alone and do no harm when it runs twice.
+
+    The replay reads ``inputs`` anew and returns the same output tensors each time.  Raises UserError where recording
+    fails.
+    """
+    try:
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # libraries choose kernels and allocate workspaces in the first calls
+            for _ in range(2):
+                work(*inputs)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with _without_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            output = work(*inputs)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"a step cannot be recorded as a CUDA graph ({reason}); give --compile eager") from error
+
+    def replay() -> Any:
+        graph.replay()
+        return output
+
+    return replay
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Garbage is collected before and not inside: an old graph that goes while another is recorded would break it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class _Reads(TorchDispatchMode):
+    """Notes the tensors that work reads and did not make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: dict[int, Tensor] = {}  # by the address of their memory
+        self.made: dict[int, Tensor] = {}  # held, so that no address comes twice
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor) and _memory(x) not in self.made:
+                self.read.setdefault(_memory(x), x)
+        found = func(*args, **(kwargs or {}))
+        for x in tree_leaves(found):
+            if isinstance(x, Tensor) and _memory(x) not in self.read:
+                self.made[_memory(x)] = x
+        return found
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def read_by(work: Work, inputs: list[Tensor]) -> list[Tensor]:
+    """What ``work(*inputs)`` reads: a recording has its addresses, so whoever keeps the recording must keep these."""
+    work(*inputs)  # what is made once, is made here
+    with _Reads() as reads:
+        work(*inputs)
+    return list(reads.read.values())
+
+
+def of_mode(mode: str | None, device: str) -> Graphs | None:
+    """``graphs``, ``eager``, or None: graphs on a GPU.  Raises UserError for others, and without a GPU."""
+    on_gpu = device.startswith("cuda")
+    if mode not in (None, "eager", "graphs"):
+        raise UserError(f"unknown compile mode '{mode}': use eager or graphs")
+    if mode == "graphs" and not on_gpu:
+        raise UserError(f"--compile graphs needs a CUDA device and this run is on '{device}': give --compile eager")
+    return Graphs() if on_gpu and mode != "eager" else None
+
+
+class Replay:
+    """Recorded work.  Arguments are copied into tensors of its own; what it returns is overwritten by the next call.
+
+    What the work reads besides (masks, tables, weights) is kept with it, and must be the same in every decode.
+
+    ``static``: ids of tensors that stay where they are, such as what another recording returns; those it reads there.
+    """
+
+    def __init__(self, record: Recorder, work: Work, inputs: list[Tensor], static: Container[int] = ()):
+        self.inputs = [x if id(x) in static else x.clone() for x in inputs]
+        self.read = read_by(work, self.inputs)
+        self.run = record(work, self.inputs)
+
+    def __call__(self, inputs: list[Tensor]) -> Any:
+        for own, given in zip(self.inputs, inputs, strict=True):
+            if own is not given:
+                own.copy_(given)
+        return self.run()
+
+
+class Graphs:
+    """Recordings are bound to the memory of the caches that they write, so those outlive a decode."""
+
+    def __init__(self, record: Recorder = cuda_graph):
+        self.record = record
+        self.stacks: dict[Any, Any] = {}  # see ``CachedStack``

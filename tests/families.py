@@ -1,0 +1,25 @@
+"""Targets of small shapes, through their families as the catalogue would make them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lanternbench.models.chameleon.checkpoint import ChameleonFamily
+from lanternbench.models.family import Entry
+from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
+from lanternbench.models.target import Target
+from lanternbench.models.vq import VQConfig
+
+
+def small_row(
+    shape: dict[str, Any], guidance: float = 3.0, top_k: int = 0, name: str = "small", family: str = ""
+) -> Entry:
+    return Entry(name=name, family=family, about="small", shape=shape, guidance=guidance, top_k=top_k)
+
+
+def random_llamagen(shape: dict[str, Any], guidance: float, top_k: int) -> Target:
+    return LlamaGenFamily().random_target(small_row(shape, guidance, top_k), "cpu")
+
+
+def random_chameleon(shape: dict[str, Any], guidance: float, vq: VQConfig, name: str = "small") -> Target:
+    return ChameleonFamily().random_target(small_row(shape, guidance, name=name), "cpu", shape=vq)

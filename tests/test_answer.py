@@ -1,0 +1,80 @@
+"""The first screen: sentences that the tables bear out."""
+
+from __future__ import annotations
+
+import pytest
+
+from lanternbench.analysis.statistics import Estimate
+from lanternbench.experiment.summaries import Row
+from lanternbench.notes import Note
+from lanternbench.report.answer import answer
+from lanternbench.report.pairs import Pair
+
+
+def row(label: str, speedup: float | None, loss: float = 0.0, lossless: bool = True) -> Row:
+    figures = {"speedup": Estimate(speedup, speedup and speedup - 0.1, speedup and speedup + 0.1),
+               "fidelity_loss": Estimate(loss)}  # fmt: skip
+    return Row(label, label, 20, figures, lossless=lossless)
+
+
+def pair(method: str, against: str, p: float, figure: str = "speed", value: float = 1.5, prompts: int = 20) -> Pair:
+    return Pair(figure, method, against, prompts, value, value - 0.1, value + 0.1, p)
+
+
+ROWS = [row("ar", 1.0), row("eagle", 1.8), row("sjd", 1.7), row("cool", 2.4, 0.3, False), row("mild", 2.0, 0.05, False)]
+PAIRS = [
+    *(pair(label, "ar", 0.001) for label in ("eagle", "sjd", "cool", "mild")),
+    pair("sjd", "eagle", 0.4),
+    pair("mild", "eagle", 0.01),
+]
+
+
+def test_the_fastest_lossless_method_is_named_with_those_it_is_not_told_apart_from():
+    first = answer(ROWS, PAIRS, [])[0]
+    assert first == "Fastest lossless method: eagle, 1.80× [1.70, 1.90] against ar. Not told apart from it: sjd."
+
+
+def test_the_fastest_relaxed_method_stays_within_the_budget():
+    assert "within a fidelity loss of 0.1: mild, 2.00×" in answer(ROWS, PAIRS, [])[1]
+    assert "within a fidelity loss of 0.5: cool, 2.40×" in answer(ROWS, PAIRS, [], budget=0.5)[1]
+    assert answer(ROWS, PAIRS, [], budget=0.01)[1].endswith("0.01: none.")
+
+
+def test_a_lead_that_may_be_chance_is_called_so():
+    chance = [one._replace(p=0.3) for one in PAIRS]
+    said = answer(ROWS, chance, [])
+    assert "That may be chance: the tests do not tell it from ar." in said[0]
+    assert "none of 6 pairs of methods is told apart in speed: measure more prompts" in said[2]
+
+
+@pytest.mark.parametrize(("prompts", "says"), [(6, "that takes 8 prompts or more"), (9, "measure more prompts")])
+def test_too_few_prompts_for_any_test_are_told_with_their_number(prompts, says):
+    # 6 pairs: the least p of n prompts is 6 · 2 / 2^n, which is under 0.05 from n = 8 on
+    assert 6 * 2 / 2**8 < 0.05 < 6 * 2 / 2**7
+    said = answer(ROWS, [one._replace(p=0.3, prompts=prompts) for one in PAIRS], [])
+    assert says in said[2]
+
+
+def test_methods_told_apart_are_counted():
+    assert "Over 20 prompts 5 of 6 pairs of methods are told apart in speed (p < 0.05)." in answer(ROWS, PAIRS, [])
+
+
+def test_quality_that_differs_from_ar_is_told_with_its_sign():
+    lower = [pair("cool", "ar", 0.002, "clip", -0.04), pair("eagle", "ar", 0.8, "clip", 0.01)]
+    assert answer(ROWS, PAIRS + lower, [])[-1] == "Told apart from ar in quality: cool (CLIP -0.04, p = 0.002)."
+    turned = [pair("ar", "cool", 0.002, "clip", 0.04)]
+    assert answer(ROWS, PAIRS + turned, [])[-1] == "Told apart from ar in quality: cool (CLIP -0.04, p = 0.002)."
+    assert answer(ROWS, PAIRS + lower[1:], [])[-1] == "No method is told apart from ar in CLIP."
+
+
+def test_a_disturbed_clock_is_said_and_a_quiet_one_too():
+    note = Note("warning", "latency_s", "The clock was disturbed (…).")
+    assert answer(ROWS, PAIRS, [note])[-1] == note.text
+    steady = [Row("ar", "ar", 1, {"robust_latency_s": Estimate(1.0)}), *ROWS[1:]]
+    assert answer(steady, PAIRS, [])[-1] == "The clock shows no sign of a disturbance."
+    assert not any("clock" in sentence for sentence in answer(ROWS, PAIRS, []))
+
+
+def test_a_run_without_speedups_claims_no_fastest_method():
+    said = answer([row("sjd", None)], [], [])
+    assert said == ["No speedup was measured: methods are compared by accepted length alone."]

@@ -1,0 +1,428 @@
+"""PickScore, CMMD and GenEval: each against an independent computation on random weights or by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from lanternbench.errors import UserError
+from lanternbench.metrics import cmmd, geneval, geneval_detector, pickscore, read_image, scorers_for
+from lanternbench.metrics.clip import Encoder, openai_pixels
+from lanternbench.metrics.geneval_rules import COLOURS, Found, correct, kept, relations
+from lanternbench.metrics.pretrained import pretrained
+from lanternbench.metrics.setup import Setup
+
+GREY = Image.new("RGB", (40, 30), "gray")
+STD = [0.26862954, 0.26130258, 0.27577711]  # of CLIP's pixels
+
+
+@pytest.fixture
+def photographs(shared) -> list[Image.Image]:
+    return [read_image(path) for path in sorted((shared / "coco" / "val2017").glob("*.jpg"))[:5]]
+
+
+# PickScore
+
+TOWER = {"hidden_size": 32, "intermediate_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2}
+
+
+@pytest.fixture
+def small_pickscore(monkeypatch, tmp_path):
+    """PickScore at a small size, its weights in a file; the scorer, and the same weights in open_clip's own class."""
+    from transformers import CLIPModel
+
+    config = partial(pickscore.config, TOWER, TOWER, 24)
+    torch.manual_seed(0)
+    model = CLIPModel(config())
+    for weights in model.parameters():
+        if weights.ndim > 1:
+            torch.nn.init.normal_(weights, std=0.15)
+    state = model.state_dict()
+    save_file(state, tmp_path / "pick.safetensors")
+    monkeypatch.setattr(pickscore, "config", config)
+    scorer = pickscore.PickScore("pickscore", Setup(given={"pickscore": tmp_path / "pick.safetensors"}))
+    tower = {"layers": 2, "width": 32}
+    text = tower | {"context_length": 77, "vocab_size": 49408, "heads": 2}
+    theirs = open_clip.CLIP(24, tower | {"patch_size": 14, "head_width": 16, "image_size": 224}, text).eval()
+    theirs.load_state_dict(to_open_clip(state, theirs.state_dict()))
+    return scorer, theirs
+
+
+def to_open_clip(state: dict, wanted: dict) -> dict:
+    """Weights of transformers' CLIP under open_clip's names."""
+    found = {}
+    for key in wanted:
+        vision = key.startswith("visual.")
+        tower, name = ("vision_model" if vision else "text_model"), key.removeprefix("visual.")
+        if name.startswith("transformer.resblocks."):
+            _, _, i, *rest = name.split(".")
+            rest, layer = ".".join(rest), f"{tower}.encoder.layers.{i}"
+            if rest.startswith("attn.in_proj_"):
+                end = rest.removeprefix("attn.in_proj_")
+                found[key] = torch.cat([state[f"{layer}.self_attn.{n}_proj.{end}"] for n in "qkv"])
+                continue
+            for theirs, ours in (
+                ("ln_1", "layer_norm1"), ("ln_2", "layer_norm2"), ("mlp.c_fc", "mlp.fc1"), ("mlp.c_proj", "mlp.fc2"),
+                ("attn.out_proj", "self_attn.out_proj"),
+            ):  # fmt: skip
+                rest = rest.replace(theirs, ours)
+            found[key] = state[f"{layer}.{rest}"]
+            continue
+        simple = {
+            "logit_scale": "logit_scale",
+            "positional_embedding": f"{tower}.embeddings.position_embedding.weight",
+            "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+            "class_embedding": "vision_model.embeddings.class_embedding",
+            "conv1.weight": "vision_model.embeddings.patch_embedding.weight",
+        }
+        norms = {"ln_pre": "vision_model.pre_layrnorm", "ln_post": "vision_model.post_layernorm"}
+        norms |= {"ln_final": "text_model.final_layer_norm"}
+        if name in ("proj", "text_projection"):
+            found[key] = state[f"{'visual' if vision else 'text'}_projection.weight"].T
+        elif name in simple:
+            found[key] = state[simple[name]]
+        else:
+            norm, end = name.split(".")
+            found[key] = state[f"{norms[norm]}.{end}"]
+    return found
+
+
+def test_pickscore_is_the_scaled_cosine_of_open_clips_own_class_on_the_same_weights(small_pickscore, photographs):
+    scorer, theirs = small_pickscore
+    captions = ["a cat on a mat", "two dogs", "", "word " * 500, "a fox 🦊"]
+    ours = scorer.score(photographs, captions)
+    with torch.inference_mode():
+        seen = theirs.encode_image(torch.stack([openai_pixels()(i) for i in photographs]), normalize=True)
+        read = theirs.encode_text(open_clip.get_tokenizer("ViT-H-14")(captions), normalize=True)
+        expected = theirs.logit_scale.exp() * (seen * read).sum(-1)
+    assert ours == pytest.approx(expected.tolist(), abs=1e-4)
+    assert np.std(ours) > 1e-2
+
+
+def test_a_pickscore_file_that_is_another_is_a_users_mistake(small_pickscore, tmp_path):
+    wrong = tmp_path / "wrong.safetensors"
+    save_file({"logit_scale": torch.zeros(())}, wrong)
+    with pytest.raises(UserError, match="is not the PickScore v1 file") as error:
+        pickscore.PickScore("pickscore", Setup(given={"pickscore": wrong})).score([GREY], ["a"])
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_the_full_pickscore_has_the_shapes_of_vit_h_14():
+    from transformers import CLIPModel
+
+    with torch.device("meta"):
+        model = CLIPModel(pickscore.config())
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(986e6, rel=2e-3)  # 3.94 GB in float32
+
+
+# CMMD
+
+
+def gaussian(count: int, width: int, mean: float, seed: int) -> torch.Tensor:
+    return mean + torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_mmd_is_the_sum_over_pairs_of_its_definition(monkeypatch):
+    monkeypatch.setattr(cmmd, "CHUNK", 5)
+    x, y = gaussian(13, 4, 0, 1), gaussian(9, 4, 0.5, 2)
+
+    def k(a, b):
+        return math.exp(-sum((float(p) - float(q)) ** 2 for p, q in zip(a, b, strict=True)) / (2 * 10**2))
+
+    across = sum(k(a, b) for a in x for b in y) / (13 * 9)
+    biased = sum(k(a, b) for a in x for b in x) / 13**2 + sum(k(a, b) for a in y for b in y) / 9**2 - 2 * across
+    unbiased = sum(k(x[i], x[j]) for i in range(13) for j in range(13) if i != j) / (13 * 12)
+    unbiased += sum(k(y[i], y[j]) for i in range(9) for j in range(9) if i != j) / (9 * 8) - 2 * across
+    assert cmmd.mmd2(x, y, unbiased=False) == pytest.approx(1000 * biased, abs=1e-8)
+    assert cmmd.mmd2(x, y) == pytest.approx(1000 * unbiased, abs=1e-8)
+
+
+def test_cmmd_of_two_samples_of_one_distribution_is_zero_in_the_mean_and_the_biased_one_is_not():
+    # 40 pairs of samples; the mean of the unbiased estimates has a standard error of 0.4, the bias is 41
+    pairs = [(gaussian(60, 8, 0, 2 * s), gaussian(40, 8, 0, 2 * s + 1)) for s in range(40)]
+    unbiased = [cmmd.mmd2(x, y) for x, y in pairs]
+    error = np.std(unbiased) / math.sqrt(len(pairs))
+    assert abs(np.mean(unbiased)) < 4 * error < 5
+    bias = 1000 * (1 - (1 + 2 / 100) ** -4) * (1 / 60 + 1 / 40)  # 1 − E k(x, x') of two draws, over each count
+    assert np.mean([cmmd.mmd2(x, y, unbiased=False) for x, y in pairs]) == pytest.approx(bias, abs=4 * error)
+
+
+@pytest.fixture
+def small_cmmd(monkeypatch, tmp_path):
+    """CMMD with a small CLIP, against a folder of real images."""
+    tower = {"layers": 1, "width": 16}
+    config = {"embed_dim": 8, "vision_cfg": tower | {"patch_size": 48, "head_width": 8, "image_size": 336}}
+    config |= {"text_cfg": tower | {"context_length": 77, "vocab_size": 49408, "heads": 2}}
+    monkeypatch.setattr("open_clip.get_model_config", lambda name: json.loads(json.dumps(config)))
+    torch.manual_seed(0)
+    model = open_clip.CLIP(**config).eval()
+    save_file(model.state_dict(), tmp_path / "clip.safetensors")
+    (tmp_path / "real").mkdir()
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "home"))
+    return model, Setup(tmp_path / "real", given={"clip-l14-336": tmp_path / "clip.safetensors"})
+
+
+def test_cmmd_of_photographs_is_that_of_their_embeddings(small_cmmd, photographs):
+    from torchvision.transforms import functional as tv
+
+    model, setup = small_cmmd
+    for n, image in enumerate(photographs[:3]):
+        image.save(setup.reference / f"{n}.png")
+
+    def embedded(image: Image.Image) -> torch.Tensor:
+        side, (width, height) = min(image.size), image.size
+        square = tv.crop(image, (height - side) // 2, (width - side) // 2, side, side)
+        square = square.resize((336, 336), Image.Resampling.BICUBIC)
+        pixels = tv.normalize(tv.to_tensor(square), [0.48145466, 0.4578275, 0.40821073], STD)
+        with torch.inference_mode():
+            return model.encode_image(pixels[None], normalize=True)[0].double()
+
+    real, made = (torch.stack([embedded(i) for i in part]) for part in (photographs[:3], photographs[2:]))
+    for name, unbiased in (("cmmd", True), ("cmmd-biased", False)):
+        (scorer,) = scorers_for([name], "full", setup)
+        found = scorer.score_set(photographs[2:])
+        assert found.value == pytest.approx(cmmd.mmd2(real, made, unbiased), abs=1e-4)
+        assert abs(found.value) > 1e-2
+        assert found.count == 3
+
+
+def test_cmmd_of_one_image_is_missing(small_cmmd, photographs):
+    _, setup = small_cmmd
+    for n, image in enumerate(photographs[:2]):
+        image.save(setup.reference / f"{n}.png")
+    (scorer,) = scorers_for(["cmmd"], "full", setup)
+    found = scorer.score_set([GREY])
+    assert found.value is None
+    assert (found.note.kind, found.note.metric) == ("missing", "cmmd")
+
+
+# GenEval: the rules
+
+
+@pytest.fixture
+def golden(shared) -> dict:
+    return json.loads((shared / "golden" / "geneval_rules.json").read_text())
+
+
+def test_geneval_decides_as_the_public_evaluator_does(golden):
+    assert len(golden["cases"]) == 240
+    for case in golden["cases"]:
+        objects = {name: [Found(b[:4], b[4]) for b in boxes] for name, boxes in case["detections"].items()}
+        colour = {id(f): c for name, group in objects.items() for f, c in zip(group, case["colors"][name], strict=True)}
+        found = correct(case["metadata"], objects, lambda group, name, c=colour: [c[id(f)] for f in group])
+        assert found == case["correct"], case["reason"]
+
+
+def test_geneval_sees_positions_as_the_public_evaluator_does(golden):
+    assert len(golden["relative_position"]) == 200
+    for case in golden["relative_position"]:
+        assert relations(case["a"], case["b"]) == set(case["relations"])
+
+
+def test_geneval_keeps_the_sixteen_best_above_the_tasks_confidence():
+    found = [Found((0, 0, 1, 1), c / 100) for c in range(1, 101)]
+    assert [f.confidence for f in kept(found, "colors")] == [c / 100 for c in range(100, 84, -1)]
+    assert [f.confidence for f in kept(found, "counting")] == [c / 100 for c in range(100, 90, -1)]
+    assert kept([Found((0, 0, 1, 1), 0.3)], "position") == []
+
+
+# GenEval: the detector
+
+
+def test_an_instance_is_the_box_of_its_mask_with_class_times_mask_confidence():
+    masks = torch.full((2, 6, 8), -20.0)
+    masks[0, 1:4, 2:7] = 3.0
+    masks[1, 5, 0] = 1.0
+    classes = torch.tensor([[5.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 9.0]])  # the last column: nothing
+    found = geneval_detector.instances(classes, masks, most=2)
+    (label, best), *_ = found
+    assert label == 0
+    assert best.box == [2, 1, 7, 4]
+    certain = math.exp(5) / (math.exp(5) + 3) / (1 + math.exp(-3))
+    assert best.confidence == pytest.approx(certain, abs=1e-6)
+    assert best.mask.sum() == 15
+    assert len(found) == 2
+    assert found[1][1].confidence < 0.01
+
+
+@pytest.fixture(scope="module")
+def small_detector():
+    """Mask2Former at a small size."""
+    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
+
+    stages = ["stage1", "stage2", "stage3", "stage4"]
+    swin = SwinConfig(embed_dim=12, depths=[1] * 4, num_heads=[1, 1, 2, 2], window_size=7, out_features=stages)
+    sizes = {"hidden_dim": 32, "feature_size": 32, "mask_feature_size": 32, "decoder_layers": 2, "encoder_layers": 1}
+    sizes |= {"dim_feedforward": 32, "encoder_feedforward_dim": 32, "num_attention_heads": 4, "num_queries": 20}
+    config = Mask2FormerConfig(backbone_config=swin, num_labels=5, **sizes)
+    torch.manual_seed(0)
+    return Mask2FormerForUniversalSegmentation(config).eval(), config
+
+
+def test_confidences_are_those_of_transformers_own_instance_segmentation(small_detector):
+    from transformers import Mask2FormerImageProcessor
+    from transformers.models.mask2former.modeling_mask2former import Mask2FormerForUniversalSegmentationOutput
+
+    generator = torch.Generator().manual_seed(1)
+    classes, masks = torch.randn(1, 8, 6, generator=generator) * 4, torch.randn(1, 8, 384, 384, generator=generator)
+    out = Mask2FormerForUniversalSegmentationOutput(class_queries_logits=classes, masks_queries_logits=masks)
+    (theirs,) = Mask2FormerImageProcessor().post_process_instance_segmentation(out, threshold=0.0)
+    expected = {(s["label_id"], round(s["score"], 4)) for s in theirs["segments_info"]}
+    ours = geneval_detector.instances(classes[0], masks[0], most=8)
+    assert len(expected) >= 5
+    assert expected <= {(label, round(one.confidence, 4)) for label, one in ours}
+
+
+def test_the_detector_reads_published_files_of_older_names_and_refuses_others(small_detector, tmp_path):
+    model, config = small_detector
+    old = {}
+    for key, tensor in model.state_dict().items():
+        if "swin.layernorm" not in key:  # unused, and not in the published file
+            for now, then in (
+                ("encoder.swin.", "encoder."), ("attention.q_proj", "attention.self.query"),
+                ("attention.k_proj", "attention.self.key"), ("attention.v_proj", "attention.self.value"),
+                ("attention.o_proj", "attention.output.dense"), ("mlp.fc1", "intermediate.dense"),
+                ("relative_position_bias.relative_position_bias_table", "self.relative_position_bias_table"),
+                ("mlp.fc2", "output.dense"),
+            ):  # fmt: skip
+                key = key.replace(now, then) if "pixel_level_module.encoder" in key else key
+            old[key] = tensor.contiguous()
+    assert any("attention.self.query" in key for key in old)
+    save_file(old, tmp_path / "old.safetensors")
+    unused = ("swin.layernorm",)
+    loaded = pretrained(type(model), config, tmp_path / "old.safetensors", "Mask2Former", unused=unused)
+    x = torch.randn(1, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        ours, theirs = loaded(pixel_values=x), model(pixel_values=x)
+    assert torch.allclose(ours.class_queries_logits, theirs.class_queries_logits, atol=1e-5)
+    assert torch.allclose(ours.masks_queries_logits, theirs.masks_queries_logits, atol=1e-4)
+    save_file({k: v for k, v in old.items() if "class_predictor" not in k}, tmp_path / "part.safetensors")
+    with pytest.raises(UserError, match="is not the Mask2Former file"):
+        pretrained(type(model), config, tmp_path / "part.safetensors", "Mask2Former", unused=unused)
+
+
+@pytest.mark.parametrize(
+    ("size", "seen"), [((512, 512), (800, 800)), ((1000, 500), (667, 1333)), ((64, 640), (1333, 133))]
+)
+def test_the_detector_sees_images_scaled_and_padded(size, seen):
+    pixels, inside = geneval_detector.pixels(Image.new("RGB", size, (255, 0, 0)))
+    assert inside == seen
+    assert pixels.shape[1] % 32 == pixels.shape[2] % 32 == 0
+    assert pixels[0, 0, 0] == pytest.approx((255 - 123.675) / 58.395, abs=1e-4)
+    assert pixels[:, inside[0] :].abs().sum() == pixels[:, :, inside[1] :].abs().sum() == 0
+
+
+def test_objects_are_found_in_the_images_own_pixels(small_detector, monkeypatch, photographs):
+    model, _ = small_detector
+    monkeypatch.setattr(geneval_detector, "SHORT", 64)
+    image = photographs[0].resize((100, 70))
+    found = geneval_detector.detect(model, image, ["a", "b", "c", "d", "e"])
+    assert found
+    for group in found.values():
+        for one in group:
+            assert one.mask.shape == (70, 100)
+            x1, y1, x2, y2 = one.box
+            assert 0 <= x1 < x2 <= 100
+            assert 0 <= y1 < y2 <= 70
+
+
+# GenEval: the colours
+
+
+SHADES = ((1, 0, 0), (1, 0.6, 0), (1, 1, 0), (0, 0.6, 0), (0, 0, 1), (0.6, 0, 0.6), (1, 0.7, 0.8), (0.5, 0.3, 0.1))
+RGB = dict(zip(COLOURS, [*SHADES, (0, 0, 0), (1, 1, 1)], strict=True))
+
+
+class Mean:
+    """A CLIP whose embeddings are mean colours; its captions name them."""
+
+    def __init__(self):
+        self.read = []
+
+    def encode_image(self, pixels):
+        return torch.cat([pixels.mean((2, 3)), torch.full((len(pixels), 1), 0.5)], 1)
+
+    def encode_text(self, captions):
+        self.read += captions
+        named = [next(c for c in COLOURS if c in caption.split() or f"{c}-colored" in caption) for caption in captions]
+        return torch.tensor([[*RGB[c], 0.5] for c in named])
+
+
+def test_colours_are_those_of_the_objects_without_their_surroundings():
+    def prepared(images):
+        means = [torch.from_numpy(np.array(i)).float().mean((0, 1)) / 255 for i in images]
+        return torch.stack(means)[:, :, None, None]
+
+    model = Mean()
+    namer = geneval_detector.ColourNames(Encoder(model, prepared, Texts))
+    image = Image.new("RGB", (30, 20), "blue")
+    image.paste("red", (5, 5, 15, 15))
+    mask = np.zeros((20, 30), bool)
+    mask[5:15, 5:15] = True
+    boxes = [Found((5, 5, 15, 15), 1.0, mask), Found((20.4, 0, 30, 10), 1.0, ~mask)]
+    assert namer.of(image)(boxes, "car") == ["red", "blue"]
+    assert model.read[:3] == ["a photo of a red car", "a photo of a red-colored car", "a photo of a red object"]
+    assert len(model.read) == 30
+    cut = geneval_detector.crop(image, Found((0, 0, 15, 15), 1.0, mask))
+    assert (cut.size, cut.getpixel((0, 0)), cut.getpixel((7, 7))) == ((15, 15), (0x99, 0x99, 0x99), (255, 0, 0))
+
+
+class Texts(list):
+    """Captions in place of token ids."""
+
+    def to(self, device):
+        return self
+
+
+# GenEval: the whole metric
+
+
+@pytest.fixture
+def small_geneval(monkeypatch, tmp_path):
+    """GenEval whose detector sees, in any image, a red car left of a dog."""
+    lines = [
+        {"tag": "colors", "include": [{"class": "car", "count": 1, "color": "red"}], "prompt": "a photo of a red car"},
+        {
+            "tag": "colors",
+            "include": [{"class": "car", "count": 1, "color": "blue"}],
+            "prompt": "a photo of a blue car",
+        },
+        {"tag": "counting", "include": [{"class": "dog", "count": 1}], "prompt": "a photo of one dog"},
+    ]
+    (tmp_path / "geneval_metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "geneval_object_names.txt").write_text("car\ndog\n")
+    monkeypatch.setattr(geneval, "detector", lambda path, classes, device: classes)
+    seen = {"car": [Found((0, 0, 9, 9), 0.8)], "dog": [Found((20, 0, 29, 9), 0.85)]}
+    monkeypatch.setattr(geneval, "detect", lambda model, image, names: seen)
+    monkeypatch.setattr(geneval, "openai_clip", lambda *a: None)
+    monkeypatch.setattr(geneval.ColourNames, "of", lambda self, image: lambda found, name: ["red"] * len(found))
+    return tmp_path / "geneval_metadata.jsonl"
+
+
+def test_geneval_scores_each_image_by_the_line_of_its_prompt(small_geneval, no_caches):
+    (scorer,) = scorers_for([f"geneval:{small_geneval}"], "full", Setup(random=True))
+    assert (scorer.name, scorer.available()) == ("geneval-random", None)
+    captions = ["a photo of a red car", "a photo of a blue car", "a photo of one dog", "a cat"]
+    assert scorer.score([GREY] * 4, captions) == [1.0, 0.0, 0.0, None]  # the dog is too uncertain for counting
+    (note,) = scorer.said()
+    assert note.kind == "missing"
+    assert "a cat" in note.text
+
+
+def test_geneval_names_what_it_lacks_also_with_random_networks(small_geneval, no_caches):
+    (scorer,) = scorers_for(["geneval"], "full")
+    assert scorer.available().text.endswith("lanternbench fetch mask2former clip-l14 geneval-prompts geneval-names")
+    (scorer,) = scorers_for(["geneval"], "full", Setup(random=True))
+    assert scorer.available().text.endswith("lanternbench fetch geneval-prompts geneval-names")
+    (scorer,) = scorers_for([f"geneval:{small_geneval}"], "full")
+    assert scorer.available().text.endswith("lanternbench fetch mask2former clip-l14")
+    with pytest.raises(UserError, match="there is no file"):
+        scorers_for(["geneval:nowhere.jsonl"], "full")
