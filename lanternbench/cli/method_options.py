@@ -12,6 +12,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from lanternbench.errors import UserError
+from lanternbench.utils.yaml_text import load
 
 PANEL = "Options of methods"
 _PREFIX = "method_option_"
@@ -81,19 +82,21 @@ def _words(fields: list[FieldInfo]) -> list[str]:
 def _parsed(what: str, text: str) -> Any:
     """A value as YAML reads it: a number, a word or a [list].  Raises UserError."""
     try:
-        return yaml.safe_load(text)
+        return load(text)
     except yaml.YAMLError:
         raise UserError(f"{what} {text}: the value cannot be read: write a number, a word or a [list]") from None
 
 
 def pairs(options: list[str]) -> dict[str, Any]:
     """NAME=VALUE pairs, values read as YAML scalars or lists.  Raises UserError."""
-    found = {}
+    found: dict[str, Any] = {}
     for text in options:
         name, sign, value = text.partition("=")
         if not sign or not name:
             raise UserError(f"--set {text} is no NAME=VALUE: write for example --set total_nodes=30")
         if name in ("method", "preset"):
             raise UserError(f"--set {text}: a method is chosen by --method {value}")
+        if name in found:
+            raise UserError(f"--set {name} is given twice: give it once")
         found[name] = _parsed(f"--set {name} =", value)
     return found
