@@ -19,7 +19,7 @@ from lanternbench.registry import register
 
 
 class EagleDrafter(StackDrafter):
-    """Its entry for position t reads the target's state there and token t + 1: it is a slot behind the target."""
+    """Its entry for position t reads the target's state there and token t + 1: its cache is one slot shorter than the target's."""
 
     def init(self, state: DecodeState, room: int) -> StackState:
         prefix, hidden = state.prefix, state.prefix_states
