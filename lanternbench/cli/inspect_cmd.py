@@ -12,7 +12,6 @@ from rich.table import Table
 from lanternbench.cli.output import print_json, print_notes, stdout
 from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
-from lanternbench.methods.method import named
 
 WIDE = 120  # columns from which options have a place in the table
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -43,6 +42,7 @@ def methods(as_json: AsJson = False) -> None:
 
     Example: lanternbench methods --json
     """
+    from lanternbench.methods.method import named
     from lanternbench.registry import components
 
     rows: list[dict[str, Any]] = []
@@ -173,6 +173,7 @@ def verify(
     Example: lanternbench verify cool-sd
     """
     from lanternbench.lossless import Row, table, verify_all
+    from lanternbench.methods.method import named
     from lanternbench.models.catalogue import load_target
     from lanternbench.registry import components
 
