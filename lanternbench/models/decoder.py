@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_upper_left
 
-from lanternbench.engine.sampling import guide
+from lanternbench.models.guidance import guide
 from lanternbench.models.transformer import Stack
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanternbench.engine.sampling import guide
 from lanternbench.errors import UserError
 from lanternbench.models import token_decoder
+from lanternbench.models.guidance import guide
 from lanternbench.models.loading import State
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig
 from lanternbench.models.transformer import DecoderConfig
