@@ -111,7 +111,7 @@ def test_doctor_ends_with_code_1_where_a_pair_fails(monkeypatch):
     done = CliRunner().invoke(app, ["doctor", "--target", "tiny", "--device", "cpu", "--json"])
     assert done.exit_code == 1
     found = json.loads(done.stdout)
-    assert [row["ok"] for row in found if row["item"] == "first token accepted, T = 0"][0] is False
+    assert next(row["ok"] for row in found if row["item"] == "first token accepted, T = 0") is False
 
 
 def test_doctor_asks_for_a_target():
