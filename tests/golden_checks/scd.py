@@ -10,11 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
-from golden_checks.window_model import StandIn, Step, Window, compare_decode, decode
+from golden_checks.window_model import StandIn, Step, Window, accepted, compare_decode, decode
 from lanternbench.engine.sampling import draw
-from lanternbench.methods.jacobi_family.coupling import accepted, gumbel, maximal, recorded
-
-PUBLIC_EPSILON = 1e-9  # inside the logarithms of the public Gumbel draw
+from lanternbench.methods.proposals.scd import PUBLIC_EPSILON, gumbel, maximal
 
 
 def check(folder: Path) -> list[Found]:
@@ -34,9 +32,9 @@ def maximal_step(drafts: Tensor, p_prev: Tensor, p_cur: Tensor, u: dict[str, Ten
     made = maximal(
         drafts[None, 1:], p_prev[None, 1:], p_cur[None, :-1], u["accept_u"][None, 1:], u["residual_u"][None, :-1]
     )
-    laws = recorded(made.kept, p_prev[None, 1:], p_cur[None, :-1], keeps_old=True)[0]
+    laws = torch.where(made.kept[0, :, None], p_prev[1:], p_cur[:-1])
     bonus = draw(p_cur[-1], u["sample_u"][-1])
-    n = int(accepted(made.kept)) + 1
+    n = accepted(made.kept) + 1
     return Step(n, torch.cat([made.tokens[0], bonus[None]]), torch.cat([laws, p_cur[-1:]])), made
 
 
@@ -47,7 +45,7 @@ def gumbel_step(
     made = maximal(
         drafts[None, 1:], p_prev[None, 1:], p_cur[None, :-1], u["accept_u"][None, 1:], u["residual_u"][None, :-1]
     )
-    n = int(accepted(made.kept)) + 1
+    n = accepted(made.kept) + 1
     at = torch.arange(len(drafts))
     tested = torch.cat([made.tokens[0], redrawn[-1:]])
     laws = torch.where((at < n - 1)[:, None], F.pad(p_prev[1:], (0, 0, 0, 1)), p_cur)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
 from golden_checks.window_model import StandIn, Window
-from lanternbench.methods.jacobi_family.longest_path import PublicStep, RowTree, judge, longest_path_step
+from lanternbench.methods.proposals.longest_path import PublicStep, RowTree, judge, longest_path_step
 
 
 def check(folder: Path) -> list[Found]:
