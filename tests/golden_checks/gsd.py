@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
+from golden_checks.engine_window import window_run
 from golden_checks.window_model import StandIn, Step, Window, accepted, compare_decode, decode
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.verify import at
 from lanternbench.methods.acceptance.gsd import Bounds, GsdRule, group
+from lanternbench.methods.proposals.jacobi import JacobiWindow
 from lanternbench.methods.proposals.scd import maximal
 
 PUBLIC = Bounds.of(7, 0.15, 0.5, "reference")
@@ -31,6 +33,12 @@ def check(folder: Path) -> list[Found]:
         sampler = PublicStep(vectors["in.model.emb"])
         given = vectors.under(f"in.run.{name}.")
         found += compare_decode(vectors, name, decode(StandIn(vectors, Window.of(run)), run, given, sampler))
+        if run["window"] == run["window_after_first_window_step"]:  # the engine's window has one size
+            found += window_run(
+                vectors, name, run, lambda u, size: u["sample_u"],
+                lambda target, window, _: JacobiWindow(target, window, "random", one_hot=True),
+                GsdRule(vectors["in.model.emb"], PUBLIC),
+            )  # fmt: skip
     return found
 
 

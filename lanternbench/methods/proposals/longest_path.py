@@ -214,10 +214,12 @@ class PublicColumns(SiblingColumns):
         assert draft.p is not None
         law = F.pad(draft.p[:, self.static.inner_index[self.chain[:-1]]], (0, 0, 1, 0))
         accept_u = u[:, self.node[self.rows.retrieve[:, 1:].clamp(min=0)]]
-        fresh = torch.full_like(q[0, 0], 1.0 / q.shape[-1])
-        return longest_path_step(
-            self.rows, draft.tokens[:, self.node], law, q[:, self.node], accept_u, sample_u, fresh
-        )  # fmt: skip
+        tokens, q = draft.tokens[:, self.node], q[:, self.node]
+        return longest_path_step(self.rows, tokens, law, q, accept_u, sample_u, self.fresh_law(q[0, 0]))
+
+    def fresh_law(self, like: Tensor) -> Tensor:
+        """[V] of columns that nothing is known of."""
+        return torch.full_like(like, 1.0 / len(like))
 
 
 class LongestPathRule(ExactRule):
