@@ -118,7 +118,9 @@ def window_run(
     length = int(state.now.length.device[0])
     return [
         same(f"{name}: engine, tokens", state.now.tokens[0, :length], image[: sum(counts[:last])]),
-        same(f"{name}: engine, committed in each of {last - first} of {len(sizes)} steps", accepted, counts[first:last]),
+        same(
+            f"{name}: engine, committed in each of {last - first} of {len(sizes)} steps", accepted, counts[first:last]
+        ),
         worst(f"{name}: engine, next drafts", drafts),
         worst(f"{name}: engine, recorded laws", laws),
     ]

@@ -76,13 +76,18 @@ def unit(vectors: Vectors, name: str) -> list[Found]:
     prob, wanted = sampler.accept_prob(drafts, p_prev, p_cur), want["accept_prob"][1:]
     reached = wanted >= 0
     everywhere = GsdRule(given["emb"], PUBLIC).accepted_prob(p_cur[:-1], p_prev[1:], torch.zeros(()))
-    px = at(p_prev[1:], drafts[1:])
+    together = at(everywhere, drafts[1:]) / at(p_prev[1:], drafts[1:])
     rank = (p_cur[:-1].sort(dim=-1, stable=True).indices == drafts[1:, None]).long().argmax(-1)
     return [
         same("rank of the draft", rank, want["rank"][1:]),
         close("squared distances", torch.cdist(given["emb"], given["emb"]) ** 2, want["sims"]),
         close("acceptance probability", prob[reached], wanted[reached], 1e-5),
-        close("acceptance probability, of all tokens at once", (at(everywhere, drafts[1:]) / px)[reached], wanted[reached], 1e-5),
+        close(
+            "acceptance probability, of all tokens at once",
+            (at(everywhere, drafts[1:]) / px)[reached],
+            wanted[reached],
+            1e-5,
+        ),
         same("independent redraw", draw(p_cur, given["sample_u"]), want["advanced_sampled"]),
         same("committed", step.n, want["n"]),
         same("tokens", step.tokens, want["tokens"]),

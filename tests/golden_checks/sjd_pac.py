@@ -138,7 +138,9 @@ def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
     by_row = rows.retrieve[:, 1:]
     steps = []
     for accept_u, sample_u in zip(given["accept_u"][1:], given["sample_u"][1:], strict=True):
-        accept_u = torch.cat([accept_u[:, : run["depth"] - 1].gather(0, rows.uniform_row), accept_u[:, run["depth"] - 1 :]], 1)
+        accept_u = torch.cat(
+            [accept_u[:, : run["depth"] - 1].gather(0, rows.uniform_row), accept_u[:, run["depth"] - 1 :]], 1
+        )
         verify = torch.zeros(run["nodes"])
         verify[window.node[by_row[by_row >= 0]]] = accept_u[by_row >= 0]
         verify[0] = sample_u[0, 0]
