@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lanternbench.methods.trees.growth import grow_by_confidence
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, read, same, worst
@@ -13,7 +14,6 @@ from golden_checks.drafting import Recorded
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import Tree
 from lanternbench.engine.verify import Draft
-from lanternbench.methods.trees.growth import grow_by_confidence
 
 
 def check(folder: Path) -> list[Found]:
