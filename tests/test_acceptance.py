@@ -196,7 +196,7 @@ def test_the_reference_residual_counts_all_neighbours_and_never_vanishes():
     chosen = residuals.lantern_reference(Q, None, token(0), DEPTH, rule)[0]
     assert chosen[[0, *near]].tolist() == [0, 0, 0]
     assert chosen[far] == Q[0, far]
-    everything = LanternRule(NEAR, "tvd", 0.99)
+    everything = PublicLanternRule(NEAR, "tvd", 0.99, NEAR)
     assert residuals.lantern_reference(Q, None, token(0), DEPTH, everything)[0].tolist() == [1, 1, 1, 1]
 
 
