@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_device import THERE, Apart
-from lanternbench.methods.proposals.drafters import EagleDrafter
+from elsewhere import THERE, Apart
 from test_anole import ALL_IDS, CAPTIONS, scrambled, small
 from test_drafters import random_llamagen
 from torch import Tensor
@@ -23,8 +22,9 @@ from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.methods.proposals.eagle import EagleDrafter
 from lanternbench.models import catalogue
-from lanternbench.models import token_decoder as chameleon
+from lanternbench.models.chameleon import model as chameleon
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.loading import read_state
@@ -87,10 +87,10 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, target, monkeypat
     seen: list[tuple[list[int], list[int], Tensor]] = []
     honest = EagleDrafter.root
 
-    def root(self: EagleDrafter) -> Tensor:
-        logits = honest(self)
-        seen.append((list(self.session.origin), list(self.session.lengths), logits))
-        return logits
+    def root(self: EagleDrafter, state: Any, own: Any) -> tuple[Tensor, Any]:
+        logits, cursor = honest(self, state, own)
+        seen.append((list(state.origin), list(state.now.length.host), logits))
+        return logits, cursor
 
     monkeypatch.setattr(EagleDrafter, "root", root)
     decoder = build(made, method("eagle-1", shape="chain-3"))
