@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from lanternbench.analysis.steps import Steps
 from lanternbench.notes import Note
-from lanternbench.report import pairs, papers
+from lanternbench.report import pairs
 from lanternbench.report.columns import MISSING, columns, plain
 from lanternbench.report.grid import image_grid
 from lanternbench.report.load import Contents, ReportRow, Run
@@ -148,6 +148,9 @@ def _pair_table(found: list[Pair]) -> Table | None:
 
 
 def _published(beside: pd.DataFrame) -> Table:
+
+    from lanternbench.report import papers  # not for every report: it loads all methods
+
     names = [str(name) for name in beside.columns]
     numeric = [name.endswith((" measured", " paper")) for name in names]
     lines = []

@@ -83,7 +83,8 @@ def pareto_data(rows: Sequence[Row], quality: Column) -> dict[str, Any]:
             point[f"{axis}_text"] = column.cell(row)
         points.append(point)
     lower, frontiers = quality.better == "lower", []
-    for setup in dict.fromkeys(p["setup"] for p in points):  # what was measured otherwise beats nothing
+    # what was measured otherwise beats nothing
+    for setup in dict.fromkeys(p["setup"] for p in points if quality.better):
         own = [i for i, p in enumerate(points) if p["setup"] == setup]
         best = pareto_frontier([points[i]["x"] for i in own], [points[i]["y"] for i in own], lower)
         frontiers.append([own[i] for i in best])
