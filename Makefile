@@ -7,7 +7,7 @@ MINUTES ?= 4
 TORCH   ?=
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint verify bench clean
+.PHONY: demo test lint verify mutants bench clean
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +35,9 @@ lint: $(VENV)/.installed-test
 
 verify: $(VENV)/.installed
 	$(BIN)/lanternbench verify --all
+
+mutants: $(VENV)/.installed-test
+	$(BIN)/python tests/mutants/run.py --write docs/verification.md
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/embedded_world.py

@@ -11,12 +11,12 @@ import torch
 
 import lanternbench
 from lanternbench.engine import decode as engine
-from lanternbench.engine.sampling import guide
 from lanternbench.engine.state import Session
 from lanternbench.errors import UserError
 from lanternbench.methods import presets
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method, named
+from lanternbench.models.guidance import guide
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.prompts import load
 

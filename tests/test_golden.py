@@ -47,6 +47,20 @@ def test_a_wrong_vector_is_reported_and_ends_with_code_1(vectors, tmp_path, caps
     assert "llamagen_t2i: NOT CHECKED" in out
 
 
+def test_a_record_that_stops_before_the_image_ends_is_compared_as_far_as_it_goes(vectors, tmp_path):
+    run, kept = "eagle2_16_7_3", 100
+    with safe_open(vectors / "decode_greedy.safetensors", "pt") as file:
+        tensors, meta = {k: file.get_tensor(k) for k in file.keys()}, file.metadata()  # noqa: SIM118
+    steps = tensors[f"out.{run}.accept_lengths"]
+    tensors[f"out.{run}.accept_lengths"] = steps[: int(((steps + 1).cumsum(0) <= kept).sum()) + 1]
+    for name in ("ar_tokens", f"{run}.tokens"):
+        tensors[f"out.{name}"] = tensors[f"out.{name}"][:, :kept].contiguous()
+    save_file(tensors, tmp_path / "decode_greedy.safetensors", meta)
+    with torch.inference_mode():
+        found = decode_greedy.check(tmp_path, only={run})
+    assert [f for f in found if not f.passed] == []
+
+
 def test_nothing_to_check_ends_with_code_2(tmp_path, capsys):
     assert golden.main([str(tmp_path / "absent")]) == 2
     assert "is not a folder" in capsys.readouterr().err

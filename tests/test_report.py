@@ -123,11 +123,11 @@ def test_the_frontier_agrees_with_its_definition_on_random_points():
     assert sorted(pareto_frontier(list(x), list(y), True)) == [i for i in range(40) if not beaten[i]]
 
 
-def test_a_metric_says_which_way_is_better_and_an_unknown_one_has_no_frontier():
-    better = {key: metric_column(key).better for key in ("fid", "fid-tiny", "clip", "image-reward", "hpsv2", "mine")}
-    assert better == dict.fromkeys(("fid", "fid-tiny"), "lower") | dict.fromkeys(
-        ("clip", "image-reward", "hpsv2"), "higher"
-    ) | {"mine": ""}
+def test_a_column_has_the_direction_that_its_metric_names_and_an_unknown_one_has_none_and_no_frontier():
+    lower, higher = ("fid", "fid-tiny", "cmmd"), ("clip", "image-reward", "hpsv2", "geneval", "recall-tiny")
+    assert {metric_column(key).better for key in lower} == {"lower"}
+    assert {metric_column(key).better for key in higher} == {"higher"}
+    assert (metric_column("mine").better, metric_column("mine").title) == ("", "mine")
     assert pareto_data([row(mine=0.3)], metric_column("mine"))["frontiers"] == []
 
 

@@ -243,11 +243,11 @@ def small() -> Target:
 
 @pytest.mark.parametrize("name", [*LOSSLESS, "jacobi"])
 def test_on_a_model_lossless_methods_pass(small, name):
-    method = method(name)
-    found = statistical.sampled_tests(small, method, 16, 0)
+    made = method(name)
+    found = statistical.sampled_tests(small, made, 16, 0)
     assert min(found.ranks.p_value, found.log_q.p_value) > statistical.ALPHA
     assert found.forward < 1e-4
-    assert statistical.greedy_difference(small, method, 4, 0) == 0
+    assert statistical.greedy_difference(small, made, 4, 0) == 0
 
 
 @pytest.mark.parametrize(("name", "options"), [("cool-sd", {"lam": 4.0}), ("lantern++", {"lam": 8.0})])
@@ -264,8 +264,7 @@ def test_on_a_model_relaxation_is_found_where_it_is_claimed_to_be_lossless(small
 def test_on_a_model_the_fidelity_loss_of_lossless_methods_is_zero_and_of_others_is_not(small, name, lossless):
     decoder = build(small, method(name))
     trace = engine.generate(decoder, ["a", "bc"], trace=True)[0].trace
-    sampled = fidelity.samples_children(decoder.method)
-    loss = fidelity.fidelity_loss(trace, decoder.rule, decoder.residual, sampled)
+    loss = fidelity.fidelity_loss(trace, decoder.rule, decoder.residual, decoder.proposer.samples)
     assert (loss < 1e-5).all() if lossless else (loss > 1e-4).all()
 
 
@@ -275,8 +274,8 @@ def test_on_a_model_a_broken_cache_is_found(small, monkeypatch):
 
 
 def test_an_adaptive_tree_with_as_many_nodes_as_levels_is_recorded_as_the_tree_it_is(target):
-    method = method("adt-tree", total_nodes=8, depth_range=(1, 7))
-    assert statistical.sampled_tests(target, method, 4, 0).forward < 1e-3
+    made = method("adt-tree", total_nodes=8, depth_range=(1, 7))
+    assert statistical.sampled_tests(target, made, 4, 0).forward < 1e-3
 
 
 def test_a_lossless_method_that_one_sample_speaks_against_is_judged_by_a_larger_one(small, monkeypatch):

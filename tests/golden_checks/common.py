@@ -22,9 +22,9 @@ from lanternbench.models.target import Prefix, Target
 FLOAT, IMAGE = 1e-4, 5e-4  # tolerances, absolute
 
 
-def cached(stack: CachedStack) -> Tensor:
-    """The first layer's keys and values [2, R, H, S, d]."""
-    return stack.cache.store[0].unflatten(1, (2, -1)).transpose(0, 1)
+def cached(stack: CachedStack, layer: int = 0) -> Tensor:
+    """A layer's keys and values [2, R, H, S, d]."""
+    return stack.cache.store[layer].unflatten(1, (2, -1)).transpose(0, 1)
 
 
 class Found(NamedTuple):

@@ -14,7 +14,8 @@ from golden_checks.drafting import eagle
 from lanternbench.engine.decode import Generation
 from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.models.cached_stack import additive
-from lanternbench.models.llamagen.model import LlamaGen, config_from_hf, from_hf, prefix_mask
+from lanternbench.models.decoder import prefix_mask
+from lanternbench.models.llamagen.model import LlamaGen, config_from_hf, from_hf
 from lanternbench.models.target import Target
 
 
@@ -27,11 +28,12 @@ def check(folder: Path, only: Collection[str] | None = None) -> list[Found]:
     hidden = model(prefix.embeddings, model.rope[None, :n, None], additive(prefix_mask(prefix.valid, n, "uniform")))
     code = vectors["in.codebook"].double()
     distance = torch.cdist(code, code, compute_mode="donot_use_mm_for_euclid_dist")
+    ar = vectors["out.ar_tokens"]
     ours, theirs = nearest(target.codebook, len(code))[:, 1:], vectors["in.nearest_latents"].long()
     found = [
         close("prefill: hidden", hidden, vectors["out.prefill_hidden"]),
         close("neighbours: distances", distance.gather(1, ours), distance.gather(1, theirs)),
-        same("ar: tokens", greedy(target, scale)[0].tokens[None], vectors["out.ar_tokens"]),
+        same("ar: tokens", greedy(target, scale)[0].tokens[None, : ar.shape[-1]], ar),
     ]
     for run in (r for r in vectors.meta["runs"] if only is None or r["name"] in only):
         name, options = method_of(run, vectors.meta["trees"])
@@ -70,15 +72,23 @@ def method_of(run: dict[str, Any], trees: dict[str, list[list[int]]]) -> tuple[s
 
 
 def compare(name: str, made: Generation, want: dict[str, Tensor]) -> list[Found]:
-    """Ours stops with the last token; the reference goes on until it has emitted more than that."""
-    emitted = (want["accept_lengths"] + 1).tolist()
-    left = len(made.tokens) - 1  # the first token is the prefill's
-    expected = []
+    """The recorded tokens, and the steps that made them: the last one as far as it goes.
+
+    Ours stops with the image's last token; the reference goes on until it has emitted more than it keeps.
+    """
+    length = want["tokens"].shape[-1]
+    steps, recorded = (_within(length - 1, n) for n in (made.accept_lengths, (want["accept_lengths"] + 1).tolist()))
+    return [
+        same(f"{name}: tokens", made.tokens[None, :length], want["tokens"]),
+        same(f"{name}: tokens of each step", steps, recorded),
+    ]
+
+
+def _within(left: int, emitted: list[int]) -> list[int]:
+    """Tokens per step as far as ``left`` tokens go; the first token is the prefill's."""
+    cut = []
     for n in emitted:
         if left > 0:
-            expected.append(min(n, left))
+            cut.append(min(n, left))
             left -= n
-    return [
-        same(f"{name}: tokens", made.tokens[None], want["tokens"]),
-        same(f"{name}: tokens of each step", made.accept_lengths, expected),
-    ]
+    return cut

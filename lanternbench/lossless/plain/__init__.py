@@ -1,0 +1,20 @@
+"""A second definition of every method, from the papers' formulas alone: floats and lists, no tensor, no engine code.
+
+``world``: target, drafter, guidance and warping.  ``rules``: acceptance rules, residuals, block verification.
+``draft_trees``: chains, static and dynamic trees, ADT-Tree's policy.  ``decoding``: the exact output distribution of a
+drafted method.  ``windows``: that of the Jacobi family.  The engine is held against it by the tests.
+"""
+
+from __future__ import annotations
+
+from lanternbench.lossless.plain import decoding, windows
+from lanternbench.lossless.plain.decoding import MethodSpec
+from lanternbench.lossless.plain.windows import WindowSpec
+from lanternbench.lossless.plain.world import Prefix, World
+
+
+def output_distribution(world: World, spec: MethodSpec | WindowSpec) -> dict[Prefix, float]:
+    """P(image) of every image the method can make on this world, by recursion over all that can be drawn."""
+    if isinstance(spec, WindowSpec):
+        return windows.output_distribution(world, spec)
+    return decoding.output_distribution(world, spec)

@@ -1,0 +1,153 @@
+"""Draft trees as nested lists: chains and static shapes, EAGLE-2's dynamic tree, ADT-Tree's depth and width."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lanternbench.lossless.plain.world import Prefix, World
+
+Path = tuple[int, ...]
+
+
+def child_counts(paths: list[list[int]]) -> dict[Path, int]:
+    """A static tree's child paths (ranks from the root) -> how many children each inner node has."""
+    counts: dict[Path, int] = {}
+    for path in paths:
+        parent = tuple(path[:-1])
+        counts[parent] = max(counts.get(parent, 0), path[-1] + 1)
+    return counts
+
+
+def chain(length: int) -> list[list[int]]:
+    return [[0] * n for n in range(1, length + 1)]
+
+
+def top_children(p: list[float], k: int) -> list[int]:
+    """The k likeliest tokens, ties by token id."""
+    return sorted(range(len(p)), key=lambda x: (-p[x], x))[:k]
+
+
+def dynamic_tree(world: World, prefix: Prefix, depth: int, top_k: int, total: int) -> dict[Path, list[int]]:
+    """EAGLE-2 (arXiv 2406.16858, section 4): the tokens of every node's children, in draft order.
+
+    A node is the path of its tokens.  Expansion: on each level the ``top_k`` nodes of highest value, the product of the
+    drafter's probabilities along the path, get their ``top_k`` likeliest children.  Reranking: the total − 1 nodes of
+    highest value over all levels stay; of equal ones the shallower, so that the rest is a tree.
+    """
+    value: dict[Path, float] = {(): 0.0}
+    frontier: list[Path] = [()]
+    pool: list[Path] = []
+    for _ in range(depth):
+        level = []
+        for node in frontier:
+            p = world.p(prefix + node)
+            for x in top_children(p, top_k):
+                if p[x] > 0:
+                    value[(*node, x)] = value[node] + math.log(p[x])
+                    level.append((*node, x))
+        pool += level
+        frontier = sorted(level, key=lambda node: -value[node])[:top_k]
+    kept = set(sorted(pool, key=lambda node: -value[node])[: total - 1])
+    children: dict[Path, list[int]] = {}
+    for node in pool:
+        if node in kept:
+            children.setdefault(node[:-1], []).append(node[-1])
+    return children
+
+
+# ---------------------------------------------------------------- ADT-Tree
+
+
+@dataclass(frozen=True)
+class AdaptiveBounds:
+    """β, the steps l_d and l_k, and the open intervals of depth and width (ADT-Tree, arXiv 2512.21857, section 4).
+
+    The paper's settings: Anole β = 1, l_d = 1, l_k = 3, d ∈ (0, 10), k ∈ (3, 14); LlamaGen l_k = 10, k ∈ (3, 40).
+    """
+
+    beta: float = 1.0
+    l_d: int = 1
+    l_k: int = 3
+    d: tuple[int, int] = (0, 10)
+    k: tuple[int, int] = (3, 14)
+
+
+ANOLE = AdaptiveBounds()
+Tree = tuple[int, int]  # depth, width
+
+
+def adt_step(
+    history: list[Tree],
+    alpha: float | None,
+    bounds: AdaptiveBounds,
+    init: str,
+    grid_width: int,
+    radius: int = 2,
+    u: tuple[float, float] = (0.0, 0.0),
+) -> Tree:
+    """(d̂, k̂) of the tree that drafts token number len(history).
+
+    ``history``: the tree that produced each earlier token, in raster order.  ``alpha``: τ/d̂ of the previous tree, its τ
+    tokens counted with the bonus token; None before the first, which starts where it is initialised.  ``radius``: δ of
+    ``token-flock``.  ``u``: two uniforms, read by ``random`` alone.
+    """
+    return adt_adapt(adt_start(history, bounds, init, grid_width, radius, u), alpha, bounds)
+
+
+def adt_start(
+    history: list[Tree], bounds: AdaptiveBounds, init: str, grid_width: int, radius: int, u: tuple[float, float]
+) -> tuple[float, float]:
+    """(d̃, k̃) by adjacency (eq. 3–8).  Where ``vertical`` has no token above, the last one's tree stands in."""
+    at = len(history)
+    if init == "random":  # uniform over the two ranges, whatever the trees so far
+        return (_uniform(bounds.d, u[0]), _uniform(bounds.k, u[1]))
+    if init == "vertical" and at >= grid_width:  # the tree of the token above
+        return history[at - grid_width]
+    if init == "token-flock":
+        return token_flock(history, grid_width, radius)
+    if init in ("horizontal", "vertical"):  # the tree of the token to the left
+        return history[-1]
+    raise ValueError(f"ADT-Tree has no initialisation {init!r}")
+
+
+def _uniform(interval: tuple[int, int], u: float) -> int:
+    """The ⌊u·n⌋-th of the n integers strictly inside."""
+    low, high = interval
+    return low + 1 + int(u * (high - low - 1))
+
+
+def token_flock(history: list[Tree], grid_width: int, radius: int) -> tuple[float, float]:
+    """d̃ = Σ w·d / Σ w and k̃ likewise, over the earlier tokens at most δ columns and δ rows away (eq. 6–8).
+
+    A token Δy rows above weighs w = (δ − Δy + 1)/δ.
+    """
+    row, column = divmod(len(history), grid_width)
+    weights, depths, widths = [], [], []
+    for i, (d, k) in enumerate(history):
+        dy, dx = row - i // grid_width, column - i % grid_width
+        if dy <= radius and abs(dx) <= radius:
+            weights.append((radius - dy + 1) / radius)
+            depths.append(weights[-1] * d)
+            widths.append(weights[-1] * k)
+    if not weights:
+        return history[-1]
+    return (sum(depths) / sum(weights), sum(widths) / sum(weights))
+
+
+def adt_adapt(start: tuple[float, float], alpha: float | None, bounds: AdaptiveBounds) -> Tree:
+    """Bisectional adaptation (eq. 9–10): α ≥ β makes the next tree deeper and narrower, else shallower and wider.
+
+    The intervals are open.  The width is held inside its own only where d̃ ± l_d > 1: of a tree of one level every
+    child is a leaf.
+    """
+    sign = 0 if alpha is None else 1 if alpha >= bounds.beta else -1
+    d, k = start[0] + sign * bounds.l_d, start[1] - sign * bounds.l_k
+    depth = _inside(d, bounds.d)
+    width = _inside(k, bounds.k) if d > 1 else max(1, round(k))
+    return depth, width
+
+
+def _inside(x: float, interval: tuple[int, int]) -> int:
+    """The nearest integer strictly inside."""
+    return min(max(round(x), interval[0] + 1), interval[1] - 1)

@@ -1,0 +1,423 @@
+"""The plain definitions give the papers' distributions: by hand and by enumeration, the public code's too."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+import lanternbench.lossless.plain as plain
+from lanternbench.lossless.plain import decoding, windows
+from lanternbench.lossless.plain.decoding import MethodSpec, decode, greedy_image
+from lanternbench.lossless.plain.draft_trees import AdaptiveBounds, adt_adapt, adt_step, dynamic_tree, token_flock
+from lanternbench.lossless.plain.rules import (
+    Rule,
+    acceptance,
+    block,
+    greedy_accepts,
+    gsd_group,
+    jsd,
+    moved_onto,
+    nearest,
+    neighbourhood,
+    omega,
+    residual,
+    stage_loss,
+)
+from lanternbench.lossless.plain.windows import WindowSpec
+from lanternbench.lossless.plain.world import World, guide, random_world, total_variation, warp
+
+EXACT = 1e-12
+SMALL = ((0,), (1,), (2,), (0, 0), (0, 1))
+NARROW = AdaptiveBounds(l_k=1, d=(0, 3), k=(0, 3))
+INITS = ("random", "horizontal-repeat", "vertical-repeat", "horizontal-sample", "vertical-sample")
+
+
+def worlds() -> list[World]:
+    """Dense, with banned tokens, and warped with guidance, temperature, top-k and top-p."""
+    warped = random_world(4, 3, 9, temperature=0.8, top_k=3, top_p=0.9, guidance=2.0)
+    other = random_world(4, 3, 10)
+    warped.target_uncond, warped.drafter_uncond = other.target, other.drafter
+    return [random_world(3, 4, 1), random_world(3, 4, 2, zeros=0.3), warped]
+
+
+LOSSLESS = {
+    "ar": MethodSpec("none"),
+    "chain": MethodSpec("chain", depth=3),
+    "optimal residual": MethodSpec("chain", residual="optimal"),
+    "block": MethodSpec("chain", block=True, depth=3),
+    "static": MethodSpec("static", paths=SMALL),
+    "static, likeliest children": MethodSpec("static", paths=SMALL, sampled=False),
+    "dynamic": MethodSpec("dynamic", depth=2, top_k=2, total=4),
+    **{
+        f"adaptive, {init}": MethodSpec("adaptive", bounds=NARROW, init=init)
+        for init in ("horizontal", "vertical", "random", "token-flock")
+    },
+}
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_lossless_drafted_methods_give_the_targets_joint_exactly(name):
+    for world in worlds():
+        made, loss = decode(world, LOSSLESS[name])
+        assert total_variation(made, world.joint()) < EXACT
+        assert loss < EXACT
+
+
+def lossy(world: World) -> dict[str, tuple[Rule, str]]:
+    near = nearest(world.codebook, 3)
+    return {
+        "annealed exp": (Rule("annealed", lam=1.2), "optimal"),
+        "annealed linear": (Rule("annealed", lam=1.5, schedule="linear"), "standard"),
+        "annealed uniform": (Rule("annealed", lam=2.0, schedule="uniform"), "optimal"),
+        "lantern tvd": (Rule("lantern", near=near, delta=0.3), "lantern"),
+        "lantern jsd": (Rule("lantern", near=near, delta=0.3, distance="jsd"), "lantern"),
+        "lantern++": (Rule("lantern++", near=near, lam=2.0), "lantern"),
+        "lantern++ optimal": (Rule("lantern++", near=near, lam=2.0), "optimal"),
+        "typical": (Rule("typical", epsilon=0.3), "standard"),
+        "top-k": (Rule("top-k", top=2, rho=0.2), "standard"),
+    }
+
+
+@pytest.mark.parametrize("tree", ["chain", "static", "dynamic", "adaptive"])
+@pytest.mark.parametrize("name", lossy(worlds()[0]))
+def test_lossy_methods_stay_within_their_fidelity_loss(name, tree):
+    for world in worlds()[:2]:
+        rule, rest = lossy(world)[name]
+        made, loss = decode(world, MethodSpec(tree, rule, rest, paths=SMALL, bounds=NARROW))
+        tv = total_variation(made, world.joint())
+        assert math.fsum(made.values()) == pytest.approx(1, abs=EXACT)
+        assert tv <= loss + EXACT
+        assert tv > 1e-3, "the rule relaxes nothing here: the bound is not tested"
+
+
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("redraw", ["independent", "maximal"])
+@pytest.mark.parametrize("prefill", [True, False])
+def test_windows_give_the_targets_joint_exactly(init, redraw, prefill):
+    for world in worlds():
+        for window in (1, 2):
+            made = windows.output_distribution(world, WindowSpec(window, init, redraw=redraw, prefill=prefill))
+            assert total_variation(made, world.joint()) < EXACT
+
+
+@pytest.mark.parametrize(("window", "siblings", "depth"), [(2, 2, 2), (3, 2, 2), (2, 3, 3), (3, 2, 3)])
+def test_siblings_after_a_rejection_keep_the_targets_joint(window, siblings, depth):
+    for world in (random_world(3, 3, 4), random_world(3, 3, 5, zeros=0.3), random_world(2, 4, 6)):
+        spec = WindowSpec(window, redraw="maximal", prefill=False, siblings=siblings, tree_depth=depth)
+        assert total_variation(windows.output_distribution(world, spec), world.joint()) < EXACT
+
+
+def test_grouped_acceptance_is_lossy_and_sums_to_one():
+    world = random_world(3, 3, 7, scale=0.4)
+    rule = Rule("grouped", codebook=((0.0,),) * 3)
+    made = windows.output_distribution(world, WindowSpec(rule=rule))
+    assert math.fsum(made.values()) == pytest.approx(1, abs=EXACT)
+    assert total_variation(made, world.joint()) > 0.01
+
+
+def test_jacobi_is_autoregressive_with_the_same_uniforms():
+    rng = random.Random(0)
+    for seed in range(20):
+        world = random_world(4, 5, seed, zeros=0.2)
+        u = [rng.random() for _ in range(5)]
+        expected: tuple[int, ...] = ()
+        for i in range(5):
+            expected += (windows.inverse_cdf(world.q(expected), u[i]),)
+        for window in (1, 2, 4):
+            assert windows.jacobi_image(world, window, u) == expected
+
+
+def test_coupled_redraw_has_the_new_law_and_keeps_as_often_as_possible():
+    world = random_world(4, 2, 3, zeros=0.3)
+    p, q = world.p((1,)), world.q((1,))
+    law, kept = [0.0] * 4, 0.0
+    for x, px in enumerate(p):
+        if px > 0:
+            for y, chance, same in windows.coupled(q, p, x):
+                law[y] += px * chance
+                kept += px * chance * same
+    assert law == pytest.approx(q, abs=EXACT)
+    assert kept == pytest.approx(sum(map(min, p, q)), abs=EXACT)
+
+
+# ---------------------------------------------------------------- by hand
+
+Q, P = [0.5, 0.3, 0.2], [0.2, 0.5, 0.3]
+
+
+def test_exact_acceptance_and_residual_by_hand():
+    rule = Rule("exact")
+    assert [acceptance(rule, Q, P, x, 1) for x in range(3)] == pytest.approx([1, 0.6, 2 / 3])
+    assert residual("standard", Q, P, 1, rule, 1) == [1, 0, 0]
+    assert acceptance(rule, Q, None, 1, 1) == 0.3
+    assert residual("standard", Q, None, 1, rule, 1) == pytest.approx([5 / 7, 0, 2 / 7])
+
+
+def test_schedules_by_hand():
+    assert omega("uniform", 2, 3, 0.5) == [2, 2, 2]
+    assert omega("exp", 2, 3, 0.5) == pytest.approx([24 / 7, 12 / 7, 6 / 7])
+    assert omega("linear", 2, 3, 0.5) == pytest.approx([3, 2, 1])
+
+
+def test_annealed_acceptance_and_optimal_residual_by_hand():
+    rule = Rule("annealed", lam=0.5, schedule="uniform", length=2)
+    assert [acceptance(rule, Q, P, x, 2) for x in range(3)] == pytest.approx([1, 0.3, 1 / 3])
+    # q − min(p, ω q) = (0.5 − 0.2, 0.3 − 0.15, 0.2 − 0.1)
+    assert residual("optimal", Q, P, 1, rule, 2) == pytest.approx([6 / 11, 3 / 11, 2 / 11])
+    assert residual("standard", Q, P, 1, rule, 2) == [1, 0, 0]
+    # K = p f + (1 − Σ p f) G = (0.2, 0.15, 0.1) + 0.55·(6, 3, 2)/11 = q
+    assert stage_loss("optimal", Q, P, 0, rule, 2) == pytest.approx(0, abs=EXACT)
+    assert stage_loss("standard", Q, P, 0, rule, 2) == pytest.approx(0.25)
+    generous = Rule("annealed", lam=1.5, schedule="uniform", length=1)
+    # Σ [p f − q]₊ with p f = min(p, 1.5 q) = (0.2, 0.45, 0.3): 0.15 + 0.1
+    assert stage_loss("optimal", Q, P, 0, generous, 1) == pytest.approx(0.25)
+
+
+def test_lantern_by_hand():
+    q = [0.4, 0.3, 0.2, 0.1]
+    near = nearest([[0.0], [1.0], [3.0], [6.0]], 4)
+    assert near[1] == (1, 0, 2, 3)
+    rule = Rule("lantern", near=near, delta=0.61)
+    assert neighbourhood(rule, q, 1) == [1, 0, 2]  # 0.4 < δ, 0.6 < δ, 0.7 is not
+    assert neighbourhood(Rule("lantern", near=near, delta=0.4), q, 1) == [1]  # D < δ is strict
+    assert moved_onto(q, [1, 0, 2], 1) == pytest.approx([0, 0.9, 0, 0.1])
+    p = [0.0, 1.0, 0.0, 0.0]
+    assert acceptance(rule, q, p, 1, 1) == pytest.approx(0.9)
+    assert residual("lantern", q, p, 1, rule, 1) == [0, 0, 0, 1]
+    assert residual("standard", q, p, 1, rule, 1) == pytest.approx([4 / 7, 0, 2 / 7, 1 / 7])
+    assert residual("optimal", q, None, 1, rule, 1) == pytest.approx([4 / 7, 0, 2 / 7, 1 / 7])
+    far = jsd(q, moved_onto(q, [1, 0], 1))
+    by_hand = 0.5 * (0.4 * math.log(2) + 0.3 * math.log(0.3 / 0.5) + 0.7 * math.log(0.7 / 0.5))
+    assert far == pytest.approx(by_hand)
+    assert neighbourhood(Rule("lantern", near=near, delta=by_hand + 1e-9, distance="jsd"), q, 1) == [1, 0]
+    assert neighbourhood(Rule("lantern", near=near, delta=by_hand - 1e-9, distance="jsd"), q, 1) == [1]
+
+
+def test_greedy_acceptance_compares_with_the_mass_that_x_has_taken():
+    q, near = [0.4, 0.3, 0.2, 0.1], nearest([[0.0], [5.0], [5.5], [9.0]], 2)
+    assert [greedy_accepts(Rule(), q, x) for x in range(4)] == [True, False, False, False]
+    relaxed = Rule("lantern", near=near, delta=0.35)
+    assert [greedy_accepts(relaxed, q, x) for x in range(4)] == [True, True, True, False]
+
+
+def test_lantern_plus_plus_by_hand():
+    q, near = [0.3, 0.3, 0.3, 0.1], nearest([[0.0], [1.0], [3.0], [6.0]], 4)
+    assert neighbourhood(Rule("lantern++", near=near, lam=2.0), q, 1) == [1, 0]  # 0.3 ≤ (2 − 1)·0.3
+    assert neighbourhood(Rule("lantern++", near=near, lam=1.99), q, 1) == [1]
+    assert neighbourhood(Rule("lantern++", near=near, lam=3.0), q, 1) == [1, 0, 2]
+
+
+def test_typical_top_k_and_grouped_by_hand():
+    flat, peaked = [0.25] * 4, [0.91, 0.03, 0.03, 0.03]
+    rule = Rule("typical", epsilon=0.09)  # min(0.09, 0.3·exp(−ln 4) = 0.075) below 0.25
+    assert acceptance(rule, flat, flat, 0, 1) == 1
+    assert acceptance(rule, peaked, flat, 1, 1) == 0  # exp(−0.404)·0.3 = 0.2: the threshold is 0.09
+    assert [acceptance(Rule("top-k", top=2), Q, P, x, 1) for x in range(3)] == [1, 1, 0]
+    assert [acceptance(Rule("top-k", top=3, rho=0.5), Q, P, x, 1) for x in range(3)] == [1, 1, 0]
+    close = Rule("grouped", codebook=((0.0,), (0.5,), (3.0,)))
+    assert gsd_group(close, Q, 2) == [2]
+    wide = Rule("grouped", dq=0.25, codebook=((0.0,), (0.5,), (0.6,)))
+    assert sorted(gsd_group(wide, Q, 1)) == [0, 1, 2]
+    assert sorted(gsd_group(wide, Q, 0)) == [0, 1]
+    assert acceptance(wide, Q, P, 0, 1) == 1  # min(1, 0.8/0.7)
+    assert acceptance(close, Q, P, 2, 1) == pytest.approx(2 / 3)
+    narrow = Rule("grouped", ranks=1, dq=1.0, codebook=((0.0,),) * 3)
+    assert sorted(gsd_group(narrow, Q, 2)) == [1, 2]
+
+
+def test_block_verification_by_hand():
+    q, p = [0.5, 0.5], [0.75, 0.25]
+    outcomes = {i: (chance, law) for chance, i, law in block([q, q, q], [p, p], (0, 0))}
+    # w_1 = 2/3, w_2 = 4/9; (w_1 q − p)₊ = (0, 1/12): h_1 = (1/12)/(1/12 + 1/3) = 1/5, h_2 = w_2
+    assert outcomes[2][0] == pytest.approx(4 / 9)
+    assert outcomes[1][0] == pytest.approx(5 / 9 / 5)
+    assert outcomes[0][0] == pytest.approx(5 / 9 * 4 / 5)
+    assert (outcomes[1][1], outcomes[0][1], outcomes[2][1]) == ([0, 1], [0, 1], q)
+
+
+def test_block_verification_accepts_no_fewer_tokens_than_exact():
+    for seed in range(10):
+        world = random_world(3, 4, seed)
+        mean = {
+            blocked: sum(
+                len(tokens) * w
+                for tokens, w in decoding.step(world, MethodSpec(depth=3, block=blocked), ()).committed.items()
+            )
+            for blocked in (False, True)
+        }
+        assert mean[True] >= mean[False] - EXACT
+
+
+def test_warping_by_hand():
+    logits = [math.log(x) for x in (0.4, 0.3, 0.2, 0.1)]
+    assert warp(logits) == pytest.approx([0.4, 0.3, 0.2, 0.1])
+    assert warp(logits, temperature=0.5) == pytest.approx([16 / 30, 9 / 30, 4 / 30, 1 / 30])
+    assert warp(logits, top_k=2) == pytest.approx([4 / 7, 3 / 7, 0, 0])
+    assert warp([1.0, 0.0, 0.0, -1.0], top_k=2)[1:3] == pytest.approx([1 / (math.e + 2)] * 2)  # ties stay
+    assert warp(logits, top_p=0.6) == pytest.approx([4 / 7, 3 / 7, 0, 0])
+    assert warp(logits, top_p=0.3) == [1, 0, 0, 0]
+    assert guide([1.0, 2.0, -math.inf], [0.0, 3.0, 1.0], 3.0) == [3.0, 0.0, -math.inf]
+
+
+def test_guidance_comes_before_temperature_and_top_k():
+    cond, uncond = [2.0, 1.0, 0.0], [2.0, 0.0, 0.0]
+    world = World(3, 1, lambda _: cond, target_uncond=lambda _: uncond, guidance=4.0, temperature=2.0, top_k=1)
+    assert world.q(()) == [0, 1, 0]  # guided logits (2, 4, 0)
+
+
+def test_dynamic_tree_by_hand():
+    drafter = {(): [0.6, 0.3, 0.1], (0,): [0.45, 0.15, 0.4], (1,): [0.81, 0.1, 0.09]}
+    world = World(3, 3, lambda _: [0.0] * 3, lambda s: [math.log(x) for x in drafter[s]])
+    # level 1: 0 (0.6), 1 (0.3); level 2: 0→0 (0.27), 0→2 (0.24), 1→0 (0.243), 1→1 (0.03); the best four stay
+    assert dynamic_tree(world, (), 2, 2, 5) == {(): [0, 1], (0,): [0], (1,): [0]}
+    assert dynamic_tree(world, (), 2, 2, 3) == {(): [0, 1]}
+    assert dynamic_tree(world, (), 1, 2, 9) == {(): [0, 1]}
+
+
+def test_greedy_image_takes_the_likeliest_token_each_time():
+    world = World(2, 3, lambda s: [0.0, 1.0] if len(s) % 2 else [1.0, 0.0])
+    assert greedy_image(world) == (0, 1, 0)
+
+
+# ---------------------------------------------------------------- ADT-Tree
+
+ANOLE = AdaptiveBounds()
+
+
+def test_adaptive_trees_start_from_their_neighbour():
+    history = [(2, 5), (3, 6), (4, 7), (5, 8), (6, 9)]  # three tokens a row: the next is in row 1, column 2
+    step = {init: adt_step(history, None, ANOLE, init, 3) for init in ("horizontal", "vertical")}
+    assert step == {"horizontal": (6, 9), "vertical": (4, 7)}
+    assert adt_step(history[:2], None, ANOLE, "vertical", 3) == (3, 6)  # nothing above: the token to the left
+
+
+def test_random_start_is_uniform_over_the_ranges_not_an_earlier_tree():
+    history = [(2, 5)]
+    grid = [(i + 0.5) / 9 for i in range(9)]
+    drawn = [adt_step(history, None, ANOLE, "random", 3, u=(a, b)) for a in grid for b in (0.0, 0.9999)]
+    assert sorted({d for d, _ in drawn}) == list(range(1, 10))
+    widths = {adt_step(history, None, ANOLE, "random", 3, u=(0.0, (i + 0.5) / 10))[1] for i in range(10)}
+    assert {k for k in widths if k > 1} == set(range(4, 14))
+
+
+def test_token_flock_weighs_by_rows_above():
+    # δ = 2, three tokens a row, next token in row 2, column 1: same row weighs 3/2, one above 1, two above 1/2
+    history = [(1, 4)] * 3 + [(4, 8)] * 3 + [(8, 12)]
+    weights = [0.5] * 3 + [1.0] * 3 + [1.5]
+    expected = sum(w * d for w, (d, _) in zip(weights, history, strict=True)) / sum(weights)
+    assert token_flock(history, 3, 2)[0] == pytest.approx(expected)
+    # δ = 1, five tokens a row, next token in row 1, column 1: columns 0 to 2, the same row weighs 2
+    history = [(1, 4), (2, 5), (3, 6), (9, 13), (9, 13), (5, 8)]
+    assert token_flock(history, 5, 1) == pytest.approx(((1 + 2 + 3 + 2 * 5) / 5, (4 + 5 + 6 + 2 * 8) / 5))
+
+
+def test_adaptation_goes_deeper_and_narrower_after_success():
+    assert adt_adapt((4, 8), 1.0, ANOLE) == (5, 5)  # α ≥ β
+    assert adt_adapt((4, 8), 0.99, ANOLE) == (3, 11)
+    assert adt_adapt((4, 8), None, ANOLE) == (4, 8)
+    assert adt_adapt((4, 8), 1.0, AdaptiveBounds(l_d=2, l_k=10, k=(3, 40))) == (6, 4)
+
+
+def test_the_intervals_are_open():
+    assert adt_adapt((9, 4), 1.0, ANOLE) == (9, 4)
+    assert adt_adapt((2, 13), 0.1, ANOLE)[0] == 1
+    assert adt_adapt((1, 13), 0.1, ANOLE)[0] == 1  # never a tree of no level
+    assert adt_adapt((3, 13), 0.1, ANOLE) == (2, 13)
+
+
+def test_width_is_bounded_only_where_the_tree_has_more_than_one_level():
+    assert adt_adapt((2, 13), 0.1, ANOLE) == (1, 16)
+    assert adt_adapt((3, 12), 0.1, ANOLE) == (2, 13)
+
+
+# ---------------------------------------------------------------- published code, enumerated
+
+
+def published(shared: Path) -> dict[str, dict]:
+    return {
+        f"{group}: {name}" if group else name: case
+        for group, cases in nested(json.loads((shared / "golden" / "enumeration.json").read_text()))
+        for name, case in cases.items()
+    }
+
+
+def nested(data: dict) -> list[tuple[str, dict]]:
+    """The cases may stand in groups or not."""
+    groups = [(k, v) for k, v in data.items() if isinstance(v, dict) and "tv" not in v]
+    return [("", {k: v for k, v in data.items() if isinstance(v, dict) and "tv" in v}), *groups]
+
+
+def recorded_world(seed: int, vocab: int, length: int, scale: float = 1.2) -> World:
+    """The targets that the published samplers were enumerated on: softmax(scale · normal), prefixes by length."""
+    np = pytest.importorskip("numpy")
+    rng = np.random.default_rng(seed)
+    prefixes = [s for n in range(length) for s in itertools.product(range(vocab), repeat=n)]
+    table = {s: (scale * rng.normal(size=vocab)).tolist() for s in prefixes}
+    return World(vocab, length, lambda s: table[s])
+
+
+def prefix_tv(made: dict, joint: dict, length: int) -> list[float]:
+    """TV of the first 1 … N tokens."""
+    cut = []
+    for n in range(1, length + 1):
+        short: list[dict] = [{}, {}]
+        for images, into in zip((made, joint), short, strict=True):
+            for image, w in images.items():
+                into[image[:n]] = into.get(image[:n], 0.0) + w
+        cut.append(total_variation(*short))
+    return cut
+
+
+@pytest.mark.parametrize(
+    ("case", "redraw", "rule"),
+    [
+        ("sjd_control(GS sampler, independent redraw)", "independent", Rule()),
+        ("cosmos_maximal", "maximal", Rule()),
+        ("lumina_maximal", "kept-law", Rule()),
+        ("gsd flat target scale 0.4 emb 0.15", "independent", Rule("grouped", codebook=((0.0,),) * 3)),
+    ],
+)
+def test_enumerations_of_published_windows_are_reproduced(shared, case, redraw, rule):
+    found = {k: v for k, v in published(shared).items() if k.startswith(case + " seed")}
+    assert found
+    for name, recorded in found.items():
+        seed, vocab, length, size = (int(part[1:].removeprefix("eed")) for part in name.split()[-1].split("_"))
+        world = recorded_world(seed, vocab, length, 0.4 if "0.4" in name else 1.2)
+        spec = WindowSpec(size - 1, rule=rule, redraw=redraw, one_hot=True, prefill=False)
+        made = windows.output_distribution(world, spec)
+        assert prefix_tv(made, world.joint(), length) == pytest.approx(recorded["tv_prefix"], abs=1e-9), name
+
+
+def test_noise_shared_by_all_positions_is_as_far_off_as_recorded(shared):
+    """Two tokens: argmax(log q + g) is token 0 where g_1 − g_0 < log q_0/q_1, that is with probability q_0."""
+    found = {k: v for k, v in published(shared).items() if "plain steps share row 0" in k}
+    assert found
+    for name, recorded in found.items():
+        seed, vocab, length = (int(part[1:].removeprefix("eed")) for part in name.split()[-1].split("_"))
+        world = recorded_world(seed, vocab, length)
+        made: dict[tuple[int, ...], float] = {}
+        cuts = sorted({0.0, 1.0} | {world.q(s)[0] for n in range(length) for s in itertools.product((0, 1), repeat=n)})
+        for low, high in itertools.pairwise(cuts):
+            u = (low + high) / 2
+            noise = [0.0, math.log(u / (1 - u))]
+            image: tuple[int, ...] = ()
+            for _ in range(length):
+                image += (windows.gumbel_token(world.q(image), noise),)
+            made[image] = made.get(image, 0.0) + high - low
+        assert prefix_tv(made, world.joint(), length) == pytest.approx(recorded["tv_prefix"], abs=1e-9), name
+
+
+def test_plain_definitions_share_no_code_with_what_they_check():
+    allowed = {"__future__", "math", "random", "dataclasses", "collections", "itertools", "typing"}
+    for path in Path(plain.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.startswith("lanternbench.lossless.plain") or name.split(".")[0] in allowed, (path, name)
