@@ -68,7 +68,8 @@ def html_page(
     """The whole page. Every text that comes from a file is escaped; a CSP forbids network besides."""
     grids = [image_grid(part.run, part.contents) for part in parts]
     said = {sentence for part in parts for sentence in part.answer}
-    notes = [note for note in notes if note.text not in said] + [Note("info", None, text) for grid in grids for text in grid.notes]
+    notes = [note for note in notes if note.text not in said]
+    notes += [Note("info", None, text) for grid in grids for text in grid.notes]
     return templates().get_template("report.html").render(
         parts=parts,
         several=len(parts) > 1,

@@ -145,7 +145,7 @@ def _draw_point(axes: Axes, point: dict[str, Any], on_frontier: bool) -> None:
         fmt="none", ecolor=point["colour"], elinewidth=0.9, capsize=2, alpha=0.55, zorder=2,
     )  # fmt: skip
     face = point["colour"] if on_frontier or point["method"] == "ar" else "white"
-    axes.plot(point["x"], point["y"], marker=marker(point["method"])[0], markersize=6.5, markerfacecolor=face,
+    axes.plot(point["x"], point["y"], marker=marker(point["method"]), markersize=6.5, markerfacecolor=face,
               markeredgecolor=point["colour"], markeredgewidth=1.3, linestyle="none", zorder=3)  # fmt: skip
 
 
