@@ -28,15 +28,17 @@ def installed(tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_wheel_runs_a_shipped_sweep_outside_the_repository(installed, tmp_path):
+def test_the_wheel_finds_its_sweeps_prompts_and_weights_outside_the_repository(installed, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(installed / "site")}
-    code = "import lanternbench; print(lanternbench.__file__)"
-    where = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    code = (
+        "from pathlib import Path; import lanternbench; from lanternbench.experiment import sweep_file\n"
+        "print(lanternbench.__file__, len(sweep_file.read(Path('configs/demo.yaml'))[0].methods()))"
     )
-    assert where.stdout.startswith(str(installed))
-    command = [sys.executable, "-m", "lanternbench", "sweep", "configs/demo.yaml", "--time-budget", "0.001"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 600}
+    where = subprocess.run([sys.executable, "-c", code], **options).stdout.split()
+    assert where == [str(installed / "site" / "lanternbench" / "__init__.py"), "7"]
+    command = [sys.executable, "-m", "lanternbench", "run", "-m", "cool-sd", "-n", "1", "--no-baseline"]
+    done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stderr
     assert "cool-sd" in done.stdout
 
