@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from elsewhere import THERE, Apart
+from fake_device import THERE, Apart
 from lanternbench.methods.proposals.drafters import EagleDrafter
 from test_anole import ALL_IDS, CAPTIONS, scrambled, small
 from test_drafters import random_llamagen
@@ -24,7 +24,7 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue
-from lanternbench.models.chameleon import model as chameleon
+from lanternbench.models import token_decoder as chameleon
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.loading import read_state

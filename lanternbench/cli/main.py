@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from lanternbench import __version__
 from lanternbench.cli import codebook_cmd as codebook
@@ -21,10 +22,25 @@ from lanternbench.cli import run_cmd as run
 from lanternbench.cli import score_cmd as score
 from lanternbench.cli import sweep_cmd as sweep
 from lanternbench.cli import train_cmd as train
+from lanternbench.cli.method_options import with_method_options
 from lanternbench.errors import UserError
+
+
+class Commands(TyperGroup):
+    """``run`` gets the options of all methods when it is called: finding them takes as long as importing torch."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name != "run":
+            return name, command, rest
+        single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        single.command("run")(with_method_options(run.run))
+        return name, typer.main.get_command(single), rest
+
 
 app = typer.Typer(
     name="lanternbench",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -46,7 +62,11 @@ def _options(
     """Benchmark speculative decoding for autoregressive image generation: one engine, one clock, honest tables."""
 
 
-app.command("run")(run.run)
+def _run() -> None:
+    """Measure one method, or several, against autoregressive decoding."""
+
+
+app.command("run")(_run)
 app.command("sweep")(sweep.sweep)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)

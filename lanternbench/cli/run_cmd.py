@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from lanternbench.cli.measuring import execute, show
+from lanternbench.cli.method_options import pairs
 from lanternbench.cli.options import (
     AsJson,
     Compile,
@@ -29,21 +30,6 @@ def run(
     methods: Annotated[
         list[str], typer.Option("--method", "-m", help="A preset: see `lanternbench methods`; may be given repeatedly.")
     ],
-    lam: Annotated[float | None, typer.Option("--lambda", help="Relaxation budget λ (cool-sd, lantern++).")] = None,
-    delta: Annotated[float | None, typer.Option(help="LANTERN's bound δ.")] = None,
-    k: Annotated[int | None, typer.Option("--k", help="LANTERN: neighbours of a token.")] = None,
-    tree: Annotated[str | None, typer.Option(help="Tree policy: chain, static, dynamic, adaptive.")] = None,
-    acceptance: Annotated[str | None, typer.Option(help="Acceptance rule in place of the preset's.")] = None,
-    residual: Annotated[str | None, typer.Option(help="Residual in place of the preset's.")] = None,
-    shape: Annotated[str | None, typer.Option(help="Static tree: chain-N or a name of trees.yaml.")] = None,
-    depth: Annotated[int | None, typer.Option(help="Levels of a chain or dynamic tree.")] = None,
-    window: Annotated[int | None, typer.Option(help="SJD: drafted tokens per step.")] = None,
-    init: Annotated[str | None, typer.Option(help="Initialisation of SJD's window or of ADT-Tree's trees.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="Cool-SD: exp, linear, uniform.")] = None,
-    nu: Annotated[float | None, typer.Option(help="Cool-SD: decay ν of exp.")] = None,
-    proximity: Annotated[str | None, typer.Option(help="LANTERN: l2, cosine, random.")] = None,
-    divergence: Annotated[str | None, typer.Option(help="LANTERN: tvd, jsd.")] = None,
-    variant: Annotated[str | None, typer.Option(help="paper, or reference: as the public code does.")] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Any other option of the method, NAME=VALUE.")
     ] = None,
@@ -69,6 +55,7 @@ def run(
     out: Out = Path("results"),
     fresh: Fresh = False,
     as_json: AsJson = False,
+    method_options: dict[str, Any] | None = None,
 ) -> None:
     """Measure one method, or several, against autoregressive decoding.
 
@@ -76,11 +63,7 @@ def run(
     """
     from lanternbench.experiment import config as settings
 
-    named = dict(
-        lam=lam, delta=delta, k=k, tree=tree, acceptance=acceptance, residual=residual, shape=shape, depth=depth,
-        window=window, init=init, schedule=schedule, nu=nu, proximity=proximity, divergence=divergence, variant=variant,
-    )  # fmt: skip
-    options = _parse(option or []) | {name: value for name, value in named.items() if value is not None}
+    options = pairs(option or []) | (method_options or {})
     values = dict(
         name=f"run-{'+'.join(methods)}".replace("/", "-")[:80], target=target, prompts=prompts, num_prompts=num_prompts,
         caption=caption, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
@@ -118,26 +101,3 @@ def _specs(names: list[str], options: dict[str, Any]) -> list[dict[str, Any]]:
         {"method": name, **{key: v for key, v in options.items() if name in (takers.get(key) or names)}}
         for name in names
     ]
-
-
-def _parse(options: list[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs, values read as YAML scalars or lists."""
-    import yaml
-
-    from lanternbench.errors import UserError
-    from lanternbench.utils.yaml_text import load
-
-    found = {}
-    for text in options:
-        name, sign, value = text.partition("=")
-        if not sign or not name:
-            raise UserError(f"--set {text} is no NAME=VALUE: write for example --set total_nodes=30")
-        if name in ("method", "preset"):
-            raise UserError(f"--set {text}: a method is chosen by --method {value}")
-        if name in found:
-            raise UserError(f"--set {name} is given twice: give it once")
-        try:
-            found[name] = load(value)
-        except yaml.YAMLError:
-            raise UserError(f"--set {text}: the value cannot be read: write a number, a word or a [list]") from None
-    return found

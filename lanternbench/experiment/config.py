@@ -9,12 +9,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from lanternbench.errors import UserError
-from lanternbench.methods.method import Method, method
+from lanternbench.methods.method import Method, method, takes_lists
 
 MAX_METHODS = 1000  # of a grid
 MAX_SEED = 2**63 - 1
 _NAMES = {"proposal", "tree", "acceptance", "residual"}  # options whose value is a component's name
-_WHOLE = {"shape", "depth_range", "width_range"}  # options whose value is itself a list
 
 
 class Sweep(BaseModel):
@@ -106,7 +105,8 @@ class Sweep(BaseModel):
 
 
 def _is_whole(key: str, value: list) -> bool:
-    return key in _WHOLE and not all(isinstance(v, str) for v in value)
+    """Is a list the value of an option, rather than several values of it?"""
+    return takes_lists(key) and not all(isinstance(v, str) for v in value)
 
 
 def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:

@@ -39,6 +39,11 @@ class DecoderConfig:
     out_bias: bool = False
 
     @property
+    def decoder(self) -> DecoderConfig:
+        """Itself, as an image decoder's configuration has its stack's."""
+        return self
+
+    @property
     def head_dim(self) -> int:
         return self.dim // self.n_head
 
@@ -147,7 +152,7 @@ class FeedForward(Direct):
 
 
 class Layer(Direct):
-    """Attention and feed-forward with their norms: before each, or behind each where ``swin_norm``."""
+    """Attention and feed-forward with their norms: before each, or after each where ``swin_norm``."""
 
     def __init__(self, cfg: DecoderConfig):
         super().__init__()

@@ -1,0 +1,41 @@
+"""docs/checkpoints.md covers every family of the catalogue, and what it calls loud is an error in the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lanternbench.registry import components
+
+ROOT = Path(__file__).parents[1]
+DOC = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+HEADINGS = {"llamagen": "LlamaGen", "chameleon": "Anole", "janus": "Janus", "emu3": "Emu3"}
+
+
+def test_every_family_has_a_section():
+    for name in components("target"):
+        if name != "tiny":  # its weights come with the package, and are tested
+            assert f"## {HEADINGS[name]}" in DOC
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("loading.py", "has no place"),
+        ("loading.py", "it is the checkpoint of another size"),
+        ("loading.py", "it was not opened"),
+        ("llamagen/checkpoint.py", "it is of another"),
+        ("llamagen/t5.py", "it has to be Flan-T5-XL"),
+        ("chameleon/prompt_ids.py", "use the one published with Lumina-mGPT"),
+        ("chameleon/vocab.py", "not every codebook index once"),
+        ("emu3/checkpoint.py", "not every one once"),
+        ("emu3/checkpoint.py", "name the target that it belongs to"),
+        ("token_prompts.py", "has no token"),
+        ("drafters/eagle.py", "attention heads but the target has"),
+    ],
+)
+def test_what_is_called_loud_is_an_error(file, said):
+    text = (ROOT / "lanternbench" / "models" / file).read_text(encoding="utf-8")
+    assert said in text
+    assert "UserError" in text
