@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,20 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 @pytest.fixture(autouse=True)
 def _threads() -> None:
     torch.set_num_threads(1)  # commands under test may have asked for more
+
+
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """No fault may make a command hang: 20 seconds are the limit."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError("it took more than 20 s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="session")

@@ -11,27 +11,28 @@ from typing import Any
 import pytest
 import torch
 from families import random_chameleon, small_row
-from lanternbench.methods.proposals.drafters import EagleDrafter
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.engine import decode as engine
-from lanternbench.engine.sampling import Warp, guide
-from lanternbench.engine.state import Session
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.methods.proposals.eagle import EagleDrafter
 from lanternbench.models.catalogue import entry, load_target
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
-from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
-from lanternbench.models.chameleon.tokenizer import ChameleonText, hashed_ids
+from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
+from lanternbench.models.chameleon.tokenizer import ChameleonText
 from lanternbench.models.chameleon.vqgan import chameleon_vqgan
 from lanternbench.models.drafters.eagle import Eagle, to_published
 from lanternbench.models.drafters.medusa import Medusa
+from lanternbench.models.guidance import guide
 from lanternbench.models.loading import read_state
 from lanternbench.models.target import Target
+from lanternbench.models.token_decoder import image_tables
+from lanternbench.models.token_prompts import hashed_ids
 from lanternbench.models.vq import VQConfig
 
 CODES, GRID, GUIDANCE = 16, 5, 3.0
@@ -134,16 +135,15 @@ def test_without_guidance_there_is_one_row_a_prompt(anole):
 
 def test_the_eagle_drafter_reads_the_prompt_one_id_ahead_and_no_padding(anole):
     model, net = anole.model, anole.drafters["eagle"]
+    decoder = build(anole, method("eagle-1", shape="chain-3"), 0.0)
     with torch.inference_mode():
-        prefix = anole.prefix(CAPTIONS, GUIDANCE)
-        session = Session(anole, prefix, Warp(0.0, 0, 1.0), GUIDANCE, [0, 1], 4, 4)
-        hidden = session.begin()
-        drafter = EagleDrafter(net, 4)
-        drafter.begin(session, hidden)
-        got = drafter.root()
+        state = engine.start(decoder, CAPTIONS, [0, 1], trace=False)
+        prefix, hidden = state.prefix, state.prefix_states
+        drafter = EagleDrafter(net, model)
+        got, _ = drafter.root(state, drafter.init(state, 4))
         last = []
         for row, (ids, valid) in enumerate(zip(prefix.features, prefix.valid, strict=True)):
-            first = model.tok_embeddings(session.tokens[row % 2, :1])
+            first = model.tok_embeddings(state.now.tokens[row % 2, :1])
             ahead = torch.cat([model.cls_embedding(ids[valid][1:]), first])[None]
             n = ahead.shape[1]
             x = net.fuse(ahead, hidden[row, valid][None])

@@ -16,7 +16,7 @@ from torch import Tensor
 from lanternbench.errors import UserError
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, config_from_hf, from_hf, from_official
-from lanternbench.models.chameleon.prompt_ids import anole_prompt, left_padded, lumina_prompt, lumina_text
+from lanternbench.models.chameleon.prompt_ids import anole_prompt, check_sizes, lumina_prompt, lumina_text
 from lanternbench.models.chameleon.vqgan import (
     centre_square,
     chameleon_vqgan,
@@ -27,6 +27,7 @@ from lanternbench.models.chameleon.vqgan import (
 )
 from lanternbench.models.chameleon.vqgan import from_official as vqgan_from_official
 from lanternbench.models.loading import load_into
+from lanternbench.models.token_prompts import left_padded
 from lanternbench.models.vq import VQConfig
 
 TINY = ChameleonConfig(dim=32, n_layer=2, n_head=4, hidden=48, n_kv_head=2, vocab_size=40, positions=64)
@@ -269,7 +270,7 @@ def test_prompts_are_framed_as_published():
     assert lumina_text("a cat", 768, 512) == "Generate an image of 768x512 according to the following prompt:\na cat"
     prompt = lumina_prompt([300], 768, 512, vocab)
     assert prompt == ([0, 300, 8710, 8197, 8820, 8828], [8197, 8820, 8828])  # the height first
-    ids, valid = left_padded(prompt, vocab)
+    ids, valid = left_padded(prompt, vocab.pad)
     assert ids[1].tolist() == [1, 1, 1, 8197, 8820, 8828]
     assert valid[1].tolist() == [False, False, False, True, True, True]
     at = open_image(prompt.cond, vocab)
@@ -278,3 +279,10 @@ def test_prompts_are_framed_as_published():
     for side in (500, 0, -32, 1 << 20):
         with pytest.raises(UserError, match="multiple of 32"):
             lumina_prompt([300], 768, side, vocab)
+
+
+def test_a_vocabulary_whose_size_ids_mean_something_else_is_refused():
+    check_sizes({"<reserved08799>": 8803, "<reserved08816>": 8820})
+    check_sizes({"a": 3})
+    with pytest.raises(UserError, match="gives '<reserved08824>' the id 7, not 8828"):
+        check_sizes({"<reserved08824>": 7})

@@ -11,21 +11,22 @@ import torch
 import torch.nn.functional as F
 from golden_checks import decode_greedy
 from golden_checks.common import read
-from lanternbench.methods.proposals.drafters import EagleDrafter
 from safetensors.torch import save_file
 from test_anole import CAPTIONS, IMAGES, scrambled, small
 from test_drafters import random_llamagen
 from torch import Tensor
 
 from lanternbench.engine import decode as engine
-from lanternbench.engine.sampling import guide
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.methods.proposals.drafting import StackState
+from lanternbench.methods.proposals.eagle import EagleDrafter
 from lanternbench.models.catalogue import with_drafter
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
+from lanternbench.models.guidance import guide
 from lanternbench.models.llamagen import checkpoint as published_llamagen
-from lanternbench.models.llamagen.model import prefix_mask
 from lanternbench.models.target import Target
 
 State = dict[str, Tensor]
@@ -115,16 +116,16 @@ def drafted(target: Target, caption: str, monkeypatch: Any, steps: int) -> tuple
     lengths: list[int] = []
     root, expand = EagleDrafter.root, EagleDrafter.expand
 
-    def first(self: EagleDrafter) -> Tensor:
-        found = root(self)
+    def first(self: EagleDrafter, state: Any, own: Any) -> tuple[Tensor, Any]:
+        found, cursor = root(self, state, own)
         logits.append([found[0]])
-        lengths.append(self.session.lengths[0])
-        return found
+        lengths.append(state.now.length.host[0])
+        return found, cursor
 
-    def further(self: EagleDrafter, *given: Any) -> Tensor:
-        found = expand(self, *given)
+    def further(self: EagleDrafter, *given: Any) -> tuple[Tensor, Any]:
+        found, cursor = expand(self, *given)
         logits[-1].append(found[0, 0])
-        return found
+        return found, cursor
 
     monkeypatch.setattr(EagleDrafter, "root", first)
     monkeypatch.setattr(EagleDrafter, "expand", further)
@@ -198,10 +199,17 @@ def test_a_chameleon_drafter_s_table_is_of_all_ids(dialect, tmp_path, monkeypatc
     assert torch.equal(made.embed(torch.arange(len(ids)), other.model), table[ids])
     run = build(other, method("eagle-1", shape="chain-3"), 0.0)
     plain = engine.generate(build(other, method("ar"), 0.0), CAPTIONS)
-    begin, seen = EagleDrafter.begin, []
-    monkeypatch.setattr(EagleDrafter, "begin", lambda self, *given: seen.append(self) or begin(self, *given))
+    init, stacks = EagleDrafter.init, []
+
+    def noted(self: EagleDrafter, *given: Any) -> Any:
+        stacks.append(init(self, *given).stack)
+        return StackState(stacks[-1])
+
+    monkeypatch.setattr(EagleDrafter, "init", noted)
     fast = engine.generate(run, CAPTIONS)
-    assert dialect == "anole" or torch.equal(seen[0].row_end, table[other.row_end])
+    if dialect == "lumina":
+        hidden = torch.randn(2, 1, IMAGES.dim)
+        assert torch.equal(stacks[0].row_end(hidden), made.fuse(table[other.row_end].expand_as(hidden), hidden))
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(plain, fast, strict=True))
 
 
@@ -250,3 +258,14 @@ def test_what_is_saved_is_what_was_read(tmp_path):
     again = target.model.eagle_drafter(tmp_path, "cpu").state_dict()
     assert again.keys() == net.state_dict().keys()
     assert all(torch.equal(v, again[k]) for k, v in net.state_dict().items())
+
+
+def test_heads_that_weights_do_not_show_are_read_from_the_config_beside_them(tmp_path):
+    target = small("anole")
+    save_file(target.model.eagle_state(target.drafters["eagle"]), tmp_path / "a.safetensors")
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 4, "rms_norm_eps": 1e-4}')
+    with pytest.raises(UserError, match="the drafter has 4 attention heads but the target has 2"):
+        with_drafter(target, str(tmp_path / "a.safetensors"))
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 2, "rms_norm_eps": 1e-4}')
+    for spec in (tmp_path, tmp_path / "a.safetensors"):
+        assert with_drafter(target, str(spec))[0].drafters["eagle"].config.norm_eps == 1e-4

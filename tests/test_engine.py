@@ -11,11 +11,11 @@ import torch
 
 import lanternbench
 from lanternbench.engine import decode as engine
-from lanternbench.engine.sampling import guide
 from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import KINDS, method, named
+from lanternbench.models.guidance import guide
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.prompts import load
 from lanternbench.registry import components

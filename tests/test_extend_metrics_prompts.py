@@ -52,12 +52,20 @@ def test_the_metric_scores_images_as_its_formula_says(installed, tmp_path):
         Image.fromarray(pixels).save(tmp_path / name / "a.png")
     done = cli(installed, "score", "flat", "noisy", "--metrics", "sharpness", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    values = [found["rows"][0]["sharpness"] for found in json.loads(done.stdout)]
+    values = [found["rows"][0]["figures"]["sharpness"]["value"] for found in json.loads(done.stdout)]
     y = np.pad(np.asarray(Image.fromarray(noisy).convert("L"), float), 1, mode="edge")
     by_hand = [
         y[i - 1, j] + y[i + 1, j] + y[i, j - 1] + y[i, j + 1] - 4 * y[i, j] for i in range(1, 17) for j in range(1, 17)
     ]
     assert values == pytest.approx([0.0, np.var(by_hand)])
+
+
+def test_a_table_shows_the_metric_under_its_title(installed, tmp_path):
+    Image.effect_noise((16, 16), 50).save(tmp_path / "a.png")
+    said = cli(installed, "score", ".", "--metrics", "sharpness", cwd=tmp_path).stdout
+    (line,) = [line for line in said.splitlines() if "Sharpness" in line]
+    assert "." in line.split()[1]
+    assert "↑" not in line
 
 
 def test_the_metric_is_suggested_listed_and_not_computed_unasked(installed, tmp_path):

@@ -25,7 +25,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
-from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
+from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
 from lanternbench.models.chameleon.prompt_ids import ROW_END
 from lanternbench.models.chameleon.vocab import read
 from lanternbench.models.chameleon.vqgan import chameleon_vqgan
@@ -35,6 +35,7 @@ from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.llamagen.t5 import T5Features
+from lanternbench.models.token_decoder import image_tables
 from lanternbench.models.vq import VQConfig, VQModel
 
 SHAPE = {"dim": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "grid": 4, "multiple_of": 16}
@@ -108,6 +109,21 @@ def small_vq(tmp_path, monkeypatch):
     (tmp_path / "vq").mkdir()
     torch.save({"model": net.state_dict()}, tmp_path / "vq" / "vq_ds16.pt")
     return net
+
+
+def test_a_checkpoint_of_another_image_size_is_refused(tmp_path):
+    net = scrambled(LlamaGen(LlamaGenConfig(**TEXT)), 0)
+    (tmp_path / "model").mkdir()
+    table = {"freqs_cis": torch.zeros(net.config.prefix + 4 * net.config.grid**2, 4, 2)}
+    torch.save({"model": llamagen.to_official(net.state_dict()) | table}, tmp_path / "model" / "t2i.pt")
+    with pytest.raises(UserError, match="it is of another image size"):
+        LlamaGenFamily().decoder(small_row(TEXT), tmp_path, "cpu")
+
+
+def test_a_text_encoder_of_another_size_is_refused(tmp_path, t5):
+    features = T5Features(tmp_path / "text", 8, "cpu", torch.float32)
+    with pytest.raises(UserError, match="gives features 16 wide but this target reads 2048: it has to be Flan-T5-XL"):
+        features(["a red circle"])
 
 
 @pytest.mark.parametrize(

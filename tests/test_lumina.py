@@ -16,18 +16,19 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.engine import decode as engine
-from lanternbench.engine.sampling import guide
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.cached_stack import CachedStack
 from lanternbench.models.catalogue import entry
 from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon import vocab as chameleon_vocab
-from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, image_tables
+from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
 from lanternbench.models.chameleon.prompt_ids import ROW_END, lumina_prompt
 from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.guidance import guide
 from lanternbench.models.slot_layout import SlotLayout, with_row_ends
 from lanternbench.models.target import Target
+from lanternbench.models.token_decoder import image_tables
 from lanternbench.utils.graph_capture import Graphs
 
 SIDE = 4
@@ -185,7 +186,7 @@ def test_a_small_model_drafts_from_all_ids_before(lumina, wholes):
 
 @pytest.mark.parametrize("shape", ["chain-6", "twig-8"])
 def test_eagle_reads_row_ends_as_any_other_token(lumina, wholes, shape):
-    """Committed ids come with the target's states; behind them, row ends too, with the drafter's own."""
+    """Committed ids come with the target's states; drafted ones, row ends too, with the drafter's own."""
     made = decoded(lumina, "eagle-1", temperature=1.0, shape=shape)
     for i, caption in enumerate(CAPTIONS):
         begun = 1
@@ -249,9 +250,9 @@ def test_slots_are_the_places_in_the_image_as_written(width, height):
     assert torch.equal(rows.slot(tokens), rule.drawn())
     assert rows.slot(tokens, -1, 5).tolist() == [rows.slot(int(t), -1, 5) for t in tokens]
     row_ends = [n for n in range(rule.length) if rule.forced(n) == ROW_END]
-    assert rows.slot(tokens)[rows.follow(tokens)].add(1).tolist() == row_ends[:-1]  # nothing is drawn after the last
-    assert [rows.behind(n) for n in range(1, len(tokens) + 1)] == (rule.drawn() + 1).tolist()
-    assert rows.behind(tokens).tolist() == [rows.behind(int(t)) for t in tokens]
+    assert rows.slot(tokens)[rows.follows(tokens)].add(1).tolist() == row_ends[:-1]  # nothing is drawn after the last
+    assert [rows.end(n) for n in range(1, len(tokens) + 1)] == (rule.drawn() + 1).tolist()
+    assert rows.end(tokens).tolist() == [rows.end(int(t)) for t in tokens]
     token, is_end = rows.token(torch.arange(rule.length - 2))
     assert torch.equal(token[~is_end], tokens)
     assert torch.where(is_end)[0].tolist() == row_ends[:-1]
@@ -260,8 +261,8 @@ def test_slots_are_the_places_in_the_image_as_written(width, height):
 def test_without_row_ends_a_slot_is_the_token_s_number():
     rows, tokens = SlotLayout(0, 12), torch.arange(12)
     assert rows.slot(tokens, -1, 5).tolist() == [t + 4 for t in range(12)]
-    assert torch.equal(rows.behind(tokens), tokens)
-    assert not rows.any_follow(list(range(12)), 12)
+    assert torch.equal(rows.end(tokens), tokens)
+    assert not rows.any_follows(list(range(12)), 12)
     assert rows.slots(3) == 16
 
 

@@ -101,7 +101,7 @@ def test_undefined_cosine_is_missing_not_zero():
 
     class Score(ImageMetric):
         def load(self):
-            return encoder.judge()
+            return encoder.cosine()
 
     scorer = Score("x", Setup())
     assert scorer.score([Image.new("RGB", (2, 2))], ["a"]) == [None]

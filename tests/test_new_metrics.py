@@ -13,10 +13,12 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from lanternbench.analysis.summary import summarise
 from lanternbench.errors import UserError
+from lanternbench.experiment import Sample, sample_key
 from lanternbench.metrics import cmmd, geneval, geneval_detector, pickscore, read_image, scorers_for
 from lanternbench.metrics.clip import Encoder, openai_pixels
-from lanternbench.metrics.geneval_rules import COLOURS, Found, correct, kept, relations
+from lanternbench.metrics.geneval_rules import COLOURS, Detection, correct, kept, relations
 from lanternbench.metrics.pretrained import pretrained
 from lanternbench.metrics.setup import Setup
 
@@ -215,7 +217,7 @@ def golden(shared) -> dict:
 def test_geneval_decides_as_the_public_evaluator_does(golden):
     assert len(golden["cases"]) == 240
     for case in golden["cases"]:
-        objects = {name: [Found(b[:4], b[4]) for b in boxes] for name, boxes in case["detections"].items()}
+        objects = {name: [Detection(b[:4], b[4]) for b in boxes] for name, boxes in case["detections"].items()}
         colour = {id(f): c for name, group in objects.items() for f, c in zip(group, case["colors"][name], strict=True)}
         found = correct(case["metadata"], objects, lambda group, name, c=colour: [c[id(f)] for f in group])
         assert found == case["correct"], case["reason"]
@@ -228,10 +230,10 @@ def test_geneval_sees_positions_as_the_public_evaluator_does(golden):
 
 
 def test_geneval_keeps_the_sixteen_best_above_the_tasks_confidence():
-    found = [Found((0, 0, 1, 1), c / 100) for c in range(1, 101)]
+    found = [Detection((0, 0, 1, 1), c / 100) for c in range(1, 101)]
     assert [f.confidence for f in kept(found, "colors")] == [c / 100 for c in range(100, 84, -1)]
     assert [f.confidence for f in kept(found, "counting")] == [c / 100 for c in range(100, 90, -1)]
-    assert kept([Found((0, 0, 1, 1), 0.3)], "position") == []
+    assert kept([Detection((0, 0, 1, 1), 0.3)], "position") == []
 
 
 # GenEval: the detector
@@ -367,11 +369,11 @@ def test_colours_are_those_of_the_objects_without_their_surroundings():
     image.paste("red", (5, 5, 15, 15))
     mask = np.zeros((20, 30), bool)
     mask[5:15, 5:15] = True
-    boxes = [Found((5, 5, 15, 15), 1.0, mask), Found((20.4, 0, 30, 10), 1.0, ~mask)]
+    boxes = [Detection((5, 5, 15, 15), 1.0, mask), Detection((20.4, 0, 30, 10), 1.0, ~mask)]
     assert namer.of(image)(boxes, "car") == ["red", "blue"]
     assert model.read[:3] == ["a photo of a red car", "a photo of a red-colored car", "a photo of a red object"]
     assert len(model.read) == 30
-    cut = geneval_detector.crop(image, Found((0, 0, 15, 15), 1.0, mask))
+    cut = geneval_detector.crop(image, Detection((0, 0, 15, 15), 1.0, mask))
     assert (cut.size, cut.getpixel((0, 0)), cut.getpixel((7, 7))) == ((15, 15), (0x99, 0x99, 0x99), (255, 0, 0))
 
 
@@ -400,7 +402,7 @@ def small_geneval(monkeypatch, tmp_path):
     (tmp_path / "geneval_metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (tmp_path / "geneval_object_names.txt").write_text("car\ndog\n")
     monkeypatch.setattr(geneval, "detector", lambda path, classes, device: classes)
-    seen = {"car": [Found((0, 0, 9, 9), 0.8)], "dog": [Found((20, 0, 29, 9), 0.85)]}
+    seen = {"car": [Detection((0, 0, 9, 9), 0.8)], "dog": [Detection((20, 0, 29, 9), 0.85)]}
     monkeypatch.setattr(geneval, "detect", lambda model, image, names: seen)
     monkeypatch.setattr(geneval, "openai_clip", lambda *a: None)
     monkeypatch.setattr(geneval.ColourNames, "of", lambda self, image: lambda found, name: ["red"] * len(found))
@@ -412,7 +414,7 @@ def test_geneval_scores_each_image_by_the_line_of_its_prompt(small_geneval, no_c
     assert (scorer.name, scorer.available()) == ("geneval-random", None)
     captions = ["a photo of a red car", "a photo of a blue car", "a photo of one dog", "a cat"]
     assert scorer.score([GREY] * 4, captions) == [1.0, 0.0, 0.0, None]  # the dog is too uncertain for counting
-    (note,) = scorer.said()
+    (note,) = scorer.notes()
     assert note.kind == "missing"
     assert "a cat" in note.text
 
@@ -426,3 +428,23 @@ def test_geneval_names_what_it_lacks_also_with_random_networks(small_geneval, no
     assert scorer.available().text.endswith("lanternbench fetch mask2former clip-l14")
     with pytest.raises(UserError, match="there is no file"):
         scorers_for(["geneval:nowhere.jsonl"], "full")
+
+
+def test_genevals_score_is_the_mean_of_the_means_of_its_tasks():
+    def sample(i: int, label: str, task: str, value: float) -> Sample:
+        scores = {"geneval": value, "clip": value}
+        return Sample(
+            key=sample_key(str(i), label, 0), prompt_id=str(i), prompt=f"{i}", label=label, method="ar", seed=0,
+            tokens=2, steps=2, accept_lengths=[1, 1], decode_s=1.0, category=task, metrics=scores,
+        )  # fmt: skip
+
+    tasks = ["colors"] * 6 + ["position"] * 2
+    values = {"ar": [1, 1, 1, 1, 1, 0, 0, 1], "sjd": [1, 1, 1, 1, 1, 1, 0, 0]}
+    samples = [sample(i, label, t, v) for label, own in values.items() for i, (t, v) in enumerate(zip(tasks, own))]
+    rows = {row.label: row for row in summarise(samples, {}).rows}
+    assert rows["ar"].figure("geneval").value == pytest.approx((5 / 6 + 1 / 2) / 2)
+    assert rows["sjd"].figure("geneval").value == pytest.approx(1 / 2)
+    assert rows["sjd"].figure("clip").value == pytest.approx(6 / 8)
+    low, high = rows["ar"].figure("geneval")[1:3]
+    assert low < rows["ar"].figure("geneval").value < high
+    assert rows["ar"].figure("geneval").n == 8

@@ -120,11 +120,11 @@ def test_the_frontier_agrees_with_its_definition_on_random_points():
     assert sorted(pareto_frontier(list(x), list(y), True)) == [i for i in range(40) if not beaten[i]]
 
 
-def test_fid_and_fidelity_loss_count_as_lower_is_better_the_rest_as_higher():
-    better = {key: metric_column(key).better for key in ("fid", "fid-tiny", "clip", "image-reward", "hpsv2", "mine")}
-    assert better == dict.fromkeys(("fid", "fid-tiny"), "lower") | dict.fromkeys(
-        ("clip", "image-reward", "hpsv2", "mine"), "higher"
-    )
+def test_a_column_has_the_direction_that_its_metric_names_and_an_unknown_one_none():
+    lower, higher = ("fid", "fid-tiny", "cmmd"), ("clip", "image-reward", "hpsv2", "geneval", "recall-tiny")
+    assert {metric_column(key).better for key in lower} == {"lower"}
+    assert {metric_column(key).better for key in higher} == {"higher"}
+    assert (metric_column("mine").better, metric_column("mine").title) == ("", "mine")
 
 
 def test_scores_of_random_weights_keep_their_mark_and_stand_beside_no_paper(tmp_path):

@@ -11,16 +11,17 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from conftest import interrupted
 from typer.testing import CliRunner
 
 from lanternbench import experiment as results
 from lanternbench import registry
-from lanternbench.cli import run_cmd as measure
+from lanternbench.cli import run_cmd, sweep_cmd
 from lanternbench.cli.main import app, main
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.experiment import config
+from lanternbench.experiment import config, sweep_file
 from lanternbench.experiment import generate_samples as samples
 from lanternbench.experiment import runner as sweeps
 from lanternbench.experiment.summaries import read_summary
@@ -190,11 +191,11 @@ def test_a_folder_of_another_configuration_is_not_mixed_with(swept):
 
 def test_another_dtype_is_another_run_and_is_not_mixed_with(tmp_path):
     (tmp_path / "ar.yaml").write_text("methods: [ar]\nnum_prompts: 1\nmetrics: []\n")
-    plain = config.read(tmp_path / "ar.yaml")
+    plain = sweep_file.read(tmp_path / "ar.yaml")[0]
     assert "dtype" not in plain.record()  # so folders of old stay valid
     first = sweeps.run(plain, tmp_path)[0]
     (tmp_path / "ar.yaml").write_text("methods: [ar]\nnum_prompts: 1\nmetrics: []\ndtype: bfloat16\n")
-    halved = config.read(tmp_path / "ar.yaml")
+    halved = sweep_file.read(tmp_path / "ar.yaml")[0]
     assert halved.record() == plain.record() | {"dtype": "bfloat16"}
     second = sweeps.run(halved, tmp_path)[0]
     assert first != second
@@ -207,7 +208,13 @@ def test_another_dtype_is_another_run_and_is_not_mixed_with(tmp_path):
 @pytest.mark.parametrize("given", [["run", "-m", "ar"], ["sweep", "fine.yaml"]])
 def test_the_command_line_s_dtype_reaches_the_run(given, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(measure, "execute", lambda config, *rest: asked.append(config.dtype))
+
+    def execute(config, *rest):
+        asked.append(config.dtype)
+        raise typer.Exit
+
+    monkeypatch.setattr(run_cmd, "execute", execute)
+    monkeypatch.setattr(sweep_cmd, "execute", execute)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fine.yaml").write_text("methods: [ar]\ndtype: float32\n")
     for options in ([], ["--dtype", "bfloat16"]):
@@ -246,7 +253,7 @@ def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target, mo
 def test_shipped_sweeps_are_valid_and_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in (Path(__file__).parents[1] / "configs").glob("*.yaml"):
-        assert config.read(path).methods()
-        assert config.read(Path("configs") / path.name) == config.read(path)
+        assert sweep_file.read(path)[0].methods()
+        assert sweep_file.read(Path("configs") / path.name) == sweep_file.read(path)
     with pytest.raises(UserError, match=r"no sweep file mine/demo\.yaml"):  # another file of that name is not taken
-        config.read(Path("mine/demo.yaml"))
+        sweep_file.read(Path("mine/demo.yaml"))

@@ -24,7 +24,7 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue
-from lanternbench.models.chameleon import model as chameleon
+from lanternbench.models import token_decoder as chameleon
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.loading import read_state

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lanternbench import metrics
 from lanternbench.analysis.statistics import Floats
 from lanternbench.analysis.steps import Steps, robust_latency, slow_steps
 from lanternbench.experiment.samples import Sample
@@ -120,7 +121,15 @@ class Figures:
             return np.where(both, top[self.paired], 0.0), np.where(both, top, 0.0)
         found = self._columns.get(name, (array("d"), array("d")))
         top, bottom = (np.pad(np.asarray(part, np.float64), (0, len(self) - len(part))) for part in found)
+        if name in self.metrics and metrics.column(name).over_categories:
+            weights = self._category_weights(bottom > 0)
+            return top * weights, bottom * weights
         return top, bottom
+
+    def _category_weights(self, there: NDArray[np.bool_]) -> Floats:
+        """Of every sample 1 / (samples ``there`` of its label and category): they make a mean one over categories."""
+        groups = self.codes("label") * len(self.categories) + self.codes("category")
+        return 1 / np.maximum(np.bincount(groups, there)[groups], 1)
 
     @cached_property
     def paired(self) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lanternbench import metrics
 from lanternbench.analysis.contention import contention
 from lanternbench.analysis.figures import BASELINE, MEASURED, Figures
 from lanternbench.analysis.statistics import Estimate, bootstrap_ratios, paired_test
@@ -44,7 +45,7 @@ def summarise(
         if label in figures.labels
     ]
     notes = _notes(figures, run) + _false_claims(rows, run)
-    if any(name.endswith("-random") for name in [*figures.metrics, *whole]):
+    if any(metrics.column(name).random for name in [*figures.metrics, *whole]):
         notes.append(RANDOM_NOTE)
     return Summary(rows, notes, whole)
 

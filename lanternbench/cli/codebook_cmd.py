@@ -10,9 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lanternbench.cli.options import Device, Dtype, Threads
 from lanternbench.cli.output import print_json
 from lanternbench.cli.progress import display
-from lanternbench.cli.run_cmd import Device, Dtype, Threads
 from lanternbench.utils.device import choose
 
 

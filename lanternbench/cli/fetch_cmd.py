@@ -17,7 +17,9 @@ _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def fetch(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Targets, metrics, coco2017, coco2014, parti.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Targets, metrics, prompt sets such as coco2017 or geneval.")
+    ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be fetched, and how much.")] = False,
 ) -> None:
     """Download published files, resumably, and check them; what is here already is not fetched again.

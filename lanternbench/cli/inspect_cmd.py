@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lanternbench.cli.output import print_json, print_notes, stdout
 from lanternbench.cli.progress import display
-from lanternbench.methods.method import named
+from lanternbench.errors import UserError
 
 WIDE = 120  # columns from which options have a place in the table
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -42,6 +42,7 @@ def methods(as_json: AsJson = False) -> None:
 
     Example: lanternbench methods --json
     """
+    from lanternbench.methods.method import named
     from lanternbench.registry import components
 
     rows: list[dict[str, Any]] = []
@@ -72,8 +73,11 @@ def targets(as_json: AsJson = False) -> None:
     for name, entry in catalogue().items():
         absent, size = missing(entry), f"{entry.gigabytes:g} GB" if entry.files else "in the package"
         state = "yes" if not absent else "no" if len(absent) == len(entry.files) else f"lacks {', '.join(absent)}"
-        rows.append({"target": name, "here": state, "size": size, "licence": entry.licence, "about": entry.about})
-    _print(rows, as_json, {c: c for c in ("target", "here", "size", "licence", "about")})
+        side = entry.shape.get("grid")
+        row = {"target": name, "family": entry.family, "here": state, "size": size}
+        row["grid"] = f"{side}×{side}" if side else "–"
+        rows.append(row | {"licence": entry.licence, "about": entry.about})
+    _print(rows, as_json, {c: c for c in ("target", "family", "here", "size", "grid", "licence", "about")})
 
 
 def prompts(
@@ -101,11 +105,23 @@ def prompts(
     print(f"{len(chosen)} prompts, selection {chosen.hash[:16]}")
 
 
-def doctor(as_json: AsJson = False) -> None:
-    """Show this machine, what is missing, and how to get it.
+def doctor(
+    target: Annotated[str | None, typer.Option(help="Check this target and its drafters by a short decode.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="With --target: this drafter in place of its own.")] = None,
+    prompts: Annotated[str, typer.Option(help="What a check decodes: demo, or a text file.")] = "demo",
+    random_weights: Annotated[bool, typer.Option(help="Check with random weights.")] = False,
+    device: str = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Show this machine, what is missing, and how to get it; or check that a drafter belongs to a target.
 
-    Example: lanternbench doctor
+    Example: lanternbench doctor --target llamagen-xl-stage1 --drafter my-drafter/
     """
+    if target is not None:
+        _pair(target, drafter, prompts, random_weights, device, as_json)
+        return
+    if drafter is not None:
+        raise UserError("--drafter is checked against a target: give --target too")
     from lanternbench.experiment.environment import environment
     from lanternbench.metrics import names, scorers_for
     from lanternbench.models.catalogue import catalogue, missing
@@ -120,6 +136,32 @@ def doctor(as_json: AsJson = False) -> None:
     _print(rows, as_json, {"item": "item", "value": "value"})
 
 
+def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, device: str, as_json: bool) -> None:
+    """Exit code 1 where a check fails."""
+    from lanternbench import prompts as sets
+    from lanternbench.analysis.pair_check import check_pair
+    from lanternbench.models.catalogue import catalogue, load_target, with_drafter
+    from lanternbench.utils.device import choose
+
+    device = choose(device)
+    loaded = load_target(target, device, random_weights)
+    kinds = list(loaded.drafters)
+    if drafter is not None:
+        loaded, kind = with_drafter(loaded, drafter, device, random_weights)
+        kinds = [kind]
+    if not kinds:
+        raise UserError(f"target '{target}' has no drafter: give one with --drafter")
+    captions = [p.text for p in sets.load(prompts, 2).prompts]
+    row = None if random_weights else catalogue().get(target.partition("=")[0])
+    with display("decoding"):
+        rows = [found for kind in kinds for found in check_pair(loaded, kind, captions, row)]
+    for found in rows:
+        found["ok"] = {None: "–", True: "yes", False: "no"}[found["ok"]] if not as_json else found["ok"]
+    _print(rows, as_json, {"item": "item", "value": "value", "ok": "ok"})
+    if any(found["ok"] in (False, "no") for found in rows):
+        raise typer.Exit(1)
+
+
 def verify(
     names: Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help="Methods; all by default.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every method.")] = False,
@@ -131,6 +173,7 @@ def verify(
     Example: lanternbench verify cool-sd
     """
     from lanternbench.lossless import Row, table, verify_all
+    from lanternbench.methods.method import named
     from lanternbench.models.catalogue import load_target
     from lanternbench.registry import components
 

@@ -5,30 +5,68 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from lanternbench import __version__
 from lanternbench.cli import codebook_cmd as codebook
 from lanternbench.cli import fetch_cmd as fetch
 from lanternbench.cli import inspect_cmd as inspect
 from lanternbench.cli import interrupts
 from lanternbench.cli import profile_cmd as profile
 from lanternbench.cli import report_cmd as report
-from lanternbench.cli import run_cmd as measure
+from lanternbench.cli import run_cmd as run
 from lanternbench.cli import score_cmd as score
+from lanternbench.cli import sweep_cmd as sweep
 from lanternbench.cli import train_cmd as train
+from lanternbench.cli.method_options import with_method_options
 from lanternbench.errors import UserError
+
+
+class Commands(TyperGroup):
+    """``run`` gets the options of all methods when it is called: finding them takes as long as importing torch."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name != "run":
+            return name, command, rest
+        single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        single.command("run")(with_method_options(run.run))
+        return name, typer.main.get_command(single), rest
+
 
 app = typer.Typer(
     name="lanternbench",
-    help="Benchmark speculative decoding for autoregressive image generation: one engine, one clock, honest tables.",
+    cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("run")(measure.run)
-app.command("sweep")(measure.sweep)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"lanternbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Benchmark speculative decoding for autoregressive image generation: one engine, one clock, honest tables."""
+
+
+def _run() -> None:
+    """Measure one method, or several, against autoregressive decoding."""
+
+
+app.command("run")(_run)
+app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)
 app.command("score")(score.score)
 app.command("methods")(inspect.methods)

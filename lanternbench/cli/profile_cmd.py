@@ -10,11 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lanternbench.cli.options import Compile, Device, Drafter, Dtype, RandomWeights, Simulate, Threads
 from lanternbench.cli.output import print_json
 from lanternbench.cli.progress import display
-from lanternbench.cli.run_cmd import Compile, Device, Drafter, Dtype, RandomWeights, Simulate, Threads
-from lanternbench.methods.build import build
-from lanternbench.methods.method import method
 
 
 def profile(
@@ -38,6 +36,8 @@ def profile(
     """
     from lanternbench import prompts
     from lanternbench.analysis import step_profile as profiles
+    from lanternbench.methods.build import build
+    from lanternbench.methods.method import method
     from lanternbench.models.catalogue import load_with_drafter
     from lanternbench.utils.device import choose
     from lanternbench.utils.files import TRACE, ready

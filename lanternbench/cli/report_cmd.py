@@ -27,7 +27,7 @@ def report(
     Example: lanternbench report --published
     """
     from lanternbench import experiment as store
-    from lanternbench.cli.run_cmd import listed
+    from lanternbench.cli.options import listed
     from lanternbench.report import report as write
     from lanternbench.report.load import joined_rows, load_runs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich import box
@@ -13,9 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from lanternbench.cli.options import Device, Threads, listed
 from lanternbench.cli.output import print_json, print_notes, print_table
-from lanternbench.cli.run_cmd import Device, Threads, listed
-from lanternbench.experiment.summaries import Row, Summary
+
+if TYPE_CHECKING:
+    from lanternbench.experiment.summaries import Row, Summary
 
 
 def score(

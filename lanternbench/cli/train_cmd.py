@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from lanternbench.cli.options import Device, Dtype, NumPrompts, Threads
 from lanternbench.cli.program import program
-from lanternbench.cli.run_cmd import Device, Dtype, NumPrompts, Threads
 
 app = typer.Typer(no_args_is_help=True, help="Train a drafter for any target, or the embedded models from a seed.")
 

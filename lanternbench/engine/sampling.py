@@ -1,4 +1,4 @@
-"""From logits to distributions to tokens: guidance, warping, and draws that are functions of explicit uniforms."""
+"""From logits to distributions to tokens: warping, and draws that are functions of explicit uniforms."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-
-def guide(logits: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance: rows [2B, …] (conditional first) -> [B, …]; uncond + scale · (cond − uncond)."""
-    if scale == 1.0:
-        return logits
-    cond, uncond = logits.chunk(2)
-    return torch.lerp(uncond, cond, scale)
 
 
 class Warp(NamedTuple):

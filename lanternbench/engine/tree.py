@@ -80,7 +80,7 @@ class StaticTree:
 
 
 class Draft(NamedTuple):
-    """What a proposal gives to verification: ``static`` where the shape is data that all prompts share, else ``grown``."""
+    """What a proposal gives to verification: ``static`` where all prompts share one fixed shape, else ``grown``."""
 
     tokens: Tensor  # [B, N], node 0 = the last committed token
     p: Tensor | None = None  # [B, M, V] distributions that the children of the inner nodes were sampled from

@@ -45,7 +45,7 @@ class RelaxedProb(NamedTuple):
 
 
 class Residual(Protocol):
-    """What is sampled after x was rejected: unnormalised [..., V].  p is None for a child that was chosen (p(x) = 1)."""
+    """What is sampled after x was rejected, unnormalised [..., V]; p is None for a chosen child (p(x) = 1)."""
 
     def __call__(self, q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor: ...
 

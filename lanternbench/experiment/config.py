@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import re
-from pathlib import Path
+import math
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from lanternbench.errors import UserError
-from lanternbench.methods.method import Method, method
-from lanternbench.utils.files import shipped
+from lanternbench.methods.method import Method, method, takes_lists
 
-_WHOLE = {"shape", "depth_range", "width_range"}  # options whose value is itself a list
+MAX_METHODS = 1000  # of a grid
+MAX_SEED = 2**63 - 1
 
 
 class Sweep(BaseModel):
@@ -30,17 +28,35 @@ class Sweep(BaseModel):
     random_weights: bool = False
     simulate_acceptance: float | None = Field(None, ge=1, le=64)
     prompts: str = "demo"
-    num_prompts: int | None = Field(8, ge=1)
+    num_prompts: int | None = Field(8, ge=1, le=10**9)
     caption: Literal["first", "longest", "random"] = "first"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=MAX_SEED)
     temperature: float = Field(1.0, ge=0, le=10)
-    top_k: int | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=0, le=2**31)
     top_p: float = Field(1.0, gt=0, le=1)
-    guidance: float | None = Field(None, ge=0, allow_inf_nan=False)
+    guidance: float | None = Field(None, ge=0, le=1000, allow_inf_nan=False)
     batch: int = Field(1, ge=1, le=1024)
     metrics: list[str] = ["clip", "fid"]
     baseline: bool = True
     method_specs: list[dict[str, Any]] = Field(alias="methods", min_length=1)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and info.field_name not in ("random_weights", "baseline"):
+            raise ValueError("must not be true or false")
+        if isinstance(value, str) and any(len(part.encode("utf-8", "replace")) > 255 for part in value.split("/")):
+            raise ValueError("is too long for a name")
+        if isinstance(value, str) and not value.isprintable():
+            raise ValueError("must not have control characters")
+        return value
+
+    @field_validator("temperature")
+    @classmethod
+    def _greedy_is_zero(cls, value: float) -> float:
+        if 0 < value < 1e-3:
+            raise ValueError("must be 0, which is greedy, or at least 0.001")
+        return value
 
     @field_validator("num_prompts", mode="before")
     @classmethod
@@ -52,7 +68,11 @@ class Sweep(BaseModel):
     def _names_are_specs(cls, value: Any) -> Any:
         if not isinstance(value, list):
             raise ValueError("must be a list of method names or of mappings with a key 'method'")
-        return [{"method": v} if isinstance(v, str) else v for v in value]
+        specs = [{"method": v} if isinstance(v, str) else v for v in value]
+        grids = [math.prod(len(x) for x in v.values() if isinstance(x, list)) for v in specs if isinstance(v, dict)]
+        if sum(grids) > MAX_METHODS:
+            raise ValueError(f"lists of options make {sum(grids)} methods, and at most {MAX_METHODS} fit in one sweep")
+        return specs
 
     def methods(self) -> list[Method]:
         """Every method of the sweep, lists of option values expanded to their grid, each once; ``ar`` first."""
@@ -80,7 +100,8 @@ class Sweep(BaseModel):
 
 
 def _is_whole(key: str, value: list) -> bool:
-    return key in _WHOLE and not all(isinstance(v, str) for v in value)
+    """Is a list the value of an option, rather than several values of it?"""
+    return takes_lists(key) and not all(isinstance(v, str) for v in value)
 
 
 def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
@@ -96,26 +117,3 @@ def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
         raise UserError(f"{where}: '{field}' is wrong ({first['msg']}); correct it") from None
     except TypeError:
         raise UserError(f"{where} must be a mapping of settings such as `methods: [ar, eagle-1]`") from None
-
-
-def read(path: Path) -> Sweep:
-    """A sweep file.  Raises UserError for a missing file, broken YAML (with its line) and wrong settings."""
-    places = [path] + ([shipped("configs", path.name)] if path.parent in (Path("."), Path("configs")) else [])
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise UserError(f"there is no sweep file {path}: give the path of a YAML file such as configs/demo.yaml")
-    try:
-        values = yaml.safe_load(found.read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as error:
-        mark, begun = error.problem_mark or error.context_mark, error.context_mark
-        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        if mark and begun and begun.line != mark.line:
-            place += f" (in what began on line {begun.line + 1})"
-        raise UserError(f"{path}{place} is no valid YAML ({error.problem}): correct that line") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read as YAML ({reason}): save it as UTF-8 text") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} must be a mapping of settings such as `methods: [ar, eagle-1]`")
-    stem = re.sub(r"[^A-Za-z0-9._+-]", "-", path.stem).lstrip("._+-") or "sweep"
-    return sweep({"name": stem[:80]} | values, str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -115,6 +116,9 @@ def _sample(
             "other_s": sum(overhead.values()) / batch,
         },
         timed=timed,
+        step_s=[round(seconds, 7) for seconds in made.step_s] if timed else None,
+        cpu_s=made.cpu_s if timed else None,
+        load=os.getloadavg()[0] if timed else None,
         token_ids=made.tokens.tolist(),
         **extra,
     )

@@ -286,7 +286,7 @@ def score_items(
             journal.add(scorer.name, [item for item, _ in pairs], values, time.perf_counter() - clock)
             known |= {item.key: value for (item, _), value in zip(pairs, values, strict=True)}
     progress(len(left), len(left), scorer.name)
-    return known, _unread(scorer, broken) + scorer.said()
+    return known, _unread(scorer, broken) + scorer.notes()
 
 
 def prepared(scorer: ImageMetric | SetMetric) -> None:

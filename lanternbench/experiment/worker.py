@@ -85,6 +85,16 @@ class Worker:
         """First calls allocate and choose kernels."""
         generate(self.decoders[label], [caption], seed=self.config.seed, max_steps=WARMUP_STEPS)
 
+    def seconds_per_image(self, label: str, caption: str) -> float:
+        """An estimate from a few steps: encoding, decoding and rendering of one image."""
+        self.warm_up(label, caption)
+        decoder = self.decoders[label]
+        made = generate(decoder, [caption], seed=self.config.seed, max_steps=WARMUP_STEPS)[0]
+        clock = time.perf_counter()
+        self.target.images(made.tokens[None])
+        tokens = max(sum(made.accept_lengths), 1)
+        return made.encode_s + made.decode_s * self.target.length / tokens + time.perf_counter() - clock
+
     def work(self, job: Job, on_step: OnStep | None = None) -> Iterator[tuple[Sample, Any]]:
         """The job's samples, scored, with their PIL images; ``on_step`` is told of every step."""
         decoder, config = self.decoders[job.label], self.config

@@ -23,11 +23,12 @@ from scipy.stats import chi2, ncx2, norm
 from torch import Tensor
 
 from lanternbench.engine import decode as engine
-from lanternbench.engine.sampling import Warp, guide
+from lanternbench.engine.sampling import Warp
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import at
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
+from lanternbench.models.guidance import guide
 from lanternbench.models.target import Target
 
 ALPHA = 1e-3  # chance that one test of a lossless method fails

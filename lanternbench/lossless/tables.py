@@ -78,12 +78,12 @@ class TableModel:
     """A target whose states are row numbers of the tables: embedding and head are look-ups."""
 
     def __init__(self, tables: Tables):
-        self.tables, self.cfg = tables, SimpleNamespace(dim=1)
+        self.tables = tables
 
     def tok_embeddings(self, tokens: Tensor) -> Tensor:
         return tokens[..., None].double()
 
-    def output(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor, guidance: float = 1.0) -> Tensor:
         return self.tables.q[states[..., 0].long()].log()
 
 

@@ -102,12 +102,23 @@ def _compact(value: Any) -> str:
 
 def options() -> dict[str, Any]:
     """Every option of every registered component: name -> its pydantic field, of several with one name the first."""
-    found: dict[str, Any] = {}
+    return {name: fields[0] for name, fields in all_options().items()}
+
+
+def all_options() -> dict[str, list[Any]]:
+    """Every option of every registered component: name -> the fields of that name."""
+    found: dict[str, list[Any]] = {}
     for kind in ("tree", "proposal", "acceptance"):
         for part in components(kind).values():
             for name, field in part.model_fields.items():
-                found.setdefault(name, field)
+                found.setdefault(name, []).append(field)
     return found
+
+
+def takes_lists(name: str) -> bool:
+    """May the value of an option be a list itself?"""
+    field = options().get(canonical(name))
+    return field is not None and any(word in str(field.annotation) for word in ("list[", "tuple["))
 
 
 def preset(name: str) -> Preset:

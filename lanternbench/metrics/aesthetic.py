@@ -13,7 +13,7 @@ from torch import Tensor
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import CLIP_VIT_L14, Encoder, openai_clip
 from lanternbench.metrics.linear_head import linear_head
-from lanternbench.metrics.metric import ImageMetric, Judge
+from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import seeded
 from lanternbench.registry import register
 
@@ -27,7 +27,7 @@ AESTHETIC = files.Weights(
 )
 
 
-def judge(encoder: Encoder, path: Path | None, width: int = 768) -> Judge:
+def score_function(encoder: Encoder, path: Path | None, width: int = 768) -> ScoreFunction:
     """The head in ``path`` on the unit embeddings [B, width] of an encoder; a random head without a path.
 
     Raises UserError for another file.
@@ -54,8 +54,8 @@ class Aesthetic(ImageMetric):
     title, form, captions = "Aesthetic", ".3f", False
     weights = (AESTHETIC, CLIP_VIT_L14)
 
-    def load(self) -> Judge:
+    def load(self) -> ScoreFunction:
         """The head's value; captions do not count."""
         path = self.setup.find(CLIP_VIT_L14)
         encoder = openai_clip(path, CLIP_VIT_L14, "ViT-L-14-quickgelu", self.setup.device)
-        return judge(encoder, self.setup.find(AESTHETIC))
+        return score_function(encoder, self.setup.find(AESTHETIC))

@@ -19,7 +19,7 @@ from transformers.models.blip.modeling_blip_text import BlipTextModel
 
 from lanternbench.metrics import clip, files
 from lanternbench.metrics.linear_head import linear_head
-from lanternbench.metrics.metric import Judge
+from lanternbench.metrics.metric import ScoreFunction
 from lanternbench.metrics.setup import seeded
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw reward over the authors' data: makes it a z-score
@@ -112,7 +112,7 @@ def untrained() -> tuple[RewardModel, BertTokenizer]:
         return RewardModel(), tokenizer(words)
 
 
-def judge(model: RewardModel, words: BertTokenizer, device: str = "cpu") -> Judge:
+def score_function(model: RewardModel, words: BertTokenizer, device: str = "cpu") -> ScoreFunction:
     """Images and captions -> rewards."""
     model.eval().requires_grad_(False).to(device)
     pixels = clip.openai_pixels()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import files
-from lanternbench.metrics.metric import ImageMetric, Judge
+from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import Setup, seeded
 from lanternbench.registry import register
 
@@ -65,7 +65,7 @@ class Encoder(NamedTuple):
         """-> unit embeddings [B, D]."""
         return F.normalize(self.model.encode_text(self.tokenize(captions).to(self.device)), dim=-1)
 
-    def judge(self) -> Judge:
+    def cosine(self) -> ScoreFunction:
         """The cosine of image and caption, −1…1."""
         return lambda images, captions: (self.images(images) * self.captions(captions)).sum(-1)
 
@@ -132,10 +132,10 @@ class Clip(ImageMetric):
 
     title, stand_in, weights = "CLIP", "clip-tiny", (CLIP_VIT_B32,)
 
-    def load(self) -> Judge:
+    def load(self) -> ScoreFunction:
         """The cosine of image and caption."""
         path = self.setup.find(CLIP_VIT_B32)
-        return openai_clip(path, CLIP_VIT_B32, "ViT-B-32-quickgelu", self.setup.device).judge()
+        return openai_clip(path, CLIP_VIT_B32, "ViT-B-32-quickgelu", self.setup.device).cosine()
 
 
 @register("metric", "clip-tiny")
@@ -144,9 +144,9 @@ class ClipTiny(ImageMetric):
 
     title, embedded, weights = "CLIP-tiny", True, (CLIP_TINY,)
 
-    def load(self) -> Judge:
+    def load(self) -> ScoreFunction:
         """The cosine of image and caption."""
-        return _tiny().judge()
+        return _tiny().cosine()
 
 
 def open_clip_weights(name: str) -> files.Weights:
@@ -180,10 +180,10 @@ class OpenClip(ImageMetric):
         self.wanted = open_clip_weights(name)
         self.weights = (self.wanted,)  # type: ignore[misc]
 
-    def load(self) -> Judge:
+    def load(self) -> ScoreFunction:
         """The cosine of image and caption."""
         model, _, tag = self.wanted.name.removeprefix("clip:").partition("/")
-        return _open_clip(self.setup.find(self.wanted), self.wanted, model, tag, self.setup.device).judge()
+        return _open_clip(self.setup.find(self.wanted), self.wanted, model, tag, self.setup.device).cosine()
 
 
 def _open_clip(path: Path | None, weights: files.Weights, model: str, tag: str, device: str) -> Encoder:

@@ -1,4 +1,4 @@
-"""Features of images by a network, kept on disk block by block: what was computed once is not computed again."""
+"""Features of images by a network, cached on disk in blocks of image files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lanternbench.errors import UserError
 from lanternbench.metrics import reference
 from lanternbench.metrics.images import read_image
 
-BLOCK = 64  # images that go through the net together at most, and that one file keeps
+BLOCK = 64  # the largest batch, and the number of images in one cache file
 Prepare = Callable[[Image.Image], Tensor]  # RGB image -> uint8 [3, H, W]
 
 
 class Net(NamedTuple):
     """A feature net and how images enter it.
 
-    ``settings`` names all that its features depend on beside the images; without a name they are not kept.
+    ``settings`` names all that its features depend on beside the images; without them nothing is cached.
     """
 
     module: nn.Module  # uint8 [B, 3, H, W] -> [B, D]
@@ -33,7 +33,8 @@ class Net(NamedTuple):
 class ImageFiles:
     """Image files, read one by one when they are needed; iterating gives RGB images.
 
-    Those that cannot be read are left out and told in ``broken``, or raise UserError if ``strict``.  ``read`` counts.
+    A file that cannot be read is left out and listed in ``broken``, or raises UserError if ``strict``.  ``read`` counts
+    the images.
     """
 
     def __init__(self, paths: Sequence[Path], strict: bool = False):
@@ -62,7 +63,7 @@ class ImageFiles:
 def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
     """Features of the images, float64 [N, D] on the CPU; [0, 0] for no images.
 
-    Those of ``ImageFiles`` are kept, a file for every ``BLOCK`` of them, so that an interrupted computation continues.
+    Features of ``ImageFiles`` are cached after every ``BLOCK`` images, so that an interrupted computation continues.
     """
     if not isinstance(images, ImageFiles) or net.settings is None:
         found = list(_computed(net, images))
@@ -74,13 +75,13 @@ def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
 
 
 def _kept(net: Net, settings: str, images: ImageFiles, block: list[Path]) -> Tensor:
-    def make() -> dict[str, Tensor]:
+    def compute() -> dict[str, Tensor]:
         return {"features": torch.cat([torch.zeros(0), *_computed(net, images.images(block))])}
 
-    def whole(kept: dict[str, Tensor]) -> bool:  # else some could not be read, which is to be told again
+    def valid(kept: dict[str, Tensor]) -> bool:  # else some files could not be read, and must be reported again
         return kept["features"].ndim == 2 and len(kept["features"]) == len(block)
 
-    return reference.kept("features", block, settings, make, whole)["features"]
+    return reference.cached("features", block, settings, compute, valid)["features"]
 
 
 def _computed(net: Net, images: Iterable[Image.Image]) -> Iterator[Tensor]:

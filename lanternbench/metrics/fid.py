@@ -43,15 +43,15 @@ def reference_statistics(net: Net, folder: Path) -> Statistics:
     """
     paths = reference.images_in(folder)
 
-    def make() -> dict[str, Tensor]:
+    def compute() -> dict[str, Tensor]:
         made = statistics(net, ImageFiles(paths, strict=True))
         return {"total": made.total, "products": made.products, "count": torch.tensor(made.count)}
 
-    def whole(kept: dict[str, Tensor]) -> bool:
+    def valid(kept: dict[str, Tensor]) -> bool:
         width = kept["total"].numel()
         return kept["products"].shape == (width, width) and kept["count"].numel() == 1
 
-    kept = reference.kept("fid", paths, str(net.settings), make, whole)
+    kept = reference.cached("fid", paths, str(net.settings), compute, valid)
     return Statistics(kept["total"], kept["products"], int(kept["count"]))
 
 

@@ -19,7 +19,7 @@ from lanternbench.metrics import files
 from lanternbench.metrics.clip import CLIP_VIT_L14, openai_clip
 from lanternbench.metrics.geneval_detector import MASK2FORMER, ColourNames, detect, detector
 from lanternbench.metrics.geneval_rules import correct, kept
-from lanternbench.metrics.metric import ImageMetric, Judge
+from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
 from lanternbench.prompts.geneval import OFFICIAL, REPOSITORY, read_metadata
@@ -60,7 +60,7 @@ class GenEval(ImageMetric):
 
     title, key, form, extra = "GenEval", "geneval", ".3f", True
     weights = (MASK2FORMER, CLIP_VIT_L14, METADATA, NAMES)
-    mean_over_categories = True
+    over_categories = True
 
     def __init__(self, name: str, setup: Setup):
         super().__init__(name, setup)
@@ -89,7 +89,7 @@ class GenEval(ImageMetric):
         assert path is not None  # else it is not available
         return {line["prompt"]: line for line in read_metadata(path)}
 
-    def load(self) -> Judge:
+    def load(self) -> ScoreFunction:
         """1 for a correct image, 0 for another; not a number where the caption is none of GenEval's prompts."""
         path, device = self._data(NAMES), self.setup.device
         assert path is not None  # else it is not available
@@ -111,7 +111,7 @@ class GenEval(ImageMetric):
 
         return values
 
-    def said(self) -> list[Note]:
+    def notes(self) -> list[Note]:
         """The captions that are none of GenEval's prompts."""
         if not self.unknown:
             return []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import Encoder
-from lanternbench.metrics.geneval_rules import COLOURS, Colours, Found
+from lanternbench.metrics.geneval_rules import COLOURS, Colours, Detection
 from lanternbench.metrics.pretrained import pretrained
 
 MASK2FORMER = files.Weights(
@@ -55,7 +55,7 @@ def pixels(image: Image.Image) -> tuple[Tensor, tuple[int, int]]:
     return F.pad(found, (0, -size[1] % STRIDE, 0, -size[0] % STRIDE)), size
 
 
-def instances(classes: Tensor, masks: Tensor, most: int = MOST) -> list[tuple[int, Found]]:
+def instances(classes: Tensor, masks: Tensor, most: int = MOST) -> list[tuple[int, Detection]]:
     """(class, object) of the ``most`` likeliest pairs of query and class, as mmdet's instance head finds them.
 
     classes: logits [Q, C + 1], the last for "nothing"; masks: logits [Q, H, W] in the image's own pixels.
@@ -70,12 +70,12 @@ def instances(classes: Tensor, masks: Tensor, most: int = MOST) -> list[tuple[in
         certainty = masks[query].sigmoid()[mask].mean()  # of the mask, over its pixels
         ys, xs = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
         box = [float(v) for v in (xs[0], ys[0], xs[-1] + 1, ys[-1] + 1)]
-        found.append((int(label), Found(box, float(score * certainty), mask.cpu().numpy())))
+        found.append((int(label), Detection(box, float(score * certainty), mask.cpu().numpy())))
     return found
 
 
 @torch.inference_mode()
-def detect(model: Any, image: Image.Image, names: Sequence[str]) -> dict[str, list[Found]]:
+def detect(model: Any, image: Image.Image, names: Sequence[str]) -> dict[str, list[Detection]]:
     """The objects of an RGB image by class; masks are bool [H, W] of the image's size."""
     device = next(model.parameters()).device
     seen, (height, width) = pixels(image)
@@ -83,7 +83,7 @@ def detect(model: Any, image: Image.Image, names: Sequence[str]) -> dict[str, li
     masks = F.interpolate(out.masks_queries_logits, seen.shape[1:], mode="bilinear", align_corners=False)
     masks = masks[:, :, :height, :width]
     masks = F.interpolate(masks, image.size[::-1], mode="bilinear", align_corners=False)[0]
-    objects: dict[str, list[Found]] = {}
+    objects: dict[str, list[Detection]] = {}
     for label, found in instances(out.class_queries_logits[0], masks):
         objects.setdefault(names[label], []).append(found)
     return objects
@@ -105,7 +105,7 @@ class ColourNames:
     def of(self, image: Image.Image) -> Colours:
         """What names the colours of objects in this image."""
 
-        def colours(found: list[Found], name: str) -> list[str]:
+        def colours(found: list[Detection], name: str) -> list[str]:
             crops = [crop(image, one) for one in found]
             likeness = self.encoder.images(crops) @ self.classifier(name).T
             return [COLOURS[i] for i in likeness.argmax(1).tolist()]
@@ -113,7 +113,7 @@ class ColourNames:
         return colours
 
 
-def crop(image: Image.Image, found: Found) -> Image.Image:
+def crop(image: Image.Image, found: Detection) -> Image.Image:
     """The object's box of an RGB image, grey outside its mask."""
     if found.mask is not None:
         image = Image.composite(image, Image.new("RGB", image.size, BACKGROUND), Image.fromarray(found.mask))

@@ -17,7 +17,7 @@ DIRECTION = 0.5  # of the offset's norm, from which on it counts
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 
 
-class Found(NamedTuple):
+class Detection(NamedTuple):
     """A detected object."""
 
     box: Sequence[float]
@@ -25,10 +25,10 @@ class Found(NamedTuple):
     mask: Any = None  # bool [H, W]
 
 
-Colours = Callable[[list[Found], str], list[str]]  # objects of a class, its name -> the colour of each
+Colours = Callable[[list[Detection], str], list[str]]  # objects of a class, its name -> the colour of each
 
 
-def kept(found: Iterable[Found], tag: str) -> list[Found]:
+def kept(found: Iterable[Detection], tag: str) -> list[Detection]:
     """The detections of one class that count for prompts of a tag, best first."""
     threshold = COUNTING_CONFIDENCE if tag == "counting" else CONFIDENCE
     return sorted((f for f in found if f.confidence > threshold), key=lambda f: -f.confidence)[:MOST]
@@ -47,12 +47,12 @@ def relations(a: Sequence[float], b: Sequence[float]) -> set[str]:
     return {name for name, holds in tests.items() if holds}
 
 
-def correct(metadata: Mapping[str, Any], objects: Mapping[str, list[Found]], colours: Colours) -> bool:
+def correct(metadata: Mapping[str, Any], objects: Mapping[str, list[Detection]], colours: Colours) -> bool:
     """Does an image with these objects (by class, best first) show what a line of the metadata asks for?"""
-    groups: list[list[Found] | None] = []  # the objects that met each demand
+    groups: list[list[Detection] | None] = []  # the objects that met each demand
     for wanted in metadata.get("include", ()):
         name, count = wanted["class"], wanted["count"]
-        best: list[Found] | None = objects.get(name, [])[:count]
+        best: list[Detection] | None = objects.get(name, [])[:count]
         if len(best or ()) < count or not _coloured(wanted, best or [], colours) or not _placed(wanted, best, groups):
             best = None
         groups.append(best)
@@ -60,11 +60,11 @@ def correct(metadata: Mapping[str, Any], objects: Mapping[str, list[Found]], col
     return None not in groups and not too_many
 
 
-def _coloured(wanted: Mapping[str, Any], found: list[Found], colours: Colours) -> bool:
+def _coloured(wanted: Mapping[str, Any], found: list[Detection], colours: Colours) -> bool:
     return "color" not in wanted or colours(found, wanted["class"]).count(wanted["color"]) >= wanted["count"]
 
 
-def _placed(wanted: Mapping[str, Any], found: list[Found] | None, groups: list[list[Found] | None]) -> bool:
+def _placed(wanted: Mapping[str, Any], found: list[Detection] | None, groups: list[list[Detection] | None]) -> bool:
     if "position" not in wanted:
         return True
     relation, group = wanted["position"]

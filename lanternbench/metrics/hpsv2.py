@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import Encoder, filled
-from lanternbench.metrics.metric import ImageMetric, Judge
+from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import seeded
 from lanternbench.registry import register
 
@@ -84,10 +84,10 @@ class HpsV2(ImageMetric):
 
     title, weights = "HPSv2", (HPS_V2,)
 
-    def load(self) -> Judge:
+    def load(self) -> ScoreFunction:
         """The cosine of image and caption."""
         (weights,) = self.weights
-        return load(self.setup.find(weights), weights, device=self.setup.device).judge()
+        return load(self.setup.find(weights), weights, device=self.setup.device).cosine()
 
 
 @register("metric", "hpsv2.1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lanternbench.metrics import files
-from lanternbench.metrics.metric import ImageMetric, Judge
+from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.registry import register
 
 IMAGE_REWARD = files.Weights(
@@ -31,10 +31,10 @@ class ImageReward(ImageMetric):
 
     title, weights = "ImageReward", (IMAGE_REWARD, BERT_VOCABULARY)
 
-    def load(self) -> Judge:
+    def load(self) -> ScoreFunction:
         """The reward."""
         from lanternbench.metrics import blip_reward
 
         here, words = (self.setup.find(w) for w in self.weights)
         model = blip_reward.load(here, words) if here and words else blip_reward.untrained()
-        return blip_reward.judge(*model, self.setup.device)
+        return blip_reward.score_function(*model, self.setup.device)

@@ -23,7 +23,7 @@ from lanternbench.notes import Note
 
 BATCH = 32  # images that go through a network together at most
 ENOUGH = 5000  # images from which on values of whole sets are usually quoted
-Judge = Callable[[list[Image.Image], list[str]], Tensor]  # images, captions -> values [B]
+ScoreFunction = Callable[[list[Image.Image], list[str]], Tensor]  # images, captions -> values [B]
 
 
 class Column(NamedTuple):
@@ -36,6 +36,7 @@ class Column(NamedTuple):
     metric: str = ""  # the registered name
     embedded: bool = False  # computed by the package's own small networks
     random: bool = False  # computed by networks with random weights: noise
+    over_categories: bool = False  # its mean is that of the means of the prompts' categories
 
 
 class Extra(NamedTuple):
@@ -69,6 +70,7 @@ class Metric:
     embedded: ClassVar[bool] = False  # computed by the package's own small networks
     stand_in: ClassVar[str] = ""  # the embedded metric that this name means on the tiny target
     compares: ClassVar[bool] = False  # with the real images of the setup
+    over_categories: ClassVar[bool] = False  # its mean is that of the means of the prompts' categories
     extra: ClassVar[bool] = False  # computed only when it is asked for by name
 
     def __init__(self, name: str, setup: Setup):
@@ -80,9 +82,9 @@ class Metric:
         """The columns of the metric registered as ``name``, with trained or random weights."""
         mark = Setup(random=random).mark
         own = Extra(cls.key or name, cls.title or name, cls.higher_is_better, cls.form)
+        about = name, cls.embedded, random, cls.over_categories
         return [
-            Column(f"{c.key}{mark}", f"{c.title}{mark}", c.higher_is_better, c.form, name, cls.embedded, random)
-            for c in (own, *cls.more)
+            Column(f"{c.key}{mark}", f"{c.title}{mark}", c.higher_is_better, c.form, *about) for c in (own, *cls.more)
         ]
 
     def available(self) -> Note | None:
@@ -103,21 +105,20 @@ class ImageMetric(Metric):
     """A metric with a value per image; ``captions`` tells whether the value depends on the caption."""
 
     captions: ClassVar[bool] = True
-    mean_over_categories: ClassVar[bool] = False  # its mean is that of the means of the prompts' categories
 
-    def load(self) -> Judge:
+    def load(self) -> ScoreFunction:
         """What scores a batch.  Called once, when it is first needed."""
         raise NotImplementedError
 
     @cached_property
-    def judge(self) -> Judge:
+    def score_batch(self) -> ScoreFunction:
         return self.load()
 
     def prepare(self) -> None:
         """Load the network now, so that a clock may start afterwards."""
-        self.judge  # noqa: B018
+        self.score_batch  # noqa: B018
 
-    def said(self) -> list[Note]:
+    def notes(self) -> list[Note]:
         """What there is to say of the images scored so far."""
         return []
 
@@ -129,7 +130,7 @@ class ImageMetric(Metric):
         if not images or self.available():
             return [None] * len(images)
         starts = range(0, len(images), BATCH)
-        values = torch.cat([self.judge(images[i : i + BATCH], captions[i : i + BATCH]) for i in starts]).tolist()
+        values = torch.cat([self.score_batch(images[i : i + BATCH], captions[i : i + BATCH]) for i in starts]).tolist()
         return [v if math.isfinite(v) else None for v in values]
 
 

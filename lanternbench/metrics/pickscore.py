@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import openai_pixels
-from lanternbench.metrics.metric import ImageMetric, Judge
+from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.pretrained import pretrained
 from lanternbench.registry import register
 
@@ -40,7 +40,7 @@ def config(text: dict[str, Any] = TEXT, vision: dict[str, Any] = VISION, width: 
     )
 
 
-def judge(model: Any, device: str = "cpu") -> Judge:
+def score_function(model: Any, device: str = "cpu") -> ScoreFunction:
     """Scores by a ``CLIPModel``: exp(logit_scale) · cos(image, caption)."""
     import open_clip
 
@@ -61,9 +61,9 @@ class PickScore(ImageMetric):
 
     title, form, weights = "PickScore", ".3f", (PICK_SCORE,)
 
-    def load(self) -> Judge:
+    def load(self) -> ScoreFunction:
         """The official weights in transformers' CLIP."""
         from transformers import CLIPModel
 
         path, device = self.setup.find(PICK_SCORE), self.setup.device
-        return judge(pretrained(CLIPModel, config(), path, PICK_SCORE.title, device), device)
+        return score_function(pretrained(CLIPModel, config(), path, PICK_SCORE.title, device), device)

@@ -1,4 +1,4 @@
-"""A folder of real images to compare with, and what was computed from it: kept until files or settings change."""
+"""The folder of real images that metrics compare with, and a cache of what was computed from image files."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ def fingerprint(paths: Sequence[Path], settings: str) -> str:
     return hashlib.sha256(lines.encode("utf-8", "replace")).hexdigest()
 
 
-def kept(
+def cached(
     kind: str,
     paths: Sequence[Path],
     settings: str,
-    make: Callable[[], dict[str, Tensor]],
-    whole: Callable[[dict[str, Tensor]], bool] = lambda found: True,
+    compute: Callable[[], dict[str, Tensor]],
+    valid: Callable[[dict[str, Tensor]], bool] = lambda found: True,
 ) -> dict[str, Tensor]:
-    """What ``make`` computes from the image files: from the cache when it was computed before, else stored there.
+    """What ``compute`` gives for the image files: from the cache when it is there, else computed and stored.
 
-    ``kind`` is a folder of the cache; ``settings`` names all that the result depends on beside the images; what is not
-    ``whole`` is made again.  Raises UserError when the disk is full or not writable.
+    ``kind`` is a folder of the cache; ``settings`` names all that the result depends on beside the images; a cached
+    file that is damaged or not ``valid`` is replaced.  Raises UserError when the disk is full or not writable.
     """
     digest = fingerprint(paths, f"{kind} {settings}")
     path = cache_dir() / kind / f"{digest[:16]}.safetensors"
-    with suppress(OSError, SafetensorError, KeyError, ValueError):  # absent, or damaged: made again
-        if whole(found := load_file(path)):
+    with suppress(OSError, SafetensorError, KeyError, ValueError):  # absent or damaged
+        if valid(found := load_file(path)):
             return found
-    result = make()
+    result = compute()
     with writing(path, HOME):
         path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, HOME, shared=True) as file:

@@ -18,6 +18,7 @@ from lanternbench.models.loading import dtype_named
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
 from lanternbench.registry import component, components
+from lanternbench.utils.device import fit_threads
 from lanternbench.utils.graph_capture import of_mode
 
 
@@ -65,7 +66,9 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False, dt
     bfloat16 (default: float32 on a CPU and in the embedded format, else bfloat16).  Raises UserError for an unknown
     name or dtype and for weights that are missing or damaged.
     """
-    return packed(load_plain(name, device, random_weights, dtype))
+    target = load_plain(name, device, random_weights, dtype)
+    fit_threads(target.model)
+    return packed(target)
 
 
 def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:

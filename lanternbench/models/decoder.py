@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_upper_left
 
-from lanternbench.engine.sampling import guide
+from lanternbench.models.guidance import guide
 from lanternbench.models.transformer import Stack
 
 if TYPE_CHECKING:
@@ -82,6 +82,10 @@ class ImageDecoder(Stack):
         n = x.shape[1]
         mask = causal_upper_left(n, n) if valid.all() else prefix_mask(valid, n)
         return self(x, self.rope[None, :n, None], mask)[:, prefix.shape[1] - 1 :]
+
+    @property
+    def about(self) -> str:
+        return f"{type(self).__name__}, {len(self.layers)} layers"
 
     def misfit(self, target: Target) -> str | None:
         """What keeps it from drafting for ``target``, in words; None where it fits."""

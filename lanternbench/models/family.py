@@ -23,6 +23,21 @@ class Source(BaseModel):
     files: tuple[str, ...]
 
 
+class Expected(BaseModel):
+    """What is published of a drafter: on trees of kind ``tree``, the first drafted token is accepted at least so often.
+
+    Papers give mean tokens a step, from which ``expected.at_least`` derives it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    drafter: str
+    tree: str
+    temperature: float
+    first_token_acceptance: float
+    source: str
+
+
 class Entry(BaseModel):
     """A row of the catalogue.  ``files`` by role: ``model``, ``vq``, ``text``, and drafters by kind."""
 
@@ -37,6 +52,7 @@ class Entry(BaseModel):
     guidance: float = 3.0
     top_k: int = 0
     files: dict[str, Source] = {}
+    expects: tuple[Expected, ...] = ()
 
     @property
     def folder(self) -> Path:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -184,7 +184,7 @@ def _filled(
                 f"the checkpoint in {where} has a '{min(state)}' that a {type(net).__name__} of this kind has no place "
                 "for: it is of another architecture, whose output would differ without it"
             )
-    wanted = dict(net.named_parameters())
+    wanted = [k for k in shapes if not k.endswith("num_batches_tracked")]
     if lost := [k for k in wanted if k not in values]:
         raise UserError(
             f"the checkpoint in {where} has no '{lost[0]}' ({len(lost)} of {len(wanted)} weights are absent): "
@@ -209,6 +209,17 @@ def random_net(make: Callable[[], Net], device: str, dtype: torch.dtype) -> Net:
     values = {name: drawn(name, empty.shape) for name, empty in net.named_parameters()}
     net.load_state_dict(values, strict=False, assign=True)
     return net.to(device).eval()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The model's config.json or params.json.  Raises UserError."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it holds no object")
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path} ({error}); use the {path.name} published with the weights") from None
+    return config
 
 
 def present(folder: Path, role: str) -> bool:

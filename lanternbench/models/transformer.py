@@ -39,6 +39,11 @@ class DecoderConfig:
     out_bias: bool = False
 
     @property
+    def decoder(self) -> DecoderConfig:
+        """Itself, as an image decoder's configuration has its stack's."""
+        return self
+
+    @property
     def head_dim(self) -> int:
         return self.dim // self.n_head
 

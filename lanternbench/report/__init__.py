@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from lanternbench import metrics
 from lanternbench.analysis.figures import BASELINE
 from lanternbench.analysis.summary import RANDOM_NOTE
 from lanternbench.errors import UserError
@@ -137,10 +138,10 @@ def _differing(runs: list[Run]) -> str:
 def _metric_notes(rows: Sequence, said: list[Note]) -> list[Note]:
     notes = []
     keys = [key for key in metric_keys(rows) if any(row.value(key) is not None for row in rows)]
-    if tiny := [metric_column(key).title for key in keys if key.endswith("-tiny")]:
+    if tiny := [metric_column(key).title for key in keys if metrics.column(key).embedded]:
         text = f"{', '.join(tiny)}: scored by the embedded evaluators; not comparable with the papers' metrics."
         notes.append(Note("info", None, text))
-    if any(key.endswith("-random") for key in keys) and RANDOM_NOTE not in said:
+    if any(metrics.column(key).random for key in keys) and RANDOM_NOTE not in said:
         notes.append(RANDOM_NOTE)
     for key in keys:
         found = [row.figure(key) for row in rows]

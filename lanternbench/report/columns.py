@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lanternbench import metrics
 from lanternbench.analysis.statistics import Estimate
 from lanternbench.experiment.summaries import Row
 
@@ -131,35 +132,14 @@ DETAIL = [  # shown after the quality metrics
            help="GPU memory at its peak while the method decoded, all that the run holds included"),
 ]  # fmt: skip
 
-MARKS = ("-tiny", "-random")  # kept in the title: scored by the embedded evaluators, or by untrained networks
-# name without mark -> (title, format, better)
-METRICS = {
-    "clip": ("CLIP", ".4f", "higher"),
-    "fid": ("FID", ".2f", "lower"),
-    "image-reward": ("ImageReward", ".4f", "higher"),
-    "hpsv2": ("HPSv2", ".4f", "higher"),
-    "inception-score": ("Inception Score", ".2f", "higher"),
-    "aesthetic": ("Aesthetic", ".3f", "higher"),
-    "precision": ("Precision", ".3f", "higher"),
-    "recall": ("Recall", ".3f", "higher"),
-    "fid-inf": ("FID∞", ".2f", "lower"),
-    "fid-clean": ("FID (clean-fid resize)", ".2f", "lower"),
-    "fid-legacy": ("FID (pytorch-fid resize)", ".2f", "lower"),
-}
-
-
 PAIRED = "two-sided p-value of the paired permutation test against ar, over prompts"
 
 
 def metric_column(key: str) -> Column:
-    """The column of a quality metric, by name; an unknown metric keeps its name and counts as higher-is-better."""
-    name = key.lower().replace("_", "-")
-    mark = next((mark for mark in MARKS if name.endswith(mark)), "")
-    base = name.removesuffix(mark)
-    title, form, better = METRICS.get(base, (key.removesuffix(mark), ".4f", ""))
-    if not better:
-        better = "lower" if base.startswith(("fid", "kid")) else "higher"
-    return Column(key, title + mark, tex_escape(title + mark), form, better, True, ALL)
+    """The column of a quality metric, by the metric; an unknown one keeps its name and has no direction."""
+    found = metrics.column(key)
+    better = {True: "higher", False: "lower", None: ""}[found.higher_is_better]
+    return Column(key, found.title, tex_escape(found.title), found.form, better, True, ALL)
 
 
 def metric_keys(rows: Sequence[Row]) -> list[str]:

@@ -68,11 +68,10 @@ def image_uri(path: Path, room: int = 1 << 20) -> str | None:
         return None
     if max(picture.size) <= LARGEST and len(uri := _uri(picture, "PNG", optimize=True)) <= room:
         return uri
-    for side, quality in ((LARGEST, 88), (LARGEST, 70), (192, 70), (128, 70), (96, 60)):
-        picture.thumbnail((side, side), Image.Resampling.LANCZOS)
-        if len(uri := _uri(picture, "WEBP", quality=quality)) <= room:
-            break
-    return uri
+    side = next((side for side, least in ((LARGEST, 24_000), (192, 12_000)) if room >= least), 128)
+    picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+    uri = _uri(picture, "WEBP", quality=85, method=2)
+    return uri if len(uri) <= room else _uri(picture, "WEBP", quality=50, method=2)
 
 
 def _uri(image: Image.Image, kind: str, **options: Any) -> str:

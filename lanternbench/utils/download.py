@@ -1,23 +1,28 @@
-"""One file from the web: continued where it stopped, checked by SHA-256, under its name only when whole."""
+"""One file from the web: by one process at a time, continued where it stopped, under its name only when checked."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
+import http.client
 import os
 import shutil
+import time
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from lanternbench.errors import UserError
 from lanternbench.utils.files import HOME
 
 BLOCK = 1 << 20
+_BROKEN_ARCHIVE = (zipfile.BadZipFile, KeyError, EOFError, zlib.error, NotImplementedError, RuntimeError)
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where the server tells
 
 
@@ -38,21 +43,57 @@ def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
     part = file.path.with_name(file.path.name + ".part")
     with file_errors(file.url):
         part.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _get(file.url, part, progress)
-        except urllib.error.HTTPError as error:
-            raise UserError(f"{file.url} answers {error.code} ({error.reason}): get the file by hand") from None
-        if file.member:
-            _extract(part, file)
-        found = digest(part)
-        if not found.startswith(file.sha256):
-            part.unlink()
-            raise UserError(
-                f"{file.title} is not the published file (SHA-256 {found[:12]}…, not {file.sha256[:12]}…) and was "
-                "removed: try again, or get it by hand"
-            )
-        os.replace(part, file.path)
+        with _alone(part, file.path) as out:
+            if out is None:
+                return file.path
+            try:
+                _get(file, out, progress)
+            except urllib.error.HTTPError as error:
+                raise UserError(
+                    f"{file.url} answers {error.code} ({str(error.reason).partition(chr(10))[0]}): get the file by hand"
+                ) from None
+            found = _extracted(part, file) if file.member else part
+            _check(found, file)
+            os.replace(found, file.path)
+            part.unlink(missing_ok=True)
     return file.path
+
+
+@contextmanager
+def _alone(part: Path, whole: Path) -> Iterator[IO[bytes] | None]:
+    """``part`` open for appending, and locked; None if another process, which had it, has made it ``whole``."""
+    while True:
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+        with open(descriptor, "r+b") as out:
+            try:
+                fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.2)
+                continue
+            if not part.exists() or not os.path.samestat(os.fstat(descriptor), part.stat()):
+                continue  # the other process has renamed or removed it
+            if whole.is_file():
+                part.unlink()
+                yield None
+            else:
+                try:
+                    yield out
+                finally:
+                    if part.exists() and not part.stat().st_size:
+                        part.unlink()
+            return
+
+
+def _check(part: Path, file: Remote) -> None:
+    """Raises UserError, and removes ``part``, if it is not the published file."""
+    found = digest(part)
+    if not found.startswith(file.sha256):
+        part.unlink()
+        file.path.with_name(f"{file.path.name}.part").unlink(missing_ok=True)
+        raise UserError(
+            f"{file.title} is not the published file (SHA-256 {found[:12]}…, not {file.sha256[:12]}…) and was "
+            "removed: try again, or get it by hand"
+        )
 
 
 @contextmanager
@@ -62,6 +103,8 @@ def file_errors(source: str) -> Iterator[None]:
         yield
     except PermissionError as error:
         raise UserError(f"cannot write {error.filename}: set LANTERNBENCH_HOME to a folder of yours") from None
+    except http.client.HTTPException:
+        raise UserError(f"the connection to {source} broke: run the same command again, it continues") from None
     except OSError as error:  # URLError and timeouts are OSErrors too
         if error.errno == errno.ENOSPC:
             raise UserError("the disk is full: make room and run the same command again, it continues") from None
@@ -70,10 +113,14 @@ def file_errors(source: str) -> Iterator[None]:
         raise UserError(f"no connection to {source}: run the same command again, it continues") from None
 
 
-def _get(url: str, part: Path, progress: Progress) -> None:
-    """Append to ``part`` what it lacks of ``url``; a server that cannot continue sends all of it again."""
-    have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+def _get(file: Remote, out: IO[bytes], progress: Progress) -> None:
+    """Append to ``out`` what it lacks of the file; what could not be checked afterwards starts again from nothing.
+
+    Raises UserError for a web page in place of the file, and for a body that can be checked by nothing.
+    """
+    checked = bool(file.sha256 or file.member)  # an archive has checksums of its own
+    have = os.fstat(out.fileno()).st_size if checked else 0
+    request = urllib.request.Request(file.url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         answer = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
@@ -81,30 +128,39 @@ def _get(url: str, part: Path, progress: Progress) -> None:
             return
         raise
     with answer:
+        if answer.headers.get_content_type() == "text/html" and file.path.suffix not in (".html", ".htm"):
+            raise UserError(f"{file.url} answers with a web page, perhaps a network's login: get the file by hand")
         if answer.status != 206:
             have = 0
-        length = answer.headers.get("Content-Length")
-        total = have + int(length) if length else None
-        with part.open("ab" if have else "wb") as out:
-            while block := answer.read(BLOCK):
-                out.write(block)
-                have += len(block)
-                progress(have, total)
+        elif not answer.headers.get("Content-Range", f"bytes {have}-").startswith(f"bytes {have}-"):
+            raise UserError(f"{file.url} does not continue where it is asked to: get the file by hand")
+        length = answer.headers.get("Content-Length", "")
+        total = have + int(length) if length.isdigit() else None
+        if total is None and not checked:
+            raise UserError(f"{file.url} tells no length, so that nothing can be checked: get the file by hand")
+        out.truncate(have)
+        while block := answer.read(BLOCK):
+            out.write(block)
+            have += len(block)
+            progress(have, total)
+        out.flush()
     if total is not None and have < total:
         raise OSError("the connection was closed early")
 
 
-def _extract(archive: Path, file: Remote) -> None:
-    """Replace a downloaded zip archive by its one member that is wanted."""
+def _extracted(archive: Path, file: Remote) -> Path:
+    """The one wanted member of a downloaded zip archive, beside it."""
+    member = archive.with_name(f"{archive.name}.member")
     try:
         with zipfile.ZipFile(archive) as packed, packed.open(str(file.member)) as source:
-            member = archive.with_name(archive.name + ".member")
-            with member.open("wb") as out:
+            member.unlink(missing_ok=True)
+            with open(member, "xb") as out:
                 shutil.copyfileobj(source, out, BLOCK)
-    except (zipfile.BadZipFile, KeyError):
+    except _BROKEN_ARCHIVE:
         archive.unlink()
+        member.unlink(missing_ok=True)
         raise UserError(f"{file.url} is not the archive with {file.member}: get the file by hand") from None
-    os.replace(member, archive)
+    return member
 
 
 def digest(path: Path) -> str:

@@ -55,6 +55,9 @@ def plan(entry: Entry) -> list[File]:
         named = [s for s in siblings if any(fnmatch.fnmatch(s.rfilename, pattern) for pattern in source.files)]
         if not named:
             raise UserError(f"the repository {source.repo} no longer holds {', '.join(source.files)}: get it by hand")
+        for path in (Path(s.rfilename) for s in named):
+            if path.is_absolute() or ".." in path.parts:
+                raise UserError(f"the repository {source.repo} names a file outside itself ({path}): do not use it")
         found += [File(role, source.repo, s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None) for s in named]
     return found
 

@@ -64,7 +64,8 @@ def replacing(path: Path, elsewhere: str, shared: bool = False) -> Iterator[IO[b
     part = path.with_name(f"{path.name}.{uuid4().hex}.part" if shared else f"{path.name}.part")
     with writing(path, elsewhere):
         try:
-            with open(part, "wb") as file:
+            part.unlink(missing_ok=True)  # what a crash left, or a link that would be followed
+            with open(part, "xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

@@ -12,10 +12,13 @@ from torch import Tensor
 from golden_checks.common import Found, Vectors, close, read, same, worst
 from lanternbench.engine import verify as verification
 from lanternbench.engine.sampling import Warp
-from lanternbench.engine.tree import static_tree
-from lanternbench.engine.verify import Draft, Verdict
-from lanternbench.methods.acceptance import RESIDUALS, Exact, Lantern, Rule
+from lanternbench.engine.tree import Draft
+from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
+from lanternbench.methods.acceptance import exact
+from lanternbench.methods.acceptance.lantern import PublicLanternRule
 from lanternbench.methods.acceptance.neighbours import nearest
+from lanternbench.methods.residuals import lantern_reference, standard
+from lanternbench.methods.trees.static import static_tree
 
 
 def check(folder: Path) -> list[Found]:
@@ -35,14 +38,14 @@ def compare(vectors: Vectors, case: dict[str, Any]) -> list[Found]:
     given, want = vectors.under(f"in.{case['name']}."), vectors.under(f"out.{case['name']}.")
     draft, q = recorded_draft(case, given)
     rule = rule_of(case, vectors["in.codebook"])
-    residual = RESIDUALS["lantern-reference" if case["lantern"] else "standard"]
-    verdict, final = walk(draft, q, given["uniforms"], rule, residual)
+    residual = lantern_reference if case["lantern"] else standard
+    result, final = walk(draft, q, given["uniforms"], rule, residual)
     row = given["retrieve_indices"][int(want["best_candidate"])].long()
     accepted = int(want["accept_length"])
-    used = int(verdict.tried[0, verdict.path[0, : int(verdict.accepted[0]) + 1]].sum())
+    used = int(result.tried[0, result.path[0, : int(result.accepted[0]) + 1]].sum())
     return [
-        same("accepted", verdict.accepted[0], accepted),
-        same("path", verdict.path[0, : accepted + 1], row[: accepted + 1]),
+        same("accepted", result.accepted[0], accepted),
+        same("path", result.path[0, : accepted + 1], row[: accepted + 1]),
         same("uniforms used", used, want["uniforms_used"]),
         close("distribution of the last token", final, want["sample_p"]),
     ]
@@ -56,26 +59,28 @@ def recorded_draft(case: dict[str, Any], given: dict[str, Tensor]) -> tuple[Draf
     tokens[0, at[at >= 0]] = given["candidates"].long()[at >= 0]
     q = Warp(**case["logits_processor"])(given["node_logits"])[None]
     if case["kind"] == "dynamic":  # children were chosen: p is 1 at each
-        return Draft(tokens, static.tree), q
+        return Draft(tokens, grown=static.tree), q
     levels = sorted((k for k in given if k.startswith("op.")), key=lambda k: int(k[3:]))
     p = torch.cat([given[k] for k in levels])  # a row per expanded node, level by level
-    return Draft(tokens, static.tree, p[None, : len(static.inner)], static), q
+    return Draft(tokens, p[None, : len(static.inner)], static), q
 
 
-def rule_of(case: dict[str, Any], codebook: Tensor) -> Rule:
+def rule_of(case: dict[str, Any], codebook: Tensor) -> AcceptanceRule:
     """The reference's k leaves out the token itself; its δ above 1 is LANTERN++'s λ."""
     if not case["lantern"]:
-        return Exact()
+        return exact.ExactRule()
     bound = "multiplicative" if case["lantern_delta"] > 1 else "tvd"
     table = nearest(codebook, case["lantern_k"] + 2)
-    return Lantern(table[:, : case["lantern_k"] + 1], bound, case["lantern_delta"], inclusive=True, barred=table)
+    return PublicLanternRule(table[:, : case["lantern_k"] + 1], bound, case["lantern_delta"], table)
 
 
-def walk(draft: Draft, q: Tensor, uniforms: Tensor, rule: Rule, residual: Any) -> tuple[Verdict, Tensor]:
+def walk(
+    draft: Draft, q: Tensor, uniforms: Tensor, rule: AcceptanceRule, residual: Residual
+) -> tuple[VerifyResult, Tensor]:
     """Verify with the uniforms in the order in which a sequential walk consumes them.
 
     Verification takes a uniform per node, so they are dealt to the children of the node that the walk has reached,
-    once per depth.  Returns the verdict and the distribution [V] that its last token is drawn from.
+    once per depth.  Returns the result and the distribution [V] that its last token is drawn from.
     """
     u = torch.zeros(1, draft.tree.nodes, dtype=torch.float64)
     drawn: list[Tensor] = []
@@ -85,13 +90,13 @@ def walk(draft: Draft, q: Tensor, uniforms: Tensor, rule: Rule, residual: Any) -
         return weights.argmax(-1)
 
     node, used = 0, 0
-    with patch.object(verification, "draw", recording):
+    with patch.object(verification, "draw", recording), patch.object(exact, "draw", recording):
         while True:
             children = [c for c in draft.tree.children[0, node].tolist() if c >= 0]
             u[0, children] = uniforms[used : used + len(children)]
-            verdict = verification.verify(draft, q.clone(), u, rule, residual)
+            result = rule.verify(draft, q.clone(), Uniforms(u, u[:, :0]), residual, greedy=False)
             depth = int(draft.tree.depth[0, node])
-            used += int(verdict.tried[0, node])
-            if int(verdict.accepted[0]) <= depth:
-                return verdict, drawn[-1][0] / drawn[-1][0].sum()
-            node = int(verdict.path[0, depth + 1])
+            used += int(result.tried[0, node])
+            if int(result.accepted[0]) <= depth:
+                return result, drawn[-1][0] / drawn[-1][0].sum()
+            node = int(result.path[0, depth + 1])

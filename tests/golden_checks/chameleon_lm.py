@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, cached, close, loaded, read, worst
-from lanternbench.engine.sampling import guide
-from lanternbench.models.cached_stack import CachedStack, additive, causal
+from lanternbench.models.cached_stack import CachedStack, Lengths, additive, causal
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, config_from_hf, from_hf
-from lanternbench.models.llamagen.model import prefix_mask
+from lanternbench.models.decoder import prefix_mask
+from lanternbench.models.guidance import guide
 
 
 def check(folder: Path) -> list[Found]:
@@ -76,7 +76,8 @@ def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, Te
     for n in (prefill, 1, 1, 3, length - prefill - 5):
         position = torch.arange(base, base + n)[None]
         new = x[:, base : base + n]
-        out.append(stack.forward(new, position, [base], torch.tensor([base]), 0, causal(n, x.dtype, x.device)))
+        start = Lengths(torch.tensor([base]), (base,))
+        out.append(stack.forward(new, position, start, 0, causal(n, x.dtype, x.device)))
         base += n
     return model.output(torch.cat(out, 1)), cached(stack)
 

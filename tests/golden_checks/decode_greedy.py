@@ -14,7 +14,8 @@ from golden_checks.drafting import eagle
 from lanternbench.engine.decode import Generation
 from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.models.cached_stack import additive
-from lanternbench.models.llamagen.model import LlamaGen, config_from_hf, from_hf, prefix_mask
+from lanternbench.models.decoder import prefix_mask
+from lanternbench.models.llamagen.model import LlamaGen, config_from_hf, from_hf
 from lanternbench.models.target import Target
 
 

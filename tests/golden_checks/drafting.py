@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lanternbench.methods.proposals.drafters import EagleDrafter
 from torch import Tensor, nn
 
 from golden_checks.common import Vectors, cached, loaded
-from lanternbench.engine.state import Fresh
+from lanternbench.engine.sampling import Warp
+from lanternbench.engine.state import LastCommit, Progress
+from lanternbench.engine.timing import Clock
+from lanternbench.methods.proposals.eagle import EagleDrafter
+from lanternbench.models.cached_stack import Lengths
+from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters.eagle import Eagle, from_published
 from lanternbench.models.llamagen.model import LlamaGenConfig
 from lanternbench.models.rope import rope_2d
 from lanternbench.models.slot_layout import SlotLayout
+from lanternbench.models.target import Prefix
 
 GRIDS = {"c2i": 24, "t2i": 16, "t2i2": 32}  # the reference derives the drafter's grid from its input type
+GREEDY = Warp(0.0)
 
 
 def eagle(state: dict[str, Tensor], config: dict[str, Any]) -> Eagle:
@@ -42,8 +49,11 @@ def heads(vectors: Vectors, prefix: int) -> Any:
     vocab, dim = vectors["in.lm_head"].shape
     output = nn.Linear(dim, vocab, bias=False)
     output.weight.data = vectors["in.lm_head"]
+
     rope = rope_2d(grid_of(vectors), grid_of(vectors), net.config.head_dim, prefix)
-    return net, SimpleNamespace(output=output, rope=rope, config=net.config)
+    model = SimpleNamespace(output=output, rope=rope, config=net.config, dtype=output.weight.dtype)
+    model.logits = partial(ImageDecoder.logits, model)
+    return net, model
 
 
 class Recorded:
@@ -52,39 +62,49 @@ class Recorded:
     ``hidden`` [R, P, dim]: the target's prefix states; the token after them is ``first`` [].
     """
 
-    def __init__(self, vectors: Vectors, hidden: Tensor, first: Tensor, most_nodes: int):
+    def __init__(self, vectors: Vectors, hidden: Tensor, first: Tensor, max_nodes: int, warp: Warp = GREEDY):
         net, model = heads(vectors, hidden.shape[1])
-        clock = SimpleNamespace(tick=lambda phase: None)
-        stack = SimpleNamespace(dtype=hidden.dtype)
-        ahead = torch.zeros(hidden.shape[0], hidden.shape[1] - 1, dtype=torch.long)
-        prefix = SimpleNamespace(ahead_ids=ahead, seen=torch.ones_like(ahead, dtype=torch.bool))
-        self.session: Any = SimpleNamespace(
-            target=SimpleNamespace(model=model),
-            rows=SlotLayout(0, grid_of(vectors) ** 2),
-            prefix=prefix,
+        rows, positions, _ = hidden.shape
+        ahead = torch.zeros(rows, positions - 1, dtype=torch.long)
+        valid = torch.ones(rows, positions, dtype=torch.bool)
+        prefix = Prefix(hidden, valid, hidden, ahead, valid[:, 1:])
+        target = SimpleNamespace(model=model, layout=SlotLayout(0, grid_of(vectors) ** 2), graphs=None)
+        self.state: Any = SimpleNamespace(
+            target=target,
+            warp=warp,
             guidance=vectors.meta["cfg_scale"],
-            offset=hidden.shape[1],
-            limit=grid_of(vectors) ** 2,
-            batch=1,
-            graphs=None,
-            unseen=False,
-            length=torch.zeros(1, dtype=torch.long),
-            lengths=[0],
+            prefix=prefix,
+            prefix_states=hidden,
             device=hidden.device,
-            clock=clock,
-            stack=stack,
+            clock=Clock(hidden.device),
+            now=SimpleNamespace(length=_lengths(0)),
         )
-        self.drafter = EagleDrafter(net, most_nodes)
-        self.drafter.begin(self.session, hidden)
+        self.drafter = EagleDrafter(net, model)
+        self.own = self.drafter.init(self.state, max_nodes)
         self.commit(hidden[:, -1:], first.view(1, 1))
 
     def commit(self, hidden: Tensor, tokens: Tensor) -> None:
         """hidden [R, A, dim] of the positions before the new tokens [1, A]."""
-        s, count = self.session, tokens.shape[1]
-        s.length = s.length + count
-        s.lengths = [s.lengths[0] + count]
-        s.fresh = Fresh(hidden, tokens, torch.tensor([count]), [count])
+        count, now = tokens.shape[1], self.state.now
+        length = _lengths(int(now.length.device) + count)
+        last = LastCommit(hidden, tokens, _lengths(count))
+        self.state.now = Progress(length, tokens[:, -1], tokens, last)
+
+    def root(self) -> Tensor:
+        """Read what was committed -> guided logits [1, V] after it."""
+        logits, self.cursor = self.drafter.root(self.state, self.own)
+        return logits
+
+    def expand(self, tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+        """See ``Expand``."""
+        logits, self.cursor = self.drafter.expand(self.state, self.own, self.cursor, tokens, parent, visible, depth)
+        return logits
 
     def cache(self) -> Tensor:
         """Keys and values of the committed slots: [2, R, heads, slots, head_dim]."""
-        return cached(self.drafter.stack)[..., : self.drafter.lead + self.session.lengths[0], :]
+        end = self.own.stack.first + int(self.state.now.length.device)
+        return cached(self.own.stack.stack)[..., :end, :]
+
+
+def _lengths(n: int) -> Lengths:
+    return Lengths(torch.tensor([n]), (n,))

@@ -6,19 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lanternbench.methods.trees.growth import StaticGrowth, grow_by_confidence
 from torch import Tensor
 
 from golden_checks import tree_dynamic, tree_static
 from golden_checks.chameleon_lm import halves
 from golden_checks.common import Found, Vectors, cached, close, loaded, read, same, worst
-from lanternbench.engine.sampling import Warp, guide
+from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import from_paths
-from lanternbench.models.cached_stack import CachedStack, additive
-from lanternbench.models.chameleon.model import ChameleonConfig, drafter_from_published
+from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
+from lanternbench.methods.trees.static import StaticBuilder
+from lanternbench.models.cached_stack import CachedStack, Lengths, additive
+from lanternbench.models.chameleon.model import ChameleonConfig
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.llamagen.model import prefix_mask
+from lanternbench.models.guidance import guide
 from lanternbench.models.rope import rope_1d
+from lanternbench.models.token_decoder import drafter_from_published
 
 FIRST_IMAGE = 4  # image ids are 4 … n_img + 3
 
@@ -52,8 +55,8 @@ class Anole:
     def run(self, x: Tensor, at: Tensor, visible: Tensor) -> Tensor:
         """x [2, n, dim] at distance ``at`` [n] from the first slot; visible bool [b, n, drafted + n]."""
         position = (at - self.shift[:, None]).clamp(min=0)
-        base = torch.tensor([self.length])
-        return self.stack.forward(x, position, [self.length], base, self.drafted, additive(visible))
+        base = Lengths(torch.tensor([self.length]), (self.length,))
+        return self.stack.forward(x, position, base, self.drafted, additive(visible))
 
     def commit(self, n: int) -> Tensor:
         """The next n recorded positions -> hidden [2, n, dim]."""
@@ -74,14 +77,14 @@ class Anole:
         """[1, V] after the last committed token."""
         return self.logits(self.features[:, -1])
 
-    def expand(self, tokens: Tensor, came_from: Any, visible: Tensor | None, depth: int) -> Tensor:
+    def expand(self, tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
         m = tokens.shape[1]
-        if depth == 1 or came_from is None:
-            parent = self.features[:, :1].expand(-1, m, -1)
+        if depth == 1 or parent is None:
+            above = self.features[:, :1].expand(-1, m, -1)
         else:
-            parent = self.features[:, torch.as_tensor(came_from).flatten()]
+            above = self.features[:, parent.flatten()]
         seen = torch.ones(1, m, self.drafted + m, dtype=torch.bool) if visible is None else visible.isfinite()
-        x = self.net.fuse(self.embed(tokens).expand(2, -1, -1), parent)
+        x = self.net.fuse(self.embed(tokens).expand(2, -1, -1), above)
         self.features = self.run(x, torch.full((m,), self.length + depth - 1), seen)
         self.drafted += m
         return self.logits(self.features)
@@ -119,7 +122,9 @@ def features(vectors: Vectors) -> list[Found]:
 def dynamic(vectors: Vectors) -> list[Found]:
     """Trees after the prompt, after more committed positions, and after the prompt with a processor."""
     build, ids = vectors.meta["build_config"], vectors["gen.input_ids"][0]
-    shape = (build["depth"] + 1, build["top_k"], build["total"])  # the reference's depth counts levels after the first
+    bounds = Bounds(
+        build["depth"] + 1, build["top_k"], build["total"]
+    )  # the reference's depth counts levels after the first
     at, found = Anole(vectors), []
     fresh = Anole(vectors)
     for name, drafter, n, warp in (
@@ -128,7 +133,8 @@ def dynamic(vectors: Vectors) -> list[Found]:
         ("dynamic_proc", fresh, build["prompt"], Warp(0.7, 8)),
     ):
         drafter.commit(n)
-        draft = grow_by_confidence(drafter, drafter.root(), ids[drafter.length, None], warp, *shape)
+        state = tree_static.at_root(ids[drafter.length, None], warp)
+        draft = grow_by_confidence(state, drafter.root(), drafter.expand, bounds)
         compared = tree_dynamic.compare(draft, vectors.under(f"{name}."))
         found += [f._replace(group=f"{name}: {f.group}") for f in compared]
     return [*found, same("dynamic2: committed positions", at.length, vectors["dynamic2.stable_kv_len"])]
@@ -142,14 +148,13 @@ def static(vectors: Vectors) -> list[Found]:
     at.commit(build["prompt"])
     asked = [at.root()[:, None]]
 
-    class Noting:
-        def expand(self, *of: Any) -> Tensor:
-            asked.append(at.expand(*of))
-            return asked[-1]
+    def noting(*of: Any) -> Tensor:
+        asked.append(at.expand(*of))
+        return asked[-1]
 
-    policy = StaticGrowth(shape, True, torch.device("cpu"))
-    noting: Any = Noting()
-    policy.grow(noting, asked[0][:, 0], ids[at.length, None], Warp(0.0), torch.zeros(1, 0))
+    builder = StaticBuilder(shape, True, torch.device("cpu"))
+    state = tree_static.at_root(ids[at.length, None], Warp(0.0))
+    builder.grow(state, builder.init(state), asked[0][:, 0], noting, torch.zeros(1, 0))
     candidates = vectors["static.tokens"].shape[-1]  # of every node
     best = torch.cat(asked, 1)[0].topk(candidates)
     want = {f"drafter.{k}": v for k, v in vectors.under("static.buffer.").items()}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from golden_checks.common import Found, captioned, close, greedy, loaded, logits_in_float64, read, same
-from lanternbench.engine.sampling import guide
 from lanternbench.models.cached_stack import additive
-from lanternbench.models.llamagen.model import LlamaGen, config_from_hf, from_hf, prefix_mask
+from lanternbench.models.decoder import prefix_mask
+from lanternbench.models.guidance import guide
+from lanternbench.models.llamagen.model import LlamaGen, config_from_hf, from_hf
 
 
 def check(folder: Path) -> list[Found]:

@@ -13,19 +13,22 @@ from torch import Tensor
 from golden_checks.common import Found, close, read, same, worst
 from lanternbench.engine import verify as verification
 from lanternbench.engine.sampling import Warp
-from lanternbench.engine.tree import static_tree
-from lanternbench.engine.verify import Draft, Verdict
-from lanternbench.methods.acceptance import Exact, standard
-from lanternbench.methods.proposals.jacobi import Jacobi
+from lanternbench.engine.state import StepResult
+from lanternbench.engine.tree import Draft, chain
+from lanternbench.engine.verify import Uniforms, VerifyResult
+from lanternbench.methods.acceptance import unchanged
+from lanternbench.methods.acceptance.exact import ExactRule
+from lanternbench.methods.proposals.jacobi import JacobiWindow
+from lanternbench.methods.residuals import standard
 
 
-class Redrawn(Jacobi):
+class Redrawn(JacobiWindow):
     """A window whose redraw is the recorded one."""
 
     redrawn: Tensor
 
-    def redraw(self, session: Any, q: Tensor, u: Tensor) -> Tensor:
-        return self.redrawn
+    def redraw(self, state: Any, own: Any, result: StepResult) -> tuple[Tensor, Tensor]:
+        return self.redrawn, result.q
 
 
 def check(folder: Path) -> list[Found]:
@@ -47,22 +50,24 @@ def check(folder: Path) -> list[Found]:
 def compare(given: dict[str, Tensor], fixed_point: bool) -> list[Found]:
     tokens = given["draft_tokens"]
     window = tokens.shape[1] - 1
-    jacobi = Redrawn(window, "random", fixed_point)
-    jacobi.begin(stub(given), None)  # type: ignore[arg-type]
+    state = stub(given)
+    jacobi = Redrawn(state.target, window, "random", fixed_point)
     jacobi.redrawn = given["sampled_from_p_cur"]
-    verdict, final = unchanged(jacobi, given) if fixed_point else verified(given)
-    n = int(verdict.accepted.min()) + 1  # the reference cuts all rows of a batch to the shortest
-    jacobi.learn(stub(given), None, verdict, given["p_cur"], tokens)  # type: ignore[arg-type]
-    cut = verdict.accepted == n - 1  # of rows that were cut further, the reference keeps accepted drafts in the window
+    result, final = redraw_compared(given) if fixed_point else verified(given)
+    n = int(result.accepted.min()) + 1  # the reference cuts all rows of a batch to the shortest
+    draft, start = Draft(tokens, static=jacobi.static), torch.ones(len(tokens), dtype=torch.long)
+    step = StepResult(draft, given["p_cur"], result, start, uniforms(given))
+    own = jacobi.update(state, jacobi.init(state), step)
+    cut = result.accepted == n - 1  # of rows that were cut further, the reference keeps accepted drafts in the window
     left = window + 1 - n
     found = [
         same("committed", n, given["matched_num"]),
         same("accepted drafts", tokens[:, 1:n], given["matched_next_tokens"][:, : n - 1]),
-        same("positions kept", jacobi.kept[cut], torch.full((int(cut.sum()),), left)),
-        same("window after the shift", jacobi.drafts[cut, :left], given["unmatched_next_tokens"][cut]),
+        same("positions kept", own.kept[cut], torch.full((int(cut.sum()),), left)),
+        same("window after the shift", own.drafts[cut, :left], given["unmatched_next_tokens"][cut]),
     ]
     if fixed_point:
-        return [*found, same("token that ends the step", verdict.token, given["matched_next_tokens"][:, n - 1])]
+        return [*found, same("token that ends the step", result.token, given["matched_next_tokens"][:, n - 1])]
     want = given["residual_distribution"][cut]
     some = want.sum(-1) > 0  # a row with nothing rejected ends with the recorded bonus token
     token = given["matched_next_tokens"][:, n - 1][cut]
@@ -71,38 +76,48 @@ def compare(given: dict[str, Tensor], fixed_point: bool) -> list[Found]:
         close("residual", final[cut][some], want[some]),
         close("distribution of the bonus token", final[cut][~some], given["p_cur"][:, -1][cut][~some]),
         same("the reference's last token is possible", (final[cut].gather(1, token[:, None]) <= 0).sum(), 0),
-        close("distributions after the shift", jacobi.p[cut, :left], given["unmatched_next_scores"][cut]),
+        close("distributions after the shift", own.p[cut, :left], given["unmatched_next_scores"][cut]),
     ]
 
 
 def fresh(given: dict[str, Tensor]) -> Found:
     """A window all new, at the tokens that the reference drew: its p is the recorded one."""
     tokens, vocab = given["draft_tokens"][:, 1:], given["p_cur"].shape[-1]
-    jacobi = Jacobi(tokens.shape[1], "random", one_hot=True)
-    jacobi.begin(stub(given), None)  # type: ignore[arg-type]
-    draft = jacobi.draft(stub(given), (tokens + 0.5) / vocab)
+    state = stub(given)
+    jacobi = JacobiWindow(state.target, tokens.shape[1], "random", one_hot=True)
+    draft = jacobi.draft(state, jacobi.init(state), (tokens + 0.5) / vocab)
     assert torch.equal(draft.tokens, given["draft_tokens"])
     assert draft.p is not None
     return close("", draft.p, given["p_prev"][:, 1:])
 
 
 def stub(given: dict[str, Tensor]) -> Any:
-    """As much of a session as a window needs."""
+    """As much of a decode's state as a window reads."""
     batch, _, vocab = given["p_cur"].shape
-    target = SimpleNamespace(vocab=vocab, grid=(1, 1))
     root = given["draft_tokens"][:, 0]
-    return SimpleNamespace(batch=batch, target=target, device=root.device, warp=Warp(), root=root)
+    target = SimpleNamespace(vocab=vocab, grid=(1, 1), device=root.device)
+    now, first = SimpleNamespace(root=root), given["p_cur"][:, 0]
+    return SimpleNamespace(batch=batch, target=target, device=root.device, warp=Warp(), now=now, first=first)
 
 
-def unchanged(jacobi: Redrawn, given: dict[str, Tensor]) -> tuple[Verdict, Tensor]:
-    draft = Draft(given["draft_tokens"], jacobi.static.tree)
-    return jacobi.unchanged(stub(given), draft, given["p_cur"], given["p_cur"]), given["p_cur"]
+def uniforms(given: dict[str, Tensor]) -> Uniforms:
+    """The recorded ones; those of redraws are not recorded, the redraws are."""
+    none = torch.zeros(len(given["draft_tokens"]), 0)
+    return Uniforms(given.get("uniform", none), none, none)
 
 
-def verified(given: dict[str, Tensor]) -> tuple[Verdict, Tensor]:
+def redraw_compared(given: dict[str, Tensor]) -> tuple[VerifyResult, Tensor]:
+    """Plain Jacobi decoding: drafts stay while the recorded redraw leaves them unchanged."""
+    tokens, q = given["draft_tokens"], given["p_cur"]
+    draft = Draft(tokens, static=chain(tokens.shape[1] - 1))
+    with patch.object(unchanged, "draw", lambda weights, level: given["sampled_from_p_cur"]):
+        return unchanged.UnchangedRule().verify(draft, q, uniforms(given), standard, greedy=False), q
+
+
+def verified(given: dict[str, Tensor]) -> tuple[VerifyResult, Tensor]:
     """Our chain verification, and the distribution [B, V] that the last token is drawn from."""
     tokens, q = given["draft_tokens"], given["p_cur"]
-    static = static_tree(f"chain-{tokens.shape[1] - 1}")
+    static = chain(tokens.shape[1] - 1)
     # A draft that its own p excludes cannot be drawn and is refused; the reference divides by that 0 and accepts.
     px = given["p_prev"][:, 1:].gather(-1, tokens[:, 1:, None])
     p = given["p_prev"][:, 1:].scatter(-1, tokens[:, 1:, None], px.clamp(min=torch.finfo(px.dtype).tiny))
@@ -113,7 +128,5 @@ def verified(given: dict[str, Tensor]) -> tuple[Verdict, Tensor]:
         return weights.argmax(-1)
 
     with patch.object(verification, "draw", recording):
-        verdict = verification.verify(
-            Draft(tokens, static.tree, p, static), q.clone(), given["uniform"], Exact(), standard
-        )
-    return verdict, drawn[-1] / drawn[-1].sum(-1, keepdim=True)
+        result = ExactRule().verify(Draft(tokens, p, static), q.clone(), uniforms(given), standard, greedy=False)
+    return result, drawn[-1] / drawn[-1].sum(-1, keepdim=True)

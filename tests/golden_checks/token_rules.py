@@ -9,9 +9,10 @@ from image_ids import TokenRule, guided, in_image, lumina_rule, lumina_sizes, op
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same
-from lanternbench.engine.sampling import Warp, guide
+from lanternbench.engine.sampling import Warp
 from lanternbench.models.chameleon.prompt_ids import SIZE_UNIT, size_id
 from lanternbench.models.chameleon.vocab import Vocabulary, published
+from lanternbench.models.guidance import guide
 
 
 def check(folder: Path) -> list[Found]:

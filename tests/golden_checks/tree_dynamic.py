@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lanternbench.methods.trees.growth import grow_by_confidence
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, read, same, worst
 from golden_checks.drafting import Recorded
 from lanternbench.engine.sampling import Warp
-from lanternbench.engine.tree import Tree
-from lanternbench.engine.verify import Draft
+from lanternbench.engine.tree import Draft, Tree
+from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
 
 
 def check(folder: Path) -> list[Found]:
@@ -33,10 +32,11 @@ def drafts(vectors: Vectors, case: dict[str, Any]) -> list[Draft]:
     processor = case["logits_processor"]
     warp = Warp(0.0) if processor is None else Warp(**processor)
     ids1, ids2 = vectors["in.input_ids1"][0], vectors["in.input_ids2"][0]
-    at = Recorded(vectors, vectors["in.hidden1"], ids1[-1], total + top_k * depth)
-    first = grow_by_confidence(at.drafter, at.drafter.root(), ids1[-1:], warp, depth, top_k, total)
+    bounds = Bounds(depth, top_k, total)
+    at = Recorded(vectors, vectors["in.hidden1"], ids1[-1], total + top_k * depth, warp)
+    first = grow_by_confidence(at.state, at.root(), at.expand, bounds)
     at.commit(vectors["in.hidden2"], ids2[None, len(ids1) :])
-    second = grow_by_confidence(at.drafter, at.drafter.root(), ids2[-1:], warp, depth, top_k, total)
+    second = grow_by_confidence(at.state, at.root(), at.expand, bounds)
     return [first, second]
 
 

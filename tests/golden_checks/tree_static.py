@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lanternbench.methods.trees.growth import StaticGrowth
 from torch import Tensor
 
 from golden_checks.common import Found, read, same, worst
 from golden_checks.tree_dynamic import leaf_paths
 from lanternbench.engine.sampling import Warp
-from lanternbench.engine.tree import StaticTree, from_paths, named
+from lanternbench.engine.tree import StaticTree, from_paths
+from lanternbench.methods.trees.static import StaticBuilder, named
 
 
 def check(folder: Path) -> list[Found]:
@@ -80,12 +81,17 @@ class Ranks:
         self.asked: list[tuple[list[int], list[int], Tensor]] = []  # ranks, parents' places, who sees whom
         self.seen = 0
 
-    def expand(self, tokens: Tensor, came_from: Any, visible: Tensor | None, depth: int) -> Tensor:
+    def expand(self, tokens: Tensor, parent: Any, visible: Tensor | None, depth: int) -> Tensor:
         n = tokens.shape[1]
         self.seen += n
         mask = torch.ones(1, n, self.seen) if visible is None else visible.isfinite()
-        self.asked.append((tokens[0].tolist(), [0] * n if came_from is None else came_from.tolist(), mask))
+        self.asked.append((tokens[0].tolist(), [0] * n if parent is None else parent.tolist(), mask))
         return self.logits.expand(1, n, -1)
+
+
+def at_root(root: Tensor, warp: Warp) -> Any:
+    """As much of a decode's state as a tree policy reads; root [1]."""
+    return SimpleNamespace(now=SimpleNamespace(root=root), warp=warp)
 
 
 def growth(static: StaticTree, want: dict[str, Tensor], candidates: int) -> list[Found]:
@@ -94,9 +100,10 @@ def growth(static: StaticTree, want: dict[str, Tensor], candidates: int) -> list
     The record numbers parents among those with inner children, which is not their row where an earlier parent of the
     level has only leaves: ranks and families are compared, not that number.
     """
-    drafter: Any = Ranks(candidates)
-    policy = StaticGrowth(static, True, torch.device("cpu"))
-    policy.grow(drafter, drafter.logits[None], torch.zeros(1, dtype=torch.long), Warp(0.0), torch.zeros(1, 0))
+    drafter = Ranks(candidates)
+    builder = StaticBuilder(static, True, torch.device("cpu"))
+    state = at_root(torch.zeros(1, dtype=torch.long), Warp(0.0))
+    builder.grow(state, builder.init(state), drafter.logits[None], drafter.expand, torch.zeros(1, 0))
     found = []
     for level, (ranks, parents, mask) in enumerate(drafter.asked):
         repeats = [parents.count(p) for p in sorted(set(parents))]

@@ -94,7 +94,7 @@ class LanternRule(AcceptanceRule):
 
 
 class PublicLanternRule(LanternRule):
-    """As the public code computes it: equality is admitted, and the residual strikes ``barred`` [V, k'], itself first."""
+    """As the public code has it: equality is admitted, and the residual strikes ``barred`` [V, k'], itself first."""
 
     def __init__(self, near: Tensor, bound: str, limit: float, barred: Tensor):
         super().__init__(near, bound, limit)

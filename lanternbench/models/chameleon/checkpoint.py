@@ -7,7 +7,6 @@ where the model's own checkpoint has no image decoder.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,14 +26,24 @@ from lanternbench.models.chameleon.model import (
     config_from_official,
     from_hf,
     from_official,
-    image_tables,
 )
-from lanternbench.models.chameleon.prompt_ids import ROW_END
-from lanternbench.models.chameleon.tokenizer import ChameleonText, anole_prefix, hashed_ids, lumina_prefix
+from lanternbench.models.chameleon.prompt_ids import ROW_END, check_sizes
+from lanternbench.models.chameleon.tokenizer import ChameleonText, anole_prefix, lumina_prefix
 from lanternbench.models.chameleon.vocab import Vocabulary
 from lanternbench.models.family import Entry, Family
-from lanternbench.models.loading import State, dtype_for, load_into, load_layers, present, random_net, read_state
+from lanternbench.models.loading import (
+    State,
+    dtype_for,
+    load_into,
+    load_layers,
+    present,
+    random_net,
+    read_config,
+    read_state,
+)
 from lanternbench.models.target import Prefix, Target
+from lanternbench.models.token_decoder import image_tables
+from lanternbench.models.token_prompts import hashed_ids
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 
@@ -65,6 +74,8 @@ class ChameleonFamily(Family):
         words = tokeniser(folder / "model")
         vocab = chameleon_vocab.read(words)
         text = ChameleonText(words, vocab)
+        if parted(row.shape)[1].row_end is not None:
+            check_sizes(text.names)
         vq = image_tokeniser(folder, device)
         model = self.decoder(row, folder, device, dtype)
         drafters: dict[str, nn.Module] = {}
@@ -129,17 +140,6 @@ def _target(
 def parted(shape: dict[str, Any]) -> tuple[dict[str, Any], Dialect]:
     """A catalogue entry's shape -> the decoder's, and the dialect (Anole's where none is named)."""
     return {k: v for k, v in shape.items() if k != "dialect"}, DIALECTS[shape.get("dialect", "anole")]
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The model's config.json or params.json.  Raises UserError."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError("it holds no object")
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path} ({error}); use the {path.name} published with the weights") from None
-    return config
 
 
 def is_official(here: Path) -> bool:

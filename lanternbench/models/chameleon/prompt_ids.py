@@ -5,14 +5,9 @@ Source: the published code of Anole and Lumina-mGPT (arXiv 2407.06135, 2408.0265
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
-
 from lanternbench.errors import UserError
 from lanternbench.models.chameleon.vocab import Vocabulary
+from lanternbench.models.token_prompts import Prompt
 
 ROW_END = 8803  # what Lumina-mGPT writes after each row of an image
 SIZE_UNIT = 32  # pixels that a size id counts
@@ -28,11 +23,16 @@ def size_id(pixels: int) -> int:
     return SIZE_ZERO + pixels // SIZE_UNIT
 
 
-class Prompt(NamedTuple):
-    """What stands before the first image token; the unconditional ids hold no text."""
-
-    cond: list[int]
-    uncond: list[int]
+def check_sizes(names: dict[str, int]) -> None:
+    """Raises UserError for a vocabulary in which the ids of row ends and sizes mean something else."""
+    for name, i in (
+        ("<reserved08799>", ROW_END),
+        *((f"<reserved{8800 + n:05d}>", SIZE_ZERO + n) for n in (16, 24, 32)),
+    ):
+        if names.get(name, i) != i:
+            raise UserError(
+                f"the tokeniser gives '{name}' the id {names[name]}, not {i}: use the one published with Lumina-mGPT"
+            )
 
 
 def anole_prompt(text: list[int], vocab: Vocabulary) -> Prompt:
@@ -50,11 +50,3 @@ def lumina_prompt(text: list[int], width: int, height: int, vocab: Vocabulary) -
     """The ids of ``lumina_text`` -> Lumina-mGPT's prompt, the image's size given.  Raises UserError."""
     frame = [vocab.image_start, size_id(height), size_id(width)]
     return Prompt([vocab.bos, *text, vocab.turn_end, *frame], frame)
-
-
-def left_padded(rows: Sequence[list[int]], vocab: Vocabulary) -> tuple[Tensor, Tensor]:
-    """Prompts of any lengths -> ids [B, T] padded on the left, and valid [B, T] bool."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[vocab.pad] * (longest - len(row)) + row for row in rows])
-    blank = torch.tensor([longest - len(row) for row in rows])
-    return ids, torch.arange(longest) >= blank[:, None]

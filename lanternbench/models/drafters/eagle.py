@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.kv_cache import StepCache
-from lanternbench.models.loading import State, read_state
+from lanternbench.models.loading import State, read_config, read_state
 from lanternbench.models.transformer import DecoderConfig, Direct, Layer
 
 if TYPE_CHECKING:
@@ -68,6 +68,11 @@ class Eagle(Direct):
             x = layer(x, rope, mask, None if cache is None else cache[i], last and i == len(self.layers) - 1)
         return x
 
+    @property
+    def about(self) -> str:
+        table = "the target's" if self.tok_embeddings is None else "its own"
+        return f"EAGLE, {len(self.layers)} layer{'s' * (len(self.layers) > 1)}, {table} embedding table"
+
     def misfit(self, target: Target) -> str | None:
         """What keeps it from drafting for ``target``, in words; None where it fits."""
         return wrong_width(self.config.dim, target)
@@ -94,6 +99,7 @@ class Shape(NamedTuple):
     bias: bool  # does ``fc`` have one?
     layers: int
     ids: int  # rows of its own embedding table, 0 where it has none
+    norm_eps: float | None = None  # where a config.json beside it says so
 
 
 def shape_in(state: State, config: DecoderConfig) -> Shape:
@@ -112,11 +118,22 @@ def shape_in(state: State, config: DecoderConfig) -> Shape:
 
 
 def shape_of(path: Path, config: DecoderConfig) -> Shape:
-    """As ``shape_in``, of the drafter at ``path``.  Raises UserError where there is none."""
+    """As ``shape_in``, of the drafter at ``path`` and, for what weights do not show, of the config.json beside it.
+
+    Raises UserError where there is none, or one with other heads than ``config``.
+    """
     state = read_state(path)
     if "fc.weight" not in state:
         raise UserError(f"{path} holds no EAGLE drafter: it has no 'fc.weight'; give one in LANTERN's layout")
-    return shape_in(state, config)
+    beside = (path if path.is_dir() else path.parent) / "config.json"
+    said = read_config(beside) if beside.is_file() else {}
+    heads = said.get("num_attention_heads", config.n_head)
+    if heads != config.n_head:
+        raise UserError(
+            f"{beside} says that the drafter has {heads} attention heads but the target has {config.n_head}: give one "
+            "made for this target"
+        )
+    return shape_in(state, config)._replace(norm_eps=said.get("rms_norm_eps"))
 
 
 _TABLE = ("embed_tokens.weight", "tok_embeddings.weight")

@@ -26,6 +26,10 @@ class Medusa(nn.Module):
     def heads(self) -> int:
         return len(self.weight)
 
+    @property
+    def about(self) -> str:
+        return f"Medusa, {self.heads} heads"
+
     def misfit(self, target: Target) -> str | None:
         """What keeps it from drafting for ``target``, in words; None where it fits."""
         return wrong_width(self.weight.shape[-1], target)

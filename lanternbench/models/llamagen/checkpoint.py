@@ -46,13 +46,20 @@ class LlamaGenFamily(Family):
         else:
             from lanternbench.models.llamagen.t5 import T5Features
 
-            text = T5Features(folder / "text", model.config.cls_token_num, device, dtype)
+            text = T5Features(folder / "text", model.config.cls_token_num, device, dtype, model.config.caption_dim)
         return _target(row, model, vq, text, drafters, EAGLE_PADS if drafters else "alone")
 
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> LlamaGen:
         """From its official file or LANTERN's conversion."""
         config, here = LlamaGenConfig(**row.shape), folder / "model"
-        convert = llamagen.from_hf if "model.embed_tokens.weight" in read_state(here) else llamagen.from_official
+        state = read_state(here)
+        convert = llamagen.from_hf if "model.embed_tokens.weight" in state else llamagen.from_official
+        table, positions = state.get("freqs_cis"), config.prefix + config.grid**2
+        if table is not None and table.ndim == 3 and len(table) != positions:
+            raise UserError(
+                f"the checkpoint in {here} has {len(table)} positions but this target {positions}: it is of another "
+                "image size"
+            )
         return load_layers(lambda: LlamaGen(config), here, convert, device, dtype or dtype_for(device))
 
     def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> LlamaGen:

@@ -137,11 +137,11 @@ class LlamaGen(ImageDecoder):
         return eagle.Eagle(replace(self.config.decoder, first_norm=False))
 
     def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> eagle.Eagle:
-        config, bias, layers, ids = eagle.shape_of(path, replace(self.config.decoder, first_norm=False))
+        config, bias, layers, ids, eps = eagle.shape_of(path, replace(self.config.decoder, first_norm=False))
         words = ids and self.config.vocab_size
 
         def make() -> eagle.Eagle:
-            return eagle.Eagle(config, bias, layers=layers, words=words)
+            return eagle.Eagle(config, bias, eps or 1e-6, layers, words)
 
         return load_layers(make, path, eagle.from_published, device, dtype or self.dtype, strict=True)
 

@@ -42,7 +42,9 @@ def clean(caption: str) -> str:
 class T5Features:
     """Captions -> features [B, length, 2048] and mask [B, length], right-padded."""
 
-    def __init__(self, folder: Path, length: int, device: str, dtype: torch.dtype):
+    def __init__(self, folder: Path, length: int, device: str, dtype: torch.dtype, width: int = 2048):
+        """``width``: of the features that the decoder reads."""
+        self.width = width
         self.folder, self.length, self.device, self.dtype = folder, length, device, dtype
         self.kept = folder.parent / "features"
 
@@ -79,6 +81,11 @@ class T5Features:
             raise UserError(
                 f"cannot read the text encoder in {self.folder} ({str(error).splitlines()[0]}); fetch the target again"
             ) from None
+        if encoder.config.d_model != self.width:
+            raise UserError(
+                f"the text encoder in {self.folder} gives features {encoder.config.d_model} wide but this target reads "
+                f"{self.width}: it has to be Flan-T5-XL"
+            )
         encoder = encoder.to(self.device).eval()  # type: ignore[arg-type]
         self.kept.mkdir(parents=True, exist_ok=True)
         for path, caption in captions.items():

@@ -1,0 +1,101 @@
+"""What ``run`` and ``sweep`` share: run a configuration, show its table, or its plan."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lanternbench.cli.output import print_json, print_notes, print_table, stdout
+from lanternbench.cli.program import program
+from lanternbench.cli.progress import display
+
+if TYPE_CHECKING:
+    from lanternbench.experiment.config import Sweep
+    from lanternbench.experiment.summaries import Summary
+
+
+def execute(
+    config: Sweep,
+    device: str,
+    threads: int | None,
+    out: Path,
+    fresh: bool,
+    executor: str = "local",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    minutes: float | None = None,
+) -> tuple[Path, Summary]:
+    """Run a sweep with progress on stderr; returns its folder and summary."""
+    from lanternbench.experiment import runner as sweeps
+    from lanternbench.experiment.executors import executor as make_executor
+    from lanternbench.utils.device import choose
+
+    made_by = make_executor(executor, workers, threads, ray_address)
+    chosen = choose(device, threads) if executor == "local" else device  # of a cluster its workers know
+    counts = (0, 0)
+    with display(config.name) as shown:
+
+        def progress(done: int, of: int, what: str) -> None:
+            nonlocal counts
+            counts = done, of
+            shown.show(done, of, what)
+
+        found = sweeps.run(
+            config, out, fresh=fresh, device=chosen, executor=made_by, progress=progress, on_step=shown.step,
+            budget_s=inf if minutes is None else 60 * minutes,
+        )  # fmt: skip
+    if counts[0] < counts[1]:
+        stopped = f"--time-budget {minutes:g}: {counts[0]} of {counts[1]} images are made; the same command goes on"
+        print_notes([stopped], Console(stderr=True))
+    return found
+
+
+def show(path: Path, summary: Summary, title: str | None = None) -> None:
+    """The table of a run on stdout, what is to be known of it on stderr."""
+    if title:
+        print(title)
+    print_table(summary.rows)
+    console = Console(stderr=True)
+    print_notes(summary.told(), console)
+    print_notes([f"{path}  ·  next: {program()} report"], console)
+
+
+def show_plan(runs: list[Sweep], device: str, threads: int | None, as_json: bool) -> None:
+    """What a sweep would make, and how long that takes on this machine, from a few steps of each method."""
+    from lanternbench import prompts as sources
+    from lanternbench.experiment.worker import Worker
+    from lanternbench.utils.device import choose
+
+    rows: list[dict[str, Any]] = []
+    chosen = choose(device, threads)
+    for config in runs:
+        prompts = sources.load(config.prompts, config.num_prompts, config.seed, config.caption)
+        with display(config.name) as shown:
+            worker = Worker(config, chosen)
+            seconds: dict[str, float] = {}
+            for label in worker.decoders:
+                shown.show(len(seconds), len(worker.decoders), f"a few steps of {label}")
+                seconds[label] = worker.seconds_per_image(label, prompts.prompts[0].text)
+        rows += [
+            {"run": config.name, "target": config.target, "method": label, "images": len(prompts), "image_s": each,
+             "minutes": each * len(prompts) / 60}
+            for label, each in seconds.items()
+        ]  # fmt: skip
+    images, minutes = sum(r["images"] for r in rows), sum(r["minutes"] for r in rows)
+    if as_json:
+        print_json({"plan": rows, "images": images, "minutes": minutes})
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("run", "target", "method", "images", "s an image", "minutes"):
+        table.add_column(title, justify="left" if title in ("run", "target", "method") else "right")
+    for row in rows:
+        names = (Text(str(row[key])) for key in ("run", "target", "method"))
+        table.add_row(*names, str(row["images"]), f"{row['image_s']:.2f}", f"{row['minutes']:.1f}")
+    stdout().print(table)
+    print(f"{images} images, about {minutes:.1f} minutes on this machine's {chosen}, one after the other, scores apart")

@@ -1,0 +1,53 @@
+"""Options that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Out = Annotated[Path, typer.Option("--out", help="Folder of the run folders.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh/--resume", help="Start a new run beside an existing one, or continue it.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads (default: 1 if the model is small, else all cores).")
+]
+RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Full size without files: speed alone.")]
+Simulate = Annotated[
+    float | None, typer.Option("--simulate-acceptance", help="Mean tokens a step that drafting methods yield.")
+]
+Drafter = Annotated[
+    str | None, typer.Option(help="A smaller target as drafter, or a file or folder with an EAGLE drafter.")
+]
+Dtype = Annotated[str | None, typer.Option(help="Of the weights: float32, bfloat16 (default: by target and device).")]
+Compile = Annotated[
+    str | None,
+    typer.Option("--compile", help="eager, or graphs: CUDA graphs (default on a GPU, for lone prompts)."),
+]
+Executor = Annotated[
+    str, typer.Option(help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."
+    ),
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep).")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, and how long it takes here.")]
+TimeBudget = Annotated[
+    float | None,
+    typer.Option("--time-budget", metavar="MINUTES", min=0, help="Begin no further prompt after it; one is completed."),
+]
+NumPrompts = Annotated[int | None, typer.Option("--num-prompts", "-n", help="How many prompts; 0 for all.")]
+
+
+def listed(text: str) -> list[str]:
+    """The names in a comma-separated option."""
+    return [name.strip() for name in text.split(",") if name.strip()]

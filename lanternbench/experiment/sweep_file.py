@@ -1,0 +1,75 @@
+"""A sweep file -> its runs: one, or one per combination where a setting is a list."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lanternbench.errors import UserError
+from lanternbench.experiment.config import Sweep, sweep
+from lanternbench.utils.files import shipped
+from lanternbench.utils.yaml_text import load
+
+AXES = ("target", "seed", "temperature", "top_k", "guidance")  # settings that may be lists
+MAX_RUNS = 1000
+MAX_BYTES = 2**20
+
+
+def read(path: Path, changed: Mapping[str, Any] | None = None) -> list[Sweep]:
+    """The runs of a sweep file, with settings ``changed``; each is named after its values along the axes.
+
+    Raises UserError for a missing file, broken YAML (with its line) and wrong settings.
+    """
+    values = {"name": _name(path.stem) or "sweep"} | _values(path) | dict(changed or {})
+    axes = {key: values[key] for key in AXES if isinstance(values.get(key), list)}
+    if empty := [key for key, choices in axes.items() if not choices]:
+        raise UserError(f"{path}: '{empty[0]}' is an empty list: give a value")
+    if (count := math.prod(map(len, axes.values()))) > MAX_RUNS:
+        raise UserError(f"{path} is {count} runs: give at most {MAX_RUNS} combinations of {', '.join(axes)}")
+    runs: dict[str, Sweep] = {}
+    for choice in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, choice, strict=True))
+        run = sweep(values | chosen, str(path))
+        name = "+".join([run.name, *(f"{key}-{_name(str(value))}" for key, value in chosen.items())])[:80]
+        if name in runs:
+            raise UserError(f"{path} has two runs named {name}: give each value of a list once, and shorter names")
+        runs[name] = run.model_copy(update={"name": name})
+    return list(runs.values())
+
+
+def _name(text: str) -> str:
+    """``text`` as a part of a run's name."""
+    return re.sub(r"[^A-Za-z0-9._+-]", "-", text).lstrip("._+-")[:80]
+
+
+def _values(path: Path) -> dict[str, Any]:
+    try:
+        places = [path] + ([shipped("configs", path.name)] if path.parent in (Path("."), Path("configs")) else [])
+        found = next((place for place in places if place.is_file()), None)
+        if found is None:
+            if path.exists():
+                raise UserError(f"{path} is no regular file: give the path of a YAML file")
+            raise UserError(f"there is no sweep file {path}: give the path of a YAML file such as configs/demo.yaml")
+        if found.stat().st_size > MAX_BYTES:
+            raise UserError(
+                f"{path} is larger than a sweep file can be ({MAX_BYTES} bytes): give a YAML file of settings"
+            )
+        values = load(found.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        mark, begun = error.problem_mark or error.context_mark, error.context_mark
+        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        if mark and begun and begun.line != mark.line:
+            place += f" (in what began on line {begun.line + 1})"
+        raise UserError(f"{path}{place} is no valid YAML ({error.problem}): correct that line") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path} cannot be read as YAML ({reason}): save it as UTF-8 text") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must be a mapping of settings such as `methods: [ar, eagle-1]`")
+    return values

@@ -1,0 +1,49 @@
+"""Does a drafter draft as well as published?  A pair that does not belong together fails silently otherwise."""
+
+from __future__ import annotations
+
+from math import log, sqrt
+
+from lanternbench.models.family import Entry, Expected
+from lanternbench.notes import Note
+
+Z = 2.576  # of a two-sided 99 % interval
+
+
+def upper_limit(accepted: int, steps: int) -> float:
+    """The upper end of Wilson's 99 % interval of a share (Wilson 1927, eq. 8)."""
+    share, z = accepted / steps, Z * Z / steps
+    return (share + z / 2 + sqrt(z * (share * (1 - share) + z / 4))) / (1 + z)
+
+
+def at_least(tokens_per_step: float, max_depth: int) -> float:
+    """The least first-token acceptance f that a mean of τ tokens a step allows: τ − 1 = Σ P(i accepted) ≤ D · f."""
+    return (tokens_per_step - 1) / max_depth
+
+
+def expectation(row: Entry, drafter: str, tree: str, temperature: float) -> Expected | None:
+    """What is published of the row's drafter on this kind of tree, at this temperature."""
+    wanted = (drafter, tree, temperature)
+    return next((e for e in row.expects if (e.drafter, e.tree, e.temperature) == wanted), None)
+
+
+def shortfall(row: Entry, drafter: str, tree: str, temperature: float, accepted: int, steps: int) -> Note | None:
+    """A warning where first tokens were ``accepted`` in fewer of ``steps`` than chance explains; else None.
+
+    A relaxed acceptance only accepts more, so what is published of an exact one binds it too.
+    """
+    known = expectation(row, drafter, tree, temperature)
+    if known is None or not steps or upper_limit(accepted, steps) >= known.first_token_acceptance:
+        return None
+    return Note(
+        "warning",
+        "first_token_acceptance",
+        f"the first drafted token was accepted in {accepted} of {steps} steps ({accepted / steps:.1%}), where the "
+        f"published {drafter} drafter of {row.name} has at least {known.first_token_acceptance:.0%} ({known.source}): "
+        "it may have been trained for another target, or be read otherwise than it was trained",
+    )
+
+
+def steps_needed(first_token_acceptance: float) -> int:
+    """How many steps without any accepted token show, at 99 %, that acceptance is lower than this."""
+    return 1 + int(log(0.01) / log(1 - first_token_acceptance))

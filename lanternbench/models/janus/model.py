@@ -1,0 +1,171 @@
+"""Janus-Pro's decoder: a Llama that reads image tokens through a small MLP and writes them with a head of two layers.
+
+Source: Chen et al. 2025 (arXiv 2501.17811); key names of the original release and of transformers' ``janus``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lanternbench.errors import UserError
+from lanternbench.models import token_decoder
+from lanternbench.models.guidance import guide
+from lanternbench.models.loading import State
+from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig
+from lanternbench.models.transformer import DecoderConfig
+
+
+@dataclass(frozen=True)
+class JanusConfig(TokenDecoderConfig):
+    """Its defaults are Janus-Pro-7B's.  ``code_dim``: of the codes that image tokens stand for."""
+
+    n_layer: int = 30
+    vocab_size: int = 16384
+    norm_eps: float = 1e-6
+    grid: int = 24
+    prompt_ids: int = 102400
+    code_dim: int = 8
+
+
+class CodeEmbedding(nn.Module):
+    """Image tokens -> code -> Linear, GELU, Linear: [...] -> [..., dim]."""
+
+    def __init__(self, config: JanusConfig):
+        super().__init__()
+        self.codes = nn.Embedding(config.vocab_size, config.code_dim)
+        self.fc1, self.fc2 = nn.Linear(config.code_dim, config.dim), nn.Linear(config.dim, config.dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(self.codes(tokens))))
+
+    @torch.no_grad()
+    def table(self) -> nn.Embedding:
+        """The same as a table: its products are computed once, in float32."""
+        one, two = self.fc1, self.fc2
+        hidden = F.gelu(F.linear(self.codes.weight.float(), one.weight.float(), one.bias.float()))
+        rows = F.linear(hidden, two.weight.float(), two.bias.float()).to(self.codes.weight.dtype)
+        return nn.Embedding.from_pretrained(rows)
+
+
+class Head(nn.Module):
+    """Linear, GELU, Linear: [..., dim] -> logits [..., V]."""
+
+    def __init__(self, config: JanusConfig):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(config.dim, config.dim), nn.Linear(config.dim, config.vocab_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Janus(TokenDecoder):
+    def image_embeddings(self) -> nn.Module:
+        return CodeEmbedding(self.config)
+
+    def head(self) -> nn.Module:
+        return Head(self.config)
+
+    def own_tables(self) -> tuple[int, ...]:
+        """None: image tokens are no prompt ids here, so no table holds both."""
+        return ()
+
+    def logits(self, hidden: Tensor, guidance: float = 1.0) -> Tensor:
+        """The head is not linear, so guidance follows it."""
+        return guide(self.output(hidden.to(self.dtype)), guidance)
+
+    def folded(self) -> Janus:
+        """Itself, with a table of image tokens in place of the MLP that computes it."""
+        if isinstance(self.tok_embeddings, CodeEmbedding):
+            self.tok_embeddings = self.tok_embeddings.table()
+        return self
+
+
+_LANGUAGE = ("language_model.model.", "model.language_model.")  # the original release's, transformers'
+_OWN = {
+    "tok_embeddings.codes.": ("gen_embed.", "model.generation_embeddings."),
+    "tok_embeddings.fc1.": ("gen_aligner.layers.0.", "model.generation_aligner.fc1."),
+    "tok_embeddings.fc2.": ("gen_aligner.layers.2.", "model.generation_aligner.hidden_layers.0."),
+    "output.fc1.": ("gen_head.output_mlp_projector.", "model.generation_head.proj_out."),
+    "output.fc2.": ("gen_head.vision_head.", "model.generation_head.vision_head."),
+}
+
+
+def from_published(state: State, config: DecoderConfig) -> State:
+    """Either layout's key names -> ours; what reads images and the text head are left out.
+
+    Any part of a checkpoint will do that has all tensors of the layers in it.
+    """
+    language, found = {}, {}
+    for key, value in state.items():
+        if prefix := next((p for p in _LANGUAGE if key.startswith(p)), None):
+            language[key.removeprefix(prefix)] = value
+        for ours, theirs in _OWN.items():
+            if prefix := next((p for p in theirs if key.startswith(p)), None):
+                found[key.replace(prefix, ours)] = value
+    found |= token_decoder.from_hf(language, config)
+    if "tok_embeddings.weight" in found:  # the language model's table is of prompts
+        found["cls_embedding.weight"] = found.pop("tok_embeddings.weight")
+    return found
+
+
+_VQ = ("gen_vision_model.", "model.vqmodel.")
+_BLOCKS = {".mid.block_1.": ".mid.0.", ".mid.attn_1.": ".mid.1.", ".mid.block_2.": ".mid.2.", ".block.": ".res."}
+
+
+def vq_from_published(state: State) -> State:
+    """The image tokeniser of either layout -> LlamaGen's key names.  transformers numbers levels as LlamaGen does."""
+    found = {}
+    for key, value in state.items():
+        prefix = next((p for p in _VQ if key.startswith(p)), None)
+        if prefix is None or key.endswith("codebook_used"):
+            continue
+        key = re.sub(
+            r"^(decoder\.up|encoder\.down)\.", lambda m: f"{m[1].split('.')[0]}.conv_blocks.", key[len(prefix) :]
+        )
+        for theirs, ours in _BLOCKS.items():
+            key = key.replace(theirs, ours)
+        found[key] = value
+    return found
+
+
+def config_from_published(config: dict[str, Any]) -> JanusConfig:
+    """Either layout's config.json -> ours; what it leaves out has transformers' default for Llama.
+
+    Raises UserError for another architecture or an unknown variant.
+    """
+    original = config.get("model_type") == "multi_modality"
+    if not original and config.get("model_type") != "janus":
+        raise UserError(
+            f"config.json describes a model of type '{config.get('model_type')}', not Janus: name the target it "
+            "belongs to"
+        )
+    text = config.get("language_config" if original else "text_config") or {}
+    vq = (config.get("gen_vision_config") or {}).get("params") or {} if original else config.get("vq_config") or {}
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    odd = [k for k in ("attention_bias", "mlp_bias") if text.get(k)]
+    odd += ["rope_scaling"] if rope.get("rope_type", rope.get("type", "default")) != "default" else []
+    if odd or text.get("hidden_act", "silu") != "silu":
+        raise UserError(
+            f"config.json asks for {(*odd, 'hidden_act')[0]}, which no published Janus uses: use an original"
+        )
+    image_size, patch = (config.get("vision_config") or {}).get("image_size", 384), 16
+    return JanusConfig(
+        dim=text.get("hidden_size", 4096),
+        n_layer=text.get("num_hidden_layers", 32),
+        n_head=text.get("num_attention_heads", 32),
+        hidden=text.get("intermediate_size", 11008),
+        n_kv_head=text.get("num_key_value_heads") or 0,
+        vocab_size=vq.get("image_token_size" if original else "num_embeddings", 16384),
+        positions=max(text.get("max_position_embeddings", 0), JanusConfig.positions),
+        rope_base=rope.get("rope_theta") or text.get("rope_theta") or 10000.0,
+        norm_eps=text.get("rms_norm_eps", 1e-6),
+        grid=image_size // patch if not original else JanusConfig.grid,
+        prompt_ids=text.get("vocab_size", 102400),
+        code_dim=vq.get("n_embed" if original else "embed_dim", 8),
+    )

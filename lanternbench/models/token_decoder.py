@@ -1,0 +1,226 @@
+"""Decoders whose prompts are token ids: prompt and image are one sequence with 1-D rotary positions.
+
+Chameleon, Janus and Emu3 are of this kind.  Published layouts rotate halves of a head, as transformers does; here pairs
+are interleaved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lanternbench.errors import UserError
+from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.drafters.eagle import Eagle, from_published, shape_of, to_published
+from lanternbench.models.loading import State, load_layers
+from lanternbench.models.rope import rope_1d
+from lanternbench.models.transformer import DecoderConfig
+
+
+@dataclass(frozen=True)
+class TokenDecoderConfig:
+    """Shape of the decoder.
+
+    ``positions``: rows of the rotary table.  Prompt and image must fit; it costs nothing else.
+    ``grid``: image tokens a side.
+    ``prompt_ids``: 0 where one table holds all ids; otherwise prompts have a table of this size, and ``vocab_size``
+    counts the image tokens alone (``image_tables``).
+    ``first_image_id``: the prompt id of image token 0 where ids follow the order of the codebook, to go by when no
+    tokeniser is at hand.
+    """
+
+    dim: int = 4096
+    n_layer: int = 32
+    n_head: int = 32
+    hidden: int = 11008
+    n_kv_head: int = 0
+    vocab_size: int = 65536
+    positions: int = 8192
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-5
+    swin_norm: bool = False
+    grid: int = 32
+    prompt_ids: int = 0
+    qk_norm: bool = False
+    first_image_id: int = 0
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        return DecoderConfig(
+            self.dim,
+            self.n_layer,
+            self.n_head,
+            self.hidden,
+            self.vocab_size,
+            self.n_kv_head,
+            self.norm_eps,
+            qk_norm=self.qk_norm,
+            swin_norm=self.swin_norm,
+        )
+
+
+class TokenDecoder(ImageDecoder):
+    """``output`` gives the logits of image tokens alone: no other token may be drawn inside an image."""
+
+    fits = (*ImageDecoder.fits, ("prompt_ids", "prompt ids"))
+    image_ids: Tensor  # [vocab_size] the prompt id of each image token
+    cls_embedding: nn.Embedding  # ids of prompts [R, P] -> [R, P, dim]; only where ``prompt_ids`` is not 0
+
+    def __init__(self, config: TokenDecoderConfig, image_ids: Tensor | None = None):
+        """``image_ids`` [V]: by default in the order of the codebook from ``first_image_id`` on."""
+        super().__init__(config)
+        if config.prompt_ids:
+            self.cls_embedding = nn.Embedding(config.prompt_ids, config.dim)
+        self.tok_embeddings = self.image_embeddings()
+        self.output = self.head()
+        rope = rope_1d(config.positions, config.decoder.head_dim, config.rope_base)
+        self.register_buffer("rope", rope, persistent=False)
+        if image_ids is None:
+            image_ids = torch.arange(config.vocab_size) + (config.first_image_id if config.prompt_ids else 0)
+        self.register_buffer("image_ids", image_ids, persistent=False)
+
+    def image_embeddings(self) -> nn.Module:
+        """What reads image tokens."""
+        return nn.Embedding(self.config.vocab_size, self.config.dim)
+
+    def head(self) -> nn.Module:
+        return nn.Linear(self.config.dim, self.config.vocab_size, bias=False)
+
+    @property
+    def prompt_embeddings(self) -> nn.Module:
+        return self.cls_embedding if self.config.prompt_ids else self.tok_embeddings
+
+    def own_tables(self) -> tuple[int, ...]:
+        """Rows of a drafter's own tables, of image tokens and of prompt ids; none where it cannot have them."""
+        return (self.config.vocab_size, self.config.prompt_ids)
+
+    def new_eagle(self) -> Eagle:
+        return Eagle(self.config.decoder, norm_eps=self.config.norm_eps)
+
+    def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
+        """A table of the drafter's own is of all ids."""
+        config, bias, layers, ids, eps = shape_of(path, self.config.decoder)
+        tables = self.own_tables() if ids else ()
+        to_id = self.image_ids.cpu() if tables else None
+
+        def make() -> Eagle:
+            return Eagle(config, bias, eps or config.norm_eps, layers, *tables)
+
+        def convert(part: State) -> State:
+            return drafter_from_published(part, config, to_id)
+
+        return load_layers(make, path, convert, device, dtype or self.dtype, strict=True)
+
+    def eagle_state(self, net: Eagle) -> State:
+        return drafter_to_published(net.state_dict(), net.config)
+
+
+def interleaved(rows: Tensor, head_dim: int) -> Tensor:
+    """Rotate-half order -> interleaved pairs: within each head, row i and row i + d/2 become rows 2i and 2i + 1.
+
+    [heads · d, …] -> [heads · d, …].  Queries and keys permuted alike have the same products, so a checkpoint made
+    for either order gives the same attention.
+    """
+    return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def halved(rows: Tensor, head_dim: int) -> Tensor:
+    """The inverse of ``interleaved``."""
+    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def per_head(norm: Tensor, heads: int) -> Tensor:
+    """q/k norm [heads | model-parallel shards, d] or [d] -> [heads, d]: a shard's row serves its consecutive heads.
+
+    Raises UserError if the heads do not divide among the rows.
+    """
+    rows = norm.view(-1, norm.shape[-1])
+    if heads % len(rows):
+        raise UserError(
+            f"the checkpoint's query/key norms have {len(rows)} rows for {heads} heads; its config.json belongs to "
+            "another model: use the one published with the weights"
+        )
+    return rows.repeat_interleave(heads // len(rows), 0)
+
+
+def rotary_pairs(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tensor]:
+    """Published key names, rotate-half -> the same names with queries, keys and their norms in interleaved pairs."""
+    found = {}
+    for key, value in state.items():
+        if ".q_norm." in key or ".k_norm." in key:
+            rows = per_head(value, cfg.n_head if ".q_norm." in key else cfg.kv_heads)
+            value = interleaved(rows.flatten(), cfg.head_dim).view_as(rows)
+        elif ".q_proj." in key or ".k_proj." in key:
+            value = interleaved(value, cfg.head_dim)
+        found[key] = value
+    return found
+
+
+def drafter_from_published(
+    state: dict[str, Tensor], cfg: DecoderConfig, to_id: Tensor | None = None
+) -> dict[str, Tensor]:
+    """LANTERN's EAGLE drafter for Anole -> ours: ``Eagle(cfg, bias, cfg.norm_eps, …)``.
+
+    ``to_id`` [V]: the id of each image token, whose rows of its table serve drafted tokens; None: all ids are tokens.
+    Raises UserError for ids that its table does not have.
+    """
+    found = from_published(rotary_pairs(state, cfg))
+    words = found.get("tok_embeddings.weight")
+    if words is None or to_id is None:
+        return found
+    if int(to_id.max()) >= len(words):
+        raise UserError(
+            f"the drafter's 'embed_tokens.weight' has {len(words)} ids but the target image tokens up to id "
+            f"{int(to_id.max())}: give a drafter made for this target"
+        )
+    return found | {"tok_embeddings.weight": words[to_id], "prompt_embeddings.weight": words}
+
+
+def drafter_to_published(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tensor]:
+    """Ours -> the layout of LANTERN's EAGLE drafter for Anole, a row of q/k norm per head."""
+    found = to_published(state)
+    for key, value in found.items():
+        if ".q_norm." in key or ".k_norm." in key:
+            found[key] = halved(value.flatten(), cfg.head_dim).view_as(value)
+        elif ".q_proj." in key or ".k_proj." in key:
+            found[key] = halved(value, cfg.head_dim)
+    return found
+
+
+_TOP = {"embed_tokens.weight": "tok_embeddings.weight", "lm_head.weight": "output.weight"}
+
+
+def from_hf(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tensor]:
+    """transformers' key names of a language model -> ours.
+
+    Any part of a checkpoint will do that has all tensors of the layers in it.  Other parts of a larger model, such as
+    an image tokeniser, are to be left out before.
+    """
+    top = {_TOP[k]: v for k, v in state.items() if k in _TOP}
+    layers = {k: v for k, v in state.items() if k not in _TOP and "rotary_emb.inv_freq" not in k}
+    return from_published(rotary_pairs(layers, cfg)) | top
+
+
+def image_tables(state: dict[str, Tensor], to_id: Tensor) -> dict[str, Tensor]:
+    """Our key names with tables over all ids -> the same for a decoder of images, whose tokens are codebook indices.
+
+    ``to_id`` [V]: the id of each codebook index.  Only image tokens may be drawn, so dropping the other rows of
+    ``output`` is the same as masking them; prompts keep the whole table as ``cls_embedding``.  Raises UserError for ids
+    that the tables do not have.
+    """
+    if not {"tok_embeddings.weight", "output.weight"} <= state.keys():
+        return state  # the loader says what is absent
+    words, head = state["tok_embeddings.weight"], state["output.weight"]
+    if int(to_id.max()) >= min(len(words), len(head)):
+        raise UserError(
+            f"the tokeniser has image tokens up to id {int(to_id.max())} but the checkpoint {len(words)} ids in all: "
+            "use the tokenizer.json published with the weights"
+        )
+    return state | {
+        "cls_embedding.weight": words,
+        "tok_embeddings.weight": words[to_id],
+        "output.weight": head[to_id],
+    }

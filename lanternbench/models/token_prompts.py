@@ -1,0 +1,102 @@
+"""Prompts that are token ids: from lists of ids to a prefix, and ids without a tokeniser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lanternbench.errors import UserError
+from lanternbench.models.target import Prefix, Target
+from lanternbench.models.tiny.text_encoder import BUCKETS, word_id, words
+
+
+class Prompt(NamedTuple):
+    """What stands before the first image token; the unconditional ids hold no text."""
+
+    cond: list[int]
+    uncond: list[int]
+
+
+class IdTokeniser:
+    """Captions in a template -> ids [B, T] and mask [B, T], right-padded.  No caption can write a reserved token."""
+
+    def __init__(self, path: Path, named: Iterable[str] = (), template: tuple[str, str] = ("", "")):
+        """``path``: a tokenizer.json.  ``named``: tokens whose ``ids`` are wanted.
+
+        ``template``: what stands before and after a caption.
+
+        Raises UserError for a file that cannot be read and for a token that it lacks.
+        """
+        from tokenizers import Tokenizer
+
+        try:
+            self.tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library has no type of its own for what is wrong with a file
+            raise UserError(
+                f"cannot read the tokeniser {path} ({str(error).splitlines()[0]}): use the one published with the model"
+            ) from None
+        self.names: dict[str, int] = self.tokenizer.get_vocab(with_added_tokens=True)
+        if absent := [name for name in named if name not in self.names]:
+            raise UserError(f"the tokeniser {path} has no token {absent[0]}: use the one published with the model")
+        self.ids = {name: self.names[name] for name in named}
+        self.template = template
+        special = {i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+        self.reserved = special | set(self.ids.values())
+
+    def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
+        return right_padded([self.encode(caption, *self.template) for caption in captions])
+
+    def encode(self, caption: str, before: str = "", after: str = "") -> list[int]:
+        """Ids of all three; reserved tokens may stand in the template alone."""
+        start, stop = len(before), len(before) + len(caption)
+        made = self.tokenizer.encode(f"{before}{caption}{after}", add_special_tokens=False)
+        spans = zip(made.ids, made.offsets, strict=True)
+        return [i for i, (a, b) in spans if i not in self.reserved or not (start <= a and b <= stop)]
+
+
+def hashed_ids(captions: list[str], size: int) -> tuple[Tensor, Tensor]:
+    """An id per word, out of the last of ``size`` ids: as many ids as a caption might have, without a tokeniser."""
+    return right_padded([[size - BUCKETS + word_id(w) for w in words(caption)] for caption in captions])
+
+
+def right_padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Lists of ids -> ids [B, T], 0 on the right, and mask [B, T]."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.long)
+    return ids, torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+
+
+def encoded(target: Target, texts: list[str]) -> list[list[int]]:
+    """Texts -> ids, without padding."""
+    ids, mask = target.text(texts)
+    return [row[seen].tolist() for row, seen in zip(ids, mask.bool(), strict=True)]
+
+
+def left_padded(rows: Sequence[list[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Prompts of any lengths -> ids [B, T] padded on the left, and valid [B, T] bool."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows])
+    padding = torch.tensor([longest - len(row) for row in rows])
+    return ids, torch.arange(longest) >= padding[:, None]
+
+
+def framed(target: Target, captions: list[str], prompts: list[Prompt], guided: bool, pad: int) -> Prefix:
+    """Prompts left-padded to the longest; an EAGLE drafter reads the prompt's own ids, one ahead.
+
+    Raises UserError for a caption that leaves no room for the image.
+    """
+    model = target.model
+    room = model.config.positions - target.layout.slot(target.length)
+    for caption, prompt in zip(captions, prompts, strict=True):
+        if len(prompt.cond) > room:
+            raise UserError(
+                f"the prompt '{caption[:60]}…' is {len(prompt.cond)} ids long, but before the image there is room for "
+                f"{room}: shorten it"
+            )
+    rows = [p.cond for p in prompts] + ([p.uncond for p in prompts] if guided else [])
+    ids, valid = (x.to(target.device) for x in left_padded(rows, pad))
+    return Prefix(model.cls_embedding(ids), valid, ids, ids[:, 1:], valid[:, :-1])

@@ -1,0 +1,60 @@
+"""YAML from users: no key twice, nothing that expands beyond reason, nothing executed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+MAX_VALUES = 100_000  # values of a document, its aliases expanded
+MAX_DEPTH = 50
+
+
+def load(text: str) -> Any:
+    """The one document of ``text`` as plain values.
+
+    Raises yaml.YAMLError for broken YAML, a key given twice, and for values nested too deep or too many of them.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            root = loader.get_single_node()
+            if root is None:
+                return None
+            _check(root, {}, 0)
+            return loader.construct_document(root)
+        finally:
+            loader.dispose()
+    except (ValueError, OverflowError, RecursionError) as error:  # a date or a number that Python does not have
+        raise yaml.YAMLError(str(error).partition("\n")[0] or type(error).__name__) from None
+
+
+def _check(node: Node, sizes: dict[int, int], depth: int) -> int:
+    """Number of values under ``node``, its aliases expanded."""
+    if depth > MAX_DEPTH:
+        raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=node.start_mark)
+    if id(node) in sizes:
+        return sizes[id(node)]
+    children: list[Node] = []
+    if isinstance(node, MappingNode):
+        _check_keys(node)
+        children = [child for pair in node.value for child in pair]
+    elif isinstance(node, SequenceNode):
+        children = node.value
+    size = 1
+    for child in children:
+        size += _check(child, sizes, depth + 1)
+    if size > MAX_VALUES:
+        raise yaml.MarkedYAMLError(problem=f"more than {MAX_VALUES} values", problem_mark=node.start_mark)
+    sizes[id(node)] = size
+    return size
+
+
+def _check_keys(node: MappingNode) -> None:
+    seen = set()
+    for key, _ in node.value:
+        if isinstance(key, ScalarNode):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key '{key.value}' is given twice", problem_mark=key.start_mark)
+            seen.add(key.value)

@@ -1,0 +1,105 @@
+"""The rule, residual, tree, proposal and target of docs/extend.md, as one package of someone else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SECTIONS = {
+    "An acceptance rule": "ours_rule",
+    "A residual": "ours_residual",
+    "A tree": "ours_tree",
+    "A proposal": "ours_proposal",
+    "A target": "ours_target",
+}
+
+
+def example(section: str, language: str = "python") -> str:
+    text = (ROOT / "docs" / "extend.md").read_text()
+    return re.search(rf"^## {section}\n.*?```{language}\n(.*?)```", text, re.S | re.M).group(1)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> dict[str, str]:
+    """An environment in which all five are installed."""
+    site = tmp_path_factory.mktemp("site")
+    for section, module in SECTIONS.items():
+        (site / f"{module}.py").write_text(example(section))
+    (site / "early_exit.yaml").write_text(example("A target", "yaml"))
+    info = site / "ours-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 0.1\n")
+    points = "".join(f"{module} = {module}\n" for module in SECTIONS.values())
+    (info / "entry_points.txt").write_text(f"[lanternbench.plugins]\n{points}")
+    return os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}", "LANTERNBENCH_HOME": str(site / "home")}
+
+
+def cli(env: dict[str, str], *args: str, cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "lanternbench", *args]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_an_example_is_at_most_forty_lines(section):
+    assert len(example(section).splitlines()) <= 40
+
+
+def test_all_are_listed_with_their_options(installed, tmp_path):
+    methods = {m["method"]: m for m in json.loads(cli(installed, "methods", "--json", cwd=tmp_path).stdout)}
+    assert methods["eagle-peak"]["options"]["share"] == 0.3
+    assert (methods["lookup"]["proposal"], methods["eagle-fan"]["tree"]) == ("lookup", "fan")
+    assert methods["eagle-fan"]["lossless"]
+    assert not methods["eagle-peak"]["lossless"]
+    assert "tiny-16" in cli(installed, "targets", cwd=tmp_path).stdout
+    shown = cli(installed | {"COLUMNS": "120"}, "run", "--help", cwd=tmp_path).stdout
+    assert all(word in shown for word in ("--share", "--blades", "--copied", "peak", "fan", "lookup", "flat"))
+
+
+def test_all_run_in_one_sweep_on_the_target_of_ours(installed, tmp_path):
+    (tmp_path / "ours.yaml").write_text(
+        "target: tiny-16\nnum_prompts: 1\nmetrics: []\nbaseline: false\nmethods:\n"
+        "  - {method: eagle-peak, share: [0.2, 0.5]}\n  - {method: eagle-fan, acceptance: peak, residual: flat}\n"
+        "  - {method: lookup, copied: 2}\n  - {method: adt-tree, acceptance: peak}\n"
+    )
+    done = cli(installed, "sweep", "ours.yaml", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {row["label"]: row for row in json.loads(done.stdout)["rows"]}
+    assert list(rows) == [
+        "eagle-peak s=0.2", "eagle-peak s=0.5", "eagle-fan+peak residual=flat s=0.3", "lookup copied=2",
+        "adt-tree+peak s=0.3",
+    ]  # fmt: skip
+    assert not any(row["lossless"] for label, row in rows.items() if "peak" in label)
+    assert rows["lookup copied=2"]["lossless"]
+
+
+def test_a_mistake_in_an_option_of_ours_is_one_sentence(installed, tmp_path):
+    done = cli(installed, "run", "-m", "eagle-peak", "--share", "2", "-n", "1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "option 'share' = 2.0 is wrong" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_verify_judges_ours_by_enumeration(installed, tmp_path):
+    code = (
+        "import json\n"
+        "from lanternbench.lossless import verify_all\n"
+        "rows = verify_all(['lookup', 'eagle-fan', 'eagle-peak'])\n"
+        "print(json.dumps([row._asdict() for row in rows]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert {row["method"] for row in rows} == {"lookup", "eagle-fan", "eagle-peak s=0.3"}
+    assert all(row["passed"] for row in rows)
+    assert {row["check"] for row in rows if row["method"] == "lookup"} == {
+        "tables: exact distribution", "tables: greedy identity",
+    }  # fmt: skip

@@ -1,0 +1,119 @@
+"""A drafter that does not belong to its target is told from one that does, by the run and by `doctor`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lanternbench.analysis.pair_check import check_pair, drafting_method, first_tokens
+from lanternbench.cli.main import app
+from lanternbench.engine.decode import Generation
+from lanternbench.models import catalogue
+from lanternbench.models.catalogue import entry
+from lanternbench.models.expected import at_least, expectation, shortfall, steps_needed, upper_limit
+from lanternbench.models.family import Entry, Expected
+
+CAPTIONS = ["a red circle", "a large blue square"]
+ROW = Entry(
+    name="tiny", family="tiny", about="", expects=(
+        Expected(drafter="eagle", tree="dynamic", temperature=0, first_token_acceptance=0.3, source="a paper, table 1"),
+    ),
+)  # fmt: skip
+
+
+def test_what_the_catalogue_expects_follows_from_the_papers_tables():
+    one, anole = entry("llamagen-xl-stage1"), entry("anole-7b")
+    for row, temperature, tokens in ((one, 0, 1.60), (one, 1, 1.20), (anole, 0, 2.91), (anole, 1, 1.11)):
+        known = expectation(row, "eagle", "dynamic", temperature)
+        assert known is not None
+        assert known.first_token_acceptance == pytest.approx(at_least(tokens, 5), abs=0.005)
+    assert expectation(entry("llamagen-xl-stage2"), "eagle", "dynamic", 0) is None  # another drafter
+    assert expectation(one, "eagle", "chain", 0) is None
+
+
+def test_a_mean_of_tau_tokens_needs_that_first_token_acceptance():
+    """τ − 1 is at most depth · f, with equality where every accepted first token brings the whole chain."""
+    for f in (0.04, 0.2, 0.9):
+        whole = 1 + 5 * f  # accepted to the end, or not at all
+        assert at_least(whole, 5) == pytest.approx(f)
+        geometric = 1 + sum(f**i for i in range(1, 6))
+        assert at_least(geometric, 5) < f
+
+
+def test_wilson_s_limit_covers_the_truth_in_99_of_100():
+    gen = torch.Generator().manual_seed(0)
+    for f, steps in ((0.04, 230), (0.38, 80)):
+        draws = torch.binomial(torch.full((4000,), float(steps)), torch.full((4000,), f), generator=gen)
+        missed = sum(upper_limit(int(n), steps) < f for n in draws) / 4000
+        assert missed < 0.012  # 0.5 % lie above a two-sided 99 % interval's upper end; + 4 standard errors of 4,000
+
+
+@pytest.mark.parametrize(
+    ("accepted", "steps", "noted"), [(7, 230, True), (60, 230, False), (0, 3, False), (0, 0, False)]
+)
+def test_a_shortfall_is_noted_only_where_chance_does_not_explain_it(accepted, steps, noted):
+    note = shortfall(entry("llamagen-xl-stage1"), "eagle", "dynamic", 0, accepted, steps)
+    assert (note is not None) == noted
+    if note is not None:
+        assert note.kind == "warning"
+        assert note.text.startswith(
+            "the first drafted token was accepted in 7 of 230 steps (3.0%), where the published"
+        )
+        assert "LANTERN arXiv:2410.03355" in note.text
+    assert shortfall(entry("llamagen-xl-stage2"), "eagle", "dynamic", 0, accepted, steps) is None
+
+
+def test_so_many_steps_are_enough_to_tell():
+    for f in (0.04, 0.12, 0.38):
+        n = steps_needed(f)
+        assert (1 - f) ** n <= 0.01 < (1 - f) ** (n - 2)
+
+
+def test_a_step_cut_by_the_image_s_end_is_not_counted():
+    made = Generation(torch.zeros(8), [1, 3, 2, 1], [], [], 0.0, 0.0)
+    assert first_tokens([made]) == (2, 3)
+
+
+def test_the_method_that_judges_a_drafter_is_lossless_and_drafts_with_it():
+    for kind in ("eagle", "model", "medusa"):
+        used = drafting_method(kind)
+        assert used.lossless
+        assert used.proposal.drafter == kind
+    assert drafting_method("eagle").choices.tree == "dynamic"
+
+
+def by_item(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {row["item"]: row["ok"] for row in rows}
+
+
+def test_a_pair_that_belongs_together_passes_and_a_scrambled_drafter_does_not(target):
+    good = by_item(check_pair(target, "eagle", CAPTIONS, ROW, steps=30))
+    assert good["fits the target"] is True
+    assert good["greedy tokens"] is True
+    assert good["first token accepted, T = 0"] is True
+    assert good["first token accepted, T = 1"] is None  # nothing is published
+    torch.manual_seed(0)
+    net = target.model.new_eagle().eval().requires_grad_(False)
+    bad = by_item(check_pair(replace(target, drafters={"eagle": net}), "eagle", CAPTIONS, ROW, steps=30))
+    assert bad["first token accepted, T = 0"] is False
+    assert bad["greedy tokens"] is True  # a lossless method draws the target's images all the same
+
+
+def test_doctor_ends_with_code_1_where_a_pair_fails(monkeypatch):
+    rows = catalogue.catalogue() | {"tiny": ROW.model_copy(update={"expects": (ROW.expects[0].model_copy(
+        update={"first_token_acceptance": 0.99}),)})}  # fmt: skip
+    monkeypatch.setattr(catalogue, "catalogue", lambda: rows)
+    done = CliRunner().invoke(app, ["doctor", "--target", "tiny", "--device", "cpu", "--json"])
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    assert [row["ok"] for row in found if row["item"] == "first token accepted, T = 0"][0] is False
+
+
+def test_doctor_asks_for_a_target():
+    done = CliRunner().invoke(app, ["doctor", "--drafter", "tiny"])
+    assert "give --target too" in str(done.exception)
