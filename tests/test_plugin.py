@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-DOC = Path(__file__).parents[1] / "docs" / "add-a-method.md"
+ROOT = Path(__file__).parents[1]
+DOC = ROOT / "docs" / "add-a-method.md"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def installed(tmp_path_factory) -> dict[str, str]:
         "lanternbench_peak/__init__.py": code,
         f"{info}/METADATA": "Metadata-Version: 2.1\nName: lanternbench-peak\nVersion: 0.1\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": "[lanternbench.methods]\npeak = lanternbench_peak\n",
+        f"{info}/entry_points.txt": "[lanternbench.plugins]\npeak = lanternbench_peak\n",
     }
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, text in files.items():
@@ -35,11 +36,11 @@ def installed(tmp_path_factory) -> dict[str, str]:
     site = folder / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
     subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
-    return os.environ | {"PYTHONPATH": str(site)}
+    return os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
 
 
 def cli(env: dict[str, str], *args: str, cwd: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "lanternbench.cli.main", *args]
+    command = [sys.executable, "-m", "lanternbench", *args]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
 
@@ -55,19 +56,34 @@ def test_an_installed_method_is_listed_and_runs(installed, tmp_path):
     row = json.loads(done.stdout)["rows"][0]
     assert row["label"] == "eagle-peak"
     assert row["figures"]["fidelity_loss"]["value"] > 0  # it is not lossless, and that is seen
+    judged = cli(installed, "verify", "eagle-peak", cwd=tmp_path)
+    assert judged.returncode == 0, judged.stderr + judged.stdout
+    (tmp_path / "sweep.yaml").write_text(
+        "{target: tiny, num_prompts: 1, methods: [{method: eagle-peak, share: [0.1, 0.9]}]}"
+    )
+    assert cli(installed, "sweep", "sweep.yaml", cwd=tmp_path).returncode == 0
     also = cli(installed, "run", "-m", "medusa", "--acceptance", "peak", "-n", "1", "--no-baseline", cwd=tmp_path)
     assert also.returncode == 0, also.stderr
 
 
-def test_a_method_that_cannot_be_loaded_is_one_sentence(installed, tmp_path):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import nothing_of_the_kind\n",
+        "import sys\nsys.exit(3)\n",
+        "from lanternbench.methods.presets import preset\npreset('ar', proposal='none', tree='none')\n",
+    ],
+    ids=["import", "exit", "taken"],
+)
+def test_a_plug_in_that_cannot_be_loaded_is_one_sentence(text, tmp_path):
     info = tmp_path / "lanternbench_broken-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lanternbench-broken\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[lanternbench.methods]\nbroken = lanternbench_broken\n")
-    (tmp_path / "lanternbench_broken.py").write_text("import nothing_of_the_kind\n")
-    done = cli(os.environ | {"PYTHONPATH": str(tmp_path)}, "methods", cwd=tmp_path)
+    (info / "entry_points.txt").write_text("[lanternbench.plugins]\nbroken = lanternbench_broken\n")
+    (tmp_path / "lanternbench_broken.py").write_text(text)
+    done = cli(os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, "methods", cwd=tmp_path)
     assert done.returncode == 2
-    assert "the plugin 'broken' (lanternbench_broken) cannot be loaded" in done.stderr
+    assert "the plug-in 'broken' (lanternbench_broken) cannot be loaded" in done.stderr
     assert "Traceback" not in done.stderr
 
 

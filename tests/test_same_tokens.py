@@ -1,0 +1,44 @@
+"""The tokens of a fixed list of decodes are those on file: a change of speed or structure must not change them.
+
+``LANTERNBENCH_ALL_TOKENS=1`` checks every case; otherwise one prompt each, and a batch of three where methods differ in
+how they carry state.  The file changes only when a method's definition does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lanternbench.engine import decode as engine
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+
+FILE = Path(__file__).parent / "data" / "tokens.json"
+CAPTIONS = ["a large red star on the left on a noisy blue background", "a small green ring", "two dogs in the snow"]
+SEED = 7
+CASES: list[dict[str, Any]] = json.loads(FILE.read_text())
+BATCHES = ("eagle-2", "sjd")
+QUICK = [
+    case
+    for case in CASES
+    if case["temperature"] == 1 and not case["options"] and (case["batch"] == 1 or case["method"] in BATCHES)
+]
+
+
+def name(case: dict[str, Any]) -> str:
+    options = " ".join(f"{k}={v}" for k, v in case["options"].items())
+    return f"{case['method']} {options} T={case['temperature']} B={case['batch']}".replace("  ", " ")
+
+
+@pytest.mark.parametrize("case", CASES if os.environ.get("LANTERNBENCH_ALL_TOKENS") else QUICK, ids=name)
+def test_tokens_and_steps_are_those_on_file(shallow, case):
+    decoder = build(shallow, method(case["method"], **case["options"]), case["temperature"])
+    made = engine.generate(decoder, CAPTIONS[: case["batch"]], seed=SEED)
+    digests = [hashlib.sha256(g.tokens.to(torch.int64).numpy().tobytes()).hexdigest()[:20] for g in made]
+    assert (digests, [g.steps for g in made]) == (case["tokens"], case["steps"])
