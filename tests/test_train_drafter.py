@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from elsewhere import THERE, Apart
-from lanternbench.methods.proposals.drafters import EagleDrafter
 from test_anole import ALL_IDS, CAPTIONS, scrambled, small
 from test_drafters import random_llamagen
 from torch import Tensor
@@ -23,6 +22,7 @@ from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.methods.proposals.eagle import EagleDrafter
 from lanternbench.models import catalogue
 from lanternbench.models import token_decoder as chameleon
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
@@ -87,10 +87,10 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, target, monkeypat
     seen: list[tuple[list[int], list[int], Tensor]] = []
     honest = EagleDrafter.root
 
-    def root(self: EagleDrafter) -> Tensor:
-        logits = honest(self)
-        seen.append((list(self.session.origin), list(self.session.lengths), logits))
-        return logits
+    def root(self: EagleDrafter, state: Any, own: Any) -> Any:
+        logits, cursor = honest(self, state, own)
+        seen.append((list(state.origin), list(state.now.length.host), logits))
+        return logits, cursor
 
     monkeypatch.setattr(EagleDrafter, "root", root)
     decoder = build(made, method("eagle-1", shape="chain-3"))
