@@ -11,14 +11,14 @@ import torch
 
 import lanternbench
 from lanternbench.engine import decode as engine
-from lanternbench.engine.state import Session
+from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
-from lanternbench.methods import presets
 from lanternbench.methods.build import build
-from lanternbench.methods.method import method, named
+from lanternbench.methods.method import KINDS, method, named
 from lanternbench.models.guidance import guide
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.prompts import load
+from lanternbench.registry import components
 
 CAPTIONS = [p.text for p in load("demo", 3)]
 LOSSLESS = ["sd", "medusa", "eagle-1", "eagle-2", "adt-tree", "sjd", "jacobi"]
@@ -63,13 +63,13 @@ def test_a_step_synchronises_once_and_commits_what_it_says(target, name):
 @pytest.mark.parametrize("name", ["ar", "sd", "medusa", "lantern", "adt-tree", "sjd", "cool-sd"])
 def test_a_batch_goes_on_without_the_prompts_that_are_finished(shallow, name, monkeypatch):
     target, kept = shallow, []
-    keep = Session.keep
+    select = DecodeState.select
 
     def counted(self, prompts):
         kept.append(list(prompts))
-        return keep(self, prompts)
+        return select(self, prompts)
 
-    monkeypatch.setattr(Session, "keep", counted)
+    monkeypatch.setattr(DecodeState, "select", counted)
     options = {"init": "vertical-sample"} if name == "sjd" else {}
     captions = [p.text for p in load("demo", 4)]
     together = tokens(target, name, captions, trace=True, **options)
@@ -193,16 +193,16 @@ def test_impossible_methods_are_refused_with_the_reason(name, options, reason):
 )
 def test_a_rule_in_another_s_place_brings_its_own_relaxation(name, rule, label, residual):
     made = method(name, acceptance=rule)
-    assert made.residual == residual
+    assert made.choices.residual == residual
     assert sorted(made.label.split()) == sorted(label.replace(" k=None", "").replace(" λ=None", "").split())
     if "lantern" in rule:
-        assert method(name, acceptance=rule, k=7).k == 7
+        assert method(name, acceptance=rule, k=7).acceptance.k == 7
 
 
 def test_every_option_that_a_preset_has_is_one_that_it_reads():
-    for name, choices in presets.PRESETS.items():
-        options = set(choices) - {"proposal", "tree", "acceptance", "residual"}
-        assert options <= presets.reads(named(name)), name
+    for name, preset in components("preset").items():
+        assert set(preset.options).isdisjoint(KINDS)
+        assert set(preset.options) <= set(named(name).read), name
 
 
 @pytest.fixture(scope="module")

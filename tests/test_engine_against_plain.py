@@ -15,7 +15,7 @@ from lanternbench.lossless.plain.rules import Rule, nearest
 from lanternbench.lossless.plain.windows import WindowSpec
 from lanternbench.lossless.plain.world import World
 from lanternbench.lossless.tables import Tables
-from lanternbench.methods.presets import method
+from lanternbench.methods.method import method
 
 RESOLUTION = 1e-6  # to which the engine's probabilities are measured
 SMALL = ((0,), (1,), (2,), (0, 0), (0, 1))  # the tables' static tree

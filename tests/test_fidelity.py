@@ -10,13 +10,17 @@ from lanternbench.engine.sampling import draw_distinct
 from lanternbench.engine.trace import Trace
 from lanternbench.lossless.exact import output_distribution
 from lanternbench.lossless.tables import Tables, random_rows
-from lanternbench.methods import acceptance
-from lanternbench.methods.acceptance import Annealed, Exact, Lantern
+from lanternbench.methods import residuals
+from lanternbench.methods.acceptance.annealed import AnnealedRule
+from lanternbench.methods.acceptance.exact import ExactRule
+from lanternbench.methods.acceptance.lantern import LanternRule
+from lanternbench.methods.acceptance.typical import TypicalRule
 from lanternbench.methods.method import method
+from lanternbench.registry import components
 
 N, V, W = 48, 7, 3
 NEAR = torch.stack([(torch.arange(V) + i) % V for i in range(V)])[:, :4]
-RULES = [Annealed([2.0, 1.0, 0.5]), Lantern(NEAR, "tvd", 0.3), Lantern(NEAR, "multiplicative", 2.0)]
+RULES = [AnnealedRule([2.0, 1.0, 0.5]), LanternRule(NEAR, "tvd", 0.3), LanternRule(NEAR, "multiplicative", 2.0)]
 
 
 @pytest.fixture
@@ -34,19 +38,19 @@ def tv(a, b):
 
 
 @pytest.mark.parametrize("sampled", [True, False])
-@pytest.mark.parametrize("residual", [acceptance.standard, acceptance.optimal, acceptance.lantern])
+@pytest.mark.parametrize("residual", [residuals.standard, residuals.optimal, residuals.lantern])
 def test_exact_acceptance_loses_nothing(nodes, sampled, residual):
     q, p, *family = nodes
-    assert fidelity.node_losses(q, p if sampled else None, *family, Exact(), residual).max() < 1e-12
+    assert fidelity.node_losses(q, p if sampled else None, *family, ExactRule(), residual).max() < 1e-12
 
 
 def test_a_wrong_residual_costs(nodes):
     q, p, *family = nodes
-    assert fidelity.node_losses(q, p, *family, Exact(), lambda q, *_: q).max() > 0.05
+    assert fidelity.node_losses(q, p, *family, ExactRule(), lambda q, *_: q).max() > 0.05
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("residual", list(acceptance.RESIDUALS.values()))
+@pytest.mark.parametrize("rule", [*RULES, TypicalRule(0.09)])
+@pytest.mark.parametrize("residual", list(components("residual").values()))
 def test_a_stage_draws_from_a_distribution(nodes, rule, residual):
     q, p, children, _, depth = nodes
     for given in (p, None):
@@ -58,8 +62,8 @@ def test_a_stage_draws_from_a_distribution(nodes, rule, residual):
 @pytest.mark.parametrize("rule", RULES[1:])
 def test_lanterns_short_cut_is_the_sum_over_rejected_tokens(nodes, rule):
     q, p, _, _, depth = nodes
-    rejected = (p - torch.minimum(p, acceptance.everywhere(rule, q, depth))).clamp(min=0)
-    slow = fidelity._any_rest(q, p, rejected, depth, rule, acceptance.lantern)
+    rejected = (p - torch.minimum(p, rule.everywhere(q, depth))).clamp(min=0)
+    slow = fidelity._any_rest(q, p, rejected, depth, rule, residuals.lantern)
     assert torch.allclose(fidelity._lantern_rest(q, p, rejected, depth, rule), slow, atol=1e-12)
 
 
@@ -67,11 +71,11 @@ def test_no_residual_loses_less_than_the_optimal_one(nodes):
     q, p, children, _, depth = nodes
     first = torch.ones(N, dtype=torch.long)
     for rule in RULES:
-        best = fidelity.node_losses(q, p, children, first, depth, rule, acceptance.optimal).sum(-1)
-        for residual in (acceptance.standard, acceptance.lantern, acceptance.lantern_reference):
+        best = fidelity.node_losses(q, p, children, first, depth, rule, residuals.optimal).sum(-1)
+        for residual in (residuals.standard, residuals.lantern, residuals.lantern_reference):
             other = fidelity.node_losses(q, p, children, first, depth, rule, residual).sum(-1)
             assert (best <= other + 1e-12).all()
-        over = (torch.minimum(p, acceptance.everywhere(rule, q, depth)) - q).clamp(min=0).sum(-1)
+        over = (torch.minimum(p, rule.everywhere(q, depth)) - q).clamp(min=0).sum(-1)
         assert torch.allclose(best, over)  # Σ [p·f − q]₊, Theorem 2
 
 
@@ -105,26 +109,26 @@ def trace_of(q, p, children, tried, depth) -> Trace:
 def test_the_loss_is_the_mean_over_tokens_and_the_total_their_sum_however_chunked(nodes, rule, monkeypatch):
     trace = trace_of(*nodes)
     trace.tried[:, 0] = 0  # token 0 was never drafted
-    one = fidelity.fidelity_loss(trace, rule, acceptance.standard, True)
+    one = fidelity.fidelity_loss(trace, rule, residuals.standard, True)
     q, p, children, _, depth = nodes
-    by_hand = fidelity.node_losses(q, p, children, trace.tried.flatten(), depth, rule, acceptance.standard)
+    by_hand = fidelity.node_losses(q, p, children, trace.tried.flatten(), depth, rule, residuals.standard)
     assert torch.allclose(one, by_hand.sum(-1).view(2, -1).mean(1))
-    assert torch.allclose(fidelity.fidelity_loss(trace, rule, acceptance.standard, True, total=True), one * N / 2)
+    assert torch.allclose(fidelity.fidelity_loss(trace, rule, residuals.standard, True, total=True), one * N / 2)
     monkeypatch.setattr(fidelity, "CHUNK", 50)
-    assert torch.allclose(fidelity.fidelity_loss(trace, rule, acceptance.standard, True), one)
+    assert torch.allclose(fidelity.fidelity_loss(trace, rule, residuals.standard, True), one)
 
 
 def test_an_image_without_drafts_loses_nothing(nodes):
     trace = trace_of(*nodes)
     trace.tried.zero_()
-    assert fidelity.fidelity_loss(trace, RULES[0], acceptance.optimal, True).tolist() == [0.0, 0.0]
+    assert fidelity.fidelity_loss(trace, RULES[0], residuals.optimal, True).tolist() == [0.0, 0.0]
 
 
 def test_float32_traces_of_lossless_methods_stay_below_the_noise(nodes):
     trace = trace_of(*nodes)
     trace.q, trace.p = trace.q.float(), trace.p.float()
     for sampled in (True, False):
-        assert fidelity.fidelity_loss(trace, Exact(), acceptance.standard, sampled).max() < 1e-5
+        assert fidelity.fidelity_loss(trace, ExactRule(), residuals.standard, sampled).max() < 1e-5
 
 
 def test_greedy_loss_counts_tokens_that_are_not_the_argmax(nodes):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from frozen import frozen
+from fake_cuda_graph import frozen
 
 import lanternbench
 from lanternbench.engine import decode as engine

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from fake_cuda_graph import frozen
 from families import random_chameleon
-from frozen import frozen
 from image_ids import lumina_rule
 from test_anole import ALL_IDS, CAPTIONS, CODES, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
 from torch import Tensor

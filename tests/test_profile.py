@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from lanternbench.analysis import step_profile as profile
 from lanternbench.cli.main import app
 from lanternbench.engine import decode as engine
-from lanternbench.engine.state import Session
 from lanternbench.engine.timing import OFF_THE_CLOCK, Clock
+from lanternbench.engine.trace import Trace
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -82,13 +82,13 @@ def test_the_command_prints_a_row_per_method():
 
 
 def test_what_is_kept_for_measures_afterwards_is_off_the_clock(target, monkeypatch):
-    record = Session._record
+    record = Trace.record
 
     def slow(self, *rest):
         time.sleep(0.02)
         record(self, *rest)
 
-    monkeypatch.setattr(Session, "_record", slow)
+    monkeypatch.setattr(Trace, "record", slow)
     decoder, clock = build(target, method("eagle-1")), time.perf_counter()
     made = engine.generate(decoder, ["a small red circle"], trace=True, max_steps=20)[0]
     assert sum(made.phases.values()) == pytest.approx(made.decode_s, rel=1e-2)  # but for the last call

@@ -7,8 +7,8 @@ import torch
 
 from lanternbench.engine import decode as engine
 from lanternbench.engine.simulation import level_rates, simulate
-from lanternbench.engine.tree import static_tree
-from lanternbench.engine.verify import Draft, Verdict
+from lanternbench.engine.tree import Draft, chain
+from lanternbench.engine.verify import VerifyResult
 from lanternbench.errors import UserError
 from lanternbench.experiment import config
 from lanternbench.experiment import runner as sweeps
@@ -31,13 +31,13 @@ def test_a_mean_that_no_draft_can_reach_is_refused():
 
 def test_the_drawn_lengths_follow_the_rates():
     # 20,000 draws: the standard error of the mean is 0.012, the window is more than four of them
-    static = static_tree("chain-5")
+    static = chain(5)
     count = 20_000
-    draft = Draft(torch.zeros(count, 6, dtype=torch.long), static.tree, None, static)
+    draft = Draft(torch.zeros(count, 6, dtype=torch.long), static=static)
     zero = torch.zeros(count, 6, dtype=torch.long)
-    verdict = Verdict(zero, zero[:, 0], zero[:, 0], zero)
+    result = VerifyResult(zero, zero[:, 0], zero[:, 0], zero)
     u = torch.rand(count, generator=torch.Generator().manual_seed(1))
-    made = simulate(draft, verdict, level_rates(2.7, 5), u)
+    made = simulate(draft, result, level_rates(2.7, 5), u)
     assert float(made.accepted.float().mean()) + 1 == pytest.approx(2.7, abs=0.05)
     assert torch.equal(made.path, torch.minimum(torch.arange(6), made.accepted[:, None]))
 

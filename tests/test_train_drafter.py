@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from elsewhere import THERE, Apart
+from fake_device import THERE, Apart
 from families import small_row
 from test_anole import ALL_IDS, CAPTIONS, scrambled, small
 from test_drafters import random_llamagen

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from lanternbench.engine import tree as trees
-from lanternbench.engine.verify import parents
+from lanternbench.engine.carry import PerPrompt
 from lanternbench.errors import UserError
 from lanternbench.methods.acceptance.neighbours import nearest
-from lanternbench.methods.trees.adaptive import AdaptiveGrowth, Bounds, Neighbourhood, adapt
+from lanternbench.methods.trees.adaptive import AdaptiveBuilder, History, Plan, Range, adapt, start
+from lanternbench.methods.trees.dynamic import Bounds
+from lanternbench.methods.trees.static import named, static_tree
+from lanternbench.models.cached_stack import Lengths
 
 
-@pytest.mark.parametrize("name", [*trees.named(), "chain-1", "chain-7"])
+@pytest.mark.parametrize("name", [*named(), "chain-1", "chain-7"])
 def test_a_static_tree_is_consistent(name):
-    static = trees.static_tree(name)
+    static = static_tree(name)
     tree = static.tree
-    parent = parents(tree)[0]
+    parent = trees.parents(tree)[0]
     assert parent[0] == -1
     for node in range(1, tree.nodes):
         assert parent[node] < node  # parents come first
@@ -29,8 +35,8 @@ def test_a_static_tree_is_consistent(name):
 
 
 def test_a_tree_from_parents_is_the_static_one():
-    static = trees.static_tree("mc_sim_7b_63").tree
-    parent = parents(static).clamp(min=0)
+    static = static_tree("mc_sim_7b_63").tree
+    parent = trees.parents(static).clamp(min=0)
     built = trees.from_parents(parent, static.depth, static.max_depth, static.width)
     for a, b in zip(built[:3], static[:3], strict=True):
         assert torch.equal(a, b)
@@ -46,11 +52,11 @@ def test_unused_nodes_are_nobodys_children():
 @pytest.mark.parametrize("spec", ["oak", "chain-0", "chain-x", [], [[0], [2]], [[0, 0]], [[-1]]])
 def test_what_is_no_tree_is_refused(spec):
     with pytest.raises(UserError):
-        trees.static_tree(spec)
+        static_tree(spec)
 
 
 def test_adt_deepens_after_success_and_widens_after_failure_within_its_bounds():
-    bounds = Bounds(1.0, 1, 3, (0, 10), (3, 14))
+    bounds = Range(1.0, 1, 3, (0, 10), (3, 14))
     assert adapt((5, 8), 1.0, bounds) == (6, 5)
     assert adapt((5, 8), 0.9, bounds) == (4, 11)
     assert adapt((10, 3), 2.0, bounds) == (10, 3)
@@ -58,28 +64,35 @@ def test_adt_deepens_after_success_and_widens_after_failure_within_its_bounds():
 
 
 def test_adt_starts_from_the_tree_that_its_initialisation_names():
-    def around(init):
-        made = Neighbourhood(4, init, (1, 1), seed=0)
-        made.trees += [(i, 10 * i) for i in range(2, 9)]  # tokens 1 … 7 on a grid 4 wide; next is token 8
-        return made
-
-    assert around("horizontal").start() == (8, 80)
-    assert around("vertical").start() == (5, 50)
-    assert around("random").start() in around("random").trees
+    made = History(((1, 1), *((i, 10 * i) for i in range(2, 9))), 1.0, seed=0)  # tokens 0 … 7, 4 a row; next is 8
+    assert start(made, 4, "horizontal") == (8, 80)
+    assert start(made, 4, "vertical") == (5, 50)
+    drawn = {start(made._replace(seed=seed), 4, "random") for seed in range(200)}
+    assert drawn == set(made.trees)  # any of the 8 is missed with probability 2e-11
+    assert start(made, 4, "random") == start(made, 4, "random")
     near = [(1, 5), (2**-0.5 * 1, 6), (5**-0.5, 7), (0.5, 1), (5**-0.5, 2), (8**-0.5, 3)]  # (weight, d) in radius 2
     expected = sum(w * d for w, d in near) / sum(w for w, _ in near)
-    assert around("token-flock").start()[0] == pytest.approx(expected)
+    assert start(made, 4, "token-flock")[0] == pytest.approx(expected)
 
 
 def test_adt_says_the_size_of_each_prompt_s_tree():
-    growth = AdaptiveGrowth(Bounds(), "horizontal", 30, (3, 5))
-    growth.now = [(0, 5), (1, 4), (2, 4), (9, 5)]
-    assert growth.sizes() == [(0, 1), (1, 5), (2, 21), (9, 30)]
+    builder = AdaptiveBuilder(Range(), "horizontal", Bounds(3, 5, 30))
+    now = PerPrompt([(0, 5), (1, 4), (2, 4), (9, 5)])
+    none = torch.zeros(4, dtype=torch.long)
+    assert builder.sizes(Plan(PerPrompt(), now, none, none)) == ((0, 1), (1, 5), (2, 21), (9, 30))
 
 
 def test_adt_at_depth_zero_recovers():
-    growth = AdaptiveGrowth(Bounds(), "horizontal", 12, (0, 3))
-    assert adapt((0, 14), growth.bounds.beta, growth.bounds)[0] == 1
+    builder = AdaptiveBuilder(Range(), "horizontal", Bounds(0, 3, 12))
+    state: Any = SimpleNamespace(
+        seeds=[0],
+        device=torch.device("cpu"),
+        target=SimpleNamespace(grid=(4, 4)),
+        now=SimpleNamespace(last=SimpleNamespace(advance=Lengths(torch.tensor([1]), (1,)))),
+    )
+    none = torch.zeros(1, dtype=torch.long)
+    plan = Plan(PerPrompt([History(((0, 14),), 1.0, 0)]), PerPrompt([(0, 14)]), none, none)
+    assert builder.update(state, plan, None).now[0][0] == 1
 
 
 def test_nearest_neighbours_begin_with_the_token_itself_even_where_codes_coincide():

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
 from rich.console import Console
 
 from lanternbench import lossless as verification
+from lanternbench import registry
 from lanternbench.analysis import fidelity
 from lanternbench.engine import decode as engine
-from lanternbench.engine import state as session
 from lanternbench.engine import verify
+from lanternbench.engine.verify import RelaxedProb, at
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, table, verify_all
 from lanternbench.lossless.exact import decoded, output_distribution
 from lanternbench.lossless.tables import Tables
-from lanternbench.methods import acceptance, registry
+from lanternbench.methods.acceptance import exact
+from lanternbench.methods.acceptance.exact import Exact, ExactRule
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.methods.presets import preset
 from lanternbench.methods.proposals import jacobi
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.medusa import Medusa
@@ -55,7 +60,7 @@ def test_lossless_methods_have_the_targets_distribution(name, kind):
     assert deviation(name, Tables(3, 3, 2, kind)) <= EXACT
 
 
-@pytest.mark.parametrize("init", [i for i in jacobi.INITS if i != "random"])
+@pytest.mark.parametrize("init", [i for i in get_args(jacobi.Jacobi.model_fields["init"].annotation) if i != "random"])
 def test_every_way_to_fill_an_sjd_window_is_lossless(init):
     assert deviation("sjd", Tables(2, 4, 1, "dense"), init=init) <= EXACT
 
@@ -118,44 +123,46 @@ def test_nan_in_the_tables_is_a_failure_not_a_pass(monkeypatch):
 
 def mutate(monkeypatch, module, name: str, old: str, new: str) -> None:
     """Replace a fragment of a function's source."""
-    source = inspect.getsource(getattr(module, name))
+    *within, name = name.split(".")
+    owner = getattr(module, within[0]) if within else module
+    source = textwrap.dedent(inspect.getsource(getattr(owner, name)))
     assert source.count(old) == 1, f"{name} no longer contains {old!r}: adapt this test"
     scope: dict = {}
     exec(compile(source.replace(old, new), name, "exec"), vars(module) | {}, scope)
-    monkeypatch.setattr(module, name, scope[name])
+    monkeypatch.setattr(owner, name, scope[name])
 
 
 @pytest.mark.parametrize("name", ["sd", "eagle-1", "sjd"])
 def test_a_wrong_residual_is_found(name, monkeypatch):
-    monkeypatch.setitem(registry._RESIDUALS, "standard", lambda q, *_: q)
+    monkeypatch.setitem(registry._components["residual"], "standard", lambda q, *_: q)
     assert deviation(name) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["medusa", "eagle-2"])
 def test_a_residual_that_keeps_a_rejected_child_is_found(name, monkeypatch):
-    mutate(monkeypatch, verify, "_chosen_exactly", ".scatter(-1, struck, 0.0)", "")
+    mutate(monkeypatch, exact, "ExactRule.verify_chosen", ".scatter(-1, struck, 0.0)", "")
     assert deviation(name) > 1e-3
 
 
 def test_wrong_acceptance_is_found(monkeypatch):
-    monkeypatch.setattr(
-        acceptance.Exact, "__call__", lambda self, q, x, depth: acceptance.Mass(1.1 * acceptance.at(q, x))
-    )
+    monkeypatch.setattr(ExactRule, "relax", lambda self, q, x, depth: RelaxedProb(1.1 * at(q, x)))
     assert deviation("sd") > 1e-3
 
 
 def test_siblings_that_are_not_renormalised_are_found(monkeypatch):
-    mutate(monkeypatch, verify, "_by_rank", "p_j = normalised(p_left, torch.zeros_like(p_left))", "p_j = p_left")
+    mutate(monkeypatch, verify, "_sampled_tree", "p_j = normalised(p_left, torch.zeros_like(p_left))", "p_j = p_left")
     assert deviation("eagle-1") > 1e-3
 
 
 def test_siblings_that_keep_the_old_target_are_found(monkeypatch):
-    mutate(monkeypatch, verify, "_by_rank", "normalised(residual(q_j, p_j, before, depth, rule), q_j)", "q_j")
+    mutate(monkeypatch, verify, "_sampled_tree", "normalised(residual(q_j, p_j, before, depth, rule), q_j)", "q_j")
     assert deviation("eagle-1") > 1e-3
 
 
 def test_chosen_siblings_that_are_not_renormalised_are_found(monkeypatch):
-    mutate(monkeypatch, verify, "_chosen_exactly", "left = 1.0 - (qx.cumsum(-1) - qx)", "left = torch.ones_like(qx)")
+    mutate(
+        monkeypatch, exact, "ExactRule.verify_chosen", "left = 1.0 - (qx.cumsum(-1) - qx)", "left = torch.ones_like(qx)"
+    )
     assert deviation("eagle-2") > 1e-3
     assert deviation("medusa") > 1e-3
 
@@ -164,8 +171,8 @@ def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
     # a family narrower than the tree pads with node 0, whose token may be that of a rejected child
     mutate(
         monkeypatch,
-        verify,
-        "_chosen_exactly",
+        exact,
+        "ExactRule.verify_chosen",
         "struck = rows_at(torch.where(exists, x, vocab), stop)",
         "struck = rows_at(x, stop)",
     )
@@ -176,7 +183,7 @@ def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
     ("name", "function", "line"),
     [
         ("sd", "_sampled_chain", "final = torch.where((accepted == length)[:, None], q_stop, rest)"),
-        ("eagle-1", "_sampled", "final = torch.where(leaf[:, None], rows_at(q, stop), rest)"),
+        ("eagle-1", "_sampled_tree", "final = torch.where(leaf[:, None], rows_at(q, stop), rest)"),
     ],
 )
 def test_a_bonus_token_from_the_wrong_distribution_is_found(name, function, line, monkeypatch):
@@ -185,14 +192,14 @@ def test_a_bonus_token_from_the_wrong_distribution_is_found(name, function, line
 
 
 def test_a_bonus_token_that_is_left_out_is_found(monkeypatch):
-    honest = session.Session.settle
+    honest = engine.plan_commit
 
-    def without(self, draft, verdict, hidden):
-        full = verdict.accepted == draft.tree.max_depth  # the last draft stands in for the bonus token
-        again = draft.tokens.gather(1, verdict.path[:, -1:])[:, 0]
-        return honest(self, draft, verdict._replace(token=torch.where(full, again, verdict.token)), hidden)
+    def without(state, draft, result, states):
+        full = result.accepted == draft.tree.max_depth  # the last draft stands in for the bonus token
+        again = draft.tokens.gather(1, result.path[:, -1:])[:, 0]
+        return honest(state, draft, result._replace(token=torch.where(full, again, result.token)), states)
 
-    monkeypatch.setattr(session.Session, "settle", without)
+    monkeypatch.setattr(engine, "plan_commit", without)
     assert deviation("sd", Tables(3, 4, 1, "dense")) > 1e-3
 
 
@@ -203,13 +210,13 @@ def test_a_branch_that_is_not_moved_in_the_cache_is_found(name, monkeypatch):
 
 
 def test_an_sjd_window_that_forgets_what_its_drafts_were_drawn_from_is_found(monkeypatch):
-    honest = jacobi.Jacobi.learn
+    honest = jacobi.JacobiWindow.update
 
     def forgetful(self, *args):
-        honest(self, *args)
-        self.p = torch.full_like(self.p, 1 / 3)
+        made = honest(self, *args)
+        return made._replace(p=torch.full_like(made.p, 1 / 3))
 
-    monkeypatch.setattr(jacobi.Jacobi, "learn", forgetful)
+    monkeypatch.setattr(jacobi.JacobiWindow, "update", forgetful)
     assert deviation("sjd", Tables(3, 4, 1, "dense")) > 1e-3
 
 
@@ -337,15 +344,19 @@ def test_an_unknown_method_is_the_users_mistake():
 
 
 def test_a_registered_method_that_wrongly_claims_to_be_lossless_fails(monkeypatch):
-    monkeypatch.setattr(registry, "_ACCEPTANCES", dict(registry._ACCEPTANCES))
-    monkeypatch.setattr(registry, "_PRESETS", dict(registry._PRESETS))
+    registry.load_plugins()
+    monkeypatch.setattr(registry, "_components", {kind: dict(made) for kind, made in registry._components.items()})
 
-    class Generous(acceptance.Exact):
-        def __call__(self, q, x, depth):
-            return acceptance.Mass(acceptance.at(q, x) + 0.1)
+    class GenerousRule(ExactRule):
+        def relax(self, q, x, depth):
+            return RelaxedProb(at(q, x) + 0.1)
 
-    registry.acceptance("generous")(lambda method, target, depth: Generous())
-    registry.preset("mine", proposal="model", tree="chain", acceptance="generous", residual="standard")
+    class Generous(Exact):
+        def build(self, target, max_depth):
+            return GenerousRule()
+
+    registry.register("acceptance", "generous")(Generous)
+    preset("mine", proposal="model", tree="chain", acceptance="generous", residual="standard")
     rows = verify_all(["mine"])
     assert rows[0].check == "tables: exact distribution"
     assert rows[0].passed is False

@@ -6,8 +6,8 @@ expectation of TV(q, K) bounds the total variation between generated and target 
 are a sample of that expectation, so their sum is an unbiased estimate of the bound, with reach probabilities included.
 
 On a tree a node tries its children in order.  Let q_j, p_j be target and drafter after j rejections at this node, q̃_j
-the relaxed target, f(y) = min(1, q̃_j(y)/p_j(y)) and G the residual.  If the stages that follow drew exactly from G, the
-node would draw from
+the relaxed target, f(y) = min(1, q̃_j(y)/p_j(y)), or what else the rule accepts y with, and G the residual.  If the
+stages that follow drew exactly from G, the node would draw from
 
     K_j = p_j·f + Σ_x p_j(x)·(1 − f(x))·G_x        (= p_j·f + (1 − Σ p_j f)·G where G does not depend on x)
 
@@ -92,7 +92,7 @@ def kernel(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Acceptan
         f = rule.relax(q, x, depth).value.clamp(max=1)[:, None]
         rest = normalised(residual(q, None, x, depth, rule), q)
         return ((1 - f) * rest).scatter_add(-1, x[:, None], f)
-    accepted = torch.minimum(p, rule.everywhere(q, depth))  # p·f
+    accepted = rule.accepted_prob(q, p, depth)  # p·f
     if residual in SAME_FOR_ALL_TOKENS:
         rest = normalised(residual(q, p, x, depth, rule), q)
         return accepted + (1 - accepted.sum(-1, keepdim=True)).clamp(min=0) * rest

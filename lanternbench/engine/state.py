@@ -23,6 +23,7 @@ from lanternbench.models.cached_stack import CachedStack, Lengths, additive
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.image_stack import ImageStack, Mask, TreeStates, image_stack
 from lanternbench.models.target import Prefix, Target
+from lanternbench.models.transformer import DecoderConfig
 
 
 class LastCommit(NamedTuple):
@@ -164,20 +165,27 @@ def row_uniforms(seeds: list[int], length: int, count: int, device: torch.device
     return torch.stack(draws).clamp_(max=BELOW_ONE).to(device)
 
 
-def open_stack(target: Target, net: Any, prefix: Prefix, room: int, **options: Any) -> ImageStack:
+def open_stack(
+    target: Target,
+    net: Any,
+    prefix: Prefix,
+    room: int,
+    *,
+    row_end: Callable[[Tensor], Tensor] | None,
+    borrowed: tuple[DecoderConfig, Tensor] | None = None,
+    lag: int = 0,
+) -> ImageStack:
     """A cache and its addressing for ``net``, the target's decoder or a drafter's.
 
-    options: ``config`` and ``rope`` (default: the network's), ``lag`` (see ``ImageStack``), ``row_end`` (see
-    ``RowEndStack``).
+    ``row_end``: see ``RowEndStack``; ``borrowed``: shape and rotary table where ``net`` has none of its own; ``lag``:
+    see ``ImageStack``.
     """
     rows, positions = prefix.valid.shape
     shared = None if target.graphs is None else target.graphs.stacks
     slots = positions + target.layout.slots(room)
-    config = options["config"] if "config" in options else net.config.decoder
-    rope = options["rope"] if "rope" in options else net.rope
+    config, rope = borrowed or (net.config.decoder, net.rope)
     stack = CachedStack(net, config, rows, slots, rope, prefix.embeddings, shared)
-    row_end: Callable[[Tensor], Tensor] | None = options.get("row_end") if target.layout.width else None
-    return image_stack(stack, target.layout, positions, options.get("lag", 0), row_end)
+    return image_stack(stack, target.layout, positions, lag, row_end if target.layout.width else None)
 
 
 def prefill(state: DecodeState) -> None:

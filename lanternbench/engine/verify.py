@@ -1,8 +1,8 @@
 """Verification of a draft tree: all nodes at once, on the device, no synchronisation.
 
 One rule for every tree: speculative sampling over siblings, in draft order.  At a node, child j is accepted with
-probability min(1, q̃(x_j)/p(x_j)); after a rejection q becomes the residual and p loses x_j.  If none is accepted the
-step ends with a token of the last residual; at a leaf, with a bonus token of q.
+probability min(1, q̃(x_j)/p(x_j)), or what else the rule's ``accept`` says; after a rejection q becomes the residual
+and p loses x_j.  If none is accepted the step ends with a token of the last residual; at a leaf, with a bonus token of q.
 
 B batch, N nodes, M inner nodes, V vocabulary, W widest family, D depth of the tree.
 """
@@ -64,13 +64,16 @@ def normalised(rest: Tensor, fallback: Tensor) -> Tensor:
 class AcceptanceRule:
     """What probability q̃(x̃) does the (relaxed) target give a drafted token?  ``relax`` answers; the rest follows.
 
+    A rule whose acceptance is no function of q̃(x̃)/p(x̃) overrides ``accept`` and ``accepted_prob``, which are given p.
     A rule may define faster or special forms of the other methods.  They hold for the class that defines them: a
     subclass with a ``relax`` of its own gets the general ones back, so that its ``relax`` is really called.
     """
 
-    group_size: int = 1  # the longest neighbourhood that ``relax`` returns
+    group_size: int = 1  # how many values of q, or of codes, are looked at for one token
     by_position: ClassVar[bool] = False  # does it need one uniform per image token, the same in every step?
-    _general: ClassVar[tuple[str, ...]] = ("everywhere", "accept_greedily", "verify_chosen", "verify_sampled")
+    _general: ClassVar[tuple[str, ...]] = (
+        "everywhere", "accept", "accepted_prob", "accept_greedily", "verify_chosen", "verify_sampled",
+    )  # fmt: skip
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -87,6 +90,18 @@ class AcceptanceRule:
         """q̃(y) for every token y: [..., V]."""
         tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
         return self.relax(q[..., None, :].expand(*q.shape, -1), tokens, depth[..., None]).value
+
+    def accept(self, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
+        """Is x, sampled from p [..., V], accepted?  q [..., V]; x, depth, u [...] -> bool [...].
+
+        u < min(1, q̃(x)/p(x)), written without the division; p(x) = 0 never accepts.
+        """
+        px = at(p, x)
+        return (u * px < self.relax(q, x, depth).value) & (px > 0)
+
+    def accepted_prob(self, q: Tensor, p: Tensor, depth: Tensor) -> Tensor:
+        """p(y)·f(y) for every token y, f the probability that ``accept`` accepts it: q, p [..., V] -> [..., V]."""
+        return torch.minimum(p, self.everywhere(q, depth))
 
     def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
         """Temperature 0: is x the argmax of q̃(·|x)?  q [B, N, V], best = argmax q [B, N], parent [B, N] -> [B, N]."""
@@ -195,7 +210,7 @@ def _sampled_chain(
     """A tree of width 1: accept from the left until the first rejection."""
     tokens, depth = draft.tokens, static.tree.depth
     x, length = tokens[:, 1:], tokens.shape[1] - 1
-    ok = _accept(rule, q[:, :-1], p, x, depth[:, 1:], u[:, 1:])
+    ok = rule.accept(q[:, :-1], p, x, depth[:, 1:].expand_as(x), u[:, 1:])
     accepted = ok.cumprod(1).sum(1)  # [B] 0 … L
     rejected = accepted.clamp(max=length - 1)  # index of the first rejection, if there is one
     q_stop = rows_at(q, accepted)
@@ -226,7 +241,7 @@ def _sampled_tree(
             p_j = normalised(p_left, torch.zeros_like(p_left))
             p_now = p_now.clone() if j == 1 else p_now
             q_now[:, families], p_now[:, families], last_child[:, families] = q_j, p_j, x
-        ok[:, nodes] = _accept(rule, q_j, p_j, x, depth, u[:, nodes])
+        ok[:, nodes] = rule.accept(q_j, p_j, x, depth, u[:, nodes])
     exists = (tree.children >= 0).expand(batch, -1, -1)
     path, accepted, tried = walk(tree, exists, ok[:, tree.children[0]])
     stop = path[:, -1]
@@ -237,12 +252,6 @@ def _sampled_tree(
     rest = _after_rejection(rows_at(q_now, index), rows_at(p_now, index), x, depth, rule, residual)
     final = torch.where(leaf[:, None], rows_at(q, stop), rest)
     return VerifyResult(path, accepted, draw(final, u[:, 0]), tried)
-
-
-def _accept(rule: AcceptanceRule, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
-    """u < min(1, q̃(x)/p(x)), written without the division; p(x) = 0 never accepts."""
-    px = at(p, x)
-    return (u * px < rule.relax(q, x, depth.expand_as(x)).value) & (px > 0)
 
 
 def _after_rejection(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from rich.table import Table
+from scipy.stats import chisquare
 
 from lanternbench.errors import UserError
 from lanternbench.lossless.exact import decoded, output_distribution
@@ -62,6 +63,8 @@ def verify_method(method: Method, target: Target | None, seed: int, images: int)
     lossless = method.lossless
     if method.acceptance.by_position:
         yield _timed(method, "tables: the tokens of the same uniforms", _same_draws, method, seed)
+    elif lossless and method.proposal.lasting_noise:
+        yield _timed(method, "tables: images", _sampled, method, seed)
     elif lossless:
         yield _timed(method, "tables: exact distribution", _exact, method, seed)
     else:
@@ -109,6 +112,15 @@ def _exact(method: Method, seed: int) -> Outcome:
         worst = _worse(worst, float((out - tables.joint()).abs().max()))
         count += vocab**length
     return worst, EXACT, f"max |P − P_target| over {count} sequences"
+
+
+def _sampled(method: Method, seed: int, count: int = 20_000) -> Outcome:
+    """χ² of decoded images: where steps share noise, one step's outcomes cannot be enumerated by themselves."""
+    tables = Tables(3, 3, seed, "dense")
+    tokens, _ = decoded(tables, method, False, count, seed)
+    images = (tokens * 3 ** torch.tensor([2, 1, 0])).sum(1)
+    p_value = float(chisquare(torch.bincount(images, minlength=27), tables.joint() * count).pvalue)
+    return _evidence(p_value), _evidence(ALPHA), f"−log10 p-value of χ² over {count} images"
 
 
 def _bounded(method: Method, seed: int) -> Outcome:

@@ -46,6 +46,7 @@ class Component(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, ser_json_inf_nan="constants")
     lossless: ClassVar[bool] = True  # can a method with this component keep the target's distribution?
+    reference_lossless: ClassVar[bool] = True  # and if it does as the public code does?
     title: ClassVar[str | None] = None  # in tables; None: its name
 
     variant: Literal["paper", "reference"] = option("paper", "paper, or reference: as the public code does")
@@ -94,10 +95,20 @@ class Proposal(Component):
     static_trees: ClassVar[dict[str, str]] = {"chain": "chain", "static": "static"}  # tree -> the target's default
     tree_names: ClassVar[tuple[str, ...] | None] = None  # trees that it drafts; None: any but "none"
     tree_is_own: ClassVar[bool] = False  # is the tree implied by the proposal, its options unused?
+    no_joint_sample: ClassVar[str | None] = None  # why a chain's tokens are no sample of the product of their p
 
     def build(self, target: Target, tree: Tree, rule: Acceptance) -> Proposer:
         """The proposal at work.  Raises UserError where the target lacks what it needs."""
         raise NotImplementedError
+
+    def verification(self, rule: AcceptanceRule, proposer: Proposer) -> AcceptanceRule:
+        """``rule`` as the drafts of ``proposer`` are verified by it: a public implementation may do it otherwise."""
+        return rule
+
+    @property
+    def lasting_noise(self) -> bool:
+        """Do several steps read the same noise, so that one step's outcomes are not independent of another's?"""
+        return False
 
     def refuses(self, choices: Choices) -> str | None:
         if self.tree_names is None:

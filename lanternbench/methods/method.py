@@ -37,7 +37,8 @@ class Method:
     def lossless(self) -> bool:
         """Does it claim to keep the target's distribution?  ``verify`` judges the claim."""
         parts = (self.proposal, self.tree, self.acceptance)
-        return all(part.lossless for part in parts) and self.choices.residual in LOSSLESS
+        exact = all(part.lossless and (part.reference_lossless or part.variant == "paper") for part in parts)
+        return exact and self.choices.residual in LOSSLESS
 
     @property
     def read(self) -> dict[str, Any]:

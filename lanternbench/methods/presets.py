@@ -47,6 +47,9 @@ preset(
 )  # fmt: skip
 preset("jacobi", proposal="jacobi", tree="chain", acceptance="unchanged", paper="Song et al. 2021, arXiv 2002.03629")
 preset("sjd", proposal="jacobi", tree="chain", paper="Teng et al. 2024, arXiv 2410.01699")
+preset("scd", proposal="scd", tree="chain", paper="Coupled Jacobi 2025, arXiv 2510.24211")
+preset("sjd-pac", proposal="sjd-pac", tree="static", paper="SJD-PAC 2026, arXiv 2603.18599")
+preset("gsd", proposal="jacobi", tree="chain", acceptance="gsd", paper="GSD 2025, arXiv 2508.07747")
 preset("adt-tree", proposal="eagle", tree="adaptive", paper="ADT-Tree 2025, arXiv 2512.21857")
 preset(
     "uniform-rsd",

@@ -33,11 +33,11 @@ def lantern(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Accepta
 
 @register("residual", "optimal")
 def optimal(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
-    """∝ [q − p·f]₊ with f = min(1, q̃/p), the residual that minimises the TV bound (Cool-SD, Theorem 2)."""
+    """∝ [q − p·f]₊, f the probability of acceptance: the residual that minimises the TV bound (Cool-SD, Theorem 2)."""
     if p is None:
         left = (at(q, x) - rule.relax(q, x, depth).value.clamp(max=1)).clamp_(min=0)
         return q.scatter(-1, x[..., None], left[..., None])
-    return (q - torch.minimum(p, rule.everywhere(q, depth))).clamp_(min=0)
+    return (q - rule.accepted_prob(q, p, depth)).clamp_(min=0)
 
 
 @register("residual", "lantern-reference")

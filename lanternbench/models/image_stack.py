@@ -57,7 +57,7 @@ class ImageStack:
     """Of a model without row ends."""
 
     def __init__(self, stack: CachedStack, layout: SlotLayout, prefix: int, lag: int = 0):
-        """``prefix``: position of image token 0; ``lag``: by how many slots this decoder is behind its positions."""
+        """``prefix``: position of image token 0; ``lag``: by how much slots are below positions in this cache."""
         self.stack, self.layout, self.first, self.lag = stack, layout, prefix - lag, lag
 
     def select(self, rows: Tensor) -> None:

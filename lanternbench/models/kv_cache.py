@@ -27,7 +27,7 @@ class LayerCache(NamedTuple):
 
 
 class StepCache(NamedTuple):
-    """The cache as one forward sees it: where to write and how far to look."""
+    """The cache as one forward sees it: where to write, and how many slots to attend to."""
 
     cache: KVCache
     slots: Slots

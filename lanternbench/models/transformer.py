@@ -152,7 +152,7 @@ class FeedForward(Direct):
 
 
 class Layer(Direct):
-    """Attention and feed-forward with their norms: before each, or behind each where ``swin_norm``."""
+    """Attention and feed-forward with their norms: before each, or after each where ``swin_norm``."""
 
     def __init__(self, cfg: DecoderConfig):
         super().__init__()

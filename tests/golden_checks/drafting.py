@@ -49,6 +49,7 @@ def heads(vectors: Vectors, prefix: int) -> Any:
     vocab, dim = vectors["in.lm_head"].shape
     output = nn.Linear(dim, vocab, bias=False)
     output.weight.data = vectors["in.lm_head"]
+
     rope = rope_2d(grid_of(vectors), grid_of(vectors), net.config.head_dim, prefix)
     model = SimpleNamespace(output=output, rope=rope, config=net.config, dtype=output.weight.dtype)
     model.logits = partial(ImageDecoder.logits, model)

@@ -10,11 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
-from golden_checks.window_model import StandIn, Step, Window, compare_decode, decode
+from golden_checks.engine_window import window_run
+from golden_checks.window_model import StandIn, Step, Window, accepted, compare_decode, decode
 from lanternbench.engine.sampling import draw
-from lanternbench.methods.jacobi_family.coupling import accepted, maximal
-from lanternbench.methods.jacobi_family.grouping import accept_prob, grouped_target, reference_group
+from lanternbench.engine.verify import at
+from lanternbench.methods.acceptance.gsd import Bounds, GsdRule, group
+from lanternbench.methods.proposals.jacobi import JacobiWindow
+from lanternbench.methods.proposals.scd import maximal
 
+PUBLIC = Bounds.of(7, 0.15, 0.5, "reference")
 FALLBACK_FROM = 14  # tokens in the vocabulary from which on the public code's low ranks fall back
 
 
@@ -29,6 +33,12 @@ def check(folder: Path) -> list[Found]:
         sampler = PublicStep(vectors["in.model.emb"])
         given = vectors.under(f"in.run.{name}.")
         found += compare_decode(vectors, name, decode(StandIn(vectors, Window.of(run)), run, given, sampler))
+        if run["window"] == run["window_after_first_window_step"]:  # the engine's window has one size
+            found += window_run(
+                vectors, name, run, lambda u, size: u["sample_u"],
+                lambda target, window, _: JacobiWindow(target, window, "random", one_hot=True),
+                GsdRule(vectors["in.model.emb"], PUBLIC),
+            )  # fmt: skip
     return found
 
 
@@ -43,13 +53,13 @@ class PublicStep:
 
     def accept_prob(self, drafts: Tensor, p_prev: Tensor, p_cur: Tensor) -> Tensor:
         """Of the drafts at input index 1 …: [L − 1]."""
-        members = reference_group(p_cur[:-1], drafts[1:], self.codebook)
-        return accept_prob(members, p_cur[:-1], p_prev[1:])
+        members = group(p_cur[:-1], drafts[1:], self.codebook, PUBLIC)
+        return (members.mass(p_cur[:-1]) / members.mass(p_prev[1:])).clamp(max=1)
 
     def window(self, drafts: Tensor, p_prev: Tensor, p_cur: Tensor, u: dict[str, Tensor]) -> Step:
         assert p_cur.shape[-1] >= FALLBACK_FROM
         kept = u["accept_u"][1:] < self.accept_prob(drafts, p_prev, p_cur)
-        n, at = int(accepted(kept)) + 1, torch.arange(len(drafts))
+        n, at = accepted(kept) + 1, torch.arange(len(drafts))
         redrawn = draw(p_cur, u["sample_u"])
         rest = maximal(drafts[1:], p_prev[1:], p_cur[:-1], u["accept_u"][1:], u["residual_u"][:-1]).rest
         tested = torch.where(kept, drafts[1:], draw(rest, u["residual_u"][:-1]))
@@ -65,15 +75,19 @@ def unit(vectors: Vectors, name: str) -> list[Found]:
     step = sampler.window(drafts, p_prev, p_cur, given)
     prob, wanted = sampler.accept_prob(drafts, p_prev, p_cur), want["accept_prob"][1:]
     reached = wanted >= 0
-    members = reference_group(p_cur[:-1], drafts[1:], given["emb"])
-    as_target = grouped_target(members, p_cur[:-1], p_prev[1:], drafts[1:])
-    px = p_prev[1:].gather(-1, drafts[1:, None])[:, 0]
+    everywhere = GsdRule(given["emb"], PUBLIC).accepted_prob(p_cur[:-1], p_prev[1:], torch.zeros(()))
+    together = at(everywhere, drafts[1:]) / at(p_prev[1:], drafts[1:])
     rank = (p_cur[:-1].sort(dim=-1, stable=True).indices == drafts[1:, None]).long().argmax(-1)
     return [
         same("rank of the draft", rank, want["rank"][1:]),
         close("squared distances", torch.cdist(given["emb"], given["emb"]) ** 2, want["sims"]),
         close("acceptance probability", prob[reached], wanted[reached], 1e-5),
-        close("acceptance probability, as q̃/p", (as_target / px).clamp(max=1)[reached], wanted[reached], 1e-5),
+        close(
+            "acceptance probability, of all tokens at once",
+            (at(everywhere, drafts[1:]) / px)[reached],
+            wanted[reached],
+            1e-5,
+        ),
         same("independent redraw", draw(p_cur, given["sample_u"]), want["advanced_sampled"]),
         same("committed", step.n, want["n"]),
         same("tokens", step.tokens, want["tokens"]),

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
-from golden_checks.window_model import StandIn, Step, Window, compare_decode, decode
+from golden_checks.engine_window import window_run
+from golden_checks.window_model import StandIn, Step, Window, accepted, compare_decode, decode
 from lanternbench.engine.sampling import draw
-from lanternbench.methods.jacobi_family.coupling import accepted, gumbel, maximal, recorded
-
-PUBLIC_EPSILON = 1e-9  # inside the logarithms of the public Gumbel draw
+from lanternbench.methods.acceptance.exact import ExactRule
+from lanternbench.methods.proposals.scd import PUBLIC_EPSILON, GumbelWindow, MaximalWindow, gumbel, maximal
 
 
 def check(folder: Path) -> list[Found]:
@@ -25,7 +25,7 @@ def check(folder: Path) -> list[Found]:
             by_group.setdefault(f.group, []).append(f)
     found = [worst(group, all_of) for group, all_of in by_group.items()]
     for name, run in vectors.meta["runs"].items():
-        found += compare(vectors, name, run)
+        found += compare(vectors, name, run) + in_engine(vectors, name, run)
     return found
 
 
@@ -34,9 +34,9 @@ def maximal_step(drafts: Tensor, p_prev: Tensor, p_cur: Tensor, u: dict[str, Ten
     made = maximal(
         drafts[None, 1:], p_prev[None, 1:], p_cur[None, :-1], u["accept_u"][None, 1:], u["residual_u"][None, :-1]
     )
-    laws = recorded(made.kept, p_prev[None, 1:], p_cur[None, :-1], keeps_old=True)[0]
+    laws = torch.where(made.kept[0, :, None], p_prev[1:], p_cur[:-1])
     bonus = draw(p_cur[-1], u["sample_u"][-1])
-    n = int(accepted(made.kept)) + 1
+    n = accepted(made.kept) + 1
     return Step(n, torch.cat([made.tokens[0], bonus[None]]), torch.cat([laws, p_cur[-1:]])), made
 
 
@@ -47,7 +47,7 @@ def gumbel_step(
     made = maximal(
         drafts[None, 1:], p_prev[None, 1:], p_cur[None, :-1], u["accept_u"][None, 1:], u["residual_u"][None, :-1]
     )
-    n = int(accepted(made.kept)) + 1
+    n = accepted(made.kept) + 1
     at = torch.arange(len(drafts))
     tested = torch.cat([made.tokens[0], redrawn[-1:]])
     laws = torch.where((at < n - 1)[:, None], F.pad(p_prev[1:], (0, 0, 0, 1)), p_cur)
@@ -96,6 +96,32 @@ def compare(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
     given = vectors.under(f"in.run.{name}.")
     noise = given.pop("gumbel_u", None)
     return compare_decode(vectors, name, decode(StandIn(vectors, Window.of(run)), run, given, PublicStep(noise)))
+
+
+class RecordedNoise(GumbelWindow):
+    """A row of noise per position, counted from the first window step on."""
+
+    def __init__(self, target: Any, window: int, noise: Tensor, begun: int):
+        super().__init__(target, window, "random", one_hot=True, epsilon=PUBLIC_EPSILON)
+        self.rows, self.begun = noise, begun
+
+    def noise(self, state: Any, position: Tensor) -> Tensor:
+        return self.rows[(position - self.begun).clamp(max=len(self.rows) - 1)]
+
+
+def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
+    if run["variant"] == "maximal":
+        return window_run(
+            vectors, name, run,
+            lambda u, size: torch.cat([u["accept_u"][1:], u["residual_u"][: size - 1], u["sample_u"][-1:]]),
+            lambda target, window, _: MaximalWindow(target, window, "random", one_hot=True, keeps_old=True),
+            ExactRule(),
+        )  # fmt: skip
+    noise = vectors[f"in.run.{name}.gumbel_u"]
+    return window_run(
+        vectors, name, run, lambda u, size: noise[0, :0],
+        lambda target, window, begun: RecordedNoise(target, window, noise, begun), ExactRule(),
+    )  # fmt: skip
 
 
 class PublicStep:

@@ -9,8 +9,21 @@ import torch
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
+from golden_checks.engine_window import start, target
 from golden_checks.window_model import StandIn, Window
-from lanternbench.methods.jacobi_family.longest_path import PublicStep, RowTree, judge, longest_path_step
+from lanternbench.engine import decode as engine
+from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.sampling import Warp
+from lanternbench.methods.proposals.longest_path import (
+    LongestPathRule,
+    PublicColumns,
+    PublicStep,
+    RowTree,
+    judge,
+    longest_path_step,
+)
+from lanternbench.methods.proposals.sibling_columns import SiblingWindow
+from lanternbench.methods.residuals import standard
 
 
 def check(folder: Path) -> list[Found]:
@@ -25,7 +38,7 @@ def check(folder: Path) -> list[Found]:
             by_group.setdefault(f.group, []).append(f)
     found = [worst(group, all_of) for group, all_of in by_group.items()]
     for name, run in vectors.meta["runs"].items():
-        found += compare(vectors, name, run)
+        found += compare(vectors, name, run) + in_engine(vectors, name, run)
     return found
 
 
@@ -60,6 +73,15 @@ def uniform_law(first: int, last: int, vocab: int) -> Tensor:
     law = torch.zeros(vocab)
     law[first : last + 1] = 1 / (last - first + 1)
     return law
+
+
+class RecordedFresh(PublicColumns):
+    """Fresh drafts come from the run's image ids alone."""
+
+    law: Tensor
+
+    def fresh_law(self, like: Tensor) -> Tensor:
+        return self.law
 
 
 def unit(vectors: Vectors, name: str, tree: RowTree) -> list[Found]:
@@ -103,6 +125,43 @@ def decode(model: StandIn, run: dict[str, Any], u: dict[str, Tensor]) -> tuple[l
         nodes, law = tree.tokens(step.sampled)[0], step.law[0]
         log.append(step)
     return tokens, log
+
+
+def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
+    """From the second step on: the public first step is prefill and window together, and draws every node by itself."""
+    given, want = vectors.under(f"in.run.{name}."), vectors.under(f"out.run.{name}.")
+    model, prompt, counts = StandIn(vectors, Window.of(run)), len(run["prompt"]), want["commit_len"].tolist()
+    image, rows = want["tokens"][prompt:].tolist(), RowTree.of(run["nodes"], run["k"], run["depth"])
+    made = target(model, len(image))
+    window = RecordedFresh(made, run["k"], run["depth"], rows.retrieve.shape[1] - 1)
+    window.law = uniform_law(*run["image_ids"], model.vocab)
+    by_row = rows.retrieve[:, 1:]
+    steps = []
+    for accept_u, sample_u in zip(given["accept_u"][1:], given["sample_u"][1:], strict=True):
+        accept_u = torch.cat(
+            [accept_u[:, : run["depth"] - 1].gather(0, rows.uniform_row), accept_u[:, run["depth"] - 1 :]], 1
+        )
+        verify = torch.zeros(run["nodes"])
+        verify[window.node[by_row[by_row >= 0]]] = accept_u[by_row >= 0]
+        verify[0] = sample_u[0, 0]
+        steps.append(torch.cat([verify, torch.zeros(window.fresh_uniforms), sample_u.flatten()]))
+    decoder = SpeculativeDecoder(made, None, Warp(), 1.0, window, LongestPathRule(window), standard)
+    state = start(model, made, (image, counts[0]), window.nodes, torch.stack([*steps, steps[-1]])[None])
+    sampled, laws = want["sampled"], want["q_next"]
+    own = SiblingWindow(sampled[0, :, 1:].mT[None], laws[0, None, 1:], torch.tensor([window.window]))
+    committed, drafts, recorded = counts[:1], [], []
+    for t in range(1, len(counts)):
+        own, result = engine.step(decoder, state, own)
+        committed.append(int(result.verified.accepted[0]) + 1)
+        drafts.append(same("", own.tokens[0].mT, sampled[t, :, 1:]))
+        if t < len(laws):
+            recorded.append(close("", own.p[0], laws[t, 1:], 1e-5))
+    return [
+        same(f"{name}: engine, tokens", state.now.tokens[0, : len(image)], image),
+        same(f"{name}: engine, committed in each step", committed, counts),
+        worst(f"{name}: engine, next drafts", drafts),
+        worst(f"{name}: engine, recorded laws", recorded),
+    ]
 
 
 def compare(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:

@@ -117,6 +117,11 @@ def decode(model: StandIn, run: dict[str, Any], u: dict[str, Tensor], sampler: S
     return done
 
 
+def accepted(kept: Tensor) -> int:
+    """How many drafts are accepted: the leading kept ones."""
+    return int(kept.long().cumprod(-1).sum())
+
+
 def compare_decode(vectors: Vectors, name: str, done: Decoded) -> list[Found]:
     """``out.run.{name}``: tokens, steps, windows, next drafts, and the recorded laws of the steps that have them."""
     want = vectors.under(f"out.run.{name}.")

@@ -64,14 +64,14 @@ class Remote:
 
 
 class OnRay:
-    """The driver's side: hands out units, hires again for lost workers, and ends all at the end."""
+    """The driver's side: hands out units, restarts lost workers, and ends all at the end."""
 
     def __init__(self, workers: int | None = None, threads: int | None = None, address: str | None = None):
         """See ``cluster.divide`` for the defaults.  Raises UserError where Ray is not installed."""
         self._ray, self.workers, self.threads = cluster.ray(), workers, threads
         self.address = address or os.environ.get("RAY_ADDRESS")
         self.costs: Costs = {}
-        self.crew: list[Any] = []
+        self.pool: list[Any] = []
         self._losses: Counter[str] = Counter()
         self._ours, self._peak = False, 0.0
 
@@ -80,14 +80,14 @@ class OnRay:
         found = cluster.divide(device, self.workers, self.threads)
         self.device, count = found.device, min(found.workers, units)
         remote = self._ray.remote(**found.needs)(Remote)
-        self._hire = lambda: remote.remote(config, found.device, found.threads, Path.cwd())
-        self.crew = [self._hire() for _ in range(count)]
+        self._start_worker = lambda: remote.remote(config, found.device, found.threads, Path.cwd())
+        self.pool = [self._start_worker() for _ in range(count)]
         while True:
             try:
-                facts: Facts = self._get(self.crew[0].facts.remote())
+                facts: Facts = self._get(self.pool[0].facts.remote())
                 return facts._replace(environment=facts.environment | {"executor": "ray", "workers": count})
             except Lost:
-                self._replace(self.crew[0], "the loading of the models")
+                self._replace(self.pool[0], "the loading of the models")
 
     def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Made]:
         calls: Calls = {}
@@ -104,14 +104,14 @@ class OnRay:
         names, texts = labels(units), captions(units)
 
         def ask(worker: Any, unit: Unit) -> None:
-            say(str(unit[0]) if unit else f"warming up {len(self.crew)} workers")
+            say(str(unit[0]) if unit else f"warming up {len(self.pool)} workers")
             call = worker.work.remote(unit[0]) if unit else worker.warm_up.remote(names, texts, caption)
             calls[call] = worker, unit
 
-        ask(self.crew[0], [])  # alone: the others find what it keeps of the text encoder's work
+        ask(self.pool[0], [])  # alone: the others find what it keeps of the text encoder's work
         while todo or any(unit for _, unit in calls.values()):
             if not calls and not begun:  # all are warm before any is timed
-                cold = [worker for worker in self.crew if worker not in idle]
+                cold = [worker for worker in self.pool if worker not in idle]
                 begun = not cold
                 for worker in cold:
                     ask(worker, [])
@@ -166,8 +166,8 @@ class OnRay:
                 f"lost {self._losses[what]} worker(s) in turn over {what}, perhaps for want of memory: give fewer "
                 "--workers; what is finished is kept, and the same command continues where it stopped"
             )
-        self.crew[self.crew.index(worker)] = hired = self._hire()
-        return hired
+        self.pool[self.pool.index(worker)] = started = self._start_worker()
+        return started
 
     def notes(self) -> list[str]:
         """On a CPU memory is the process's, whichever method runs."""
@@ -176,8 +176,8 @@ class OnRay:
         return [f"The largest of the workers held {self._peak:,.0f} MB at its peak."]
 
     def _dismiss(self) -> None:
-        while self.crew:
-            self._ray.kill(self.crew.pop())
+        while self.pool:
+            self._ray.kill(self.pool.pop())
 
     def close(self) -> None:
         if self._ray.is_initialized():

@@ -23,7 +23,7 @@ class TypicalRule(AcceptanceRule):
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
         entropy = torch.special.entr(q).sum(-1)  # H(q), nats
         threshold = (self.epsilon**0.5 * torch.exp(-entropy)).clamp(max=self.epsilon)
-        return RelaxedProb(torch.where(at(q, x) > threshold, torch.inf, 0.0))
+        return RelaxedProb(q.new_zeros(x.shape).masked_fill_(at(q, x) > threshold, torch.inf))
 
     def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
         return draft.tokens == best.gather(1, parent)  # the paper's rule is for temperatures above 0

@@ -19,13 +19,14 @@ from lanternbench.registry import register
 
 
 class EagleDrafter(StackDrafter):
-    """Its entry for position t reads the target's state there and token t + 1: it is a slot behind the target."""
+    """Its entry for position t reads the target's state there and token t + 1: its cache is one slot shorter than the target's."""
 
     def init(self, state: DecodeState, room: int) -> StackState:
         prefix, hidden = state.prefix, state.prefix_states
         assert hidden is not None
-        options = {"config": self.net.config, "rope": self.words.rope, "row_end": self._row_end(state.target)}
-        stack = open_stack(state.target, self.net, prefix, room, lag=1, **options)
+        borrowed = (self.net.config, self.words.rope)
+        row_end = self._row_end(state.target)
+        stack = open_stack(state.target, self.net, prefix, room, row_end=row_end, borrowed=borrowed, lag=1)
         n = hidden.shape[1]
         if n > 1:  # entry t: the state of position t, with what stands for token t + 1 and its position
             x = self.net.fuse(self.net.embed_prompt(prefix.ahead_ids, self.words), hidden[:, :-1])

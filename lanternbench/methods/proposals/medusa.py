@@ -46,6 +46,7 @@ class MedusaProposal(DrafterProposal):
     drafter: ClassVar[str | None] = "medusa"
     title: ClassVar[str | None] = "heads"
     samples: ClassVar[bool] = False
+    no_joint_sample: ClassVar[str | None] = "Medusa's tokens are chosen, not sampled, so block verification has no p"
     static_trees: ClassVar[dict[str, str]] = {"chain": "medusa", "static": "medusa"}
 
     def make(self, net: Any, target: Target, max_depth: int) -> Drafter:

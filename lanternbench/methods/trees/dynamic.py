@@ -104,8 +104,11 @@ def _keep_best(tokens: Tensor, scores: Tensor, parents: Tensor, root: Tensor, bo
     """The best ``total`` − 1 of the candidates [B, C] as a tree; parents are their indices plus 1, 0 the root."""
     b, depth, width = len(root), bounds.depth, bounds.top_k
     keep = min(bounds.total - 1, tokens.shape[1])
-    best = scores.topk(keep).indices.sort(-1).values  # [B, keep], parents before children
-    used = scores.gather(1, best) > -torch.inf
+    value, best = scores.topk(keep)
+    none = tokens.shape[1]
+    best = torch.where(value > -torch.inf, best, none).sort(-1).values  # [B, keep] parents before children, unused last
+    used = best < none
+    best = best.clamp(max=none - 1)
     node_of = torch.zeros(b, tokens.shape[1] + 1, dtype=torch.long, device=root.device)  # 0: the root, or left out
     node_of.scatter_(1, best + 1, torch.arange(1, keep + 1, device=root.device).expand(b, -1))
     level = _levels(width, depth, root.device)[best]

@@ -15,12 +15,47 @@ from itertools import product
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.engine.sampling import draw_distinct
-from lanternbench.methods.jacobi_family.sibling_tree import recursive_residuals, sibling_tests
+from lanternbench.engine.state import DecodeState, StepResult
+from lanternbench.engine.tree import Draft
+from lanternbench.engine.verify import Residual, VerifyResult
+from lanternbench.methods.acceptance.exact import ExactRule
+from lanternbench.methods.proposals.sibling_columns import SiblingColumns, SiblingWindow
+from lanternbench.models.target import Target
 
 NEVER_EMPTY = 1e-20  # added to token 0 of what a column is redrawn from
+
+
+class Stages(NamedTuple):
+    """What each sibling is judged by, and last what a token is drawn from when all are rejected."""
+
+    target: Tensor  # [..., K + 1, V]
+    draft: Tensor  # [..., K + 1, V]
+
+
+def recursive_residuals(target: Tensor, law: Tensor, siblings: Tensor) -> Stages:
+    """target, law [..., V] at one node, its children's tokens [..., K] in draft order.
+
+    After each rejection the target becomes [target − draft]₊, normalised, and the draft law loses the token.  Where
+    nothing is left the target stays.
+    """
+    targets, drafts = [target], [law]
+    for x in siblings.unbind(-1):
+        rest = (targets[-1] - drafts[-1]).clamp(min=0)
+        total = rest.sum(-1, keepdim=True)
+        targets.append(torch.where(total > 0, rest / total, targets[-1]))
+        left = drafts[-1].scatter(-1, x[..., None], 0.0)
+        drafts.append(left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny))
+    return Stages(torch.stack(targets, -2), torch.stack(drafts, -2))
+
+
+def sibling_tests(stages: Stages, siblings: Tensor, u: Tensor) -> Tensor:
+    """Which siblings would be accepted if tried: u·draft(x) < target(x).  siblings, u [..., K] -> bool [..., K]."""
+    target, draft = (s[..., :-1, :].gather(-1, siblings[..., None])[..., 0] for s in stages)
+    return (u * draft < target) & (draft > 0)
 
 
 @dataclass(frozen=True)
@@ -36,9 +71,10 @@ class RowTree:
     retrieve: Tensor  # [R, M] node of each column of each row, −1 where a row has ended
     column: Tensor  # [N]
     rank: Tensor  # [N] among its siblings
+    paths: list[tuple[int, ...]]  # of every node, ranks from the root
 
     @classmethod
-    def of(cls, nodes: int, k: int, depth: int) -> RowTree:
+    def of(cls, nodes: int, k: int, depth: int, device: torch.device | str = "cpu") -> RowTree:
         """``nodes`` with the root: a K-ary tree of columns 0 … depth − 1, and the rest as a chain."""
         columns = depth + nodes - sum(k**d for d in range(depth))
         main = [(0,) * c for c in range(columns)]
@@ -47,18 +83,19 @@ class RowTree:
         ids = {ranks: i for i, ranks in enumerate(main + others)}
         ends = [main[-1], *(ranks for ranks in product(range(k), repeat=depth - 1) if any(ranks))]
         rows = [[ids[end[:c]] for c in range(len(end) + 1)] + [-1] * (columns - 1 - len(end)) for end in ends]
-        column = torch.tensor([len(ranks) for ranks in ids])
-        return cls(k, depth, torch.tensor(rows), column, torch.tensor([(0, *ranks)[-1] for ranks in ids]))
+        column = torch.tensor([len(ranks) for ranks in ids], device=device)
+        rank = torch.tensor([(0, *ranks)[-1] for ranks in ids], device=device)
+        return cls(k, depth, torch.tensor(rows, device=device), column, rank, list(ids))
 
     @property
     def siblings(self) -> Tensor:
         """[R, D − 1, K] the nodes that share a row's parent in columns 1 … D − 1, by rank."""
-        rows, k = len(self.retrieve), self.k
+        rows, k, device = len(self.retrieve), self.k, self.retrieve.device
         families = []
         for c in range(1, self.depth):
             below = k ** (self.depth - 1 - c)  # rows through one node of column c
-            start = torch.arange(rows) // (below * k) * (below * k)
-            families.append(self.retrieve[start[:, None] + below * torch.arange(k), c])
+            start = torch.arange(rows, device=device) // (below * k) * (below * k)
+            families.append(self.retrieve[start[:, None] + below * torch.arange(k, device=device), c])
         return torch.stack(families, 1)
 
     @property
@@ -148,3 +185,56 @@ def longest_path_step(
     keep[:, 0] = False  # the column that ended the step
     drawn = torch.where(keep, torch.cat([old[..., None], drawn[..., :-1]], -1), drawn)
     return PublicStep(accepted + 1, row, drawn.mT, torch.where(known, target, fresh), weights)
+
+
+class PublicColumns(SiblingColumns):
+    """The public window: every column is full after the first step, and holds K drafts."""
+
+    def __init__(self, target: Target, siblings: int, depth: int, window: int):
+        super().__init__(target, siblings, depth, window)
+        self.rows = RowTree.of(self.nodes, siblings, depth, target.device)
+        self.node = torch.tensor([self.paths.index(path) for path in self.rows.paths], device=target.device)
+        self.fresh_uniforms, self.update_uniforms = window * siblings, (window + 1) * siblings
+        self.uniforms = self.fresh_uniforms + self.update_uniforms
+
+    def fresh(self, state: DecodeState, own: SiblingWindow, u: Tensor) -> Tensor:
+        """Drawn with replacement."""
+        v = state.target.vocab
+        return (u * v).long().clamp(max=v - 1).view(len(u), self.window, self.k)
+
+    def update(self, state: DecodeState, own: SiblingWindow, result: StepResult) -> SiblingWindow:
+        if state.warp.greedy:
+            return super().update(state, own, result)
+        u = result.u.draft[:, self.fresh_uniforms :].view(-1, self.window + 1, self.k)
+        step = self.step(result.draft, result.q, result.u.verify, u)
+        return SiblingWindow(step.sampled[..., 1:].mT, step.law[:, 1:], torch.full_like(own.kept, self.window))
+
+    def step(self, draft: Draft, q: Tensor, u: Tensor, sample_u: Tensor) -> PublicStep:
+        """``longest_path_step`` on the engine's nodes: u [B, N], of which a node's judges it."""
+        assert draft.p is not None
+        law = F.pad(draft.p[:, self.static.inner_index[self.chain[:-1]]], (0, 0, 1, 0))
+        accept_u = u[:, self.node[self.rows.retrieve[:, 1:].clamp(min=0)]]
+        tokens, q = draft.tokens[:, self.node], q[:, self.node]
+        return longest_path_step(self.rows, tokens, law, q, accept_u, sample_u, self.fresh_law(q[0, 0]))
+
+    def fresh_law(self, like: Tensor) -> Tensor:
+        """[V] of columns that nothing is known of."""
+        return torch.full_like(like, 1.0 / len(like))
+
+
+class LongestPathRule(ExactRule):
+    """Of all accepted paths the longest counts, and a full window ends with a uniform token."""
+
+    def __init__(self, columns: PublicColumns):
+        self.columns = columns
+
+    def verify_sampled(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
+        columns = self.columns
+        sample_u = u.new_zeros(len(u), columns.window + 1, columns.k)
+        sample_u[:, 0, 0] = u[:, 0]
+        step = columns.step(draft, q, u, sample_u)
+        accepted = step.committed - 1
+        at = torch.minimum(torch.arange(columns.window + 1, device=u.device), accepted[:, None])
+        path = columns.node[columns.rows.retrieve[step.row].gather(1, at)]
+        assert draft.static is not None
+        return VerifyResult(path, accepted, step.sampled[:, 0, 0], draft.static.sizes.expand_as(draft.tokens))

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 from conftest import two_layers
-from elsewhere import THERE, Apart, Elsewhere
+from fake_device import THERE, Apart, Elsewhere
 from test_anole import CAPTIONS, small
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lanternbench.engine import decode as engine
 from lanternbench.experiment import generate_samples as samples
-from lanternbench.methods import presets
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.metrics import ImageMetric, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.target import Target
+from lanternbench.registry import components
 from lanternbench.utils.graph_capture import Graphs
 
 PROMPTS = ["a red circle", "two small green squares", "a large blue ring above a yellow star"]
@@ -63,7 +63,7 @@ def test_what_would_fail_on_a_gpu_fails_here(apart):
         apart.record(lambda x: x + torch.tensor([1], device=THERE), [x])
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
+@pytest.mark.parametrize("name", components("preset"))
 def test_every_method_decodes_there_and_gives_the_same_tokens(shallow, there, name, apart):
     for captions in (PROMPTS[:1], PROMPTS):
         for want, made in zip(decode(shallow, name, captions), decode(there, name, captions), strict=True):
@@ -74,7 +74,7 @@ def test_every_method_decodes_there_and_gives_the_same_tokens(shallow, there, na
         assert torch.equal(made.cpu(), want)
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
+@pytest.mark.parametrize("name", components("preset"))
 def test_a_step_waits_for_the_device_once_and_brings_it_nothing(there, name, apart):
     decoder = build(there, method(name))
     engine.generate(decoder, PROMPTS[:1], max_steps=7)  # what is made once, is made here

@@ -1,0 +1,144 @@
+"""Coupled Jacobi decoding (SCD, arXiv 2510.24211): SJD's window, where a redraw keeps a token where it can.
+
+Coupling functions work on any leading shape [...].  B batch, W window positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lanternbench.engine.proposal import Proposer
+from lanternbench.engine.sampling import draw
+from lanternbench.engine.state import DecodeState, StepResult
+from lanternbench.methods.component import Acceptance, Tree, option
+from lanternbench.methods.proposals.jacobi import Jacobi, JacobiWindow, Window
+from lanternbench.models.target import Target
+from lanternbench.registry import register
+
+PUBLIC_EPSILON = 1e-9  # inside the logarithms of the public Gumbel draw
+
+
+class Coupled(NamedTuple):
+    """A coupled redraw."""
+
+    tokens: Tensor  # [...]
+    kept: Tensor  # [...] bool: is it the old token, accepted?
+    rest: Tensor  # [..., V] unnormalised: what a token that is not kept is drawn from
+
+
+def maximal(x: Tensor, p_old: Tensor, p_new: Tensor, u_keep: Tensor, u_draw: Tensor) -> Coupled:
+    """Maximal coupling: keep x ~ p_old with min(1, p_new(x)/p_old(x)), else draw from [p_new − p_old]₊.
+
+    x, u_keep, u_draw [...]; p_old, p_new [..., V].  The token's law is p_new, and it is x as often as any coupling
+    allows: 1 − TV(p_old, p_new).  A token that p_old excludes is not kept.
+    """
+    old, new = (p.gather(-1, x[..., None])[..., 0] for p in (p_old, p_new))
+    kept = (u_keep * old < new) & (old > 0)
+    rest = (p_new - p_old).clamp(min=0)
+    rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, p_new)  # equal distributions: a rejection is rounding
+    return Coupled(torch.where(kept, x, draw(rest, u_draw)), kept, rest)
+
+
+def gumbel(p: Tensor, u: Tensor, epsilon: float = 0.0) -> Tensor:
+    """Gumbel coupling: argmax(log p + g), g = −log(−log u), with uniforms u [..., V] that belong to the position.
+
+    p [..., V] -> tokens [...].  Two draws with the same u agree unless p changed enough to move the maximum.
+    ``epsilon`` is added inside both logarithms by the public code (1e-9).
+    """
+    tiny = torch.finfo(torch.float64).tiny  # in float32 a uniform near 1 rounds to it and wins for sure
+    g = -((-(u.double() + epsilon).clamp(min=tiny).log() + epsilon).clamp(min=tiny).log())
+    return (p.double().log() + g).argmax(-1)
+
+
+def position_noise(key: Tensor, position: Tensor, vocab: int) -> Tensor:
+    """Uniforms in 0 … 1 of every token at image positions: key [B, 2] in 0 … 1, position [B, n] -> [B, n, V] float64.
+
+    A hash (SplitMix64) of key, position and token, so that a position has the same noise in every step and none of it
+    is stored.
+    """
+    bits = (key.double() * 2**24).long()
+    state = ((bits[:, :1] << 24) + bits[:, 1:])[..., None] + position[..., None] * _signed(0x9E3779B97F4A7C15)
+    token = torch.arange(vocab, device=key.device)
+    hashed = _mixed(_mixed(state) + (token + 1) * _signed(0xD1B54A32D192ED03))
+    return (((hashed >> 12) & (1 << 52) - 1).double() + 0.5) / 2**52
+
+
+def _mixed(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser, on 64-bit integers that wrap around."""
+    z = (z ^ (z >> 30) & (1 << 34) - 1) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> 27) & (1 << 37) - 1) * _signed(0x94D049BB133111EB)
+    return z ^ (z >> 31) & (1 << 33) - 1
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+class MaximalWindow(JacobiWindow):
+    """Every window token is tested against the new distribution, and redrawn only if it fails.
+
+    Its recorded distribution is then the new one, kept or not.  ``keeps_old``: the public code records the old one for
+    a token that was kept, which is not exact.
+    """
+
+    def __init__(self, target: Target, window: int, init: str, one_hot: bool = False, keeps_old: bool = False):
+        super().__init__(target, window, init, one_hot=one_hot)
+        self.keeps_old = keeps_old
+        self.uniforms, self.update_uniforms = 3 * window + 1, 2 * window + 1  # fresh W; keep W, draw W + 1
+
+    def redraw(self, state: DecodeState, own: Window, result: StepResult) -> tuple[Tensor, Tensor]:
+        if state.warp.greedy:
+            return super().redraw(state, own, result)
+        (draft, q, *_), w = result, self.window
+        assert draft.p is not None
+        keep, redraw = result.u.draft[:, w : 2 * w], result.u.draft[:, 2 * w :]
+        made = maximal(draft.tokens[:, 1:], draft.p, q[:, :-1], keep, redraw[:, :-1])
+        tokens = torch.cat([made.tokens, draw(q[:, -1:], redraw[:, -1:])], 1)
+        if self.keeps_old:
+            q = torch.cat([torch.where(made.kept[..., None], draft.p, q[:, :-1]), q[:, -1:]], 1)
+        return tokens, q
+
+
+class GumbelWindow(JacobiWindow):
+    """Every image position has noise of its own, with which it is redrawn in every step."""
+
+    def __init__(self, target: Target, window: int, init: str, one_hot: bool = False, epsilon: float = 0.0):
+        super().__init__(target, window, init, one_hot=one_hot)
+        self.epsilon = epsilon
+        self.uniforms, self.update_uniforms = window, 0
+
+    def redraw(self, state: DecodeState, own: Window, result: StepResult) -> tuple[Tensor, Tensor]:
+        if state.warp.greedy:
+            return super().redraw(state, own, result)
+        noise = self.noise(state, result.start[:, None] + self.columns)
+        return gumbel(result.q, noise, self.epsilon), result.q
+
+    def noise(self, state: DecodeState, position: Tensor) -> Tensor:
+        """Uniforms [B, n, V] of image positions [B, n]; the image's key is two uniforms that no step reads."""
+        return position_noise(state.uniforms[:, -1, 1:3], position, state.target.vocab)
+
+
+@register("proposal", "scd")
+class Scd(Jacobi):
+    """the target itself: SJD's window with coupled redraws"""
+
+    title: ClassVar[str | None] = "itself, coupled"
+    reference_lossless: ClassVar[bool] = False
+    no_joint_sample: ClassVar[str | None] = (
+        "block verification needs drafts that are independent of what they are judged by, and coupled redraws are not"
+    )
+
+    coupling: Literal["maximal", "gumbel"] = option("maximal", "what ties a redraw to the token before it")
+
+    @property
+    def lasting_noise(self) -> bool:
+        return self.coupling == "gumbel"
+
+    def build(self, target: Target, tree: Tree, rule: Acceptance) -> Proposer:
+        public = self.variant == "reference"
+        if self.coupling == "gumbel":
+            return GumbelWindow(target, self.window, self.init, public, PUBLIC_EPSILON * public)
+        return MaximalWindow(target, self.window, self.init, public, public)

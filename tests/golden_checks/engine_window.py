@@ -1,0 +1,126 @@
+"""The recorded Jacobi decodes through the engine itself: its steps, state, caches, verification and proposals.
+
+The engine draws the first token in its prefill and then takes window steps of one size.  So a run is entered at its
+first full window step, in the recorded state, and followed until the public loop narrows its window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from golden_checks.common import Found, Vectors, close, same, worst
+from golden_checks.window_model import StandIn, Window
+from lanternbench.engine import decode as engine
+from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.sampling import Warp
+from lanternbench.engine.state import DecodeState, LastCommit, Progress
+from lanternbench.engine.timing import Clock
+from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.lossless.tables import TableStack
+from lanternbench.methods.proposals.jacobi import JacobiWindow
+from lanternbench.methods.residuals import standard
+from lanternbench.models.cached_stack import Lengths
+from lanternbench.models.image_stack import Mask, TreeStates
+from lanternbench.models.slot_layout import SlotLayout
+
+Image = tuple[list[int], int]  # all tokens of a run after its prompt, and how many are committed when the engine starts
+
+
+class StandInStack(TableStack):
+    """A node's state is its logits; the committed tokens are read from the cache."""
+
+    def __init__(self, model: StandIn, tables: Any, memory: Tensor):
+        super().__init__(tables, memory)
+        self.model = model
+
+    def tree(self, x: Tensor, depth: Tensor, mask: Mask, lengths: Lengths) -> TreeStates:
+        tokens, start = x[0, :, 0].long(), int(lengths.device[0]) - 1
+        before = self.model.run.prompt + self.memory[0, :start].long().tolist()
+        paths = [seen.nonzero()[:, 0] for seen in mask.ancestors[0]]
+        paths = [path[depth[0, path].argsort()] for path in paths]
+        self.memory[0, start : start + len(tokens)] = tokens.to(self.memory.dtype)
+        return TreeStates(torch.stack([self.model.logits(before + tokens[p].tolist()) for p in paths])[None])
+
+
+def target(model: StandIn, length: int, codebook: Tensor | None = None) -> Any:
+    embedded = SimpleNamespace(
+        tok_embeddings=lambda tokens: tokens[..., None].float(), logits=lambda states, guidance: states
+    )
+    return SimpleNamespace(
+        name="stand-in", vocab=model.vocab, length=length, grid=(1, length), device=torch.device("cpu"), graphs=None,
+        codebook=codebook, layout=SlotLayout(0, length), model=embedded,
+    )  # fmt: skip
+
+
+def start(model: StandIn, made: Any, image: Image, nodes: int, uniforms: Tensor) -> DecodeState:
+    tokens, length = torch.tensor([image[0] + [0] * (nodes + 1)]), torch.tensor([image[1]])
+    memory = torch.zeros(1, made.length + nodes + 1)
+    memory[0, : image[1] - 1] = tokens[0, : image[1] - 1].float()
+    tables: Any = SimpleNamespace(length=made.length, vocab=model.vocab)
+    stack, prefix, one = StandInStack(model, tables, memory), None, (1,)
+    given: Any = prefix
+    state = DecodeState(made, Warp(), 1.0, [0], given, stack, uniforms, nodes, nodes, Clock(made.device))
+    root = tokens[:, image[1] - 1]
+    tokens[0, image[1] :] = 0
+    last = LastCommit(torch.zeros(1, 1, model.vocab), root[:, None], Lengths(torch.ones(1).long(), PerPrompt(one)))
+    state.now = Progress(Lengths(length, PerPrompt((image[1],))), root, tokens, last)
+    state.first = torch.zeros(1, model.vocab)
+    return state
+
+
+def uniform_of(model: StandIn, image: list[int]) -> Tensor:
+    """A uniform with which inverse CDF draws the last token."""
+    p = model.logits(model.run.prompt + image[:-1]).double().softmax(-1)
+    return p.cumsum(-1)[image[-1]] - p[image[-1]] / 2
+
+
+def window_run(
+    vectors: Vectors, name: str, run: dict[str, Any], redraw: Callable[[dict[str, Tensor], int], Tensor],
+    proposer: Callable[[Any, int, int], JacobiWindow], rule: AcceptanceRule,
+) -> list[Found]:  # fmt: skip
+    """SCD and GSD.  ``redraw``: (a step's uniforms, L) -> those of the proposal's update; ``proposer``: (target, drafts
+    in a window, tokens before the first window step)."""
+    given, want = vectors.under(f"in.run.{name}."), vectors.under(f"out.run.{name}.")
+    model, size = StandIn(vectors, Window.of(run)), run["window"]
+    sizes = (want["window"] >= 0).sum(1).tolist()
+    first = next(t for t, n in enumerate(sizes) if n > 1)
+    last = next((t for t in range(first, len(sizes)) if sizes[t] != size), len(sizes))
+    prompt, counts = len(run["prompt"]), want["accepted"].tolist()
+    image = want["tokens"][prompt:].tolist()
+    made = target(model, len(image), vectors.tensors.get("in.model.emb"))
+    begun = sum(counts[:first])
+    window = proposer(made, size - 1, begun)
+    settings, steps = Window.of(run), []
+    for t in range(first, last):
+        u = {key: row[t, :size] for key, row in given.items() if key != "gumbel_u"}
+        final = u["residual_u"][counts[t] - 1] if counts[t] < size else u["sample_u"][-1]
+        if counts[t] == size and "gumbel_u" in given:  # the public bonus token is a Gumbel redraw, ours an inverse CDF
+            final = uniform_of(model, image[: sum(counts[: t + 1])])
+        fresh = (settings.fresh(u["fresh_u"][1:]) + 0.5) / model.vocab
+        steps.append(torch.cat([final[None], u["accept_u"][1:], fresh, redraw(u, size)]))
+    uniforms = torch.stack([*steps, steps[-1]])[None].float()
+    decoder = SpeculativeDecoder(made, None, Warp(), 1.0, window, rule, standard)
+    state = start(model, made, (image, begun), window.nodes, uniforms)
+    own, accepted, drafts, laws = window.init(state), [], [], []
+    for t in range(first, last):
+        own, result = engine.step(decoder, state, own)
+        accepted.append(int(result.verified.accepted[0]) + 1)
+        kept, n = int(own.kept[0]), counts[t]
+        drafts.append(same("", own.drafts[0, :kept], want["after"][t, n:size]))
+        if t < len(want["scores"]):
+            laws.append(close("", own.p[0, :kept], want["scores"][t, n:size], 1e-5))
+    length = int(state.now.length.device[0])
+    return [
+        same(f"{name}: engine, tokens", state.now.tokens[0, :length], image[: sum(counts[:last])]),
+        same(
+            f"{name}: engine, committed in each of {last - first} of {len(sizes)} steps", accepted, counts[first:last]
+        ),
+        worst(f"{name}: engine, next drafts", drafts),
+        worst(f"{name}: engine, recorded laws", laws),
+    ]

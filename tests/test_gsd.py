@@ -1,0 +1,54 @@
+"""GSD and top-k acceptance: what the engine samples is the plain definition, and the fidelity loss bounds what it costs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from windows_on_tables import enumerated, on_all_images, tv, world
+
+from lanternbench.errors import UserError
+from lanternbench.lossless.exact import output_distribution
+from lanternbench.lossless.plain import decoding, windows
+from lanternbench.lossless.plain.decoding import MethodSpec
+from lanternbench.lossless.plain.rules import Rule
+from lanternbench.lossless.plain.windows import WindowSpec
+from lanternbench.lossless.tables import Tables
+from lanternbench.methods.method import method
+
+EXACT = 1e-6
+SMALL = ((0,), (1,), (2,), (0, 0), (0, 1))  # the tables' static tree
+
+
+def grouped(tables: Tables) -> Rule:
+    codes = tables.codebook.double().tolist()
+    return Rule("grouped", ranks=1, dq=0.5, radius=2.0, codebook=tuple(map(tuple, codes)))
+
+
+@pytest.mark.parametrize("kind", ["dense", "zeros"])
+def test_groups_in_a_window_are_the_plain_definition(kind):
+    tables = Tables(3, 3, 5, kind)
+    got = enumerated(tables, "gsd", margin=0.5, radius=2.0)
+    plain = windows.output_distribution(world(tables), WindowSpec(rule=grouped(tables)))
+    assert float((got - on_all_images(tables, plain)).abs().max()) < EXACT
+    if kind == "dense":
+        assert tv(got, tables.joint()) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["eagle-1", "eagle-2"])
+@pytest.mark.parametrize("rule", ["gsd", "top-k"])
+def test_on_trees_sampled_or_chosen_image_and_loss_are_the_plain_ones(name, rule):
+    tables = Tables(3, 3, 6, "dense")
+    options = {"gsd": {"margin": 0.5, "radius": 2.0}, "top-k": {"rho": 0.4}}[rule]
+    spec = {"gsd": grouped(tables), "top-k": Rule("top-k", top=2, rho=0.4)}[rule]
+    tree = MethodSpec("static", spec, paths=SMALL) if name == "eagle-1" else MethodSpec("dynamic", spec)
+    with torch.inference_mode():
+        got, bound = output_distribution(tables, method(name, acceptance=rule, **options))
+    plain, loss = decoding.decode(world(tables), tree)
+    assert float((got - on_all_images(tables, plain)).abs().max()) < EXACT
+    assert bound == pytest.approx(loss, abs=1e-5)
+    assert 1e-3 < tv(got, tables.joint()) <= bound + EXACT
+
+
+def test_a_group_has_no_residual_of_lanterns():
+    with pytest.raises(UserError, match="standard or optimal"):
+        method("gsd", residual="lantern")
