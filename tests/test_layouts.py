@@ -121,7 +121,7 @@ def test_a_checkpoint_of_another_image_size_is_refused(tmp_path):
 
 
 def test_a_text_encoder_of_another_size_is_refused(tmp_path, t5):
-    features = T5Features(tmp_path / "text", 8, "cpu", torch.float32)
+    features = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 2048)
     with pytest.raises(UserError, match="gives features 16 wide but this target reads 2048: it has to be Flan-T5-XL"):
         features(["a red circle"])
 
@@ -170,23 +170,23 @@ def test_a_llamagen_target_comes_in_the_dtype_asked_for_and_its_image_tokeniser_
 
 
 def test_captions_become_the_encoder_s_states_and_are_kept_on_disk(tmp_path, t5, monkeypatch):
-    features, mask = T5Features(tmp_path / "text", 8, "cpu", torch.float32)(["A  RED circle!", "square"])
+    features, mask = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 16)(["A  RED circle!", "square"])
     assert mask.tolist() == [[1] * 4 + [0] * 4, [1] * 2 + [0] * 6]  # the end of the sentence counts
     want = t5(input_ids=torch.tensor([[3, 4, 2, 1]])).last_hidden_state[0]
     assert torch.allclose(features[0, :4], want, atol=1e-6)
     assert features[0, 4:].abs().max() == 0
     for file in (tmp_path / "text").iterdir():
         file.unlink()
-    again = T5Features(tmp_path / "text", 8, "cpu", torch.float32)(["square", "a red circle!"])
+    again = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 16)(["square", "a red circle!"])
     assert torch.equal(again[0], features.flip(0))
     for caption, dtype in (("circle", torch.float32), ("square", torch.bfloat16)):  # kept for its own dtype alone
         with pytest.raises(UserError, match=r"cannot read the text encoder in .*; fetch the target again"):
-            T5Features(tmp_path / "text", 8, "cpu", dtype)([caption])
+            T5Features(tmp_path / "text", 8, "cpu", dtype, 16)([caption])
     assert len(list((tmp_path / "features").iterdir())) == 2
 
 
 def test_a_long_caption_is_cut_to_the_conditioning_positions(tmp_path, t5):
-    _, mask = T5Features(tmp_path / "text", 8, "cpu", torch.float32)(["red " * 50])
+    _, mask = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 16)(["red " * 50])
     assert mask.tolist() == [[1] * 8]
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from elsewhere import THERE, Apart
+from fake_device import THERE, Apart
+from families import small_row
 from test_anole import ALL_IDS, CAPTIONS, scrambled, small
 from test_drafters import random_llamagen
 from torch import Tensor
@@ -24,8 +25,11 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.eagle import EagleDrafter
 from lanternbench.models import catalogue
-from lanternbench.models.chameleon import model as chameleon
+from lanternbench.models import token_decoder as chameleon
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
+from lanternbench.models.emu3.checkpoint import Emu3Family
+from lanternbench.models.family import Family
+from lanternbench.models.janus.checkpoint import JanusFamily
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.loading import read_state
 from lanternbench.models.target import Target
@@ -69,8 +73,30 @@ def with_tables(target: Target) -> Target:
     return replace(target, drafters={"eagle": scrambled(net, 7)})
 
 
-@pytest.mark.parametrize("tables", ["the target's tables", "its own tables"])
-@pytest.mark.parametrize("kind", ["tiny", "tiny, pads as LANTERN's", "anole", "lumina", "classes"])
+def of_family(family: Family, **shape: Any) -> Target:
+    """A small target of a family whose prompts are ids, with an EAGLE drafter."""
+    width = {"dim": 32, "n_layer": 2, "n_head": 2, "hidden": 48, "prompt_ids": 8192, "grid": 4, "vocab_size": 16}
+    made = family.random_target(small_row(width | shape, 3.0), "cpu")
+    scrambled(made.model, 0), scrambled(made.drafters["eagle"], 1)
+    return made
+
+
+def made_small(kind: str) -> Target:
+    codes = {"ch": 32, "ch_mult": [1, 2], "num_res_blocks": 1, "codebook_size": 16}
+    if kind == "janus":
+        return of_family(JanusFamily(), vq=codes | {"z_channels": 32, "codebook_dim": 8})
+    if kind == "emu3":
+        return of_family(Emu3Family(), n_kv_head=1, first_image_id=100, vq=codes | {"attention": [1]})
+    return classes() if kind == "classes" else small(kind)
+
+
+KINDS = ["tiny", "tiny, pads as LANTERN's", "anole", "lumina", "classes", "janus", "emu3"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tables"),
+    [*((kind, "the target's tables") for kind in KINDS), ("anole", "its own tables"), ("lumina", "its own tables")],
+)
 def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, target, monkeypatch):
     """Logits of what is drafted first: after every step of a decode, and all at once from its tokens."""
     tiny_plain = catalogue.load_plain("tiny")
@@ -78,16 +104,14 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, target, monkeypat
         pads = "uniform" if "," in kind else "alone"
         made, tiny_plain = replace(target, pad_rows=pads), replace(tiny_plain, pad_rows=pads)
     else:
-        made = classes() if kind == "classes" else small(kind)
+        made = made_small(kind)
     if tables == "its own tables":
-        if kind not in ("anole", "lumina"):
-            pytest.skip("step for step against a plain computation in test_eagle_files.py")
         made = with_tables(made)
     captions = ["7", "3"] if kind == "classes" else CAPTIONS  # of unlike lengths: one is padded
     seen: list[tuple[list[int], list[int], Tensor]] = []
     honest = EagleDrafter.root
 
-    def root(self: EagleDrafter, state: Any, own: Any) -> tuple[Tensor, Any]:
+    def root(self: EagleDrafter, state: Any, own: Any) -> Any:
         logits, cursor = honest(self, state, own)
         seen.append((list(state.origin), list(state.now.length.host), logits))
         return logits, cursor

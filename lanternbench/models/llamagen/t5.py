@@ -42,7 +42,7 @@ def clean(caption: str) -> str:
 class T5Features:
     """Captions -> features [B, length, 2048] and mask [B, length], right-padded."""
 
-    def __init__(self, folder: Path, length: int, device: str, dtype: torch.dtype, width: int = 2048):
+    def __init__(self, folder: Path, length: int, device: str, dtype: torch.dtype, width: int):
         """``width``: of the features that the decoder reads."""
         self.width = width
         self.folder, self.length, self.device, self.dtype = folder, length, device, dtype
