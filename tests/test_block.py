@@ -1,4 +1,4 @@
-"""Block verification: lossless, never shorter than token by token in expectation, and refused where it has no meaning."""
+"""Block verification: lossless, in expectation never shorter than token by token, refused where it means nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GSD and top-k acceptance: what the engine samples is the plain definition, and the fidelity loss bounds what it costs."""
+"""GSD and top-k acceptance: the engine samples the plain definition, and the fidelity loss bounds what it costs."""
 
 from __future__ import annotations
 
