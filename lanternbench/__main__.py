@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+
 from lanternbench.cli import interrupts
 
 
 def main() -> None:
-    """Handle Ctrl-C first: the imports of the commands take seconds."""
+    """Handle Ctrl-C first: the imports of the commands take seconds, and so does what Python does at its end."""
     interrupts.install()
-    from lanternbench.cli.main import main as command_line
+    code: object = None
+    try:
+        from lanternbench.cli.main import main as command_line
 
-    command_line()
+        command_line()
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    interrupts.finish(code if isinstance(code, int) else int(code is not None))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -29,9 +31,15 @@ class Model:
 
     target: Target
 
+    @overload
+    def generate(self, prompt: str, method: str = "ar", **options: Any) -> Result: ...
+
+    @overload
+    def generate(self, prompt: Sequence[str], method: str = "ar", **options: Any) -> list[Result]: ...
+
     def generate(
         self,
-        prompt: str,
+        prompt: str | Sequence[str],
         method: str = "ar",
         *,
         seed: int = 0,
@@ -40,11 +48,14 @@ class Model:
         top_p: float = 1.0,
         guidance: float | None = None,
         **options: Any,
-    ) -> Result:
-        """One image; ``options`` are the method's (``lam=2.0``, ``tree="chain"``, …).
+    ) -> Result | list[Result]:
+        """An image, or a list of them for several prompts, which are decoded in one batch.
 
+        ``options`` are the method's (``lam=2.0``, ``tree="chain"``, …).
         The same prompt, seed and method always give the same tokens.  Raises UserError for what cannot be run.
         """
         decoder = build(self.target, make_method(method, **options), temperature, top_k, top_p, guidance)
-        made = generate(decoder, [prompt], seed=seed)[0]
-        return Result(made.tokens, self.target.images(made.tokens[None])[0], made)
+        made = generate(decoder, [prompt] if isinstance(prompt, str) else list(prompt), seed=seed)
+        images = self.target.images(torch.stack([one.tokens for one in made]))
+        results = [Result(one.tokens, image, one) for one, image in zip(made, images, strict=True)]
+        return results[0] if isinstance(prompt, str) else results

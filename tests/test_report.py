@@ -7,6 +7,8 @@ import io
 import json
 import re
 import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,15 +21,16 @@ from lanternbench import experiment as results
 from lanternbench.analysis import summary as measure
 from lanternbench.analysis.statistics import Estimate
 from lanternbench.analysis.summary import RANDOM_NOTE
+from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.experiment.summaries import read_summary, row_of
 from lanternbench.notes import Note
-from lanternbench.report import pareto_frontier, published_beside, report, terminal_table
+from lanternbench.report import pareto_frontier, report, terminal_table
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.labels import overlap
 from lanternbench.report.load import ReportRow, image_path, joined_rows, load_run, load_runs, read_contents
 from lanternbench.report.maps import image_uri, token_map
-from lanternbench.report.papers import differences, published_rows
+from lanternbench.report.papers import differences, published_beside, published_rows
 from lanternbench.report.pareto import pareto_data, pareto_figure, quality_columns, speed_column
 from lanternbench.report.tables import csv_table, latex_table, markdown_table
 
@@ -120,11 +123,12 @@ def test_the_frontier_agrees_with_its_definition_on_random_points():
     assert sorted(pareto_frontier(list(x), list(y), True)) == [i for i in range(40) if not beaten[i]]
 
 
-def test_a_column_has_the_direction_that_its_metric_names_and_an_unknown_one_none():
+def test_a_column_has_the_direction_that_its_metric_names_and_an_unknown_one_has_none_and_no_frontier():
     lower, higher = ("fid", "fid-tiny", "cmmd"), ("clip", "image-reward", "hpsv2", "geneval", "recall-tiny")
     assert {metric_column(key).better for key in lower} == {"lower"}
     assert {metric_column(key).better for key in higher} == {"higher"}
     assert (metric_column("mine").better, metric_column("mine").title) == ("", "mine")
+    assert pareto_data([row(mine=0.3)], metric_column("mine"))["frontiers"] == []
 
 
 def test_scores_of_random_weights_keep_their_mark_and_stand_beside_no_paper(tmp_path):
@@ -477,6 +481,96 @@ def test_a_run_without_samples_or_grid_still_has_a_page(tmp_path):
     (folder / "samples.jsonl").unlink()
     (folder / "run.json").write_text("{}")
     assert "the image grid is left out" in page(folder)
+
+
+# --- what comes from elsewhere ---
+
+ESCAPES = "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b2J \u202e"
+
+
+def test_no_escape_sequence_reaches_a_terminal_or_a_file(tmp_path, monkeypatch, capfd):
+    folder = make_run(tmp_path / "results" / "r", [flat(), flat(f"m{ESCAPES}", "sjd", 1.5)], caption=ESCAPES,
+                      run_id=f"r{ESCAPES}")  # fmt: skip
+    kept = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(kept | {"notes": [ESCAPES]}))
+    monkeypatch.chdir(tmp_path)
+    for options in ([], ["--json"]):
+        monkeypatch.setattr(sys, "argv", ["lanternbench", "report", *options])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        assert not exit_.value.code
+        printed = capfd.readouterr()
+        assert not re.search("[\x1b\x07\x9b]", printed.out + printed.err)
+    for name in ("table.md", "table.tex", "pairs.md", "report.html"):
+        text = (folder / "report" / name).read_text()
+        assert not re.search("[\x1b\x07\x9b\u202e]", text), name
+    assert not re.search("[\x1b\x07]", (folder / "report" / "table.json").read_text())
+
+
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t=", " ="])
+def test_no_text_of_a_csv_is_a_formula_and_numbers_stay_numbers(sign):
+    (read,) = csv.DictReader(io.StringIO(csv_table([row(f"{sign}1+1|cmd", "x", 1.5, log_prob=-2.5)])))
+    assert read["label"] == f"'{sign}1+1|cmd"
+    assert float(read["log_prob"]) == -2.5
+
+
+def test_no_link_of_markdown_or_html_leads_anywhere(tmp_path):
+    bad = "[x](javascript:alert(1)) <a href=javascript:alert(1)>x</a> ![i](http://x/y.png)"
+    folder = make_run(tmp_path / "r", [flat(), flat(bad, "sjd", 1.5)], caption=bad, run_id=bad)
+    report([folder], published=True)
+    for name in ("table.md", "pairs.md"):
+        text = (folder / "report" / name).read_text()
+        assert not re.search(r"(?<!\\)\]\(", text), name
+        assert "<a" not in text
+    tags = Tags((folder / "report" / "report.html").read_text())
+    assert not any(tag == "a" or "href" in attrs for tag, attrs in tags.found)
+
+
+def test_the_latex_table_compiles_with_booktabs_alone(tmp_path):
+    if shutil.which("pdflatex") is None:
+        pytest.skip("NO PDFLATEX: install texlive-latex-recommended to compile the table; it was not compiled")
+    bad = "50% & $x$ \\input{y} #1 _a_ ^b ~c <d> | λ δ ω τ β ∞ é ☃ 日本 \x1b[31m [z"
+    rows = [row(), row(bad, "x", 1.5, tree_depth=7), row("[x", "x"), row("*y", "x", **{"fid-tiny": 20.0})]
+    table = latex_table(rows, f"target {bad}; recipe")
+    text = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + table + "\\end{document}\n"
+    (tmp_path / "t.tex").write_text(text)
+    done = subprocess.run(["pdflatex", "-halt-on-error", "-interaction=batchmode", "t.tex"], cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, (tmp_path / "t.log").read_text()[-2000:]
+
+
+@pytest.mark.parametrize(("name", "files"), [
+    ("md", {"table.md", "pairs.md"}), ("csv", {"table.csv", "pairs.csv"}), ("tex", {"table.tex"}),
+    ("json", {"table.json"}), ("html", {"report.html"}),
+])  # fmt: skip
+def test_a_single_format_is_written_alone(tmp_path, name, files):
+    found = report([make_run(tmp_path / "r")], formats=[name])
+    assert {file.name for file in found} == files
+    assert {file.name for file in (tmp_path / "r" / "report").iterdir()} == files
+
+
+def test_the_json_of_a_report_holds_figures_notes_answer_and_pairs(tmp_path):
+    (file,) = report([make_run(tmp_path / "r")], formats=["json"])
+    found = json.loads(file.read_text())
+    assert found["rows"][1]["figures"]["speedup"] == {"value": 2.0, "lo": 2.0, "hi": 2.0, "n": None, "p": None}
+    assert found["answers"]["r1"][0].startswith("No lossless method")
+    assert {pair["figure"] for pair in found["pairs"]} == {"speed", "clip-tiny"}
+    with pytest.raises(UserError, match="no report format 'pdf'"):
+        report([tmp_path / "r"], formats=["pdf"])
+
+
+def test_every_table_has_its_recipe(tmp_path):
+    folder = make_run(tmp_path / "r")
+    info = json.loads((folder / "run.json").read_text())
+    info["config"] |= {"guidance": 7.5, "temperature": 0.9, "top_k": 1000, "top_p": 0.95, "device": "cpu"}
+    info["environment"] |= {"threads": 3}
+    (folder / "run.json").write_text(json.dumps(info))
+    report([folder], published=True)
+    for name, tables in (("table.md", 1), ("table.tex", 1), ("report.html", 3)):
+        text = (folder / "report" / name).read_text()
+        plain = re.sub(r"<[^>]+>", " ", text).replace("\\", "")
+        assert text.count('class="recipe"' if name.endswith("html") else "guidance 7.5") == tables, name
+        for words in ("temperature 0.9", "top-k 1000", "top-p 0.95", "seed 1", "threads 3", "images 4"):
+            assert words in re.sub(r"\s+", " ", plain), (name, words)
 
 
 # --- beside the papers ---

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, stdtrit
 
 RESAMPLES = 10_000
+MANY = 1000  # prompts, from which on a fifth of the draws will do
 _CHUNK = 1 << 21  # numbers held at a time
 Floats = NDArray[np.float64]
 
@@ -29,6 +30,11 @@ class Estimate(NamedTuple):
     hi: float | None = None
     n: int | None = None
     p: float | None = None
+
+
+def draws(prompts: int, n: int = RESAMPLES) -> int:
+    """How many resamplings, or sign patterns, of so many prompts are drawn."""
+    return n if prompts < MANY else n // 5
 
 
 def bootstrap_ratio(base: ArrayLike, other: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> Estimate:

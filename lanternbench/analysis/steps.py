@@ -4,40 +4,42 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import add
+from statistics import median
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from lanternbench.analysis.statistics import Floats
 from lanternbench.experiment.samples import Sample
 
 PARTS = 16  # of an image, in raster order
 SLOW = 2.0  # a step of more than so many medians was held up
 
 
-def by_position(accept_lengths: ArrayLike, parts: int = PARTS) -> tuple[Floats, Floats]:
-    """(tokens, steps) that begin in each of ``parts`` equal stretches of one image's tokens: [parts] each.
+def by_position(accept_lengths: Sequence[int], parts: int = PARTS) -> tuple[list[int], list[int]]:
+    """(tokens, steps) that begin in each of ``parts`` equal stretches of one image's tokens: ``parts`` of each.
 
-    accept_lengths [steps] sums to the image's tokens.
+    accept_lengths: of every step; they sum to the image's tokens.
     """
-    lengths = np.asarray(accept_lengths, np.int64)
-    begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    part = begins * parts // max(int(lengths.sum()), 1)
-    tokens, steps = np.bincount(part, lengths, parts), np.bincount(part, minlength=parts)
-    return tokens.astype(np.float64), steps.astype(np.float64)
+    tokens, steps, begin, whole = [0] * parts, [0] * parts, 0, sum(accept_lengths)
+    for length in accept_lengths:
+        part = min(begin * parts // whole, parts - 1) if whole else 0
+        tokens[part] += length
+        steps[part] += 1
+        begin += length
+    return tokens, steps
 
 
-def robust_latency(step_s: ArrayLike) -> float:
+def robust_latency(step_s: Sequence[float]) -> float:
     """Seconds that all steps would take if each took the median: what a step that was held up cannot change."""
-    seconds = np.asarray(step_s, np.float64)
-    return float(np.median(seconds) * len(seconds))
+    return median(step_s) * len(step_s)
 
 
-def slow_steps(step_s: ArrayLike) -> int:
+def slow_steps(step_s: Sequence[float]) -> int:
     """How many steps took more than ``SLOW`` medians."""
-    seconds = np.asarray(step_s, np.float64)
-    return int((seconds > SLOW * np.median(seconds)).sum())
+    limit = SLOW * median(step_s)
+    return sum(seconds > limit for seconds in step_s)
 
 
 @dataclass
@@ -48,15 +50,13 @@ class Steps:
     latencies: array = field(default_factory=lambda: array("d"))  # of every timed sample
     lengths: Counter[int] = field(default_factory=Counter)
     phases: Counter[str] = field(default_factory=Counter)  # seconds
-    _tokens: Floats = field(default_factory=lambda: np.zeros(PARTS))
-    _begun: Floats = field(default_factory=lambda: np.zeros(PARTS))
+    _places: list[list[int]] = field(default_factory=lambda: [[0] * PARTS, [0] * PARTS])  # tokens and steps of each
 
     def add(self, sample: Sample) -> None:
         """One more sample."""
         self.lengths.update(sample.accept_lengths[1:])
-        if len(sample.accept_lengths) > 1:
-            tokens, begun = by_position(sample.accept_lengths[1:])
-            self._tokens, self._begun = self._tokens + tokens, self._begun + begun
+        for sums, more in zip(self._places, by_position(sample.accept_lengths[1:])):
+            sums[:] = map(add, sums, more)
         for name, seconds in (sample.phases or {}).items():
             self.phases[name.removesuffix("_s")] += seconds  # type: ignore[assignment]
         if sample.timed:
@@ -78,7 +78,7 @@ class Steps:
 
     def accept_len_by_position(self) -> list[float | None]:
         """τ of the steps that begin in each sixteenth of the image, in raster order; None where none begins."""
-        return [float(t / n) if n else None for t, n in zip(self._tokens, self._begun)]
+        return [tokens / steps if steps else None for tokens, steps in zip(*self._places)]
 
     def phase_shares(self) -> dict[str, float]:
         """The share of the decode in each phase."""

@@ -11,7 +11,7 @@ import numpy as np
 from lanternbench import metrics
 from lanternbench.analysis.contention import contention
 from lanternbench.analysis.figures import BASELINE, MEASURED, Figures
-from lanternbench.analysis.statistics import Estimate, bootstrap_ratios, paired_test
+from lanternbench.analysis.statistics import Estimate, bootstrap_ratios, draws, paired_test
 from lanternbench.experiment.samples import Sample
 from lanternbench.experiment.summaries import Row, Summary
 from lanternbench.notes import Note
@@ -53,7 +53,8 @@ def summarise(
 def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, Estimate], seed: int) -> Row:
     """One row; every interval of the row rests on the same resamplings of prompts."""
     own, names = figures.of(label), [*MEASURED, *sorted(figures.metrics)]
-    estimates = bootstrap_ratios(*figures.by_prompt(names, own), seed=seed)
+    top, bottom = figures.by_prompt(names, own)
+    estimates = bootstrap_ratios(top, bottom, draws(len(top)), seed)
     found = {}
     for name, estimate in zip(names, estimates, strict=True):
         images = int((figures.column(name)[1][own] != 0).sum())
@@ -104,7 +105,7 @@ def _p_value(figures: Figures, name: str, label: str, seed: int) -> float | None
     """Paired test of a metric against the baseline on prompt means; None under two prompts."""
     if label == BASELINE or len(apart := figures.difference(name, figures.of(label))) < 2:
         return None
-    return paired_test(apart, np.zeros_like(apart), seed=seed)
+    return paired_test(apart, np.zeros_like(apart), draws(len(apart)), seed)
 
 
 def _false_claims(rows: list[Row], run: Mapping[str, Any]) -> list[Note]:

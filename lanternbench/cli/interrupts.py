@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 CODE = 130  # 128 + SIGINT, as shells report it
 SENTENCE = "lanternbench: interrupted; the same command continues where it stopped"
@@ -46,6 +47,15 @@ def say() -> None:
     if not _said:
         _said = True
         os.write(2, f"{SHOW_CURSOR if os.isatty(2) else ''}{SENTENCE}\n".encode())
+
+
+def finish(code: int) -> NoReturn:
+    """End this process, as Python does, but with Ctrl-C handled to the last: its own end restores the default."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _handle(_number: int, frame: FrameType | None) -> None:

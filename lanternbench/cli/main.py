@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from lanternbench import __version__
 from lanternbench.cli import codebook_cmd as codebook
+from lanternbench.cli import compare_cmd as compare
 from lanternbench.cli import fetch_cmd as fetch
 from lanternbench.cli import inspect_cmd as inspect
 from lanternbench.cli import interrupts
@@ -67,6 +68,7 @@ def _run() -> None:
 
 app.command("run")(_run)
 app.command("sweep")(sweep.sweep)
+app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("score")(score.score)
 app.command("methods")(inspect.methods)

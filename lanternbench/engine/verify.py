@@ -2,7 +2,7 @@
 
 One rule for every tree: speculative sampling over siblings, in draft order.  At a node, child j is accepted with
 probability min(1, q̃(x_j)/p(x_j)), or what else the rule's ``accept`` says; after a rejection q becomes the residual
-and p loses x_j.  If none is accepted the step ends with a token of the last residual; at a leaf, with a bonus token of q.
+and p loses x_j.  If none is accepted the step ends with a token of the last residual; at a leaf, with a bonus token.
 
 B batch, N nodes, M inner nodes, V vocabulary, W widest family, D depth of the tree.
 """
@@ -160,7 +160,6 @@ def _verify_greedy(draft: Draft, q: Tensor, rule: AcceptanceRule) -> VerifyResul
     parent = parents(tree)
     ok = rule.accept_greedily(q, best, parent.clamp(min=0).expand_as(tokens), draft) & (parent >= 0)
     reached = (tree.ancestors & ~ok[:, None, :]).sum(-1) == 1  # every ancestor but the root accepted
-    reached[:, 0] = True
     depth = torch.where(reached, tree.depth.expand_as(tokens), -1)
     rank = depth * (tree.nodes + 1)
     order = rule.order_greedily(draft)

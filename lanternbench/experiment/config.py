@@ -13,6 +13,7 @@ from lanternbench.methods.method import Method, method, takes_lists
 
 MAX_METHODS = 1000  # of a grid
 MAX_SEED = 2**63 - 1
+_NAMES = {"proposal", "tree", "acceptance", "residual"}  # options whose value is a component's name
 
 
 class Sweep(BaseModel):
@@ -69,6 +70,10 @@ class Sweep(BaseModel):
         if not isinstance(value, list):
             raise ValueError("must be a list of method names or of mappings with a key 'method'")
         specs = [{"method": v} if isinstance(v, str) else v for v in value]
+        for key, item in (pair for spec in specs if isinstance(spec, dict) for pair in spec.items()):
+            texts = [x for x in (item if isinstance(item, list) else [item]) if isinstance(x, str) or key in _NAMES]
+            if not isinstance(key, str) or not all(isinstance(x, str) and x.isprintable() for x in (key, *texts)):
+                raise ValueError(f"{str(key)!r} has a value that is no name")
         grids = [math.prod(len(x) for x in v.values() if isinstance(x, list)) for v in specs if isinstance(v, dict)]
         if sum(grids) > MAX_METHODS:
             raise ValueError(f"lists of options make {sum(grids)} methods, and at most {MAX_METHODS} fit in one sweep")

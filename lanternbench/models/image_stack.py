@@ -201,7 +201,8 @@ class RowEndStack(ImageStack):
             was = [m - c for m, c in zip(lengths.host, new.host, strict=True)]
             filled = tuple(layout.end(m) - layout.end(w) for m, w in zip(lengths.host, was, strict=True))
             base = base._replace(host=tuple(layout.end(w, self.first) for w in was))
-        between = filled is None or filled != new.host  # may a row end lie before one of the new tokens?
+        # may a row end lie before one of the new tokens?  Before image token 0 there is none, nor a state.
+        between = before is not None if filled is None else filled != new.host
         if between:
             n = n + 1 + n // layout.width if filled is None else max(filled)
         if base.equal and not between:

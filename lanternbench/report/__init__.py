@@ -18,14 +18,13 @@ from lanternbench.report.grid import PROMPTS
 from lanternbench.report.load import ReportRow, Run, joined_rows, load_runs, read_contents
 from lanternbench.report.page import Part, html_page, templates
 from lanternbench.report.pairs import INTRO, compared, pair_table
-from lanternbench.report.papers import cell, published_beside, title
 from lanternbench.report.pareto import pareto_frontier, speed_column, write_pareto
 from lanternbench.report.recipe import recipe_text
 from lanternbench.report.tables import csv_table, csv_text, latex_table, markdown, markdown_table, terminal_table
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import plain
 
-__all__ = ["FORMATS", "pareto_frontier", "published_beside", "report", "terminal_table"]
+__all__ = ["FORMATS", "pareto_frontier", "report", "terminal_table"]
 FORMATS = {"md": ".md", "csv": ".csv", "tex": ".tex", "html": ".html", "json": ".json"}
 
 
@@ -57,9 +56,12 @@ def report(
         damaged += contents.damaged
     if damaged:
         notes.append(Note("warning", None, f"{damaged} damaged line(s) of samples.jsonl were left out."))
-    beside = published_beside(rows) if published else None
+    beside = None
     texts = _texts(parts, rows, notes)
-    if beside is not None:
+    if published:
+        from lanternbench.report.papers import cell, published_beside, title  # not for every report: it loads methods
+
+        beside = published_beside(rows)
         records = [{str(name): value for name, value in line.items()} for line in beside.to_dict("records")]
         right = [str(name).endswith((" measured", " paper")) for name in beside.columns]
         cells = [[cell(name, value) for name, value in line.items()] for line in records]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -136,7 +137,7 @@ PAIRED = "two-sided p-value of the paired permutation test against ar, over prom
 
 
 def metric_column(key: str) -> Column:
-    """The column of a quality metric, by the metric; an unknown one keeps its name and has no direction."""
+    """The column of a quality metric, as the metric describes itself; an unknown one keeps its name."""
     found = metrics.column(key)
     better = {True: "higher", False: "lower", None: ""}[found.higher_is_better]
     return Column(key, found.title, tex_escape(found.title), found.form, better, True, ALL)
@@ -166,8 +167,14 @@ TEX = {
 
 
 def tex_escape(text: str, limit: int = 200) -> str:
-    """Text that LaTeX prints as it stands; line ends become blanks."""
-    return "".join(TEX.get(sign, sign) for sign in plain(text, limit))
+    """Text that LaTeX prints as it stands; line ends become blanks, and what its fonts lack becomes "?"."""
+
+    def known(sign: str) -> str:
+        if sign in TEX or sign < "\u0180":
+            return TEX.get(sign, sign)
+        return unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?"
+
+    return "".join(map(known, plain(text, limit)))
 
 
 def plain(text: str, limit: int = 200) -> str:

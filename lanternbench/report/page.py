@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from lanternbench.analysis.steps import Steps
 from lanternbench.notes import Note
-from lanternbench.report import pairs, papers
+from lanternbench.report import pairs
 from lanternbench.report.columns import MISSING, columns, plain
 from lanternbench.report.grid import image_grid
 from lanternbench.report.load import Contents, ReportRow, Run
@@ -67,7 +67,9 @@ def html_page(
 ) -> str:
     """The whole page. Every text that comes from a file is escaped; a CSP forbids network besides."""
     grids = [image_grid(part.run, part.contents) for part in parts]
-    notes = notes + [Note("info", None, text) for grid in grids for text in grid.notes]
+    said = {sentence for part in parts for sentence in part.answer}
+    notes = [note for note in notes if note.text not in said]
+    notes += [Note("info", None, text) for grid in grids for text in grid.notes]
     return templates().get_template("report.html").render(
         parts=parts,
         several=len(parts) > 1,
@@ -148,6 +150,9 @@ def _pair_table(found: list[Pair]) -> Table | None:
 
 
 def _published(beside: pd.DataFrame) -> Table:
+
+    from lanternbench.report import papers  # not for every report: it loads all methods
+
     names = [str(name) for name in beside.columns]
     numeric = [name.endswith((" measured", " paper")) for name in names]
     lines = []

@@ -8,13 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from lanternbench.analysis.figures import BASELINE, Figures
-from lanternbench.analysis.statistics import Floats, bootstrap_ratios, holm, paired_tests
+from lanternbench.analysis.statistics import Floats, bootstrap_ratios, draws, holm, paired_tests
 from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.tables import markdown
 
 TITLES = ["figure", "method", "against", "prompts", "difference", "95 %", "p"]
 FLIPS = 100_000  # sign patterns: the least p before its correction is 1 / FLIPS
-MANY = 1000  # prompts, from which on a tenth of that will do
 SPEED, TAU = "speed", "accept_len"
 FIGURES = {SPEED: "latency_s", TAU: "accept_len"}  # and every metric
 INTRO = (
@@ -77,13 +76,14 @@ def _pairs(figure: str, name: str, figures: Figures, labels: list[str]) -> list[
         return np.stack([np.where(here, scale(table[label]), 0.0) for label, here in zip(labels, shared)], 1)
 
     ours, theirs, shared = [m for m, _, _ in pairs], [a for _, a, _ in pairs], [here for *_, here in pairs]
+    count = draws(len(shared[0]))
     if figure == SPEED:
-        estimates = bootstrap_ratios(columns(theirs), columns(ours))
+        estimates = bootstrap_ratios(columns(theirs), columns(ours), count)
         tested = columns(theirs, np.log) - columns(ours, np.log)
     else:
         tested = columns(ours) - columns(theirs)
-        estimates = bootstrap_ratios(tested, np.stack(shared, 1).astype(np.float64))
-    adjusted = holm(paired_tests(tested, FLIPS if len(tested) < MANY else FLIPS // 10))
+        estimates = bootstrap_ratios(tested, np.stack(shared, 1).astype(np.float64), count)
+    adjusted = holm(paired_tests(tested, draws(len(tested), FLIPS)))
     return [
         Pair(figure, method, against, int(here.sum()), estimate.value, estimate.lo, estimate.hi, float(p))
         for (method, against, here), estimate, p in zip(pairs, estimates, adjusted, strict=True)

@@ -30,10 +30,10 @@ def colour(method: str) -> str:
     return FAMILIES.get(method, OTHER)[1]
 
 
-def marker(method: str) -> tuple[str, str]:
-    """(matplotlib marker, plotly symbol)."""
+def marker(method: str) -> str:
+    """The matplotlib marker."""
     if method == "ar":
-        return "X", "x"
+        return "X"
     if method not in FAMILIES:
-        return "P", "cross"
-    return ("D", "diamond") if method in SECOND else ("o", "circle")
+        return "P"
+    return "D" if method in SECOND else "o"

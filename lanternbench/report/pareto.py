@@ -83,7 +83,8 @@ def pareto_data(rows: Sequence[Row], quality: Column) -> dict[str, Any]:
             point[f"{axis}_text"] = column.cell(row)
         points.append(point)
     lower, frontiers = quality.better == "lower", []
-    for setup in dict.fromkeys(p["setup"] for p in points):  # what was measured otherwise beats nothing
+    # what was measured otherwise beats nothing
+    for setup in dict.fromkeys(p["setup"] for p in points if quality.better):
         own = [i for i, p in enumerate(points) if p["setup"] == setup]
         best = pareto_frontier([points[i]["x"] for i in own], [points[i]["y"] for i in own], lower)
         frontiers.append([own[i] for i in best])
@@ -144,7 +145,7 @@ def _draw_point(axes: Axes, point: dict[str, Any], on_frontier: bool) -> None:
         fmt="none", ecolor=point["colour"], elinewidth=0.9, capsize=2, alpha=0.55, zorder=2,
     )  # fmt: skip
     face = point["colour"] if on_frontier or point["method"] == "ar" else "white"
-    axes.plot(point["x"], point["y"], marker=marker(point["method"])[0], markersize=6.5, markerfacecolor=face,
+    axes.plot(point["x"], point["y"], marker=marker(point["method"]), markersize=6.5, markerfacecolor=face,
               markeredgecolor=point["colour"], markeredgewidth=1.3, linestyle="none", zorder=3)  # fmt: skip
 
 

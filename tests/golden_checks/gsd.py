@@ -84,7 +84,7 @@ def unit(vectors: Vectors, name: str) -> list[Found]:
         close("acceptance probability", prob[reached], wanted[reached], 1e-5),
         close(
             "acceptance probability, of all tokens at once",
-            (at(everywhere, drafts[1:]) / px)[reached],
+            together[reached],
             wanted[reached],
             1e-5,
         ),

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lanternbench.methods.trees.growth import grow_by_confidence
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, read, same, worst

@@ -15,23 +15,23 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...] = ()
 
 
-FAMILY = "lanternbench/methods/jacobi_family"
-SIBLINGS = ("tests/test_jacobi_family.py::test_siblings_redrawn_by_coupling_keep_the_targets_distribution",)
+PROPOSALS = "lanternbench/methods/proposals"
+SIBLINGS = ("tests/test_sjd_pac.py::test_siblings_are_lossless_and_the_plain_definition[dense]",)
 
 MUTANTS = (
     Mutant(
         "old-law-kept",
         "SCD: a kept token keeps its old law p_old",
-        ((f"{FAMILY}/coupling.py", "if keeps_old else p_new", "if not keeps_old else p_new"),),
+        ((f"{PROPOSALS}/scd.py", "if self.keeps_old:", "if not self.keeps_old:"),),
         tests=(
-            "tests/test_jacobi_family.py::test_a_kept_token_is_recorded_with_the_new_law",
+            "tests/test_scd.py::test_maximal_coupling_is_lossless_and_the_plain_definition[dense]",
             "tests/test_golden.py::test_what_the_published_code_computes_is_reproduced[scd]",
         ),
     ),
     Mutant(
         "siblings-with-replacement",
         "SJD-PAC: siblings drawn with replacement",
-        ((f"{FAMILY}/sibling_tree.py", "q.scatter(-1, coupled.tokens[..., None], 0.0)", "q"),),
+        ((f"{PROPOSALS}/sibling_columns.py", "p[:, :t].scatter(-1, tokens[:, :t, :1], 0.0)", "p[:, :t]"),),
         tests=SIBLINGS,
     ),
 )

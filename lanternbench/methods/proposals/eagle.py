@@ -19,7 +19,7 @@ from lanternbench.registry import register
 
 
 class EagleDrafter(StackDrafter):
-    """Its entry for position t reads the target's state there and token t + 1: its cache is one slot shorter than the target's."""
+    """Its entry for position t reads the target's state there and token t + 1: its cache lags one slot behind."""
 
     def init(self, state: DecodeState, room: int) -> StackState:
         prefix, hidden = state.prefix, state.prefix_states
