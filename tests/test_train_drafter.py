@@ -25,7 +25,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.eagle import EagleDrafter
 from lanternbench.models import catalogue
-from lanternbench.models import token_decoder as chameleon
+from lanternbench.models.chameleon import model as chameleon
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
 from lanternbench.models.emu3.checkpoint import Emu3Family
 from lanternbench.models.family import Family
@@ -111,7 +111,7 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, target, monkeypat
     seen: list[tuple[list[int], list[int], Tensor]] = []
     honest = EagleDrafter.root
 
-    def root(self: EagleDrafter, state: Any, own: Any) -> Any:
+    def root(self: EagleDrafter, state: Any, own: Any) -> tuple[Tensor, Any]:
         logits, cursor = honest(self, state, own)
         seen.append((list(state.origin), list(state.now.length.host), logits))
         return logits, cursor
