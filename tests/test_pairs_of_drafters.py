@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from lanternbench.analysis.pair_check import check_pair, drafting_method, first_tokens
 from lanternbench.cli.main import app
 from lanternbench.engine.decode import Generation
+from lanternbench.experiment import runner
+from lanternbench.experiment.config import sweep
 from lanternbench.models import catalogue
 from lanternbench.models.catalogue import entry
 from lanternbench.models.expected import at_least, expectation, shortfall, steps_needed, upper_limit
@@ -117,3 +119,16 @@ def test_doctor_ends_with_code_1_where_a_pair_fails(monkeypatch):
 def test_doctor_asks_for_a_target():
     done = CliRunner().invoke(app, ["doctor", "--drafter", "tiny"])
     assert "give --target too" in str(done.exception)
+
+
+@pytest.mark.parametrize(("expected", "noted"), [(0.99, True), (0.05, False)])
+def test_a_run_notes_a_drafter_that_starts_far_below_what_is_published(monkeypatch, tmp_path, expected, noted):
+    known = ROW.expects[0].model_copy(update={"first_token_acceptance": expected})
+    rows = catalogue.catalogue() | {"tiny": ROW.model_copy(update={"expects": (known,)})}
+    monkeypatch.setattr(runner, "catalogue", lambda: rows)
+    config = sweep(
+        {"methods": ["eagle-2", "sjd"], "num_prompts": 1, "temperature": 0, "metrics": [], "baseline": False}
+    )
+    _, summary = runner.run(config, tmp_path)
+    warnings = [note.text for note in summary.notes if note.metric == "first_token_acceptance"]
+    assert [text.partition(":")[0] for text in warnings] == (["eagle-2"] if noted else [])

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from lanternbench.experiment.summaries import Row
+    from pathlib import Path
+
+    from lanternbench.experiment.summaries import Row, Summary
 
 
 def print_json(value: Any) -> None:
@@ -20,6 +22,12 @@ def print_json(value: Any) -> None:
 
     text = json.dumps(plain(value), ensure_ascii=False, indent=2, allow_nan=False)
     print(re.sub("[\x7f-\x9f]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
+
+
+def record(path: Path, summary: Summary) -> dict[str, Any]:
+    """A run as JSON for scripts: each row has its figures with intervals, and their values alone by name."""
+    rows = [vars(row) | {name: figure.value for name, figure in row.figures.items()} for row in summary.rows]
+    return {"run": str(path), **vars(summary), "rows": rows}
 
 
 def stdout() -> Console:

@@ -23,7 +23,7 @@ from lanternbench.cli.options import (
     Threads,
     listed,
 )
-from lanternbench.cli.output import print_json
+from lanternbench.cli.output import print_json, record
 
 
 def run(
@@ -73,7 +73,7 @@ def run(
     )  # fmt: skip
     path, summary = execute(settings.sweep(values, "the command line"), device, threads, out, fresh)
     if as_json:
-        print_json({"run": str(path), **vars(summary)})
+        print_json(record(path, summary))
     else:
         show(path, summary)
 

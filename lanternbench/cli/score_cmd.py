@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lanternbench.cli.options import Device, Threads, listed
-from lanternbench.cli.output import print_json, print_notes, print_table
+from lanternbench.cli.output import print_json, print_notes, print_table, record
 
 if TYPE_CHECKING:
     from lanternbench.experiment.summaries import Row, Summary
@@ -80,7 +80,7 @@ def score(
                 )
             found.append((place, summary))
     if as_json:
-        print_json([{"run": str(place), **vars(summary)} for place, summary in found])
+        print_json([record(place, summary) for place, summary in found])
         return
     for place, summary in found:
         _show(place, summary, console)

@@ -26,7 +26,7 @@ from lanternbench.cli.options import (
     TimeBudget,
     Workers,
 )
-from lanternbench.cli.output import print_json
+from lanternbench.cli.output import print_json, record
 
 
 def sweep(
@@ -81,5 +81,5 @@ def sweep(
         if not as_json:
             show(*found[-1], title=config.name if len(runs) > 1 else None)
     if as_json:
-        records = [{"run": str(path), **vars(summary)} for path, summary in found]
+        records = [record(path, summary) for path, summary in found]
         print_json(records[0] if len(records) == 1 else {"runs": records})

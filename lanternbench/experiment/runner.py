@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -25,6 +26,8 @@ from lanternbench.experiment.summaries import Costs, Summary
 from lanternbench.experiment.worker import Job, OnStep
 from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
+from lanternbench.models.catalogue import catalogue
+from lanternbench.models.expected import shortfall
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt, PromptSet
 
@@ -108,11 +111,29 @@ def _run(
         summary = summarise(folder.samples(), folder.run, sets, config.seed)
         said += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
         said += [note for note in old.notes if note.metric in kept]
-        said += [Note("info", None, text) for text in executor.notes()]
+        said += [Note("info", None, text) for text in executor.notes()] + drafter_notes(folder, config)
         costs = old.costs | spent | more
         summary = replace(summary, notes=unique(summary.notes + said), costs=costs, reference=old.reference)
         folder.finish(summary)
         return folder.path, summary
+
+
+def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
+    """A warning for each method whose published drafter starts far below what the catalogue expects of it."""
+    row = catalogue().get(config.target.partition("=")[0])
+    if row is None or config.drafter or config.random_weights or config.simulate_acceptance is not None:
+        return []
+    accepted: Counter[str] = Counter()
+    steps: Counter[str] = Counter()
+    for sample in folder.samples():
+        accepted[sample.label] += sum(tokens > 1 for tokens in sample.accept_lengths[1:])  # the first is the prefill
+        steps[sample.label] += len(sample.accept_lengths) - 1
+    notes = []
+    for m in config.methods():
+        found = (accepted[m.label], steps[m.label])
+        note = shortfall(row, m.proposal.drafter or "", m.choices.tree, config.temperature, *found)
+        notes += [] if note is None else [Note(note.kind, note.metric, f"{m.label}: {note.text}")]
+    return notes
 
 
 def plan(prompts: PromptSet, labels: list[str], seed: int, batch: int) -> Iterator[tuple[list[Prompt], list[str]]]:
