@@ -26,7 +26,7 @@ Drafter = Annotated[
 Dtype = Annotated[str | None, typer.Option(help="Of the weights: float32, bfloat16 (default: by target and device).")]
 Compile = Annotated[
     str | None,
-    typer.Option("--compile", help="eager, or graphs: CUDA graphs (default on a GPU, for lone prompts)."),
+    typer.Option("--compile", help="eager, or graphs: CUDA graphs (default on a GPU)."),
 ]
 Executor = Annotated[
     str, typer.Option(help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs.")

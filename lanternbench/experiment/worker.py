@@ -72,7 +72,7 @@ class Worker:
             next(iter(decoders.values())).guidance,
             {label: decoder.lossless for label, decoder in decoders.items()},
             {"name": t.name, "grid": list(t.grid), "vocab": t.vocab, "evaluators": t.evaluators},
-            environment() | mode(t, self.config.batch),
+            environment() | mode(t),
         )
 
     def prepare(self, captions: list[str]) -> None:
@@ -114,8 +114,7 @@ def add_costs(total: Costs, more: Costs) -> None:
         old["images"], old["seconds"] = old["images"] + cost["images"], old["seconds"] + cost["seconds"]
 
 
-def mode(target: Target, batch: int) -> dict[str, str]:
+def mode(target: Target) -> dict[str, str]:
     """How the target runs: device, dtype, and whether forwards are recorded."""
-    recorded = target.graphs is not None and batch == 1
     dtype = str(target.dtype).removeprefix("torch.")
-    return {"device": str(target.device), "dtype": dtype, "compile": "graphs" if recorded else "eager"}
+    return {"device": str(target.device), "dtype": dtype, "compile": "eager" if target.graphs is None else "graphs"}
