@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from lanternbench.engine import decode as engine
+from lanternbench.engine.state import forward
 from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -66,29 +67,24 @@ def main() -> None:
 
 def costs(target) -> dict[str, float]:
     """Medians of interleaved single forwards at batch 1 with guidance: ratios within one run."""
-    from lanternbench.engine.state import Session
-    from lanternbench.engine.verify import Draft
-
     figures: dict[str, list[float]] = {}
-    decoder = build(target, method("eagle-1", shape="chain-5"))
-    proposal = decoder.proposal()
+    decoder, single = build(target, method("eagle-1", shape="chain-5")), build(target, method("ar")).proposer
+    caption = "a small red circle in the center on a plain blue background"
     with torch.inference_mode():
-        prefix = target.prefix(["a small red circle in the center on a plain blue background"], decoder.guidance)
-        session = Session(target, prefix, decoder.warp, decoder.guidance, [1], proposal.nodes, 64)
-        proposal.begin(session, session.begin())
-        single = build(target, method("ar")).proposal()
-        single.begin(session, torch.empty(0))
+        state = engine.start(decoder, [caption], [1], trace=False)
+        own = decoder.proposer.init(state)
+        u = state.step_uniforms(False).draft
         for _ in range(40):
-            drafted = proposal.draft(session, session.step_uniforms()[:, :16])
-            alone = single.draft(session, session.step_uniforms())
+            drafted, alone = decoder.proposer.draft(state, own, u), single.draft(state, (), u)
             for name, draft in (("one token", alone), ("chain of 6", drafted)):
                 clock = perf_counter()
-                session.forward(Draft(*draft), session.visible(draft))
+                forward(state, draft)
                 figures.setdefault(name, []).append(perf_counter() - clock)
+                state._visible = None  # the two trees have masks of their own
+            _, cursor = decoder.proposer.drafter.root(state, own.drafter)
             clock = perf_counter()
-            proposal.drafter.expand(drafted.tokens[:, :1], [0], None, 1)
+            decoder.proposer.drafter.expand(state, own.drafter, cursor, drafted.tokens[:, 1:2], None, None, 1)
             figures.setdefault("draft step", []).append(perf_counter() - clock)
-            proposal.drafter.drafted, proposal.drafter.columns = 0, proposal.drafter.columns[:1]  # as after a commit
     cost = {k: median(v) for k, v in figures.items()}
     return {
         "target forward of one token, ms": 1e3 * cost["one token"],

@@ -21,10 +21,9 @@ import torch
 from lanternbench.analysis import step_profile as profile
 from lanternbench.engine import decode as engine
 from lanternbench.experiment.environment import environment
-from lanternbench.methods import presets
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.cached_stack import CachedStack, causal
+from lanternbench.models.cached_stack import CachedStack, Lengths, causal
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.family import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
@@ -32,6 +31,7 @@ from lanternbench.models.llamagen.model import LlamaGen
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
 from lanternbench.prompts import load
+from lanternbench.registry import components
 from lanternbench.utils.parallel import parts, side_by_side
 
 SHAPES: dict[str, dict[str, Any]] = {  # vocabulary 16,384, random weights
@@ -57,7 +57,7 @@ def forwards(model: LlamaGen, cases: list[tuple[int, int]], repeats: int = 15) -
             x = torch.randn(rows, n, model.config.decoder.dim)
             clock = perf_counter()
             visible = None if n == 1 else causal(n, x.dtype, x.device)
-            model.output(stack.forward(x, range(base, base + n), [base], visible=visible))
+            model.output(stack.forward(x, range(base, base + n), Lengths(torch.tensor([base]), (base,)), 0, visible))
             spent.append(1e3 * (perf_counter() - clock))
     return [median(spent) for spent in times]
 
@@ -181,7 +181,7 @@ def fresh_memory(target: Target, names: list[str]) -> Rows:
 
         faults(22)
         few, many = faults(2), faults(22)
-        nodes = decoder.proposal().nodes
+        nodes = decoder.proposer.nodes
         taken = (many - few) / 20 * resource.getpagesize()
         row = {"nodes": nodes, "nodes × vocabulary, kB": nodes * target.vocab * 4 // 1000}
         found.append({"method": name, **row, "new memory a step, kB": round(max(taken, 0) / 1000)})
@@ -201,7 +201,7 @@ def main() -> None:
     limit = profile.bandwidth(torch.device("cpu"))
     tiny, captions = load_target("tiny"), [p.text for p in load("demo", 32)]
     small_tables = {  # before anything large is loaded: a batch's processes are forked from this one
-        "The loop beside the forwards (tiny, 4 prompts, T = 1)": loop(tiny, list(presets.PRESETS), captions[:4]),
+        "The loop beside the forwards (tiny, 4 prompts, T = 1)": loop(tiny, list(components("preset")), captions[:4]),
         "Images a second against batch (tiny, T = 1)": against_batch(tiny, ["ar", "eagle-1", "cool-sd"], captions),
     }
     large = {name: published(shape) for name, shape in SHAPES.items()}
