@@ -144,7 +144,7 @@ def against_batch(target: Target, names: list[str], captions: list[str]) -> Rows
             clock, made = perf_counter(), []
             for start in range(0, count, size):
                 batch = captions[start : start + size]
-                made += side_by_side(images, batch, parts(target, size))
+                made += side_by_side(images, batch, parts(target.model, size))
             rate = count / (perf_counter() - clock)
             first = first or [(made, rate)]
             alone, base = first[0]

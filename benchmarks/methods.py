@@ -18,8 +18,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from lanternbench.analysis.summaries import Row, read_summary
 from lanternbench.experiment import read_run
-from lanternbench.experiment.summaries import Row, read_summary
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = {

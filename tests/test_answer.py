@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lanternbench.analysis.statistics import Estimate
-from lanternbench.experiment.summaries import Row
+from lanternbench.analysis.summaries import Row
 from lanternbench.notes import Note
 from lanternbench.report.answer import answer
 from lanternbench.report.pairs import Pair

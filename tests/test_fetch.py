@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from lanternbench.cli.main import app
 from lanternbench.errors import UserError
+from lanternbench.experiment import fetching as fetch
 from lanternbench.metrics import scorers_for
 from lanternbench.models.catalogue import catalogue, load_target, missing
 from lanternbench.models.family import Entry, Source
 from lanternbench.models.loading import present
-from lanternbench.utils import fetching as fetch
 
 CONTENT = b"weights" * 100
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from lanternbench.analysis.statistics import Estimate, bootstrap_mean, bootstrap_ratio, paired_test
+from lanternbench.analysis.summaries import Row, Summary
 from lanternbench.analysis.summary import RANDOM_NOTE, summarise
 from lanternbench.experiment import Sample, sample_key
-from lanternbench.experiment.summaries import Row, Summary
 from lanternbench.notes import Note
 
 TRIALS = 400

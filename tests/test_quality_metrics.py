@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from lanternbench.errors import UserError
+from lanternbench.experiment.fetching import plain_files
 from lanternbench.metrics import (
     ImageMetric,
     aesthetic,
@@ -37,7 +38,6 @@ from lanternbench.metrics.inception_score import InceptionScore
 from lanternbench.metrics.linear_head import linear_head
 from lanternbench.metrics.nets import plain_image
 from lanternbench.metrics.setup import Setup, seeded
-from lanternbench.utils.fetching import plain_files
 from lanternbench.utils.files import cache_dir, replacing
 
 GREY = Image.new("RGB", (8, 8), "gray")

@@ -20,10 +20,10 @@ from rich.console import Console
 from lanternbench import experiment as results
 from lanternbench.analysis import summary as measure
 from lanternbench.analysis.statistics import Estimate
+from lanternbench.analysis.summaries import read_summary, row_of
 from lanternbench.analysis.summary import RANDOM_NOTE
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
-from lanternbench.experiment.summaries import read_summary, row_of
 from lanternbench.notes import Note
 from lanternbench.report import pareto_frontier, report, terminal_table
 from lanternbench.report.columns import columns, metric_column, tex_escape

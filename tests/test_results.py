@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 from lanternbench import experiment as results
 from lanternbench.analysis.statistics import Estimate
+from lanternbench.analysis.summaries import Row, Summary, read_summary
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key
 from lanternbench.experiment.environment import environment
-from lanternbench.experiment.summaries import Row, Summary, read_summary
 from lanternbench.notes import Note
 
 CONFIG = {"methods": ["ar", {"name": "cool-sd", "lam": 2.0}], "seed": 1}

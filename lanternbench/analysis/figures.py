@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanternbench import metrics
+from lanternbench.analysis.samples import Sample
 from lanternbench.analysis.statistics import Floats
 from lanternbench.analysis.steps import Steps, robust_latency, slow_steps
-from lanternbench.experiment.samples import Sample
 
 BASELINE = "ar"
 # the ratio of the baseline's figure to the method's, over samples of the same prompt and seed

@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from lanternbench.experiment.samples import Sample
+from lanternbench.analysis.samples import Sample
 
 PARTS = 16  # of an image, in raster order
 SLOW = 2.0  # a step of more than so many medians was held up

@@ -11,9 +11,9 @@ import numpy as np
 from lanternbench import metrics
 from lanternbench.analysis.contention import contention
 from lanternbench.analysis.figures import BASELINE, MEASURED, Figures
+from lanternbench.analysis.samples import Sample
 from lanternbench.analysis.statistics import Estimate, bootstrap_ratios, draws, paired_test
-from lanternbench.experiment.samples import Sample
-from lanternbench.experiment.summaries import Row, Summary
+from lanternbench.analysis.summaries import Row, Summary
 from lanternbench.notes import Note
 
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow

@@ -26,8 +26,8 @@ def fetch(
 
     Example: lanternbench fetch llamagen-xl-stage1 --dry-run
     """
+    from lanternbench.experiment.fetching import plain_files
     from lanternbench.models.catalogue import catalogue, entry
-    from lanternbench.utils.fetching import plain_files
 
     for name in names:
         remotes = plain_files(name)
@@ -60,7 +60,7 @@ def _download(remote) -> None:
 
 def _target(row: Entry, dry_run: bool) -> None:
     from lanternbench.errors import UserError
-    from lanternbench.utils import fetching
+    from lanternbench.experiment import fetching
 
     if not row.files:
         _nothing(row.name)

@@ -16,8 +16,8 @@ from lanternbench.cli.program import program
 from lanternbench.cli.progress import display
 
 if TYPE_CHECKING:
+    from lanternbench.analysis.summaries import Summary
     from lanternbench.experiment.config import Sweep
-    from lanternbench.experiment.summaries import Summary
 
 
 def execute(

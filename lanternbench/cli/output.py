@@ -13,7 +13,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lanternbench.experiment.summaries import Row, Summary
+    from lanternbench.analysis.summaries import Row, Summary
 
 
 def print_json(value: Any) -> None:

@@ -17,7 +17,7 @@ from lanternbench.cli.options import Device, Threads, listed
 from lanternbench.cli.output import print_json, print_notes, print_table, record
 
 if TYPE_CHECKING:
-    from lanternbench.experiment.summaries import Row, Summary
+    from lanternbench.analysis.summaries import Row, Summary
 
 
 def score(

@@ -15,6 +15,7 @@ from torch import Tensor
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
+from lanternbench.engine.verify import AcceptanceRule
 
 # tokens [B, m], parent [m] or [B, m] (index among the nodes of the last call; None or depth 1: the root), visible
 # (additive [b, m, nodes so far, root excluded], None: all), depth -> guided logits [B, m, V] after the nodes
@@ -48,6 +49,10 @@ class Proposer:
     def canonical(self, own: Any) -> Any:
         """The state with zeros where nothing will be read, so that equal states look equal."""
         return own
+
+    def verification(self, rule: AcceptanceRule) -> AcceptanceRule:
+        """How its drafts are judged by a method with this rule."""
+        return rule
 
     def sizes(self, own: Any) -> PerPrompt | None:
         """The ``Size`` of each prompt's next tree as the method asks for it; None where all have the tree's."""

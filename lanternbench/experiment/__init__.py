@@ -1,8 +1,8 @@
 """What runs leave on disk: written once, read by all."""
 
+from lanternbench.analysis.samples import Sample, sample_key
 from lanternbench.experiment.run_folder import RunFolder
 from lanternbench.experiment.run_reader import find, iter_samples, latest, read_run, read_samples, runs
-from lanternbench.experiment.samples import Sample, sample_key
 from lanternbench.utils.json_values import config_hash, differences
 
 __all__ = [

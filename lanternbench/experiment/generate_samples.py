@@ -32,7 +32,7 @@ def make_samples(
 
     ``on_step`` (tokens done, of) is called after every step, unless processes share the prompts.
     """
-    count = parts(decoder.target, len(group))
+    count = parts(decoder.target.model, len(group))
     alone = on_step if count == 1 else None
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
 

@@ -20,10 +20,10 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
+from lanternbench.analysis.samples import Sample, image_name
+from lanternbench.analysis.summaries import Summary
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import iter_samples, read_run, whole_lines
-from lanternbench.experiment.samples import Sample, image_name
-from lanternbench.experiment.summaries import Summary
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import config_hash, differences, plain
 

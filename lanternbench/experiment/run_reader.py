@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from lanternbench.analysis.samples import Sample
 from lanternbench.errors import UserError
-from lanternbench.experiment.samples import Sample
 
 _KINDS = {"config": dict, "environment": dict, "prompts": dict, "target": dict, "methods": list, "resumed": list}
 

@@ -16,13 +16,13 @@ from typing import NamedTuple
 import torch
 
 from lanternbench import prompts as prompt_sets
+from lanternbench.analysis.summaries import Costs, Summary
 from lanternbench.analysis.summary import summarise
 from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import Executor, Unit
 from lanternbench.experiment.executors import executor as make_executor
 from lanternbench.experiment.scoring import image_groups, known, score_sets, stored, stored_sets, there, unique
-from lanternbench.experiment.summaries import Costs, Summary
 from lanternbench.experiment.worker import Job, OnStep
 from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup

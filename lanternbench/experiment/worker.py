@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from lanternbench.analysis.summaries import Costs
 from lanternbench.engine.decode import generate
 from lanternbench.experiment import Sample
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.environment import environment
 from lanternbench.experiment.generate_samples import make_samples
 from lanternbench.experiment.scoring import prepared
-from lanternbench.experiment.summaries import Costs
 from lanternbench.methods.build import build
 from lanternbench.metrics import ImageMetric, scorers_for
 from lanternbench.metrics.setup import Setup

@@ -41,7 +41,7 @@ def build(
         )
     warp = Warp(temperature, target.top_k if top_k is None else top_k, top_p)
     proposer = method.proposal.build(target, method.tree, method.acceptance)
-    rule = method.proposal.verification(method.acceptance.build(target, proposer.max_depth), proposer)
+    rule = proposer.verification(method.acceptance.build(target, proposer.max_depth))
     known, name = components("residual"), method.choices.residual
     public = f"{name}-{method.acceptance.variant}"  # ``lantern-reference``: as the public code samples it
     rates = None

@@ -101,11 +101,6 @@ class Proposal(Component):
         """The proposal at work.  Raises UserError where the target lacks what it needs."""
         raise NotImplementedError
 
-    def verification(self, rule: AcceptanceRule, proposer: Proposer) -> AcceptanceRule:
-        """``rule`` as the drafts of ``proposer`` are verified by it: a public implementation may do it otherwise."""
-        return rule
-
-    @property
     def lasting_noise(self) -> bool:
         """Do several steps read the same noise, so that one step's outcomes are not independent of another's?"""
         return False

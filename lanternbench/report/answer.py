@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from lanternbench.analysis.figures import BASELINE
-from lanternbench.experiment.summaries import Row
+from lanternbench.analysis.summaries import Row
 from lanternbench.notes import Note
 from lanternbench.report.columns import BASE, MISSING, plain
 from lanternbench.report.pairs import SPEED, TAU, Pair

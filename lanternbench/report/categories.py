@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lanternbench.analysis.figures import Figures
 from lanternbench.analysis.statistics import Estimate
-from lanternbench.experiment.summaries import Row
+from lanternbench.analysis.summaries import Row
 from lanternbench.report.columns import columns
 from lanternbench.report.tables import markdown
 

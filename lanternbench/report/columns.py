@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lanternbench import metrics
 from lanternbench.analysis.statistics import Estimate
-from lanternbench.experiment.summaries import Row
+from lanternbench.analysis.summaries import Row
 
 MISSING = "–"
 

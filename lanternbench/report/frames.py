@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from lanternbench.analysis.samples import Sample
 from lanternbench.experiment.run_reader import find, iter_samples
-from lanternbench.experiment.samples import Sample
 from lanternbench.notes import Note
 from lanternbench.report.load import Run, load_run
 from lanternbench.report.recipe import recipe

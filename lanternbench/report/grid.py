@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from lanternbench.experiment.samples import Sample
+from lanternbench.analysis.samples import Sample
 from lanternbench.report.columns import MISSING, metric_column, plain
 from lanternbench.report.load import Contents, Run, image_path
 from lanternbench.report.maps import image_uri, legend, map_uri, token_map

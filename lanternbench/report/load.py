@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from lanternbench.analysis.figures import BASELINE, Figures
+from lanternbench.analysis.samples import Sample
+from lanternbench.analysis.summaries import Row, read_summary
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import read_run, scan
-from lanternbench.experiment.samples import Sample
-from lanternbench.experiment.summaries import Row, read_summary
 from lanternbench.notes import Note
 
 _SETTINGS = (

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from lanternbench.experiment.summaries import Row
+from lanternbench.analysis.summaries import Row
 from lanternbench.report.columns import BASE, Column, metric_column, metric_keys, plain
 from lanternbench.report.labels import place_labels
 from lanternbench.report.palette import colour, family, marker

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from lanternbench.experiment.summaries import Row
+from lanternbench.analysis.summaries import Row
 from lanternbench.report.columns import Column, columns, plain, tex_escape
 
 FACTS = ("run", "label", "method", "options", "target", "dataset", "temperature", "lossless", "simulated", "n")

@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from typing import TypeVar
 
 import torch
+from torch import nn
 
-from lanternbench.models.target import Target
 from lanternbench.utils.device import SMALL, cores, requested
 
 LEAST = 4  # prompts that make a process of their own worth while
@@ -28,11 +28,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def parts(target: Target, items: int) -> int:
-    """In how many parts to decode so many prompts: one on a GPU, for a large target, or on a single core."""
-    if sys.platform != "linux" or target.device.type != "cpu":
+def parts(model: nn.Module, items: int) -> int:
+    """In how many parts to decode so many prompts: one on a GPU, for a large model, or on a single core."""
+    weights = list(model.parameters())
+    if sys.platform != "linux" or any(p.device.type != "cpu" for p in weights):
         return 1
-    small = sum(p.numel() for p in target.model.parameters()) <= SMALL
+    small = sum(p.numel() for p in weights) <= SMALL
     return max(1, min(requested() or cores(), items // LEAST)) if small else 1
 
 

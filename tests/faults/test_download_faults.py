@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from lanternbench.errors import UserError
+from lanternbench.experiment import fetching
 from lanternbench.models.catalogue import entry
-from lanternbench.utils import fetching
 from lanternbench.utils.download import Remote, download
 
 pytestmark = pytest.mark.usefixtures("in_time")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lanternbench.analysis.summaries import Costs
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors.base import Made, Say, Unit, captions, labels, peak_mb
-from lanternbench.experiment.summaries import Costs
 from lanternbench.experiment.worker import Facts, OnStep, Worker
 
 

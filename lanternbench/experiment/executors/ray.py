@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from lanternbench.analysis.summaries import Costs
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import cluster
 from lanternbench.experiment.executors.base import Made, Say, Unit, captions, labels, peak_mb
-from lanternbench.experiment.summaries import Costs
 from lanternbench.experiment.worker import Facts, Job, OnStep, Worker, add_costs
 from lanternbench.utils.device import request_threads
 

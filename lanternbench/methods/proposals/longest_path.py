@@ -197,6 +197,9 @@ class PublicColumns(SiblingColumns):
         self.fresh_uniforms, self.update_uniforms = window * siblings, (window + 1) * siblings
         self.uniforms = self.fresh_uniforms + self.update_uniforms
 
+    def verification(self, rule: AcceptanceRule) -> AcceptanceRule:
+        return LongestPathRule(self)
+
     def fresh(self, state: DecodeState, own: SiblingWindow, u: Tensor) -> Tensor:
         """Drawn with replacement."""
         v = state.target.vocab

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from lanternbench.engine.proposal import Proposer
-from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.errors import UserError
 from lanternbench.methods.component import Acceptance, Choices, Proposal, Tree, option
-from lanternbench.methods.proposals.longest_path import LongestPathRule, PublicColumns
+from lanternbench.methods.proposals.longest_path import PublicColumns
 from lanternbench.methods.proposals.sibling_columns import SiblingColumns
 from lanternbench.models.target import Target
 from lanternbench.registry import register
@@ -34,9 +33,6 @@ class SjdPac(Proposal):
         if self.window < self.depth:
             raise UserError(f"the public code's window is longer than its tree: give --window {self.depth} or more")
         return PublicColumns(target, *sizes)
-
-    def verification(self, rule: AcceptanceRule, proposer: Proposer) -> AcceptanceRule:
-        return LongestPathRule(proposer) if isinstance(proposer, PublicColumns) else rule
 
     def refuses(self, choices: Choices) -> str | None:
         if self.variant == "reference" and choices.acceptance != "exact":
