@@ -101,6 +101,7 @@ class Proposal(Component):
         """The proposal at work.  Raises UserError where the target lacks what it needs."""
         raise NotImplementedError
 
+    @property
     def lasting_noise(self) -> bool:
         """Do several steps read the same noise, so that one step's outcomes are not independent of another's?"""
         return False
