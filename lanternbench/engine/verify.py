@@ -145,7 +145,7 @@ def _verify_greedy(draft: Draft, q: Tensor, rule: AcceptanceRule) -> VerifyResul
     parent = parents(tree)
     ok = rule.accept_greedily(q, best, parent.clamp(min=0).expand_as(tokens), draft) & (parent >= 0)
     reached = (tree.ancestors & ~ok[:, None, :]).sum(-1) == 1  # every ancestor but the root accepted
-    reached[:, 0] = True
+    reached[:, 0].fill_(True)
     depth = torch.where(reached, tree.depth.expand_as(tokens), -1)
     rank = depth * (tree.nodes + 1)
     order = rule.order_greedily(draft)
