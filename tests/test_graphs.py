@@ -71,7 +71,7 @@ def test_recorded_steps_keep_the_same_distributions(shallow, name):
         torch.testing.assert_close(kept, wanted)
 
 
-@pytest.mark.parametrize(("name", "phases"), [("ar", 3), ("eagle-1", 4), ("eagle-2", 4), ("sjd", 3)])
+@pytest.mark.parametrize(("name", "phases"), [("ar", 3), ("eagle-1", 4), ("eagle-2", 4), ("sjd", 4)])
 def test_every_phase_is_one_recording(shallow, name, phases):
     recorded = replace(shallow, graphs=Graphs(frozen))  # the first draft, after one token, has a shape of its own
     decoder = build(recorded, method(name))
