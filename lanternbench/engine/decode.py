@@ -156,7 +156,6 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, own: Any) -> tuple[Any
     run = decoder.recordings.replay if state.recorded else launch
     bucket = decoder.proposer.bucket(own)
     u = state.step_uniforms(decoder.rule.by_position)
-    start = state.now.length.device
 
     def propose(state: DecodeState, own: Any, u: Tensor) -> Draft:
         return decoder.proposer.draft(state, own, u)
@@ -174,7 +173,7 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, own: Any) -> tuple[Any
     state.health += health
     result, plan = run(state, "commit", None, verify, draft, states, q, u)
     commit(state, draft, result, q, plan)
-    done = StepResult(draft, q, result, start, u)
+    done = StepResult(draft, q, result, plan.length - plan.advance, u)
     return decoder.proposer.update(state, own, done), done
 
 

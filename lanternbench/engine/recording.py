@@ -37,7 +37,10 @@ class Recordings:
         ``bucket``: what the host knows of the shapes, beyond those of the arguments' tensors.
         """
         assert state.now.length.host is not None
-        leaves, form = tree_flatten((unknown(state.now, None), arguments))
+        now: Any = unknown(state.now, None)
+        if name != "draft":  # drafters alone read the last commit, and after the prefill its shape is another
+            now = now._replace(last=None)
+        leaves, form = tree_flatten((now, arguments))
         inputs = [x for x in leaves if isinstance(x, Tensor)]
         slots = state.stack.stack.cache.slots  # other slots are another cache
         shape = (
@@ -80,6 +83,7 @@ class Recordings:
 
 def unknown(now: Progress, span: int | None) -> Progress:
     """``now`` without what the host knows of its lengths."""
-    last: LastCommit = now.last
-    advance = Lengths(last.advance.device, None, span)
-    return now._replace(length=Lengths(now.length.device, None, span), last=last._replace(advance=advance))
+    last: LastCommit | None = now.last
+    if last is not None:
+        now = now._replace(last=last._replace(advance=Lengths(last.advance.device, None, span)))
+    return now._replace(length=Lengths(now.length.device, None, span))

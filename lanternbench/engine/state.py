@@ -247,15 +247,16 @@ def plan_commit(state: DecodeState, draft: Draft, result: VerifyResult, states: 
 def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, plan: CommitPlan) -> None:
     """Write tokens, move cache entries, advance.  The step's only host synchronisation is here."""
     now, n = state.now, plan.tokens.shape[1]
+    start = plan.length - plan.advance  # a recorded commit has overwritten ``now.length`` already
     if now.length.equal and now.length.host is not None:
         now.tokens[:, now.length.host[0] : now.length.host[0] + n] = plan.tokens
     else:
-        now.tokens.scatter_(1, now.length.device[:, None] + state.columns[:n], plan.tokens)
+        now.tokens.scatter_(1, start[:, None] + state.columns[:n], plan.tokens)
     if plan.source is not None and plan.target is not None:
         state.stack.stack.cache.move(plan.source, plan.target)
     if state.trace is not None:
         with state.clock.aside("commit"):
-            state.trace.record(state.prompts, now.length.device, draft, result, q)
+            state.trace.record(state.prompts, start, draft, result, q)
     length = Lengths(plan.length, PerPrompt(plan.length.tolist()))
     state.syncs += 1
     state.steps += 1
