@@ -1,0 +1,145 @@
+"""Components of others are really called: on every tree, at every temperature, whatever they inherit from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from lanternbench import registry
+from lanternbench.engine import decode as engine
+from lanternbench.engine.verify import RelaxedProb
+from lanternbench.errors import UserError
+from lanternbench.methods.acceptance.exact import Exact, ExactRule
+from lanternbench.methods.acceptance.lantern import Lantern, LanternRule
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.methods.proposals.eagle import EagleDrafter, EagleProposal
+from lanternbench.methods.proposals.jacobi import Jacobi, JacobiWindow
+from lanternbench.methods.residuals import standard
+from lanternbench.methods.trees.dynamic import Dynamic, DynamicBuilder
+from lanternbench.registry import register
+
+TREES = ["chain", "static", "dynamic", "adaptive"]
+CAPTION = "a small green ring"
+calls: Counter[str] = Counter()
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    """What a test registers is gone afterwards."""
+    for kind in registry._components:
+        registry.components(kind)
+    monkeypatch.setattr(registry, "_components", {kind: dict(known) for kind, known in registry._components.items()})
+    calls.clear()
+
+
+def run(target: Any, name: str, temperature: float, **options: Any) -> engine.SpeculativeDecoder:
+    decoder = build(target, method(name, **options), temperature)
+    engine.generate(decoder, [CAPTION], max_steps=3)
+    return decoder
+
+
+def counting(base: type, built: type) -> type:
+    """A component that inherits from ``base``, whose rule inherits from ``built`` and overrides ``relax`` alone."""
+
+    class Rule(built):
+        def relax(self, q, x, depth) -> RelaxedProb:
+            calls["relax"] += 1
+            return super().relax(q, x, depth)
+
+    class Component(base):
+        def build(self, target, max_depth):
+            made = super().build(target, max_depth)
+            made.__class__ = Rule
+            return made
+
+    return Component
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(("base", "built"), [(Exact, ExactRule), (Lantern, LanternRule)])
+def test_a_subclass_of_a_rule_is_called(shallow, base, built, tree, temperature):
+    register("acceptance", "counting")(counting(base, built))
+    run(shallow, "eagle-1", temperature, tree=tree, acceptance="counting")
+    assert calls["relax"] > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_subclass_that_keeps_relax_keeps_the_fast_forms(shallow, temperature):
+    class Same(ExactRule):
+        pass
+
+    assert Same.verify_chosen is ExactRule.verify_chosen
+    assert Same.accept_greedily is ExactRule.accept_greedily
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_a_residual_is_called_on_every_tree(shallow, tree):
+    @register("residual", "counting")
+    def residual(q, p, x, depth, rule):
+        calls["residual"] += 1
+        return standard(q, p, x, depth, rule)
+
+    run(shallow, "eagle-1", 1.0, tree=tree, residual="counting")
+    assert calls["residual"] > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("tree", TREES)
+def test_a_proposal_is_called_with_every_tree(shallow, tree, temperature):
+    class Drafter(EagleDrafter):
+        def root(self, state, own):
+            calls["root"] += 1
+            return super().root(state, own)
+
+    @register("proposal", "counting")
+    class Counting(EagleProposal):
+        def make(self, net, target, max_depth):
+            return Drafter(net, target.model)
+
+    run(shallow, "eagle-1", temperature, tree=tree, proposal="counting")
+    assert calls["root"] == 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_state_of_a_window_goes_through_update_once_a_step(shallow, temperature):
+    class Window(JacobiWindow):
+        def update(self, state, own, result):
+            calls["update"] += 1
+            return super().update(state, own, result)
+
+    @register("proposal", "counting")
+    class Counting(Jacobi):
+        def build(self, target, tree, rule):
+            return Window(target, self.window, self.init)
+
+    run(shallow, "sjd", temperature, proposal="counting")
+    assert calls["update"] == 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_tree_is_grown_once_a_step(shallow, temperature):
+    class Builder(DynamicBuilder):
+        def grow(self, state, own, logits, expand, u):
+            calls["grow"] += 1
+            return super().grow(state, own, logits, expand, u)
+
+    @register("tree", "counting")
+    class Counting(Dynamic):
+        def build(self, target, proposal):
+            return Builder(self.bounds(target))
+
+    run(shallow, "eagle-2", temperature, tree="counting")
+    assert calls["grow"] == 3
+
+
+def test_a_name_that_is_taken_and_an_unknown_kind_are_one_sentence():
+    with pytest.raises(UserError, match="the acceptance 'exact' is registered already"):
+        register("acceptance", "exact")(Lantern)
+    with pytest.raises(UserError, match="no components of kind 'rule'"):
+        register("rule", "mine")
+    with pytest.raises(UserError, match="no tree called 'chian': did you mean 'chain'"):
+        method("eagle-1", tree="chian")
