@@ -162,12 +162,12 @@ def test_a_drafter_that_does_not_fit_is_refused(target):
     ("name", "options", "reason"),
     [
         ("nope", {}, "unknown method 'nope'"),
-        ("cool-sd", {"lam": 0.5}, "λ = 0.5"),
+        ("cool-sd", {"lam": 0.5}, "option 'lambda' = 0.5 is wrong"),
         ("lantern", {"delta": 2.0}, "'delta'"),
         ("ar", {"acceptance": "lantern"}, "drafts nothing"),
         ("sjd", {"tree": "dynamic"}, "chain"),
-        ("sjd", {"init": "sideways"}, "init must be one of"),
-        ("eagle-1", {"acceptance": "magic"}, "no acceptance rule"),
+        ("sjd", {"init": "sideways"}, "option 'init' = 'sideways' is wrong"),
+        ("eagle-1", {"acceptance": "magic"}, "no acceptance called 'magic'"),
         ("eagle-1", {"colour": 3}, "no option 'colour'"),
         ("ar", {"lambda": 2}, "does not read the option 'lambda'"),
         ("sjd", {"depth": 3}, "'depth' .it reads: init, window."),
@@ -185,16 +185,16 @@ def test_impossible_methods_are_refused_with_the_reason(name, options, reason):
 @pytest.mark.parametrize(
     ("name", "rule", "label", "residual"),
     [
-        ("lantern", "lantern++", "lantern+lantern++ λ=2 k=10", "lantern"),
-        ("lantern++", "lantern", "lantern+++lantern δ=0.1 k=None", "lantern"),
-        ("cool-sd", "exact", "cool-sd+exact λ=None", "standard"),
-        ("eagle-1", "lantern++", "eagle-1+lantern++ λ=2 k=10", "lantern"),
+        ("lantern", "lantern++", "lantern+lantern++ λ=2", "lantern"),
+        ("lantern++", "lantern", "lantern+++lantern δ=0.1", "lantern"),
+        ("cool-sd", "exact", "cool-sd+exact", "standard"),
+        ("eagle-1", "lantern++", "eagle-1+lantern++ λ=2", "lantern"),
     ],
 )
 def test_a_rule_in_another_s_place_brings_its_own_relaxation(name, rule, label, residual):
     made = method(name, acceptance=rule)
     assert made.choices.residual == residual
-    assert sorted(made.label.split()) == sorted(label.replace(" k=None", "").replace(" λ=None", "").split())
+    assert made.label == label
     if "lantern" in rule:
         assert method(name, acceptance=rule, k=7).acceptance.k == 7
 

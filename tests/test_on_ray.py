@@ -85,11 +85,11 @@ def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray,
     undisturbed, shared = tmp_path / "local", tmp_path / "ray"
     sweeps.run(ALONE, undisturbed)
     with pytest.raises(KeyboardInterrupt):
-        sweeps.run(ALONE, shared, progress=at(1, interrupt))
+        sweeps.run(ALONE, shared, watch=sweeps.Watch(at(1, interrupt)))
     before = results.read_samples(results.latest(shared))
     assert len(before) == 1
     workers = executors.executor("ray", workers=2)
-    path, summary = sweeps.run(ALONE, shared, executor=workers, progress=at(3, killed(shared)))
+    path, summary = sweeps.run(ALONE, shared, executor=workers, watch=sweeps.Watch(at(3, killed(shared))))
     after = results.read_samples(path)
     assert [s.model_dump() for s in after[:1]] == [s.model_dump() for s in before]  # times included
     assert known(shared) == known(undisturbed)
@@ -105,7 +105,7 @@ def test_too_many_losses_are_one_sentence_and_another_executor_continues(ray, tw
     undisturbed, shared = tmp_path / "local", tmp_path / "ray"
     workers = executors.executor("ray", workers=2)
     with pytest.raises(UserError, match=r"lost 1 worker\(s\) in turn over (ar|sjd) · .*the same command continues"):
-        sweeps.run(BATCHED, shared, executor=workers, progress=at(2, killed(shared)))
+        sweeps.run(BATCHED, shared, executor=workers, watch=sweeps.Watch(at(2, killed(shared))))
     before = results.read_samples(results.latest(shared))
     assert 2 <= len(before) < 8
     sweeps.run(BATCHED, shared)

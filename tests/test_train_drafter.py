@@ -168,7 +168,7 @@ def test_it_learns_on_another_device_as_on_the_host():
 def test_a_training_that_was_stopped_anywhere_gives_the_weights_of_an_undisturbed_one(tmp_path, monkeypatch):
     plan, honest = PLAN, loop.fit
     monkeypatch.setattr(drafter, "load_plain", lambda *a, **k: small("lumina"))
-    monkeypatch.setattr(loop, "fit", lambda *a, **k: honest(*a, **k | {"save_every": 2}))
+    monkeypatch.setattr(loop, "fit", lambda *a, **k: honest(*a, **k | {"plan": k["plan"]._replace(save_every=2)}))
     monkeypatch.setattr(drafter, "SHARD", 32)  # two images a file
     lines: list[str] = []
     whole = drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "whole", log=lines.append)

@@ -132,7 +132,7 @@ def test_training_that_was_stopped_continues_as_if_it_was_not(tmp_path):
     honest = loop.fit
 
     def frequent(*args, **kwargs):
-        return honest(*args, **kwargs | {"save_every": 2})
+        return honest(*args, **kwargs | {"plan": kwargs["plan"]._replace(save_every=2)})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "fit", frequent)
@@ -194,7 +194,9 @@ def test_each_drafter_learns_the_rollouts(teacher, tmp_path):
 
     honest = loop.fit
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "fit", lambda *a, **k: honest(*a, **k | {"save_every": 6, "warmup": 2}))
+        patch.setattr(
+            loop, "fit", lambda *a, **k: honest(*a, **k | {"plan": k["plan"]._replace(save_every=6, warmup=2)})
+        )
         drafters.train(tmp_path, target, samples, {"eagle": 12, "medusa": 12, "model": 12}, log)
     for kind, (early, late) in figures.items():
         assert late < early, kind

@@ -46,10 +46,8 @@ def execute(
             counts = done, of
             shown.show(done, of, what)
 
-        found = sweeps.run(
-            config, out, fresh=fresh, device=chosen, executor=made_by, progress=progress, on_step=shown.step,
-            budget_s=inf if minutes is None else 60 * minutes,
-        )  # fmt: skip
+        watch = sweeps.Watch(progress, shown.step, inf if minutes is None else 60 * minutes)
+        found = sweeps.run(config, out, fresh=fresh, device=chosen, executor=made_by, watch=watch)
     if counts[0] < counts[1]:
         stopped = f"--time-budget {minutes:g}: {counts[0]} of {counts[1]} images are made; the same command goes on"
         print_notes([stopped], Console(stderr=True))

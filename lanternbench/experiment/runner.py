@@ -35,11 +35,15 @@ Progress = Callable[[int, int, str], None]  # samples done, of, what is being do
 
 
 class Watch(NamedTuple):
-    """Who watches a run, and how long it may take."""
+    """Who watches a run, and how long it may take.
 
-    progress: Progress
-    on_step: OnStep | None
-    deadline: float  # of time.monotonic
+    ``on_step`` (tokens done, of) is called after each step of an image, where this process decodes it.  ``budget_s``
+    seconds after the models are loaded no further prompt is begun, but at least one is completed.
+    """
+
+    progress: Progress = lambda done, of, what: None
+    on_step: OnStep | None = None
+    budget_s: float = inf
 
 
 def run(
@@ -50,21 +54,16 @@ def run(
     run_id: str | None = None,
     device: str = "cpu",
     executor: str | Executor = "local",
-    progress: Progress = lambda done, of, what: None,
-    on_step: OnStep | None = None,
-    budget_s: float = inf,
+    watch: Watch = Watch(),  # noqa: B008  (immutable)
 ) -> tuple[Path, Summary]:
     """Measure everything that ``config`` asks for and is not stored yet; returns the run folder and its summary.
 
     An interrupted sweep continues where it stopped: what is stored is never computed again, and what is computed
     depends on (seed, prompt, method) alone, whichever ``executor`` computes it: one of ``executors``, or its name.
-    ``on_step`` (tokens done, of) is called after each step of an image, where this process decodes it.
-    After ``budget_s`` seconds no further prompt is begun, but at least one is completed.
     Raises UserError before anything is computed if a setting is wrong.
     """
-    deadline = time.monotonic() + budget_s
     with closing(make_executor(executor) if isinstance(executor, str) else executor) as made_by:
-        return _run(config, out, fresh, run_id, device, made_by, Watch(progress, on_step, deadline))
+        return _run(config, out, fresh, run_id, device, made_by, watch)
 
 
 def _run(
@@ -168,6 +167,8 @@ def _measure(
     def say(what: str) -> None:
         watch.progress(len(folder.done()), total, what)
 
+    deadline = time.monotonic() + watch.budget_s
+
     missing = {i: sum(len(job.prompts) for job in unit) for i, unit in enumerate(units)}
     unit_of = {p.id: i for i, unit in enumerate(units) for job in unit for p in job.prompts}
     made = executor.samples(units, prompts.prompts[0].text, say, watch.on_step) if units else ()
@@ -175,7 +176,7 @@ def _measure(
         folder.append(sample, image, where)
         say(f"{sample.label} · {sample.prompt}: {sample.decode_s:.2f} s")
         missing[unit_of[sample.prompt_id]] -= 1
-        if not missing[unit_of[sample.prompt_id]] and time.monotonic() > watch.deadline:
+        if not missing[unit_of[sample.prompt_id]] and time.monotonic() > deadline:
             break
     say("scoring")
     return executor.costs

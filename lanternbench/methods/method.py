@@ -64,7 +64,10 @@ class Method:
         shown: dict[str, Any] = {
             kind: mine for kind, mine, usual in zip(KINDS, self.choices, base.choices, strict=True) if mine != usual
         }
-        usual, fields = base.read, fields_of(self._parts)
+        same_rule = self.choices.acceptance == base.choices.acceptance  # another's options have defaults of their own
+        own = set() if same_rule else set(type(self.acceptance).model_fields) - {"variant"}
+        usual = {name: value for name, value in base.read.items() if name not in own}
+        fields = fields_of(self._parts)
         for name, value in self.read.items():
             default = usual.get(name, fields[name].default)
             if fields[name].json_schema_extra.get("in_label") or value != default:

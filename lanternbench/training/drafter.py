@@ -115,7 +115,7 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
         return eagle.losses(net, fed, rng, samples.logits, wanted)
 
     optims, warmup = loop.optimizers(net, plan.lr, MUON * plan.lr), max(1, min(50, plan.steps // 10))
-    losses = loop.fit("eagle", net, optims, step_fn, plan.steps, work, warmup=warmup, decay=1.0, log=log)
+    losses = loop.fit("eagle", net, optims, step_fn, plan.steps, work, plan=loop.Plan(warmup, 1.0), log=log)
     if not all(p.isfinite().all() for p in net.parameters()):
         raise UserError(f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}")
     found = Accepted(before, samples.accepted(net, held_out, plan.batch))

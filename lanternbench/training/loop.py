@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,15 @@ def optimizers(model: nn.Module, lr: float, muon_lr: float | None = None) -> lis
     return found
 
 
+class Plan(NamedTuple):
+    """Warm-up steps; share of the steps in which the rate decays; greatest gradient norm; steps between saves."""
+
+    warmup: int = 100
+    decay: float = 0.3
+    clip: float = 1.0
+    save_every: int = 100
+
+
 def fit(
     name: str,
     model: nn.Module,
@@ -47,18 +57,16 @@ def fit(
     steps: int,
     folder: Path,
     *,
-    warmup: int = 100,
-    decay: float = 0.3,
-    clip: float = 1.0,
-    save_every: int = 100,
+    plan: Plan | None = None,
     log: Callable[[str], None] = print,
 ) -> dict[str, float]:
     """Train ``model`` for ``steps`` calls of ``step_fn(step)`` → losses (the one called "loss" is minimised).
 
-    A checkpoint in ``folder/name.pt`` is written every ``save_every`` steps and picked up on the next start; what
+    A checkpoint in ``folder/name.pt`` is written every ``plan.save_every`` steps and picked up on the next start; what
     ``step_fn`` draws must depend on the step alone, so that a resumed run is the undisturbed one.  Returns the losses
     of the last step that was logged.
     """
+    plan = plan or Plan()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.pt"
     first, last = 0, {}
@@ -74,14 +82,14 @@ def fit(
     for step in range(first, steps):
         for optim, rates in zip(optims, base, strict=True):
             for group, rate in zip(optim.param_groups, rates, strict=True):
-                group["initial_lr"], group["lr"] = rate, rate * schedule(step, steps, warmup, decay)
+                group["initial_lr"], group["lr"] = rate, rate * schedule(step, steps, plan.warmup, plan.decay)
         losses = step_fn(step)
         losses["loss"].backward()
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
         for optim in optims:
             optim.step()
             optim.zero_grad(set_to_none=True)
-        if (step + 1) % save_every == 0 or step + 1 == steps:
+        if (step + 1) % plan.save_every == 0 or step + 1 == steps:
             pace = (step + 1 - seen) / (time.monotonic() - clock)
             clock, seen = time.monotonic(), step + 1
             last = {k: v.item() for k, v in losses.items()}

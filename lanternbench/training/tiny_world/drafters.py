@@ -120,5 +120,5 @@ def train(
         def step_fn(step: int, net: nn.Module = net, losses: Callable[..., Losses] = _LOSSES[kind]) -> Losses:
             return losses(net, batches, step)
 
-        loop.fit(kind, net, optims, step_fn, count, folder, warmup=50, decay=1.0, log=log)
+        loop.fit(kind, net, optims, step_fn, count, folder, plan=loop.Plan(50, 1.0), log=log)
     return drafters

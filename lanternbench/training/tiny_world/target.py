@@ -192,7 +192,7 @@ def _fit(model: TextToImage, batches: Batches, steps: int, salt: int, rate: floa
         return {"loss": loss + 0.3 * where, **{k: v.detach() for k, v in figures.items()}}
 
     optims = loop.optimizers(model, rate, 10 * rate)
-    loop.fit("target", model, optims, step_fn, steps, folder, warmup=50, decay=1.0, log=log)
+    loop.fit("target", model, optims, step_fn, steps, folder, plan=loop.Plan(50, 1.0), log=log)
     hook.remove()
 
 

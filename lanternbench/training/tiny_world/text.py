@@ -58,5 +58,7 @@ def train(folder: Path, steps: int = 1000, log: Callable[[str], None] = print) -
         right = ((logits > 0) == (wanted > 0)).all(1).float().mean()
         return {"loss": F.binary_cross_entropy_with_logits(logits, wanted), "all right": right}
 
-    loop.fit("text", task, loop.optimizers(task, 2e-3, 0.01), step_fn, steps, folder, save_every=250, log=log)
+    loop.fit(
+        "text", task, loop.optimizers(task, 2e-3, 0.01), step_fn, steps, folder, plan=loop.Plan(save_every=250), log=log
+    )
     return task.text
