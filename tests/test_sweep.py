@@ -120,7 +120,7 @@ def test_official_prompts_run(shared, tmp_path, name):
     [
         (["run", "--method", "nope"], "unknown method 'nope'"),
         (["run", "--method", "ar", "--target", "nope"], "unknown target 'nope'"),
-        (["run", "--method", "cool-sd", "--lambda", "0.5"], "λ = 0.5"),
+        (["run", "--method", "cool-sd", "--lambda", "0.5"], "option 'lambda' = 0.5 is wrong"),
         (["run", "--method", "ar", "--prompts", "empty.txt"], "empty.txt is empty"),
         (["run", "--method", "ar", "--prompts", "missing.txt"], "missing.txt"),
         (["run", "--method", "ar", "--set", "depth"], "NAME=VALUE"),

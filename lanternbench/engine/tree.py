@@ -145,7 +145,7 @@ def chain(length: int) -> StaticTree:
 def _earlier(nodes: int, device: torch.device) -> Tensor:
     """[N, N] bool: is node j before node i, and not the root?"""
     earlier = torch.ones(nodes, nodes, dtype=torch.bool, device=device).tril(-1)
-    earlier[:, 0] = False
+    earlier[:, 0].fill_(False)
     return earlier
 
 
