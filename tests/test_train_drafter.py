@@ -25,7 +25,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.eagle import EagleDrafter
 from lanternbench.models import catalogue
-from lanternbench.models.chameleon import model as chameleon
+from lanternbench.models import token_decoder as chameleon
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
 from lanternbench.models.emu3.checkpoint import Emu3Family
 from lanternbench.models.family import Family
