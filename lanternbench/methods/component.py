@@ -44,10 +44,9 @@ def option(
 class Component(BaseModel):
     """What all four kinds have in common."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
     lossless: ClassVar[bool] = True  # can a method with this component keep the target's distribution?
     reference_lossless: ClassVar[bool] = True  # and if it does as the public code does?
-    title: ClassVar[str | None] = None  # in tables; None: its name
 
     variant: Literal["paper", "reference"] = option("paper", "paper, or reference: as the public code does")
 

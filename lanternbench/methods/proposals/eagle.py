@@ -55,7 +55,6 @@ class EagleProposal(DrafterProposal):
     """EAGLE: a few layers on the target's last states"""
 
     drafter: ClassVar[str | None] = "eagle"
-    title: ClassVar[str | None] = "EAGLE"
 
     def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
         return EagleDrafter(net, target.model)

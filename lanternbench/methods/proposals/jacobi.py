@@ -121,7 +121,6 @@ class JacobiWindow(Proposer):
 class Jacobi(Proposal):
     """the target itself: a window of tokens, redrawn in every step"""
 
-    title: ClassVar[str | None] = "itself"
     tree_names: ClassVar[tuple[str, ...] | None] = ("chain",)
     tree_is_own: ClassVar[bool] = True
 

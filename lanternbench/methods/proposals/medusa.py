@@ -44,7 +44,6 @@ class MedusaProposal(DrafterProposal):
     """Medusa: heads on the target's last state"""
 
     drafter: ClassVar[str | None] = "medusa"
-    title: ClassVar[str | None] = "heads"
     samples: ClassVar[bool] = False
     no_joint_sample: ClassVar[str | None] = "Medusa's tokens are chosen, not sampled, so block verification has no p"
     static_trees: ClassVar[dict[str, str]] = {"chain": "medusa", "static": "medusa"}

@@ -40,7 +40,6 @@ class ModelProposal(DrafterProposal):
     """an independent small model of the target's kind"""
 
     drafter: ClassVar[str | None] = "model"
-    title: ClassVar[str | None] = "small model"
 
     def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
         return ModelDrafter(net, net)

@@ -125,7 +125,6 @@ class GumbelWindow(JacobiWindow):
 class Scd(Jacobi):
     """the target itself: SJD's window with coupled redraws"""
 
-    title: ClassVar[str | None] = "itself, coupled"
     reference_lossless: ClassVar[bool] = False
     no_joint_sample: ClassVar[str | None] = (
         "block verification needs drafts that are independent of what they are judged by, and coupled redraws are not"

@@ -17,7 +17,6 @@ from lanternbench.registry import register
 class SjdPac(Proposal):
     """the target itself: a window that begins as a tree of siblings"""
 
-    title: ClassVar[str | None] = "itself, siblings"
     tree_names: ClassVar[tuple[str, ...] | None] = ("static",)
     tree_is_own: ClassVar[bool] = True
     reference_lossless: ClassVar[bool] = False
