@@ -79,3 +79,14 @@ def test_a_drafter_says_what_keeps_it_from_a_target(target):
 def test_packing_leaves_a_model_s_dtype_and_device_to_be_asked(target):
     assert (target.dtype, target.device) == (torch.float32, torch.device("cpu"))
     assert (packed.packed(small("anole")).dtype) == torch.float32
+
+
+@pytest.mark.parametrize("name", ["llamagen-b-c2i", "janus-pro-1b"])
+def test_a_smaller_part_of_a_target_is_run_with_random_weights_alone(name):
+    target = catalogue.load_target(f"{name}:layers=1,grid=3", random_weights=True)
+    whole = catalogue.entry(name).shape
+    assert (len(target.model.layers), target.length, target.model.config.dim) == (1, 9, whole["dim"])
+    with pytest.raises(UserError, match=f"'{name}:layers=1' is a part of a target, .* add --random-weights"):
+        catalogue.load_target(f"{name}:layers=1")
+    with pytest.raises(UserError, match="unknown target"):
+        catalogue.load_target(f"{name}:layers=0", random_weights=True)

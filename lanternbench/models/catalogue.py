@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
@@ -20,6 +21,9 @@ from lanternbench.models.target import Target
 from lanternbench.registry import component, components
 from lanternbench.utils.device import fit_threads
 from lanternbench.utils.graph_capture import of_mode
+
+_CUT = re.compile(r"(?P<name>[^=:]+):(?P<sizes>(?:layers|grid)=[1-9]\d?(?:,(?:layers|grid)=[1-9]\d?)?)")
+_SIZES = {"layers": "n_layer", "grid": "grid"}
 
 
 @cache
@@ -62,9 +66,9 @@ def missing(row: Entry) -> list[str]:
 def load_target(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:
     """A target by catalogue name, NAME=FOLDER with its files, or a folder in the embedded format (``train tiny``).
 
-    ``random_weights``: the architecture at full size, without any file.  ``dtype``: of the weights, float32 or
-    bfloat16 (default: float32 on a CPU and in the embedded format, else bfloat16).  Raises UserError for an unknown
-    name or dtype and for weights that are missing or damaged.
+    ``random_weights``: the architecture at full size, without any file; NAME:layers=N,grid=G has N layers of it and
+    draws G × G tokens.  ``dtype``: of the weights, float32 or bfloat16 (default: float32 on a CPU and in the embedded
+    format, else bfloat16).  Raises UserError for an unknown name or dtype and for weights that are missing or damaged.
     """
     target = load_plain(name, device, random_weights, dtype)
     fit_threads(target.model)
@@ -79,6 +83,12 @@ def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dty
     for kind in components("target"):
         if family(kind).reads(Path(name)):
             return family(kind).load(Entry(name=Path(name).name, family=kind, about=""), Path(name), device, weights)
+    if cut := _CUT.fullmatch(name):
+        if not random_weights:
+            raise UserError(f"'{name}' is a part of a target, which has no weights: add --random-weights")
+        row, sizes = entry(cut["name"]), (part.split("=") for part in cut["sizes"].split(","))
+        row = row.model_copy(update={"shape": row.shape | {_SIZES[k]: int(v) for k, v in sizes}})
+        return family(row.family).random_target(row, device, weights)
     title, _, where = name.partition("=")
     row = entry(title)
     own = family(row.family)
