@@ -6,8 +6,6 @@ with itself and so is too high by about a constant over the number of images.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,10 +14,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from lanternbench.metrics import files, reference
+from lanternbench.metrics import files
 from lanternbench.metrics.clip import openai_clip
-from lanternbench.metrics.features import ImageFiles, Net, features
-from lanternbench.metrics.metric import SetMetric, SetScore
+from lanternbench.metrics.feature_metric import FeatureMetric
+from lanternbench.metrics.features import Net
+from lanternbench.metrics.metric import SetScore
 from lanternbench.metrics.setup import Setup
 from lanternbench.registry import register
 
@@ -88,35 +87,18 @@ def clip_net(setup: Setup) -> Net:
 
 
 @register("metric", "cmmd")
-class Cmmd(SetMetric):
-    """The paper's estimator, against the setup's real images."""
+class Cmmd(FeatureMetric):
+    """The paper's estimator, on unit embeddings."""
 
     title, form, higher_is_better = "CMMD", ".3f", False
     weights = (CLIP_VIT_L14_336,)
-    compares, extra = True, True
+    extra = True
     unbiased: ClassVar[bool] = True
 
-    @cached_property
-    def net(self) -> Net:
-        """Loaded on first use."""
+    def load(self) -> Net:
         return clip_net(self.setup)
 
-    @cached_property
-    def real(self) -> Tensor:
-        """Embeddings of the real images [M, D]; loaded on first use."""
-        assert self.setup.reference is not None  # else it is not available
-        return features(self.net, ImageFiles(reference.images_in(self.setup.reference), strict=True))
-
-    def prepare(self) -> None:
-        """Load the net and the real images' embeddings now, so that a clock may start afterwards."""
-        self.real  # noqa: B018
-
-    def compute(self, images: Iterable[Image.Image]) -> SetScore:
-        """None for fewer than two images."""
-        made = features(self.net, images)
-        if len(made) < 2:
-            few = f"CMMD needs at least 2 images; there are {len(made)}"
-            return SetScore(None, len(made), self.note("missing", few))
+    def compare(self, made: Tensor) -> SetScore:
         return SetScore(mmd2(self.real, made, self.unbiased), len(made))
 
 

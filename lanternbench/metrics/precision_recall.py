@@ -7,16 +7,12 @@ varied).  The features are those of the FID net.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cached_property
-
 import torch
-from PIL import Image
 from torch import Tensor
 
-from lanternbench.metrics import reference
-from lanternbench.metrics.features import ImageFiles, Net, features
-from lanternbench.metrics.metric import ENOUGH, Extra, SetMetric, SetScore
+from lanternbench.metrics.feature_metric import FeatureMetric
+from lanternbench.metrics.features import Net
+from lanternbench.metrics.metric import ENOUGH, Extra, SetScore
 from lanternbench.metrics.nets import FID_TINY, INCEPTION, inception_net, tiny_net
 from lanternbench.registry import register
 
@@ -43,36 +39,18 @@ def precision_recall(real: Tensor, made: Tensor, k: int = K) -> tuple[float, flo
 
 
 @register("metric", "precision-recall")
-class PrecisionRecall(SetMetric):
-    """Two columns, on Inception-V3's 2048 features, against the setup's real images."""
+class PrecisionRecall(FeatureMetric):
+    """Two columns, on Inception-V3's 2048 features; both without a value when images are too few."""
 
     title, form, key = "Precision", ".3f", "precision"
     more = (Extra("recall", "Recall", form=".3f"),)
     weights = (INCEPTION,)
-    compares = True
     stand_in = "precision-recall-tiny"
 
-    @cached_property
-    def net(self) -> Net:
-        """Loaded on first use."""
+    def load(self) -> Net:
         return inception_net(self.setup)
 
-    @cached_property
-    def real(self) -> Tensor:
-        """Features of the real images [M, D]; loaded on first use."""
-        assert self.setup.reference is not None  # else it is not available
-        return features(self.net, ImageFiles(reference.images_in(self.setup.reference), strict=True))
-
-    def prepare(self) -> None:
-        """Load the net and the real images' features now, so that a clock may start afterwards."""
-        self.real  # noqa: B018
-
-    def compute(self, images: Iterable[Image.Image]) -> SetScore:
-        """Precision, and recall beside it; both None when images are too few."""
-        made = features(self.net, images)
-        if len(made) < 2:
-            few = f"precision and recall need at least 2 images; there are {len(made)}"
-            return SetScore(None, len(made), self.note("missing", few))
+    def compare(self, made: Tensor) -> SetScore:
         precise, recalled = precision_recall(self.real, made)
         few = f"precision and recall over {len(made)} images (fewer than {ENOUGH}) compare only at equal numbers"
         note = self.note("warning", few) if len(made) < ENOUGH else None
@@ -88,7 +66,5 @@ class PrecisionRecallTiny(PrecisionRecall):
     weights = (FID_TINY,)
     embedded, extra, stand_in = True, True, ""
 
-    @cached_property
-    def net(self) -> Net:
-        """Loaded on first use."""
+    def load(self) -> Net:
         return tiny_net()[0]
