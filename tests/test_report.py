@@ -563,13 +563,22 @@ def test_every_table_has_its_recipe(tmp_path):
     info = json.loads((folder / "run.json").read_text())
     info["config"] |= {"guidance": 7.5, "temperature": 0.9, "top_k": 1000, "top_p": 0.95, "device": "cpu"}
     info["environment"] |= {"threads": 3}
+    info["target"] |= {"prompt_template": "draw {caption}"}
     (folder / "run.json").write_text(json.dumps(info))
     report([folder], published=True)
     for name, tables in (("table.md", 1), ("table.tex", 1), ("report.html", 3)):
         text = (folder / "report" / name).read_text()
         plain = re.sub(r"<[^>]+>", " ", text).replace("\\", "")
         assert text.count('class="recipe"' if name.endswith("html") else "guidance 7.5") == tables, name
-        for words in ("temperature 0.9", "top-k 1000", "top-p 0.95", "seed 1", "threads 3", "images 4"):
+        for words in (
+            "temperature 0.9",
+            "top-k 1000",
+            "top-p 0.95",
+            "seed 1",
+            "threads 3",
+            "images 4",
+            "draw {caption}",
+        ):
             assert words in re.sub(r"\s+", " ", plain), (name, words)
 
 

@@ -71,7 +71,8 @@ class Worker:
             self.device,
             next(iter(decoders.values())).guidance,
             {label: decoder.lossless for label, decoder in decoders.items()},
-            {"name": t.name, "grid": list(t.grid), "vocab": t.vocab, "evaluators": t.evaluators},
+            {"name": t.name, "grid": list(t.grid), "vocab": t.vocab, "evaluators": t.evaluators}
+            | {"prompt_template": t.prompt_template},
             environment() | mode(t),
         )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from lanternbench.report.load import Contents, Run
 
 
@@ -22,8 +25,8 @@ def recipe(run: Run, contents: Contents | None = None) -> dict[str, str]:
         "top-k": said("top_k", "target's default"),
         "top-p": said("top_p"),
         "prompts": f"{run.dataset}, {prompts['count']} prompts" if prompts.get("count") else run.dataset,
-        "prompt template": str(target.get("prompt_template") or "the caption alone"),
-        "resize": str(target.get("resize") or "to each metric's network"),
+        "prompt template": _template(target.get("prompt_template")),
+        "resize": "none; each metric scales the decoded images for its network",
         "images": f"{images} ({len(run.rows)} methods)",
         "seed": said("seed"),
         "batch": said("batch", "1"),
@@ -33,6 +36,12 @@ def recipe(run: Run, contents: Contents | None = None) -> dict[str, str]:
     if dtype:
         found["dtype"] = f"{dtype}, {compiled}" if compiled else str(dtype)
     return found
+
+
+def _template(said: Any) -> str:
+    if not isinstance(said, str):
+        return "not recorded"
+    return "the caption alone" if said == "{caption}" else json.dumps(said)
 
 
 def recipe_text(run: Run, contents: Contents | None = None) -> str:

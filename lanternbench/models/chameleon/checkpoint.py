@@ -27,7 +27,7 @@ from lanternbench.models.chameleon.model import (
     from_hf,
     from_official,
 )
-from lanternbench.models.chameleon.prompt_ids import ROW_END, check_sizes
+from lanternbench.models.chameleon.prompt_ids import PIXELS, ROW_END, check_sizes, lumina_text
 from lanternbench.models.chameleon.tokenizer import ChameleonText, anole_prefix, lumina_prefix
 from lanternbench.models.chameleon.vocab import Vocabulary
 from lanternbench.models.family import Entry, Family
@@ -56,11 +56,14 @@ class Dialect(NamedTuple):
     prefix: Callable[[Vocabulary, Target, list[str], bool], Prefix]
     options: dict[str, Any]  # LANTERN's trees; its other defaults are the engine's
     row_end: int | None = None
+    template: Callable[[int], str] = lambda side: "{caption}"  # of an image's side in pixels
 
 
 DIALECTS = {
     "anole": Dialect(anole_prefix, {"static": "naive_extend_57"}),
-    "lumina": Dialect(lumina_prefix, {"static": "mc_sim_7b_63"}, ROW_END),
+    "lumina": Dialect(
+        lumina_prefix, {"static": "mc_sim_7b_63"}, ROW_END, lambda side: lumina_text("{caption}", side, side)
+    ),
 }
 
 
@@ -134,6 +137,7 @@ def _target(
         condition=partial(dialect.prefix, vocab),
         pixels=chameleon_vqgan.to_pixels,
         row_end=dialect.row_end,
+        prompt_template=dialect.template(PIXELS * model.config.grid),
     )
 
 

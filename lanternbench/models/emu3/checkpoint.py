@@ -163,4 +163,5 @@ def _target(
         condition=partial(prefix, frame),
         pixels=to_pixels,
         row_end=frame.ids[ROW_END],
+        prompt_template="{caption}" + QUALITY,
     )

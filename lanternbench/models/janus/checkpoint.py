@@ -110,4 +110,5 @@ def _target(
         drafters=drafters,
         condition=partial(prefix, ids),
         pixels=to_pixels,
+        prompt_template="{caption}".join(TEMPLATE),
     )
