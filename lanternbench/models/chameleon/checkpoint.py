@@ -56,14 +56,12 @@ class Dialect(NamedTuple):
     prefix: Callable[[Vocabulary, Target, list[str], bool], Prefix]
     options: dict[str, Any]  # LANTERN's trees; its other defaults are the engine's
     row_end: int | None = None
-    template: Callable[[int], str] = lambda side: "{caption}"  # of an image's side in pixels
+    template: Callable[[str, int, int], str] = lambda caption, width, height: caption  # in pixels
 
 
 DIALECTS = {
     "anole": Dialect(anole_prefix, {"static": "naive_extend_57"}),
-    "lumina": Dialect(
-        lumina_prefix, {"static": "mc_sim_7b_63"}, ROW_END, lambda side: lumina_text("{caption}", side, side)
-    ),
+    "lumina": Dialect(lumina_prefix, {"static": "mc_sim_7b_63"}, ROW_END, lumina_text),
 }
 
 
@@ -137,7 +135,7 @@ def _target(
         condition=partial(dialect.prefix, vocab),
         pixels=chameleon_vqgan.to_pixels,
         row_end=dialect.row_end,
-        prompt_template=dialect.template(PIXELS * model.config.grid),
+        prompt_template=dialect.template("{caption}", *[PIXELS * model.config.grid] * 2),
     )
 
 
