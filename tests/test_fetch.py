@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import urllib.request
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -17,6 +19,7 @@ from lanternbench.metrics import scorers_for
 from lanternbench.models.catalogue import catalogue, load_target, missing
 from lanternbench.models.family import Entry, Source
 from lanternbench.models.loading import present
+from lanternbench.registry import components
 
 CONTENT = b"weights" * 100
 
@@ -143,6 +146,26 @@ def test_a_dry_run_without_a_network_lists_what_the_catalogue_says(monkeypatch):
     assert "14.7 GB" in done.stdout
     assert "not looked up: no connection" in done.stdout
     assert "clip-tiny comes with the package" in done.stdout
+
+
+@pytest.mark.parametrize(("length", "size"), [("353976522", "0.35 GB, https"), (None, "about 0.35 GB, https")])
+def test_a_dry_run_names_the_size_of_a_metric_s_file(length, size, monkeypatch, tmp_path):
+    @contextlib.contextmanager
+    def answer(request, timeout):
+        assert request.get_method() == "HEAD"
+        if length is None:
+            raise OSError("no route")
+        yield SimpleNamespace(headers={"Content-Length": length})
+
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path))
+    monkeypatch.setattr(urllib.request, "urlopen", answer)
+    done = CliRunner().invoke(app, ["fetch", "clip", "--dry-run"], catch_exceptions=False)
+    assert f"CLIP ViT-B/32 (OpenAI): {size}" in done.stdout
+
+
+def test_every_file_of_a_metric_has_a_size():
+    files = {w.name: w for metric in components("metric").values() for w in metric.weights if w.url}
+    assert [name for name, w in files.items() if not w.gigabytes] == ["geneval-prompts", "geneval-names"]
 
 
 def test_every_target_of_the_catalogue_is_complete():

@@ -28,6 +28,7 @@ def fetch(
     """
     from lanternbench.experiment.fetching import plain_files
     from lanternbench.models.catalogue import catalogue, entry
+    from lanternbench.utils.download import size_of
 
     for name in names:
         remotes = plain_files(name)
@@ -38,7 +39,7 @@ def fetch(
             _nothing(name)
         for remote in remotes:
             if dry_run or remote.path.is_file():
-                state = "here: " if remote.path.is_file() else f"{remote.url} -> "
+                state = "here: " if remote.path.is_file() else f"{size_of(remote)}, {remote.url} -> "
                 _CONSOLE.print(f"{remote.title}: {state}{remote.path}")
             else:
                 _download(remote)

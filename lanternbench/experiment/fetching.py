@@ -35,11 +35,11 @@ def plain_files(name: str) -> list[Remote] | None:
     """
     source = components("prompts").get(name)
     prompts = [source.official] if source and source.official else []
-    found = [Remote(name, p.url, cache_dir() / "prompts" / p.file, p.sha256, p.member) for p in prompts]
+    found = [Remote(name, p.url, cache_dir() / "prompts" / p.file, p.sha256, p.member, p.gigabytes) for p in prompts]
     is_metric = name in names() or ":" in name
     metrics = scorers_for([name], "full") if is_metric else [*components("metric").values()]
     weights = dict.fromkeys(w for m in metrics for w in m.weights if w.url and (is_metric or w.name == name))
-    found += [Remote(w.title, w.url, cache_dir() / w.file, w.sha256) for w in weights]
+    found += [Remote(w.title, w.url, cache_dir() / w.file, w.sha256, gigabytes=w.gigabytes) for w in weights]
     found = list({remote.path: remote for remote in found}.values())
     return found if found or source or is_metric else None
 

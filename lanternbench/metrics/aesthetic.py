@@ -21,6 +21,7 @@ AESTHETIC = files.Weights(
     name="aesthetic",
     title="LAION's aesthetic predictor",
     file="sac+logos+ava1-l14-linearMSE.pth",
+    gigabytes=0.004,
     url="https://github.com/christophschuhmann/improved-aesthetic-predictor/raw/main/"
     "sac%2Blogos%2Bava1-l14-linearMSE.pth",
     sha256="",

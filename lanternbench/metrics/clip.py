@@ -29,6 +29,7 @@ CLIP_VIT_B32 = files.Weights(
     name="clip",
     title="CLIP ViT-B/32 (OpenAI)",
     file="ViT-B-32.pt",
+    gigabytes=0.35,
     url="https://openaipublic.azureedge.net/clip/models/"
     "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af/ViT-B-32.pt",
     sha256="40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af",
@@ -39,6 +40,7 @@ CLIP_VIT_L14 = files.Weights(
     name="clip-l14",
     title="CLIP ViT-L/14 (OpenAI)",
     file="ViT-L-14.pt",
+    gigabytes=0.93,
     url="https://openaipublic.azureedge.net/clip/models/"
     "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836/ViT-L-14.pt",
     sha256="b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836",

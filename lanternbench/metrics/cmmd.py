@@ -29,6 +29,7 @@ CLIP_VIT_L14_336 = files.Weights(
     name="clip-l14-336",
     title="CLIP ViT-L/14 at 336 pixels (OpenAI)",
     file="ViT-L-14-336px.pt",
+    gigabytes=0.93,
     url="https://openaipublic.azureedge.net/clip/models/"
     "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02/ViT-L-14-336px.pt",
     sha256="3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02",

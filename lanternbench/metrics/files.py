@@ -29,6 +29,7 @@ class Weights:
     sha256: str  # the whole digest, its first digits where only these are published, or nothing where none is
     elsewhere: tuple[str, ...] = ()  # other paths, ~ and $VARIABLES expanded
     hub: tuple[str, str] | None = None  # (repository, file) on the Hugging Face hub
+    gigabytes: float = 0.0  # about; 0: unknown, or next to nothing
 
     def find(self) -> Path | None:
         """The file, or None; looks only on this machine."""

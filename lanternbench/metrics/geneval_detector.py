@@ -22,6 +22,7 @@ MASK2FORMER = files.Weights(
     name="mask2former",
     title="Mask2Former Swin-S (COCO instances)",
     file="mask2former-swin-small-coco-instance.safetensors",
+    gigabytes=0.28,
     url="https://huggingface.co/facebook/mask2former-swin-small-coco-instance/resolve/main/model.safetensors",
     sha256="",
     hub=("facebook/mask2former-swin-small-coco-instance", "model.safetensors"),

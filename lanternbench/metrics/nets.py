@@ -32,6 +32,7 @@ INCEPTION = files.Weights(
     name="inception",
     title="Inception-V3 (FID, 2048 features)",
     file="weights-inception-2015-12-05-6726825d.pth",
+    gigabytes=0.1,
     url="https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth",
     sha256="6726825d",
     elsewhere=(

@@ -19,6 +19,7 @@ PICK_SCORE = files.Weights(
     name="pickscore",
     title="PickScore v1",
     file="PickScore_v1.safetensors",
+    gigabytes=3.9,
     url="https://huggingface.co/yuvalkirstain/PickScore_v1/resolve/main/model.safetensors",
     sha256="",
     hub=("yuvalkirstain/PickScore_v1", "model.safetensors"),

@@ -25,6 +25,7 @@ class Coco2017(PromptSource):
         f"{_ANNOTATIONS}/annotations_trainval2017.zip",
         "afe3b30e403dd7f228e2373023abbd60042a6e10ec6874d3652df034d289ebb9",
         "annotations/captions_val2017.json",
+        gigabytes=0.25,
     )
 
     def read(self, path: Path | None, seed: int, caption: Caption) -> Iterator[Prompt]:
@@ -41,6 +42,7 @@ class Coco2014(Coco2017):
         "captions_val2014.json",
         f"{_ANNOTATIONS}/annotations_trainval2014.zip",
         member="annotations/captions_val2014.json",
+        gigabytes=0.25,
     )
 
 

@@ -20,6 +20,7 @@ class Official(NamedTuple):
     url: str
     sha256: str = ""  # of the file; nothing where none is published
     member: str | None = None  # of a zip archive
+    gigabytes: float = 0.0  # about; 0: next to nothing
 
 
 class PromptSource:

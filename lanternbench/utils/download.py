@@ -34,6 +34,17 @@ class Remote(NamedTuple):
     path: Path
     sha256: str = ""
     member: str | None = None
+    gigabytes: float = 0.0  # about; 0: unknown, or next to nothing
+
+
+def size_of(file: Remote) -> str:
+    """How large a file is, as its server says or else as is known of it."""
+    request = urllib.request.Request(file.url, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return f"{int(answer.headers['Content-Length']) / 1e9:.2g} GB"
+    except (OSError, ValueError, TypeError, http.client.HTTPException):
+        return f"about {file.gigabytes:g} GB" if file.gigabytes else "small"
 
 
 def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
