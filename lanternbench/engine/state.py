@@ -183,7 +183,7 @@ def open_stack(
     rows, positions = prefix.valid.shape
     shared = None if target.graphs is None else target.graphs.stacks
     slots = positions + target.layout.slots(room)
-    config, rope = borrowed or (net.config.decoder, net.rope)
+    config, rope = borrowed or (net.config.decoder, net.position_table)
     stack = CachedStack(net, config, rows, slots, rope, prefix.embeddings, shared)
     return image_stack(stack, target.layout, positions, lag, row_end if target.layout.width else None)
 

@@ -110,7 +110,8 @@ def _run(
         summary = summarise(folder.samples(), folder.run, sets, config.seed)
         said += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
         said += [note for note in old.notes if note.metric in kept]
-        said += [Note("info", None, text) for text in executor.notes()] + drafter_notes(folder, config)
+        remarks = [facts.target["remark"]] if "remark" in facts.target else []
+        said += [Note("info", None, text) for text in [*executor.notes(), *remarks]] + drafter_notes(folder, config)
         costs = old.costs | spent | more
         summary = replace(summary, notes=unique(summary.notes + said), costs=costs, reference=old.reference)
         folder.finish(summary)

@@ -72,7 +72,8 @@ class Worker:
             next(iter(decoders.values())).guidance,
             {label: decoder.lossless for label, decoder in decoders.items()},
             {"name": t.name, "grid": list(t.grid), "vocab": t.vocab, "evaluators": t.evaluators}
-            | {"prompt_template": t.prompt_template},
+            | {"prompt_template": t.prompt_template}
+            | ({"remark": t.remark} if t.remark else {}),
             environment() | mode(t),
         )
 

@@ -6,5 +6,6 @@ from lanternbench.models.llamagen import checkpoint as _llamagen
 from lanternbench.models.chameleon import checkpoint as _chameleon
 from lanternbench.models.janus import checkpoint as _janus
 from lanternbench.models.emu3 import checkpoint as _emu3
+from lanternbench.models.huggingface import checkpoint as _huggingface
 
-FAMILIES = (_tiny, _llamagen, _chameleon, _janus, _emu3)
+FAMILIES = (_tiny, _llamagen, _chameleon, _janus, _emu3, _huggingface)

@@ -61,6 +61,11 @@ class ImageDecoder(Stack):
         return self.norm.weight.dtype
 
     @property
+    def position_table(self) -> Tensor:
+        """What ``forward`` reads of a position, by position [positions, …]: its rotary embedding."""
+        return self.rope
+
+    @property
     def prompt_embeddings(self) -> nn.Module:
         """What reads ``Prefix.ahead_ids`` and row ends: ids [...] -> [..., dim]."""
         raise NotImplementedError
@@ -81,7 +86,7 @@ class ImageDecoder(Stack):
         x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
         n = x.shape[1]
         mask = causal_upper_left(n, n) if valid.all() else prefix_mask(valid, n)
-        return self(x, self.rope[None, :n, None], mask)[:, prefix.shape[1] - 1 :]
+        return self(x, self.position_table[None, :n, None], mask)[:, prefix.shape[1] - 1 :]
 
     @property
     def about(self) -> str:

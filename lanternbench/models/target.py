@@ -65,7 +65,7 @@ class Target:
     drafter of the user's, as those trained on the features of LANTERN's class expect ``uniform``.
     ``condition``: (target, captions, with unconditional rows?) -> prefix.  ``pixels``: what the tokeniser decodes ->
     uint8 [B, H, W, 3].  ``row_end``: the prompt id that the model writes after each row of an image, if it does.
-    ``prompt_template``: what a caption is put into.
+    ``prompt_template``: what a caption is put into.  ``remark``: what to know of its figures.
     ``graphs``: set, the phases of a step are replayed as CUDA graphs.  ``near``: the nearest codes by kind
     of proximity, once a method has asked for them.
     """
@@ -85,6 +85,7 @@ class Target:
     pixels: Callable[[Tensor], Tensor] = rounded
     row_end: int | None = None
     prompt_template: str = "{caption}"
+    remark: str = ""
     graphs: Graphs | None = None
     near: dict[str, Tensor] = field(default_factory=dict)
 

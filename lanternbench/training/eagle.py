@@ -71,7 +71,7 @@ def teacher(target: Target, prefix: Prefix, tokens: Tensor) -> Tensor:
     net, words = target.model, written(target, tokens)
     x = torch.cat([prefix.embeddings, words.repeat(len(prefix.valid) // len(words), 1, 1)], 1)
     n = x.shape[1]
-    return net(x, net.rope[None, :n, None], prefix_mask(prefix.valid, n, target.pad_rows))
+    return net(x, net.position_table[None, :n, None], prefix_mask(prefix.valid, n, target.pad_rows))
 
 
 def feed(target: Target, net: Eagle, ahead_ids: Tensor, seen: Tensor | None, tokens: Tensor, hidden: Tensor) -> Feed:

@@ -1,0 +1,236 @@
+"""``--target hf:FOLDER``: an image model that transformers runs, from its own files and a few settings.
+
+A folder holds config.json, safetensors and tokenizer.json as ``save_pretrained`` writes them, and ``lanternbench.yaml``
+(``Settings``).  Images are decoded by the model's own ``vqmodel``, or by an image tokeniser of LlamaGen's kind in
+``vq``.  Slower than a family of ours: transformers' layers are not fused, and each forward passes through its checks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+from yaml import YAMLError
+
+from lanternbench.errors import UserError
+from lanternbench.models.family import Entry, Family
+from lanternbench.models.huggingface.model import TransformersDecoder
+from lanternbench.models.loading import dtype_for, load_into, present, read_state
+from lanternbench.models.target import Prefix, Target
+from lanternbench.models.token_decoder import TokenDecoderConfig
+from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, framed
+from lanternbench.models.vq import VQConfig, VQModel
+from lanternbench.registry import register
+from lanternbench.utils import yaml_text
+
+SETTINGS = "lanternbench.yaml"
+PREFIX = "hf:"
+REMARK = (
+    "the target runs through transformers' own layers, which are slower than a target family's: compare methods of "
+    "this run with each other alone"
+)
+_EXAMPLE = (
+    "grid: 24, image_tokens: '<|visual token {:06d}|>', prompt: '<bos>{caption}<image>', unconditional: '<bos><image>'"
+)
+_NUMBERED = re.compile(r"([^{}]*)\{(?::0(\d)d)?\}([^{}]*)")
+
+
+class Settings(BaseModel):
+    """What transformers' files do not say.
+
+    ``image_tokens``: how the tokeniser names image token i, or [id of the first, how many].  ``prompt``,
+    ``unconditional``: what stands before the first image token; names of special tokens count as such.  ``row_end``:
+    the token that the model writes after each row, if it does.  ``pad``: a token for shorter prompts of a batch.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    grid: int = Field(ge=2, le=128)
+    image_tokens: str | tuple[int, int]
+    prompt: str = "{caption}"
+    unconditional: str = ""
+    row_end: str | None = None
+    pad: str | None = None
+    guidance: float = Field(3.0, ge=0, le=1000)
+    top_k: int = Field(0, ge=0)
+
+
+class OwnTokeniser(nn.Module):
+    """The image tokeniser inside a transformers model: tokens [B, h, w] -> images [B, 3, H, W] in −1…1."""
+
+    def __init__(self, vq: nn.Module):
+        super().__init__()
+        self.vq, self.quantize = vq, Codes(vq.quantize.embedding.weight)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return self.vq.decode(tokens)
+
+
+class Codes(nn.Module):
+    def __init__(self, table: Tensor):
+        super().__init__()
+        self.table = table
+
+    def codes(self) -> Tensor:
+        """[V, d]."""
+        return self.table.detach()
+
+
+@register("target", "transformers")
+class TransformersFamily(Family):
+    """Has no rows of the catalogue: a folder says what it is."""
+
+    rows = Path(__file__).with_name("catalogue.yaml")
+
+    def reads(self, folder: Path) -> bool:
+        return str(folder).startswith(PREFIX)
+
+    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
+        where = Path(str(folder).removeprefix(PREFIX))
+        said = settings(where)
+        special = [name for name in (said.row_end, said.pad) if name]
+        before, found, after = said.prompt.partition("{caption}")
+        if not found:
+            raise UserError(f"the prompt in {where / SETTINGS} has no {{caption}}: say where the caption goes")
+        text = IdTokeniser(where / "tokenizer.json", special, (before, after))
+        ids = image_ids(said.image_tokens, text.names)
+        net = network(where, dtype or dtype_for(device)).to(device).eval().requires_grad_(False)
+        config = shape(net, said.grid, len(ids))
+        if int(ids.max()) >= config.prompt_ids:
+            raise UserError(f"image_tokens go up to id {int(ids.max())} but the model has {config.prompt_ids} ids")
+        model = TransformersDecoder(net, config, ids.to(device))
+        drafters: dict[str, nn.Module] = {}
+        if present(where, "eagle"):
+            drafters["eagle"] = model.eagle_drafter(where / "eagle", device)
+        unconditional = text.encode("", said.unconditional)
+        pad = text.ids[said.pad] if said.pad else 0
+        return Target(
+            where.name,
+            model,
+            image_tokeniser(net, where, device),
+            text,
+            said.guidance,
+            said.top_k,
+            drafters=drafters,
+            condition=partial(prefix, unconditional, pad),
+            row_end=text.ids[said.row_end] if said.row_end else None,
+            prompt_template=said.prompt,
+            remark=REMARK,
+        )
+
+
+def prefix(unconditional: list[int], pad: int, target: Target, captions: list[str], guided: bool) -> Prefix:
+    return framed(target, captions, [Prompt(ids, unconditional) for ids in encoded(target, captions)], guided, pad)
+
+
+def settings(folder: Path) -> Settings:
+    """Raises UserError for settings that are absent or wrong."""
+    path = folder / SETTINGS
+    try:
+        return Settings(**yaml_text.load(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is missing: write what the model's own files do not say, such as {{{_EXAMPLE}}}"
+        ) from None
+    except (OSError, ValueError, TypeError, YAMLError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error).splitlines()[0]
+        raise UserError(f"{path} is wrong ({reason}): write settings such as {{{_EXAMPLE}}}") from None
+
+
+def image_ids(named: str | tuple[int, int], names: dict[str, int]) -> Tensor:
+    """The id of each image token [V].  Raises UserError where there are none."""
+    if not isinstance(named, str):
+        first, count = named
+        if first < 0 or count < 2:
+            raise UserError(f"image_tokens [{first}, {count}] is no range of ids: give the first id and how many")
+        return torch.arange(first, first + count)
+    place = _NUMBERED.fullmatch(named)
+    if place is None:
+        raise UserError(f"image_tokens '{named[:80]}' has no place for a number: write one, such as {{:06d}}")
+    name = lambda i: f"{place[1]}{i:0{int(place[2] or 1)}d}{place[3]}"  # noqa: E731
+    found: list[int] = []
+    while name(len(found)) in names:
+        found.append(names[name(len(found))])
+    if len(found) < 2:
+        raise UserError(f"the tokeniser has no token '{name(len(found))}': correct image_tokens in {SETTINGS}")
+    return torch.tensor(found)
+
+
+def network(folder: Path, dtype: torch.dtype) -> Any:
+    """The transformers model in ``folder``, by the class that config.json names; no code of the folder is run.
+
+    Raises UserError for a class that transformers lacks, and for weights that are absent, partial or not safetensors.
+    """
+    import transformers
+
+    try:
+        name = (json.loads((folder / "config.json").read_bytes()).get("architectures") or [None])[0]
+    except (OSError, ValueError, AttributeError, IndexError, TypeError):
+        raise UserError(f"cannot read {folder / 'config.json'}: give a folder that save_pretrained wrote") from None
+    kind = getattr(transformers, str(name), None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise UserError(f"transformers {transformers.__version__} has no model class '{name}' that config.json names")
+    try:
+        net, about = kind.from_pretrained(
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers has no type of its own for what is wrong with a folder
+        raise UserError(f"transformers cannot load {folder} ({str(error).splitlines()[0]}): mend its files") from None
+    if absent := sorted(about["missing_keys"]):
+        raise UserError(f"the checkpoint in {folder} has no '{absent[0]}' ({len(absent)} weights are absent)")
+    return net
+
+
+def shape(net: Any, grid: int, vocab: int) -> TokenDecoderConfig:
+    """Raises UserError for a model without the usual fields, or whose heads do not divide its width."""
+    text = net.config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    try:
+        config = TokenDecoderConfig(
+            dim=text.hidden_size,
+            n_layer=text.num_hidden_layers,
+            n_head=text.num_attention_heads,
+            hidden=text.intermediate_size,
+            n_kv_head=getattr(text, "num_key_value_heads", 0) or 0,
+            vocab_size=vocab,
+            positions=text.max_position_embeddings,
+            rope_base=float(rope.get("rope_theta") or 1e4),
+            norm_eps=float(getattr(text, "rms_norm_eps", 1e-5)),
+            grid=grid,
+            prompt_ids=net.get_input_embeddings().num_embeddings,
+        )
+    except AttributeError as error:
+        raise UserError(
+            f"config.json describes no decoder of the usual kind ({error}): it needs a target family"
+        ) from None
+    if getattr(text, "head_dim", None) not in (None, config.decoder.head_dim):
+        raise UserError(f"its heads are {text.head_dim} wide, not {config.decoder.head_dim}: it needs a target family")
+    if config.positions < grid**2:
+        raise UserError(f"the model has {config.positions} positions, too few for {grid} × {grid} image tokens")
+    return config
+
+
+def image_tokeniser(net: Any, folder: Path, device: str) -> Any:
+    """Raises UserError where nothing decodes image tokens."""
+    own = getattr(getattr(net, "model", net), "vqmodel", None)
+    if own is not None and hasattr(own, "decode"):
+        return OwnTokeniser(own.float())
+    if present(folder, "vq"):
+        where = folder / "vq"
+        return load_into(lambda: VQModel(VQConfig()), read_state(where), where, device, torch.float32)
+    raise UserError(
+        f"transformers decodes no images of a {type(net).__name__}: put an image tokeniser of LlamaGen's kind into "
+        f"{folder / 'vq'}"
+    )
