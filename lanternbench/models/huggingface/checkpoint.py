@@ -64,7 +64,7 @@ class Settings(BaseModel):
 class OwnTokeniser(nn.Module):
     """The image tokeniser inside a transformers model: tokens [B, h, w] -> images [B, 3, H, W] in −1…1."""
 
-    def __init__(self, vq: nn.Module):
+    def __init__(self, vq: Any):
         super().__init__()
         self.vq, self.quantize = vq, Codes(vq.quantize.embedding.weight)
 
@@ -177,8 +177,9 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
     kind = getattr(transformers, str(name), None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise UserError(f"transformers {transformers.__version__} has no model class '{name}' that config.json names")
+    load: Any = kind.from_pretrained
     try:
-        net, about = kind.from_pretrained(
+        net, about = load(
             folder,
             dtype=dtype,
             use_safetensors=True,
@@ -187,7 +188,9 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
             output_loading_info=True,
         )
     except Exception as error:  # transformers has no type of its own for what is wrong with a folder
-        raise UserError(f"transformers cannot load {folder} ({str(error).splitlines()[0]}): mend its files") from None
+        raise UserError(
+            f"transformers cannot load {folder} ({str(error).splitlines()[0]}): correct its files"
+        ) from None
     if absent := sorted(about["missing_keys"]):
         raise UserError(f"the checkpoint in {folder} has no '{absent[0]}' ({len(absent)} weights are absent)")
     return net

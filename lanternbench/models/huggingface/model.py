@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.cached_stack import additive
-from lanternbench.models.kv_cache import StepCache
+from lanternbench.models.kv_cache import LayerCache, StepCache
 from lanternbench.models.rope import rope_1d
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig
 
@@ -28,7 +28,8 @@ class Handover:
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
         """Store keys and values [R, H, N, d] of a layer; return all that may be attended to [R, H, span, d]."""
-        keys, values = self.cache[layer].put(torch.cat([keys, values], 1)).chunk(2, 1)
+        kept: LayerCache = self.cache[layer]  # type: ignore[assignment]  # a NamedTuple's own annotation
+        keys, values = kept.put(torch.cat([keys, values], 1)).chunk(2, 1)
         return keys, values
 
     def get_seq_length(self, layer: int = 0) -> int:
@@ -40,6 +41,9 @@ class TransformersDecoder(TokenDecoder):
 
     ``rope`` serves drafters; ``body`` has its own.
     """
+
+    tok_embeddings: nn.Embedding
+    places: Tensor
 
     def __init__(self, net: Any, config: TokenDecoderConfig, image_ids: Tensor):
         """``net``: a transformers model with a decoder of token ids and a linear head over them.
