@@ -189,7 +189,7 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
         )
     except Exception as error:  # transformers has no type of its own for what is wrong with a folder
         raise UserError(
-            f"transformers cannot load {folder} ({str(error).splitlines()[0]}): correct its files"
+            f"transformers cannot load {folder} ({str(error).splitlines()[0]}): correct it"
         ) from None
     if absent := sorted(about["missing_keys"]):
         raise UserError(f"the checkpoint in {folder} has no '{absent[0]}' ({len(absent)} weights are absent)")
