@@ -16,6 +16,7 @@ from lanternbench.cli import compare_cmd as compare
 from lanternbench.cli import fetch_cmd as fetch
 from lanternbench.cli import inspect_cmd as inspect
 from lanternbench.cli import interrupts
+from lanternbench.cli import predict_cmd as predict
 from lanternbench.cli import profile_cmd as profile
 from lanternbench.cli import report_cmd as report
 from lanternbench.cli import run_cmd as run
@@ -77,6 +78,7 @@ app.command("prompts")(inspect.prompts)
 app.command("fetch")(fetch.fetch)
 app.command("doctor")(inspect.doctor)
 app.command("profile")(profile.profile)
+app.command("predict")(predict.predict)
 app.command("codebook")(codebook.codebook)
 app.command("verify")(inspect.verify)
 app.add_typer(train.app, name="train")

@@ -16,6 +16,7 @@ from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.models.network import Network
 
 # tokens [B, m], parent [m] or [B, m] (index among the nodes of the last call; None or depth 1: the root), visible
 # (additive [b, m, nodes so far, root excluded], None: all), depth -> guided logits [B, m, V] after the nodes
@@ -33,6 +34,8 @@ class Proposer:
     update_uniforms: int = 0  # how many of them, the last ones, ``update`` reads
     room: int  # most cache slots after the committed prefix that a step fills
     samples: bool = True  # are children sampled from ``Draft.p``, or chosen?
+    adapts: bool = False  # does a tree's size depend on what was accepted before?
+    drafter: Drafter | None = None
 
     def init(self, state: DecodeState) -> Any:
         """After the target's prefill, whose states are ``state.prefix_states`` [R, P, dim]."""
@@ -62,12 +65,18 @@ class Proposer:
         """What the host knows of the next draft's shapes, which differ from step to step."""
         return None
 
+    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
+        """How many nodes each forward of the drafter reads for a tree of this size, the one at its root left out."""
+        return ()
+
 
 class Drafter:
     """A model that says what may follow the committed tokens and drafted nodes.
 
-    A cursor is what one step's calls hand on to each other.
+    A cursor is what one step's calls hand on to each other.  ``per_level``: does ``expand`` run a forward?
     """
+
+    per_level: bool = True
 
     def init(self, state: DecodeState, room: int) -> Any:
         """``room``: most nodes that one step expands."""
@@ -84,6 +93,10 @@ class Drafter:
         """See ``Expand``; also returns the cursor for the next call."""
         raise NotImplementedError
 
+    def network(self) -> Network:
+        """What one forward of it costs."""
+        raise NotImplementedError
+
 
 class TreeBuilder:
     """A tree policy at work: distributions of a drafter -> draft trees."""
@@ -93,6 +106,7 @@ class TreeBuilder:
     width: int
     uniforms: int = 0
     samples: bool = True
+    adapts: bool = False
 
     def init(self, state: DecodeState) -> Any:
         return ()
@@ -110,6 +124,13 @@ class TreeBuilder:
     def bucket(self, own: Any) -> Hashable:
         return None
 
+    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
+        """How many nodes of a tree of this size are expanded on each level below the root, the deepest left out.
+
+        By default all levels are taken to be equally wide.
+        """
+        return (-(-(nodes - 1) // max(depth, 1)),) * (depth - 1)
+
 
 class DraftedState(NamedTuple):
     drafter: Any
@@ -120,7 +141,8 @@ class DraftedTree(Proposer):
     """A drafter and a tree policy."""
 
     def __init__(self, drafter: Drafter, tree: TreeBuilder):
-        self.drafter, self.tree = drafter, tree
+        self.drafter: Drafter = drafter
+        self.tree, self.adapts = tree, tree.adapts
         self.nodes, self.max_depth, self.width = tree.nodes, tree.max_depth, tree.width
         self.uniforms, self.samples = tree.uniforms, tree.samples
         self.room = tree.nodes + tree.width * max(tree.max_depth, 1)  # a dynamic tree expands more nodes than it keeps
@@ -146,3 +168,6 @@ class DraftedTree(Proposer):
 
     def bucket(self, own: DraftedState) -> Hashable:
         return self.tree.bucket(own.tree)
+
+    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
+        return self.tree.levels(depth, nodes) if self.drafter.per_level else ()

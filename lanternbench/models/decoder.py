@@ -70,6 +70,11 @@ class ImageDecoder(Stack):
         """What reads ``Prefix.ahead_ids`` and row ends: ids [...] -> [..., dim]."""
         raise NotImplementedError
 
+    @property
+    def prompt_positions(self) -> int:
+        """How many positions a prompt takes, to reckon with: that of a caption in ids depends on its words."""
+        return 64
+
     def prefix(self, features: Tensor, mask: Tensor, guided: bool) -> Prefix:
         """What ``Target.text`` says of captions -> prefix, where the family needs no more than that."""
         raise NotImplementedError

@@ -195,10 +195,10 @@ def _filled(
 
 
 def random_net(make: Callable[[], Net], device: str, dtype: torch.dtype) -> Net:
-    """A module filled in place, on its device: nothing is held twice."""
+    """A module filled in place, on its device: nothing is held twice.  On ``meta`` it has a shape and no weights."""
     with empty_parameters():
         net = make()
-    generator = torch.Generator(device).manual_seed(0)
+    generator = None if device == "meta" else torch.Generator(device).manual_seed(0)
 
     def drawn(name: str, shape: torch.Size) -> Tensor:
         value = torch.empty(shape, device=device, dtype=dtype)

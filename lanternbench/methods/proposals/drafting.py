@@ -12,6 +12,7 @@ from lanternbench.errors import UserError
 from lanternbench.methods.component import Acceptance, Proposal, Tree
 from lanternbench.methods.proposals.none import LoneRoot
 from lanternbench.models.image_stack import Drafted, ImageStack
+from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 
 
@@ -58,6 +59,9 @@ class StackDrafter(Drafter):
     def __init__(self, net: Any, words: Any):
         """``words``: the decoder whose head is used."""
         self.net, self.words = net, words
+
+    def network(self) -> Network:
+        return network(self.net, self.words, self.net.layers)
 
     def append(self, state: DecodeState, own: StackState) -> tuple[Tensor, Drafted]:
         """Read the tokens of the last commit -> the state [R, 1, dim] at the last of them."""

@@ -11,6 +11,7 @@ from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
 from lanternbench.methods.proposals.drafting import DrafterProposal
 from lanternbench.models.image_stack import at_last
+from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -20,6 +21,8 @@ class HeadLogits(NamedTuple):
 
 
 class MedusaDrafter(Drafter):
+    per_level = False
+
     def __init__(self, net: Any, model: Any):
         self.net, self.model = net, model
 
@@ -37,6 +40,9 @@ class MedusaDrafter(Drafter):
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, HeadLogits]:  # fmt: skip
         return cursor.logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1), cursor
+
+    def network(self) -> Network:
+        return network(self.net, self.model, (), self.net.heads)
 
 
 @register("proposal", "medusa")

@@ -96,7 +96,7 @@ class AdaptiveBuilder(TreeBuilder):
     ``fixed_depth``, ``fixed_width``: the paper's ablations, one of the two held constant.
     """
 
-    samples = False
+    samples, adapts = False, True
 
     def __init__(
         self, within: Range, init: str, first: Bounds, fixed_depth: int | None = None, fixed_width: int | None = None
@@ -140,6 +140,11 @@ class AdaptiveBuilder(TreeBuilder):
     def sizes(self, own: Plan) -> PerPrompt:
         """Depth and nodes of each prompt's tree: all it may hold, or as many as it expands."""
         return PerPrompt((d, min(self.nodes, 1 + k + k * k * (d - 1)) if d else 1) for d, k in own.now)
+
+    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
+        """The least width k̂ with so many candidates (see ``sizes``): that of a full tree is not known."""
+        width = next((k for k in range(1, nodes) if 1 + k + k * k * (depth - 1) >= nodes), 1)
+        return (max(width, self.within.k[0]),) * (depth - 1)
 
     def update(self, state: DecodeState, own: Plan, result: StepResult) -> Plan:
         histories = []

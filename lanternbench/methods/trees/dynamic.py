@@ -42,6 +42,9 @@ class DynamicBuilder(TreeBuilder):
     def grow(self, state: DecodeState, own: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         return grow_by_confidence(state, logits, expand, self.bounds)
 
+    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
+        return (self.width,) * (depth - 1)
+
 
 def grow_by_confidence(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bounds) -> Draft:
     """Expand the top-k nodes of each level by Σ log p, rerank, keep the best ``total`` − 1 nodes under the root."""

@@ -83,6 +83,9 @@ class StaticBuilder(TreeBuilder):
             tokens.append(drawn.flatten(1) if m * w == len(level.rows) else drawn[:, level.rows, level.ranks])
         return Draft(torch.cat(tokens, 1), torch.cat(p_all, 1) if sampled else None, static)
 
+    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
+        return tuple(len(level.parents) for level in self.static.levels[1:])
+
 
 @register("tree", "none")
 class NoTree(Tree):

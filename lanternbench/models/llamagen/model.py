@@ -122,6 +122,10 @@ class LlamaGen(ImageDecoder):
         """Of ``Prefix.ahead_ids``, which are image tokens."""
         return self.tok_embeddings
 
+    @property
+    def prompt_positions(self) -> int:
+        return self.config.prefix
+
     def prefix(self, features: Tensor, mask: Tensor, guided: bool) -> Prefix:
         """Features, or a class, are the prefix.  Its EAGLE drafter takes token 0 for the next one, pads too."""
         if features.ndim == 3:

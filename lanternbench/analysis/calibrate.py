@@ -1,0 +1,236 @@
+"""This machine as something to predict for: a short probe of real forwards, and of the host itself.
+
+For the run's own target the probe is a table: the target's forward against nodes and cached length, the drafter's
+forwards likewise, and what a step of each method costs outside of them.  For other targets the host becomes a device
+model: its bandwidth, its FLOP/s, and the overhead of a kernel that the probed forwards leave unexplained.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from lanternbench.analysis.device_models import THIS, DeviceModel
+from lanternbench.analysis.predict import Case, by_size
+from lanternbench.analysis.replay import Steps
+from lanternbench.analysis.roofline import BYTES, LAYER, STEP, Values
+from lanternbench.analysis.step_profile import bandwidth
+from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.decode import SpeculativeDecoder, generate, start
+from lanternbench.engine.proposal import DraftedState, Drafter
+from lanternbench.engine.state import DecodeState, forward
+from lanternbench.engine.tree import Draft, chain
+from lanternbench.models.cached_stack import Lengths
+from lanternbench.models.network import Network
+
+REPEATS, WARMUP, STEPS = 15, 3, 24
+SIDE = 1024  # of the matrices whose product is timed
+
+
+class Curve(NamedTuple):
+    """Seconds of a forward [cached, nodes] at measured numbers of nodes and cached image tokens; linear in between."""
+
+    nodes: Sequence[float]
+    cached: Sequence[float]
+    seconds: Sequence[Sequence[float]]
+
+    def at(self, nodes: Values | float, cached: Values) -> Values:
+        """[T] seconds; beyond the measured nodes and lengths as at the last of them."""
+        rows = np.stack([np.interp(np.broadcast_to(nodes, cached.shape), self.nodes, row) for row in self.seconds])
+        right = np.clip(np.searchsorted(self.cached, cached), 1, len(self.cached) - 1)
+        low, high = np.asarray(self.cached, float)[right - 1], np.asarray(self.cached, float)[right]
+        share = np.clip((cached - low) / (high - low), 0.0, 1.0)
+        steps = np.arange(len(cached))
+        return rows[right - 1, steps] * (1 - share) + rows[right, steps] * share
+
+
+class Drafting(NamedTuple):
+    """A drafter's forwards: at the root, over what the last step committed, and over the nodes of a level."""
+
+    root: Curve
+    level: Curve | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The machine as the probe found it, for the target that was probed, one image at a time."""
+
+    dtype: str
+    target: Curve
+    drafting: Mapping[str, Drafting]  # by label
+    outside: Mapping[str, float]  # seconds of a step outside forwards, by label
+    name: str = THIS
+    keeps_shape: bool = False
+
+    def seconds(self, case: Case, steps: Steps) -> dict[str, Values]:
+        draft = np.zeros(len(steps.nodes))
+        if case.label in self.drafting:
+            made = self.drafting[case.label]
+            for at, levels in by_size(case, steps):
+                draft[at] = made.root.at(steps.before[at], steps.start[at])
+                for nodes in levels if made.level is not None else ():
+                    assert made.level is not None
+                    draft[at] += made.level.at(nodes, steps.start[at])
+        outside = np.full(len(steps.nodes), self.outside[case.label])
+        return {"verify": self.target.at(steps.nodes, steps.start), "draft": draft, "outside": outside}
+
+
+def timed(work: Callable[[], Any], device: torch.device) -> float:
+    """Median seconds of a piece of work."""
+    times = []
+    for i in range(WARMUP + REPEATS):
+        _wait(device)
+        clock = perf_counter()
+        work()
+        _wait(device)
+        if i >= WARMUP:
+            times.append(perf_counter() - clock)
+    return median(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@torch.inference_mode()
+def measure(
+    decoders: Mapping[str, SpeculativeDecoder],
+    sizes: Sequence[int],
+    caption: str,
+    shown: Callable[[int, int, str], None] = lambda done, of, what: None,
+) -> Measured:
+    """Probe the decoders' common target.  ``decoders`` by label, ``ar`` among them; ``sizes``: nodes of recorded trees.
+
+    ``shown`` (done, of, what) is told of every piece.
+    """
+    count = len(decoders) + 1
+    shown(0, count, "the target's forward")
+    widest = max(decoders.values(), key=lambda d: d.proposer.nodes)
+    state = start(widest, [caption], [0], trace=False)
+    length = state.limit
+    grid = chosen(sizes, widest.proposer.nodes)
+    cached = [1, length // 2, length - 1]
+    seconds = [[_forward(state, nodes, at) for nodes in grid] for at in cached]
+    drafting, outside = {}, {}
+    for done, (label, decoder) in enumerate(decoders.items(), 1):
+        shown(done, count, f"a few steps of {label}")
+        if decoder.proposer.drafter is not None:
+            drafting[label] = _drafting(decoder, decoder.proposer.drafter, caption, cached)
+        generate(decoder, [caption], max_steps=WARMUP)
+        made = generate(decoder, [caption], max_steps=STEPS)[0]
+        outside[label] = (made.phases.get("commit", 0.0) + made.phases.get("other", 0.0)) / made.steps
+    shown(count, count, "done")
+    dtype = str(state.target.dtype).removeprefix("torch.")
+    return Measured(dtype, Curve(grid, cached, seconds), drafting, outside)
+
+
+def chosen(sizes: Sequence[int], most: int, count: int = 7) -> list[int]:
+    """At most ``count`` numbers of nodes, evenly picked from those recorded, 1 and the largest among them."""
+    found = sorted({1, *(min(n, most) for n in sizes)})
+    if len(found) == 1:
+        found.append(2)
+    picked = np.linspace(0, len(found) - 1, min(count, len(found))).round().astype(int)
+    return [found[i] for i in picked]
+
+
+def _set_length(state: DecodeState, length: int) -> None:
+    """What was not decoded is in the cache as zeros: an entry costs the same whatever it holds."""
+    lengths = Lengths(torch.full_like(state.now.length.device, length), PerPrompt((length,) * state.batch))
+    state.now = state.now._replace(length=lengths)
+
+
+def _forward(state: DecodeState, nodes: int, length: int) -> float:
+    _set_length(state, length)
+    state._visible = None
+    tokens = torch.zeros(state.batch, nodes, dtype=torch.long, device=state.device)
+    draft = Draft(tokens, static=chain(nodes - 1).to(state.device))
+    spent = []
+    for i in range(WARMUP + REPEATS):
+        state.clock.start()
+        forward(state, draft)
+        state.clock.stop()
+        if i >= WARMUP:
+            spent.append(state.clock.spent["verify"])
+    return median(spent)
+
+
+def _drafting(decoder: SpeculativeDecoder, drafter: Drafter, caption: str, cached: Sequence[int]) -> Drafting:
+    state = start(decoder, [caption], [0], trace=False)
+    own: DraftedState = decoder.proposer.init(state)
+    state.prefix_states = None
+    deepest, tree = max(decoder.proposer.max_depth, 1), decoder.proposer
+    widths = sorted({1, *tree.levels(deepest, tree.nodes), *((tree.width,) if tree.adapts else ())})
+    commits = [1, deepest + 1]
+    at = [max(length, deepest + 2) for length in cached]
+
+    def phase(work: Callable[[], Any]) -> float:
+        spent = []
+        for i in range(WARMUP + REPEATS):
+            state.clock.start()
+            work()
+            state.clock.stop()
+            if i >= WARMUP:
+                spent.append(state.clock.spent["draft"])
+        return median(spent)
+
+    roots, levels = [], []
+    for length in at:
+        _set_length(state, length)
+        row = []
+        for count in commits:
+            last = state.now.last
+            hidden = last.hidden[:, :1].expand(-1, count, -1)
+            ends = None if last.own is None else last.own[:, :1].expand(-1, count, -1)
+            advance = Lengths(torch.full_like(last.advance.device, count), PerPrompt((count,) * state.batch))
+            tokens = last.tokens[:, :1].expand(-1, count)
+            new = last._replace(hidden=hidden, tokens=tokens, advance=advance, own=ends)
+            state.now = state.now._replace(last=new)
+            row.append(phase(lambda: drafter.root(state, own.drafter)))
+        roots.append(row)
+        if drafter.per_level:
+            _, cursor = drafter.root(state, own.drafter)
+            levels.append([phase(_level(drafter, state, own.drafter, cursor, width)) for width in widths])
+    level = Curve(widths, at, levels) if levels else None
+    if level is not None and len(widths) == 1:
+        level = Curve([widths[0], widths[0] + 1], at, [[row[0], row[0]] for row in levels])
+    return Drafting(Curve(commits, at, roots), level)
+
+
+def _level(drafter: Drafter, state: DecodeState, own: Any, cursor: Any, width: int) -> Callable[[], Any]:
+    tokens = torch.zeros(state.batch, width, dtype=torch.long, device=state.device)
+    parent = torch.zeros(width, dtype=torch.long, device=state.device)
+    return lambda: drafter.expand(state, own, cursor, tokens, parent, None, 1)
+
+
+@torch.inference_mode()
+def host(device: torch.device, target: Network, curve: Curve, rows: int, dtype: str) -> DeviceModel:
+    """This machine as a device model: what it is asked here is how fast it reads, multiplies and begins a kernel.
+
+    The overhead of a kernel is what the shortest probed forward of ``target`` takes beyond its bytes and products.
+    """
+    beta = 1e9 * bandwidth(device)
+    kind = getattr(torch, dtype)
+    a = torch.ones(SIDE, SIDE, device=device, dtype=kind)
+    peak = 2 * SIDE**3 / timed(lambda: a @ a, device)
+    least = min(curve.seconds[0])
+    known = max(BYTES[dtype] * (target.weights + target.head) / beta, 2 * rows * target.weights / peak)
+    gap = max(0.0, least - known) / (LAYER * target.layers + STEP)
+    return DeviceModel(
+        name=THIS, about="this machine, probed", bandwidth=beta / 1e9, memory=_memory(device),
+        tflops={dtype: peak / 1e12}, gap=1e6 * gap, issue=0.0, source="measured here",
+    )  # fmt: skip
+
+
+def _memory(device: torch.device) -> float:
+    """GB."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / 1e9
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9

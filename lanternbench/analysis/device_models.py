@@ -1,0 +1,56 @@
+"""Devices as data: bandwidth, arithmetic, memory and launch overhead, each with its source."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from lanternbench.errors import UserError
+
+THIS = "this"
+
+
+class DeviceModel(BaseModel):
+    """``bandwidth`` GB/s, ``memory`` GB, ``tflops`` by dtype of the weights.
+
+    ``gap``: µs that a kernel takes beside its bytes and products; ``issue``: µs in which the host issues one without
+    CUDA graphs (0: it waits for each, as a CPU does).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    about: str
+    bandwidth: float = Field(gt=0)
+    memory: float = Field(gt=0)
+    tflops: dict[str, float]
+    gap: float = Field(ge=0)
+    issue: float = Field(ge=0)
+    source: str
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s with weights of this dtype.  Raises UserError for one that the model does not have."""
+        if dtype not in self.tflops:
+            raise UserError(f"the device model '{self.name}' has no FLOP/s for {dtype}: use {' or '.join(self.tflops)}")
+        return 1e12 * self.tflops[dtype]
+
+
+@cache
+def device_models() -> dict[str, DeviceModel]:
+    """Those of ``devices.yaml`` by name."""
+    rows = yaml.safe_load(Path(__file__).with_name("devices.yaml").read_text(encoding="utf-8"))
+    return {name: DeviceModel(name=name, **row) for name, row in rows.items()}
+
+
+def device_model(name: str) -> DeviceModel:
+    """Raises UserError naming those there are."""
+    if name not in device_models():
+        close = difflib.get_close_matches(name.lower(), device_models(), 1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        known = ", ".join(device_models())
+        raise UserError(f"unknown device '{name}': choose {known}, or {THIS} for this machine{hint}")
+    return device_models()[name]

@@ -1,0 +1,47 @@
+"""How large a network is: what one forward of it reads and computes, as counts of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from torch import nn
+
+
+class Network(NamedTuple):
+    """Counts for one position unless said otherwise; a network on the device ``meta`` has them too.
+
+    ``weights``: of all that every position passes but the head.  ``cached``: its keys and values, in all layers
+    together.  ``attended``: width of its queries, in all layers together.  ``stored``: all weights, tables included.
+    ``guesses``: how many distributions one state gives (Medusa's heads).
+    """
+
+    layers: int
+    weights: int
+    head: int
+    cached: int
+    attended: int
+    vocab: int
+    stored: int
+    guesses: int = 1
+
+
+def network(net: nn.Module, words: Any, layers: Iterable[Any], guesses: int = 1) -> Network:
+    """Of a decoder or a drafter: ``words`` is the decoder whose head it uses, ``layers`` its decoder layers.
+
+    Embedding tables count as stored alone: a forward reads single rows of them.
+    """
+    sizes = {name: p.numel() for name, p in net.named_parameters()}
+    heads = {id(p): p.numel() for p in words.output.parameters()}
+    read = sum(n for name, n in sizes.items() if "embedding" not in name and not name.startswith("output."))
+    attention = [layer.attention for layer in layers]
+    return Network(
+        layers=len(attention),
+        weights=read,
+        head=sum(heads.values()),
+        cached=sum(2 * a.n_kv * a.head_dim for a in attention),
+        attended=sum(a.n_head * a.head_dim for a in attention),
+        vocab=words.config.vocab_size,
+        stored=sum(sizes.values()),
+        guesses=guesses,
+    )
