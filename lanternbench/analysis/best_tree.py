@@ -1,10 +1,10 @@
 """The static tree with the greatest expected accepted length: dynamic programming (Sequoia, arXiv 2402.12374).
 
-A table P[d − 1, k] [D, K] holds the probability that, at a node of depth d − 1 on the accepted path, the child of rank k
-(0 first) is the one that is accepted: its earlier siblings were rejected and it was not.  Sequoia's assumption is that
-this depends on the rank alone; here it may depend on the depth too.  A node is then accepted with the product of P along
-its path, so that the expected accepted length of a tree is a sum over its nodes, and the best tree of n
-nodes splits into the best trees below its root's children.  Lengths count drafted tokens: a step commits one more.
+A table P[d − 1, k] [D, K] holds the probability that, at a node of depth d − 1 on the accepted path, the child of rank
+k (0 first) is the one that is accepted: its earlier siblings were rejected and it was not.  Sequoia's assumption is
+that this depends on the rank alone; here it may depend on the depth too.  A node is then accepted with the product of P
+along its path, so that the expected accepted length of a tree is a sum over its nodes, and the best tree of n nodes
+splits into the best trees below its root's children.  Lengths count drafted tokens: a step commits one more.
 """
 
 from __future__ import annotations
