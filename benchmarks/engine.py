@@ -198,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     torch.set_num_threads(parser.parse_args().threads)
-    limit = profile.bandwidth(torch.device("cpu"))
+    limit = profile.bandwidth(torch.device("cpu")).best
     tiny, captions = load_target("tiny"), [p.text for p in load("demo", 32)]
     small_tables = {  # before anything large is loaded: a batch's processes are forked from this one
         "The loop beside the forwards (tiny, 4 prompts, T = 1)": loop(tiny, list(components("preset")), captions[:4]),

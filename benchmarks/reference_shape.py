@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     torch.set_num_threads(parser.parse_args().threads)
-    limit = profile.bandwidth(torch.device("cpu"))
+    limit = profile.bandwidth(torch.device("cpu")).best
     lines = [
         "# Against the public code, at 100 M parameters",
         "",

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from lanternbench.engine.decode import Generation, generate
+from lanternbench.methods import preset_file
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method as make_method
 from lanternbench.models.target import Target
@@ -51,9 +52,12 @@ class Model:
     ) -> Result | list[Result]:
         """An image, or a list of them for several prompts, which are decoded in one batch.
 
-        ``options`` are the method's (``lam=2.0``, ``tree="chain"``, …).
+        ``method`` may be a file that ``tune`` wrote; ``options`` are the method's (``lam=2.0``, ``tree="chain"``, …).
         The same prompt, seed and method always give the same tokens.  Raises UserError for what cannot be run.
         """
+        if preset_file.is_file(method):
+            found = preset_file.read(method)
+            method, options = found.pop("method"), found | options
         decoder = build(self.target, make_method(method, **options), temperature, top_k, top_p, guidance)
         made = generate(decoder, [prompt] if isinstance(prompt, str) else list(prompt), seed=seed)
         images = self.target.images(torch.stack([one.tokens for one in made]))

@@ -6,16 +6,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
+from lanternbench.utils.device import cores, last_level_cache
 from lanternbench.utils.files import TRACE, writing
 
 PHASES = ("draft", "verify", "commit", "other")
 WARMUP_STEPS, TRACED_STEPS = 12, 8
+PASSES = 10  # over memory, at the least
 
 
 @dataclass(frozen=True)
@@ -92,20 +94,44 @@ def read_bytes(model: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for n, p in model.named_parameters() if "embedding" not in n)
 
 
-def bandwidth(device: torch.device, repeats: int = 7) -> float:
-    """GB/s at which this machine reads memory: the median of timed sums over a tensor too large for any cache.
+class Bandwidth(NamedTuple):
+    """How fast this machine reads memory, in GB/s: ``best`` of ``passes`` over the same tensor, and their median."""
 
-    On a GPU it is so large that launching the sum and waiting for it cost nothing beside reading it.
+    best: float
+    median: float
+    passes: int
+    threads: int
+
+    @property
+    def spread(self) -> float:
+        """By how much the median pass falls short of the best one, which no other program held up: a share."""
+        return 1 - self.median / self.best
+
+
+def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
+    """Timed sums over a tensor that no cache holds, all cores at work: at least ten, and as many as ``seconds`` allow.
+
+    The tensor is four times the last-level cache or more; on a GPU so large that launching the sum and waiting for it
+    cost nothing beside reading it.  Other programs only ever slow a pass down, so the best pass is what repeats.
     """
-    x = torch.ones(2**29 if device.type == "cuda" else 2**26, device=device)
-    times = []
-    for _ in range(repeats):
-        _wait(device)
-        clock = perf_counter()
+    size = 2**31 if device.type == "cuda" else max(2**28, 4 * last_level_cache())
+    x = torch.ones(size // 8, dtype=torch.int64, device=device)
+    before, times = torch.get_num_threads(), []
+    torch.set_num_threads(max(before, cores()))
+    try:
+        threads = torch.get_num_threads()
         x.sum()
-        _wait(device)
-        times.append(perf_counter() - clock)
-    return x.numel() * x.element_size() / median(times) / 1e9
+        end = perf_counter() + seconds
+        while len(times) < PASSES or perf_counter() < end:
+            _wait(device)
+            clock = perf_counter()
+            x.sum()
+            _wait(device)
+            times.append(perf_counter() - clock)
+    finally:
+        torch.set_num_threads(before)
+    rates = sorted(size / t / 1e9 for t in times)
+    return Bandwidth(rates[-1], median(rates), len(rates), threads)
 
 
 def _wait(device: torch.device) -> None:

@@ -23,19 +23,21 @@ from lanternbench.cli import run_cmd as run
 from lanternbench.cli import score_cmd as score
 from lanternbench.cli import sweep_cmd as sweep
 from lanternbench.cli import train_cmd as train
+from lanternbench.cli import tune_cmd as tune
 from lanternbench.cli.method_options import with_method_options
 from lanternbench.errors import UserError
 
 
 class Commands(TyperGroup):
-    """``run`` gets the options of all methods when it is called: finding them takes as long as importing torch."""
+    """``run`` and ``tune`` get all methods' options when called: finding them takes as long as importing torch."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        if name != "run":
+        commands = {"run": run.run, "tune": tune.tune}
+        if name not in commands:
             return name, command, rest
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        single.command("run")(with_method_options(run.run))
+        single.command(name)(with_method_options(commands[name]))
         return name, typer.main.get_command(single), rest
 
 
@@ -67,7 +69,12 @@ def _run() -> None:
     """Measure one method, or several, against autoregressive decoding."""
 
 
+def _tune() -> None:
+    """Find the sizes of a method's tree, or window, that suit this machine, and write them as a preset."""
+
+
 app.command("run")(_run)
+app.command("tune")(_tune)
 app.command("sweep")(sweep.sweep)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)

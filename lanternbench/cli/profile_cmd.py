@@ -56,7 +56,7 @@ def profile(
         if trace is not None:
             profiles.chrome_trace(decoders[-1], captions[0], trace)
     if as_json:
-        print_json({"bandwidth": limit, "methods": [p.record() for p in found]})
+        print_json({"bandwidth": limit.best, "bandwidth_median": limit.median, "methods": [p.record() for p in found]})
         return
     table = Table(box=box.SIMPLE_HEAD)
     titles = ("method", "τ", "step ms", "draft", "verify", "commit", "other", "outside", "speedup", "roofline", "GB/s")
@@ -67,5 +67,8 @@ def profile(
         rates = (f"{p.overhead_fraction:.1%}", f"{p.speedup:.2f}×", f"{p.roofline:.2f}×", f"{p.achieved:.1f}")
         table.add_row(p.label, f"{p.tau:.2f}", *times, *rates)
     Console().print(table)
-    share = found[0].achieved / limit
-    print(f"memory reads at {limit:.1f} GB/s here; ar's forward uses {share:.0%} of that")
+    share = found[0].achieved / limit.best
+    print(
+        f"memory reads at {limit.best:.1f} GB/s here (best of {limit.passes} passes with {limit.threads} thread(s), "
+        f"their median {limit.spread:.0%} below); ar's forward uses {share:.0%} of that"
+    )

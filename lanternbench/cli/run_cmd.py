@@ -28,7 +28,12 @@ from lanternbench.cli.output import print_json, record
 
 def run(
     methods: Annotated[
-        list[str], typer.Option("--method", "-m", help="A preset: see `lanternbench methods`; may be given repeatedly.")
+        list[str],
+        typer.Option(
+            "--method",
+            "-m",
+            help="A preset: see `lanternbench methods`; or a file that `tune` wrote; may be given repeatedly.",
+        ),
     ],
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Any other option of the method, NAME=VALUE.")
@@ -65,7 +70,7 @@ def run(
 
     options = pairs(option or []) | (method_options or {})
     values = dict(
-        name=f"run-{'+'.join(methods)}".replace("/", "-")[:80], target=target, prompts=prompts, num_prompts=num_prompts,
+        name=_name(methods), target=target, prompts=prompts, num_prompts=num_prompts,
         caption=caption, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
         metrics=listed(metrics), baseline=baseline, methods=_specs(methods, options),
         random_weights=random_weights, simulate_acceptance=simulate_acceptance, drafter=drafter, dtype=dtype,
@@ -78,26 +83,31 @@ def run(
         show(path, summary)
 
 
+def _name(methods: list[str]) -> str:
+    """Of the run: a file's name stands for its path."""
+    names = [Path(m).stem if m.endswith((".yaml", ".yml")) else m for m in methods]
+    return f"run-{'+'.join(names)}".replace("/", "-")[:80]
+
+
 def _specs(names: list[str], options: dict[str, Any]) -> list[dict[str, Any]]:
     """An entry per method, each with the options that it reads; those that no method takes are left for the error."""
     from lanternbench.errors import UserError
+    from lanternbench.methods import preset_file
     from lanternbench.methods.method import method
 
     choices = {key: options[key] for key in ("proposal", "tree", "acceptance", "residual") if key in options}
 
-    def takes(name: str, key: str) -> bool:
+    def takes(spec: dict[str, Any], key: str) -> bool:
         try:
-            method(name, **choices | {key: options[key]})
+            method(spec["method"], **choices | {key: options[key]})
         except UserError:
             return False
         return True
 
-    for name in names:
-        method(name)  # an unknown name is reported as such
-    if len(names) == 1:
-        return [{"method": names[0], **options}]
-    takers = {key: [name for name in names if takes(name, key)] for key in options if key not in choices}
-    return [
-        {"method": name, **{key: v for key, v in options.items() if name in (takers.get(key) or names)}}
-        for name in names
-    ]
+    specs = preset_file.expanded([{"method": name} for name in names])
+    for spec in specs:
+        method(spec["method"])  # an unknown name is reported as such
+    if len(specs) == 1:
+        return [specs[0] | options]
+    takers = {key: [spec for spec in specs if takes(spec, key)] for key in options if key not in choices}
+    return [spec | {key: v for key, v in options.items() if spec in (takers.get(key) or specs)} for spec in specs]

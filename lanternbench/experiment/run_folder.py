@@ -65,7 +65,7 @@ class RunFolder:
         path = _free(Path(root), run_id) if fresh else Path(root) / run_id
         with writing(path, OUT):
             (path / "images").mkdir(parents=True, exist_ok=True)
-        lock = _acquire(path)
+        lock = acquire(path)
         try:
             new = {
                 "run_id": path.name,
@@ -87,7 +87,7 @@ class RunFolder:
     def existing(cls, path: Path) -> RunFolder:
         """Open a run folder as it is, for scoring its images again. Raises UserError when it is none or in use."""
         run = read_run(path)
-        lock = _acquire(Path(path))
+        lock = acquire(Path(path))
         try:
             return cls(Path(path), run, lock)
         except BaseException:
@@ -206,7 +206,7 @@ def _free(root: Path, run_id: str) -> Path:
     return path
 
 
-def _acquire(path: Path) -> IO[bytes]:
+def acquire(path: Path) -> IO[bytes]:
     """The folder's lock: held while the file is open, so a killed process leaves none behind."""
     with writing(path, OUT):
         lock = open(path / ".lock", "ab")  # noqa: SIM115 (held open on purpose)

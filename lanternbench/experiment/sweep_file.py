@@ -13,6 +13,7 @@ import yaml
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep, sweep
+from lanternbench.methods import preset_file
 from lanternbench.utils.files import shipped
 from lanternbench.utils.yaml_text import load
 
@@ -27,6 +28,8 @@ def read(path: Path, changed: Mapping[str, Any] | None = None) -> list[Sweep]:
     Raises UserError for a missing file, broken YAML (with its line) and wrong settings.
     """
     values = {"name": _name(path.stem) or "sweep"} | _values(path) | dict(changed or {})
+    if "methods" in values:
+        values["methods"] = preset_file.expanded(values["methods"], path.parent)
     axes = {key: values[key] for key in AXES if isinstance(values.get(key), list)}
     if empty := [key for key, choices in axes.items() if not choices]:
         raise UserError(f"{path}: '{empty[0]}' is an empty list: give a value")

@@ -6,13 +6,15 @@ check of options and the table of ``lanternbench methods`` are derived from the 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from lanternbench.engine.proposal import Proposer, TreeBuilder
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.models.target import Target
+
+Search: TypeAlias = Literal["shape", "length", "growth", "bounds"]
 
 
 class Choices(NamedTuple):
@@ -47,6 +49,7 @@ class Component(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
     lossless: ClassVar[bool] = True  # can a method with this component keep the target's distribution?
     reference_lossless: ClassVar[bool] = True  # and if it does as the public code does?
+    tuned: ClassVar[dict[str, tuple[Any, ...]]] = {}  # sizes that `tune` tries, by option
 
     variant: Literal["paper", "reference"] = option("paper", "paper, or reference: as the public code does")
 
@@ -72,6 +75,7 @@ class Acceptance(Component):
 
     usual_residual: ClassVar[str] = "standard"  # which comes with the rule when it replaces a preset's
     by_position: ClassVar[bool] = False  # see ``AcceptanceRule``
+    by_depth: ClassVar[bool] = False  # does the rule depend on how deep drafts are?
 
     def build(self, target: Target, max_depth: int) -> AcceptanceRule:
         """The rule for drafts of at most ``max_depth`` levels."""
@@ -79,7 +83,13 @@ class Acceptance(Component):
 
 
 class Tree(Component):
-    """A tree policy and its options."""
+    """A tree policy and its options.
+
+    ``search``: how `tune` finds its sizes: a static ``shape``, a chain's ``length``, a dynamic tree's ``growth``, the
+    ``bounds`` of an adaptive one; None: as ``tuned`` says.
+    """
+
+    search: ClassVar[Search | None] = None
 
     def build(self, target: Target, proposal: Proposal) -> TreeBuilder:
         """The policy at work, for the drafts of ``proposal``."""

@@ -82,6 +82,16 @@ def cores() -> int:
     return max(1, min([len(siblings), *(int(quota) for quota in _quotas())]))
 
 
+def last_level_cache() -> int:
+    """Bytes of the largest cache of one CPU; 32 MiB where the system does not say."""
+    sizes = [
+        int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]]
+        for index in range(8)
+        if (size := _read(f"sys/devices/system/cpu/cpu0/cache/index{index}/size")) and size[:-1].isdigit()
+    ]
+    return max(sizes, default=2**25)
+
+
 def _quotas() -> Iterable[float]:
     """CPUs' worth of time that each control group of this process grants, from the innermost to the root."""
     for line in _read("proc/self/cgroup").splitlines():

@@ -50,6 +50,7 @@ class Annealed(Acceptance):
 
     lossless: ClassVar[bool] = False
     usual_residual: ClassVar[str] = "optimal"
+    by_depth: ClassVar[bool] = True
 
     lam: float = option(
         2.0, "relaxation budget λ", symbol="λ", in_label=True, alias="lambda", ge=1, le=1000, allow_inf_nan=False

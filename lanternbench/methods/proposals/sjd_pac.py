@@ -20,6 +20,9 @@ class SjdPac(Proposal):
     tree_names: ClassVar[tuple[str, ...] | None] = ("static",)
     tree_is_own: ClassVar[bool] = True
     reference_lossless: ClassVar[bool] = False
+    tuned: ClassVar[dict[str, tuple[int, ...]]] = {
+        "window": (2, 3, 4, 6, 8, 12, 16, 24), "siblings": (1, 2, 3, 4), "depth": (1, 2, 3, 4)
+    }  # fmt: skip
 
     siblings: int = option(3, "drafts of one position", symbol="K", small=2, ge=1, le=64)
     depth: int = option(3, "depth from which on the tree is a chain", symbol="D", small=2, ge=1, le=8)

@@ -6,7 +6,7 @@ The bookkeeping is a few integers per image and lives on the host, which knows e
 from __future__ import annotations
 
 import random
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
@@ -16,7 +16,7 @@ from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.proposal import Expand, TreeBuilder
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import MAX_DEPTH, Draft
-from lanternbench.methods.component import Proposal, option
+from lanternbench.methods.component import Proposal, Search, option
 from lanternbench.methods.trees.dynamic import Bounds, Grown, grow_by_confidence
 from lanternbench.models.target import Target
 from lanternbench.registry import register
@@ -157,6 +157,8 @@ class AdaptiveBuilder(TreeBuilder):
 @register("tree", "adaptive")
 class Adaptive(Grown):
     """ADT-Tree: depth and width follow the neighbourhood"""
+
+    search: ClassVar[Search | None] = "bounds"
 
     init: Literal["horizontal", "vertical", "random", "token-flock"] = option("horizontal", "whose tree is adapted")
     beta: float = option(1.0, "acceptance level β that deepens the tree", symbol="β", gt=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor
 from lanternbench.engine.proposal import Expand, TreeBuilder
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import MAX_DEPTH, Draft, chain, from_parents
-from lanternbench.methods.component import Proposal, Tree, option
+from lanternbench.methods.component import Proposal, Search, Tree, option
 from lanternbench.methods.trees.static import StaticBuilder
 from lanternbench.models.cached_stack import additive
 from lanternbench.models.target import Target
@@ -48,9 +48,23 @@ class DynamicBuilder(TreeBuilder):
 
 def grow_by_confidence(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bounds) -> Draft:
     """Expand the top-k nodes of each level by Σ log p, rerank, keep the best ``total`` − 1 nodes under the root."""
+    bounds = bounds._replace(top_k=min(bounds.top_k, logits.shape[-1]))
+    return keep_best(candidates(state, logits, expand, bounds), state.now.root, bounds)
+
+
+class Candidates(NamedTuple):
+    """All nodes that a tree may keep, level by level: [B, C] each."""
+
+    tokens: Tensor
+    scores: Tensor  # Σ log p from the root
+    parents: Tensor  # their indices plus 1, 0 the root
+
+
+def candidates(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bounds) -> Candidates:
+    """Expand the top-k nodes of each level by Σ log p."""
     depth, widths, depths = bounds.depth, bounds.widths, bounds.depths
     root, warp = state.now.root, state.warp
-    b, k = len(root), min(bounds.top_k, logits.shape[-1])
+    b, k = len(root), bounds.top_k
     rank = torch.arange(k, device=root.device)
     narrow = None if widths is None else rank >= widths[:, None]  # [B, k] ranks that a prompt does not use
     value, token = likeliest(warp(logits), k)  # [B, k]
@@ -80,8 +94,7 @@ def grow_by_confidence(state: DecodeState, logits: Tensor, expand: Expand, bound
         token, index = token_next.flatten(1).gather(1, chosen), offset + chosen
         seen = visible.gather(1, parent[..., None].expand(-1, -1, visible.shape[-1]))
         visible = torch.cat([seen, itself], -1)
-    pool = (torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1))
-    return _keep_best(*pool, root, bounds._replace(top_k=k))
+    return Candidates(torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1))
 
 
 def likeliest(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -103,8 +116,9 @@ def _levels(width: int, depth: int, device: torch.device) -> Tensor:
     return torch.arange(1, depth + 1).repeat_interleave(sizes).to(device)
 
 
-def _keep_best(tokens: Tensor, scores: Tensor, parents: Tensor, root: Tensor, bounds: Bounds) -> Draft:
-    """The best ``total`` − 1 of the candidates [B, C] as a tree; parents are their indices plus 1, 0 the root."""
+def keep_best(found: Candidates, root: Tensor, bounds: Bounds) -> Draft:
+    """The best ``total`` − 1 of the candidates as a tree."""
+    tokens, scores, parents = found
     b, depth, width = len(root), bounds.depth, bounds.top_k
     keep = min(bounds.total - 1, tokens.shape[1])
     value, best = scores.topk(keep)
@@ -146,6 +160,8 @@ class Grown(Tree):
 @register("tree", "dynamic")
 class Dynamic(Grown):
     """EAGLE-2: grown by path confidence, reranked"""
+
+    search: ClassVar[Search | None] = "growth"
 
     def build(self, target: Target, proposal: Proposal) -> TreeBuilder:
         if self.depth == 0:

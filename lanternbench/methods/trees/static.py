@@ -15,7 +15,7 @@ from lanternbench.engine.sampling import draw_distinct
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import MAX_DEPTH, Draft, Paths, StaticTree, chain, from_paths
 from lanternbench.errors import UserError
-from lanternbench.methods.component import Choices, Proposal, Tree, option
+from lanternbench.methods.component import Choices, Proposal, Search, Tree, option
 from lanternbench.models.cached_stack import additive
 from lanternbench.models.target import Target
 from lanternbench.registry import register
@@ -131,6 +131,7 @@ class Shaped(Tree):
 class Static(Shaped):
     """a fixed shape"""
 
+    search: ClassVar[Search | None] = "shape"
     kind: ClassVar[str] = "static"
     fallback: ClassVar[str] = "mc_sim_7b_63"
 
@@ -139,6 +140,7 @@ class Static(Shaped):
 class Chain(Shaped):
     """a single branch"""
 
+    search: ClassVar[Search | None] = "length"
     kind: ClassVar[str] = "chain"
     fallback: ClassVar[str] = "chain-5"
 

@@ -1,0 +1,67 @@
+"""The static tree with the greatest expected accepted length: dynamic programming (Sequoia, arXiv 2402.12374).
+
+A table P[d − 1, k] [D, K] holds the probability that, at a node of depth d − 1 on the accepted path, the child of rank
+k (0 first) is the one that is accepted: its earlier siblings were rejected and it was not.  Sequoia's assumption is
+that this depends on the rank alone; here it may depend on the depth too.  A node is then accepted with the product of P
+along its path, so that the expected accepted length of a tree is a sum over its nodes, and the best tree of n nodes
+splits into the best trees below its root's children.  Lengths count drafted tokens: a step commits one more.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lanternbench.engine.tree import Paths
+
+Table = NDArray[np.float64]  # [D, K]
+
+
+def expected_length(paths: Paths, table: Table) -> float:
+    """Expected accepted drafted tokens of a tree given by child paths: Σ over nodes of Π P along the path."""
+    return float(sum(np.prod([table[d, rank] for d, rank in enumerate(path)]) for path in paths))
+
+
+def chain_length(first: NDArray[np.float64]) -> float:
+    """The same for a chain: Σ_i Π_{j ≤ i} P_j, ``first`` [L] the first child's acceptance at each depth."""
+    return float(np.cumprod(first).sum())
+
+
+class _Split(NamedTuple):
+    value: float
+    nodes: int = 0  # in the subtree of the first of the ranks, its root included; 0: no further child
+
+
+def best_trees(table: Table, nodes: int) -> list[Paths]:
+    """The best trees of 1 … ``nodes`` nodes below the root, of at most D levels and K children a node, as child paths.
+
+    Fewer than asked for where no larger tree fits.
+    """
+    depths, ranks = table.shape
+
+    @cache
+    def below(depth: int, rank: int, n: int) -> _Split:
+        """n nodes among the children ``rank``, ``rank`` + 1, … of a node at ``depth``, and their subtrees."""
+        if n == 0:
+            return _Split(0.0)
+        if depth == depths or rank == ranks:
+            return _Split(-np.inf)
+        p, best = float(table[depth, rank]), _Split(-np.inf)
+        for m in range(1, n + 1):
+            value = p * (1 + below(depth + 1, 0, m - 1).value) + below(depth, rank + 1, n - m).value
+            if value > best.value:
+                best = _Split(value, m)
+        return best
+
+    def paths(depth: int, rank: int, n: int, above: tuple[int, ...]) -> Paths:
+        if n == 0:
+            return ()
+        m = below(depth, rank, n).nodes
+        own = (*above, rank)
+        return (own, *paths(depth + 1, 0, m - 1, own), *paths(depth, rank + 1, n - m, above))
+
+    whole = [n for n in range(1, nodes + 1) if below(0, 0, n).value >= 0]
+    return [tuple(sorted(paths(0, 0, n, ()), key=lambda path: (len(path), path))) for n in whole]

@@ -1,0 +1,96 @@
+"""``tune``: the tree, or the window, with the most tokens per second on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from lanternbench.cli.method_options import pairs
+from lanternbench.cli.options import (
+    AsJson,
+    Compile,
+    Device,
+    Drafter,
+    Dtype,
+    Fresh,
+    Out,
+    RandomWeights,
+    Simulate,
+    Threads,
+)
+from lanternbench.cli.output import print_json, stdout
+from lanternbench.cli.program import program
+from lanternbench.cli.progress import display
+
+
+def tune(
+    method: Annotated[str, typer.Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")],
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other option of the method, NAME=VALUE.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    drafter: Drafter = None,
+    dtype: Dtype = None,
+    compile_mode: Compile = None,
+    random_weights: RandomWeights = False,
+    simulate_acceptance: Simulate = None,
+    prompts: Annotated[str, typer.Option(help="demo, coco2017[:FILE], parti[:FILE], or a text file.")] = "demo",
+    num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Prompts that are measured.")] = 12,
+    recorded: Annotated[int, typer.Option(min=1, help="Prompts whose drafts are recorded for the acceptance.")] = 4,
+    few: Annotated[int, typer.Option(min=1, max=6, help="How many of the best expected sizes are measured.")] = 3,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    temperature: Annotated[float, typer.Option(min=0, max=10, help="0 is greedy.")] = 1.0,
+    guidance: Annotated[float | None, typer.Option(min=0, help="CFG scale (default: the target's).")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    out: Out = Path("results"),
+    fresh: Fresh = False,
+    as_json: AsJson = False,
+    method_options: dict[str, Any] | None = None,
+) -> None:
+    """Find the sizes of a method's tree, or window, that suit this machine, and write them as a preset.
+
+    Example: lanternbench tune --method eagle-1
+    """
+    from lanternbench.experiment import tuning as search
+    from lanternbench.experiment.tuning_result import Tune
+    from lanternbench.report.tuning_plot import write_plot
+    from lanternbench.utils.device import choose
+
+    config = Tune(
+        method=method, options=pairs(option or []) | (method_options or {}), target=target, drafter=drafter,
+        dtype=dtype, compile=compile_mode, random_weights=random_weights, simulate_acceptance=simulate_acceptance,
+        prompts=prompts, num_prompts=num_prompts, recorded=recorded, few=few, seed=seed, temperature=temperature,
+        guidance=guidance,
+    )  # fmt: skip
+    with display(f"tuning {method}") as shown:
+        path, found = search.tune(config, out, fresh=fresh, device=choose(device, threads), progress=shown.show)
+        plot, _ = write_plot(found, path.with_suffix(""))
+    if as_json:
+        print_json({"preset": str(path), "plot": str(plot), "verdict": found.verdict, "best": found.best,
+                    "results": found.rows(), "cost": found.cost.model_dump()})  # fmt: skip
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    titles = ("sizes", "nodes", "τ expected", "τ", "tokens/s expected", "tokens/s", "× its own [95 %]", "fidelity loss")
+    for title in titles:
+        table.add_column(title, justify="left" if title == "sizes" else "right", overflow="fold")
+    for r in found.results:
+        e, ratio, loss = r.expected, r.robust_ratio, r.fidelity_loss
+        interval = "" if ratio.lo is None else f" [{ratio.lo:.2f}, {ratio.hi:.2f}]"
+        table.add_row(
+            Text(f"{r.label}{' (its own)' if r.name == 'default' else ''}{' ←' if r.name == found.best else ''}"),
+            str(e.shape.nodes) if e else "1",
+            f"{e.tau:.2f}" if e else "–",
+            f"{r.tau:.2f}",
+            f"{e.tokens_per_s:.1f}" if e else "–",
+            f"{r.robust_tokens_per_s:.1f}",
+            f"{ratio.value:.2f}{interval}",
+            "–" if loss is None else f"{loss:.3f}",
+        )
+    stdout().print(table)
+    print(f"{found.verdict}\n{path}  ·  plot: {plot}\nnext: {program()} run --method {path}")

@@ -1,0 +1,158 @@
+"""What ``tune`` found: the verdict, and the preset that it writes, with the evidence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from lanternbench.analysis.forward_cost import StepCost, Timed
+from lanternbench.analysis.statistics import Estimate
+from lanternbench.analysis.tree_search import Candidate, Options
+from lanternbench.methods.preset_file import EVIDENCE
+from lanternbench.utils.json_values import plain
+
+LOSSIER = 1.1  # times the fidelity loss of the method's own sizes, that a lossy method's new ones may have
+OWN, BASELINE = "default", "ar"
+
+
+class Tune(BaseModel):
+    """What fixes the result of a search, beside the machine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str
+    options: Options = {}
+    target: str = "tiny"
+    drafter: str | None = None
+    dtype: str | None = None
+    compile: str | None = None
+    random_weights: bool = False
+    simulate_acceptance: float | None = Field(None, ge=1, le=64)
+    temperature: float = Field(1.0, ge=0, le=10)
+    guidance: float | None = None
+    prompts: str = "demo"
+    num_prompts: int = Field(12, ge=1)  # measured
+    recorded: int = Field(4, ge=1)  # of them, decoded for the acceptance
+    few: int = Field(3, ge=1)  # candidates that are measured
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one candidate gave; ``ratio``: tokens per second over those with the method's own sizes, prompt by prompt.
+
+    ``robust``: with the median step time for every step, which other programs disturb least.
+    """
+
+    name: str
+    options: Options
+    label: str
+    expected: Candidate | None  # of ar nothing was searched
+    tau: float
+    tokens_per_s: float
+    robust_tokens_per_s: float
+    ratio: Estimate
+    robust_ratio: Estimate
+    fidelity_loss: float | None
+
+    @property
+    def expectation_error(self) -> float | None:
+        """Expected over measured tokens per second, less 1."""
+        return None if self.expected is None else self.expected.tokens_per_s / self.robust_tokens_per_s - 1
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A finished search: ``best`` is the name of the result that was chosen."""
+
+    config: Tune
+    about: str
+    cost: StepCost
+    timed: list[Timed]
+    results: list[Result]
+    looked_at: int
+    best: str
+    lossless: bool | None
+    machine: dict[str, Any]
+
+    def result(self, name: str) -> Result:
+        return next(r for r in self.results if r.name == name)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The results as plain values."""
+        return [plain(_row(r)) for r in self.results]
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        found = self.result(self.best)
+        if self.best == OWN:
+            tried = [r for r in self.results if r.name not in (OWN, BASELINE)]
+            best = max(tried, key=lambda r: r.robust_ratio.value or 0.0, default=None)
+            seen = f" (the best of {len(tried)} gave {_ratio(best.robust_ratio)})" if best else ""
+            return f"nothing beats the sizes that {self.config.method} has already{seen}: they are what is written"
+        return f"{found.label}: {_ratio(found.robust_ratio)} times the tokens per second of the method's own sizes"
+
+
+def _ratio(found: Estimate) -> str:
+    interval = "" if found.lo is None else f" [{found.lo:.2f}, {found.hi:.2f}]"
+    return f"{found.value:.2f}{interval}"
+
+
+def best(results: list[Result]) -> str:
+    """The fastest candidate whose interval lies above the method's own sizes, and whose images lose no more by it."""
+    own = next(r for r in results if r.name == OWN)
+    allowed = None if own.fidelity_loss is None else LOSSIER * own.fidelity_loss
+    better = [
+        r
+        for r in results
+        if r.name not in (OWN, BASELINE)
+        and (r.robust_ratio.lo or 0.0) > 1
+        and (allowed is None or (r.fidelity_loss or 0.0) <= allowed)
+    ]
+    return max(better, key=lambda r: r.robust_ratio.value or 0.0).name if better else OWN
+
+
+def preset_text(tuning: Tuning) -> str:
+    """The preset as YAML, with the evidence for it."""
+    config, found = tuning.config, tuning.result(tuning.best)
+    entry = {"method": config.method} | plain(config.options | found.options)
+    evidence = {
+        "verdict": tuning.verdict,
+        "target": config.target,
+        "searched": f"{tuning.looked_at} sizes: {tuning.about}",
+        "results": tuning.rows(),
+        "costs": tuning.cost.model_dump(),
+        "machine": tuning.machine,
+        "search": config.model_dump(exclude_none=True),
+    }
+    head = [
+        f"# {config.method} on {config.target}, tuned on {tuning.machine.get('cpu')}, {tuning.machine['device']}.",
+        "# `lanternbench run --method THIS_FILE` runs it; in a sweep file: `methods: [ar, THIS_FILE]`.",
+    ]
+    whole = json.loads(json.dumps(entry | {EVIDENCE: plain(evidence)}))  # no subclasses of str, as torch's version is
+    text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)
+    return "\n".join([*head, text])
+
+
+def _row(r: Result) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": r.name,
+        "label": r.label,
+        "options": r.options,
+        "tau": r.tau,
+        "tokens_per_s": r.tokens_per_s,
+        "robust_tokens_per_s": r.robust_tokens_per_s,
+        "ratio": r.ratio,
+        "robust_ratio": r.robust_ratio,
+        "fidelity_loss": r.fidelity_loss,
+    }
+    if r.expected is not None:
+        expected = r.expected
+        row["expected"] = {"tau": expected.tau, "tokens_per_s": expected.tokens_per_s, "step_s": expected.step_s}
+        row["expected"] |= {"reach": expected.reach, "shape": asdict(expected)["shape"]._asdict()}
+    return row

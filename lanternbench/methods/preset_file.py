@@ -1,0 +1,58 @@
+"""A method in a YAML file, as ``tune`` writes it: the keys ``method`` and its options, and the evidence for them.
+
+Wherever a method is named, in ``run``, in a sweep file or from Python, the path of such a file stands for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lanternbench.errors import UserError
+from lanternbench.utils.yaml_text import load
+
+EVIDENCE = "evidence"  # what the sizes rest on; nothing reads it
+MAX_BYTES = 2**20
+
+
+def is_file(name: str) -> bool:
+    """Is a method named by the path of a file?"""
+    return name.endswith((".yaml", ".yml"))
+
+
+def read(name: str, folder: Path = Path()) -> dict[str, Any]:
+    """``method`` and its options, without the evidence.  A path is looked up from ``folder``, then from here.
+
+    Raises UserError for a missing file, broken YAML, and what is no preset.
+    """
+    path = next((p for p in (folder / name, Path(name)) if p.is_file()), None)
+    if path is None:
+        raise UserError(f"there is no preset file {name}: give one that `lanternbench tune` wrote")
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError(f"{path} is larger than a preset file can be ({MAX_BYTES} bytes)")
+        found = load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{path} cannot be read as YAML ({reason}): correct it or run `lanternbench tune` again"
+        ) from None
+    if not isinstance(found, dict) or not isinstance(found.get("method"), str) or is_file(found["method"]):
+        raise UserError(f"{path} is no preset: it needs the key 'method' with a name of `lanternbench methods`")
+    return {str(key): value for key, value in found.items() if key != EVIDENCE}
+
+
+def expanded(specs: Any, folder: Path = Path()) -> Any:
+    """The method entries of a configuration with files read; options beside a file's name replace the file's."""
+    if not isinstance(specs, list):
+        return specs
+    return [_expanded(spec, folder) for spec in specs]
+
+
+def _expanded(spec: Any, folder: Path) -> Any:
+    entry = {"method": spec} if isinstance(spec, str) else spec
+    if not isinstance(entry, dict) or not isinstance(entry.get("method"), str) or not is_file(entry["method"]):
+        return spec
+    return read(entry["method"], folder) | {key: value for key, value in entry.items() if key != "method"}
