@@ -185,6 +185,12 @@ def _resume(path: Path, new: dict[str, Any]) -> dict[str, Any]:
             f"run {path.name!r} exists with other settings ({shown}): "
             "give --fresh to start a new run beside it, or repeat the old settings to resume it."
         )
+    before, now = ((run.get("target") or {}).get("weights") or {} for run in (old, new))
+    if before and now and (other := differences(before, now)):
+        raise UserError(
+            f"run {path.name!r} was begun with other weights ({'; '.join(other[:5])}): put the old files back, or give "
+            "--fresh to start a new run beside it."
+        )
     run = {**old, "resumed": [*old.get("resumed", []), {"at": new["created"]}]}
     _write_json(path / "run.json", run)
     return run

@@ -65,6 +65,7 @@ class Target:
     drafter of the user's, as those trained on the features of LANTERN's class expect ``uniform``.
     ``condition``: (target, captions, with unconditional rows?) -> prefix.  ``pixels``: what the tokeniser decodes ->
     uint8 [B, H, W, 3].  ``row_end``: the prompt id that the model writes after each row of an image, if it does.
+    ``weights``: digests of the files that it was loaded from, by part; see ``fingerprints``.
     ``graphs``: set, the phases of a step are replayed as CUDA graphs.  ``near``: the nearest codes by kind
     of proximity, once a method has asked for them.
     """
@@ -83,6 +84,7 @@ class Target:
     condition: Callable[[Target, list[str], bool], Prefix] = from_text
     pixels: Callable[[Tensor], Tensor] = rounded
     row_end: int | None = None
+    weights: dict[str, str] = field(default_factory=dict)
     graphs: Graphs | None = None
     near: dict[str, Tensor] = field(default_factory=dict)
 

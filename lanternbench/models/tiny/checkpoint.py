@@ -54,7 +54,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {k: file.get_tensor(k) for k in file.keys()}, meta  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise UserError(
-            f"cannot read the embedded weights {path} ({error}); reinstall, or remake them with `lanternbench train tiny`"
+            f"cannot read the embedded weights {path} ({error}); reinstall, or remake them with "
+            "`lanternbench train tiny`"
         ) from None
 
 
