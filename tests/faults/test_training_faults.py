@@ -53,7 +53,8 @@ def test_another_checkpoint_is_named(value, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value", [torch.zeros(2, 3), torch.zeros(1, 4).short(), torch.full((2, 4), 99).short(), -torch.ones(2, 4).short(), []]
+    "value",
+    [torch.zeros(2, 3), torch.zeros(1, 4).short(), torch.full((2, 4), 99).short(), -torch.ones(2, 4).short(), []],
 )
 def test_samples_that_are_none_are_named(value, tmp_path):
     torch.save(torch.zeros(2, 4).short(), tmp_path / "samples.pt")
