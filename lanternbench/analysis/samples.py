@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from lanternbench.utils.json_values import plain
+
+# what any image can have: a file from elsewhere may hold any number
+Count = Annotated[int, Field(ge=0, le=2**24)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Figure = Annotated[float, Field(ge=-1e15, le=1e15)]
 
 
 class Sample(BaseModel):
@@ -31,29 +36,29 @@ class Sample(BaseModel):
     label: str
     method: str
     options: dict[str, Any] = Field(default_factory=dict)
-    seed: int
-    tokens: int = Field(ge=0)
-    steps: int = Field(ge=0)
-    accept_lengths: list[int]
-    tree_depths: list[int] = Field(default_factory=list)
-    tree_nodes: list[int] | None = None
-    first_token_acceptance: float | None = None
-    decode_s: float = Field(ge=0)
-    encode_s: float = Field(default=0.0, ge=0)
-    render_s: float = Field(default=0.0, ge=0)
-    phases: dict[str, float] | None = None
-    step_s: list[float] | None = None
-    cpu_s: float | None = None
-    load: float | None = None
-    peak_memory_mb: float | None = None
+    seed: int = Field(ge=0, lt=2**63)
+    tokens: Count
+    steps: Count
+    accept_lengths: list[Count]
+    tree_depths: list[Count] = Field(default_factory=list)
+    tree_nodes: list[Count] | None = None
+    first_token_acceptance: Figure | None = None
+    decode_s: Seconds
+    encode_s: Seconds = 0.0
+    render_s: Seconds = 0.0
+    phases: dict[str, Seconds] | None = None
+    step_s: list[Seconds] | None = None
+    cpu_s: Seconds | None = None
+    load: Seconds | None = None
+    peak_memory_mb: Figure | None = None
     timed: bool = True
-    fidelity_loss: float | None = None
-    drafter: dict[str, float] | None = None
-    stats: dict[str, float] | None = None
+    fidelity_loss: Figure | None = None
+    drafter: dict[str, Figure] | None = None
+    stats: dict[str, Figure] | None = None
     # only what image_name makes: a samples.jsonl from elsewhere must not point outside its own folder
     image: str | None = Field(default=None, pattern=r"^images/[A-Za-z0-9][A-Za-z0-9._-]*$")
-    token_ids: list[int] = Field(default_factory=list)
-    metrics: dict[str, float | None] = Field(default_factory=dict)
+    token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(default_factory=list)
+    metrics: dict[str, Figure | None] = Field(default_factory=dict)
 
     @field_validator("metrics", mode="before")
     @classmethod
@@ -61,7 +66,9 @@ class Sample(BaseModel):
         return plain(metrics)
 
     @model_validator(mode="after")
-    def _lengths_agree(self) -> Sample:
+    def _fields_agree(self) -> Sample:
+        if self.key != sample_key(self.prompt_id, self.label, self.seed):
+            raise ValueError("the key is not that of its prompt, label and seed")
         if len(self.accept_lengths) != self.steps or sum(self.accept_lengths) != self.tokens:
             raise ValueError("accept_lengths must have one entry per step and sum to tokens")
         if self.tree_depths and len(self.tree_depths) != self.steps:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +11,11 @@ from typing import Any, get_args
 from lanternbench.analysis.statistics import Estimate
 from lanternbench.errors import UserError
 from lanternbench.notes import Kind, Note
+from lanternbench.utils.files import open_file
 
 Costs = dict[str, dict[str, float]]  # metric -> {"images", "seconds"} that were really computed, without loading
 NOTHING = Estimate()
+LARGEST = 1e15  # of any figure
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def read_summary(folder: Path) -> Summary:
     """
     path = Path(folder) / "summary.json"
     try:
-        found = json.loads(path.read_bytes())
+        with open_file(path) as file:
+            found = json.loads(file.read())
     except FileNotFoundError:
         raise UserError(
             f"{folder} has no summary.json, so the run did not finish: continue it with --resume."
@@ -164,13 +166,10 @@ def _reference(value: Any) -> dict[str, Any] | None:
 
 
 def _number(value: Any) -> float | None:
-    """A finite float; None for null, booleans and anything that is no number."""
+    """A finite float; None for null, booleans, anything that is no number, and numbers that no run can have."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return float(value) if -LARGEST <= value <= LARGEST else None
 
 
 def _count(value: Any) -> int | None:

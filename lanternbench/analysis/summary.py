@@ -62,7 +62,7 @@ def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, 
         found[name] = estimate._replace(n=images, p=p)
     value, lo, hi, n, _ = found["log_prob"]
     if value is not None:  # of the mean log-probability
-        found["perplexity"] = Estimate(math.exp(-value), _exp(hi), _exp(lo), n)
+        found["perplexity"] = Estimate(_exp(value), _exp(hi), _exp(lo), n)
     steps = figures.steps[label]
     found |= {name: Estimate(value, n=len(steps.latencies)) for name, value in steps.percentiles().items()}
     memory, there = (part[own] for part in figures.column("peak_memory_mb"))
@@ -88,7 +88,7 @@ def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, 
 
 
 def _exp(log_prob: float | None) -> float | None:
-    return None if log_prob is None else math.exp(-log_prob)
+    return None if log_prob is None or log_prob < -600 else math.exp(-log_prob)  # else it has no float
 
 
 def _claimed(label: str, run: Mapping[str, Any]) -> bool | None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lanternbench.cli.output import print_json, stdout
+from lanternbench.cli.output import print_json, print_notes, stdout
 
 if TYPE_CHECKING:
     from lanternbench.analysis.change import Change
@@ -54,10 +55,14 @@ def compare(
     from lanternbench.analysis.change import changes
     from lanternbench.analysis.figures import Figures
     from lanternbench.errors import UserError
-    from lanternbench.experiment import find, iter_samples
+    from lanternbench.experiment import find, iter_samples, read_run
+    from lanternbench.report.load import Run, differing
 
     conditions = [_condition(text) for text in fail_if or []]
-    before, after = (Figures(iter_samples(find(results, [name])[0])) for name in (old, new))
+    places = [find(results, [name])[0] for name in (old, new)]
+    if text := differing([Run(place, read_run(place), [], []) for place in places]):
+        print_notes([text], Console(stderr=True))
+    before, after = (Figures(iter_samples(place)) for place in places)
     names = list(dict.fromkeys([*FIGURES, *before.metrics, *(c.figure for c in conditions)]))
     found = changes(before, after, names)
     if not found:

@@ -29,13 +29,16 @@ def report(
     from lanternbench import experiment as store
     from lanternbench.cli.options import listed
     from lanternbench.report import report as write
-    from lanternbench.report.load import joined_rows, load_runs
+    from lanternbench.report.load import differing, joined_rows, load_runs
 
     folders = store.find(results, runs or [])
     files = write(folders, out, published, listed(formats) if formats is not None else None, budget)
-    rows = joined_rows(load_runs(folders))
+    loaded = load_runs(folders)
+    rows = joined_rows(loaded)
     if as_json:
         print_json({"rows": rows, "files": [str(f) for f in files]})
         return
     print_table(rows)
+    if (text := differing(loaded)) is not None:
+        print_notes([text], Console(stderr=True))
     print_notes(files, Console(stderr=True), bullet="")

@@ -12,10 +12,10 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -27,18 +27,20 @@ from lanternbench.experiment.run_reader import iter_samples, read_run, whole_lin
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import config_hash, differences, plain
 
+APPEND = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK  # through no link that someone planted, to no pipe
+
 
 class RunFolder:
     """A run folder opened for writing by this process alone; use ``open``, and ``close`` or ``with``."""
 
-    def __init__(self, path: Path, run: dict[str, Any], lock: IO[bytes], environment: Any = None) -> None:
-        self.path, self.run, self._lock = path, run, lock
+    def __init__(self, path: Path, run: dict[str, Any], lock: ExitStack, environment: Any = None) -> None:
+        self.path, self.run, self._lock, self._closed = path, run, lock, False
         self._elsewhere = environment if _lasting(environment) != _lasting(run.get("environment")) else None
         kept, self._keys = 0, set[str]()
         for kept, sample in whole_lines(path / "samples.jsonl"):  # noqa: B007 (the last one counts)
             self._keys.add(sample.key)
-        with writing(path, OUT):
-            self._fd = os.open(path / "samples.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        with writing(path / "samples.jsonl", OUT):
+            self._fd = os.open(path / "samples.jsonl", os.O_CREAT | APPEND, 0o644)
             os.ftruncate(self._fd, kept)  # a torn last line goes: its sample is simply made again
 
     @classmethod
@@ -112,6 +114,7 @@ class RunFolder:
         """
         if sample.key in self._keys:
             raise ValueError(f"sample {sample.key!r} is stored already")
+        self._check()
         if self._elsewhere:  # latencies from two machines: the summary says so
             self.run["resumed"][-1]["environment"], self._elsewhere = self._elsewhere, None
             _write_json(self.path / "run.json", self.run)
@@ -120,8 +123,10 @@ class RunFolder:
             with replacing(self.path / str(sample.image), OUT) as file:
                 image.save(file, format="PNG")
         if where is not None:
-            with writing(self.path / "devices.jsonl", OUT), open(self.path / "devices.jsonl", "a") as devices:
-                devices.write(json.dumps({"key": sample.key, **where}) + "\n")
+            with writing(self.path / "devices.jsonl", OUT):
+                devices = os.open(self.path / "devices.jsonl", os.O_CREAT | APPEND, 0o644)
+                with open(devices, "ab") as file:
+                    file.write(json.dumps({"key": sample.key, **where}).encode() + b"\n")
         line = sample.model_dump_json().encode() + b"\n"
         with writing(self.path / "samples.jsonl", OUT):
             _append_whole(self._fd, line)
@@ -133,10 +138,21 @@ class RunFolder:
         with replacing(self.path / "samples.jsonl", OUT) as file:
             file.writelines(sample.model_dump_json().encode() + b"\n" for sample in samples)
         os.close(self._fd)
-        self._fd = os.open(self.path / "samples.jsonl", os.O_RDWR | os.O_APPEND)
+        self._fd = os.open(self.path / "samples.jsonl", APPEND)
+
+    def _check(self) -> None:
+        """Raises UserError where what is written would not be found under its name."""
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self._fd), os.stat(self.path / "samples.jsonl")):
+                return
+        raise UserError(
+            f"{self.path / 'samples.jsonl'} was deleted or replaced while this run wrote it, and what it held is lost: "
+            "start the same command again."
+        )
 
     def finish(self, summary: Summary) -> None:
         """Write ``tokens.safetensors`` (key → int32 [tokens]) and ``summary.json``, both atomically."""
+        self._check()
         header, end = {}, 0
         for sample in self.samples():
             begin, end = end, end + 4 * len(sample.token_ids)
@@ -151,7 +167,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Give the folder back to other processes; calling it twice is harmless."""
-        if not self._lock.closed:
+        if not self._closed:
+            self._closed = True
             os.close(self._fd)
             self._lock.close()
 
@@ -185,6 +202,12 @@ def _resume(path: Path, new: dict[str, Any]) -> dict[str, Any]:
             f"run {path.name!r} exists with other settings ({shown}): "
             "give --fresh to start a new run beside it, or repeat the old settings to resume it."
         )
+    before, now = ((run.get("target") or {}).get("weights") or {} for run in (old, new))
+    if before and now and (other := differences(before, now)):
+        raise UserError(
+            f"run {path.name!r} was begun with other weights ({'; '.join(other[:5])}): put the old files back, or give "
+            "--fresh to start a new run beside it."
+        )
     run = {**old, "resumed": [*old.get("resumed", []), {"at": new["created"]}]}
     _write_json(path / "run.json", run)
     return run
@@ -206,19 +229,25 @@ def _free(root: Path, run_id: str) -> Path:
     return path
 
 
-def acquire(path: Path) -> IO[bytes]:
-    """The folder's lock: held while the file is open, so a killed process leaves none behind."""
-    with writing(path, OUT):
-        lock = open(path / ".lock", "ab")  # noqa: SIM115 (held open on purpose)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise UserError(f"{path} is in use by another process: wait for it to end, or give --fresh.") from None
-    except OSError as error:
-        lock.close()
-        raise UserError(f"cannot lock {path} ({error.strerror}): choose a local folder with --out.") from None
-    return lock
+def acquire(path: Path) -> ExitStack:
+    """The folder's locks: held while files are open, so a killed process leaves none behind.
+
+    The folder itself is locked too, as ``.lock`` may be deleted; some network file systems lock files alone.
+    """
+    with ExitStack() as held:
+        for place, flags in ((path / ".lock", os.O_CREAT | APPEND), (path, os.O_RDONLY)):
+            with writing(place, OUT):
+                fd = os.open(place, flags, 0o644)
+            held.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{path} is in use by another process: wait for it to end, or give --fresh.") from None
+            except OSError as error:
+                if place != path:
+                    text = f"cannot lock {path} ({error.strerror}): choose a local folder with --out."
+                    raise UserError(text) from None
+        return held.pop_all()
 
 
 def _append_whole(fd: int, line: bytes) -> None:

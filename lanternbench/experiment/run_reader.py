@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from lanternbench.analysis.samples import Sample
 from lanternbench.errors import UserError
+from lanternbench.utils.files import open_file
 
 _KINDS = {"config": dict, "environment": dict, "prompts": dict, "target": dict, "methods": list, "resumed": list}
 
@@ -20,7 +21,8 @@ _KINDS = {"config": dict, "environment": dict, "prompts": dict, "target": dict, 
 def read_run(path: Path) -> dict[str, Any]:
     """``run.json`` of a run folder. Raises UserError when there is none or it is damaged."""
     try:
-        run = json.loads((Path(path) / "run.json").read_bytes())
+        with open_file(Path(path) / "run.json") as file:
+            run = json.loads(file.read())
         if not isinstance(run, dict):
             raise ValueError("no JSON object")
         for name, kind in _KINDS.items():
@@ -32,7 +34,7 @@ def read_run(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} is no run folder (run.json: {error.strerror}): give a folder that `run` made."
         ) from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         raise UserError(f"{path}/run.json is damaged ({error}): restore it or start again with --fresh.") from None
     return run
 
@@ -49,7 +51,7 @@ class Line(NamedTuple):
 def scan(path: Path) -> Iterator[Line]:
     """Every line of a samples.jsonl, one at a time; a torn last line, which a crash leaves behind, is left out."""
     try:
-        with open(path, "rb") as lines:
+        with open_file(path) as lines:
             end, doubtful = 0, None  # a line that cannot be read is damaged unless it is the last
             for number, line in enumerate(lines, 1):
                 if doubtful:

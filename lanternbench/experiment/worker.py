@@ -71,7 +71,7 @@ class Worker:
             self.device,
             next(iter(decoders.values())).guidance,
             {label: decoder.lossless for label, decoder in decoders.items()},
-            {"name": t.name, "grid": list(t.grid), "vocab": t.vocab, "evaluators": t.evaluators}
+            {"name": t.name, "grid": list(t.grid), "vocab": t.vocab, "evaluators": t.evaluators, "weights": t.weights}
             | {"prompt_template": t.prompt_template}
             | ({"remark": t.remark} if t.remark else {}),
             environment() | mode(t),

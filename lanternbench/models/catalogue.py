@@ -15,6 +15,7 @@ import yaml
 from lanternbench.errors import UserError
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.family import Entry, Family
+from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.loading import dtype_named
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
@@ -82,7 +83,9 @@ def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dty
         ready(device)
     for kind in components("target"):
         if family(kind).reads(Path(name)):
-            return family(kind).load(Entry(name=Path(name).name, family=kind, about=""), Path(name), device, weights)
+            row, here = Entry(name=Path(name).name, family=kind, about=""), Path(name)
+            found = family(kind).load(row, here, device, weights)
+            return replace(found, weights=found.weights or fingerprints(here))
     if cut := _CUT.fullmatch(name):
         if not random_weights:
             raise UserError(f"'{name}' is a part of a target, which has no weights: add --random-weights")
@@ -100,7 +103,7 @@ def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dty
             f"target '{title}' lacks its {' and '.join(needed)} in {folder}: `lanternbench fetch {title}` gets them "
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
         )
-    return own.load(row, folder, device, weights)
+    return replace(own.load(row, folder, device, weights), weights=fingerprints(folder))
 
 
 def ready(device: str) -> None:
@@ -121,7 +124,8 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
     """
     title, _, where = spec.partition("=")
     if title not in catalogue() and Path(spec).exists():
-        return packed(with_eagle(target, target.model.eagle_drafter(Path(spec), device))), "eagle"
+        other = with_eagle(target, target.model.eagle_drafter(Path(spec), device))
+        return packed(_drafted_by(other, Path(spec))), "eagle"
     if title not in catalogue():
         raise UserError(
             f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a file "
@@ -136,7 +140,14 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
         raise UserError(f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it")
     else:
         net = own.decoder(row, folder, device, target.dtype)
-    return packed(replace(target, drafters=target.drafters | {"model": net})), "model"
+    target = replace(target, drafters=target.drafters | {"model": net})
+    return packed(target if random_weights else _drafted_by(target, folder)), "model"
+
+
+def _drafted_by(target: Target, place: Path) -> Target:
+    """``target`` with the digests of its drafter's files, which lie elsewhere."""
+    found = {f"drafter.{part}": digest for part, digest in fingerprints(place).items()}
+    return replace(target, weights=target.weights | found)
 
 
 def with_eagle(target: Target, net: Eagle) -> Target:

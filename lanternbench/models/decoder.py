@@ -50,6 +50,8 @@ class ImageDecoder(Stack):
 
     def __init__(self, config: Any):
         super().__init__(config.decoder)
+        if config.grid < 1:
+            raise ValueError(f"images of {config.grid} tokens a side")
         self.config = config
 
     @property

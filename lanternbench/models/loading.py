@@ -19,7 +19,12 @@ from lanternbench.errors import UserError
 Net = TypeVar("Net", bound=nn.Module)
 State = dict[str, Tensor]
 UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
+MAX_CONFIG = 2**24  # bytes of a config.json
+MAX_MODULES, MAX_BUFFERED = 3000, 2**28  # of a network: twice those of the largest published
 _INNER = ("model", "module", "state_dict")  # under which official .pt files keep their weights
+_PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# what goes wrong where a file's numbers and names are taken at their word
+ODD = (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError, AssertionError)
 
 
 def read_state(path: Path) -> State:
@@ -145,13 +150,9 @@ def load_layers(
                 state.clear()
                 on_disk.clear()
                 on_disk.update(value.untyped_storage().data_ptr() for value in part.values())
-            try:
-                yield convert(part)
-            except (KeyError, RuntimeError) as error:
-                raise UserError(
-                    f"the checkpoint in {path} is of another architecture or size ({type(error).__name__}: "
-                    f"{str(error).splitlines()[0]}): use the official file of this target"
-                ) from None
+            with understood(path, "is of another architecture or size"):
+                converted = convert(part)
+            yield converted
             part.clear()
 
     return _filled(make, parts(), path, device, moved, strict)
@@ -168,9 +169,7 @@ def _filled(
     moved: Callable[[Tensor], Tensor],
     strict: bool = False,
 ) -> Net:
-    with empty_parameters():
-        net = make()
-    shapes, values = {k: v.shape for k, v in net.state_dict().items()}, {}
+    (kind, shapes), values = _sketch(make, where), {}
     for state in parts:
         for name in shapes.keys() & state.keys():
             if state[name].shape != shapes[name]:
@@ -178,20 +177,72 @@ def _filled(
                     f"'{name}' in {where} is {list(state[name].shape)} but this target needs {list(shapes[name])}: "
                     "it is the checkpoint of another size"
                 )
-            values[name] = moved(state.pop(name))
+            values[name] = _sound(moved(_plain(state.pop(name), name, where)), name, where)
         if strict and state:
             raise UserError(
-                f"the checkpoint in {where} has a '{min(state)}' that a {type(net).__name__} of this kind has no place "
+                f"the checkpoint in {where} has a '{min(state)}' that a {kind} of this kind has no place "
                 "for: it is of another architecture, whose output would differ without it"
             )
     wanted = [k for k in shapes if not k.endswith("num_batches_tracked")]
     if lost := [k for k in wanted if k not in values]:
         raise UserError(
             f"the checkpoint in {where} has no '{lost[0]}' ({len(lost)} of {len(wanted)} weights are absent): "
-            f"it is not a {type(net).__name__} of this kind"
+            f"it is not a {kind} of this kind"
         )
+    with empty_parameters():
+        net = make()
     net.load_state_dict(values, strict=False, assign=True)
     return net.to(device).eval()  # tables that no checkpoint has are still on the host
+
+
+def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, torch.Size]]:
+    """The name of the module's class, and the shape of each of its tensors by name; nothing is allocated.
+
+    Raises UserError for sizes of which no network can be made, however absurd.
+    """
+    count = 0
+
+    def counted(*_: object) -> None:
+        nonlocal count
+        if (count := count + 1) > MAX_MODULES:
+            raise ValueError(f"more than {MAX_MODULES} modules")
+
+    handle = torch.nn.modules.module.register_module_module_registration_hook(counted)
+    try:
+        with understood(where, "says sizes of which no network can be made"), torch.device("meta"):
+            net = make()
+            if (size := sum(buffer.numel() for buffer in net.buffers())) > MAX_BUFFERED:
+                raise ValueError(f"tables of {size} numbers")
+    finally:
+        handle.remove()
+    return type(net).__name__, {name: value.shape for name, value in net.state_dict().items()}
+
+
+@contextmanager
+def understood(where: Path, what: str) -> Iterator[None]:
+    """Turns what goes wrong in reading the content of a file into a UserError: ``where``, ``what``, and the cause."""
+    try:
+        yield
+    except ODD as error:
+        cause = " ".join(str(error).split())[:200]
+        raise UserError(f"{where} {what} ({type(error).__name__}: {cause}): use the file of this target") from None
+
+
+def _plain(value: Tensor, name: str, where: Path) -> Tensor:
+    """``value`` itself.  Raises UserError for integers and other numbers that mean nothing without their scales."""
+    if value.dtype in _PLAIN or name.endswith("num_batches_tracked"):
+        return value
+    raise UserError(
+        f"'{name}' in {where} is {str(value.dtype).removeprefix('torch.')}: quantised weights cannot be read, use the "
+        "checkpoint in float16, bfloat16 or float32"
+    )
+
+
+def _sound(value: Tensor, name: str, where: Path) -> Tensor:
+    """``value`` itself.  Raises UserError for NaN and infinity: a drafter that has them only makes decoding slow."""
+    if value.dtype.is_floating_point and not value.sum(dtype=torch.float32).isfinite() and not value.isfinite().all():
+        raise UserError(f"'{name}' in {where} has values that are NaN or infinite: fetch the file again, or train anew")
+    return value
 
 
 def random_net(make: Callable[[], Net], device: str, dtype: torch.dtype) -> Net:
@@ -214,10 +265,12 @@ def random_net(make: Callable[[], Net], device: str, dtype: torch.dtype) -> Net:
 def read_config(path: Path) -> dict[str, Any]:
     """The model's config.json or params.json.  Raises UserError."""
     try:
+        if not path.is_file() or path.stat().st_size > MAX_CONFIG:
+            raise ValueError("it is too large" if path.is_file() else "there is no such file")
         config = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError("it holds no object")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path} ({error}); use the {path.name} published with the weights") from None
     return config
 

@@ -66,6 +66,7 @@ class Target:
     ``condition``: (target, captions, with unconditional rows?) -> prefix.  ``pixels``: what the tokeniser decodes ->
     uint8 [B, H, W, 3].  ``row_end``: the prompt id that the model writes after each row of an image, if it does.
     ``prompt_template``: what a caption is put into.  ``remark``: what to know of its figures.
+    ``weights``: digests of the files that it was loaded from, by part; see ``fingerprints``.
     ``graphs``: set, the phases of a step are replayed as CUDA graphs.  ``near``: the nearest codes by kind
     of proximity, once a method has asked for them.
     """
@@ -86,6 +87,7 @@ class Target:
     row_end: int | None = None
     prompt_template: str = "{caption}"
     remark: str = ""
+    weights: dict[str, str] = field(default_factory=dict)
     graphs: Graphs | None = None
     near: dict[str, Tensor] = field(default_factory=dict)
 

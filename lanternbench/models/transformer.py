@@ -38,6 +38,18 @@ class DecoderConfig:
     qkv_bias: bool = False
     out_bias: bool = False
 
+    def __post_init__(self) -> None:
+        """Raises ValueError or TypeError for sizes of which no decoder can be made."""
+        if (
+            self.dim % self.n_head
+            or self.head_dim % 2
+            or self.n_head % self.kv_heads
+            or min(self.dim, self.n_layer) < 1
+        ):
+            raise ValueError(f"{self.n_layer} layers, {self.dim} wide, {self.n_head} and {self.kv_heads} heads")
+        if not 0 < self.norm_eps < 1:
+            raise ValueError(f"an epsilon of {self.norm_eps} in norms")
+
     @property
     def decoder(self) -> DecoderConfig:
         """Itself, as an image decoder's configuration has its stack's."""

@@ -15,7 +15,7 @@ from lanternbench.report.answer import BUDGET, answer
 from lanternbench.report.categories import category_table
 from lanternbench.report.columns import metric_column, metric_keys
 from lanternbench.report.grid import PROMPTS
-from lanternbench.report.load import ReportRow, Run, joined_rows, load_runs, read_contents
+from lanternbench.report.load import ReportRow, Run, differing, joined_rows, load_runs, read_contents
 from lanternbench.report.page import Part, html_page, templates
 from lanternbench.report.pairs import INTRO, compared, pair_table
 from lanternbench.report.pareto import pareto_frontier, speed_column, write_pareto
@@ -121,20 +121,9 @@ def report_notes(runs: list[Run]) -> list[Note]:
     rows = [row for run in runs for row in run.rows]
     if speed_column(rows).key != "speedup":
         notes.append(Note("info", None, "The plots show step compression for want of speedups."))
-    if differing := _differing(runs):
-        text = f"The runs differ in {differing}: do not compare their latencies or qualities."
+    if text := differing(runs):
         notes.append(Note("warning", None, text))
     return notes + _metric_notes(rows, notes)
-
-
-def _differing(runs: list[Run]) -> str:
-    """What is not the same in all runs, each with its values."""
-    found = []
-    for name in dict.fromkeys(name for run in runs for name in run.setup):
-        values = list(dict.fromkeys(run.setup.get(name, "–") for run in runs))
-        if len(values) > 1:
-            found.append(f"{name} ({', '.join(values)})")
-    return "; ".join(found)
 
 
 def _metric_notes(rows: Sequence, said: list[Note]) -> list[Note]:

@@ -55,6 +55,17 @@ class Run:
         return found | {"hardware": self.hardware}
 
     @property
+    def weights(self) -> dict[str, str]:
+        """Digests of the target's and drafter's files by part; nothing where the run does not record them."""
+        found = self.part("target").get("weights")
+        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+    def like(self, other: Run) -> bool:
+        """May figures of the two runs be compared?"""
+        unknown = not self.weights or not other.weights
+        return self.setup == other.setup and (unknown or self.weights == other.weights)
+
+    @property
     def grid(self) -> tuple[int, int] | None:
         """(rows, columns) of image tokens, None when run.json does not say."""
         grid = self.part("target").get("grid")
@@ -124,15 +135,30 @@ def joined_rows(runs: list[Run]) -> list[ReportRow]:
     """The rows of all runs, each with its hardware, and of several runs with the run's name and setup."""
     names = [run.run_id for run in runs]
     names = [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
-    setups: list[dict[str, str]] = []
+    setups: list[Run] = []
     for run in runs:
-        setups += [run.setup] if run.setup not in setups else []
+        setups += [] if any(run.like(one) for one in setups) else [run]
+    numbers = [next(i for i, one in enumerate(setups, 1) if run.like(one)) for run in runs]
     return [
-        ReportRow(**vars(row), run=name if len(runs) > 1 else None, setup=1 + setups.index(run.setup),
-                  hardware=run.hardware)
-        for run, name in zip(runs, names)
+        ReportRow(**vars(row), run=name if len(runs) > 1 else None, setup=number, hardware=run.hardware)
+        for run, name, number in zip(runs, names, numbers)
         for row in run.rows
-    ]  # fmt: skip
+    ]
+
+
+def differing(runs: list[Run]) -> str | None:
+    """What keeps the figures of several runs from being compared, each setting with its values; None if nothing does."""
+    found = []
+    for name in dict.fromkeys(name for run in runs for name in run.setup):
+        values = list(dict.fromkeys(run.setup.get(name, "–") for run in runs))
+        if len(values) > 1:
+            found.append(f"{name} ({', '.join(values)})")
+    known = [run.weights for run in runs if run.weights]
+    parts = dict.fromkeys(part for weights in known for part in weights)
+    if other := [part for part in parts if len({weights.get(part) for weights in known}) > 1]:
+        found.append(f"the weights of {', '.join(other)}, whose files are not the same")
+    text = f"The runs differ in {'; '.join(found)}: do not compare their latencies or qualities."
+    return text if found else None
 
 
 def read_contents(run: Run, prompts: int) -> Contents:

@@ -142,12 +142,22 @@ def drawn(target: Target, net: Eagle, plan: Plan, work: Path, log: Log) -> Sampl
     decoder, size, parts = build(target, method("ar")), max(1, SHARD // target.length), []
     for start in range(0, len(prompts), size):
         path = work / f"samples-{start:06d}.pt"
+        few = prompts[start : start + size]
         if not path.exists():
-            few = prompts[start : start + size]
             loop.save_atomically(images(decoder, [p.text for p in few], [p.id for p in few], plan.seed), path)
             log(f"samples {start + len(few)}/{len(prompts)}")
-        parts.append(torch.load(path, weights_only=True))
+        parts.append(read_tokens(path, (len(few), target.length), target.vocab))
     return Samples(target, net, [p.text for p in prompts], torch.cat(parts))
+
+
+def read_tokens(path: Path, shape: tuple[int, int], vocab: int) -> Tensor:
+    """Tokens of this shape from a file of samples.  Raises UserError where it holds anything else."""
+    found = loop.kept(path)
+    if not isinstance(found, Tensor) or found.shape != shape or found.dtype != torch.int16:
+        raise loop.damaged(path, f"it holds no tokens of {shape[0]} images")
+    if not ((found.long() >= 0) & (found.long() < vocab)).all():
+        raise loop.damaged(path, f"it has tokens beyond the vocabulary of {vocab}")
+    return found
 
 
 def images(decoder: engine.SpeculativeDecoder, captions: list[str], keys: list[str], seed: int) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from lanternbench.errors import UserError
 from lanternbench.training.muon import Muon
 from lanternbench.utils.files import WORK, replacing
 
@@ -25,6 +26,20 @@ def save_atomically(value: object, path: Path) -> None:
     """A file that is either the old one or the whole new one."""
     with replacing(path, WORK) as file:
         torch.save(value, file)
+
+
+def kept(path: Path) -> Any:
+    """What ``save_atomically`` wrote.  Raises UserError for a file that is damaged, or holds anything but tensors."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the bytes of a damaged file make of the unpickler
+        raise damaged(path, error) from None
+
+
+def damaged(path: Path, cause: object) -> UserError:
+    """What to say of a file of an interrupted training that cannot be used."""
+    text = " ".join(str(cause).split())[:200] or type(cause).__name__
+    return UserError(f"{path} is damaged ({text}): delete it, and it is made again, or {WORK}")
 
 
 def optimizers(model: nn.Module, lr: float, muon_lr: float | None = None) -> list[torch.optim.Optimizer]:
@@ -71,11 +86,7 @@ def fit(
     path = folder / f"{name}.pt"
     first, last = 0, {}
     if path.exists():
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(state["model"])
-        for optim, saved in zip(optims, state["optims"], strict=True):
-            optim.load_state_dict(saved)
-        first, last = state["step"], state.get("losses", {})
+        first, last = _resume(path, model, optims)
     base = [[g["lr"] if first == 0 else g["initial_lr"] for g in o.param_groups] for o in optims]
     model.train()
     clock, seen = time.monotonic(), first
@@ -99,3 +110,17 @@ def fit(
             log(f"{name} {step + 1}/{steps}  {figures}  {pace:.2f} steps/s")
     model.eval()
     return last
+
+
+def _resume(path: Path, model: nn.Module, optims: list[torch.optim.Optimizer]) -> tuple[int, dict[str, float]]:
+    """Put the checkpoint at ``path`` into model and optimisers; returns its step and losses.  Raises UserError."""
+    state = kept(path)
+    try:
+        model.load_state_dict(state["model"])
+        for optim, saved in zip(optims, state["optims"], strict=True):
+            optim.load_state_dict(saved)
+            if not all("initial_lr" in group for group in optim.param_groups):
+                raise KeyError("initial_lr")
+        return int(state["step"]), dict(state.get("losses", {}))
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise damaged(path, error) from None

@@ -44,7 +44,7 @@ def sample(folder: Path, target: Target, count: int, log: Callable[[str], None] 
         if not path.exists():
             loop.save_atomically(tuple(_shard(target, start, min(SHARD, count - start))), path)
             log(f"rollouts {min(start + SHARD, count)}/{count}")
-        shards.append(Rollouts(*torch.load(path, weights_only=True)))
+        shards.append(Rollouts(*loop.kept(path)))
     captions, tokens, hidden = zip(*shards, strict=True)
     return Rollouts([c for part in captions for c in part], torch.cat(tokens), torch.cat(hidden))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,15 @@ def shipped(kind: str, name: str) -> Path:
     package = Path(__file__).resolve().parents[1]
     places = [package / f"{kind}_data" / name, package.parent / kind / name]
     return next((place for place in places if place.is_file()), places[0])
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """A regular file, opened for reading.  Raises OSError, at once, for a pipe or a device that would not end."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return open(fd, "rb")
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from lanternbench.models.loading import (
     random_net,
     read_config,
     read_state,
+    understood,
 )
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.token_decoder import image_tables
@@ -88,10 +89,12 @@ class ChameleonFamily(Family):
         """The decoder of images alone."""
         here = folder / "model"
         official = is_official(here)
-        published = read_config(here / ("params.json" if official else "config.json"))
-        config = replace(
-            config_from_official(published) if official else config_from_hf(published), **parted(row.shape)[0]
-        )
+        where = here / ("params.json" if official else "config.json")
+        published = read_config(where)
+        with understood(where, "is no config of a Chameleon"):
+            config = replace(
+                config_from_official(published) if official else config_from_hf(published), **parted(row.shape)[0]
+            )
         to_id = chameleon_vocab.read(tokeniser(here)).to_id
 
         def convert(part: State) -> State:
@@ -162,7 +165,8 @@ def image_tokeniser(folder: Path, device: str) -> VQModel:
     """
     where = folder / "model"
     shape = {} if is_official(where) else read_config(where / "config.json").get("vq_config") or {}
-    cfg = chameleon_vqgan.config_from_official(shape, VQ)
+    with understood(where / "config.json", "has a vq_config that cannot be read"):
+        cfg = chameleon_vqgan.config_from_official(shape, VQ)
     if present(folder, "vq"):
         where = folder / "vq"
     made = chameleon_vqgan.from_official(read_state(next(iter(sorted(where.rglob("*.ckpt"))), where)), cfg)

@@ -32,6 +32,7 @@ from lanternbench.models.loading import (
     random_net,
     read_config,
     read_state,
+    understood,
 )
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, framed, hashed_ids
@@ -88,7 +89,8 @@ class Emu3Family(Family):
         text = IdTokeniser(folder / "model" / "tokenizer.json", PUBLISHED, ("", QUALITY))
         text.reserved |= set(image_ids(text.names).tolist())
         where = folder / ("vq" if present(folder, "vq") else "model")
-        codes = emu3_vq.from_published(read_state(where))
+        with understood(where, "holds no image tokeniser of Emu3"):
+            codes = emu3_vq.from_published(read_state(where))
         if not any(key.startswith("decoder.") for key in codes):
             raise UserError(
                 f"the checkpoint in {where} has no image decoder: put Emu3's tokeniser into {folder / 'vq'}"
@@ -105,7 +107,8 @@ class Emu3Family(Family):
         here = folder / "model"
         to_id = image_ids(IdTokeniser(here / "tokenizer.json").names)
         said = read_config(here / "config.json")
-        config = emu3.config_from_published(said)
+        with understood(here / "config.json", "is no config of Emu3"):
+            config = emu3.config_from_published(said)
         if "image_area" in said and config.grid != row.shape.get("grid", config.grid):
             raise UserError(
                 f"config.json is of images of {config.grid} × {config.grid} tokens but target '{row.name}' has "

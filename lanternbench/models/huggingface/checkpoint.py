@@ -20,6 +20,7 @@ from yaml import YAMLError
 
 from lanternbench.errors import UserError
 from lanternbench.models.family import Entry, Family
+from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.huggingface.model import TransformersDecoder
 from lanternbench.models.loading import dtype_for, load_into, present, read_state
 from lanternbench.models.target import Prefix, Target
@@ -122,6 +123,7 @@ class TransformersFamily(Family):
             row_end=text.ids[said.row_end] if said.row_end else None,
             prompt_template=said.prompt,
             remark=REMARK,
+            weights=fingerprints(where),
         )
 
 
@@ -188,9 +190,7 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
             output_loading_info=True,
         )
     except Exception as error:  # transformers has no type of its own for what is wrong with a folder
-        raise UserError(
-            f"transformers cannot load {folder} ({str(error).splitlines()[0]}): correct it"
-        ) from None
+        raise UserError(f"transformers cannot load {folder} ({str(error).splitlines()[0]}): correct it") from None
     if absent := sorted(about["missing_keys"]):
         raise UserError(f"the checkpoint in {folder} has no '{absent[0]}' ({len(absent)} weights are absent)")
     return net

@@ -28,6 +28,7 @@ from lanternbench.models.loading import (
     random_net,
     read_config,
     read_state,
+    understood,
 )
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, framed, hashed_ids
@@ -57,7 +58,8 @@ class JanusFamily(Family):
     def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
         here = folder / "model"
         text = IdTokeniser(here / "tokenizer.json", (BOS, PAD, IMAGE_START), TEMPLATE)
-        tokens = janus.vq_from_published(read_state(here))
+        with understood(here, "holds no image tokeniser of Janus-Pro"):
+            tokens = janus.vq_from_published(read_state(here))
         shape: dict[str, Any] = row.shape.get("vq", {})
         vq = load_into(lambda: VQModel(VQConfig(**shape)), tokens, here, device, torch.float32)
         model = self.decoder(row, folder, device, dtype)
@@ -68,7 +70,8 @@ class JanusFamily(Family):
 
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Janus:
         here = folder / "model"
-        config = janus.config_from_published(read_config(here / "config.json"))
+        with understood(here / "config.json", "is no config of Janus-Pro"):
+            config = janus.config_from_published(read_config(here / "config.json"))
         config = replace(config, **{k: v for k, v in row.shape.items() if k != "vq"})
 
         def convert(part: State) -> State:

@@ -77,9 +77,10 @@ class T5Features:
         try:
             tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
             encoder = T5EncoderModel.from_pretrained(self.folder, local_files_only=True, dtype=self.dtype)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # the library has no type of its own for what is wrong with a file
+            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(
-                f"cannot read the text encoder in {self.folder} ({str(error).splitlines()[0]}); fetch the target again"
+                f"cannot read the text encoder in {self.folder} ({cause}); fetch the target again"
             ) from None
         if encoder.config.d_model != self.width:
             raise UserError(
@@ -91,5 +92,5 @@ class T5Features:
         for path, caption in captions.items():
             given = tokenizer([caption], max_length=self.length, truncation=True, return_tensors="pt").to(self.device)
             state = encoder(input_ids=given["input_ids"], attention_mask=given["attention_mask"]).last_hidden_state
-            with replacing(path, HOME) as file:
+            with replacing(path, HOME, shared=True) as file:
                 file.write(save({"features": state[0].cpu().contiguous()}))

@@ -18,7 +18,7 @@ from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.family import Entry, Family
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
-from lanternbench.models.loading import load_into
+from lanternbench.models.loading import load_into, understood
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import text_encoder as text
 from lanternbench.models.vq import VQConfig, VQModel
@@ -47,14 +47,14 @@ def write(path: Path, state: dict[str, Tensor], **meta: Any) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Float32 state and header of an embedded weight file.  Raises UserError if it is missing or damaged."""
+    """State and header of an embedded weight file.  Raises UserError if it is missing or damaged."""
     try:
         with safe_open(path, "pt") as file:
             meta = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
-            return {k: file.get_tensor(k).float() for k in file.keys()}, meta  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+            return {k: file.get_tensor(k) for k in file.keys()}, meta  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise UserError(
-            f"cannot read the embedded weights {path.name} ({error}); reinstall, or remake them with "
+            f"cannot read the embedded weights {path} ({error}); reinstall, or remake them with "
             "`lanternbench train tiny`"
         ) from None
 
@@ -74,8 +74,9 @@ def export(folder: Path, target: LlamaGen, encoder: text.TextEncoder, vq: VQMode
 
 def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
     state, meta = read(path)
-    config = LlamaGenConfig(**meta["config"])
-    return load_into(lambda: LlamaGen(config), llamagen.from_official(state), path, device, dtype)
+    with understood(path, "does not say what it is"):
+        config, weights = LlamaGenConfig(**meta["config"]), llamagen.from_official(state)
+    return load_into(lambda: LlamaGen(config), weights, path, device, dtype)
 
 
 @register("target", "tiny")
@@ -114,21 +115,27 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     """
     dtype = dtype or torch.float32
     model = _llamagen(folder / "target.safetensors", device, dtype)
-    encoder = text.TextEncoder()
-    encoder.load_state_dict(read(folder / "text.safetensors")[0])
-    state, meta = read(folder / "vq.safetensors")
-    shape: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
-    vq = VQModel(VQConfig(**shape))
-    vq.load_state_dict(state)
+    path = folder / "text.safetensors"
+    encoder = load_into(text.TextEncoder, read(path)[0], path, device, torch.float32)
+    path = folder / "vq.safetensors"
+    state, meta = read(path)
+    with understood(path, "does not say what it is"):
+        shape: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
+        size = VQConfig(**shape)
+    vq = load_into(lambda: VQModel(size), state, path, device, torch.float32)
     path = folder / "eagle.safetensors"
     layer, _ = read(path)
-    config = eagle.shape_in(layer, replace(model.config.decoder, first_norm=False)).config
-    drafter = load_into(lambda: eagle.Eagle(config), eagle.from_published(layer), path, device, dtype)
+    with understood(path, "is no EAGLE drafter of this target"):
+        config = eagle.shape_in(layer, replace(model.config.decoder, first_norm=False)).config
+        weights = eagle.from_published(layer)
+    drafter = load_into(lambda: eagle.Eagle(config), weights, path, device, dtype)
     path = folder / "medusa.safetensors"
     heads, _ = read(path)
-    medusa = load_into(lambda: Medusa(config.dim, len(heads["weight"])), heads, path, device, dtype)
+    with understood(path, "holds no Medusa heads"):
+        count = len(heads["weight"])
+    medusa = load_into(lambda: Medusa(config.dim, count), heads, path, device, dtype)
     small = _llamagen(folder / "model.safetensors", device, dtype)
-    return assemble(model, encoder.to(device), vq.to(device), {"eagle": drafter, "medusa": medusa, "model": small})
+    return assemble(model, encoder, vq, {"eagle": drafter, "medusa": medusa, "model": small})
 
 
 def assemble(model: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: dict[str, nn.Module]) -> Target:

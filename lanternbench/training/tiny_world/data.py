@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lanternbench.training import loop
 from lanternbench.training.tiny_world import scenes
 from lanternbench.utils.files import WORK, replacing
 
@@ -30,7 +31,13 @@ def images(folder: Path, count: int, seed: int = SEED) -> np.ndarray:
             array = np.concatenate(list(blocks))
         with replacing(path, WORK) as file:
             np.save(file, array)
-    return np.load(path, mmap_mode="r")
+    try:
+        found = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise loop.damaged(path, error) from None
+    if found.shape != (count, 64, 64, 3) or found.dtype != np.uint8:
+        raise loop.damaged(path, f"it holds no {count} scenes")
+    return found
 
 
 def scene(index: int, seed: int = SEED) -> scenes.Scene:

@@ -64,7 +64,7 @@ def tokens(folder: Path, vq: VQModel, count: int, seed: int = data.SEED) -> Tens
         images = data.images(folder, count, seed)
         found = [vq.encode(to_float(images[i : i + 64])).flatten(1).short() for i in range(0, count, 64)]
         loop.save_atomically(torch.cat(found), path)
-    return torch.load(path, weights_only=True)
+    return loop.kept(path)
 
 
 def caption(index: int, rng: np.random.Generator, seed: int = data.SEED) -> str:

@@ -1,0 +1,52 @@
+"""Which weights?  Digests of a target's or drafter's files, so that no run mixes two models of the same name."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+SUFFIXES = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json", ".model", ".yaml"}
+KEPT = "features"  # what text encoders said of captions lies beside the roles, and is no part of a target
+WHOLE = 2**26  # bytes of a file that is read whole; of a larger one both ends and BLOCKS between
+BLOCK, BLOCKS = 2**16, 256
+
+
+def fingerprints(place: Path) -> dict[str, str]:
+    """Digest by part: of a file, by its stem; of a folder, of each file with weights and of each role's folder.
+
+    Nothing where there is no such file.  A change of a few weights inside a file over 64 MB may go unseen.
+    """
+    if place.is_file():
+        return {place.stem: _digest([place], place.parent)}
+    entries = sorted(place.iterdir()) if place.is_dir() else []
+    parts = {p.stem if p.is_file() else p.name: _files(p) for p in entries if p.name != KEPT}
+    return {name: _digest(files, place) for name, files in parts.items() if files}
+
+
+def _files(place: Path) -> list[Path]:
+    found = [place] if place.is_file() else sorted(place.rglob("*"))
+    return [p for p in found if p.suffix in SUFFIXES and p.is_file()]
+
+
+def _digest(files: list[Path], root: Path) -> str:
+    """16 hex digits over the files' names under ``root``, sizes and content."""
+    whole = hashlib.sha256()
+    for path in files:
+        about = path.stat()
+        content = _content(path.resolve(), about.st_size, about.st_mtime_ns)
+        whole.update(f"{path.relative_to(root)}\0{about.st_size}\0{content}\n".encode("utf-8", "surrogateescape"))
+    return whole.hexdigest()[:16]
+
+
+@lru_cache(maxsize=1024)
+def _content(path: Path, size: int, _changed: int) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        if size <= WHOLE:
+            digest.update(file.read())
+        else:
+            for i in range(BLOCKS + 1):
+                file.seek(i * (size - BLOCK) // BLOCKS)
+                digest.update(file.read(BLOCK))
+    return digest.hexdigest()

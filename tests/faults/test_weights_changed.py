@@ -1,0 +1,120 @@
+"""Two models of one name are never mixed: a run knows the content of its weights."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from lanternbench.analysis.summaries import Row
+from lanternbench.cli.main import main
+from lanternbench.errors import UserError
+from lanternbench.experiment import RunFolder, read_run
+from lanternbench.experiment.config import Sweep
+from lanternbench.experiment.worker import Worker
+from lanternbench.models import fingerprints as prints
+from lanternbench.models.catalogue import load_target, with_drafter
+from lanternbench.models.fingerprints import fingerprints
+from lanternbench.report.load import Run, differing, joined_rows
+from lanternbench.utils.files import WEIGHTS
+
+pytestmark = pytest.mark.usefixtures("in_time")
+
+
+def copied(folder: Path, scale: float = 1.0) -> Path:
+    """The embedded target in ``folder``, with its EAGLE drafter's largest matrix scaled."""
+    folder.mkdir(parents=True)
+    for path in WEIGHTS.glob("*.safetensors"):
+        (folder / path.name).symlink_to(path)
+    if scale != 1:
+        change(folder, scale)
+    return folder
+
+
+def change(folder: Path, scale: float) -> None:
+    path = folder / "eagle.safetensors"
+    state = load_file(path)
+    path.unlink()
+    save_file({k: v * scale if k == "fc.weight" else v for k, v in state.items()}, path)
+
+
+def facts(folder: Path, **changes: object) -> dict[str, Any]:
+    """What a run records of the target in ``folder``."""
+    config = Sweep(methods=["eagle-1"], target=str(folder))
+    return Worker(config, "cpu").facts().target | changes
+
+
+def test_weights_changed_in_place_are_not_mixed(tmp_path):
+    folder = copied(tmp_path / "tiny")
+    first = facts(folder)
+    assert set(first["weights"]) >= {"target", "eagle", "vq", "text"}
+    assert facts(folder) == first
+    RunFolder.open(tmp_path, "r", {}, target=first).close()
+    RunFolder.open(tmp_path, "r", {}, target=first).close()  # the same files: it is resumed
+    change(folder, 1.5)
+    with pytest.raises(UserError, match=r"begun with other weights \(eagle: .*--fresh"):
+        RunFolder.open(tmp_path, "r", {}, target=facts(folder))
+    RunFolder.open(tmp_path, "r", {}, target=facts(folder), fresh=True).close()
+
+
+def test_a_run_that_does_not_record_its_weights_is_resumed_and_compared(tmp_path):
+    RunFolder.open(tmp_path, "r", {}, target={"name": "tiny"}).close()
+    RunFolder.open(tmp_path, "r", {}, target={"name": "tiny", "weights": {"eagle": "1"}}).close()
+    assert "weights" not in read_run(tmp_path / "r")["target"]
+    RunFolder.open(tmp_path, "s", {}, target={"name": "tiny", "weights": {"eagle": "1"}}).close()
+    assert differing([as_report(tmp_path / name) for name in "rs"]) is None
+
+
+def as_report(path: Path) -> Run:
+    return Run(path, read_run(path), [Row("ar", "ar", 1, {})], [])
+
+
+def test_two_folders_of_one_name_are_told_apart(tmp_path, monkeypatch, capfd):
+    for name, weights in (("r", "1"), ("s", "2"), ("t", "1")):
+        RunFolder.open(tmp_path, name, {}, target={"name": "tiny", "weights": {"eagle": weights}}).close()
+    runs = [as_report(tmp_path / name) for name in "rst"]
+    assert "the weights of eagle" in str(differing(runs))
+    assert [row.setup for row in joined_rows(runs)] == [1, 2, 1]
+    assert differing([runs[0], runs[2]]) is None
+    monkeypatch.setattr(sys, "argv", ["lanternbench", "compare", str(runs[0].folder), str(runs[1].folder)])
+    with pytest.raises(SystemExit):
+        main()
+    assert "the weights of eagle" in capfd.readouterr().err
+
+
+def test_any_byte_of_a_small_file_and_both_ends_of_a_large_one_count(tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "features").mkdir()
+    path = folder / "a.bin"
+    seen = set()
+    for limit, places in ((2**26, [5, 500_000, 999_999]), (1000, [5, 999_999])):
+        monkeypatch.setattr(prints, "WHOLE", limit)
+        for place in places:
+            content = bytearray(1_000_000)
+            content[place] = 1
+            path.write_bytes(content)
+            prints._content.cache_clear()
+            seen.add(fingerprints(tmp_path)["model"])
+    assert len(seen) == 5
+    before = fingerprints(tmp_path)
+    (tmp_path / "features" / "x.safetensors").write_bytes(b"1")
+    (folder / "notes.txt").write_text("x")
+    assert fingerprints(tmp_path) == before
+    (folder / "config.json").write_text("{}")
+    assert fingerprints(tmp_path) != before
+    os.truncate(path, 10)
+    assert set(fingerprints(path)) == {"a"}
+    assert fingerprints(tmp_path / "nothing") == {}
+
+
+def test_a_drafter_from_elsewhere_is_recorded_apart(tmp_path, target):
+    net = target.drafters["eagle"]
+    save_file(load_file(WEIGHTS / "eagle.safetensors"), tmp_path / "mine.safetensors")
+    made, kind = with_drafter(load_target("tiny"), str(tmp_path / "mine.safetensors"))
+    assert (kind, net.config) == ("eagle", made.drafters["eagle"].config)
+    assert set(made.weights) - set(load_target("tiny").weights) == {"drafter.mine"}
