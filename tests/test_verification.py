@@ -281,7 +281,7 @@ def test_on_a_model_a_broken_cache_is_found(small, monkeypatch):
 
 
 def test_an_adaptive_tree_with_as_many_nodes_as_levels_is_recorded_as_the_tree_it_is(target):
-    made = method("adt-tree", total_nodes=8, depth_range=(1, 7))
+    made = method("adt-tree", total_nodes=8, depth_range=(0, 8))
     assert statistical.sampled_tests(target, made, 4, 0).forward < 1e-3
 
 
