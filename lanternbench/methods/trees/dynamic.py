@@ -70,7 +70,7 @@ def grow_by_confidence(state: DecodeState, logits: Tensor, expand: Expand, bound
         tokens.append(token_next.flatten(1))
         scores.append(score.flatten(1))
         parents.append(index[..., None].expand(-1, -1, k).flatten(1))
-        value, chosen = score.flatten(1).topk(k)
+        value, chosen = best_of(score.flatten(1), k)
         if narrow is not None:
             value = value.masked_fill(narrow, -torch.inf)
         parent = chosen // k
@@ -85,6 +85,15 @@ def likeliest(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k likeliest tokens of p [..., V], their log p first: [..., k] each."""
     value, token = p.topk(k)
     return value.log(), token
+
+
+def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k highest of scores [..., n] and where they are.
+
+    Of equal ones the first: where a drafter is certain, a child must not outrank its parent.
+    """
+    value, index = scores.sort(dim=-1, descending=True, stable=True)
+    return value[..., :k], index[..., :k]
 
 
 @cache
@@ -104,7 +113,7 @@ def _keep_best(tokens: Tensor, scores: Tensor, parents: Tensor, root: Tensor, bo
     """The best ``total`` − 1 of the candidates [B, C] as a tree; parents are their indices plus 1, 0 the root."""
     b, depth, width = len(root), bounds.depth, bounds.top_k
     keep = min(bounds.total - 1, tokens.shape[1])
-    value, best = scores.topk(keep)
+    value, best = best_of(scores, keep)
     none = tokens.shape[1]
     best = torch.where(value > -torch.inf, best, none).sort(-1).values  # [B, keep] parents before children, unused last
     used = best < none
