@@ -42,7 +42,7 @@ ALL_IDS = ChameleonConfig(32, 2, 2, 48, vocab_size=16384, positions=128, grid=GR
 IMAGES = replace(ALL_IDS, vocab_size=CODES, prompt_ids=ALL_IDS.vocab_size)
 VQ = VQConfig(32, (1, 2), 1, z_channels=16, codebook_size=CODES, codebook_dim=8, attention=False)
 SMALL_TREES = {"static": "twig-8", "chain": "chain-3", "medusa": "twig-8", "depth": 3, "draft_top_k": 3}
-SMALL_TREES |= {"total_nodes": 8, "width_range": (2, 8), "l_k": 1, "near": 8}
+SMALL_TREES |= {"total_nodes": 8, "width_range": (1, 9), "l_k": 1, "near": 8}
 
 
 def scrambled(net: Any, seed: int) -> Any:

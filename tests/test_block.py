@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from windows_on_tables import enumerated, on_all_images, world
+from windows_on_tables import enumerated
 
 from lanternbench.errors import UserError
 from lanternbench.lossless.plain import decoding
@@ -21,8 +21,8 @@ from lanternbench.methods.method import method
 def test_it_is_lossless_and_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
     got = enumerated(tables, "sd", acceptance="block")
-    plain = decoding.output_distribution(world(tables), MethodSpec("chain", block=True))
-    assert float((got - on_all_images(tables, plain)).abs().max()) < 1e-6
+    plain = decoding.output_distribution(tables.world(), MethodSpec("chain", block=True))
+    assert float((got - tables.on_all_images(plain)).abs().max()) < 1e-6
     assert float((got - tables.joint()).abs().max()) < 1e-6
 
 

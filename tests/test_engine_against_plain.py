@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from lanternbench import lossless, registry
+from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
+from lanternbench.lossless import verify_all
 from lanternbench.lossless.exact import output_distribution
-from lanternbench.lossless.plain import decoding, windows
-from lanternbench.lossless.plain.decoding import MethodSpec
+from lanternbench.lossless.plain import decode_by_steps
+from lanternbench.lossless.plain.decoding import MethodSpec, in_all
 from lanternbench.lossless.plain.rules import Rule, nearest
 from lanternbench.lossless.plain.windows import WindowSpec
 from lanternbench.lossless.plain.world import World
 from lanternbench.lossless.tables import Tables
+from lanternbench.methods.component import Acceptance
 from lanternbench.methods.method import method
+from lanternbench.methods.residuals import PLAIN, standard
+from lanternbench.methods.trees import adaptive
+from lanternbench.registry import load_plugins
 
 RESOLUTION = 1e-6  # to which the engine's probabilities are measured
 SMALL = ((0,), (1,), (2,), (0, 0), (0, 1))  # the tables' static tree
@@ -76,37 +84,71 @@ CASES = (
 )
 
 
-def plain_world(tables: Tables) -> World:
-    """The same tables, read by prefix."""
-
-    def logits(rows: torch.Tensor) -> Callable[[tuple[int, ...]], list[float]]:
-        def after(prefix: tuple[int, ...]) -> list[float]:
-            code = 0
-            for x in prefix:
-                code = code * tables.vocab + x
-            return rows[tables.rows(torch.tensor(code), torch.tensor(len(prefix)))].log().tolist()
-
-        return after
-
-    codes = tables.codebook.double().tolist()
-    return World(tables.vocab, tables.length, logits(tables.q), logits(tables.p), codebook=codes)
-
-
 @pytest.mark.parametrize("kind", ["dense", "zeros"])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: " ".join([c.name, *(f"{k}={v}" for k, v in c.options.items())]))
 def test_the_engine_samples_what_the_papers_define(case, kind):
     tables = Tables(3, 3, 5, kind)
-    world = plain_world(tables)
+    world = tables.world()
     spec = case.plain(world)
     with torch.inference_mode():
         got, loss = output_distribution(tables, method(case.name, **case.options))
-    if isinstance(spec, WindowSpec):
-        made, expected = windows.output_distribution(world, spec), None
-    else:
-        made, expected = decoding.decode(world, spec)
-    want = torch.zeros_like(got)
-    for image, probability in made.items():
-        want[sum(x * tables.vocab**i for i, x in enumerate(reversed(image)))] = probability
+    by_steps, expected = decode_by_steps(world, spec)
+    want = tables.on_all_images(in_all(by_steps))
     assert float((got - want).abs().max()) < RESOLUTION
-    if expected is not None:
-        assert float(loss) == pytest.approx(expected, abs=10 * RESOLUTION)
+    assert float(loss) == pytest.approx(expected, abs=RESOLUTION)
+
+
+def test_a_method_without_a_plain_definition_is_judged_by_its_bound_alone(monkeypatch):
+    monkeypatch.setattr(lossless, "WORLDS", ((3, 3, "dense"),))
+    row = verify_all([method("lantern", variant="reference", delta=0.3)])[0]
+    assert row.check == "tables: within the bound"
+    assert "bound only" in row.detail
+
+
+def test_a_plug_in_s_rule_and_residual_are_held_against_their_own_definitions(monkeypatch):
+    load_plugins()
+    monkeypatch.setattr(lossless, "WORLDS", ((3, 3, "dense"), (3, 4, "dense", lossless.GUIDED, True)))
+    monkeypatch.setattr(registry, "_components", {kind: dict(made) for kind, made in registry._components.items()})
+
+    class Peaks(AcceptanceRule):
+        def relax(self, q, x, depth):
+            return RelaxedProb(torch.where(at(q, x) >= 0.4 * q.amax(-1), torch.inf, 0.0).to(q.dtype))
+
+    @registry.register("acceptance", "peaks")
+    class Peak(Acceptance):
+        lossless = False
+        share: float = 0.4
+
+        def build(self, target, max_depth):
+            return Peaks()
+
+        def plain(self, q, p, x, depth):
+            return float(q[x] >= self.share * max(q))
+
+    @registry.register("residual", "flatter")
+    def flatter(q, p, x, depth, rule):
+        return standard(q, p, x, depth, rule).sqrt()
+
+    def plainly(q, p, x, depth):
+        drafted = [float(y == x) for y in range(len(q))] if p is None else p
+        return [math.sqrt(max(0.0, qy - py)) for qy, py in zip(q, drafted, strict=True)]
+
+    monkeypatch.setitem(PLAIN, "flatter", plainly)
+
+    def rows(**options):
+        made = method("eagle-1", acceptance="peaks", residual="flatter", **options)
+        return {row.check: row for row in verify_all([made])}
+
+    assert rows()["tables: plain definition"].passed
+    monkeypatch.setattr(Peak, "plain", lambda self, q, p, x, depth: float(q[x] >= 0.6 * max(q)))
+    assert rows()["tables: plain definition"].passed is False
+
+
+def test_a_tree_that_adapts_the_wrong_way_is_found_though_its_images_are_right(monkeypatch):
+    monkeypatch.setattr(lossless, "WORLDS", ((3, 5, "dense", lossless.Sampling(), True),))
+    honest = adaptive.adapt
+    flipped = lambda start, alpha, within: honest(start, None if alpha is None else 2.0 - alpha, within)  # noqa: E731
+    monkeypatch.setattr(adaptive, "adapt", flipped)
+    rows = {row.check: row.passed for row in verify_all(["adt-tree"])}
+    assert rows["tables: exact distribution"]
+    assert not rows["tables: plain definition"]

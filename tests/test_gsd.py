@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from windows_on_tables import enumerated, on_all_images, tv, world
+from windows_on_tables import enumerated, tv
 
 from lanternbench.errors import UserError
 from lanternbench.lossless.exact import output_distribution
@@ -28,8 +28,8 @@ def grouped(tables: Tables) -> Rule:
 def test_groups_in_a_window_are_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
     got = enumerated(tables, "gsd", margin=0.5, radius=2.0)
-    plain = windows.output_distribution(world(tables), WindowSpec(rule=grouped(tables)))
-    assert float((got - on_all_images(tables, plain)).abs().max()) < EXACT
+    plain = windows.output_distribution(tables.world(), WindowSpec(rule=grouped(tables)))
+    assert float((got - tables.on_all_images(plain)).abs().max()) < EXACT
     if kind == "dense":
         assert tv(got, tables.joint()) > 1e-3
 
@@ -43,8 +43,8 @@ def test_on_trees_sampled_or_chosen_image_and_loss_are_the_plain_ones(name, rule
     tree = MethodSpec("static", spec, paths=SMALL) if name == "eagle-1" else MethodSpec("dynamic", spec)
     with torch.inference_mode():
         got, bound = output_distribution(tables, method(name, acceptance=rule, **options))
-    plain, loss = decoding.decode(world(tables), tree)
-    assert float((got - on_all_images(tables, plain)).abs().max()) < EXACT
+    plain, loss = decoding.decode(tables.world(), tree)
+    assert float((got - tables.on_all_images(plain)).abs().max()) < EXACT
     assert bound == pytest.approx(loss, abs=1e-5)
     assert 1e-3 < tv(got, tables.joint()) <= bound + EXACT
 

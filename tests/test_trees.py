@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from lanternbench.engine import tree as trees
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.errors import UserError
+from lanternbench.lossless.plain.draft_trees import AdaptiveBounds, adt_step
 from lanternbench.methods.acceptance.neighbours import nearest
-from lanternbench.methods.trees.adaptive import AdaptiveBuilder, History, Plan, Range, adapt, start
+from lanternbench.methods.trees.adaptive import AdaptiveBuilder, Plan, Range, adapt, random_uniforms
 from lanternbench.methods.trees.dynamic import Bounds
 from lanternbench.methods.trees.static import named, static_tree
 from lanternbench.models.cached_stack import Lengths
@@ -55,44 +57,62 @@ def test_what_is_no_tree_is_refused(spec):
         static_tree(spec)
 
 
-def test_adt_deepens_after_success_and_widens_after_failure_within_its_bounds():
+def test_adt_deepens_after_success_and_widens_after_failure_strictly_within_its_bounds():
     bounds = Range(1.0, 1, 3, (0, 10), (3, 14))
     assert adapt((5, 8), 1.0, bounds) == (6, 5)
     assert adapt((5, 8), 0.9, bounds) == (4, 11)
-    assert adapt((10, 3), 2.0, bounds) == (10, 3)
-    assert adapt((0, 14), 0.0, bounds) == (0, 14)
+    assert adapt((9, 4), 2.0, bounds) == (9, 4)
+    assert adapt((3, 13), 0.0, bounds) == (2, 13)
+    assert adapt((1, 13), 0.0, bounds) == (1, 16)  # no tree of no level; of one level it may be wider
+    assert adapt((5, 8), None, bounds) == (5, 8)
 
 
-def test_adt_starts_from_the_tree_that_its_initialisation_names():
-    made = History(((1, 1), *((i, 10 * i) for i in range(2, 9))), 1.0, seed=0)  # tokens 0 … 7, 4 a row; next is 8
-    assert start(made, 4, "horizontal") == (8, 80)
-    assert start(made, 4, "vertical") == (5, 50)
-    drawn = {start(made._replace(seed=seed), 4, "random") for seed in range(200)}
-    assert drawn == set(made.trees)  # any of the 8 is missed with probability 2e-11
-    assert start(made, 4, "random") == start(made, 4, "random")
-    near = [(1, 5), (2**-0.5 * 1, 6), (5**-0.5, 7), (0.5, 1), (5**-0.5, 2), (8**-0.5, 3)]  # (weight, d) in radius 2
-    expected = sum(w * d for w, d in near) / sum(w for w, _ in near)
-    assert start(made, 4, "token-flock")[0] == pytest.approx(expected)
+def adaptive_state(grid: tuple[int, int], seeds: list[int]) -> Any:
+    """What an adaptive tree reads of a decode: ``last.advance`` is to be set."""
+    now = SimpleNamespace(last=SimpleNamespace(advance=None))
+    return SimpleNamespace(seeds=seeds, device=torch.device("cpu"), target=SimpleNamespace(grid=grid), now=now)
+
+
+@pytest.mark.parametrize("init", ["horizontal", "vertical", "random", "token-flock"])
+@pytest.mark.parametrize(
+    ("within", "plain"),
+    [
+        (Range(), AdaptiveBounds()),
+        (Range(0.6, 1, 10, (0, 10), (3, 40)), AdaptiveBounds(0.6, 1, 10, (0, 10), (3, 40))),
+        (Range(0.5, 2, 1, (1, 7), (1, 9)), AdaptiveBounds(0.5, 2, 1, (1, 7), (1, 9))),
+    ],
+)
+@pytest.mark.parametrize("bonus", [True, False])
+def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_decode(init, within, plain, bonus):
+    """A sequence of acceptances drives the engine's bookkeeping and the plain definition side by side."""
+    side, tokens = 12, random.Random(f"{init} {within}")
+    builder = AdaptiveBuilder(within, init, Bounds(3, 5, 30), bonus=bonus)
+    state = adaptive_state((side, side), [5, 6])
+    own = builder.init(state)
+    histories, alphas = [[(3, 5)], [(3, 5)]], [None, None]
+    seen = set()
+    while max(map(len, histories)) < side * side:
+        for prompt in range(2):
+            u = random_uniforms(state.seeds[prompt], len(histories[prompt]))
+            expected = adt_step(histories[prompt], alphas[prompt], plain, init, side, 2, u)
+            assert own.now[prompt] == expected
+        seen |= set(own.now)
+        committed = tuple(tokens.randint(1, d + 1) for d, _ in own.now)
+        for prompt, (count, size) in enumerate(zip(committed, own.now, strict=True)):
+            histories[prompt] += [size] * count
+            alphas[prompt] = (count if bonus else count - 1) / size[0]
+        state.now.last.advance = Lengths(torch.tensor(committed), committed)
+        own = builder.update(state, own, None)
+    assert len(seen) > 5
 
 
 def test_adt_says_the_size_of_each_prompt_s_tree():
     builder = AdaptiveBuilder(Range(), "horizontal", Bounds(3, 5, 30))
-    now = PerPrompt([(0, 5), (1, 4), (2, 4), (9, 5)])
+    now = PerPrompt([(1, 60), (1, 4), (2, 4), (9, 5)])
     none = torch.zeros(4, dtype=torch.long)
-    assert builder.sizes(Plan(PerPrompt(), now, none, none)) == ((0, 1), (1, 5), (2, 21), (9, 30))
-
-
-def test_adt_at_depth_zero_recovers():
-    builder = AdaptiveBuilder(Range(), "horizontal", Bounds(0, 3, 12))
-    state: Any = SimpleNamespace(
-        seeds=[0],
-        device=torch.device("cpu"),
-        target=SimpleNamespace(grid=(4, 4)),
-        now=SimpleNamespace(last=SimpleNamespace(advance=Lengths(torch.tensor([1]), (1,)))),
-    )
-    none = torch.zeros(1, dtype=torch.long)
-    plan = Plan(PerPrompt([History(((0, 14),), 1.0, 0)]), PerPrompt([(0, 14)]), none, none)
-    assert builder.update(state, plan, None).now[0][0] == 1
+    plan = Plan(PerPrompt(), now, none, none)
+    assert builder.sizes(plan) == ((1, 30), (1, 5), (2, 21), (9, 30))
+    assert builder.bucket(plan)[1] == builder.width == 29  # no more children than nodes
 
 
 def test_nearest_neighbours_begin_with_the_token_itself_even_where_codes_coincide():

@@ -185,7 +185,10 @@ def verify(
         def on_row(row: Row) -> None:
             shown.show(0, 0, f"verified {row.method}: {row.check}")
 
-        rows = verify_all([*chosen], load_target("tiny"), seed, on_row=on_row)
+        def on_world(what: str, done: int, of: int) -> None:
+            shown.show(done, of, what)
+
+        rows = verify_all([*chosen], load_target("tiny"), seed, on_row=on_row, on_world=on_world)
     if as_json:
         print_json([row._asdict() for row in rows])
     else:

@@ -24,7 +24,7 @@ class Warp(NamedTuple):
 
         Top-k keeps ties of the k-th logit; top-p keeps the fewest tokens whose mass reaches p, at least one.
         """
-        x = logits.float()
+        x = logits if logits.dtype == torch.float64 else logits.float()
         if self.greedy:
             return x.softmax(-1)
         if self.temperature != 1.0:

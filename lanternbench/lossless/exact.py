@@ -8,22 +8,24 @@ registered ones too, is judged by what it does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lanternbench.analysis.fidelity import fidelity_loss
 from lanternbench.engine import decode as engine
 from lanternbench.engine.carry import PerPrompt, double, select
-from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import DecodeState, StepResult
+from lanternbench.lossless.plain.windows import inverse_cdf
 from lanternbench.lossless.tables import (
     Tables,
     TableStack,
-    TableWarp,
+    first_token,
     shrunk,
     table_state,
     table_target,
@@ -39,7 +41,7 @@ SECTIONS = 8  # parts an interval is cut into at once
 
 @dataclass
 class Rows:
-    """Decodes in progress: tokens [R, ·], length [R], cache [R, ·], the proposer's state, probability [R]."""
+    """Decodes in progress: tokens [R, ·], length [R], cache [R, halves, ·], the proposer's state, probability [R]."""
 
     tokens: Tensor
     length: Tensor
@@ -66,11 +68,10 @@ class World:
     """A method at work on tables: ``step`` runs the real engine once for a batch of decodes with given uniforms."""
 
     def __init__(self, tables: Tables, method: Method, greedy: bool = False):
-        self.tables, self.warp = tables, TableWarp(greedy)
-        self.method = shrunk(method)
-        decoder = build(table_target(tables), self.method)
-        warp: Any = self.warp
-        self.decoder = replace(decoder, warp=warp, proposer=with_tables(decoder.proposer, tables))
+        self.tables, self.method = tables, shrunk(method)
+        temperature = 0.0 if greedy else tables.sampling.temperature
+        decoder = build(table_target(tables), self.method, temperature, top_p=tables.sampling.top_p)
+        self.decoder = replace(decoder, proposer=with_tables(decoder.proposer, tables))
         p = self.decoder.proposer
         self.nodes, self.width, self.uniforms = p.nodes, p.width, p.nodes + p.uniforms
         # the order in which a step decides: its draft, acceptance from the root down, the last token, redraws
@@ -82,13 +83,18 @@ class World:
         v, slots = self.tables.vocab, self.tables.length + self.nodes + 1
         tokens = torch.zeros(v, slots, dtype=torch.long)
         tokens[:, 0] = torch.arange(v)
-        memory = torch.full((v, slots), -1.0, dtype=torch.float64)
-        rows = Rows(tokens, torch.ones(v, dtype=torch.long), memory, (), self.tables.q[0])
+        first = first_token(self.tables, self.decoder.warp)[0]
+        rows = Rows(tokens, torch.ones(v, dtype=torch.long), self.memory(v), (), first)
         rows.own = double(self.decoder.proposer.init(self.state(rows, torch.zeros(v, 1, self.uniforms))))
         return rows.take((rows.weight > 0).nonzero()[:, 0])
 
+    def memory(self, count: int) -> Tensor:
+        """Empty caches."""
+        slots = self.tables.length + self.nodes + 1
+        return torch.full((count, self.tables.halves, slots), -1.0, dtype=torch.float64)
+
     def state(self, rows: Rows, uniforms: Tensor) -> DecodeState:
-        return table_state(self.tables, self.warp, rows.tokens, rows.length, rows.memory, uniforms, self.nodes)
+        return table_state(self.tables, self.decoder.warp, rows.tokens, rows.length, rows.memory, uniforms, self.nodes)
 
     def step(self, rows: Rows, u: Tensor, trace: bool = False) -> Stepped:
         """One engine step with uniforms u [R, U]."""
@@ -97,11 +103,19 @@ class World:
             state.trace = table_trace(self.tables, state.batch, self.width)
         own, result = engine.step(self.decoder, state, rows.own)
         own = self.decoder.proposer.canonical(own)
-        found = [result.draft.tokens, result.verified.path, result.verified.token[:, None]]
+        found = [*self.padded(result), result.verified.token[:, None]]
         found += [x.flatten(1) for x in tensors(own) if not x.is_floating_point()]
         assert isinstance(state.stack, TableStack)
-        after = Rows(state.now.tokens, state.now.length.device, state.stack.memory.clone(), own, rows.weight)
+        memory = state.stack.memory.unflatten(0, (-1, state.batch)).transpose(0, 1).contiguous()
+        after = Rows(state.now.tokens, state.now.length.device, memory, own, rows.weight)
         return Stepped(after, torch.cat(found, 1), state, result)
+
+    def padded(self, result: StepResult) -> tuple[Tensor, Tensor]:
+        """Drafted tokens and accepted path in one shape, as trees that adapt are no larger than their batch needs."""
+        draft, path = result.draft, result.verified.path
+        tokens = draft.tokens.masked_fill(draft.tree.depth < 0, -1)
+        last = path[:, -1:].expand(-1, self.decoder.proposer.max_depth + 1 - path.shape[1])
+        return F.pad(tokens, (0, self.nodes - tokens.shape[1]), value=-1), torch.cat([path, last], 1)
 
 
 def tensors(own: Any) -> list[Tensor]:
@@ -171,7 +185,7 @@ def merged(rows: Rows) -> Rows:
     known = [
         rows.length[:, None],
         rows.tokens.masked_fill(steps >= rows.length[:, None], 0),
-        rows.memory.masked_fill(steps >= rows.length[:, None] - 1, 0),
+        rows.memory.masked_fill((steps >= rows.length[:, None] - 1)[:, None], 0).flatten(1),
         *tensors(rows.own),
     ]
     for leaf in tree_leaves(rows.own, is_leaf=lambda x: isinstance(x, PerPrompt)):
@@ -187,20 +201,36 @@ def merged(rows: Rows) -> Rows:
     return rows.take(first, weight)
 
 
-def output_distribution(tables: Tables, method: Method) -> tuple[Tensor, float]:
-    """P(sequence) of what the engine generates on tables [V ** L], and Theorem 2's bound on its TV from the target."""
+class Enumerated(NamedTuple):
+    """All that a method can make."""
+
+    images: Tensor  # [steps, V ** L] P(image after so many steps)
+    loss: float  # the expected fidelity loss: Theorem 2's bound on the images' TV from the target
+
+
+def enumerated(tables: Tables, method: Method, on_step: Callable[[int, int], None] | None = None) -> Enumerated:
+    """What the engine generates on tables.  ``on_step`` (steps done, decodes in progress) is told after each."""
     world = World(tables, method)
-    total = torch.zeros(tables.vocab**tables.length, dtype=torch.float64)
     place = tables.vocab ** torch.arange(tables.length - 1, -1, -1)
-    rows, bound = world.start(), 0.0
+    rows, bound, images = world.start(), 0.0, []
     while len(rows.weight):
         rows, loss = outcomes(world, rows)
         bound += float(loss)
         done = rows.length >= tables.length
-        total.index_add_(0, (rows.tokens[done, : tables.length] * place).sum(1), rows.weight[done])
+        made = torch.zeros(tables.vocab**tables.length, dtype=torch.float64)
+        made.index_add_(0, (rows.tokens[done, : tables.length] * place).sum(1), rows.weight[done])
+        images.append(made)
         rows = rows.take((~done).nonzero()[:, 0])
         rows = merged(rows) if len(rows.weight) else rows
-    return total, bound
+        if on_step is not None:
+            on_step(len(images), len(rows.weight))
+    return Enumerated(torch.stack(images), bound)
+
+
+def output_distribution(tables: Tables, method: Method) -> tuple[Tensor, float]:
+    """P(image) of what the engine generates on tables [V ** L], and Theorem 2's bound on its TV from the target."""
+    images, loss = enumerated(tables, method)
+    return images.sum(0), loss
 
 
 def decoded(tables: Tables, method: Method, greedy: bool, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -212,18 +242,18 @@ def decoded(tables: Tables, method: Method, greedy: bool, count: int, seed: int)
     generator = torch.Generator().manual_seed(seed)
     u = torch.rand(count, tables.length + 1, world.uniforms, generator=generator, dtype=torch.float64)
 
-    def token(q: Tensor, t: int) -> Tensor:
-        return q.argmax(-1) if greedy else draw(q, u[:, t, 0])
-
-    expected = torch.zeros(count, tables.length, dtype=torch.long)
-    code = torch.zeros(count, dtype=torch.long)
-    for t in range(tables.length):
-        expected[:, t] = token(tables.q[tables.rows(code, torch.tensor(t))], t)
-        code = code * tables.vocab + expected[:, t]
+    laws, expected = tables.world(), torch.zeros(count, tables.length, dtype=torch.long)
+    for row, draws in zip(expected, u[:, : tables.length, 0], strict=True):
+        image: tuple[int, ...] = ()
+        for level in draws.tolist():
+            q = laws.q(image)
+            image += (q.index(max(q)) if greedy else inverse_cdf(q, level),)
+        row.copy_(torch.tensor(image))
     slots = tables.length + world.nodes + 1
-    tokens = torch.nn.functional.pad(expected[:, :1], (0, slots - 1))
-    memory = torch.full((count, slots), -1.0, dtype=torch.float64)
-    state = world.state(Rows(tokens, torch.ones(count, dtype=torch.long), memory, (), torch.ones(count)), u)
+    tokens = F.pad(expected[:, :1], (0, slots - 1))
+    state = world.state(
+        Rows(tokens, torch.ones(count, dtype=torch.long), world.memory(count), (), torch.ones(count)), u
+    )
     own = double(world.decoder.proposer.init(state))
     while state.active:
         own, _ = engine.step(world.decoder, state, own)

@@ -1,12 +1,13 @@
 """A world small enough to be enumerated: target and drafter are random tables, the decoder around them is the real one.
 
-Every prefix of image tokens has its own target distribution q and drafter distribution p.  ``TableStack`` is the
-engine's stack with attention replaced by a look-up of the prefix that its cache holds; state, trees, verification,
-commits, cache moves and traces are the code that decodes images.
+Every prefix of image tokens has its own logits, of target and drafter, with and without the prompt.  ``TableStack`` is
+the engine's stack with attention replaced by a look-up of the prefix that its cache holds; guidance, temperature, top-k
+and top-p, state, trees, verification, commits, cache moves and traces are the code that decodes images.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -15,11 +16,14 @@ from torch import Tensor
 
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.proposal import DraftedTree, Drafter, Proposer
+from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
+from lanternbench.lossless.plain.world import Prefix, World
 from lanternbench.methods.method import Method
-from lanternbench.models.cached_stack import Lengths
+from lanternbench.models.cached_stack import CachedStack, Lengths
+from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.image_stack import ImageStack, Mask, TreeStates
 from lanternbench.models.kv_cache import KVCache
 from lanternbench.models.slot_layout import SlotLayout
@@ -39,59 +43,110 @@ def random_rows(count: int, vocab: int, kind: str, generator: torch.Generator) -
     return logits.masked_fill(banned, -torch.inf).softmax(-1)
 
 
-class Tables:
-    """q and p [prefixes, V] of every prefix of up to ``length`` tokens, and the target's joint distribution."""
+class Sampling(NamedTuple):
+    """What lies between logits and distributions, of target and drafter alike."""
 
-    def __init__(self, vocab: int, length: int, seed: int, kind: str = "mixed"):
+    guidance: float = 1.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+class Tables:
+    """Logits of target and drafter after every prefix of up to ``length`` tokens, with and without the prompt.
+
+    ``q``, ``p`` [prefixes, V]: their conditional distributions before ``sampling``.  ``deep``: trees of three levels.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        length: int,
+        seed: int,
+        kind: str = "mixed",
+        sampling: Sampling = Sampling(),  # noqa: B008  (immutable)
+        deep: bool = False,
+    ):
         generator = torch.Generator().manual_seed(seed)
-        self.vocab, self.length = vocab, length
+        self.vocab, self.length, self.sampling, self.deep = vocab, length, sampling, deep
         count = sum(vocab**n for n in range(length))
         self.q = random_rows(count, vocab, kind, generator)
         self.p = random_rows(count, vocab, kind, generator)
-        self.codebook = torch.randn(vocab, 2, generator=generator)
+        self.codebook = 0.5 * torch.randn(vocab, 2, generator=generator)
+        without = [random_rows(count, vocab, "dense", generator) for _ in "qp"]
+        self.target_logits, self.drafter_logits = (
+            torch.stack([given, other]).log() for given, other in zip((self.q, self.p), without, strict=True)
+        )  # [2, prefixes, V], conditional rows first
+        self.halves = 1 if sampling.guidance == 1.0 else 2
 
     def rows(self, code: Tensor, length: Tensor) -> Tensor:
         """Which row belongs to a prefix of ``length`` tokens read as a number ``code`` in base V."""
         first = (self.vocab**length - 1) // (self.vocab - 1)  # how many prefixes are shorter
         return (first + code) % len(self.q)  # past the image's end any row will do
 
+    def states(self, logits: Tensor, code: Tensor, length: Tensor) -> Tensor:
+        """The states after prefixes [R, …], of which the upper half of R is conditional: [R, …, V]."""
+        half = torch.arange(len(code)) >= len(code) // self.halves
+        return logits[half.long().view(-1, *[1] * (code.ndim - 1)), self.rows(code, length)]
+
+    def world(self) -> World:
+        """The same world in plain Python, which shares no code with the engine."""
+        (target, target_uncond), (drafter, drafter_uncond) = (
+            [self._after(rows.tolist()) for rows in both] for both in (self.target_logits, self.drafter_logits)
+        )
+        s, codes = self.sampling, self.codebook.double().tolist()
+        uncond = (None, None) if self.halves == 1 else (target_uncond, drafter_uncond)
+        return World(
+            self.vocab, self.length, target, drafter, *uncond, s.guidance, s.temperature, s.top_k, s.top_p,
+            codebook=codes,
+        )  # fmt: skip
+
+    def _after(self, rows: list[list[float]]) -> Callable[[Prefix], list[float]]:
+        def after(prefix: Prefix) -> list[float]:
+            code = 0
+            for x in prefix:
+                code = code * self.vocab + x
+            return rows[int(self.rows(torch.tensor(code), torch.tensor(len(prefix))))]
+
+        return after
+
+    def on_all_images(self, made: dict[Prefix, float]) -> Tensor:
+        """[V ** L], images read as numbers in base V."""
+        out = torch.zeros(self.vocab**self.length, dtype=torch.float64)
+        for image, probability in made.items():
+            out[sum(x * self.vocab**i for i, x in enumerate(reversed(image)))] += probability
+        return out
+
     def joint(self) -> Tensor:
-        """P(sequence) under the target: [V ** L], sequences read as numbers in base V."""
-        total = torch.ones(1, dtype=self.q.dtype)
-        for n in range(self.length):
-            code = torch.arange(self.vocab**n)
-            total = (total[:, None] * self.q[self.rows(code, torch.tensor(n))]).flatten()
-        return total
-
-
-class TableWarp:
-    """Tables give log-probabilities, so that warping is exp, in double precision."""
-
-    def __init__(self, greedy: bool = False):
-        self.greedy, self.temperature, self.top_k, self.top_p = greedy, 0.0 if greedy else 1.0, 0, 1.0
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        return logits.exp()
+        """P(image) under the target, by its plain definition: [V ** L]."""
+        return self.on_all_images(self.world().joint())
 
 
 class TableModel:
-    """A target whose states are row numbers of the tables: embedding and head are look-ups."""
+    """A target whose states are its logits, so that its head has nothing to do but to guide them."""
 
-    def __init__(self, tables: Tables):
-        self.tables = tables
+    dtype = torch.float64
 
     def tok_embeddings(self, tokens: Tensor) -> Tensor:
         return tokens[..., None].double()
 
+    def output(self, states: Tensor) -> Tensor:
+        return states
+
     def logits(self, states: Tensor, guidance: float = 1.0) -> Tensor:
-        return self.tables.q[states[..., 0].long()].log()
+        model: Any = self
+        return ImageDecoder.logits(model, states, guidance)
+
+
+SMALL = [[0], [1], [2], [0, 0], [0, 1]]
+DEEP = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]]
 
 
 def table_target(tables: Tables) -> Any:
     """What the engine asks of a target, with trees that can be enumerated as its defaults."""
-    small = [[0], [1], [2], [0, 0], [0, 1]]
-    options: dict[str, Any] = {"chain": "chain-2", "static": small, "medusa": small, "near": 3}
-    options |= {"depth": 2, "draft_top_k": 2, "total_nodes": 4, "width_range": (1, 2), "l_k": 1}
+    paths, levels = (DEEP, 3) if tables.deep else (SMALL, 2)
+    options: dict[str, Any] = {"chain": f"chain-{levels}", "static": paths, "medusa": paths, "near": 3}
+    options |= {"depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3), "l_k": 1}
     net = SimpleNamespace(heads=8, misfit=lambda target: None)  # never run: the table drafts
     return SimpleNamespace(
         name="tables",
@@ -103,10 +158,10 @@ def table_target(tables: Tables) -> Any:
         near={},
         graphs=None,
         layout=SlotLayout(0, tables.length),
-        model=TableModel(tables),
+        model=TableModel(),
         options=options,
-        top_k=0,
-        guidance=1.0,
+        top_k=tables.sampling.top_k,
+        guidance=tables.sampling.guidance,
         drafters={"eagle": net, "model": net, "medusa": net},
     )
 
@@ -124,49 +179,55 @@ def with_tables(proposer: Proposer, tables: Tables) -> Proposer:
 class Codes(NamedTuple):
     """The prefixes that end in the nodes of one level, read as numbers in base V."""
 
-    codes: Tensor  # [B, m]
+    codes: Tensor  # [R, m]
 
 
 class TableDrafter(Drafter):
     """The drafter's table: logits after the root and after drafted nodes."""
 
     def __init__(self, tables: Tables):
-        self.tables = tables
+        self.tables, self.head = tables, TableModel()
 
     def root(self, state: DecodeState, own: Any) -> tuple[Tensor, Codes]:
-        assert isinstance(state.stack, TableStack)
-        codes = state.stack.prefix_codes(state.now.length) * self.tables.vocab + state.now.root
-        return self._logits(codes, state, 0), Codes(codes[:, None])
+        stack = state.stack
+        assert isinstance(stack, TableStack)
+        codes = stack.prefix_codes(state.now.length) * self.tables.vocab + stack.stack.all_rows(state.now.root)
+        return self._logits(codes[:, None], state, 0)[:, 0], Codes(codes[:, None])
 
     def expand(
         self, state: DecodeState, own: Any, cursor: Codes, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, Codes]:  # fmt: skip
+        tokens = state.stack.stack.all_rows(tokens)
         if depth == 1 or parent is None:
             before = cursor.codes[:, :1].expand_as(tokens)
         elif parent.ndim == 1:
             before = cursor.codes[:, parent]
         else:
-            before = cursor.codes.gather(1, parent)
+            before = cursor.codes.gather(1, state.stack.stack.all_rows(parent))
         codes = before * self.tables.vocab + tokens
         return self._logits(codes, state, depth), Codes(codes)
 
     def _logits(self, codes: Tensor, state: DecodeState, depth: int) -> Tensor:
-        length = state.now.length.device.view(-1, *[1] * (codes.ndim - 1))
-        return self.tables.p[self.tables.rows(codes, length + depth)].log()
+        length = state.stack.stack.all_rows(state.now.length.device[:, None]) + depth
+        return self.head.logits(self.tables.states(self.tables.drafter_logits, codes, length), state.guidance)
+
+
+class TableCache(CachedStack):
+    """A cache of one number per slot, the token that stands there."""
+
+    def __init__(self, memory: Tensor):
+        self.cache = KVCache(1, len(memory), memory.shape[1], 1, 1, memory)
+        self.cache.store[0, :, 0, :, 0] = memory
+        self.dtype, self.device = memory.dtype, memory.device
 
 
 class TableStack(ImageStack):
-    """The cache holds tokens, one per slot; a node's state is the row of the prefix that it attends to."""
+    """The cache holds tokens, one per slot; a node's state is that of the prefix that it attends to."""
 
     def __init__(self, tables: Tables, memory: Tensor):
-        """memory [B, slots]: the tokens in the cache."""
-        cache = KVCache(1, len(memory), memory.shape[1], 1, 1, memory)
-        cache.store[0, :, 0, :, 0] = memory
-        stack: Any = SimpleNamespace(
-            cache=cache, per_row=lambda x: x, all_rows=lambda x: x, dtype=memory.dtype, device=memory.device
-        )
-        super().__init__(stack, SlotLayout(0, tables.length), 0)
+        """memory [R, slots]: the tokens in the cache."""
+        super().__init__(TableCache(memory), SlotLayout(0, tables.length), 0)
         self.tables = tables
 
     @property
@@ -174,54 +235,61 @@ class TableStack(ImageStack):
         return self.stack.cache.store[0, :, 0, :, 0]
 
     def prefix_codes(self, lengths: Lengths) -> Tensor:
-        """[B] the committed tokens but the last as a number, out of the cache, as attention would read them."""
-        length, code = lengths.device, torch.zeros_like(lengths.device)
+        """[R] the committed tokens but the last as a number, out of the cache, as attention would read them."""
+        length = self.stack.all_rows(lengths.device)
+        code = torch.zeros_like(length)
         for slot in range(max(lengths.host or (1,)) - 1):
             code = torch.where(slot < length - 1, code * self.tables.vocab + self.memory[:, slot].long(), code)
         return code
 
     def tree(self, x: Tensor, depth: Tensor, mask: Mask, lengths: Lengths) -> TreeStates:
-        tokens, depth = x[..., 0].long(), depth.expand(len(x), -1)
-        n = tokens.shape[1]
+        tokens, depth = x[..., 0].long(), self.stack.all_rows(depth)
+        n, length = tokens.shape[1], self.stack.all_rows(lengths.device)
         code = self.prefix_codes(lengths)[:, None].expand_as(tokens)
-        ancestors = mask.ancestors.expand(len(x), -1, -1)
+        ancestors = self.stack.all_rows(mask.ancestors)
         for level in range(mask.max_depth + 1):  # each node reads its ancestors from the root down
-            on_path = ancestors & (depth == level)[:, None]  # [B, N, N], one node at most
+            on_path = ancestors & (depth == level)[:, None]  # [R, N, N], one node at most
             there = on_path.any(-1)
             token = (on_path * tokens[:, None]).sum(-1)
             code = torch.where(there, code * self.tables.vocab + token, code)
-        slots = (lengths.device - 1)[:, None] + torch.arange(n)
+        slots = (length - 1)[:, None] + torch.arange(n)
         self.memory.scatter_(1, slots, tokens.to(self.memory.dtype))
-        rows = self.tables.rows(code, lengths.device[:, None] + depth.clamp(min=0))
-        return TreeStates(rows[..., None].double())
+        return TreeStates(self.tables.states(self.tables.target_logits, code, length[:, None] + depth.clamp(min=0)))
 
 
 def table_state(
-    tables: Tables, warp: TableWarp, tokens: Tensor, length: Tensor, memory: Tensor, uniforms: Tensor, nodes: int
+    tables: Tables, warp: Warp, tokens: Tensor, length: Tensor, memory: Tensor, uniforms: Tensor, nodes: int
 ) -> DecodeState:
     """The engine's state in the middle of decodes.
 
-    tokens [B, ≥ L] of which ``length`` [B] are committed; memory [B, slots]; uniforms [B, steps, U]; ``nodes``: most
-    nodes of a tree.
+    tokens [B, ≥ L] of which ``length`` [B] are committed; memory [B, halves, slots]; uniforms [B, steps, U]; ``nodes``:
+    most nodes of a tree.
     """
     batch, device = len(tokens), tokens.device
     prefix: Any = None
-    given: Any = warp
+    stack = TableStack(tables, memory.transpose(0, 1).flatten(0, 1))
     state = DecodeState(
-        table_target(tables), given, 1.0, [0] * batch, prefix, TableStack(tables, memory), uniforms, nodes, nodes,
+        table_target(tables), warp, tables.sampling.guidance, [0] * batch, prefix, stack, uniforms, nodes, nodes,
         Clock(device),
     )  # fmt: skip
     root = tokens.gather(1, (length - 1)[:, None])[:, 0]
     ones = Lengths(torch.ones_like(length), PerPrompt((1,) * batch))
-    states = torch.zeros(batch, 1, 1, dtype=torch.float64)
+    states = torch.zeros(batch * tables.halves, 1, tables.vocab, dtype=torch.float64)
     state.now = Progress(
         Lengths(length.clone(), PerPrompt(length.tolist())),
         root,
         tokens.clone(),
         LastCommit(states, root[:, None], ones),
     )
-    state.first = tables.q[:1].expand(batch, -1)
+    state.first = first_token(tables, warp).expand(batch, -1)
     return state
+
+
+def first_token(tables: Tables, warp: Warp) -> Tensor:
+    """[1, V] the distribution of token 0, as the engine's prefill makes it of the target's states."""
+    nothing = torch.zeros(tables.halves, 1, dtype=torch.long)
+    states = tables.states(tables.target_logits, nothing, nothing)
+    return warp(TableModel().logits(states, tables.sampling.guidance))[:, 0]
 
 
 def table_trace(tables: Tables, batch: int, width: int) -> Trace:

@@ -6,6 +6,7 @@ check of options and the table of ``lanternbench methods`` are derived from the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -76,6 +77,9 @@ class Acceptance(Component):
     usual_residual: ClassVar[str] = "standard"  # which comes with the rule when it replaces a preset's
     by_position: ClassVar[bool] = False  # see ``AcceptanceRule``
     by_depth: ClassVar[bool] = False  # does the rule depend on how deep drafts are?
+    # A plug-in's rule in scalar Python, a method (q, p or None, x, depth) -> probability of acceptance, q and p lists
+    # of floats: what ``verify`` holds the engine against.
+    plain: ClassVar[Callable[..., float] | None] = None
 
     def build(self, target: Target, max_depth: int) -> AcceptanceRule:
         """The rule for drafts of at most ``max_depth`` levels."""

@@ -6,6 +6,8 @@ token, depth [...] or [] its depth 1 … L.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -56,6 +58,11 @@ def lantern_reference(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rul
         kept = torch.zeros((), dtype=q.dtype, device=q.device) if p is None else q.gather(-1, near)
         rest = rest.scatter(-1, near, torch.where(some, kept, rest.gather(-1, near)))
     return torch.where(rest.sum(-1, keepdim=True) > 0, rest, 1.0)
+
+
+# Plug-ins' residuals in scalar Python, by name: (q, p or None, x, depth) -> weights, all lists of floats; what
+# ``verify`` holds the engine against.
+PLAIN: dict[str, Callable[[list[float], list[float] | None, int, int], list[float]]] = {}
 
 
 LOSSLESS = frozenset({"standard", "lantern", "optimal", "lantern-reference"})  # under a rule with q̃ = q

@@ -15,6 +15,11 @@ from lanternbench.lossless.plain.world import Prefix, World
 
 def output_distribution(world: World, spec: MethodSpec | WindowSpec) -> dict[Prefix, float]:
     """P(image) of every image the method can make on this world, by recursion over all that can be drawn."""
+    return decoding.in_all(decode_by_steps(world, spec)[0])
+
+
+def decode_by_steps(world: World, spec: MethodSpec | WindowSpec) -> tuple[list[dict[Prefix, float]], float]:
+    """P(image after 1, 2, … steps), the first token before them; and the expected fidelity loss."""
     if isinstance(spec, WindowSpec):
-        return windows.output_distribution(world, spec)
-    return decoding.output_distribution(world, spec)
+        return windows.decode_by_steps(world, spec)
+    return decoding.decode_by_steps(world, spec)

@@ -48,6 +48,7 @@ class MethodSpec:
     init: str = "horizontal"
     radius: int = 2
     first: Tree = (2, 2)  # the tree said to have produced token 0, which none did
+    bonus: bool = True  # does α count the bonus token?
 
     @property
     def deepest(self) -> int:
@@ -76,12 +77,28 @@ def output_distribution(world: World, spec: MethodSpec) -> dict[Prefix, float]:
 
 def decode(world: World, spec: MethodSpec) -> tuple[dict[Prefix, float], float]:
     """The output distribution, and the expected fidelity loss Σ_i E[TV(q, K)] that bounds its TV from the target."""
+    by_steps, loss = decode_by_steps(world, spec)
+    return in_all(by_steps), loss
+
+
+def in_all(by_steps: list[dict[Prefix, float]]) -> dict[Prefix, float]:
+    """P(image), however many steps it took."""
+    images: dict[Prefix, float] = defaultdict(float)
+    for made in by_steps:
+        for image, probability in made.items():
+            images[image] += probability
+    return dict(images)
+
+
+def decode_by_steps(world: World, spec: MethodSpec) -> tuple[list[dict[Prefix, float]], float]:
+    """P(image after 1, 2, … steps), the first token before them; and the expected fidelity loss."""
     spec = replace(spec, rule=replace(spec.rule, length=max(1, spec.deepest)))
     memory = _Start(spec)
     states: dict[tuple[Prefix, _Start], float] = {((x,), memory): w for x, w in enumerate(world.q(())) if w > 0}
-    images: dict[Prefix, float] = defaultdict(float)
+    by_steps: list[dict[Prefix, float]] = []
     total_loss = 0.0
     while states:
+        images: dict[Prefix, float] = defaultdict(float)
         after: dict[tuple[Prefix, _Start], float] = defaultdict(float)
         for (prefix, memory), weight in states.items():
             for chance, tree, start in memory.trees(world, len(prefix)):
@@ -93,8 +110,9 @@ def decode(world: World, spec: MethodSpec) -> tuple[dict[Prefix, float], float]:
                         images[longer] += mass
                     else:
                         after[longer, start.committed(len(tokens))] += mass
+        by_steps.append(images)
         states = after
-    return dict(images), total_loss
+    return by_steps, total_loss
 
 
 @dataclass(frozen=True)
@@ -120,10 +138,11 @@ class _Start:
             yield 1 / (n_d * n_k), tree, replace(self, history=history, now=tree)
 
     def committed(self, tokens: int) -> _Start:
-        """After its tree committed so many tokens, the bonus token counted."""
+        """After its tree committed so many tokens, the bonus token included."""
         if self.now is None:
             return self
-        return replace(self, history=self.history + (self.now,) * tokens, alpha=tokens / self.now[0], now=None)
+        counted = tokens if self.spec.bonus else tokens - 1
+        return replace(self, history=self.history + (self.now,) * tokens, alpha=counted / self.now[0], now=None)
 
 
 def step(world: World, spec: MethodSpec, prefix: Prefix, tree: Tree | None = None) -> Outcomes:

@@ -7,9 +7,13 @@ chosen and not sampled: p is then 1 at x.  Every rule is a function f(x) = accep
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lanternbench.lossless.plain.world import normalise, one_hot
+
+OwnRule = Callable[[list[float], "list[float] | None", int, int], float]  # (q, p, x, depth) -> f(x)
+OwnResidual = Callable[[list[float], "list[float] | None", int, int], list[float]]  # (q, p, x, depth) -> [V] ≥ 0
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Rule:
     dq: float = 0.15
     radius: float = 0.5  # of the squared codebook distance
     codebook: tuple[tuple[float, ...], ...] = ()
+    own: OwnRule | None = None  # f itself, of a rule that is none of these
+    own_residual: OwnResidual | None = None  # weights of a residual that is none of the three below
 
 
 EXACT = Rule()
@@ -45,6 +51,8 @@ def acceptance(rule: Rule, q: list[float], p: list[float] | None, x: int, depth:
     px = 1.0 if p is None else p[x]
     if px == 0:
         return 0.0  # p cannot have drawn it
+    if rule.own is not None:
+        return min(1.0, rule.own(q, p, x, depth))
     if rule.name == "typical":  # Medusa, section 2.3.1: q(x) > min(ε, √ε·exp(−H(q)))
         return float(q[x] > min(rule.epsilon, math.sqrt(rule.epsilon) * math.exp(-entropy(q))))
     if rule.name == "top-k":  # among the K likeliest, and q(x) ≥ ρ·max q
@@ -93,13 +101,18 @@ def positions(length: int) -> range:
     return range(1, length + 1)
 
 
-def nearest(codebook: list[list[float]], k: int) -> tuple[tuple[int, ...], ...]:
-    """B_k(x) of every token x, nearest first by ℓ2, x itself included and first (LANTERN, eq. 3)."""
+def nearest(codebook: list[list[float]], k: int, proximity: str = "l2") -> tuple[tuple[int, ...], ...]:
+    """B_k(x) of every token x, nearest first by ``l2`` or ``cosine``, x itself included and first (LANTERN, eq. 3)."""
     near = []
     for x, code in enumerate(codebook):
-        order = sorted(range(len(codebook)), key=lambda y: (y != x, math.dist(code, codebook[y]), y))
+        far = math.dist if proximity == "l2" else cosine_distance
+        order = sorted(range(len(codebook)), key=lambda y: (y != x, far(code, codebook[y]), y))
         near.append(tuple(order[:k]))
     return tuple(near)
+
+
+def cosine_distance(a: list[float], b: list[float]) -> float:
+    return 1 - math.fsum(x * y for x, y in zip(a, b, strict=True)) / (math.hypot(*a) * math.hypot(*b))
 
 
 def neighbourhood(rule: Rule, q: list[float], x: int) -> list[int]:
@@ -157,7 +170,9 @@ def residual(name: str, q: list[float], p: list[float] | None, x: int, rule: Rul
     """The distribution after x was rejected.  Where its formula leaves nothing, q itself."""
     vocab = len(q)
     drafted = one_hot(x, vocab) if p is None else p
-    if name == "standard":  # ∝ [q − p]₊ (Leviathan et al. 2023, algorithm 1)
+    if rule.own_residual is not None:
+        left = rule.own_residual(q, p, x, depth)
+    elif name == "standard":  # ∝ [q − p]₊ (Leviathan et al. 2023, algorithm 1)
         left = positive_part(q, drafted)
     elif name == "lantern":  # ∝ [q_{k,δ}(·|x) − p]₊ (LANTERN, eq. 7); without a group that is the standard residual
         group = neighbourhood(rule, q, x) if rule.near else [x]

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import permutations, product
 from typing import NamedTuple
 
-from lanternbench.lossless.plain.rules import EXACT, Rule, acceptance, positive_part, residual, without
+from lanternbench.lossless.plain.decoding import in_all
+from lanternbench.lossless.plain.rules import EXACT, Rule, acceptance, positive_part, residual, stage_loss, without
 from lanternbench.lossless.plain.world import Prefix, World, normalise, one_hot
 
 
@@ -65,22 +66,32 @@ Weighted = dict[tuple[Prefix, Window], float]
 
 def output_distribution(world: World, spec: WindowSpec) -> dict[Prefix, float]:
     """P(image) of every image the method can make; sums to 1."""
+    return in_all(decode_by_steps(world, spec)[0])
+
+
+def decode_by_steps(world: World, spec: WindowSpec) -> tuple[list[dict[Prefix, float]], float]:
+    """P(image after 1, 2, … steps), a prefill's token before them; and the expected fidelity loss."""
     states: Weighted = {((), ()): 1.0}
     if spec.prefill:
         states = {((x,), ()): w for x, w in enumerate(world.q(())) if w > 0}
-    images: dict[Prefix, float] = defaultdict(float)
+    by_steps: list[dict[Prefix, float]] = []
+    total_loss = 0.0
     while states:
+        images: dict[Prefix, float] = defaultdict(float)
         after: Weighted = defaultdict(float)
         for (prefix, window), weight in states.items():
             for filled, chance in fill(world, spec, prefix, window):
-                for (longer, left), probability in step(world, spec, prefix, filled).items():
+                forward = step(world, spec, prefix, filled)
+                total_loss += weight * chance * forward.loss
+                for (longer, left), probability in forward.out.items():
                     mass = weight * chance * probability
                     if len(longer) == world.length:
                         images[longer] += mass
                     else:
                         after[longer, left] += mass
+        by_steps.append(images)
         states = after
-    return dict(images)
+    return by_steps, total_loss
 
 
 def fill(world: World, spec: WindowSpec, prefix: Prefix, window: Window) -> list[tuple[Window, float]]:
@@ -133,11 +144,11 @@ def siblings(p: list[float], count: int, first: int | None = None) -> Iterable[t
             yield tokens, chance
 
 
-def step(world: World, spec: WindowSpec, prefix: Prefix, window: Window) -> Weighted:
+def step(world: World, spec: WindowSpec, prefix: Prefix, window: Window) -> Forward:
     """One forward over the window: what is committed, and the drafts that stay, with probabilities."""
     forward = Forward(world, spec, prefix, window)
     forward.verify((), True, 1.0)
-    return forward.out
+    return forward
 
 
 @dataclass
@@ -149,6 +160,7 @@ class Forward:
     prefix: Prefix
     window: Window
     out: Weighted = field(default_factory=lambda: defaultdict(float))
+    loss: float = 0.0  # the expected Σ TV(q_j, K_j) of its tests
 
     def verify(self, at: Prefix, first: bool, weight: float) -> None:
         """``at``: the drafts accepted so far; ``first``: were all first siblings?  The chain grows from those alone."""
@@ -163,6 +175,7 @@ class Forward:
         tokens, law = self.window[column - 1]
         p = law.of(world)
         for j, x in enumerate(tokens):
+            self.loss += weight * stage_loss(self.spec.residual, q, p, x, self.spec.rule, column)
             f = acceptance(self.spec.rule, q, p, x, column)
             if f > 0:
                 self.verify((*at, x), first and j == 0, weight * f)

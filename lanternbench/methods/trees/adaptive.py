@@ -22,13 +22,13 @@ from lanternbench.models.target import Target
 from lanternbench.registry import register
 
 Depth: TypeAlias = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
-Width: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
+Width: TypeAlias = Annotated[int, Field(ge=0, le=1024)]
 TreeSize = tuple[int, int]  # d̂, k̂
 WIDTH_BUCKETS = (4, 8, 16, 40)  # widths of the trees that CUDA graphs are recorded for
 
 
 class Range(NamedTuple):
-    """β, l_d, l_k and the ranges of depth and width (paper: Anole β=1, l_d=1, l_k=3; LlamaGen l_k=10)."""
+    """β, l_d, l_k and the open intervals of depth and width (paper: Anole β=1, l_d=1, l_k=3; LlamaGen l_k=10)."""
 
     beta: float = 1.0
     l_d: int = 1
@@ -36,46 +36,65 @@ class Range(NamedTuple):
     d: tuple[int, int] = (0, 10)
     k: tuple[int, int] = (3, 14)
 
-    def clamp(self, d: float, k: float) -> TreeSize:
-        return (min(max(round(d), self.d[0]), self.d[1]), min(max(round(k), self.k[0]), self.k[1]))
+
+def inside(x: float, interval: tuple[int, int]) -> int:
+    """The nearest integer strictly inside."""
+    return min(max(round(x), interval[0] + 1), interval[1] - 1)
 
 
-def adapt(start: tuple[float, float], alpha: float, within: Range) -> TreeSize:
-    """d̂, k̂ from (d̃, k̃): deeper and narrower after success (α ≥ β), shallower and wider after failure."""
-    sign = 1 if alpha >= within.beta else -1
-    return within.clamp(start[0] + sign * within.l_d, start[1] - sign * within.l_k)
+def adapt(start: tuple[float, float], alpha: float | None, within: Range) -> TreeSize:
+    """d̂, k̂ from (d̃, k̃): deeper and narrower after success (α ≥ β), shallower and wider after failure (eq. 9–10).
+
+    Before the first tree there is no α, and it starts where it is initialised.  The width is held inside its interval
+    only where d̃ ± l_d > 1.
+    """
+    sign = 0 if alpha is None else 1 if alpha >= within.beta else -1
+    d, k = start[0] + sign * within.l_d, start[1] - sign * within.l_k
+    return inside(d, within.d), inside(k, within.k) if d > 1 else max(1, round(k))
 
 
 class History(NamedTuple):
     """One image: the sizes of the trees that produced each token, and α of the last."""
 
     trees: tuple[TreeSize, ...]  # of token 0, which no tree produced, the initial size
-    alpha: float
+    alpha: float | None
     seed: int
 
 
-def start(history: History, width: int, init: str) -> tuple[float, float]:
-    """(d̃, k̃) for the tree that will produce the next token; ``width``: tokens a row."""
+def start(history: History, width: int, init: str, within: Range) -> tuple[float, float]:
+    """(d̃, k̃) for the tree that will produce the next token (eq. 3–8); ``width``: tokens a row."""
     trees = history.trees
     at = len(trees)
+    if init == "random":  # uniform over both ranges, whatever the trees so far
+        u = random_uniforms(history.seed, at)
+        return (_uniform(within.d, u[0]), _uniform(within.k, u[1]))
     if init == "vertical" and at >= width:
         return trees[at - width]
-    if init == "random":
-        return trees[random.Random(f"{history.seed} {at}").randrange(at)]
     if init == "token-flock":
         return _flock(trees, width)
     return trees[-1]
 
 
+def random_uniforms(seed: int, token: int) -> tuple[float, float]:
+    """What the tree that will produce this token draws its depth and width with."""
+    generator = random.Random(f"{seed} {token}")
+    return generator.random(), generator.random()
+
+
+def _uniform(interval: tuple[int, int], u: float) -> int:
+    return interval[0] + 1 + int(u * (interval[1] - interval[0] - 1))
+
+
 def _flock(trees: tuple[TreeSize, ...], width: int, radius: int = 2) -> tuple[float, float]:
-    """Mean of the known trees within ``radius`` tokens on the grid, weighted by 1 / distance."""
+    """Weighted mean of the known trees within δ = ``radius`` columns and rows (eq. 6–8): Δy rows above weigh
+    (δ − Δy + 1)/δ."""
     y, x = divmod(len(trees), width)
     near = []
-    for dy in range(-radius, 1):
-        for dx in range(-radius, radius + 1):
-            i = (y + dy) * width + x + dx
-            if 0 <= i < len(trees) and 0 <= x + dx < width:
-                near.append((1 / (dx * dx + dy * dy) ** 0.5, trees[i]))
+    for dy in range(min(radius, y) + 1):
+        weight = (radius - dy + 1) / radius
+        row = (y - dy) * width
+        last = min(x + radius, width - 1) if dy else x - 1
+        near += [(weight, tree) for tree in trees[row + max(0, x - radius) : row + last + 1]]
     near = near or [(1.0, trees[-1])]
     total = sum(w for w, _ in near)
     return (sum(w * t[0] for w, t in near) / total, sum(w * t[1] for w, t in near) / total)
@@ -91,55 +110,63 @@ class Plan(NamedTuple):
 
 
 class AdaptiveBuilder(TreeBuilder):
-    """Depth d̂ ≤ d_max and width k̂ ≤ k_max per tree; at most ``total`` nodes with the root, as in EAGLE-2.
+    """Depth d̂ and width k̂ of its own per tree; at most ``total`` nodes with the root, as in EAGLE-2.
 
-    ``fixed_depth``, ``fixed_width``: the paper's ablations, one of the two held constant.
+    ``fixed``: depth and width of the paper's ablations, where one of the two is held constant.  ``bonus``: does α count
+    the bonus token?
     """
 
     samples, adapts = False, True
 
     def __init__(
-        self, within: Range, init: str, first: Bounds, fixed_depth: int | None = None, fixed_width: int | None = None
+        self,
+        within: Range,
+        init: str,
+        first: Bounds,
+        fixed: tuple[int | None, int | None] = (None, None),
+        bonus: bool = True,
     ):
-        self.within, self.initial, self.first = within, init, first
-        self.fixed_depth, self.fixed_width = fixed_depth, fixed_width
+        self.within, self.initial, self.first, self.fixed, self.bonus = within, init, first, fixed, bonus
         self.nodes = first.total
-        self.max_depth = max(within.d[1], fixed_depth or 1)
-        self.width = max(within.k[1], fixed_width or 1)
+        self.max_depth = max(within.d[1] - 1, fixed[0] or 1)
+        # a tree of one level may be wider than its interval, but has no use for more children than nodes
+        self.width = max(within.k[1] - 1, fixed[1] or 1, first.total - 1)
 
     def init(self, state: DecodeState) -> Plan:
-        first = self.within.clamp(self.first.depth, self.first.top_k)
-        histories = [History((first,), self.within.beta, seed) for seed in state.seeds]  # α as after a success
-        return self._plan(state, histories)
+        first = (self.first.depth, self.first.top_k)
+        return self._plan(state, [History((first,), None, seed) for seed in state.seeds])
 
     def _plan(self, state: DecodeState, histories: list[History]) -> Plan:
         sizes = []
         for history in histories:
-            d, k = adapt(start(history, state.target.grid[1], self.initial), history.alpha, self.within)
-            sizes.append((self.fixed_depth or d, self.fixed_width or k))
-        depths, widths = (torch.tensor(x, device=state.device) for x in zip(*sizes, strict=True))
+            d, k = adapt(start(history, state.target.grid[1], self.initial, self.within), history.alpha, self.within)
+            sizes.append((self.fixed[0] or d, self.fixed[1] or k))
+        depths, widths = (torch.tensor(x, device=state.device) for x in zip(*map(self.drafted, sizes), strict=True))
         return Plan(PerPrompt(histories), PerPrompt(sizes), depths, widths)
+
+    def drafted(self, size: TreeSize) -> TreeSize:
+        """A tree has no use for more children than nodes, however wide the method asks for it."""
+        return size[0], min(size[1], self.width)
 
     def bucket(self, own: Plan) -> tuple[int, int]:
         """Depth and width that hold every prompt's tree, from a few."""
-        deepest, widest = (max(x) for x in zip(*own.now, strict=True))
+        deepest, widest = (max(x) for x in zip(*map(self.drafted, own.now), strict=True))
         wider = next((w for w in WIDTH_BUCKETS if widest <= w <= self.width), self.width)
-        return min(max(1, deepest + deepest % 2), self.max_depth), wider
+        return deepest if deepest == 1 else min(deepest + deepest % 2, self.max_depth), wider
 
     def grow(self, state: DecodeState, own: Plan, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         if state.now.length.host is None:  # recorded: shapes of the bucket, sizes on the device
             depth, width = self.bucket(own)
             bounds = Bounds(depth, width, self.nodes, own.depths, own.widths)
         else:
-            deepest, widest = (max(x) for x in zip(*own.now, strict=True))
-            equal = len(set(own.now)) == 1 and deepest > 0
-            each = (None, None) if equal else (own.depths, own.widths)
-            bounds = Bounds(max(deepest, 1), widest, self.nodes, *each)
+            deepest, widest = (max(x) for x in zip(*map(self.drafted, own.now), strict=True))
+            each = (None, None) if len(set(own.now)) == 1 else (own.depths, own.widths)
+            bounds = Bounds(deepest, widest, self.nodes, *each)
         return grow_by_confidence(state, logits, expand, bounds)
 
     def sizes(self, own: Plan) -> PerPrompt:
         """Depth and nodes of each prompt's tree: all it may hold, or as many as it expands."""
-        return PerPrompt((d, min(self.nodes, 1 + k + k * k * (d - 1)) if d else 1) for d, k in own.now)
+        return PerPrompt((d, min(self.nodes, 1 + k + k * k * (d - 1))) for d, k in own.now)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
         """The least width k̂ with so many candidates (see ``sizes``): that of a full tree is not known."""
@@ -149,7 +176,7 @@ class AdaptiveBuilder(TreeBuilder):
     def update(self, state: DecodeState, own: Plan, result: StepResult) -> Plan:
         histories = []
         for history, size, tokens in zip(own.history, own.now, state.now.last.advance.host or (), strict=True):
-            alpha = tokens / size[0] if size[0] else self.within.beta  # τ of this tree, the bonus token included
+            alpha = (tokens if self.bonus else tokens - 1) / size[0]  # τ/d̂ of this tree
             histories.append(history._replace(trees=history.trees + (size,) * tokens, alpha=alpha))
         return self._plan(state, histories)
 
@@ -164,22 +191,23 @@ class Adaptive(Grown):
     beta: float = option(1.0, "acceptance level β that deepens the tree", symbol="β", gt=0)
     l_d: int = option(1, "step of the depth", ge=0)
     l_k: int | None = option(None, "step of the width (default: the target's)", small=None, ge=0)
-    depth_range: tuple[Depth, Depth] = option((0, 10), "least and greatest depth", small=(0, 2))
+    depth_range: tuple[Depth, Depth] = option((0, 10), "open interval of the depth", small=(0, 4))
     width_range: tuple[Width, Width] | None = option(
-        None, "least and greatest width (default: the target's)", small=None
+        None, "open interval of the width (default: the target's)", small=None
     )
+    bonus: bool = option(True, "count the bonus token in α = τ/d̂")
     fixed_depth: int | None = option(None, "ablation: adapt the width alone", small=2, ge=1, le=MAX_DEPTH)
     fixed_width: int | None = option(None, "ablation: adapt the depth alone", small=2, ge=1, le=1024)
 
     @model_validator(mode="after")
     def _ordered(self) -> Adaptive:
-        for low, high in (self.depth_range, self.width_range or (1, 1)):
-            if low > high:
-                raise ValueError("a range needs its lower bound first")
+        for low, high in (self.depth_range, self.width_range or (0, 2)):
+            if high - low < 2:
+                raise ValueError("an open interval needs a whole number between its bounds, as 0 10 has")
         return self
 
     def build(self, target: Target, proposal: Proposal) -> TreeBuilder:
         widths = self.width_range or target.options.get("width_range", (3, 14))
         l_k = target.options.get("l_k", 3) if self.l_k is None else self.l_k
         within = Range(self.beta, self.l_d, l_k, self.depth_range, tuple(widths))
-        return AdaptiveBuilder(within, self.init, self.bounds(target), self.fixed_depth, self.fixed_width)
+        return AdaptiveBuilder(within, self.init, self.bounds(target), (self.fixed_depth, self.fixed_width), self.bonus)

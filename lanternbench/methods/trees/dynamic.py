@@ -87,7 +87,7 @@ def candidates(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bound
         tokens.append(token_next.flatten(1))
         scores.append(score.flatten(1))
         parents.append(index[..., None].expand(-1, -1, k).flatten(1))
-        value, chosen = score.flatten(1).topk(k)
+        value, chosen = best_of(score.flatten(1), k)
         if narrow is not None:
             value = value.masked_fill(narrow, -torch.inf)
         parent = chosen // k
@@ -101,6 +101,15 @@ def likeliest(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k likeliest tokens of p [..., V], their log p first: [..., k] each."""
     value, token = p.topk(k)
     return value.log(), token
+
+
+def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k highest of scores [..., n] and where they are.
+
+    Of equal ones the first: where a drafter is certain, a child must not outrank its parent.
+    """
+    value, index = scores.sort(dim=-1, descending=True, stable=True)
+    return value[..., :k], index[..., :k]
 
 
 @cache
@@ -121,7 +130,7 @@ def keep_best(found: Candidates, root: Tensor, bounds: Bounds) -> Draft:
     tokens, scores, parents = found
     b, depth, width = len(root), bounds.depth, bounds.top_k
     keep = min(bounds.total - 1, tokens.shape[1])
-    value, best = scores.topk(keep)
+    value, best = best_of(scores, keep)
     none = tokens.shape[1]
     best = torch.where(value > -torch.inf, best, none).sort(-1).values  # [B, keep] parents before children, unused last
     used = best < none

@@ -33,7 +33,7 @@ OPTIONS: dict[str, Any] = {
     "depth": 3,
     "draft_top_k": 3,
     "total_nodes": 8,
-    "width_range": (2, 8),
+    "width_range": (1, 9),
     "l_k": 1,
     "near": 64,
 }
