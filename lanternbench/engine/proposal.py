@@ -33,9 +33,10 @@ class Proposer:
     update_uniforms: int = 0  # how many of them, the last ones, ``update`` reads
     room: int  # most cache slots after the committed prefix that a step fills
     samples: bool = True  # are children sampled from ``Draft.p``, or chosen?
+    aux_layers: tuple[int, ...] = ()  # after how many of the target's layers it reads states beside the last ones
 
     def init(self, state: DecodeState) -> Any:
-        """After the target's prefill, whose states are ``state.prefix_states`` [R, P, dim]."""
+        """After the target's prefill, whose states are ``state.prefix_states`` [R, P, (1 + aux) · dim]."""
         return ()
 
     def draft(self, state: DecodeState, own: Any, u: Tensor) -> Draft:
@@ -68,6 +69,8 @@ class Drafter:
 
     A cursor is what one step's calls hand on to each other.
     """
+
+    aux_layers: tuple[int, ...] = ()  # see ``Proposer``
 
     def init(self, state: DecodeState, room: int) -> Any:
         """``room``: most nodes that one step expands."""
@@ -122,7 +125,7 @@ class DraftedTree(Proposer):
     def __init__(self, drafter: Drafter, tree: TreeBuilder):
         self.drafter, self.tree = drafter, tree
         self.nodes, self.max_depth, self.width = tree.nodes, tree.max_depth, tree.width
-        self.uniforms, self.samples = tree.uniforms, tree.samples
+        self.uniforms, self.samples, self.aux_layers = tree.uniforms, tree.samples, drafter.aux_layers
         self.room = tree.nodes + tree.width * max(tree.max_depth, 1)  # a dynamic tree expands more nodes than it keeps
 
     def init(self, state: DecodeState) -> DraftedState:

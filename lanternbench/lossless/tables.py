@@ -92,7 +92,9 @@ def table_target(tables: Tables) -> Any:
     small = [[0], [1], [2], [0, 0], [0, 1]]
     options: dict[str, Any] = {"chain": "chain-2", "static": small, "medusa": small, "near": 3}
     options |= {"depth": 2, "draft_top_k": 2, "total_nodes": 4, "width_range": (1, 2), "l_k": 1}
-    net = SimpleNamespace(heads=8, misfit=lambda target: None)  # never run: the table drafts
+    net = SimpleNamespace(
+        heads=8, aux_layers=lambda model: (), misfit=lambda target: None
+    )  # never run: the table drafts
     return SimpleNamespace(
         name="tables",
         vocab=tables.vocab,
@@ -107,7 +109,7 @@ def table_target(tables: Tables) -> Any:
         options=options,
         top_k=0,
         guidance=1.0,
-        drafters={"eagle": net, "model": net, "medusa": net},
+        drafters=dict.fromkeys(("eagle", "eagle-3", "model", "medusa"), net),
     )
 
 

@@ -106,12 +106,13 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
     """``target`` with another drafter, of its dtype, in place of its own of that kind, and the kind.
 
     ``spec``: a catalogue name, or NAME=FOLDER, whose decoder drafts as an independent ``model``; or a file or folder
-    with an ``eagle`` drafter in LANTERN's layout.  Raises UserError for an unknown name and for weights that are
-    missing, damaged or made for another target.
+    with an ``eagle`` or ``eagle-3`` drafter in LANTERN's layout.  Raises UserError for an unknown name and for weights
+    that are missing, damaged or made for another target.
     """
     title, _, where = spec.partition("=")
     if title not in catalogue() and Path(spec).exists():
-        return packed(with_eagle(target, target.model.eagle_drafter(Path(spec), device))), "eagle"
+        net = target.model.eagle_drafter(Path(spec), device)
+        return packed(with_eagle(target, net)), net.kind
     if title not in catalogue():
         raise UserError(
             f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a file "
@@ -131,7 +132,7 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
 
 def with_eagle(target: Target, net: Eagle) -> Target:
     """``target`` with an EAGLE drafter of the user's, and with the prefix states that such a drafter reads."""
-    return replace(target, drafters=target.drafters | {"eagle": net}, pad_rows=target.eagle_pads)
+    return replace(target, drafters=target.drafters | {net.kind: net}, pad_rows=target.eagle_pads)
 
 
 def load_with_drafter(

@@ -67,6 +67,7 @@ def export(folder: Path, target: LlamaGen, encoder: text.TextEncoder, vq: VQMode
     write(folder / "text.safetensors", encoder.state_dict(), **meta)
     write(folder / "vq.safetensors", vq.state_dict(), config=asdict(vq.config), **meta)
     write(folder / "eagle.safetensors", eagle.to_published(drafters.eagle.state_dict()), **meta)
+    write(folder / "eagle-3.safetensors", eagle.to_published(drafters.eagle3.state_dict()), **meta)
     write(folder / "medusa.safetensors", drafters.medusa.state_dict(), **meta)
     small = drafters.model
     write(folder / "model.safetensors", llamagen.to_official(small.state_dict()), config=asdict(small.config), **meta)
@@ -76,6 +77,13 @@ def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
     state, meta = read(path)
     config = LlamaGenConfig(**meta["config"])
     return load_into(lambda: LlamaGen(config), llamagen.from_official(state), path, device, dtype)
+
+
+def _eagle(path: Path, model: LlamaGen, device: str, dtype: torch.dtype) -> eagle.Eagle:
+    state, _ = read(path)
+    shape = eagle.shape_in(state, replace(model.config.decoder, first_norm=False))
+    make = lambda: eagle.Eagle(shape.config, fused=shape.fused)  # noqa: E731
+    return load_into(make, eagle.from_published(state), path, device, dtype)
 
 
 @register("target", "tiny")
@@ -120,15 +128,15 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     shape: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
     vq = VQModel(VQConfig(**shape))
     vq.load_state_dict(state)
-    path = folder / "eagle.safetensors"
-    layer, _ = read(path)
-    config = eagle.shape_in(layer, replace(model.config.decoder, first_norm=False)).config
-    drafter = load_into(lambda: eagle.Eagle(config), eagle.from_published(layer), path, device, dtype)
+    drafters: dict[str, nn.Module] = {"eagle": _eagle(folder / "eagle.safetensors", model, device, dtype)}
+    if (path := folder / "eagle-3.safetensors").exists():  # earlier versions trained none
+        drafters["eagle-3"] = _eagle(path, model, device, dtype)
     path = folder / "medusa.safetensors"
     heads, _ = read(path)
-    medusa = load_into(lambda: Medusa(config.dim, len(heads["weight"])), heads, path, device, dtype)
-    small = _llamagen(folder / "model.safetensors", device, dtype)
-    return assemble(model, encoder.to(device), vq.to(device), {"eagle": drafter, "medusa": medusa, "model": small})
+    dim = model.config.dim
+    drafters["medusa"] = load_into(lambda: Medusa(dim, len(heads["weight"])), heads, path, device, dtype)
+    drafters["model"] = _llamagen(folder / "model.safetensors", device, dtype)
+    return assemble(model, encoder.to(device), vq.to(device), drafters)
 
 
 def assemble(model: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: dict[str, nn.Module]) -> Target:
