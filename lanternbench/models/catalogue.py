@@ -157,6 +157,6 @@ def load_with_drafter(
     if used is not None and kind not in used:
         raise UserError(
             f"'{drafter}' is a drafter of kind '{kind}', which no method of this run uses: choose one that does, see "
-            "`lanternbench methods`"
+            f"`lanternbench methods`, or give --proposal {kind}"
         )
     return target
