@@ -21,7 +21,7 @@ from lanternbench.prompts import load
 from lanternbench.registry import components
 
 CAPTIONS = [p.text for p in load("demo", 3)]
-LOSSLESS = ["sd", "medusa", "eagle-1", "eagle-2", "adt-tree", "sjd", "jacobi"]
+LOSSLESS = ["sd", "medusa", "eagle-1", "eagle-2", "eagle-3", "adt-tree", "sjd", "jacobi"]
 RELAXED = ["lantern", "lantern++", "uniform-rsd", "cool-sd"]
 
 

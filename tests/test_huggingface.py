@@ -48,12 +48,12 @@ def folder(theirs, tmp_path_factory) -> Path:  # noqa: F811
 
 @pytest.fixture(scope="module")
 def both(folder):
-    """The same checkpoint by the family of ours and by transformers, with the same EAGLE drafter of random weights."""
+    """The same checkpoint by the family of ours and by transformers, with the same drafters of random weights."""
     native = Emu3Family().load(ROW, folder, "cpu")
     torch.manual_seed(1)
-    eagle = native.model.new_eagle().eval().requires_grad_(False)
+    nets = {net.kind: net.eval().requires_grad_(False) for net in map(native.model.new_eagle, (False, True))}
     other = load_target(f"hf:{folder / 'model'}")
-    return replace(native, drafters={"eagle": eagle}), replace(other, drafters={"eagle": eagle})
+    return replace(native, drafters=nets), replace(other, drafters=nets)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,7 @@ def both(folder):
         ("scd", {"window": 5}, 1.0),
         ("sjd-pac", {"window": 4}, 1.0),
         ("eagle-2", {}, 0.0),
+        ("eagle-3", {"shape": "chain-3"}, 1.0),
         ("cool-sd", {"shape": "mc_sim_7b_63"}, 1.0),
     ],
 )

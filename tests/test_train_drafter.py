@@ -81,12 +81,12 @@ def of_family(family: Family, **shape: Any) -> Target:
     return made
 
 
-def made_small(kind: str) -> Target:
+def made_small(kind: str, **shape: Any) -> Target:
     codes = {"ch": 32, "ch_mult": [1, 2], "num_res_blocks": 1, "codebook_size": 16}
     if kind == "janus":
-        return of_family(JanusFamily(), vq=codes | {"z_channels": 32, "codebook_dim": 8})
+        return of_family(JanusFamily(), vq=codes | {"z_channels": 32, "codebook_dim": 8}, **shape)
     if kind == "emu3":
-        return of_family(Emu3Family(), n_kv_head=1, first_image_id=100, vq=codes | {"attention": [1]})
+        return of_family(Emu3Family(), n_kv_head=1, first_image_id=100, vq=codes | {"attention": [1]}, **shape)
     return classes() if kind == "classes" else small(kind)
 
 

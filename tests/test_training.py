@@ -148,7 +148,8 @@ def test_training_that_was_stopped_continues_as_if_it_was_not(tmp_path):
 def teacher(tmp_path):
     """Batches of four samples of the embedded target, the target as it is trained (not packed), and the samples."""
     target = tiny.load()
-    samples = rollouts.sample(tmp_path, target, 4, log=lambda line: None)
+    aux_layers = target.drafters["eagle-3"].aux_layers(target.model)
+    samples = rollouts.sample(tmp_path, target, 4, log=lambda line: None, aux_layers=aux_layers)
     return drafters.Batches(target, samples), target, samples
 
 
@@ -156,7 +157,7 @@ def test_rollouts_are_the_targets_own_samples_with_its_hidden_states(teacher, tm
     batches, target, samples = teacher
     assert samples.tokens.shape == (4, 256)
     assert len(samples.captions) == 4
-    logits = batches.logits(samples.hidden[0, :, batches.prefix - 1 :].float())[0]
+    logits = batches.logits(batches.last(samples.hidden[0, :, batches.prefix - 1 :].float()))[0]
     q = batches.warp(logits).gather(1, samples.tokens[0].long()[:, None])
     assert (q > 0).all()  # every token was among the top 64 of the distribution that the stored states give
     shuffled = samples.tokens[0].long().roll(1)[:, None]
@@ -167,9 +168,9 @@ def test_rollouts_are_the_targets_own_samples_with_its_hidden_states(teacher, tm
 
 
 def test_deeper_levels_see_what_they_will_see_in_decoding(teacher):
-    _batches, target, samples = teacher
+    batches, target, samples = teacher
     net, model = target.drafters["eagle"], target.model
-    hidden = samples.hidden[0].float()
+    hidden = batches.last(samples.hidden[0].float())
     embedding = model.tok_embeddings(samples.tokens[:1, :40].long()).repeat(2, 1, 1)
     rope = model.rope[1:41, None]
     at = torch.tensor([12, 30])
@@ -197,7 +198,7 @@ def test_each_drafter_learns_the_rollouts(teacher, tmp_path):
         patch.setattr(
             loop, "fit", lambda *a, **k: honest(*a, **k | {"plan": k["plan"]._replace(save_every=6, warmup=2)})
         )
-        drafters.train(tmp_path, target, samples, {"eagle": 12, "medusa": 12, "model": 12}, log)
+        drafters.train(tmp_path, target, samples, {"eagle": 12, "eagle3": 12, "medusa": 12, "model": 12}, log)
     for kind, (early, late) in figures.items():
         assert late < early, kind
 
@@ -205,6 +206,6 @@ def test_each_drafter_learns_the_rollouts(teacher, tmp_path):
 def test_all_of_it_is_remade_and_loads(tmp_path):
     train(tmp_path / "work", tmp_path / "out", scale=0.0008, log=lambda line: None)
     made = tiny.load(tmp_path / "out")
-    assert set(made.drafters) == {"eagle", "medusa", "model"}
+    assert set(made.drafters) == {"eagle", "eagle-3", "medusa", "model"}
     assert {"clip.safetensors", "fid.safetensors"} <= {p.name for p in (tmp_path / "out").iterdir()}
     assert sum(p.stat().st_size for p in (tmp_path / "out").iterdir()) < 40e6

@@ -34,7 +34,7 @@ from lanternbench.models.kv_cache import KVCache
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.target import Target
 
-LOSSLESS = ["ar", "sd", "medusa", "eagle-1", "eagle-2", "adt-tree", "sjd"]
+LOSSLESS = ["ar", "sd", "medusa", "eagle-1", "eagle-2", "eagle-3", "adt-tree", "sjd"]
 RELAXED = ["lantern", "lantern++", "uniform-rsd", "cool-sd"]
 
 
@@ -98,7 +98,7 @@ def test_jacobi_gives_the_tokens_that_each_positions_uniform_draws(greedy, windo
     assert torch.equal(tokens, expected)
 
 
-@pytest.mark.parametrize("name", ["ar", "sd", "medusa", "eagle-1", "eagle-2", "adt-tree", "sjd"])
+@pytest.mark.parametrize("name", LOSSLESS)
 def test_greedy_decoding_on_tables_is_the_argmax(name):
     for seed in range(4):
         tokens, expected = decoded(Tables(4, 4, seed, "mixed"), method(name), True, 2, seed)
@@ -244,7 +244,12 @@ def small() -> Target:
     vq = SimpleNamespace(quantize=SimpleNamespace(codes=lambda: codebook))
     options = {"near": 8, "static": [[0], [1], [2], [0, 0], [0, 1], [1, 0]], "chain": "chain-4"}
     options |= {"medusa": [[0], [1], [0, 0]], "depth": 3, "draft_top_k": 3, "total_nodes": 10}
-    drafters = {"eagle": Eagle(net.config.decoder).eval(), "medusa": Medusa(32, 4).eval(), "model": model()}
+    drafters = {
+        "eagle": Eagle(net.config.decoder).eval(),
+        "eagle-3": Eagle(net.config.decoder, fused=True).eval(),
+        "medusa": Medusa(32, 4).eval(),
+        "model": model(),
+    }
     return Target("random", net, vq, text, guidance=2.0, options=options, drafters=drafters)
 
 

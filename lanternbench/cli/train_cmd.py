@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from lanternbench.cli.options import Device, Dtype, NumPrompts, Threads
 from lanternbench.cli.program import program
 
+Recipe = Literal["eagle-1", "eagle-3"]
 app = typer.Typer(no_args_is_help=True, help="Train a drafter for any target, or the embedded models from a seed.")
 
 
@@ -21,6 +22,7 @@ def _group() -> None:
 @app.command("drafter")
 def drafter(
     target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    recipe: Annotated[Recipe, typer.Option(help="The drafter's kind, and how it is trained.")] = "eagle-1",
     prompts: Annotated[str, typer.Option(help="demo, coco2017[:FILE], parti[:FILE], or a text file.")] = "demo",
     num_prompts: NumPrompts = 0,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 2000,
@@ -35,6 +37,9 @@ def drafter(
     threads: Threads = None,
 ) -> None:
     """Train an EAGLE drafter on the target's own samples, an image per prompt.
+
+    eagle-1 reads the target's last states and learns to predict them and its distributions, three levels deep; eagle-3
+    reads low, middle and last states and learns the distributions alone, five levels deep.
 
     Stopped at any point, the same command continues.  Some prompts are kept out of training: the share of first tokens
     accepted in their images is printed, before and after.  Use the result with `--drafter OUT`.
@@ -53,7 +58,7 @@ def drafter(
 
     chosen = choose(device, threads)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    plan = Plan(target, sets.load(prompts, num_prompts or None, seed), steps, batch, lr, seed, start, dtype)
+    plan = Plan(target, sets.load(prompts, num_prompts or None, seed), steps, batch, lr, seed, start, dtype, recipe)
     try:
         found = train(plan, chosen, work, out, log=console.print)
     except torch.OutOfMemoryError:
@@ -61,7 +66,7 @@ def drafter(
     print(f"first tokens accepted in images held out: {found.before:.3f} before, {found.after:.3f} after training")
     given = "" if prompts == "demo" else f" --prompts {shlex.quote(prompts)}"
     drafted = f"--target {shlex.quote(target)} --drafter {shlex.quote(str(out))}"
-    console.print(f"{out}  ·  next: {program()} run --method eagle-1 {drafted}{given}")
+    console.print(f"{out}  ·  next: {program()} run --method {recipe} {drafted}{given}")
 
 
 @app.command("tiny")

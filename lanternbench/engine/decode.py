@@ -127,19 +127,20 @@ def generate(
 def start(decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool) -> DecodeState:
     """The state after prefill and first token."""
     target, proposer = decoder.target, decoder.proposer
-    prefix = target.prefix(captions, decoder.guidance)
-    room = max(proposer.nodes, proposer.room)
+    prefix, aux_layers = target.prefix(captions, decoder.guidance), proposer.aux_layers
+    room, row_end = max(proposer.nodes, proposer.room), target.row_end_input(target.model)
     state = DecodeState(
         target,
         decoder.warp,
         decoder.guidance,
         seeds,
         prefix,
-        open_stack(target, target.model, prefix, room, row_end=target.row_end_input(target.model)),
+        open_stack(target, target.model, prefix, room, row_end=row_end, aux_layers=aux_layers),
         row_uniforms(seeds, target.length, proposer.nodes + proposer.uniforms, target.device),
         proposer.nodes,
         room,
         Clock(target.device),
+        aux_layers=aux_layers,
     )
     if trace:
         slack = target.length + proposer.nodes + 1

@@ -36,9 +36,10 @@ class Proposer:
     samples: bool = True  # are children sampled from ``Draft.p``, or chosen?
     adapts: bool = False  # does a tree's size depend on what was accepted before?
     drafter: Drafter | None = None
+    aux_layers: tuple[int, ...] = ()  # after how many of the target's layers it reads states beside the last ones
 
     def init(self, state: DecodeState) -> Any:
-        """After the target's prefill, whose states are ``state.prefix_states`` [R, P, dim]."""
+        """After the target's prefill, whose states are ``state.prefix_states`` [R, P, (1 + aux) · dim]."""
         return ()
 
     def draft(self, state: DecodeState, own: Any, u: Tensor) -> Draft:
@@ -77,6 +78,7 @@ class Drafter:
     """
 
     per_level: bool = True
+    aux_layers: tuple[int, ...] = ()  # see ``Proposer``
 
     def init(self, state: DecodeState, room: int) -> Any:
         """``room``: most nodes that one step expands."""
@@ -144,7 +146,7 @@ class DraftedTree(Proposer):
         self.drafter: Drafter = drafter
         self.tree, self.adapts = tree, tree.adapts
         self.nodes, self.max_depth, self.width = tree.nodes, tree.max_depth, tree.width
-        self.uniforms, self.samples = tree.uniforms, tree.samples
+        self.uniforms, self.samples, self.aux_layers = tree.uniforms, tree.samples, drafter.aux_layers
         self.room = tree.nodes + tree.width * max(tree.max_depth, 1)  # a dynamic tree expands more nodes than it keeps
 
     def init(self, state: DecodeState) -> DraftedState:

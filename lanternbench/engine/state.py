@@ -29,7 +29,7 @@ from lanternbench.models.transformer import DecoderConfig
 class LastCommit(NamedTuple):
     """What the last step committed, for drafters that read the target's states."""
 
-    hidden: Tensor  # [R, A, dim] the states that predicted each new token
+    hidden: Tensor  # [R, A, dim] the states that predicted each new token; (1 + aux) · dim wide with ``aux_layers``
     tokens: Tensor  # [B, A] the new tokens; entries past ``advance`` are void
     advance: Lengths  # how many
     own: Tensor | None = None  # [R, A, dim] states of the tokens before, where row ends lie in between
@@ -81,6 +81,7 @@ class DecodeState:
     room: int  # most cache slots after the committed prefix that a step fills
     clock: Clock
     trace: Trace | None = None
+    aux_layers: tuple[int, ...] = ()  # see ``Proposer``
     now: Progress = field(init=False)
     first: Tensor = field(init=False)  # [B, V] the distribution of token 0
     prefix_states: Tensor | None = None  # [R, P, dim] of the target, until drafters have read them
@@ -104,6 +105,12 @@ class DecodeState:
     @property
     def active(self) -> bool:
         return min(self.now.length.host or (0,)) < self.limit
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The target's states [R, N, (1 + aux) · dim] -> guided logits [B, N, V]."""
+        if self.aux_layers:  # the last ones stand first
+            states = states[..., : states.shape[-1] // (1 + len(self.aux_layers))].contiguous()
+        return self.target.model.logits(states, self.guidance)
 
     def at(self, now: Progress) -> DecodeState:
         """This state with other tensors in place of its own, for recording."""
@@ -174,17 +181,18 @@ def open_stack(
     row_end: Callable[[Tensor], Tensor] | None,
     borrowed: tuple[DecoderConfig, Tensor] | None = None,
     lag: int = 0,
+    aux_layers: tuple[int, ...] = (),
 ) -> ImageStack:
     """A cache and its addressing for ``net``, the target's decoder or a drafter's.
 
     ``row_end``: see ``RowEndStack``; ``borrowed``: shape and rotary table where ``net`` has none of its own; ``lag``:
-    see ``ImageStack``.
+    see ``ImageStack``; ``aux_layers``: see ``transformer.Stack``.
     """
     rows, positions = prefix.valid.shape
     shared = None if target.graphs is None else target.graphs.stacks
     slots = positions + target.layout.slots(room)
     config, rope = borrowed or (net.config.decoder, net.position_table)
-    stack = CachedStack(net, config, rows, slots, rope, prefix.embeddings, shared)
+    stack = CachedStack(net, config, rows, slots, rope, prefix.embeddings, shared, aux_layers)
     return image_stack(stack, target.layout, positions, lag, row_end if target.layout.width else None)
 
 
@@ -195,7 +203,7 @@ def prefill(state: DecodeState) -> None:
     state.stack.stack.hide_pads(prefix.valid)
     mask = additive(prefix_mask(prefix.valid, positions, target.pad_rows)[:, 0])
     hidden = state.stack.stack.prefill(prefix.embeddings, range(positions), mask)
-    q = state.warp(target.model.logits(hidden[:, -1:], state.guidance))  # [B, 1, V]
+    q = state.warp(state.logits(hidden[:, -1:]))  # [B, 1, V]
     first = q[:, 0].argmax(-1) if state.warp.greedy else draw(q[:, 0], state.uniforms[:, -1, 0])
     tokens = torch.zeros(state.batch, state.limit + state.max_nodes + 1, dtype=torch.long, device=state.device)
     tokens[:, 0] = first
@@ -215,7 +223,7 @@ def forward(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor]:
     x = state.stack.stack.all_rows(model.tok_embeddings(draft.tokens))
     mask = Mask(tree.ancestors, _visible(state, draft), draft.is_chain, tree.max_depth)
     states = state.stack.tree(x, tree.depth, mask, state.now.length)
-    logits = model.logits(states.next, state.guidance)
+    logits = state.logits(states.next)
     state.clock.tick("verify")
     return states, state.warp(logits)
 

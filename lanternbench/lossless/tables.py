@@ -147,7 +147,8 @@ def table_target(tables: Tables) -> Any:
     paths, levels = (DEEP, 3) if tables.deep else (SMALL, 2)
     options: dict[str, Any] = {"chain": f"chain-{levels}", "static": paths, "medusa": paths, "near": 3}
     options |= {"depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3), "l_k": 1}
-    net = SimpleNamespace(heads=8, misfit=lambda target: None)  # never run: the table drafts
+    # never run: the table drafts
+    net = SimpleNamespace(heads=8, aux_layers=lambda model: (), misfit=lambda target: None)
     return SimpleNamespace(
         name="tables",
         vocab=tables.vocab,
@@ -162,7 +163,7 @@ def table_target(tables: Tables) -> Any:
         options=options,
         top_k=tables.sampling.top_k,
         guidance=tables.sampling.guidance,
-        drafters={"eagle": net, "model": net, "medusa": net},
+        drafters=dict.fromkeys(("eagle", "eagle-3", "model", "medusa"), net),
     )
 
 

@@ -35,6 +35,7 @@ preset("sd", proposal="model", tree="chain", paper="Leviathan et al. 2023, arXiv
 preset("medusa", proposal="medusa", tree="static", paper="Cai et al. 2024, arXiv 2401.10774")
 preset("eagle-1", proposal="eagle", tree="static", paper="Li et al. 2024, arXiv 2401.15077")
 preset("eagle-2", proposal="eagle", tree="dynamic", paper="Li et al. 2024, arXiv 2406.16858")
+preset("eagle-3", proposal="eagle-3", tree="static", paper="Li et al. 2025, arXiv 2503.01840")
 preset(
     "lantern",
     proposal="eagle", tree="dynamic", acceptance="lantern", residual="lantern",

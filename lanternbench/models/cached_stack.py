@@ -15,7 +15,7 @@ from lanternbench.models.transformer import DecoderConfig
 
 SPAN = 512  # a recorded forward attends to a multiple of this many slots
 ROOM = 512  # its cache has a multiple of this many, so that prompts and methods share caches of gigabytes
-Stack = Callable[[Tensor, Tensor, Tensor | None, StepCache, bool], Tensor]
+Stack = Callable[..., Tensor]  # of inputs, rotary positions, mask, StepCache, ``last``; and ``aux_layers``, if any
 
 
 class Lengths(NamedTuple):
@@ -62,12 +62,14 @@ class CachedStack:
         rope: Tensor,
         like: Tensor,
         shared: dict[Any, CachedStack] | None = None,
+        aux_layers: tuple[int, ...] = (),
     ):
-        """``like`` gives dtype and device.
+        """``like`` gives dtype and device.  ``aux_layers``: see ``transformer.Stack``.
 
         ``shared``: the stacks whose memory CUDA graphs have recorded; one of the same network and size is used again.
         """
-        self.stack, self.dtype, self.device = stack, like.dtype, like.device
+        self.dtype, self.device = like.dtype, like.device
+        self.stack: Stack = (lambda *given: stack(*given, aux_layers)) if aux_layers else stack
         self.pads: Tensor | None = None  # additive [R, 1, 1, slots]
         self.cache: KVCache
         if shared is not None:

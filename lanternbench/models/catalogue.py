@@ -119,13 +119,13 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
     """``target`` with another drafter, of its dtype, in place of its own of that kind, and the kind.
 
     ``spec``: a catalogue name, or NAME=FOLDER, whose decoder drafts as an independent ``model``; or a file or folder
-    with an ``eagle`` drafter in LANTERN's layout.  Raises UserError for an unknown name and for weights that are
-    missing, damaged or made for another target.
+    with an ``eagle`` or ``eagle-3`` drafter in LANTERN's layout.  Raises UserError for an unknown name and for weights
+    that are missing, damaged or made for another target.
     """
     title, _, where = spec.partition("=")
     if title not in catalogue() and Path(spec).exists():
-        other = with_eagle(target, target.model.eagle_drafter(Path(spec), device))
-        return packed(_drafted_by(other, Path(spec))), "eagle"
+        net = target.model.eagle_drafter(Path(spec), device)
+        return packed(_drafted_by(with_eagle(target, net), Path(spec))), net.kind
     if title not in catalogue():
         raise UserError(
             f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a file "
@@ -152,7 +152,7 @@ def _drafted_by(target: Target, place: Path) -> Target:
 
 def with_eagle(target: Target, net: Eagle) -> Target:
     """``target`` with an EAGLE drafter of the user's, and with the prefix states that such a drafter reads."""
-    return replace(target, drafters=target.drafters | {"eagle": net}, pad_rows=target.eagle_pads)
+    return replace(target, drafters=target.drafters | {net.kind: net}, pad_rows=target.eagle_pads)
 
 
 def load_with_drafter(
@@ -177,6 +177,6 @@ def load_with_drafter(
     if used is not None and kind not in used:
         raise UserError(
             f"'{drafter}' is a drafter of kind '{kind}', which no method of this run uses: choose one that does, see "
-            "`lanternbench methods`"
+            f"`lanternbench methods`, or give --proposal {kind}"
         )
     return target

@@ -109,8 +109,8 @@ class ImageDecoder(Stack):
                 return f"it has {theirs} {what}, the target {own}"
         return None
 
-    def new_eagle(self) -> Eagle:
-        """An EAGLE drafter for it that has learnt nothing."""
+    def new_eagle(self, fused: bool = False) -> Eagle:
+        """An EAGLE drafter for it that has learnt nothing; an EAGLE-3 drafter where ``fused``."""
         raise NotImplementedError
 
     def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:

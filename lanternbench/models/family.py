@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
+from torch import nn
 
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.loading import present
+from lanternbench.models.loading import present, random_net
 from lanternbench.models.target import Target
 from lanternbench.utils.files import cache_dir
 
@@ -60,6 +61,20 @@ class Entry(BaseModel):
         return cache_dir() / "targets" / self.name
 
 
+EAGLES = {"eagle": False, "eagle-3": True}  # role of an EAGLE drafter -> does it read the target at three depths?
+
+
+def eagles_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.Module]:
+    """The EAGLE drafters among the roles in ``folder``, by what they are.  Raises UserError."""
+    nets = [model.eagle_drafter(folder / role, device) for role in EAGLES if present(folder, role)]
+    return {net.kind: net for net in nets}
+
+
+def random_eagles(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
+    """One of each kind."""
+    return {kind: random_net(lambda: model.new_eagle(fused), device, dtype) for kind, fused in EAGLES.items()}  # noqa: B023
+
+
 class Family:
     """How the targets of one kind are loaded.  Methods raise UserError for what is missing, damaged or of another size.
 
@@ -75,7 +90,7 @@ class Family:
         raise NotImplementedError
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
-        """The same architecture with random weights and an EAGLE drafter: its images are noise, its speed is real."""
+        """The same architecture with random weights and EAGLE drafters: its images are noise, its speed is real."""
         raise NotImplementedError
 
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:

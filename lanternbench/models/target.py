@@ -60,7 +60,7 @@ class Target:
     ``text``: captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels [B, 1] and a
     mask of ones.  ``guidance``, ``top_k``: its defaults.
     ``options``: its default trees and neighbourhood size.  ``evaluators``: whose metrics its images are judged by.
-    ``drafters``: by kind of proposal (``eagle``, ``model``, ``medusa``).
+    ``drafters``: by kind of proposal (``eagle``, ``eagle-3``, ``model``, ``medusa``).
     ``pad_rows``: what padded prefix positions attend to, see ``prefix_mask``; ``eagle_pads``: the same with an EAGLE
     drafter of the user's, as those trained on the features of LANTERN's class expect ``uniform``.
     ``condition``: (target, captions, with unconditional rows?) -> prefix.  ``pixels``: what the tokeniser decodes ->

@@ -97,17 +97,17 @@ class TokenDecoder(ImageDecoder):
         """Rows of a drafter's own tables, of image tokens and of prompt ids; none where it cannot have them."""
         return (self.config.vocab_size, self.config.prompt_ids)
 
-    def new_eagle(self) -> Eagle:
-        return Eagle(self.config.decoder, norm_eps=self.config.norm_eps)
+    def new_eagle(self, fused: bool = False) -> Eagle:
+        return Eagle(self.config.decoder, norm_eps=self.config.norm_eps, fused=fused)
 
     def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
         """A table of the drafter's own is of all ids."""
-        config, bias, layers, ids, eps = shape_of(path, self.config.decoder)
+        config, bias, layers, ids, fused, eps = shape_of(path, self.config.decoder)
         tables = self.own_tables() if ids else ()
         to_id = self.image_ids.cpu() if tables else None
 
         def make() -> Eagle:
-            return Eagle(config, bias, eps or config.norm_eps, layers, *tables)
+            return Eagle(config, bias, eps or config.norm_eps, layers, *tables, fused=fused)
 
         def convert(part: State) -> State:
             return drafter_from_published(part, config, to_id)

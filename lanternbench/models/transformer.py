@@ -194,12 +194,23 @@ class Stack(Direct):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: StepCache | None = None, last: bool = False
+        self,
+        x: Tensor,
+        rope: Tensor,
+        mask: Tensor | None,
+        cache: StepCache | None = None,
+        last: bool = False,
+        aux_layers: tuple[int, ...] = (),
     ) -> Tensor:
         """x [R, N, dim] -> hidden states after the final norm [R, N, dim], or [R, 1, dim] of the ``last`` alone.
 
         ``rope`` [R|1, N, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, N, S], None for attending to all keys.
+        ``aux_layers``: after how many layers the states are wanted too, beside the final ones: [R, N, (1 + aux) · dim].
         """
+        seen = {}
         for i, layer in enumerate(self.layers):
             x = layer(x, rope, mask, None if cache is None else cache[i], last and i == len(self.layers) - 1)
-        return self.norm(x)
+            if i + 1 in aux_layers:
+                seen[i + 1] = x
+        x = self.norm(x)
+        return torch.cat([x, *(seen[n] for n in aux_layers)], -1) if aux_layers else x

@@ -49,6 +49,7 @@ class Plan:
     seed: int
     start: Path | None = None
     dtype: str | None = None
+    recipe: str = "eagle-1"  # of ``eagle.RECIPES``
 
 
 class Accepted(NamedTuple):
@@ -70,9 +71,10 @@ class Samples:
         target, tokens = self.target, self.tokens[picked].long().to(self.target.device)
         with torch.no_grad():
             prefix = target.prefix([self.captions[i] for i in picked], target.guidance)
-            states = eagle.teacher(target, prefix, tokens)
+            states = eagle.teacher(target, prefix, tokens, self.net.aux_layers(target.model))
             fed = eagle.feed(target, self.net, prefix.ahead_ids, prefix.seen, tokens, states)
-            return fed, self.warp(self.logits(fed.of_tokens(states[:, fed.prefix :])))
+            last = states[:, fed.prefix :, : target.model.config.dim]
+            return fed, self.warp(self.logits(fed.of_tokens(last)))
 
     def logits(self, features: Tensor) -> Tensor:
         """[R, …, dim] -> guided logits [B, …, V], with the target's head."""
@@ -95,7 +97,7 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
     if len(plan.prompts) < 2:
         raise UserError("one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more")
     target = load_plain(plan.target, device, dtype=plan.dtype)
-    net = begun(target, plan)
+    net, recipe = begun(target, plan), eagle.RECIPES[plan.recipe]
     target = with_eagle(target, net)
     settings = record(plan, target, net)
     for folder, elsewhere in ((out, OUT), (work, WORK)):
@@ -112,7 +114,7 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
         rng = np.random.default_rng([23, plan.seed, step])
         picked = [seen[i] for i in rng.integers(len(seen), size=plan.batch)]
         fed, wanted = samples(picked)
-        return eagle.losses(net, fed, rng, samples.logits, wanted)
+        return eagle.losses(net, fed, rng, samples.logits, wanted, recipe)
 
     optims, warmup = loop.optimizers(net, plan.lr, MUON * plan.lr), max(1, min(50, plan.steps // 10))
     losses = loop.fit("eagle", net, optims, step_fn, plan.steps, work, plan=loop.Plan(warmup, 1.0), log=log)
@@ -127,12 +129,15 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
 
 
 def begun(target: Target, plan: Plan) -> Eagle:
-    """The drafter to train, in float32: that of ``plan.start``, or a fresh one."""
-    model, device = target.model, target.device
-    if plan.start is not None:
-        return model.eagle_drafter(plan.start, str(device), torch.float32).trainable()
-    torch.manual_seed(plan.seed)
-    return model.new_eagle().to(device)
+    """The drafter to train, in float32: that of ``plan.start``, or a fresh one.  EAGLE-3 may start from EAGLE-1."""
+    model, device, fused = target.model, target.device, eagle.RECIPES[plan.recipe].fused
+    if plan.start is None:
+        torch.manual_seed(plan.seed)
+        return model.new_eagle(fused).to(device)
+    net = model.eagle_drafter(plan.start, str(device), torch.float32)
+    if net.fusion is not None and not fused:
+        raise UserError(f"{plan.start} holds an EAGLE-3 drafter: give --recipe eagle-3, or another --start")
+    return (net.fused() if fused and net.fusion is None else net).trainable()
 
 
 def drawn(target: Target, net: Eagle, plan: Plan, work: Path, log: Log) -> Samples:
@@ -184,7 +189,7 @@ def record(plan: Plan, target: Target, net: Eagle) -> dict[str, Any]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "prompts": {k: v for k, v in plan.prompts.record().items() if k != "notes"},
         "start": digest.hexdigest(),
-        **{name: getattr(plan, name) for name in ("steps", "batch", "lr", "seed")},
+        **{name: getattr(plan, name) for name in ("recipe", "steps", "batch", "lr", "seed")},
     }
 
 
@@ -197,7 +202,7 @@ def refuse_others(folder: Path, settings: dict[str, Any], elsewhere: str) -> Non
         raise UserError(f"{folder} holds other files, such as {found[0]}: {elsewhere}")
     if found:
         try:
-            earlier = json.loads((folder / RECIPE).read_text(encoding="utf-8"))["settings"]
+            earlier = {"recipe": "eagle-1"} | json.loads((folder / RECIPE).read_text(encoding="utf-8"))["settings"]
             changed = [k for k in settings if earlier[k] != settings[k]]
         except (OSError, ValueError, LookupError, TypeError):
             raise UserError(f"{folder / RECIPE} is not what a training wrote: {elsewhere}") from None

@@ -18,9 +18,20 @@ from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.slot_layout import SlotLayout
 from lanternbench.models.target import Prefix, Target
 
-DEPTHS = 3  # levels of drafting that EAGLE trains on
 DEEPER = 96  # positions of an image at which it trains on the levels past the first
 VARIATION = 5.0  # weight of the total variation beside the cross entropy
+FALL = 0.7  # weight of a level, in that of the one before
+
+
+class Recipe(NamedTuple):
+    """How an EAGLE drafter is trained."""
+
+    levels: int  # of drafting, each on what the one before drafted
+    regression: float  # weight of the distance between what it drafts and the target's states
+    fused: bool  # does it read the target's states at three depths?
+
+
+RECIPES = {"eagle-1": Recipe(3, 0.1, False), "eagle-3": Recipe(5, 0.0, True)}
 
 Losses = dict[str, Tensor]
 
@@ -33,7 +44,7 @@ class Feed(NamedTuple):
     """
 
     ahead: Tensor  # [R, n, dim] embeddings of positions 1 … n
-    hidden: Tensor  # [R, n + 1, dim] the target's states at positions 0 … n
+    hidden: Tensor  # [R, n + 1, (1 + aux) · dim] the target's states at positions 0 … n
     rope: Tensor  # [n, 1, d/2] of positions 1 … n
     seen: Tensor | None  # [R, P − 1] bool: which prefix entries may be attended to; None: all
     rows: SlotLayout
@@ -66,12 +77,14 @@ def written(target: Target, tokens: Tensor, net: Eagle | None = None) -> Tensor:
 
 
 @torch.no_grad()
-def teacher(target: Target, prefix: Prefix, tokens: Tensor) -> Tensor:
-    """The target's states over a prefix and tokens [B, L]: [R, P + S − 1, dim], conditional rows first."""
+def teacher(target: Target, prefix: Prefix, tokens: Tensor, aux_layers: tuple[int, ...] = ()) -> Tensor:
+    """The target's states over a prefix and tokens [B, L]: [R, P + S − 1, (1 + aux) · dim], conditional rows first."""
     net, words = target.model, written(target, tokens)
     x = torch.cat([prefix.embeddings, words.repeat(len(prefix.valid) // len(words), 1, 1)], 1)
     n = x.shape[1]
-    return net(x, net.position_table[None, :n, None], prefix_mask(prefix.valid, n, target.pad_rows))
+    return net(
+        x, net.position_table[None, :n, None], prefix_mask(prefix.valid, n, target.pad_rows), None, False, aux_layers
+    )
 
 
 def feed(target: Target, net: Eagle, ahead_ids: Tensor, seen: Tensor | None, tokens: Tensor, hidden: Tensor) -> Feed:
@@ -101,7 +114,7 @@ def levels(
     rope: Tensor,
     at: Tensor,
     seen: Tensor | None = None,
-    depths: int = DEPTHS,
+    depths: int = 3,
 ) -> list[Tensor]:
     """What EAGLE drafts: level 1 at all n positions from the target's ``features``, deeper ones in the branches ``at``.
 
@@ -132,7 +145,7 @@ class Drafts(NamedTuple):
     deeper: list[Tensor]  # [R, m, dim] levels 2 … in the branches
 
 
-def drafts(net: Eagle, fed: Feed, at: Tensor, depths: int = DEPTHS) -> Drafts:
+def drafts(net: Eagle, fed: Feed, at: Tensor, depths: int) -> Drafts:
     """Level 1, and ``depths`` levels in the branches ``at`` [m].
 
     Decoding reads the row end behind the last token with the drafter's own feature, before it knows the target's state:
@@ -141,7 +154,7 @@ def drafts(net: Eagle, fed: Feed, at: Tensor, depths: int = DEPTHS) -> Drafts:
     ends = fed.rows.token(fed.slots - 1)[1].nonzero()[:, 0]  # slots
     at = torch.cat([ends + fed.prefix - 1, at.to(ends.device)])
     depths = max(depths, 2) if len(ends) else depths
-    own, *deeper = levels(net, fed.ahead, fed.hidden[:, :-1], fed.rope, at, fed.seen, depths)
+    own, *deeper = levels(net, fed.ahead, net.read(fed.hidden[:, :-1]), fed.rope, at, fed.seen, depths)
     own = own[:, fed.prefix - 1 :]
     first = own.index_copy(1, ends, deeper[0][:, : len(ends)]) if len(ends) else own
     return Drafts(fed.of_tokens(first), own, at, deeper)
@@ -156,23 +169,30 @@ def divergence(drafted: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def losses(
-    net: Eagle, fed: Feed, rng: np.random.Generator, logits: Callable[[Tensor], Tensor], wanted: Tensor
+    net: Eagle,
+    fed: Feed,
+    rng: np.random.Generator,
+    logits: Callable[[Tensor], Tensor],
+    wanted: Tensor,
+    recipe: Recipe = RECIPES["eagle-1"],
 ) -> Losses:
-    """Cross entropy and total variation at every level; level 1 also learns the target's hidden states.
+    """Cross entropy and total variation at every level; by EAGLE-1's recipe level 1 also learns the target's states.
 
     ``logits``: features [R, …, dim] -> guided logits [B, …, V]; wanted [B, L − 1, V] of tokens 1 … L − 1.
     """
     p = fed.prefix
-    free = fed.ahead.shape[1] - p - DEPTHS + 2
-    found = drafts(net, fed, torch.from_numpy(rng.choice(free, min(DEEPER, free), replace=False) + p))
+    free = fed.ahead.shape[1] - p - recipe.levels + 2
+    at = torch.from_numpy(rng.choice(free, min(DEEPER, free), replace=False) + p)
+    found = drafts(net, fed, at, recipe.levels)
     loss, accepted = divergence(logits(found.first), wanted)
-    loss = loss + 0.1 * F.smooth_l1_loss(found.own, fed.hidden[:, p:])
+    if recipe.regression:
+        loss = loss + recipe.regression * F.smooth_l1_loss(found.own, fed.hidden[:, p:])
     rates = {"accept-1": accepted}
     for level, feature in enumerate(found.deeper, start=1):
         token, is_end = fed.rows.token(found.at + level + 1 - p)  # what is drafted, which may be a row end
         if fed.rows.width:
             token, feature = token[~is_end], feature[:, ~is_end]
         more, accepted = divergence(logits(feature), wanted[:, token - 1])
-        loss = loss + 0.7**level * more
+        loss = loss + FALL**level * more
         rates[f"accept-{level + 1}"] = accepted
     return {"loss": loss, **rates}

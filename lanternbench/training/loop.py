@@ -44,7 +44,7 @@ def damaged(path: Path, cause: object) -> UserError:
 
 def optimizers(model: nn.Module, lr: float, muon_lr: float | None = None) -> list[torch.optim.Optimizer]:
     """AdamW for everything that is trained; with ``muon_lr``, Muon for the matrices of layers and projections."""
-    inside = ("layers.", "cap_proj.", "fc.")
+    inside = ("layers.", "cap_proj.", "fc.", "fusion.")
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     hidden = [p for n, p in named if muon_lr and p.ndim == 2 and any(part in n for part in inside)]
     ids = {id(p) for p in hidden}

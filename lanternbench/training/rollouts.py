@@ -32,24 +32,33 @@ class Rollouts(NamedTuple):
 
     captions: list[str]
     tokens: Tensor  # int16 [n, L]
-    hidden: Tensor  # float16 [n, 2, P + L − 1, dim], after the final norm
+    hidden: Tensor  # float16 [n, 2, P + L − 1, (1 + aux) · dim], those after the final norm first
 
 
-def sample(folder: Path, target: Target, count: int, log: Callable[[str], None] = print) -> Rollouts:
-    """``count`` images at the target's default settings, kept in ``folder`` shard by shard."""
+def sample(
+    folder: Path,
+    target: Target,
+    count: int,
+    log: Callable[[str], None] = print,
+    aux_layers: tuple[int, ...] = (),
+) -> Rollouts:
+    """``count`` images at the target's default settings, kept in ``folder`` shard by shard.
+
+    ``aux_layers``: after how many layers states are wanted beside the last ones.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     shards = []
     for start in range(0, count, SHARD):
         path = folder / f"rollouts-{start // SHARD:02d}.pt"
         if not path.exists():
-            loop.save_atomically(tuple(_shard(target, start, min(SHARD, count - start))), path)
+            loop.save_atomically(tuple(_shard(target, start, min(SHARD, count - start), aux_layers)), path)
             log(f"rollouts {min(start + SHARD, count)}/{count}")
         shards.append(Rollouts(*loop.kept(path)))
     captions, tokens, hidden = zip(*shards, strict=True)
     return Rollouts([c for part in captions for c in part], torch.cat(tokens), torch.cat(hidden))
 
 
-def _shard(target: Target, start: int, count: int) -> Rollouts:
+def _shard(target: Target, start: int, count: int, aux_layers: tuple[int, ...]) -> Rollouts:
     rng = np.random.default_rng([SEED, start])
     captions = [caption(i, rng, SEED) for i in range(start, start + count)]
     captions.sort(key=lambda c: len(read(c)))  # batches of about one length
@@ -59,6 +68,6 @@ def _shard(target: Target, start: int, count: int) -> Rollouts:
         batch = captions[i : i + BATCH]
         made = engine.generate(decoder, batch, keys=[f"{start + i + j}" for j in range(len(batch))], seed=SEED)
         tokens.append(torch.stack([g.tokens for g in made]))
-        states = teacher(target, target.prefix(batch, target.guidance), tokens[-1])
+        states = teacher(target, target.prefix(batch, target.guidance), tokens[-1], aux_layers)
         hidden.append(states.unflatten(0, (2, -1)).transpose(0, 1).half())
     return Rollouts(captions, torch.cat(tokens).short(), torch.cat(hidden))

@@ -1,4 +1,4 @@
-"""EAGLE (Li et al. 2024): a few layers over the target's states and the next tokens' embeddings."""
+"""EAGLE-1 to 3 (Li et al. 2024, 2025): a few layers over the target's states and the next tokens' embeddings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from lanternbench.registry import register
 
 
 class EagleDrafter(StackDrafter):
-    """Its entry for position t reads the target's state there and token t + 1: its cache lags one slot behind."""
+    """Its entry for position t reads the target's states there and token t + 1: its cache lags one slot behind."""
+
+    def __init__(self, net: Any, words: Any):
+        super().__init__(net, words)
+        self.aux_layers = net.aux_layers(words)
 
     def init(self, state: DecodeState, room: int) -> StackState:
         prefix, hidden = state.prefix, state.prefix_states
@@ -29,7 +33,7 @@ class EagleDrafter(StackDrafter):
         stack = open_stack(state.target, self.net, prefix, room, row_end=row_end, borrowed=borrowed, lag=1)
         n = hidden.shape[1]
         if n > 1:  # entry t: the state of position t, with what stands for token t + 1 and its position
-            x = self.net.fuse(self.net.embed_prompt(prefix.ahead_ids, self.words), hidden[:, :-1])
+            x = self.net.fuse(self.net.embed_prompt(prefix.ahead_ids, self.words), self.net.read(hidden[:, :-1]))
             mask = additive(prefix_mask(prefix.seen, n - 1)[:, 0])
             stack.stack.prefill(x, range(1, n), mask)
             stack.stack.hide_pads(prefix.seen)
@@ -43,8 +47,9 @@ class EagleDrafter(StackDrafter):
 
     def append(self, state: DecodeState, own: StackState) -> tuple[Tensor, Drafted]:
         last = state.now.last
-        x = self.inputs(own, last.tokens, last.hidden)
-        return own.stack.append(x, last.own, state.now.length, last.advance)
+        x = self.inputs(own, last.tokens, self.net.read(last.hidden))
+        before = None if last.own is None else self.net.read(last.own)
+        return own.stack.append(x, before, state.now.length, last.advance)
 
     def inputs(self, own: StackState, tokens: Tensor, parent: Tensor) -> Tensor:
         return self.net.fuse(own.stack.stack.all_rows(self.net.embed(tokens, self.words)), parent)
@@ -58,3 +63,10 @@ class EagleProposal(DrafterProposal):
 
     def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
         return EagleDrafter(net, target.model)
+
+
+@register("proposal", "eagle-3")
+class Eagle3Proposal(EagleProposal):
+    """EAGLE-3: the same on the target's states at three depths"""
+
+    drafter: ClassVar[str | None] = "eagle-3"

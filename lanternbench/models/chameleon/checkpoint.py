@@ -30,7 +30,7 @@ from lanternbench.models.chameleon.model import (
 from lanternbench.models.chameleon.prompt_ids import PIXELS, ROW_END, check_sizes, lumina_text
 from lanternbench.models.chameleon.tokenizer import ChameleonText, anole_prefix, lumina_prefix
 from lanternbench.models.chameleon.vocab import Vocabulary
-from lanternbench.models.family import Entry, Family
+from lanternbench.models.family import Entry, Family, eagles_in, random_eagles
 from lanternbench.models.loading import (
     State,
     dtype_for,
@@ -80,10 +80,7 @@ class ChameleonFamily(Family):
             check_sizes(text.names)
         vq = image_tokeniser(folder, device)
         model = self.decoder(row, folder, device, dtype)
-        drafters: dict[str, nn.Module] = {}
-        if present(folder, "eagle"):
-            drafters["eagle"] = model.eagle_drafter(folder / "eagle", device)
-        return _target(row, model, vq, text, vocab, drafters)
+        return _target(row, model, vq, text, vocab, eagles_in(folder, model, device))
 
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Chameleon:
         """The decoder of images alone."""
@@ -111,10 +108,10 @@ class ChameleonFamily(Family):
         dtype = dtype or dtype_for(device)
         model = self.random_decoder(row, device, dtype)
         config = model.config
-        drafter = random_net(model.new_eagle, device, dtype)
+        drafters = random_eagles(model, device, dtype)
         vq = random_net(lambda: chameleon_vqgan.chameleon_vqgan(shape), device, torch.float32)
         text = lambda captions: hashed_ids(captions, config.prompt_ids)  # noqa: E731
-        return _target(row, model, vq, text, chameleon_vocab.published(config.vocab_size), {"eagle": drafter})
+        return _target(row, model, vq, text, chameleon_vocab.published(config.vocab_size), drafters)
 
 
 def _target(

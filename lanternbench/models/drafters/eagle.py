@@ -28,6 +28,7 @@ class Eagle(Direct):
 
     0 rows: it has no such table.  Without tables it reads tokens with the target's; with ``words`` alone, prompt ids
     are image tokens (LlamaGen).  Only the first layer may lack an input norm (``config.first_norm``).
+    ``fused``: an EAGLE-3 drafter, which reads a projection of the target's states at three depths.
     """
 
     def __init__(
@@ -38,8 +39,12 @@ class Eagle(Direct):
         layers: int = 1,
         words: int = 0,
         prompt_ids: int = 0,
+        fused: bool = False,
     ):
         super().__init__()
+        self.fusion = nn.Linear(3 * config.dim, config.dim, bias=False) if fused else None
+        if self.fusion is not None:
+            nn.init.eye_(self.fusion.weight)  # what has learnt nothing reads the last states alone
         self.config = replace(config, n_layer=layers, norm_eps=norm_eps)
         self.tok_embeddings = nn.Embedding(words, config.dim) if words else None
         self.prompt_embeddings = nn.Embedding(prompt_ids, config.dim) if prompt_ids else None
@@ -56,8 +61,25 @@ class Eagle(Direct):
         own = self.tok_embeddings if self.prompt_embeddings is None else self.prompt_embeddings
         return (model.prompt_embeddings if own is None else own)(ids)
 
+    @property
+    def kind(self) -> str:
+        """Of which kind of drafter it is, see ``Target.drafters``."""
+        return "eagle" if self.fusion is None else "eagle-3"
+
+    def aux_layers(self, model: Any) -> tuple[int, ...]:
+        """After how many layers of ``model``, the target's, it reads states beside the last ones: low and middle."""
+        n = model.config.decoder.n_layer
+        return () if self.fusion is None else (max(1, n // 2), max(1, 3 * n // 4))
+
+    def read(self, states: Tensor) -> Tensor:
+        """The target's last states and those after ``aux_layers`` beside them [..., (1 + aux) · dim] -> [..., dim].
+
+        EAGLE-3 projects high, low and middle ones (its g); EAGLE-1 takes the last as they are.
+        """
+        return states if self.fusion is None else self.fusion(states)
+
     def fuse(self, embedding: Tensor, hidden: Tensor) -> Tensor:
-        """Embedding of token t + 1 and hidden state of position t, [R, N, dim] each -> the layers' input."""
+        """Embedding of token t + 1 and what was read, or drafted, at position t, [R, N, dim] -> the layers' input."""
         return self.fc(torch.cat([embedding, hidden], -1))
 
     def forward(
@@ -71,11 +93,20 @@ class Eagle(Direct):
     @property
     def about(self) -> str:
         table = "the target's" if self.tok_embeddings is None else "its own"
-        return f"EAGLE, {len(self.layers)} layer{'s' * (len(self.layers) > 1)}, {table} embedding table"
+        name = "EAGLE" if self.fusion is None else "EAGLE-3"
+        return f"{name}, {len(self.layers)} layer{'s' * (len(self.layers) > 1)}, {table} embedding table"
 
     def misfit(self, target: Target) -> str | None:
         """What keeps it from drafting for ``target``, in words; None where it fits."""
         return wrong_width(self.config.dim, target)
+
+    def fused(self) -> Eagle:
+        """An EAGLE-3 drafter that drafts, until it is trained, what this EAGLE-1 drafter does."""
+        words, prompts = (0 if x is None else x.num_embeddings for x in (self.tok_embeddings, self.prompt_embeddings))
+        config, bias, layers = self.config, self.fc.bias is not None, len(self.layers)
+        net = Eagle(config, bias, config.norm_eps, layers, words, prompts, fused=True).to(self.fc.weight)
+        net.load_state_dict(net.state_dict() | self.state_dict())
+        return net
 
     def trainable(self) -> Eagle:
         """Itself, with gradients for all but its tables: EAGLE trains neither these nor the head."""
@@ -99,6 +130,7 @@ class Shape(NamedTuple):
     bias: bool  # does ``fc`` have one?
     layers: int
     ids: int  # rows of its own embedding table, 0 where it has none
+    fused: bool  # is it an EAGLE-3 drafter?
     norm_eps: float | None = None  # where a config.json beside it says so
 
 
@@ -114,7 +146,8 @@ def shape_in(state: State, config: DecoderConfig) -> Shape:
     if (keys := state.get(first + "k_proj.weight")) is not None:
         found["n_kv_head"] = len(keys) // config.head_dim
     layers = 1 + max((int(m[1]) for key in state if (m := re.match(r"layers\.(\d+)\.", key))), default=0)
-    return Shape(replace(config, **found), "fc.bias" in state, layers, 0 if table is None else len(table))
+    ids, fused = 0 if table is None else len(table), "fusion.weight" in state
+    return Shape(replace(config, **found), "fc.bias" in state, layers, ids, fused)
 
 
 def shape_of(path: Path, config: DecoderConfig) -> Shape:

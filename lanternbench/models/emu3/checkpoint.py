@@ -22,7 +22,7 @@ from lanternbench.models.emu3 import model as emu3
 from lanternbench.models.emu3 import vq as emu3_vq
 from lanternbench.models.emu3.model import Emu3, Emu3Config
 from lanternbench.models.emu3.vq import Emu3VQ, Emu3VQConfig
-from lanternbench.models.family import Entry, Family
+from lanternbench.models.family import Entry, Family, eagles_in, random_eagles
 from lanternbench.models.loading import (
     State,
     dtype_for,
@@ -97,11 +97,8 @@ class Emu3Family(Family):
             )
         vq = load_into(lambda: Emu3VQ(_vq_config(row)), codes, where, device, torch.float32)
         model = self.decoder(row, folder, device, dtype)
-        drafters: dict[str, nn.Module] = {}
-        if present(folder, "eagle"):
-            drafters["eagle"] = model.eagle_drafter(folder / "eagle", device)
         frame = Frame(text.ids, text.encode(_size(model)), text.encode(NEGATIVE))
-        return _target(row, model, vq, text, frame, drafters)
+        return _target(row, model, vq, text, frame, eagles_in(folder, model, device))
 
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Emu3:
         here = folder / "model"
@@ -127,12 +124,12 @@ class Emu3Family(Family):
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
         dtype = dtype or dtype_for(device)
         model = self.random_decoder(row, device, dtype)
-        drafter = random_net(model.new_eagle, device, dtype)
+        drafters = random_eagles(model, device, dtype)
         vq = random_net(lambda: Emu3VQ(_vq_config(row)), device, torch.float32)
         size = model.config.prompt_ids
         words = [hashed_ids([text], size)[0][0].tolist() for text in (_size(model), NEGATIVE)]
         frame = Frame({name: i % size for name, i in PUBLISHED.items()}, *words)
-        return _target(row, model, vq, lambda captions: hashed_ids(captions, size), frame, {"eagle": drafter})
+        return _target(row, model, vq, lambda captions: hashed_ids(captions, size), frame, drafters)
 
 
 def _decoder_shape(row: Entry) -> dict[str, Any]:

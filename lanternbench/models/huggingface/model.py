@@ -85,6 +85,10 @@ class TransformersDecoder(TokenDecoder):
         return self.places
 
     @property
+    def layers(self) -> nn.ModuleList:  # type: ignore[override]
+        return self.body.layers
+
+    @property
     def device(self) -> torch.device:
         return self.tok_embeddings.weight.device
 
@@ -97,7 +101,13 @@ class TransformersDecoder(TokenDecoder):
         return f"{type(self.body).__name__} of transformers, {self.config.n_layer} layers"
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: StepCache | None = None, last: bool = False
+        self,
+        x: Tensor,
+        rope: Tensor,
+        mask: Tensor | None,
+        cache: StepCache | None = None,
+        last: bool = False,
+        aux_layers: tuple[int, ...] = (),
     ) -> Tensor:
         """As ``Stack.forward``; ``rope`` [R|1, N, 1, 1] holds positions."""
         if mask is None:
@@ -111,5 +121,9 @@ class TransformersDecoder(TokenDecoder):
             position_ids=rope[..., 0, 0],
             past_key_values=None if cache is None else Handover(cache),
             use_cache=cache is not None,
-        ).last_hidden_state
-        return made[:, -1:] if last else made
+            output_hidden_states=bool(aux_layers),
+        )
+        states = made.last_hidden_state
+        if aux_layers:
+            states = torch.cat([states, *(made.hidden_states[n] for n in aux_layers)], -1)
+        return states[:, -1:] if last else states

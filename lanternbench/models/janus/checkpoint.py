@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lanternbench.models.chameleon.vqgan import to_pixels
-from lanternbench.models.family import Entry, Family
+from lanternbench.models.family import Entry, Family, eagles_in, random_eagles
 from lanternbench.models.janus import model as janus
 from lanternbench.models.janus.model import Janus, JanusConfig
 from lanternbench.models.loading import (
@@ -24,7 +24,6 @@ from lanternbench.models.loading import (
     dtype_for,
     load_into,
     load_layers,
-    present,
     random_net,
     read_config,
     read_state,
@@ -63,10 +62,7 @@ class JanusFamily(Family):
         shape: dict[str, Any] = row.shape.get("vq", {})
         vq = load_into(lambda: VQModel(VQConfig(**shape)), tokens, here, device, torch.float32)
         model = self.decoder(row, folder, device, dtype)
-        drafters: dict[str, nn.Module] = {}
-        if present(folder, "eagle"):
-            drafters["eagle"] = model.eagle_drafter(folder / "eagle", device)
-        return _target(row, model, vq, text, text.ids, drafters)
+        return _target(row, model, vq, text, text.ids, eagles_in(folder, model, device))
 
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Janus:
         here = folder / "model"
@@ -86,12 +82,12 @@ class JanusFamily(Family):
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
         dtype = dtype or dtype_for(device)
         model = self.random_decoder(row, device, dtype)
-        drafter = random_net(model.new_eagle, device, dtype)
+        drafters = random_eagles(model, device, dtype)
         shape: dict[str, Any] = row.shape.get("vq", {})
         vq = random_net(lambda: VQModel(VQConfig(**shape)), device, torch.float32)
         size = model.config.prompt_ids
         ids = {name: i % size for name, i in PUBLISHED.items()}
-        return _target(row, model, vq, lambda captions: hashed_ids(captions, size), ids, {"eagle": drafter})
+        return _target(row, model, vq, lambda captions: hashed_ids(captions, size), ids, drafters)
 
 
 def _target(

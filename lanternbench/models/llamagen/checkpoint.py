@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.family import Entry, Family
+from lanternbench.models.family import Entry, Family, eagles_in, random_eagles
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
-from lanternbench.models.loading import dtype_for, load_into, load_layers, present, random_net, read_state
+from lanternbench.models.loading import dtype_for, load_into, load_layers, random_net, read_state
 from lanternbench.models.target import Pads, Target
 from lanternbench.models.tiny.text_encoder import words
 from lanternbench.models.vq import VQConfig, VQModel
@@ -38,9 +38,7 @@ class LlamaGenFamily(Family):
         dtype = dtype or dtype_for(device)
         model = self.decoder(row, folder, device, dtype)
         vq = load_into(lambda: VQModel(VQConfig()), read_state(folder / "vq"), folder / "vq", device, torch.float32)
-        drafters: dict[str, nn.Module] = {}
-        if present(folder, "eagle"):
-            drafters["eagle"] = model.eagle_drafter(folder / "eagle", device)
+        drafters = eagles_in(folder, model, device)
         if model.config.model_type == "c2i":
             text: Features = lambda captions: class_labels(captions, device)  # noqa: E731
         else:
@@ -68,7 +66,7 @@ class LlamaGenFamily(Family):
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
         dtype = dtype or dtype_for(device)
         model = self.random_decoder(row, device, dtype)
-        drafter = random_net(model.new_eagle, device, dtype)
+        drafters = random_eagles(model, device, dtype)
         vq = random_net(lambda: VQModel(VQConfig()), device, torch.float32)
         config = model.config
         if config.model_type == "c2i":
@@ -76,7 +74,7 @@ class LlamaGenFamily(Family):
         else:
             length, width = config.cls_token_num, config.caption_dim
             text = lambda captions: random_features(captions, length, width, device, dtype)  # noqa: E731
-        return _target(row, model, vq, text, {"eagle": drafter}, "alone")
+        return _target(row, model, vq, text, drafters, "alone")
 
 
 def _target(

@@ -137,15 +137,15 @@ class LlamaGen(ImageDecoder):
         ahead = torch.zeros(x.shape[0], x.shape[1] - 1, dtype=torch.long, device=x.device)
         return Prefix(x, mask.bool(), features, ahead, torch.ones_like(ahead, dtype=torch.bool))
 
-    def new_eagle(self) -> eagle.Eagle:
-        return eagle.Eagle(replace(self.config.decoder, first_norm=False))
+    def new_eagle(self, fused: bool = False) -> eagle.Eagle:
+        return eagle.Eagle(replace(self.config.decoder, first_norm=False), fused=fused)
 
     def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> eagle.Eagle:
-        config, bias, layers, ids, eps = eagle.shape_of(path, replace(self.config.decoder, first_norm=False))
+        config, bias, layers, ids, fused, eps = eagle.shape_of(path, replace(self.config.decoder, first_norm=False))
         words = ids and self.config.vocab_size
 
         def make() -> eagle.Eagle:
-            return eagle.Eagle(config, bias, eps or 1e-6, layers, words)
+            return eagle.Eagle(config, bias, eps or 1e-6, layers, words, fused=fused)
 
         return load_layers(make, path, eagle.from_published, device, dtype or self.dtype, strict=True)
 

@@ -67,6 +67,7 @@ def export(folder: Path, target: LlamaGen, encoder: text.TextEncoder, vq: VQMode
     write(folder / "text.safetensors", encoder.state_dict(), **meta)
     write(folder / "vq.safetensors", vq.state_dict(), config=asdict(vq.config), **meta)
     write(folder / "eagle.safetensors", eagle.to_published(drafters.eagle.state_dict()), **meta)
+    write(folder / "eagle-3.safetensors", eagle.to_published(drafters.eagle3.state_dict()), **meta)
     write(folder / "medusa.safetensors", drafters.medusa.state_dict(), **meta)
     small = drafters.model
     write(folder / "model.safetensors", llamagen.to_official(small.state_dict()), config=asdict(small.config), **meta)
@@ -77,6 +78,14 @@ def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
     with understood(path, "does not say what it is"):
         config, weights = LlamaGenConfig(**meta["config"]), llamagen.from_official(state)
     return load_into(lambda: LlamaGen(config), weights, path, device, dtype)
+
+
+def _eagle(path: Path, model: LlamaGen, device: str, dtype: torch.dtype) -> eagle.Eagle:
+    state, _ = read(path)
+    with understood(path, "is no EAGLE drafter of this target"):
+        shape = eagle.shape_in(state, replace(model.config.decoder, first_norm=False))
+        weights = eagle.from_published(state)
+    return load_into(lambda: eagle.Eagle(shape.config, fused=shape.fused), weights, path, device, dtype)
 
 
 @register("target", "tiny")
@@ -123,19 +132,17 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
         shape: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
         size = VQConfig(**shape)
     vq = load_into(lambda: VQModel(size), state, path, device, torch.float32)
-    path = folder / "eagle.safetensors"
-    layer, _ = read(path)
-    with understood(path, "is no EAGLE drafter of this target"):
-        config = eagle.shape_in(layer, replace(model.config.decoder, first_norm=False)).config
-        weights = eagle.from_published(layer)
-    drafter = load_into(lambda: eagle.Eagle(config), weights, path, device, dtype)
+    drafters: dict[str, nn.Module] = {"eagle": _eagle(folder / "eagle.safetensors", model, device, dtype)}
+    if (path := folder / "eagle-3.safetensors").exists():  # earlier versions trained none
+        drafters["eagle-3"] = _eagle(path, model, device, dtype)
     path = folder / "medusa.safetensors"
     heads, _ = read(path)
     with understood(path, "holds no Medusa heads"):
         count = len(heads["weight"])
-    medusa = load_into(lambda: Medusa(config.dim, count), heads, path, device, dtype)
-    small = _llamagen(folder / "model.safetensors", device, dtype)
-    return assemble(model, encoder, vq, {"eagle": drafter, "medusa": medusa, "model": small})
+    dim = model.config.dim
+    drafters["medusa"] = load_into(lambda: Medusa(dim, count), heads, path, device, dtype)
+    drafters["model"] = _llamagen(folder / "model.safetensors", device, dtype)
+    return assemble(model, encoder, vq, drafters)
 
 
 def assemble(model: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: dict[str, nn.Module]) -> Target:

@@ -32,12 +32,13 @@ WIDER = 2  # EAGLE's MLP, in the target's: at this size a layer's operations cos
 
 
 class Drafters(nn.Module):
-    """The three nets; the small model starts from the target's embeddings, head, first and last layer."""
+    """The four nets; the small model starts from the target's embeddings, head, first and last layer."""
 
     def __init__(self, target: LlamaGen):
         super().__init__()
         shape = target.config.decoder
         self.eagle = Eagle(replace(shape, first_norm=False, hidden=WIDER * shape.hidden))
+        self.eagle3 = self.eagle.fused()
         self.medusa = Medusa(shape.dim, HEADS)
         self.model = LlamaGen(replace(SMALL, dim=shape.dim))
         for name in ("tok_embeddings", "output", "cls_embedding", "norm"):
@@ -55,13 +56,17 @@ class Batches:
         self.prefix = rollouts.hidden.shape[2] - target.length + 1  # P
 
     def __call__(self, step: int, salt: int) -> tuple[np.random.Generator, Tensor, Tensor, Tensor, Tensor]:
-        """A generator, which images [B], tokens [B, L], hidden [2B, P + L − 1, dim], wanted [B, L − 1, V]."""
+        """A generator, which images [B], tokens [B, L], target's states [2B, P + L − 1, …], wanted [B, L − 1, V]."""
         rng = np.random.default_rng([salt, step])
         picked = torch.from_numpy(rng.integers(len(self.rollouts.tokens), size=BATCH))
         hidden = self.rollouts.hidden[picked].float().transpose(0, 1).flatten(0, 1)
         with torch.no_grad():
-            wanted = self.warp(self.logits(hidden[:, self.prefix :]))
+            wanted = self.warp(self.logits(self.last(hidden)[:, self.prefix :]))
         return rng, picked, self.rollouts.tokens[picked].long(), hidden, wanted
+
+    def last(self, states: Tensor) -> Tensor:
+        """States [R, n, (1 + aux) · dim] -> those after the final norm [R, n, dim]."""
+        return states[..., : self.target.model.config.dim]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.target.model.logits(hidden, self.target.guidance)
@@ -69,16 +74,19 @@ class Batches:
 
 def eagle_losses(net: Eagle, batches: Batches, step: int) -> Losses:
     """What ``eagle.losses`` says, of stored states."""
-    rng, _, tokens, hidden, wanted = batches(step, 13)
-    ahead = torch.zeros(len(hidden), batches.prefix - 1, dtype=torch.long)
-    return eagle.losses(net, eagle.feed(batches.target, net, ahead, None, tokens, hidden), rng, batches.logits, wanted)
+    rng, _, tokens, states, wanted = batches(step, 13)
+    if net.fusion is None:
+        states = batches.last(states)
+    ahead = torch.zeros(len(states), batches.prefix - 1, dtype=torch.long)
+    fed = eagle.feed(batches.target, net, ahead, None, tokens, states)
+    return eagle.losses(net, fed, rng, batches.logits, wanted, RECIPES[net.kind])
 
 
 def medusa_losses(net: Medusa, batches: Batches, step: int) -> Losses:
     """Head d at the hidden state before token t against the target's distribution of token t + d + 1."""
-    rng, _, _, hidden, wanted = batches(step, 14)
+    rng, _, _, states, wanted = batches(step, 14)
     at = torch.from_numpy(rng.choice(wanted.shape[1] - HEADS, DEEPER, replace=False))
-    logits = batches.logits(net(hidden[:, batches.prefix - 1 + at]))
+    logits = batches.logits(net(batches.last(states)[:, batches.prefix - 1 + at]))
     found = [divergence(logits[:, :, d], wanted[:, at + d]) for d in range(HEADS)]
     return {"loss": torch.stack([loss for loss, _ in found]).sum(), "accept-1": found[0][1]}
 
@@ -93,7 +101,11 @@ def model_losses(net: LlamaGen, batches: Batches, step: int) -> Losses:
     return {"loss": loss, "accept-1": accepted}
 
 
-_LOSSES: dict[str, Callable[..., Losses]] = {"eagle": eagle_losses, "medusa": medusa_losses, "model": model_losses}
+RECIPES = {"eagle": eagle.RECIPES["eagle-1"], "eagle-3": eagle.RECIPES["eagle-3"]}
+LOSSES: dict[str, Callable[..., Losses]] = {
+    "eagle": eagle_losses, "eagle3": eagle_losses, "medusa": medusa_losses, "model": model_losses,
+}  # fmt: skip
+RATES = {"eagle3": 5e-4}  # AdamW's, where it is not 1e-3: EAGLE-3 starts from what EAGLE has learnt
 
 
 def train(
@@ -114,10 +126,12 @@ def train(
         drafters.load_state_dict(start.state_dict())
     batches = Batches(target, rollouts)
     for kind, count in steps.items():
-        net = drafters.get_submodule(kind)
-        optims = loop.optimizers(net, 1e-3, 0.006)
+        if kind == "eagle3":
+            drafters.eagle3 = drafters.eagle.fused()
+        net, lr = drafters.get_submodule(kind), RATES.get(kind, 1e-3)
+        optims = loop.optimizers(net, lr, 6 * lr)
 
-        def step_fn(step: int, net: nn.Module = net, losses: Callable[..., Losses] = _LOSSES[kind]) -> Losses:
+        def step_fn(step: int, net: nn.Module = net, losses: Callable[..., Losses] = LOSSES[kind]) -> Losses:
             return losses(net, batches, step)
 
         loop.fit(kind, net, optims, step_fn, count, folder, plan=loop.Plan(50, 1.0), log=log)

@@ -13,7 +13,8 @@ from lanternbench.utils.files import OUT, WORK, ready
 STEPS = {
     "vq": 2500, "text": 1000,
     "target": 5000, "eagle": 12_000, "medusa": 1500, "model": 2500,  # at half the target's depth
-    "deep-target": 1200, "deep-eagle": 22_000, "deep-medusa": 1000, "deep-model": 1000,  # going on from there
+    "deep-target": 1200, "deep-eagle": 22_000, "deep-eagle3": 6000,  # going on from there
+    "deep-medusa": 1000, "deep-model": 1000,
     "clip": 2400, "fid": 2400,
 }  # fmt: skip
 SCENES = 40_000
@@ -36,8 +37,9 @@ def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] 
 
     def helped(folder: Path, made: target.TextToImage, stage: str, start: drafters.Drafters | None = None):
         whole = tiny.assemble(made.target, made.text, tokeniser, {})
-        samples = rollouts.sample(folder, whole, max(8, round(ROLLOUTS[stage] * min(scale, 1.0))), log)
-        kinds = {kind: steps[stage + kind] for kind in ("eagle", "medusa", "model")}
+        kinds = {kind: steps[stage + kind] for kind in drafters.LOSSES if stage + kind in steps}
+        aux_layers = made.target.new_eagle("eagle3" in kinds).aux_layers(made.target)
+        samples = rollouts.sample(folder, whole, max(8, round(ROLLOUTS[stage] * min(scale, 1.0))), log, aux_layers)
         return drafters.train(folder, whole, samples, kinds, log, start)
 
     half = target.train(work, encoder, batches, steps["target"], log)
