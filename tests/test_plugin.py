@@ -1,4 +1,4 @@
-"""A method in another package: the example of docs/add-a-method.md, installed as a wheel."""
+"""A method in another package: the first example of docs/extend.md, built and installed."""
 
 from __future__ import annotations
 
@@ -7,35 +7,33 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOC = ROOT / "docs" / "add-a-method.md"
+DOC = ROOT / "docs" / "extend.md"
+
+
+def blocks() -> tuple[str, str]:
+    """The document's pyproject.toml and its first example, an acceptance rule."""
+    text = DOC.read_text()
+    return tuple(re.search(rf"```{language}\n(.*?)```", text, re.S).group(1) for language in ("toml", "python"))
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> dict[str, str]:
-    """An environment in which the document's example is installed."""
+    """An environment in which the document's example is installed from its source, beside a results folder."""
     folder = tmp_path_factory.mktemp("plugin")
-    code = re.search(r"```python\n(.*?)```", DOC.read_text(), re.S).group(1)
-    wheel = folder / "lanternbench_peak-0.1-py3-none-any.whl"
-    info = "lanternbench_peak-0.1.dist-info"
-    files = {
-        "lanternbench_peak/__init__.py": code,
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: lanternbench-peak\nVersion: 0.1\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": "[lanternbench.plugins]\npeak = lanternbench_peak\n",
-    }
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-        archive.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"]))
+    project, code = blocks()
+    (folder / "lanternbench_peak").mkdir()
+    (folder / "results").mkdir()
+    (folder / "lanternbench_peak" / "__init__.py").write_text(code)
+    (folder / "pyproject.toml").write_text(project)
     site = folder / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
-    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    done = subprocess.run([*pip, "--target", str(site), "."], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
 
 
@@ -44,26 +42,13 @@ def cli(env: dict[str, str], *args: str, cwd: Path) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
 
-def test_the_example_is_at_most_thirty_lines():
-    code = re.search(r"```python\n(.*?)```", DOC.read_text(), re.S).group(1)
-    assert len(code.splitlines()) <= 30
-
-
 def test_an_installed_method_is_listed_and_runs(installed, tmp_path):
     listed = json.loads(cli(installed, "methods", "--json", cwd=tmp_path).stdout)
     assert "eagle-peak" in {m["method"] for m in listed}
     done = cli(installed, "run", "-m", "eagle-peak", "-n", "1", "--no-baseline", "--json", cwd=tmp_path)
     row = json.loads(done.stdout)["rows"][0]
-    assert row["label"] == "eagle-peak"
+    assert row["method"] == "eagle-peak"
     assert row["figures"]["fidelity_loss"]["value"] > 0  # it is not lossless, and that is seen
-    judged = cli(installed, "verify", "eagle-peak", cwd=tmp_path)
-    assert judged.returncode == 0, judged.stderr + judged.stdout
-    (tmp_path / "sweep.yaml").write_text(
-        "{target: tiny, num_prompts: 1, methods: [{method: eagle-peak, share: [0.1, 0.9]}]}"
-    )
-    assert cli(installed, "sweep", "sweep.yaml", cwd=tmp_path).returncode == 0
-    also = cli(installed, "run", "-m", "medusa", "--acceptance", "peak", "-n", "1", "--no-baseline", cwd=tmp_path)
-    assert also.returncode == 0, also.stderr
 
 
 @pytest.mark.parametrize(
