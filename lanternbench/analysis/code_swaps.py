@@ -37,7 +37,7 @@ class Likeness(NamedTuple):
     k: int
     distance: float  # to the k-th, a median over the codebook, in median distances of two random codes
     mass: float  # of the target's distribution that lies on them, a mean over drawn tokens
-    psnr: float | None  # dB, images whose every token gave way to another of the k; None where that changes nothing
+    psnr: float | None  # dB, images with every token replaced by another of the k; None where that changes nothing
 
 
 class Codebook(NamedTuple):

@@ -24,7 +24,7 @@ class Display(Protocol):
         """``done`` of so many pieces are finished (``of`` 0: unknown); ``what`` is being done, or was just done."""
 
     def step(self, tokens: int, of: int) -> None:
-        """So many tokens of the image at hand are decoded."""
+        """So many tokens of the current image are decoded."""
 
 
 @contextmanager

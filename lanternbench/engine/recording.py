@@ -1,6 +1,6 @@
 """The phases of a step as CUDA graphs: recorded once per shape, then replayed by one launch instead of hundreds.
 
-A recording replays kernels and nothing else.  So what a phase reads of the decode at hand comes in as tensors, and the
+A recording replays kernels and nothing else.  So what a phase reads of the current decode comes in as tensors, and the
 current length, which the host knows, counts in it only as the number of slots to attend to.
 """
 

@@ -180,7 +180,7 @@ class RunFolder:
 
 
 def _start(path: Path, new: dict[str, Any]) -> dict[str, Any]:
-    """Write ``run.json`` into a new folder, but never among somebody's other files."""
+    """Write ``run.json`` into a new folder, but never among other files."""
     foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in (".lock", "images", "run.json.part"))
     if foreign:
         raise UserError(f"{path} exists but is no run folder (it has {foreign[0]}): choose another --out or run name.")

@@ -151,7 +151,7 @@ def score_run(
 def _score_singly(
     folder: RunFolder, scorers: Sequence[ImageMetric], again: bool, progress: Progress
 ) -> tuple[dict[str, dict[str, float | None]], list[Note], Costs]:
-    """The scores of the run's images that lack one, by sample and metric; what there is to say; what they took."""
+    """The scores of the run's images that lack one, by sample and metric; notes; what they took."""
     journal = Journal(folder.path / "scores.jsonl")
     names = [scorer.name for scorer in scorers]
     items, scored = [], set()
@@ -265,7 +265,7 @@ def unread_reference(scorers: Sequence[ImageMetric | SetMetric], setup: Setup | 
 def score_items(
     scorer: ImageMetric, items: Sequence[Item], journal: Journal, again: bool, progress: Progress
 ) -> tuple[dict[str, float | None], list[Note]]:
-    """Values by key of all items that could be scored, from the journal or in batches, and what there is to say."""
+    """Values by key of all items that could be scored, from the journal or in batches, and notes."""
     known = {} if again else journal.known(scorer.name, items)
     left = [item for item in items if item.key not in known]
     if not left:
@@ -296,7 +296,7 @@ def prepared(scorer: ImageMetric | SetMetric) -> None:
 
 
 def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetMetric]) -> tuple[Sets, list[Note], Costs]:
-    """Metrics of whole image sets, label by label, what there is to say about them, and what they took."""
+    """Metrics of whole image sets, label by label, notes, and what they took."""
     sets: Sets = {}
     notes: list[Note] = []
     costs: Costs = {}

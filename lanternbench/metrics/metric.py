@@ -119,7 +119,7 @@ class ImageMetric(Metric):
         self.score_batch  # noqa: B018
 
     def notes(self) -> list[Note]:
-        """What there is to say of the images scored so far."""
+        """Notes on the images scored so far."""
         return []
 
     @torch.inference_mode()

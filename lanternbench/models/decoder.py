@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
-    """Causal mask over prefix and image: valid [B, T], left-padded -> bool [B, 1, n, n]; nobody sees a pad.
+    """Causal mask over prefix and image: valid [B, T], left-padded -> bool [B, 1, n, n]; no position attends to a pad.
 
     What a pad itself sees: ``alone``, only itself (the official sampler), or ``uniform``, earlier pads and the whole
     caption (LANTERN's class).  No logit depends on it, but an EAGLE drafter reads the pads' hidden states.
@@ -110,7 +110,7 @@ class ImageDecoder(Stack):
         return None
 
     def new_eagle(self, fused: bool = False) -> Eagle:
-        """An EAGLE drafter for it that has learnt nothing; an EAGLE-3 drafter where ``fused``."""
+        """An EAGLE drafter for it without training; an EAGLE-3 drafter where ``fused``."""
         raise NotImplementedError
 
     def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:

@@ -131,7 +131,7 @@ def load_layers(
     tensor that the module has no place for.
     """
 
-    on_disk: set[int] = set()  # storages of the layer at hand that lie in the file
+    on_disk: set[int] = set()  # storages of the current layer that lie in the file
 
     def moved(value: Tensor) -> Tensor:
         return value.to(device, dtype, copy=value.untyped_storage().data_ptr() in on_disk)

@@ -29,7 +29,7 @@ class TokenDecoderConfig:
     ``prompt_ids``: 0 where one table holds all ids; otherwise prompts have a table of this size, and ``vocab_size``
     counts the image tokens alone (``image_tables``).
     ``first_image_id``: the prompt id of image token 0 where ids follow the order of the codebook, to go by when no
-    tokeniser is at hand.
+    tokeniser is available.
     """
 
     dim: int = 4096

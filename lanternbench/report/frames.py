@@ -1,4 +1,4 @@
-"""A run as pandas frames, for analyses of one's own."""
+"""A run as pandas frames, for your own analyses."""
 
 from __future__ import annotations
 

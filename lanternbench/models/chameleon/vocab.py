@@ -44,7 +44,7 @@ class Vocabulary:
 
 
 def published(codes: int = 8192, first: int = 4) -> Vocabulary:
-    """The vocabulary when no tokeniser file is at hand: image ids in the order of the codebook from id 4 on."""
+    """The vocabulary without a tokeniser file: image ids in the order of the codebook from id 4 on."""
     return _vocabulary({first + code: code for code in range(codes)})
 
 

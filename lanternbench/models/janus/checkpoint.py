@@ -35,7 +35,7 @@ from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 
 BOS, PAD, IMAGE_START = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
-PUBLISHED = {BOS: 100000, PAD: 100002, IMAGE_START: 100016}  # for random weights: no tokeniser is at hand then
+PUBLISHED = {BOS: 100000, PAD: 100002, IMAGE_START: 100016}  # for random weights: there is no tokeniser then
 TEMPLATE = ("<|User|>: ", "\n\n<|Assistant|>:")  # a conversation that the assistant is to answer
 OPTIONS = {"l_k": 10, "width_range": (3, 40)}
 
