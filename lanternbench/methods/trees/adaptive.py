@@ -117,8 +117,8 @@ class AdaptiveBuilder(TreeBuilder):
         for history in histories:
             d, k = adapt(start(history, state.target.grid[1], self.initial), history.alpha, self.within)
             sizes.append((self.fixed_depth or d, self.fixed_width or k))
-        depths, widths = (torch.tensor(x, device=state.device) for x in zip(*sizes, strict=True))
-        return Plan(PerPrompt(histories), PerPrompt(sizes), depths, widths)
+        there = torch.tensor(sizes).to(state.device, non_blocking=True)  # [B, 2]; the host goes on at once
+        return Plan(PerPrompt(histories), PerPrompt(sizes), *there.unbind(1))
 
     def bucket(self, own: Plan) -> tuple[int, int]:
         """Depth and width that hold every prompt's tree, from a few."""
