@@ -13,7 +13,7 @@ from lanternbench.engine.carry import PerPrompt
 from lanternbench.errors import UserError
 from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.trees.adaptive import AdaptiveBuilder, History, Plan, Range, adapt, start
-from lanternbench.methods.trees.dynamic import Bounds
+from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
 from lanternbench.methods.trees.static import named, static_tree
 from lanternbench.models.cached_stack import Lengths
 
@@ -73,6 +73,26 @@ def test_adt_starts_from_the_tree_that_its_initialisation_names():
     near = [(1, 5), (2**-0.5 * 1, 6), (5**-0.5, 7), (0.5, 1), (5**-0.5, 2), (8**-0.5, 3)]  # (weight, d) in radius 2
     expected = sum(w * d for w, d in near) / sum(w for w, _ in near)
     assert start(made, 4, "token-flock")[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("bounds", [Bounds(3, 3, 6), Bounds(5, 4, 6, torch.tensor([3]), torch.tensor([3]))])
+@pytest.mark.parametrize("logits", [[0.5, 0.3, 0.2, 0.0, 0.0], [0.3, 0.2, 0.5, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0]])
+def test_a_dynamic_tree_keeps_the_parents_of_children_that_are_sure(bounds, logits):
+    """Where a child has probability 1 its path is as likely as its parent's; the parent comes first all the same."""
+    state: Any = SimpleNamespace(now=SimpleNamespace(root=torch.tensor([4])), warp=lambda p: p)
+
+    def expand(tokens, parent, visible, depth):
+        return torch.nn.functional.one_hot(tokens, 5).double()
+
+    root = torch.tensor([logits], dtype=torch.float64)
+    draft = grow_by_confidence(state, root, expand, bounds)
+    depth, best = draft.tree.depth[0].tolist(), int(root.argmax())
+    if 1.0 in logits:
+        assert [d for d in depth if d >= 0] == [0, 1, 2, 3]
+        return
+    second = logits.index(0.3)
+    nodes = sorted((d, t) for d, t in zip(depth, draft.tokens[0].tolist(), strict=True) if d > 0)
+    assert nodes == sorted([(1, best), (2, best), (3, best), (1, second), (2, second)])
 
 
 def test_adt_says_the_size_of_each_prompt_s_tree():
