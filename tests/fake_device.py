@@ -44,7 +44,8 @@ class Elsewhere(Tensor):
 class Apart(TorchFunctionMode):
     """While it is entered, ``device=THERE`` makes tensors elsewhere.  As CUDA does, it refuses to mix them with others.
 
-    ``asked``: how often the host waited for a value; ``sent``: how often it brought one.
+    ``asked``: how often the host waited, be it for a value or until it had brought one; ``sent``: how often it brought
+    one.
     """
 
     def __init__(self) -> None:
@@ -137,7 +138,9 @@ class _Kernels(TorchDispatchMode):
             goes = device == INSIDE and (self.meant or bool(there))
             kwargs["device"] = torch.device("cpu") if goes else device
         self.asked += bool(there and (kind in ASK or not goes))
-        self.sent += bool(here and goes)
+        if here and goes:
+            self.sent += 1
+            self.asked += not kwargs.get("non_blocking", kind is aten.copy_ and len(args) > 2 and args[2])
         own = {id(x.there): x for x in there}  # what works in place returns its argument
         bare = tree_map(lambda x: x.there if isinstance(x, Elsewhere) else x, (args, kwargs))
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fake_cuda_graph import frozen
+from torch.cuda._utils import _get_device_index as cuda_index  # as ``torch.cuda.set_device`` reads its argument
 
 import lanternbench
 from lanternbench.engine import decode as engine
@@ -111,12 +112,13 @@ def test_recording_is_off_the_clock(shallow, monkeypatch):
     assert sum(made.phases.values()) == pytest.approx(made.decode_s, rel=0.1)
 
 
-def test_a_gpu_is_made_the_one_that_graphs_are_made_on(monkeypatch):
+@pytest.mark.parametrize(("device", "index"), [("cuda:3", [3]), ("cuda", [])])
+def test_a_gpu_is_made_the_one_that_graphs_are_made_on(device, index, monkeypatch):
     chosen = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda given: chosen.append(cuda_index(given)))
     with pytest.raises(UserError, match="comes with trained weights"):
-        load_target("tiny", "cuda:3", random_weights=True)
-    assert chosen == ["cuda:3"]
+        load_target("tiny", device, random_weights=True)
+    assert chosen == index
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(True)
 

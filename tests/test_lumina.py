@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda_graph import frozen
+from fake_cuda_graph import frozen, in_place
 from families import random_chameleon
 from image_ids import lumina_rule
 from test_anole import ALL_IDS, CAPTIONS, CODES, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
@@ -135,6 +135,17 @@ def test_recorded_forwards_give_the_tokens_of_eager_ones_across_row_ends(lumina,
     recorded = replace(lumina, graphs=Graphs(frozen))
     for temperature in (0.0, 1.0):
         want, made = (decoded(t, name, CAPTIONS[:1], temperature)[0] for t in (lumina, recorded))
+        assert torch.equal(made.tokens, want.tokens)
+        assert made.accept_lengths == want.accept_lengths
+
+
+@pytest.mark.parametrize("name", ["ar", *DRAFTING, "cool-sd"])
+def test_recorded_batches_give_the_tokens_of_their_prompts_alone_across_row_ends(lumina, name):
+    """To the end, when one prompt is finished and its rows are computed all the same."""
+    recorded = replace(lumina, graphs=Graphs(lambda work, inputs: in_place(lambda: work(*inputs))))
+    together = decoded(recorded, name, temperature=1.0)
+    for made, caption in zip(together, CAPTIONS, strict=True):
+        (want,) = decoded(lumina, name, [caption], 1.0)
         assert torch.equal(made.tokens, want.tokens)
         assert made.accept_lengths == want.accept_lengths
 

@@ -15,7 +15,7 @@ from lanternbench.errors import UserError
 from lanternbench.lossless.plain.draft_trees import AdaptiveBounds, adt_step
 from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.trees.adaptive import AdaptiveBuilder, Plan, Range, adapt, random_uniforms
-from lanternbench.methods.trees.dynamic import Bounds
+from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
 from lanternbench.methods.trees.static import named, static_tree
 from lanternbench.models.cached_stack import Lengths
 
@@ -104,6 +104,26 @@ def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_deco
         state.now.last.advance = Lengths(torch.tensor(committed), committed)
         own = builder.update(state, own, None)
     assert len(seen) > 5
+
+
+@pytest.mark.parametrize("bounds", [Bounds(3, 3, 6), Bounds(5, 4, 6, torch.tensor([3]), torch.tensor([3]))])
+@pytest.mark.parametrize("logits", [[0.5, 0.3, 0.2, 0.0, 0.0], [0.3, 0.2, 0.5, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0]])
+def test_a_dynamic_tree_keeps_the_parents_of_children_that_are_sure(bounds, logits):
+    """Where a child has probability 1 its path is as likely as its parent's; the parent comes first all the same."""
+    state: Any = SimpleNamespace(now=SimpleNamespace(root=torch.tensor([4])), warp=lambda p: p)
+
+    def expand(tokens, parent, visible, depth):
+        return torch.nn.functional.one_hot(tokens, 5).double()
+
+    root = torch.tensor([logits], dtype=torch.float64)
+    draft = grow_by_confidence(state, root, expand, bounds)
+    depth, best = draft.tree.depth[0].tolist(), int(root.argmax())
+    if 1.0 in logits:
+        assert [d for d in depth if d >= 0] == [0, 1, 2, 3]
+        return
+    second = logits.index(0.3)
+    nodes = sorted((d, t) for d, t in zip(depth, draft.tokens[0].tolist(), strict=True) if d > 0)
+    assert nodes == sorted([(1, best), (2, best), (3, best), (1, second), (2, second)])
 
 
 def test_adt_says_the_size_of_each_prompt_s_tree():

@@ -111,7 +111,8 @@ def ready(device: str) -> None:
 
     cuDNN's attention is left out: on Hopper it is torch's first choice, and it plans anew for every number of keys.
     """
-    torch.cuda.set_device(device)
+    if (index := torch.device(device).index) is not None:  # torch takes "cuda" for no device here
+        torch.cuda.set_device(index)
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 

@@ -141,8 +141,9 @@ class AdaptiveBuilder(TreeBuilder):
         for history in histories:
             d, k = adapt(start(history, state.target.grid[1], self.initial, self.within), history.alpha, self.within)
             sizes.append((self.fixed[0] or d, self.fixed[1] or k))
-        depths, widths = (torch.tensor(x, device=state.device) for x in zip(*map(self.drafted, sizes), strict=True))
-        return Plan(PerPrompt(histories), PerPrompt(sizes), depths, widths)
+        drafted = torch.tensor([self.drafted(size) for size in sizes])
+        there = drafted.to(state.device, non_blocking=True)  # [B, 2]; the host goes on at once
+        return Plan(PerPrompt(histories), PerPrompt(sizes), *there.unbind(1))
 
     def drafted(self, size: TreeSize) -> TreeSize:
         """A tree has no use for more children than nodes, however wide the method asks for it."""

@@ -78,7 +78,8 @@ def candidates(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bound
     visible = itself  # additive, over all nodes so far
     for level in range(1, depth):
         value_next, token_next = likeliest(warp(expand(token, parent, visible, level)), k)  # [B, k, k]
-        score = value[..., None] + value_next
+        below = torch.nextafter(value, torch.full_like(value, -torch.inf))  # a sure child comes after its parent
+        score = torch.minimum(value[..., None] + value_next, below[..., None])
         if narrow is not None:
             score = score.masked_fill(narrow[:, None], -torch.inf)
         if depths is not None:
