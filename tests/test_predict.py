@@ -258,6 +258,7 @@ def test_a_synthetic_run_is_predicted_exactly(tiny):
     checked = predict.validate(machine, found.traces, made)
     assert {v.label for v in checked} == {"ar", "eagle-1"}
     assert all(v.error < 1e-9 and v.images == 3 for v in checked)
+    assert [v.speedup_error for v in checked if v.label == "eagle-1"] == [pytest.approx(0, abs=1e-9)]
     slower = replace(machine, outside={"ar": 4e-4, "eagle-1": 2e-3})
     assert predict.validate(slower, found.traces, made)[0].error > 0.2
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -18,19 +18,19 @@ import numpy as np
 import torch
 
 from lanternbench.analysis.device_models import THIS, DeviceModel
-from lanternbench.analysis.predict import Case, by_size
-from lanternbench.analysis.replay import Steps
+from lanternbench.analysis.predict import Case, by_levels
+from lanternbench.analysis.replay import Steps, Trace, batches
 from lanternbench.analysis.roofline import BYTES, LAYER, STEP, Values
 from lanternbench.analysis.step_profile import bandwidth
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, generate, start
-from lanternbench.engine.proposal import DraftedState, Drafter
+from lanternbench.engine.proposal import DraftedState, Drafter, Proposer
 from lanternbench.engine.state import DecodeState, forward
 from lanternbench.engine.tree import Draft, chain
 from lanternbench.models.cached_stack import Lengths
 from lanternbench.models.network import Network
 
-REPEATS, WARMUP, STEPS = 15, 3, 24
+REPEATS, WARMUP, STEPS = 15, 3, 48
 SIDE = 1024  # of the matrices whose product is timed
 
 
@@ -60,26 +60,37 @@ class Drafting(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """The machine as the probe found it, for the target that was probed, one image at a time."""
+    """The machine as the probe found it, for the target that was probed, one image at a time.
+
+    ``in_place``: by how much a method's forwards take longer in its steps than in a loop of their own, where code and
+    data stay in the processor's caches.
+    """
 
     dtype: str
     target: Curve
     drafting: Mapping[str, Drafting]  # by label
     outside: Mapping[str, float]  # seconds of a step outside forwards, by label
+    in_place: Mapping[str, float] = field(default_factory=dict)  # by label
     name: str = THIS
     keeps_shape: bool = False
 
     def seconds(self, case: Case, steps: Steps) -> dict[str, Values]:
+        verify, draft = self.forwards(case.label, case.measured, steps)
+        factor = self.in_place.get(case.label, 1.0)
+        outside = np.full(len(steps.nodes), self.outside[case.label])
+        return {"verify": factor * verify, "draft": factor * draft, "outside": outside}
+
+    def forwards(self, label: str, proposer: Proposer | None, steps: Steps) -> tuple[Values, Values]:
+        """Seconds [T] of the target's forward of each step, and of the drafter's, in loops of their own."""
         draft = np.zeros(len(steps.nodes))
-        if case.label in self.drafting:
-            made = self.drafting[case.label]
-            for at, levels in by_size(case, steps):
+        if label in self.drafting and proposer is not None:
+            made = self.drafting[label]
+            for at, levels in by_levels(proposer, steps):
                 draft[at] = made.root.at(steps.before[at], steps.start[at])
                 for nodes in levels if made.level is not None else ():
                     assert made.level is not None
                     draft[at] += made.level.at(nodes, steps.start[at])
-        outside = np.full(len(steps.nodes), self.outside[case.label])
-        return {"verify": self.target.at(steps.nodes, steps.start), "draft": draft, "outside": outside}
+        return self.target.at(steps.nodes, steps.start), draft
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:
@@ -112,24 +123,32 @@ def measure(
     ``shown`` (done, of, what) is told of every piece.
     """
     count = len(decoders) + 1
-    shown(0, count, "the target's forward")
+    shown(0, count, "forwards of target and drafters")
     widest = max(decoders.values(), key=lambda d: d.proposer.nodes)
     state = start(widest, [caption], [0], trace=False)
     length = state.limit
     grid = chosen(sizes, widest.proposer.nodes)
     cached = [1, length // 2, length - 1]
     seconds = [[_forward(state, nodes, at) for nodes in grid] for at in cached]
-    drafting, outside = {}, {}
-    for done, (label, decoder) in enumerate(decoders.items(), 1):
-        shown(done, count, f"a few steps of {label}")
+    drafting: dict[str, Drafting] = {}
+    outside: dict[str, float] = {}
+    for label, decoder in decoders.items():
         if decoder.proposer.drafter is not None:
             drafting[label] = _drafting(decoder, decoder.proposer.drafter, caption, cached)
+    dtype = str(state.target.dtype).removeprefix("torch.")
+    loops = Measured(dtype, Curve(grid, cached, seconds), drafting, outside)
+    in_place = {}
+    for done, (label, decoder) in enumerate(decoders.items(), 1):
+        shown(done, count, f"a few steps of {label}")
         generate(decoder, [caption], max_steps=WARMUP)
         made = generate(decoder, [caption], max_steps=STEPS)[0]
-        outside[label] = (made.phases.get("commit", 0.0) + made.phases.get("other", 0.0)) / made.steps
+        spent = {phase: made.phases.get(phase, 0.0) for phase in ("verify", "draft", "commit", "other")}
+        outside[label] = (spent["commit"] + spent["other"]) / made.steps
+        trace = Trace(*(np.asarray(x) for x in (made.accept_lengths, made.tree_nodes, made.tree_depths)))
+        parts = loops.forwards(label, decoder.proposer, batches([trace], 1, False)[0])
+        in_place[label] = (spent["verify"] + spent["draft"]) / sum(float(part.sum()) for part in parts)
     shown(count, count, "done")
-    dtype = str(state.target.dtype).removeprefix("torch.")
-    return Measured(dtype, Curve(grid, cached, seconds), drafting, outside)
+    return replace(loops, in_place=in_place)
 
 
 def chosen(sizes: Sequence[int], most: int, count: int = 7) -> list[int]:

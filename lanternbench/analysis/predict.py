@@ -92,7 +92,7 @@ class Roofline:
         cached = case.shape.prompt + steps.start - 1
         if self.graphs:  # recorded forwards attend to whole spans
             cached = np.ceil((cached + steps.nodes) / SPAN) * SPAN - steps.nodes
-        for at, levels in by_size(case, steps):
+        for at, levels in by_levels(case.measured, steps):
             load = Load(steps.batch[at], case.shape.rows * steps.batch[at], steps.nodes[at], cached[at])
             target, dtype = case.shape.network, self.dtype
             spent = roofline.step(target, case.drafter, load, levels, steps.before[at], self.device, dtype)
@@ -105,13 +105,15 @@ class Roofline:
         return parts
 
 
-def by_size(case: Case, steps: Steps) -> Iterable[tuple[np.ndarray, tuple[int, ...]]]:
-    """Which steps [T] bool have trees of one size, and the nodes that each further forward of the drafter reads."""
-    sizes = np.stack([steps.depths, steps.nodes], 1)
-    for size in np.unique(sizes, axis=0):
-        depth, nodes = map(int, size)
-        levels = () if case.measured is None or case.drafter is None else case.measured.levels(depth, nodes)
-        yield (sizes == size).all(1), levels
+def by_levels(proposer: Proposer | None, steps: Steps) -> Iterable[tuple[np.ndarray, tuple[int, ...]]]:
+    """Which steps [T] bool run the same forwards of the drafter, and the nodes that each but the first reads."""
+    sizes, size = np.unique(steps.depths.astype(np.int64) << 32 | steps.nodes.astype(np.int64), return_inverse=True)
+    pairs = ((int(pair >> 32), int(pair & 0xFFFFFFFF)) for pair in sizes)
+    levels = [() if proposer is None else proposer.levels(*pair) for pair in pairs]
+    groups = list(dict.fromkeys(levels))
+    group = np.array([groups.index(each) for each in levels])[size]
+    for i, each in enumerate(groups):
+        yield group == i, each
 
 
 class Prediction(NamedTuple):
@@ -201,18 +203,15 @@ def latency(machine: Machine, case: Case, traces: Sequence[Trace], batch: int) -
     return sum(spent.values()), spent
 
 
-def limits(machine: Roofline, case: Case, traces: Sequence[Trace]) -> tuple[int | None, int, dict[int, float]]:
-    """(the first batch size that no longer gains, the largest that fits, GB by batch size) of a device model."""
-    base = Case(BASE, BASE, case.shape, None, None)
-    ones = [autoregressive(case.shape.length)]
+def limits(machine: Roofline, case: Case, traces: Sequence[Trace]) -> tuple[int | None, int]:
+    """The first batch size that no longer gains (None: all do), and the largest that fits."""
+    base, ones = Case(BASE, BASE, case.shape, None, None), [autoregressive(case.shape.length)]
     nodes = max(int(t.nodes.max()) for t in traces)
-    need = {b: memory_of(machine, case, b, nodes) for b in BATCHES}
-    fits = max((b for b in BATCHES if need[b] <= machine.device.memory), default=0)
-    stops = None
-    if case.measured is not None:
-        gains = (latency(machine, base, ones, b)[0] > latency(machine, case, traces, b)[0] for b in BATCHES)
-        stops = next((b for b, better in zip(BATCHES, gains, strict=True) if not better), None)
-    return stops, fits, need
+    fits = max((b for b in BATCHES if memory_of(machine, case, b, nodes) <= machine.device.memory), default=0)
+    if case.measured is None:
+        return None, fits
+    gains = (latency(machine, base, ones, b)[0] > latency(machine, case, traces, b)[0] for b in BATCHES)
+    return next((b for b, better in zip(BATCHES, gains, strict=False) if not better), None), fits
 
 
 def memory_of(machine: Roofline, case: Case, batch: int, nodes: int) -> float:
@@ -231,7 +230,7 @@ def with_limits(rows: list[Prediction], machine: Roofline, cases: Mapping[Case, 
     made = []
     for row in rows:
         case, traces = every[row.label]
-        stops, fits, _ = found[row.label]
+        stops, fits = found[row.label]
         need = memory_of(machine, case, row.batch, max(int(t.nodes.max()) for t in traces))
         made.append(row._replace(memory_gb=need, fits=need <= machine.device.memory, stops_at=stops, fits_up_to=fits))
     return made
@@ -251,6 +250,7 @@ class Validation(NamedTuple):
     error: float
     robust_s: float
     robust_error: float
+    speedup_error: float | None = None  # of the ratio of the baseline's mean latency to this one's
 
 
 def validate(machine: Machine, traces: Mapping[Case, Sequence[Trace]], samples: Sequence[Sample]) -> list[Validation]:
@@ -266,7 +266,10 @@ def validate(machine: Machine, traces: Mapping[Case, Sequence[Trace]], samples: 
             errors = [float(np.median(np.abs(predicted / m - 1))) for m in (wall, robust)]
             means = [float(x.mean()) for x in (predicted, wall, robust)]
             made.append(Validation(case.label, len(timed), means[0], means[1], errors[0], means[2], errors[1]))
-    return made
+    if (base := next((v for v in made if v.label == BASE), None)) is None:
+        return made
+    ratios = [(base.predicted_s / v.predicted_s) / (base.measured_s / v.measured_s) for v in made]
+    return [v if v is base else v._replace(speedup_error=abs(r - 1)) for v, r in zip(made, ratios, strict=True)]
 
 
 def record(row: Prediction) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,7 +16,7 @@ from lanternbench.cli.progress import display
 if TYPE_CHECKING:
     from lanternbench.analysis.cases import Cases
     from lanternbench.analysis.device_models import DeviceModel
-    from lanternbench.analysis.predict import Machine, Prediction, Roofline
+    from lanternbench.analysis.predict import Machine, Prediction, Roofline, Validation
 
 DEFAULT = "h100"
 
@@ -67,7 +67,8 @@ def predict(
     there = source if same else replayed.sketch(target or own, drafter)
     found = replayed.cases(samples, source, there, guidance if target in (None, own) else None, str(folder))
     machines: list[tuple[Machine, Roofline]] = []
-    checked, notes = [], list(found.notes)
+    checked: list[Validation] = []
+    notes = list(found.notes)
     for name in names:
         if name in models:
             roof = Roofline(models[name], dtype, compile_mode == "graphs")
@@ -77,16 +78,20 @@ def predict(
         with display("probing this machine") as shown:
             here = probe(facts, folder, found, samples[0].prompt, threads, shown.show)
         machines.append((here.measured if same else here.roofline, here.roofline))
-        notes.append(here.about)
+        notes += here.notes
         if same and facts["config"].get("batch", 1) == 1:
             checked = validate(here.measured, found.traces, samples)
         if checked:
-            wall, robust = (median(getattr(v, name) for v in checked) for name in ("error", "robust_error"))
-            said = f"{wall:.1%} of the latency, {robust:.1%} of the robust latency"
-            notes.append(f"median error on this machine: {said} ({', '.join(v.label for v in checked)})")
-    rows = [row for pair in machines for row in _rows(*pair, found, sizes)]
+            notes.append(_error(checked))
+    every = list(BATCHES) if out is not None else []  # for the plot
+    rows, curve = [], []
+    with display("predicting") as shown:
+        for done, pair in enumerate(machines):
+            shown.show(done, len(machines), pair[1].name)
+            rows += _rows(*pair, found, sizes)
+            curve += _rows(*pair, found, every)
     if out is not None:
-        write(out, rows, [row for pair in machines for row in _rows(*pair, found, list(BATCHES))], checked, notes)
+        write(out, rows, curve, checked, notes)
     if as_json:
         fields = {"run": str(folder), "rows": list(map(record, rows)), "validation": [v._asdict() for v in checked]}
         print_json({"predicted": True, **fields, "notes": notes})
@@ -115,10 +120,20 @@ def _rows(machine: Machine, roof: Roofline, found: Cases, sizes: list[int]) -> l
     from lanternbench.analysis.predict import predict as predicted
     from lanternbench.analysis.predict import with_limits
 
+    if not sizes:
+        return []
     alone = [size for size in sizes if size == 1]
     rest = [size for size in sizes if size > 1]
     rows = predicted(machine, found.traces, alone) + predicted(roof, found.traces, rest)
     return with_limits(rows, roof, found.traces)
+
+
+def _error(checked: list[Validation]) -> str:
+    """How far the predictions are from what was measured."""
+    wall, robust = (median(getattr(v, name) for v in checked) for name in ("error", "robust_error"))
+    said = f"median error on this machine: {wall:.1%} of the latency, {robust:.1%} of the robust latency"
+    ratios = [v.speedup_error for v in checked if v.speedup_error is not None]
+    return said + (f", {median(ratios):.1%} of the speedup" if ratios else "")
 
 
 def _source(model: DeviceModel, compile_mode: str) -> str:
@@ -130,7 +145,7 @@ def _source(model: DeviceModel, compile_mode: str) -> str:
     )
 
 
-def _print(rows: list[Prediction], checked: list[Any], notes: list[str]) -> None:
+def _print(rows: list[Prediction], checked: list[Validation], notes: list[str]) -> None:
     from lanternbench.report import predictions as shown
 
     console = stdout()

@@ -13,7 +13,7 @@ from lanternbench.experiment.config import sweep
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_with_drafter
-from lanternbench.utils.device import choose
+from lanternbench.utils.device import choose, cores, load_average
 
 
 class ThisMachine(NamedTuple):
@@ -23,13 +23,19 @@ class ThisMachine(NamedTuple):
     roofline: Roofline
 
     @property
-    def about(self) -> str:
-        model = self.roofline.device
+    def notes(self) -> list[str]:
+        """What the probe found, and whether other programs were in its way."""
+        model, load, cpus = self.roofline.device, load_average(), cores()
         rate = model.tflops[self.roofline.dtype]
-        return (
+        said = [
             f"this machine, probed: {model.bandwidth:.1f} GB/s, {1e3 * rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel "
             f"({self.measured.dtype})"
-        )
+        ]
+        if load is not None and load > cpus:
+            said.append(
+                f"the load was {load:.1f} on {cpus} cores while it was probed: stop other programs and try again"
+            )
+        return said
 
 
 def probe(

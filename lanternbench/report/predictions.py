@@ -74,14 +74,14 @@ def terminal_table(rows: Sequence[Prediction]) -> Table:
 
 def validation_table(rows: Sequence[Validation]) -> Table:
     """Predicted beside measured on this machine."""
-    title = "Predicted beside measured, on this machine: s/image, median errors"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("method", "images", "predicted", "measured", "error", "robust", "error"):
-        table.add_column(name, justify="left" if name == "method" else "right")
+    table = Table(box=box.SIMPLE_HEAD, title="Predicted beside measured: s/image", title_justify="left", padding=0)
+    for name in ("method", "images", "predicted", "measured", "error", "robust", "error", "of speedup"):
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=name != "method")
     for row in rows:
         seconds = (f"{row.predicted_s:.3g}", f"{row.measured_s:.3g}", f"{row.error:.1%}")
         robust = (f"{row.robust_s:.3g}", f"{row.robust_error:.1%}")
-        table.add_row(Text(row.label), str(row.images), *seconds, *robust)
+        ratio = "" if row.speedup_error is None else f"{row.speedup_error:.1%}"
+        table.add_row(Text(row.label), str(row.images), *seconds, *robust, ratio)
     return table
 
 
