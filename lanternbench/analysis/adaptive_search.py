@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from itertools import product
 from statistics import fmean
 
@@ -34,6 +35,7 @@ class BoundsSearch(GrowthSearch):
         made, steps = self.setting.method(), self.by_width(records)
         own: AdaptiveBuilder = made.tree.build(self.setting.target, made.proposal)  # type: ignore[assignment]
         known: dict[tuple[int, int, int], Floats] = {}
+        step_s = cache(cost.step)
 
         def reach(depth: int, width: int, nodes: int) -> Floats:
             """P(accepted ≥ i) in each recorded step [S, depth]."""
@@ -55,7 +57,7 @@ class BoundsSearch(GrowthSearch):
                 depth, width = size = adapt(size, alpha, within)
                 shape = self.shape(max(depth, 1), width, nodes)
                 shapes.append(shape)
-                seconds.append(cost.step(shape))
+                seconds.append(step_s(shape))
                 count = 0
                 if depth:
                     each = reach(depth, width, nodes)

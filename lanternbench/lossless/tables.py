@@ -91,7 +91,8 @@ def table_target(tables: Tables) -> Any:
     """What the engine asks of a target, with trees that can be enumerated as its defaults."""
     small = [[0], [1], [2], [0, 0], [0, 1]]
     options: dict[str, Any] = {"chain": "chain-2", "static": small, "medusa": small, "near": 3}
-    options |= {"depth": 2, "draft_top_k": 2, "total_nodes": 4, "width_range": (1, 2), "l_k": 1}
+    options |= {"depth": 2, "draft_top_k": 2, "total_nodes": 4, "depth_range": (0, 2)}
+    options |= {"width_range": (1, 2), "l_k": 1}
     net = SimpleNamespace(heads=8, misfit=lambda target: None)  # never run: the table drafts
     return SimpleNamespace(
         name="tables",
