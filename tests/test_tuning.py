@@ -213,6 +213,9 @@ def test_a_tuned_preset_has_its_evidence_and_runs(small, tmp_path, name):
     evidence = text.pop("evidence")
     assert method(text.pop("method"), **text).preset == name
     assert {"verdict", "results", "costs", "machine", "search"} <= evidence.keys()
+    table = evidence["acceptance_by_depth_and_rank"]
+    assert (table is None) == (name != "cool-sd")
+    assert all(0 < sum(row) <= 1 for row in table or [])
     by_name = {row["name"]: row for row in evidence["results"]}
     assert {"ar", OWN, "candidate-1"} == set(by_name)
     for row in by_name.values():
@@ -235,10 +238,13 @@ def test_windows_are_tried_one_option_after_the_other(shallow, monkeypatch):
     monkeypatch.setattr(SjdPac, "tuned", {"window": (2, 4), "siblings": (2,), "depth": (3, 9)})
     search = OptionSearch(Setting(shallow, "sjd-pac", {"window": 4}))
     assert search.own == {"window": 4, "siblings": 3, "depth": 3}
-    assert search.tries() == [search.own | more for more in ({}, {"window": 2}, {"siblings": 2})]  # no 9 levels
-    assert search.shape(search.own) == Shape(1 + 3 + 9 + 2, 4, (), False)
+    assert [options for options, _ in search.tries] == [
+        search.own | more
+        for more in ({}, {"window": 2}, {"siblings": 2})  # there are no 9 levels
+    ]
+    assert search.tries[0][1] == Shape(1 + 3 + 9 + 2, 4, (), False)
     records = {name: {"accepted": np.array([1, 2, 2, 5])} for name in search.recordings(None, ["x"])}
-    cost = fit([Timed(search.shape(options), 9, 0.0, 1.0, 0.1) for options in search.tries()])
+    cost = fit([Timed(shape, 9, 0.0, 1.0, 0.1) for _, shape in search.tries])
     own = search.candidates(cost, records)[0]
     assert (own.options, own.tau, own.reach) == ({}, 2.5, [0.75, 0.25, 0.25, 0.25])
 
