@@ -170,7 +170,7 @@ def test_a_batch_takes_the_steps_of_its_slowest_prompt_and_drops_the_finished_as
 def test_drafters_run_as_many_forwards_as_replays_count(target):
     for name, options in (
         ("eagle-1", {}), ("eagle-1", {"shape": "twig-12"}), ("eagle-2", {}), ("medusa", {}), ("sd", {}),
-        ("adt-tree", {"width_range": (3, 3), "depth_range": (2, 2)}),
+        ("adt-tree", {"width_range": (2, 4), "depth_range": (1, 3)}),
     ):  # fmt: skip
         decoder = build(target, method(name, **options))
         drafter, calls = decoder.proposer.drafter, []

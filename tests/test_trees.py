@@ -14,6 +14,7 @@ from lanternbench.engine.carry import PerPrompt
 from lanternbench.errors import UserError
 from lanternbench.lossless.plain.draft_trees import AdaptiveBounds, adt_step
 from lanternbench.methods.acceptance.neighbours import nearest
+from lanternbench.methods.method import method
 from lanternbench.methods.trees.adaptive import AdaptiveBuilder, Plan, Range, adapt, random_uniforms
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
 from lanternbench.methods.trees.static import named, static_tree
@@ -144,3 +145,21 @@ def test_nearest_neighbours_begin_with_the_token_itself_even_where_codes_coincid
     assert nearest(codes, 3)[1].tolist() == [1, 0, 2]
     assert nearest(codes, 99).shape == (5, 5)
     assert not torch.equal(nearest(codes, 5, "random", 0), nearest(codes, 5, "random", 1))
+
+
+def test_papers_sizes_of_grown_trees_are_there_by_name_whatever_the_target_has():
+    target = SimpleNamespace(options={"depth": 2, "draft_top_k": 4, "total_nodes": 5, "depth_range": (0, 3), "l_k": 1})
+    sizes = ("eagle-2", None), ("eagle-2", "eagle-2-llamagen"), ("lantern", "eagle-2-llamagen")
+    own, *papers = (method(name, shape=shape).tree.build(target, None).bounds[:3] for name, shape in sizes)
+    assert own == (2, 4, 5)
+    assert papers == [(5, 10, 59)] * 2
+    anole, llamagen, mine = (
+        method("adt-tree", **options).tree.build(target, None)
+        for options in ({"shape": "adt-tree-anole"}, {"shape": "adt-tree-llamagen"}, {"depth_range": [1, 3]})
+    )
+    assert anole.within == Range(1.0, 1, 3, (0, 10), (3, 14))
+    assert llamagen.within == Range(1.0, 1, 10, (0, 10), (3, 40))
+    assert (mine.within.d, mine.within.l_k, mine.nodes) == ((1, 3), 1, 5)
+    assert method("eagle-2", shape="eagle-2-llamagen").label == "eagle-2 shape=eagle-2-llamagen"
+    with pytest.raises(UserError, match=r"of such trees there are eagle-2-llamagen"):
+        method("eagle-2", shape="mc_sim_7b_63")

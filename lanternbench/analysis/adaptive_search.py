@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from itertools import product
 from statistics import fmean
 
@@ -14,8 +15,8 @@ from lanternbench.analysis.tree_search import Candidate, GrowthSearch, Options, 
 from lanternbench.methods.trees.adaptive import AdaptiveBuilder, Range, adapt
 
 REPLAYED = 300  # steps
-DEPTHS = ((0, 2), (0, 3), (1, 3), (1, 4), (1, 5), (2, 6), (0, 10))
-CHILDREN = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 8), (3, 14), (3, 40))
+DEPTHS = ((0, 3), (0, 4), (0, 5), (0, 6), (1, 7), (0, 10))  # open intervals
+CHILDREN = ((0, 2), (0, 3), (0, 4), (0, 5), (1, 9), (3, 14), (3, 40))
 TOTALS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 59)
 BETAS = (1.0, 0.6)
 
@@ -28,12 +29,13 @@ class BoundsSearch(GrowthSearch):
     def sizes(self, depth: int, top_k: int, nodes: int) -> Options:
         """A tree that does not adapt: for probes."""
         return {"depth": depth, "draft_top_k": top_k, "total_nodes": nodes,
-                "depth_range": [depth, depth], "width_range": [top_k, top_k]}  # fmt: skip
+                "depth_range": [depth - 1, depth + 1], "width_range": [top_k - 1, top_k + 1]}  # fmt: skip
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         made, steps = self.setting.method(), self.by_width(records)
         own: AdaptiveBuilder = made.tree.build(self.setting.target, made.proposal)  # type: ignore[assignment]
         known: dict[tuple[int, int, int], Floats] = {}
+        step_s = cache(cost.step)
 
         def reach(depth: int, width: int, nodes: int) -> Floats:
             """P(accepted ≥ i) in each recorded step [S, depth]."""
@@ -49,31 +51,30 @@ class BoundsSearch(GrowthSearch):
         def of(within: Range, nodes: int, options: Options) -> Candidate:
             """The mean step of a replay: its size follows from how the step before it was accepted."""
             rng = np.random.default_rng(0)
-            size, alpha = within.clamp(own.first.depth, own.first.top_k), within.beta
+            alpha: float | None = None
+            size = (own.first.depth, own.first.top_k)
             seconds, shapes, accepted = [], [], []
             for i in range(REPLAYED):
                 depth, width = size = adapt(size, alpha, within)
-                shape = self.shape(max(depth, 1), width, nodes)
+                shape = self.shape(depth, width, nodes)
                 shapes.append(shape)
-                seconds.append(cost.step(shape))
-                count = 0
-                if depth:
-                    each = reach(depth, width, nodes)
-                    passed = each[i * len(each) // REPLAYED]
-                    count = int((rng.random() < passed).sum())  # P(accepted ≥ i) falls with i: one uniform
+                seconds.append(step_s(shape))
+                each = reach(depth, width, nodes)
+                passed = each[i * len(each) // REPLAYED]
+                count = int((rng.random() < passed).sum())  # P(accepted ≥ i) falls with i: one uniform
                 accepted.append(count)
-                alpha = (count + 1) / depth if depth else within.beta
+                alpha = (count + 1) / depth
             mean = Shape(
                 round(fmean(s.nodes for s in shapes)), round(fmean(s.depth for s in shapes)),
                 max(shapes, key=lambda s: s.depth).levels, False,
             )  # fmt: skip
-            found = [fmean(n >= i for n in accepted) for i in range(1, within.d[1] + 1)]
+            found = [fmean(n >= i for n in accepted) for i in range(1, within.d[1])]
             return Candidate(options, mean, found, fmean(seconds))
 
         found = [of(own.within, own.nodes, {})]
         most = largest(cost)
         for d, k, nodes, beta in product(DEPTHS, CHILDREN, TOTALS, BETAS):
-            if nodes > most or d[1] > max(self.levels, 2):
+            if nodes > most or d[1] - 1 > max(self.levels, 2):
                 continue
             within = Range(beta, 1, max(1, (k[1] - k[0]) // 3), d, k)
             options = {"depth_range": list(d), "width_range": list(k), "total_nodes": nodes, "beta": beta,

@@ -116,7 +116,8 @@ def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
     """
     size = 2**31 if device.type == "cuda" else max(2**28, 4 * last_level_cache())
     x = torch.ones(size // 8, dtype=torch.int64, device=device)
-    before, times = torch.get_num_threads(), []
+    before = torch.get_num_threads()
+    times: list[float] = []
     torch.set_num_threads(max(before, cores()))
     try:
         threads = torch.get_num_threads()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -91,8 +92,9 @@ class Setting:
         decoder = build(self.target, made, self.temperature, guidance=self.guidance)
         if self.tau is None or decoder.proposer.max_depth == 0:
             return decoder
-        return replace(decoder, rates=torch.full((decoder.proposer.max_depth + 1,), self.rate()))
+        return replace(decoder, rates=torch.full((decoder.proposer.max_depth + 1,), self.rate))
 
+    @cached_property
     def rate(self) -> float:
         """Of passing a level, with which the method's own sizes would have a mean of ``tau`` tokens a step."""
         assert self.tau is not None
@@ -101,7 +103,7 @@ class Setting:
 
     def simulated(self, depth: int) -> list[float]:
         """P(accepted ≥ i) at that rate."""
-        return [self.rate() ** i for i in range(1, depth + 1)]
+        return [self.rate**i for i in range(1, depth + 1)]
 
 
 class TreeSearch:
@@ -126,6 +128,10 @@ class TreeSearch:
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         """The method's own sizes first, then all that were looked at."""
         raise NotImplementedError
+
+    def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:
+        """P [depth, rank] as ``best_tree`` has it, where ranks are known."""
+        return None
 
     def _deepest(self, sizes: Iterable[Options]) -> int:
         """How many of these sizes, ever deeper ones, the method can have: Medusa drafts one level a head."""
@@ -199,8 +205,8 @@ class ShapeSearch(TreeSearch):
                 for d in range(1, self.levels + 1)
             ]
             return [replace(c, step_s=cost.step(c.shape)) for c in found]
-        reached, children, steps = (sum(r[name] for r in records.values()) for name in ("reached", "children", "steps"))
-        reached, children, steps = np.asarray(reached), np.asarray(children), float(steps)
+        reached, children = (np.sum([r[name] for r in records.values()], 0) for name in ("reached", "children"))
+        steps = float(sum(r["steps"] for r in records.values()))
 
         def of(paths: Paths, options: Options) -> Candidate:
             static = from_paths(paths)
@@ -224,10 +230,15 @@ class ShapeSearch(TreeSearch):
             found.append(of(tuple((0,) * i for i in range(1, d + 1)), {"shape": f"chain-{d}"}))
         if self.ranks > 1:
             for depth in range(1, self.levels + 1):
-                for paths in best_trees(child_table(children, depth), largest(cost) - 1):
-                    if any(rank for path in paths for rank in path) and max(map(len, paths)) == depth:
-                        found.append(of(paths, {"shape": [list(p) for p in paths]}))
+                for tree in best_trees(child_table(children, depth), largest(cost) - 1):
+                    if any(rank for path in tree for rank in path) and max(map(len, tree)) == depth:
+                        found.append(of(tree, {"shape": [list(path) for path in tree]}))
         return found
+
+    def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:
+        if not records or self.ranks == 1:
+            return None
+        return child_table(np.sum([r["children"] for r in records.values()], 0), self.levels).tolist()
 
 
 def _paths(static: StaticTree) -> Paths:
@@ -335,33 +346,30 @@ class OptionSearch(TreeSearch):
             for name, values in part.tuned.items():
                 self.own[name], self.tuned[name] = getattr(part, name), values
 
-    def tries(self) -> list[Options]:
-        """The method's own sizes, and every value of every option, the others as they are."""
-        found = [self.own]
-        for name, values in self.tuned.items():
-            found += [self.own | {name: value} for value in values if value != self.own[name]]
-        possible = []
-        for options in found:
-            try:
-                self.setting.decoder(options)
-                possible.append(options)
-            except UserError:  # sizes that do not go together
-                continue
-        return possible
+        self.tries = [(options, shape) for options in self._every() if (shape := self._shape(options)) is not None]
 
-    def shape(self, options: Options) -> Shape:
-        proposer = self.setting.decoder(options).proposer
+    def _every(self) -> Iterable[Options]:
+        """The method's own sizes, and every value of every option, the others as they are."""
+        yield self.own
+        for name, values in self.tuned.items():
+            yield from (self.own | {name: value} for value in values if value != self.own[name])
+
+    def _shape(self, options: Options) -> Shape | None:
+        try:
+            proposer = self.setting.decoder(options).proposer
+        except UserError:  # sizes that do not go together
+            return None
         return Shape(proposer.nodes, proposer.max_depth, (), proposer.nodes == proposer.max_depth + 1)
 
     def probes(self) -> list[tuple[Options, Shape]]:
-        return [(options, self.shape(options)) for options in self.tries()]
+        return self.tries
 
     def recordings(self, cost: StepCost, captions: list[str]) -> dict[str, Any]:
         if self.setting.tau:
             return {}
         return {
             f"{number}-{i}": (options, i, caption)
-            for number, options in enumerate(self.tries())
+            for number, (options, _) in enumerate(self.tries)
             for i, caption in enumerate(captions)
         }
 
@@ -372,8 +380,7 @@ class OptionSearch(TreeSearch):
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         found = []
-        for number, options in enumerate(self.tries()):
-            shape = self.shape(options)
+        for number, (options, shape) in enumerate(self.tries):
             if self.setting.tau:
                 reach = self.setting.simulated(shape.depth)
             else:

@@ -43,6 +43,7 @@ def methods(as_json: AsJson = False) -> None:
     Example: lanternbench methods --json
     """
     from lanternbench.methods.method import named
+    from lanternbench.methods.trees import dynamic, static
     from lanternbench.registry import components
 
     rows: list[dict[str, Any]] = []
@@ -58,8 +59,13 @@ def methods(as_json: AsJson = False) -> None:
             row["paper"] = row["paper"].rpartition(" ")[2]  # its number in arXiv
             row["options"].pop("variant")
     _print(rows, as_json, {n: n for n in names if room or n != "options"})
-    if not room:
-        Console(stderr=True).print("options: in a wider terminal, or by --json", style="dim")
+    notes = [] if room else ["options: in a wider terminal, or by --json"]
+    if not as_json:
+        notes.append(
+            "sizes of trees are the target's unless set; those of papers by --shape: "
+            f"{', '.join(static.named())} (static), {', '.join(dynamic.named())} (dynamic, adaptive)"
+        )
+    print_notes(notes, Console(stderr=True))
 
 
 def targets(as_json: AsJson = False) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +24,7 @@ from lanternbench.cli.options import (
     Simulate,
     Threads,
 )
-from lanternbench.cli.output import print_json, stdout
+from lanternbench.cli.output import print_json, print_notes, stdout
 from lanternbench.cli.program import program
 from lanternbench.cli.progress import display
 
@@ -93,4 +94,8 @@ def tune(
             "–" if loss is None else f"{loss:.3f}",
         )
     stdout().print(table)
+    load, cores = found.machine["load"] or 0.0, found.machine["cores"] or 1
+    if load > cores:
+        busy = f"the load is {load:.1f} on {cores} cores: costs and speeds are a busy machine's"
+        print_notes([busy], Console(stderr=True))
     print(f"{found.verdict}\n{path}  ·  plot: {plot}\nnext: {program()} run --method {path}")

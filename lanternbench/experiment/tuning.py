@@ -34,6 +34,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.prompts import Prompt, PromptSet
+from lanternbench.utils.device import load_average
 from lanternbench.utils.files import OUT, replacing
 from lanternbench.utils.json_values import plain
 
@@ -90,8 +91,9 @@ def tune(
         chosen = {OWN: found[0]} | {f"candidate-{i}": c for i, c in enumerate(best_few(found, config.few), 1)}
         lines = _measure(pieces, setting, chosen, selected, progress)
         results = _results(setting, chosen, lines)
-        machine = environment() | mode(target)
-        tuning = Tuning(config, search.about, cost, timed, results, len(found), best(results), made.lossless, machine)
+        machine = environment() | mode(target) | {"load": load_average()}
+        table = search.acceptance(records)
+        tuning = Tuning(config, search.about, cost, timed, results, len(found), best(results), table, machine)
         path = folder / f"{config.method}-tuned.yaml"
         with replacing(path, OUT) as file:
             file.write(preset_text(tuning).encode())

@@ -76,7 +76,7 @@ class Tuning:
     results: list[Result]
     looked_at: int
     best: str
-    lossless: bool | None
+    acceptance: list[list[float]] | None  # P [depth, rank] of static trees
     machine: dict[str, Any]
 
     def result(self, name: str) -> Result:
@@ -127,6 +127,7 @@ def preset_text(tuning: Tuning) -> str:
         "searched": f"{tuning.looked_at} sizes: {tuning.about}",
         "results": tuning.rows(),
         "costs": tuning.cost.model_dump(),
+        "acceptance_by_depth_and_rank": tuning.acceptance,
         "machine": tuning.machine,
         "search": config.model_dump(exclude_none=True),
     }

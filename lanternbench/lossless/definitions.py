@@ -118,7 +118,8 @@ def _adaptive(tree: Any, options: dict[str, Any], proposal: Any) -> MethodSpec |
         return None
     depth, top_k, total = _sizes(tree, options)
     l_k = options["l_k"] if tree.l_k is None else tree.l_k
-    bounds = AdaptiveBounds(tree.beta, tree.l_d, l_k, tree.depth_range, tree.width_range or options["width_range"])
+    depths, widths = tree.depth_range or (0, 10), tree.width_range or options["width_range"]
+    bounds = AdaptiveBounds(tree.beta, tree.l_d, l_k, depths, widths)
     return MethodSpec("adaptive", total=total, bounds=bounds, init=tree.init, first=(depth, top_k), bonus=tree.bonus)
 
 

@@ -39,9 +39,19 @@ def read(name: str, folder: Path = Path()) -> dict[str, Any]:
         raise UserError(
             f"{path} cannot be read as YAML ({reason}): correct it or run `lanternbench tune` again"
         ) from None
-    if not isinstance(found, dict) or not isinstance(found.get("method"), str) or is_file(found["method"]):
+    method = _named(found)
+    if method is None or is_file(method):
         raise UserError(f"{path} is no preset: it needs the key 'method' with a name of `lanternbench methods`")
     return {str(key): value for key, value in found.items() if key != EVIDENCE}
+
+
+def _named(entry: Any) -> str | None:
+    """The method that a mapping names, if it is one and does."""
+    try:
+        method = entry["method"]
+    except (TypeError, KeyError):
+        return None
+    return method if isinstance(method, str) else None
 
 
 def expanded(specs: Any, folder: Path = Path()) -> Any:
@@ -53,6 +63,7 @@ def expanded(specs: Any, folder: Path = Path()) -> Any:
 
 def _expanded(spec: Any, folder: Path) -> Any:
     entry = {"method": spec} if isinstance(spec, str) else spec
-    if not isinstance(entry, dict) or not isinstance(entry.get("method"), str) or not is_file(entry["method"]):
+    method = _named(entry)
+    if method is None or not is_file(method):
         return spec
-    return read(entry["method"], folder) | {key: value for key, value in entry.items() if key != "method"}
+    return read(method, folder) | {key: value for key, value in entry.items() if key != "method"}

@@ -192,7 +192,9 @@ class Adaptive(Grown):
     beta: float = option(1.0, "acceptance level β that deepens the tree", symbol="β", gt=0)
     l_d: int = option(1, "step of the depth", ge=0)
     l_k: int | None = option(None, "step of the width (default: the target's)", small=None, ge=0)
-    depth_range: tuple[Depth, Depth] = option((0, 10), "open interval of the depth", small=(0, 4))
+    depth_range: tuple[Depth, Depth] | None = option(
+        None, "open interval of the depth (default: the target's, or 0 to 10)", small=(0, 4)
+    )
     width_range: tuple[Width, Width] | None = option(
         None, "open interval of the width (default: the target's)", small=None
     )
@@ -202,13 +204,15 @@ class Adaptive(Grown):
 
     @model_validator(mode="after")
     def _ordered(self) -> Adaptive:
-        for low, high in (self.depth_range, self.width_range or (0, 2)):
+        for low, high in (self.depth_range or (0, 2), self.width_range or (0, 2)):
             if high - low < 2:
                 raise ValueError("an open interval needs a whole number between its bounds, as 0 10 has")
         return self
 
     def build(self, target: Target, proposal: Proposal) -> TreeBuilder:
-        widths = self.width_range or target.options.get("width_range", (3, 14))
-        l_k = target.options.get("l_k", 3) if self.l_k is None else self.l_k
-        within = Range(self.beta, self.l_d, l_k, self.depth_range, tuple(widths))
+        own = self.sizes(target)
+        depths = self.depth_range or own.get("depth_range", (0, 10))
+        widths = self.width_range or own.get("width_range", (3, 14))
+        l_k = own.get("l_k", 3) if self.l_k is None else self.l_k
+        within = Range(self.beta, self.l_d, l_k, tuple(depths), tuple(widths))
         return AdaptiveBuilder(within, self.init, self.bounds(target), (self.fixed_depth, self.fixed_width), self.bonus)

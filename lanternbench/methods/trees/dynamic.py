@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
+import yaml
+from pydantic import field_validator
 from torch import Tensor
 
 from lanternbench.engine.proposal import Expand, TreeBuilder
@@ -149,17 +152,35 @@ def keep_best(found: Candidates, root: Tensor, bounds: Bounds) -> Draft:
     return Draft(torch.cat([root[:, None], tokens.gather(1, best)], 1), grown=tree)
 
 
-class Grown(Tree):
-    """What dynamic and adaptive trees share.  Unset options take the target's defaults."""
+@cache
+def named() -> dict[str, dict[str, Any]]:
+    """The sizes of ``grown_trees.yaml``."""
+    return yaml.safe_load(Path(__file__).with_name("grown_trees.yaml").read_text(encoding="utf-8"))
 
+
+class Grown(Tree):
+    """What dynamic and adaptive trees share.  Unset options are those of ``shape``, else the target's defaults."""
+
+    shape: str | None = option(None, "a name of grown_trees.yaml (default: the target's sizes)", small=None)
     depth: int | None = option(None, "levels below the root (default: the target's)", small=None, ge=0, le=MAX_DEPTH)
     draft_top_k: int | None = option(
         None, "children per expanded node (default: the target's)", small=None, ge=1, le=1024
     )
     total_nodes: int | None = option(None, "nodes with the root (default: the target's)", small=None, ge=2, le=1024)
 
+    @field_validator("shape")
+    @classmethod
+    def _known(cls, shape: str | None) -> str | None:
+        if shape is not None and shape not in named():
+            raise ValueError(f"of such trees there are {', '.join(named())}")
+        return shape
+
+    def sizes(self, target: Target) -> dict[str, Any]:
+        """What unset options take."""
+        return target.options | (named()[self.shape] if self.shape else {})
+
     def bounds(self, target: Target) -> Bounds:
-        own = target.options
+        own = self.sizes(target)
         return Bounds(
             own.get("depth", 5) if self.depth is None else self.depth,
             self.draft_top_k or own.get("draft_top_k", 10),

@@ -25,15 +25,16 @@ from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.utils.files import WEIGHTS
 
-# what suits a machine on which every verified node costs: small trees, short chains
+# what suits a machine on which every verified node costs, as `tune` finds it: small trees, short chains
 OPTIONS: dict[str, Any] = {
     "static": "chain-5",
     "chain": "chain-3",
     "medusa": "twig-8",
-    "depth": 3,
-    "draft_top_k": 3,
-    "total_nodes": 8,
-    "width_range": (1, 9),
+    "depth": 2,
+    "draft_top_k": 4,
+    "total_nodes": 5,
+    "depth_range": (0, 4),
+    "width_range": (1, 5),
     "l_k": 1,
     "near": 64,
 }

@@ -1,0 +1,344 @@
+"""``tune``: what it expects is what the engine does, it writes what runs, goes on after a kill, and refuses plainly."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import mistake
+from typer.testing import CliRunner
+
+from lanternbench.analysis import tree_search
+from lanternbench.analysis.forward_cost import Shape, Timed, fit, lengths_of, time_steps
+from lanternbench.analysis.recorded_drafts import (
+    ChainRecord,
+    GrowthRecord,
+    Listening,
+    Scored,
+    bounds,
+    chain_lengths,
+    child_table,
+    drafting_with,
+    lengths,
+    recorded,
+)
+from lanternbench.analysis.statistics import Estimate
+from lanternbench.analysis.tree_search import Candidate, GrowthSearch, OptionSearch, Setting, ShapeSearch
+from lanternbench.cli.main import app
+from lanternbench.engine import decode as engine
+from lanternbench.engine.sampling import draw
+from lanternbench.engine.state import StepResult
+from lanternbench.engine.tree import Draft, chain, parents
+from lanternbench.errors import UserError
+from lanternbench.experiment import sweep_file, tuning, worker
+from lanternbench.experiment.tuning_result import OWN, Result, Tune, best
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method, named
+from lanternbench.methods.proposals.sjd_pac import SjdPac
+from lanternbench.methods.trees.static import StaticBuilder
+from lanternbench.registry import components
+
+CAPTION = "a small red circle in the center on a plain blue background"
+P = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05, 0.0])
+Q = torch.tensor([0.2, 0.1, 0.3, 0.1, 0.2, 0.1])
+
+
+def second_child(p: torch.Tensor, q: torch.Tensor) -> float:
+    """P(the first of two children drawn without replacement is rejected and the second accepted), by enumeration."""
+    total, rest = 0.0, (q - p).clamp(min=0)
+    for x in range(len(p)):
+        if p[x] > 0:
+            left = p.scatter(0, torch.tensor(x), 0.0)
+            passed = torch.minimum(left / left.sum(), rest / rest.sum()).sum()
+            total += float(p[x] * (1 - min(1.0, float(q[x] / p[x]))) * passed)
+    return total
+
+
+def test_acceptance_by_depth_and_rank_is_what_enumeration_gives(target):
+    """400 drafts, each judged 8 times: standard errors are below 0.025 for lengths, 0.01 for ranks; four may pass."""
+    builder = Listening(StaticBuilder(chain(2), True, torch.device("cpu")))
+    record = ChainRecord(drafting_with(build(target, method("eagle-1")), builder), builder, ranks=2)
+    generator, steps = torch.Generator().manual_seed(1), 400
+    flat = torch.full((6,), 1 / 6)
+    for _ in range(steps):
+        builder.heard = [P[None, None], flat[None, None]]
+        drawn = draw(torch.stack([P, flat]), torch.rand(2, generator=generator))
+        draft = Draft(torch.cat([torch.zeros(1, dtype=torch.long), drawn])[None], None, builder.own.static)
+        record.add(StepResult(draft, torch.stack([Q, Q, Q])[None], None, None, None))
+    first, below = (float(torch.minimum(p, Q).sum()) for p in (P, flat))
+    assert chain_lengths(record.reached, steps, 1) == pytest.approx([first], abs=0.1)
+    assert chain_lengths(record.reached, steps, 2) == pytest.approx([first, first * below], abs=0.1)
+    table = child_table(record.children, 2)
+    assert table[0] == pytest.approx([first, second_child(P, Q)], abs=0.04)
+    assert table[1] == pytest.approx([below, second_child(flat, Q)], abs=0.04)
+
+
+def paths(draft: Draft) -> set[tuple[int, ...]]:
+    """The tokens on the way to every node in use."""
+    up, found = parents(draft.tree)[0].tolist(), {0: ()}
+    for node in range(1, draft.tree.nodes):
+        if draft.tree.depth[0, node] > 0:
+            found[node] = (*found[up[node]], int(draft.tokens[0, node]))
+    return set(found.values())
+
+
+def test_a_smaller_dynamic_tree_has_the_best_nodes_of_the_recorded_one(shallow):
+    decoder = build(shallow, method("eagle-2"))
+    with torch.inference_mode():
+        state = engine.start(decoder, [CAPTION], [3], trace=False)
+
+    def first_draft(builder: Scored) -> Draft:
+        proposer = drafting_with(decoder, builder).proposer
+        with torch.inference_mode():
+            return proposer.draft(state, proposer.init(state), torch.zeros(1, 0))
+
+    whole = Scored(bounds(4, 3, 20))
+    large = first_draft(whole)
+    for depth, nodes in product((1, 2, 4), (2, 4, 9)):
+        small = paths(first_draft(Scored(bounds(depth, 3, nodes))))
+        order = whole.scores[0].argsort(descending=True)
+        levels = large.tree.depth[0, 1:][order]
+        kept = [int(i) + 1 for i, d in zip(order, levels, strict=True) if 0 < d <= depth][: nodes - 1]
+        up, chosen = parents(large.tree)[0].tolist(), {()}
+        for node in kept:
+            way = [node]
+            while up[way[-1]] > 0:
+                way.append(up[way[-1]])
+            chosen.add(tuple(int(large.tokens[0, i]) for i in reversed(way)))
+        assert chosen == small
+
+
+@torch.inference_mode()
+def test_expected_lengths_of_a_recorded_tree_are_those_that_its_decode_had(shallow):
+    builder = Scored(bounds(3, 2, 8))
+    decoder = drafting_with(build(shallow, method("eagle-2")), builder)
+    record, accepted = GrowthRecord(decoder, builder), []
+    for result in recorded(decoder, CAPTION, "x", seed=0):
+        record.add(result)
+        accepted.append(int(result.verified.accepted))
+    seen, level = np.stack(record.seen), np.stack(record.level)
+    spread = np.std(accepted) / len(accepted) ** 0.5
+    assert lengths(seen, level, 8, 3).sum(1).mean() == pytest.approx(np.mean(accepted), abs=4 * spread)
+    grown = [lengths(seen, level, n, 3).sum(1).mean() for n in range(2, 9)]
+    assert (np.diff(grown) >= 0).all()
+    assert lengths(seen, level, 8, 1).sum(1).mean() <= grown[-1]
+
+
+def test_the_cost_model_recovers_what_it_was_measured_on_and_what_lies_between():
+    def timed(shape: Shape, cached: int) -> Timed:
+        draft = 2.0 + sum(1 + 0.5 * m for m in shape.levels) if shape.depth else 0.0
+        each, node, level = (1.0, 0.1, 0.2) if shape.chain else (2.0, 0.3, 0.0)
+        return Timed(
+            shape, cached, draft, 10 + shape.nodes + cached / 100, each + node * shape.nodes + level * shape.depth
+        )
+
+    shapes = [Shape(1, 0), *(Shape(d + 1, d, (1,) * (d - 1)) for d in (1, 4, 7))]
+    shapes += [Shape(3, 1, (), False), Shape(9, 2, (4,), False), Shape(33, 4, (8, 8, 8), False)]
+    cost = fit([timed(shape, cached) for shape in shapes for cached in (100, 300)])
+    for shape in (Shape(6, 5, (1,) * 4), Shape(21, 3, (6, 6), False), Shape(65, 4, (8,) * 3, False)):
+        whole = timed(shape, 200)
+        assert cost.step(shape) == pytest.approx(whole.draft_s + whole.forward_s + whole.rest_s, rel=1e-6)
+    assert cost.forward(17, cached=100) == pytest.approx(28)
+    assert (cost.draft((), depth=0), cost.draft(())) == (0.0, 2.0)
+
+
+def test_steps_are_timed_at_the_length_that_was_asked_for(shallow):
+    spans = []
+    forward = shallow.model.forward
+
+    def noted(x, rope, mask, cache, last):
+        spans.append(cache.span)
+        return forward(x, rope, mask, cache, last)
+
+    shallow.model.forward = noted
+    try:
+        found = time_steps(build(shallow, method("ar")), Shape(1, 0), CAPTION, [20, 200], steps=2)
+    finally:
+        del shallow.model.forward
+    prefix = spans[0]
+    assert set(spans[1:]) == {prefix + 20, prefix + 200}
+    assert [t.cached for t in found] == [20, 200]
+    assert all(t.forward_s > 0 and t.draft_s == 0 for t in found)
+    assert lengths_of(256, 8) == [32, 128, 216]
+
+
+def test_every_drafting_method_has_a_search_and_others_are_refused():
+    for name in components("preset"):
+        if name == "ar":
+            with pytest.raises(UserError, match="no tree and no window"):
+                tuning.search_kind(named(name))
+        else:
+            assert tuning.search_kind(named(name))
+    assert tuning.search_kind(named("sjd-pac")) is OptionSearch
+    assert tuning.search_kind(method("lantern", tree="static")) is ShapeSearch
+
+
+def result(name: str, ratio: float, low: float, loss: float | None = None) -> Result:
+    found = Estimate(ratio, low, 2 * ratio - low)
+    return Result(name, {}, name, None, 2.0, 10.0, 10.0, found, found, loss)
+
+
+def test_what_is_not_surely_faster_or_loses_more_is_not_chosen():
+    own = result(OWN, 1.0, 1.0)
+    assert best([own, result("a", 1.2, 0.95)]) == OWN
+    assert best([own, result("a", 1.2, 1.1), result("b", 1.3, 1.05), result("ar", 2.0, 1.9)]) == "b"
+    own = result(OWN, 1.0, 1.0, loss=0.1)
+    assert best([own, result("a", 1.2, 1.1, loss=0.105), result("b", 1.3, 1.2, loss=0.2)]) == "a"
+
+
+@pytest.fixture
+def small(shallow, monkeypatch):
+    """A target of two layers in place of the embedded one, and short drafts."""
+    for module in (tuning, worker):
+        monkeypatch.setattr(module, "load_with_drafter", lambda *args: shallow)
+    monkeypatch.setattr(tree_search, "LEVELS", 2)
+    monkeypatch.setattr(tree_search, "WIDTHS", (1, 2))
+
+
+def tuned(out, name: str, *more: str) -> dict:
+    options = ["-n", "1", "--recorded", "1", "--few", "1", "--out", str(out), "--json"]
+    done = CliRunner().invoke(app, ["tune", "--method", name, *options, *more], catch_exceptions=False)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ["cool-sd", "adt-tree"])
+def test_a_tuned_preset_has_its_evidence_and_runs(small, tmp_path, name):
+    found = tuned(tmp_path, name, *(["--lambda", "1.5"] if name == "cool-sd" else []))
+    text = yaml.safe_load(Path(found["preset"]).read_text())
+    evidence = text.pop("evidence")
+    assert method(text.pop("method"), **text).preset == name
+    assert {"verdict", "results", "costs", "machine", "search"} <= evidence.keys()
+    table = evidence["acceptance_by_depth_and_rank"]
+    assert (table is None) == (name != "cool-sd")
+    assert all(0 < sum(row) <= 1 for row in table or [])
+    by_name = {row["name"]: row for row in evidence["results"]}
+    assert {"ar", OWN, "candidate-1"} == set(by_name)
+    for row in by_name.values():
+        assert row["tokens_per_s"] > 0
+        assert (row["tau"] == 1) == (row["name"] == "ar")
+    assert by_name[OWN]["expected"]["tau"] == pytest.approx(by_name[OWN]["tau"], rel=0.6)
+    assert (by_name[OWN]["fidelity_loss"] is None) == (name != "cool-sd")
+    assert Path(found["plot"]).read_bytes()[:4] == b"\x89PNG"
+    if name != "cool-sd":
+        return
+    done = CliRunner().invoke(
+        app, ["run", "-m", found["preset"], "-n", "1", "--metrics", "", "--out", str(tmp_path), "--json"],
+        catch_exceptions=False,
+    )  # fmt: skip
+    labels = [row["label"] for row in json.loads(done.stdout)["rows"]]
+    assert labels == ["ar", method(name, **text).label]
+
+
+def test_windows_are_tried_one_option_after_the_other(shallow, monkeypatch):
+    monkeypatch.setattr(SjdPac, "tuned", {"window": (2, 4), "siblings": (2,), "depth": (3, 9)})
+    search = OptionSearch(Setting(shallow, "sjd-pac", {"window": 4}))
+    assert search.own == {"window": 4, "siblings": 3, "depth": 3}
+    assert [options for options, _ in search.tries] == [
+        search.own | more
+        for more in ({}, {"window": 2}, {"siblings": 2})  # there are no 9 levels
+    ]
+    assert search.tries[0][1] == Shape(1 + 3 + 9 + 2, 4, (), False)
+    records = {name: {"accepted": np.array([1, 2, 2, 5])} for name in search.recordings(None, ["x"])}
+    cost = fit([Timed(shape, 9, 0.0, 1.0, 0.1) for _, shape in search.tries])
+    own = search.candidates(cost, records)[0]
+    assert (own.options, own.tau, own.reach) == ({}, 2.5, [0.75, 0.25, 0.25, 0.25])
+
+
+def test_an_interrupted_search_goes_on_where_it_stopped(small, tmp_path, monkeypatch):
+    config = Tune(method="eagle-2", num_prompts=1, recorded=1, few=1)
+
+    def stop(done: int, of: int, what: str) -> None:
+        if what.startswith("measuring") and done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune(config, tmp_path, progress=stop)
+    (lines,) = tmp_path.glob("*/measured.jsonl")
+    before = lines.read_text()
+    assert len(before.splitlines()) == 1
+    lines.write_text(before + '{"name": "ar", "pro')  # as a power cut leaves it
+    monkeypatch.setattr(tuning, "time_steps", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(GrowthSearch, "record", lambda *_: pytest.fail("recorded again"))
+    path, found = tuning.tune(config, tmp_path)
+    assert lines.read_text().startswith(before)
+    assert len(lines.read_text().splitlines()) == len(found.results) == 3
+    assert path.parent == lines.parent
+    measured = lines.read_text()
+    tuning.tune(config, tmp_path)
+    assert lines.read_text() == measured
+
+
+def test_with_simulated_acceptance_costs_alone_decide_how_deep_drafts_are(shallow):
+    setting = Setting(shallow, "eagle-1", {}, tau=2.5)
+    assert 1 + sum(setting.simulated(5)) == pytest.approx(2.5, abs=1e-4)  # the method's own chain has five levels
+    search = ShapeSearch(setting)
+    cheap, dear = (
+        fit([Timed(Shape(n, n - 1, (1,) * (n - 2)), 9, 1e-4 * n, forward(n), 0.0) for n in (1, 2, 9)])
+        for forward in (lambda n: 1.0, float)
+    )
+    assert search.recordings(cheap, [CAPTION]) == {}
+    fastest = [max(search.candidates(c, {}), key=lambda c: c.tokens_per_s).options for c in (cheap, dear)]
+    assert fastest == [{"shape": "chain-8"}, {"shape": "chain-1"}]
+    steps = engine.generate(setting.decoder({"shape": "chain-8"}), [CAPTION])[0]
+    assert sum(steps.accept_lengths) / steps.steps == pytest.approx(1 + sum(setting.simulated(8)), rel=0.25)
+
+
+def test_the_few_that_are_measured_differ_in_kind_and_are_not_the_methods_own():
+    def one(nodes: int, depth: int, seconds: float, **options) -> Candidate:
+        return Candidate(options, Shape(nodes, depth, (1,) * (depth - 1)), [0.5] * depth, seconds)
+
+    own = one(6, 5, 1.0)
+    found = [
+        own,
+        one(6, 5, 1.0, shape="the same"),
+        one(3, 2, 1.0, shape="a"),
+        one(3, 2, 1.1, shape="b"),
+        one(2, 1, 2.0, shape="c"),
+    ]
+    assert [c.options["shape"] for c in tuning.best_few(found, 3)] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--method", "ar"], "no tree and no window"),
+        (["--method", "eagle-9"], "unknown method"),
+        (["--method", "eagle-1", "--drafter", "nobody"], "unknown drafter 'nobody'"),
+        (["--method", "eagle-1", "--simulate-acceptance", "40"], "cannot be simulated"),
+        (["--method", "eagle-1", "--window", "3"], "does not read the option"),
+    ],
+)
+def test_what_cannot_be_tuned_is_one_sentence(monkeypatch, capfd, tmp_path, args, says):
+    assert says in mistake(monkeypatch, capfd, "tune", *args, "--out", str(tmp_path))
+
+
+def test_a_preset_file_stands_for_a_method_in_a_sweep_file_beside_it(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "method: cool-sd\nlam: 1.5\nshape: [[0], [1], [0, 0]]\nevidence: {why: because}\n"
+    )
+    config = tmp_path / "sweep.yaml"
+    config.write_text("methods: [ar, mine.yaml, {method: mine.yaml, lambda: 3}]\n")
+    (run,) = sweep_file.read(config)
+    assert [m.label for m in run.methods()] == ["ar", "cool-sd shape=[0,1,0.0] λ=1.5", "cool-sd shape=[0,1,0.0] λ=3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "there is no preset file"),
+        ("method: [", "cannot be read as YAML"),
+        ("shape: chain-3", "needs the key 'method'"),
+        ("method: other.yaml", "needs the key 'method'"),
+        ("method: eagle-9", "unknown method"),
+    ],
+)
+def test_a_preset_file_that_is_none_is_one_sentence(monkeypatch, capfd, tmp_path, text, says):
+    path = tmp_path / "mine.yaml"
+    if text is not None:
+        path.write_text(text)
+    assert says in mistake(monkeypatch, capfd, "run", "-m", str(path), "--out", str(tmp_path))
