@@ -143,3 +143,8 @@ def test_a_name_that_is_taken_and_an_unknown_kind_are_one_sentence():
         register("rule", "mine")
     with pytest.raises(UserError, match="no tree called 'chian': did you mean 'chain'"):
         method("eagle-1", tree="chian")
+
+
+def test_relaxed_rules_do_not_claim_to_be_lossless():
+    rules = registry.components("acceptance")
+    assert {name for name, rule in rules.items() if rule.lossless} == {"exact", "block", "unchanged"}

@@ -98,6 +98,30 @@ def test_the_engine_samples_what_the_papers_define(case, kind):
     assert float(loss) == pytest.approx(expected, abs=RESOLUTION)
 
 
+GUIDED = lossless.Sampling(guidance=1.7, temperature=1.4, top_k=3, top_p=0.9)
+
+
+@pytest.mark.parametrize("name", ["ar", "sd", "eagle-2", "cool-sd", "sjd", "scd"])
+def test_guided_and_warped_the_engine_samples_what_the_papers_define(name):
+    with torch.inference_mode():
+        one = lossless.on_tables(method(name), (4, 3, "dense", GUIDED), 11)
+    assert one.wrong(method(name).lossless) < RESOLUTION
+
+
+def test_every_form_of_a_rule_is_held_against_its_definition(monkeypatch):
+    monkeypatch.setattr(lossless, "WORLDS", ((3, 3, "dense"),))
+    monkeypatch.setattr(lossless, "VARIED", (3, 3, "dense"))
+    labels = {m.label for m in lossless.variations(method("cool-sd"))}
+    assert {"cool-sd λ=1", "cool-sd λ=2 schedule=linear", "cool-sd residual=standard λ=2"} <= labels
+    honest = dict(registry.components("residual"))["optimal"]
+    (row,) = (r for r in verify_all(["cool-sd"]) if "other forms" in r.check)
+    assert row.passed
+    monkeypatch.setitem(registry._components["residual"], "optimal", lambda q, p, *_: (q - p).clamp(min=0))
+    (row,) = (r for r in verify_all(["cool-sd"]) if "other forms" in r.check)  # ω is below 1 at λ = 1 alone
+    assert row.passed is False
+    assert honest is not registry._components["residual"]["optimal"]
+
+
 def test_a_method_without_a_plain_definition_is_judged_by_its_bound_alone(monkeypatch):
     monkeypatch.setattr(lossless, "WORLDS", ((3, 3, "dense"),))
     row = verify_all([method("lantern", variant="reference", delta=0.3)])[0]

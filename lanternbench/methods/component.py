@@ -34,13 +34,15 @@ def option(
     symbol: str | None = None,
     in_label: bool = False,
     small: Any = ...,
+    also: Any = None,
     **field: Any,
 ) -> Any:
     """A field that users set: ``symbol`` names it in labels, ``in_label`` shows it there even at its default.
 
-    ``small``: the value, in place of one that is set, with which ``verify`` can enumerate all outcomes.
+    ``small``: the value, in place of one that is set, with which ``verify`` can enumerate all outcomes.  ``also``: a
+    second value that it tries, where the first leaves a part of the formulas out.
     """
-    extra = {"symbol": symbol, "in_label": in_label} | ({} if small is ... else {"small": small})
+    extra = {"symbol": symbol, "in_label": in_label, "also": also} | ({} if small is ... else {"small": small})
     return Field(default, description=description, json_schema_extra=extra, **field)
 
 

@@ -30,9 +30,11 @@ TABLES = """
 import sys
 from lanternbench.lossless import table, verify_all
 from rich.console import Console
-rows = verify_all(sys.argv[1:])
-Console().print(table(rows))
-sys.exit(any(row.passed is False for row in rows))
+def stop(row):
+    if row.passed is False:
+        Console().print(table([row]))
+        sys.exit(1)
+verify_all(sys.argv[1:], on_row=stop)
 """  # the checks of ``verify`` that need no target, which come first
 
 

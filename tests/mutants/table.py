@@ -15,23 +15,269 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...] = ()
 
 
-PROPOSALS = "lanternbench/methods/proposals"
-SIBLINGS = ("tests/test_sjd_pac.py::test_siblings_are_lossless_and_the_plain_definition[dense]",)
+METHODS = "lanternbench/methods"
+RULES, PROPOSALS, TREES = f"{METHODS}/acceptance", f"{METHODS}/proposals", f"{METHODS}/trees"
+PLAIN = "tests/test_engine_against_plain.py::test_the_engine_samples_what_the_papers_define"
 
 MUTANTS = (
+    Mutant(
+        "residual-ignores-f",
+        "the optimal residual ignores f",
+        ((f"{METHODS}/residuals.py", "(q - rule.accepted_prob(q, p, depth)).clamp_(min=0)", "(q - p).clamp_(min=0)"),),
+        "cool-sd",
+        (f"{PLAIN}[lantern++ residual=optimal lam=1.5-dense]",),
+    ),
+    Mutant(
+        "omega-shifted",
+        "ω is shifted by one position",
+        ((f"{RULES}/annealed.py", "torch.tensor([math.nan, *omega]", "torch.tensor([*omega, omega[-1]]"),),
+        "cool-sd",
+        ("tests/test_acceptance.py::test_annealed_rule_multiplies_by_the_omega_of_the_depth",),
+    ),
+    Mutant(
+        "residual-keeps-group",
+        "LANTERN's residual keeps the group",
+        (
+            (
+                f"{METHODS}/residuals.py",
+                "kept = torch.where(relaxed.taken, 0.0, q.gather(-1, relaxed.group))",
+                "kept = q.gather(-1, relaxed.group)",
+            ),
+        ),
+        "lantern++",
+        ("tests/test_acceptance.py::test_residuals_by_hand",),
+    ),
+    Mutant(
+        "no-bonus-token",
+        "a chain that is accepted whole ends without a bonus token",
+        (
+            (
+                "lanternbench/engine/verify.py",
+                "    return VerifyResult(path, accepted, draw(final, u[:, 0]), static.sizes.expand_as(tokens))\n",
+                "    token = torch.where(accepted == length, x[:, -1], draw(final, u[:, 0]))\n"
+                "    accepted = accepted.clamp(max=length - 1)\n"
+                "    path = torch.minimum(depth, accepted[:, None])\n"
+                "    return VerifyResult(path, accepted, token, static.sizes.expand_as(tokens))\n",
+            ),
+        ),
+        "sd",
+        ("tests/test_properties.py::test_verification_is_the_scalar_procedure_for_the_same_uniforms",),
+    ),
+    Mutant(
+        "guidance-last",
+        "guidance comes after temperature, top-k and top-p",
+        (
+            (
+                "lanternbench/engine/state.py",
+                "    logits = model.logits(states.next, state.guidance)\n    state.clock.tick",
+                "    from lanternbench.models.guidance import guide\n"
+                "    warped = state.warp(model.output(states.next)).clamp(min=1e-12).log()\n"
+                "    state.clock.tick",
+            ),
+            (
+                "lanternbench/engine/state.py",
+                "    return states, state.warp(logits)\n",
+                "    return states, guide(warped, state.guidance).softmax(-1)\n",
+            ),
+        ),
+        "ar",
+        ("tests/test_verification.py::test_on_a_model_lossless_methods_pass[ar]",),
+    ),
+    Mutant(
+        "siblings-not-renormalised",
+        "p is not renormalised for the next sibling",
+        (("lanternbench/engine/verify.py", "p_j = normalised(p_left, torch.zeros_like(p_left))", "p_j = p_left"),),
+        "eagle-1",
+        (f"{PLAIN}[eagle-1-dense]",),
+    ),
+    Mutant(
+        "neighbours-shifted",
+        "the table of neighbours is shifted by one",
+        ((f"{RULES}/neighbours.py", "stable=True).indices[:, :k]", "stable=True).indices.roll(-1, -1)[:, :k]"),),
+        "lantern",
+        ("tests/test_trees.py::test_nearest_neighbours_begin_with_the_token_itself_even_where_codes_coincide",),
+    ),
+    Mutant(
+        "p-before-top-k",
+        "the drafter's p is taken before temperature, top-k and top-p",
+        (
+            (
+                f"{TREES}/static.py",
+                "        p = warp(logits)[:, None]\n",
+                "        raw = logits\n        p = warp(raw)[:, None]\n",
+            ),
+            (
+                f"{TREES}/static.py",
+                "                p = warp(expand(expanded, parents, mask, i))\n",
+                "                raw = expand(expanded, parents, mask, i)\n                p = warp(raw)\n",
+            ),
+            (f"{TREES}/static.py", "p_all.append(p)", "p_all.append(raw.softmax(-1).view_as(p))"),
+        ),
+        "sd",
+        ("tests/test_engine_against_plain.py::test_guided_and_warped_the_engine_samples_what_the_papers_define[sd]",),
+    ),
+    Mutant(
+        "deepest-row-stays",
+        "the deepest accepted cache row is not moved",
+        (
+            (
+                "lanternbench/models/image_stack.py",
+                "places(base + self.stack.per_row(path))",
+                "places(base + self.stack.per_row(path[:, :-1]))",
+            ),
+            (
+                "lanternbench/models/image_stack.py",
+                "source, self.stack.cache.places(base + columns))",
+                "source, self.stack.cache.places(base + columns[:-1]))",
+            ),
+        ),
+        "eagle-1",
+        ("tests/test_engine.py::test_any_static_tree_is_lossless_when_greedy",),
+    ),
+    Mutant(
+        "shared-uniforms",
+        "draft and verification share their uniforms",
+        (
+            (
+                "lanternbench/engine/state.py",
+                "Uniforms(u[:, : self.max_nodes], u[:, self.max_nodes :], position)",
+                "Uniforms(u[:, : self.max_nodes], u[:, : u.shape[1] - self.max_nodes], position)",
+            ),
+        ),
+        "sd",
+        (f"{PLAIN}[sd-dense]",),
+    ),
+    Mutant(
+        "tvd-halved",
+        "LANTERN's total variation is halved",
+        ((f"{RULES}/lantern.py", "self.within(moved if", "self.within(moved / 2 if"),),
+        "lantern",
+        ("tests/test_acceptance.py::test_lantern_grows_nearest_first_while_strictly_below_delta",),
+    ),
+    Mutant(
+        "lambda-not-less-one",
+        "LANTERN++ bounds by λ in place of λ − 1",
+        ((f"{RULES}/lantern.py", "(self.limit - 1.0) * qx", "self.limit * qx"),),
+        "lantern++",
+        ("tests/test_acceptance.py::test_lantern_plus_plus_bound_is_inclusive_and_scales_with_q",),
+    ),
+    Mutant(
+        "loss-doubled",
+        "the fidelity loss is doubled",
+        (("lanternbench/analysis/fidelity.py", "local = 0.5 * (q - kernel", "local = (q - kernel"),),
+        "cool-sd",
+        ("tests/test_fidelity.py::test_on_a_single_decision_of_a_chain_the_loss_is_the_total_variation",),
+    ),
+    Mutant(
+        "adapts-the-wrong-way",
+        "ADT-Tree grows shallower after success",
+        ((f"{TREES}/adaptive.py", "1 if alpha >= within.beta else -1", "-1 if alpha >= within.beta else 1"),),
+        "adt-tree",
+        ("tests/test_trees.py::test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_decode",),
+    ),
+    Mutant(
+        "p-shifted",
+        "SJD's p belongs to the position before",
+        ((f"{PROPOSALS}/jacobi.py", "rows_at(p, source), self.window", "rows_at(p, source - 1), self.window"),),
+        "sjd",
+        ("tests/test_verification.py::test_lossless_methods_have_the_targets_distribution[dense-sjd]",),
+    ),
+    Mutant(
+        "exp-rises",
+        "the exp schedule rises",
+        ((f"{RULES}/annealed.py", "raw = [nu**i for", "raw = [nu**-i for"),),
+        "cool-sd",
+        ("tests/test_acceptance.py::test_exp_schedule_by_hand_and_with_nu_one_uniform",),
+    ),
+    Mutant(
+        "bonus-from-residual",
+        "at a leaf the bonus token comes from the residual",
+        (
+            (
+                "lanternbench/engine/verify.py",
+                "final = torch.where(leaf[:, None], rows_at(q, stop), rest)",
+                "final = rest",
+            ),
+        ),
+        "eagle-1",
+        (f"{PLAIN}[eagle-1-dense]",),
+    ),
+    Mutant(
+        "claims-lossless",
+        "the annealed rule claims to be lossless",
+        ((f"{RULES}/annealed.py", "lossless: ClassVar[bool] = False", "lossless: ClassVar[bool] = True"),),
+        "cool-sd",
+        ("tests/test_components.py::test_relaxed_rules_do_not_claim_to_be_lossless",),
+    ),
+    Mutant(
+        "features-zeroed",
+        "EAGLE drafts without the target's features (changes speed alone)",
+        (
+            (
+                f"{PROPOSALS}/eagle.py",
+                "self.net.fuse(own.stack.stack.all_rows(self.net.embed(tokens, self.words)), parent)",
+                "self.net.fuse(own.stack.stack.all_rows(self.net.embed(tokens, self.words)), torch.zeros_like(parent))",
+            ),
+        ),
+        "eagle-1",
+        ("tests/test_golden.py::test_what_the_published_code_computes_is_reproduced[eagle_llamagen]",),
+    ),
     Mutant(
         "old-law-kept",
         "SCD: a kept token keeps its old law p_old",
         ((f"{PROPOSALS}/scd.py", "if self.keeps_old:", "if not self.keeps_old:"),),
-        tests=(
-            "tests/test_scd.py::test_maximal_coupling_is_lossless_and_the_plain_definition[dense]",
-            "tests/test_golden.py::test_what_the_published_code_computes_is_reproduced[scd]",
+        "scd",
+        ("tests/test_scd.py::test_maximal_coupling_is_lossless_and_the_plain_definition[dense]",),
+    ),
+    Mutant(
+        "noise-shared",
+        "SCD's Gumbel noise is shared by all positions",
+        (
+            (
+                f"{PROPOSALS}/scd.py",
+                "position_noise(state.uniforms[:, -1, 1:3], position, state",
+                "position_noise(state.uniforms[:, -1, 1:3], 0 * position, state",
+            ),
         ),
+        "scd",
+        ("tests/test_scd.py::test_gumbel_coupling_with_its_own_noise_keeps_the_targets_distribution",),
+    ),
+    Mutant(
+        "longest-path",
+        "SJD-PAC: the longest accepted path counts, not the first accepted sibling",
+        (
+            (
+                "lanternbench/engine/verify.py",
+                "    some, first = accept.any(-1), accept.int().argmax(-1)  # the first accepted child\n",
+                "    reach = torch.zeros(accept.shape[:2], dtype=torch.long, device=accept.device)\n"
+                "    child = tree.children.expand_as(accept).clamp(min=0).flatten(1)\n"
+                "    for _ in range(tree.max_depth + 1):\n"
+                "        each = torch.where(accept, 1 + reach.gather(1, child).view_as(accept), 0)\n"
+                "        reach = each.amax(-1)\n"
+                "    some, first = accept.any(-1), each.argmax(-1)\n",
+            ),
+        ),
+        "sjd-pac",
+        ("tests/test_sjd_pac.py::test_siblings_are_lossless_and_the_plain_definition[dense]",),
     ),
     Mutant(
         "siblings-with-replacement",
         "SJD-PAC: siblings drawn with replacement",
         ((f"{PROPOSALS}/sibling_columns.py", "p[:, :t].scatter(-1, tokens[:, :t, :1], 0.0)", "p[:, :t]"),),
-        tests=SIBLINGS,
+        "sjd-pac",
+        ("tests/test_sjd_pac.py::test_siblings_are_lossless_and_the_plain_definition[dense]",),
+    ),
+    Mutant(
+        "block-without-weight",
+        "block verification's h without the cumulated weight",
+        (
+            (
+                f"{RULES}/block.py",
+                "    left = rest.sum(-1)\n",
+                "    left = (q[:, :-1] - p).clamp(min=0).sum(-1)\n",
+            ),
+        ),
+        "sd",
+        ("tests/test_block.py::test_it_is_lossless_and_the_plain_definition[dense]",),
     ),
 )

@@ -53,7 +53,15 @@ class Annealed(Acceptance):
     by_depth: ClassVar[bool] = True
 
     lam: float = option(
-        2.0, "relaxation budget λ", symbol="λ", in_label=True, alias="lambda", ge=1, le=1000, allow_inf_nan=False
+        2.0,
+        "relaxation budget λ",
+        symbol="λ",
+        in_label=True,
+        alias="lambda",
+        also=1.0,
+        ge=1,
+        le=1000,
+        allow_inf_nan=False,
     )
     schedule: Literal["exp", "linear", "uniform"] = option("exp", "how ω falls with depth")
     nu: float = option(0.7, "decay ν of the exp schedule", symbol="ν", gt=0, le=1)

@@ -144,7 +144,9 @@ class Lantern(Neighbourly):
     k: int | None = option(
         None, "neighbours of a token, itself included (default: the target's)", small=None, ge=1, le=1 << 20
     )
-    delta: float = option(0.1, "bound δ on the distance between q_{k,δ} and q", symbol="δ", in_label=True, gt=0, le=1)
+    delta: float = option(
+        0.1, "bound δ on the distance between q_{k,δ} and q", symbol="δ", in_label=True, also=0.4, gt=0, le=1
+    )
     proximity: Literal["l2", "cosine", "random"] = option("l2", "distance of codes")
     divergence: Literal["tvd", "jsd"] = option("tvd", "distance of distributions")
 

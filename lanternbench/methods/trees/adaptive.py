@@ -198,7 +198,7 @@ class Adaptive(Grown):
     width_range: tuple[Width, Width] | None = option(
         None, "open interval of the width (default: the target's)", small=None
     )
-    bonus: bool = option(True, "count the bonus token in α = τ/d̂")
+    bonus: bool = option(True, "count the bonus token in α = τ/d̂", also=False)
     fixed_depth: int | None = option(None, "ablation: adapt the width alone", small=2, ge=1, le=MAX_DEPTH)
     fixed_width: int | None = option(None, "ablation: adapt the depth alone", small=2, ge=1, le=1024)
 

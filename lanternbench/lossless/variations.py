@@ -1,0 +1,43 @@
+"""The forms in which a method can be run: one option, residual or rule at a time in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+from lanternbench.errors import UserError
+from lanternbench.lossless.definitions import RESIDUALS
+from lanternbench.methods.method import Method
+from lanternbench.methods.method import method as make
+from lanternbench.registry import components
+
+
+def variations(method: Method) -> list[Method]:
+    """Every named value of every option that is read, and a second one of those that ask for it (``also``); every
+    residual of a relaxed method, and every other exact rule that an exact one can be run with."""
+    found: dict[str, Method] = {}
+    for changed in _changes(method):
+        try:
+            made = make(method.preset, **{**method.options, **changed})
+        except UserError:
+            continue  # these do not go together
+        found.setdefault(made.label, made)
+    found.pop(method.label, None)
+    return list(found.values())
+
+
+def _changes(method: Method) -> Iterator[dict[str, Any]]:
+    parts = (method.proposal, method.tree, method.acceptance)
+    for part in parts:
+        for name, field in type(part).model_fields.items():
+            if name == "variant" or name not in method.read:
+                continue
+            values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            extra: Any = field.json_schema_extra or {}
+            values += () if extra.get("also") is None else (extra["also"],)
+            yield from ({name: value} for value in values)
+    if not method.lossless:
+        yield from ({"residual": name} for name in RESIDUALS)
+    elif method.choices.acceptance == "exact":
+        rules = components("acceptance").items()
+        yield from ({"acceptance": name} for name, rule in rules if rule.lossless and not rule.by_position)
