@@ -111,8 +111,8 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
     """
     title, _, where = spec.partition("=")
     if title not in catalogue() and Path(spec).exists():
-        net = target.model.eagle_drafter(Path(spec), device)
-        return packed(with_eagle(target, net)), net.kind
+        drafter = target.model.eagle_drafter(Path(spec), device)
+        return packed(with_eagle(target, drafter)), drafter.kind
     if title not in catalogue():
         raise UserError(
             f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a file "
