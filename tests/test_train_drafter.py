@@ -296,6 +296,15 @@ def test_a_training_ends_with_what_it_gained_and_the_next_command(command, shall
     assert "choose another folder with --out" in command("--out", "made", "--work", "new", "--lr", "0.1")[1]
 
 
+def test_an_eagle_3_drafter_goes_on_from_an_eagle_1_drafter(command, shallow):
+    assert command("--out", "one", "--work", "a")[0] == 0
+    code, err, _ = command("--recipe", "eagle-3", "--start", "one", "--out", "three", "--work", "b")
+    assert code == 0
+    assert f"lanternbench run --method eagle-3 --target {shallow} --drafter three" in err
+    assert "other settings (start, recipe)" in command("--start", "one", "--out", "three", "--work", "b")[1]
+    assert command("--recipe", "eagle-4")[0] == 2
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -125,8 +125,8 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
     """
     title, _, where = spec.partition("=")
     if title not in catalogue() and Path(spec).exists():
-        net = target.model.eagle_drafter(Path(spec), device)
-        return packed(_drafted_by(with_eagle(target, net), Path(spec))), net.kind
+        drafter = target.model.eagle_drafter(Path(spec), device)
+        return packed(_drafted_by(with_eagle(target, drafter), Path(spec))), drafter.kind
     if title not in catalogue():
         raise UserError(
             f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a file "

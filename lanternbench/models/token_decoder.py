@@ -103,11 +103,11 @@ class TokenDecoder(ImageDecoder):
     def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
         """A table of the drafter's own is of all ids."""
         config, bias, layers, ids, fused, eps = shape_of(path, self.config.decoder)
-        tables = self.own_tables() if ids else ()
-        to_id = self.image_ids.cpu() if tables else None
+        words, prompts = (self.own_tables() or (0, 0)) if ids else (0, 0)
+        to_id = self.image_ids.cpu() if words else None
 
         def make() -> Eagle:
-            return Eagle(config, bias, eps or config.norm_eps, layers, *tables, fused=fused)
+            return Eagle(config, bias, eps or config.norm_eps, layers, words, prompts, fused)
 
         def convert(part: State) -> State:
             return drafter_from_published(part, config, to_id)

@@ -8,6 +8,7 @@ FAMILIES = {
     "medusa": ("draft model", "#56b4e9"),
     "eagle-1": ("EAGLE", "#0072b2"),
     "eagle-2": ("EAGLE", "#0072b2"),
+    "eagle-3": ("EAGLE", "#0072b2"),
     "lantern": ("LANTERN", "#d55e00"),
     "lantern++": ("LANTERN", "#d55e00"),
     "jacobi": ("Jacobi", "#e69f00"),
@@ -18,6 +19,7 @@ FAMILIES = {
 }
 OTHER = ("other", "#8a8a00")
 SECOND = {"medusa", "eagle-2", "lantern++", "sjd", "cool-sd"}  # the later method of a family: another marker
+THIRD = {"eagle-3"}
 
 
 def family(method: str) -> str:
@@ -36,4 +38,4 @@ def marker(method: str) -> str:
         return "X"
     if method not in FAMILIES:
         return "P"
-    return "D" if method in SECOND else "o"
+    return "D" if method in SECOND else "s" if method in THIRD else "o"
