@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from lanternbench.utils.json_values import plain
 
-
 # what any image can have: a file from elsewhere may hold any number
 Count = Annotated[int, Field(ge=0, le=2**24)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]

@@ -18,6 +18,7 @@ from lanternbench.lossless.tables import Tables
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, named
 from lanternbench.models.target import Target
+from lanternbench.registry import blamed, component
 
 EXACT = 1e-6  # largest deviation of a sequence's probability
 FORWARD = 1e-3  # largest deviation of a cached forward's probability from a plain one's
@@ -99,7 +100,8 @@ Outcome = tuple[float, float, str]  # value, limit, detail
 
 def _timed(method: Method, check: str, run: Callable[..., Outcome], *args) -> Row:
     start = time.perf_counter()
-    value, limit, detail = run(*args)
+    with blamed(*method.parts, component("residual", method.choices.residual)):
+        value, limit, detail = run(*args)
     passed = bool(value <= limit)  # NaN fails
     return Row(method.label, check, passed, value, limit, detail, time.perf_counter() - start)
 

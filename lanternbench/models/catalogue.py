@@ -18,7 +18,7 @@ from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.loading import dtype_named
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
-from lanternbench.registry import component, components
+from lanternbench.registry import blamed, component, components
 from lanternbench.utils.device import fit_threads
 from lanternbench.utils.graph_capture import of_mode
 
@@ -80,7 +80,7 @@ def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dty
     for kind in components("target"):
         if family(kind).reads(Path(name)):
             row, here = Entry(name=Path(name).name, family=kind, about=""), Path(name)
-            return replace(family(kind).load(row, here, device, weights), weights=fingerprints(here))
+            return _from_files(row, here, device, weights)
     title, _, where = name.partition("=")
     row = entry(title)
     own = family(row.family)
@@ -92,7 +92,13 @@ def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dty
             f"target '{title}' lacks its {' and '.join(needed)} in {folder}: `lanternbench fetch {title}` gets them "
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
         )
-    return replace(own.load(row, folder, device, weights), weights=fingerprints(folder))
+    return _from_files(row, folder, device, weights)
+
+
+def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | None) -> Target:
+    own = family(row.family)
+    with blamed(own):
+        return replace(own.load(row, folder, device, weights), weights=fingerprints(folder))
 
 
 def ready(device: str) -> None:
