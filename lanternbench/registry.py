@@ -8,7 +8,8 @@ and prompt sources.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -54,6 +55,12 @@ def _load(kind: str) -> None:
     import_module(_BUILT_IN[kind])
 
 
+def load_installed() -> None:
+    """``load_plugins`` where any is installed, else nothing: our own components take as long as torch to import."""
+    if entry_points(group=PLUGINS):
+        load_plugins()
+
+
 @cache
 def load_plugins() -> None:
     """Import every plug-in.  Raises UserError naming the one that cannot be imported."""
@@ -69,6 +76,25 @@ def load_plugins() -> None:
             raise UserError(
                 f"the plug-in '{point.name}' ({point.value}) cannot be loaded ({reason}): fix or uninstall it"
             ) from error
+
+
+@contextmanager
+def blamed(*parts: Any) -> Iterator[None]:
+    """Turns whatever is raised while components of a plug-in work, sys.exit included, into a UserError naming it.
+
+    ``parts``: the components at work; where all are built in, nothing changes.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, GeneratorExit, UserError):
+        raise
+    except BaseException as error:
+        modules = [getattr(part, "__module__", "lanternbench") for part in parts]
+        foreign = [name for name in modules if name.partition(".")[0] != "lanternbench"]
+        if not foreign:
+            raise
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(f"the plug-in module '{foreign[0]}' failed ({cause}): fix or uninstall it") from error
 
 
 def components(kind: str) -> Mapping[str, Any]:

@@ -7,9 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lanternbench.analysis.figures import Figures
-from lanternbench.analysis.statistics import Floats
-
-RESAMPLES = 10_000
+from lanternbench.analysis.statistics import Floats, draws, resampled
 
 
 class Change(NamedTuple):
@@ -41,9 +39,7 @@ def _change(old: Figures, new: Figures, label: str, name: str, seed: int) -> Cha
     if len(shared) < 2:
         return None
     sums = np.array([[*before[p], *after[p]] for p in shared])  # [prompts, 4]
-    drawn = np.random.default_rng(seed).integers(len(shared), size=(RESAMPLES, len(shared)))
-    counts = np.apply_along_axis(np.bincount, 1, drawn, minlength=len(shared))
-    top_old, bottom_old, top_new, bottom_new = (counts @ sums).T
+    top_old, bottom_old, top_new, bottom_new = resampled(sums, draws(len(shared)), seed).T
     first, second = (sums[:, i].sum() / sums[:, i + 1].sum() for i in (0, 2))
     with np.errstate(divide="ignore", invalid="ignore"):
         olds, news = top_old / bottom_old, top_new / bottom_new

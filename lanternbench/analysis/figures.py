@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lanternbench import metrics
 from lanternbench.analysis.samples import Sample
 from lanternbench.analysis.statistics import Floats
-from lanternbench.analysis.steps import Steps, robust_latency, slow_steps
+from lanternbench.analysis.steps import Steps, robust
 
 BASELINE = "ar"
 # the ratio of the baseline's figure to the method's, over samples of the same prompt and seed
@@ -43,8 +43,9 @@ def of_sample(sample: Sample) -> Iterator[tuple[str, float, float]]:
         yield "end_to_end_s", sample.encode_s + sample.decode_s + sample.render_s, 1
         yield "tokens_per_s", sample.tokens, sample.decode_s
         if sample.step_s:
-            yield "robust_latency_s", robust_latency(sample.step_s), 1
-            yield "slow_steps", slow_steps(sample.step_s), len(sample.step_s)
+            seconds, slow = robust(sample.step_s)
+            yield "robust_latency_s", seconds, 1
+            yield "slow_steps", slow, len(sample.step_s)
         if sample.cpu_s is not None:
             yield "cpu_share", sample.cpu_s, sample.decode_s
         if sample.load is not None:
@@ -89,7 +90,9 @@ class Figures:
         at = len(self)
         self.methods.setdefault(sample.label, (sample.method, sample.options))
         self.metrics |= dict.fromkeys(sample.metrics)
-        self.steps.setdefault(sample.label, Steps()).add(sample)
+        if sample.label not in self.steps:
+            self.steps[sample.label] = Steps()
+        self.steps[sample.label].add(sample)
         for name, known, value in (
             ("label", self.labels, sample.label),
             ("prompt", self.prompts, sample.prompt_id),
@@ -97,9 +100,12 @@ class Figures:
         ):
             self._codes[name].append(known.setdefault(value, len(known)))  # type: ignore[arg-type, call-overload]
         self._codes["seed"].append(sample.seed)
-        for figure, *parts in of_sample(sample):
-            for column, part in zip(self._columns.setdefault(figure, (array("d"), array("d"))), parts):
-                column.extend([0.0] * (at - len(column)))
+        for figure, above, below in of_sample(sample):
+            if (columns := self._columns.get(figure)) is None:
+                columns = self._columns[figure] = array("d"), array("d")
+            for column, part in zip(columns, (above, below)):
+                if len(column) < at:
+                    column.extend([0.0] * (at - len(column)))
                 column.append(part)
 
     def __len__(self) -> int:

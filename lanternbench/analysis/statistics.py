@@ -66,17 +66,22 @@ def bootstrap_ratios(top: Floats, bottom: Floats, n: int = RESAMPLES, seed: int 
 
     A prompt without a value in a column has 0 in both; a column whose bottom sums to 0 has no value.
     """
-    prompts, columns = top.shape
-    sums = np.concatenate([top, bottom], 1)
-    resampled = np.empty((n, 2 * columns))
+    columns, sums = top.shape[1], resampled(np.concatenate([top, bottom], 1), n, seed)
+    return [_percentiles(top[:, c], bottom[:, c], sums[:, [c, columns + c]]) for c in range(columns)]
+
+
+def resampled(values: Floats, n: int = RESAMPLES, seed: int = 0) -> Floats:
+    """Column sums [n, columns] of ``n`` resamplings of the rows of values [prompts, columns], the same for all."""
+    prompts, columns = values.shape
+    sums = np.empty((n, columns))
     rng = np.random.default_rng(seed)
     chunk = max(1, min(n, _CHUNK // max(prompts, 1)))
     for start in range(0, n, chunk):
         rows = min(chunk, n - start)
         drawn = rng.integers(prompts, size=(rows, prompts), dtype=np.int32) + np.arange(rows)[:, None] * prompts
         counts = np.bincount(drawn.ravel(), minlength=rows * prompts).reshape(rows, prompts)
-        resampled[start : start + rows] = counts.astype(np.float64) @ sums
-    return [_percentiles(top[:, c], bottom[:, c], resampled[:, [c, columns + c]]) for c in range(columns)]
+        sums[start : start + rows] = counts.astype(np.float64) @ values
+    return sums
 
 
 def _percentiles(top: Floats, bottom: Floats, resampled: Floats) -> Estimate:
@@ -124,11 +129,13 @@ def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floa
     if pairs <= 12:
         signs = (np.arange(1 << pairs)[:, None] >> np.arange(pairs) & 1) * 2 - 1
         return (np.abs(signs.astype(np.float64) @ differences) >= least).mean(0)
-    rng, chunk = np.random.default_rng(seed), max(1, _CHUNK // pairs)
+    rng, chunk, whole = np.random.default_rng(seed), max(1, _CHUNK // pairs), differences.sum(0)
     hits: Floats = np.zeros(differences.shape[1])
     for start in range(0, n, chunk):
-        flips = rng.integers(2, size=(min(chunk, n - start), pairs), dtype=np.int8) * 2.0 - 1
-        hits += (np.abs(flips @ differences) >= least).sum(0)
+        rows = min(chunk, n - start)
+        bits = np.unpackbits(np.frombuffer(rng.bytes(-(-rows * pairs // 8)), np.uint8), count=rows * pairs)
+        positive = bits.reshape(rows, pairs).astype(np.float64) @ differences  # Σ ± d = 2 Σ over the positive − Σ d
+        hits += (np.abs(2 * positive - whole) >= least).sum(0)
     return (1 + hits) / (1 + n)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import add
-from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanternbench.analysis.samples import Sample
 
@@ -22,24 +22,25 @@ def by_position(accept_lengths: Sequence[int], parts: int = PARTS) -> tuple[list
 
     accept_lengths: of every step; they sum to the image's tokens.
     """
-    tokens, steps, begin, whole = [0] * parts, [0] * parts, 0, sum(accept_lengths)
-    for length in accept_lengths:
-        part = min(begin * parts // whole, parts - 1) if whole else 0
-        tokens[part] += length
-        steps[part] += 1
-        begin += length
-    return tokens, steps
+    tokens, steps = _by_position(np.asarray(accept_lengths, np.int64), parts)
+    return tokens.tolist(), steps.tolist()
 
 
-def robust_latency(step_s: Sequence[float]) -> float:
-    """Seconds that all steps would take if each took the median: what a step that was held up cannot change."""
-    return median(step_s) * len(step_s)
+def _by_position(lengths: NDArray[np.int64], parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    ends = lengths.cumsum()
+    whole = ends[-1] if len(ends) else 0
+    part = np.minimum((ends - lengths) * parts // max(whole, 1), parts - 1)
+    return np.bincount(part, lengths, parts).astype(np.int64), np.bincount(part, minlength=parts)
 
 
-def slow_steps(step_s: Sequence[float]) -> int:
-    """How many steps took more than ``SLOW`` medians."""
-    limit = SLOW * median(step_s)
-    return sum(seconds > limit for seconds in step_s)
+def robust(step_s: Sequence[float]) -> tuple[float, int]:
+    """Seconds that all steps would take if each took the median, and how many took more than ``SLOW`` medians.
+
+    A step that was held up cannot change the first.
+    """
+    ranked = sorted(step_s)
+    middle = (ranked[(len(ranked) - 1) // 2] + ranked[len(ranked) // 2]) / 2
+    return middle * len(ranked), len(ranked) - bisect_right(ranked, SLOW * middle)
 
 
 @dataclass
@@ -50,13 +51,13 @@ class Steps:
     latencies: array = field(default_factory=lambda: array("d"))  # of every timed sample
     lengths: Counter[int] = field(default_factory=Counter)
     phases: Counter[str] = field(default_factory=Counter)  # seconds
-    _places: list[list[int]] = field(default_factory=lambda: [[0] * PARTS, [0] * PARTS])  # tokens and steps of each
+    _places: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, PARTS), np.int64))  # tokens, steps of each
 
     def add(self, sample: Sample) -> None:
         """One more sample."""
+        lengths = np.array(sample.accept_lengths[1:], np.int64)
         self.lengths.update(sample.accept_lengths[1:])
-        for sums, more in zip(self._places, by_position(sample.accept_lengths[1:])):
-            sums[:] = map(add, sums, more)
+        self._places += _by_position(lengths, PARTS)
         for name, seconds in (sample.phases or {}).items():
             self.phases[name.removesuffix("_s")] += seconds  # type: ignore[assignment]
         if sample.timed:
@@ -78,7 +79,7 @@ class Steps:
 
     def accept_len_by_position(self) -> list[float | None]:
         """τ of the steps that begin in each sixteenth of the image, in raster order; None where none begins."""
-        return [tokens / steps if steps else None for tokens, steps in zip(*self._places)]
+        return [tokens / steps if steps else None for tokens, steps in zip(*self._places.tolist())]
 
     def phase_shares(self) -> dict[str, float]:
         """The share of the decode in each phase."""

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lanternbench.cli.options import Device, Dtype, Threads
+from lanternbench.cli.options import Device, Dtype, Seed, Threads
 from lanternbench.cli.output import print_json
 from lanternbench.cli.progress import display
 from lanternbench.utils.device import choose
@@ -21,7 +21,7 @@ def codebook(
     k: Annotated[str, typer.Option("--k", help="Sizes of neighbourhoods, the token included.")] = "2,10,100",
     proximity: Annotated[Literal["l2", "cosine", "random"], typer.Option(help="What nearest means.")] = "l2",
     num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Demo captions to draw.")] = 4,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Seed = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Write the images side by side (PNG).")] = None,
     dtype: Dtype = None,
     device: Device = "auto",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -13,19 +15,24 @@ from typer.core import TyperGroup
 from lanternbench import __version__
 from lanternbench.cli import codebook_cmd as codebook
 from lanternbench.cli import compare_cmd as compare
+from lanternbench.cli import doctor_cmd as doctor
 from lanternbench.cli import fetch_cmd as fetch
-from lanternbench.cli import inspect_cmd as inspect
 from lanternbench.cli import interrupts
+from lanternbench.cli import methods_cmd as methods
 from lanternbench.cli import predict_cmd as predict
 from lanternbench.cli import profile_cmd as profile
+from lanternbench.cli import prompts_cmd as prompts
 from lanternbench.cli import report_cmd as report
 from lanternbench.cli import run_cmd as run
 from lanternbench.cli import score_cmd as score
 from lanternbench.cli import sweep_cmd as sweep
+from lanternbench.cli import targets_cmd as targets
 from lanternbench.cli import train_cmd as train
 from lanternbench.cli import tune_cmd as tune
+from lanternbench.cli import verify_cmd as verify
 from lanternbench.cli.method_options import with_method_options
 from lanternbench.errors import UserError
+from lanternbench.registry import load_installed
 
 
 class Commands(TyperGroup):
@@ -37,7 +44,7 @@ class Commands(TyperGroup):
         if name not in commands:
             return name, command, rest
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        single.command(name)(with_method_options(commands[name]))
+        single.command(name)(_with_plugins(with_method_options(commands[name])))
         return name, typer.main.get_command(single), rest
 
 
@@ -48,6 +55,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+
+def _with_plugins(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that loads installed plug-ins first, whether it needs them or not: a broken one is never a surprise."""
+
+    @functools.wraps(command)
+    def whole(*args: Any, **options: Any) -> None:
+        load_installed()
+        command(*args, **options)
+
+    return whole
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,19 +93,12 @@ def _tune() -> None:
 
 app.command("run")(_run)
 app.command("tune")(_tune)
-app.command("sweep")(sweep.sweep)
-app.command("compare")(compare.compare)
-app.command("report")(report.report)
-app.command("score")(score.score)
-app.command("methods")(inspect.methods)
-app.command("targets")(inspect.targets)
-app.command("prompts")(inspect.prompts)
-app.command("fetch")(fetch.fetch)
-app.command("doctor")(inspect.doctor)
-app.command("profile")(profile.profile)
-app.command("predict")(predict.predict)
-app.command("codebook")(codebook.codebook)
-app.command("verify")(inspect.verify)
+COMMANDS = [sweep.sweep, compare.compare, report.report, score.score, methods.methods, targets.targets, prompts.prompts]
+COMMANDS += [fetch.fetch, doctor.doctor, profile.profile, predict.predict, codebook.codebook, verify.verify]
+for command in COMMANDS:
+    app.command(command.__name__)(_with_plugins(command))
+for name, command in (("drafter", train.drafter), ("tiny", train.tiny)):
+    train.app.command(name)(_with_plugins(command))
 app.add_typer(train.app, name="train")
 
 

@@ -7,10 +7,24 @@ from typing import Annotated
 
 import typer
 
+MAX_SEED = 2**63 - 1
+
+
+def in_range(seed: int | None) -> int | None:
+    """Raises UserError for a seed that no generator takes."""
+    from lanternbench.errors import UserError
+
+    if seed is not None and not 0 <= seed <= MAX_SEED:
+        raise UserError("--seed: 'seed' is wrong (it must be 0 or more and below 2^63); correct it")
+    return seed
+
+
+Seed = Annotated[int, typer.Option("--seed", callback=in_range, help="Of all draws.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run folders.")]
 Fresh = Annotated[
     bool, typer.Option("--fresh/--resume", help="Start a new run beside an existing one, or continue it.")
 ]
+AsRows = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
 Threads = Annotated[

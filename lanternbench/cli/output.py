@@ -8,7 +8,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,8 +48,32 @@ def print_table(rows: Sequence[Row]) -> None:
 
 def print_notes(notes: Iterable[Any], console: Console, bullet: str = "· ") -> None:
     """Each on a line of its own, not broken: a note may hold a command to copy."""
-    from lanternbench.report.columns import plain
+    from lanternbench.utils.text import plain
 
     for note in notes:
         text = bullet + plain(str(note), 4000)
         console.print(text, style="dim" if bullet else None, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_rows(rows: list[dict[str, Any]], as_json: bool, columns: dict[str, str]) -> None:
+    """Rows as JSON, or as a table of these columns: key -> title."""
+    if as_json:
+        print_json(rows)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for i, title in enumerate(columns.values()):
+        table.add_column(title, overflow="fold", no_wrap=i == 0)
+    for row in rows:
+        table.add_row(*(_cell(row[key]) for key in columns))
+    stdout().print(table)
+
+
+def _cell(value: Any) -> Text:
+    """No text from a file is read as markup, or as a sign that a terminal obeys."""
+    from lanternbench.utils.text import plain
+
+    if isinstance(value, bool):
+        return Text("yes" if value else "no")
+    if isinstance(value, dict):
+        value = ", ".join(f"{k}={v}" for k, v in value.items())
+    return Text(plain(str(value), 4000))

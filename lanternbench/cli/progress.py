@@ -12,6 +12,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from lanternbench.utils.text import plain
+
 SILENCE = 60.0  # seconds after which a line says that the work goes on
 LONG = 2.0  # seconds after which an image gets a bar of its own
 REFRESH = 0.2  # seconds between updates of that bar: a step's time is measured, so it must not pay for more
@@ -99,9 +101,9 @@ class Lines:
 
     def _print(self, line: str) -> None:
         self.last = time.monotonic()
-        print(line, file=sys.stderr, flush=True)
+        print(plain(line, 4000), file=sys.stderr, flush=True)
 
 
 def short(text: str, limit: int = 60) -> str:
     """The text, cut to a bar's description."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return plain(text, limit)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from lanternbench.cli.options import Device, Threads, listed
 from lanternbench.cli.output import print_json, print_notes, print_table, record
+from lanternbench.cli.progress import display
+from lanternbench.utils.text import plain
 
 if TYPE_CHECKING:
     from lanternbench.analysis.summaries import Row, Summary
@@ -61,22 +62,16 @@ def score(
     if export is not None:
         _export(*export, places)
         return
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     console, found = Console(stderr=True), []
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("scoring", total=None)
-
-        def progress(done: int, of: int, what: str) -> None:
-            bar.update(task, completed=done, total=of or None, description=what)
-
+    with display("scoring") as shown:
         for place in places:
             if (place / "run.json").is_file():
                 if captions is not None:
                     raise UserError(f"{place} is a run and knows its captions: leave --captions out.")
-                summary = scoring.score_run(place, names, setup, again=again, progress=progress)
+                summary = scoring.score_run(place, names, setup, again=again, progress=shown.show)
             else:
                 summary = scoring.score_folder(
-                    place, captions, names, setup, again=again, caption=cast(Any, caption), progress=progress
+                    place, captions, names, setup, again=again, caption=cast(Any, caption), progress=shown.show
                 )
             found.append((place, summary))
     if as_json:
@@ -98,12 +93,12 @@ def _export(layout: str, folder: Path, places: list[Path]) -> None:
                 images.setdefault(sample.label, {}).setdefault(sample.prompt, []).append(place / sample.image)
     for label, own in images.items():
         place = folder / re.sub(r"[^\w.=-]+", "-", label)
-        print(f"{label}: {export(layout, own, place)}")
+        print(f"{plain(label)}: {export(layout, own, place)}")
 
 
 def _print_metrics(row: Row) -> None:
     """The row of a plain folder, a metric a line."""
-    from lanternbench.report.columns import metric_column, metric_keys, plain
+    from lanternbench.report.columns import metric_column, metric_keys
 
     table = Table(box=box.SIMPLE_HEAD)
     for title, side in (("metric", "left"), (plain(row.label), "right"), ("95 %", "right"), ("images", "right")):

@@ -25,6 +25,7 @@ from lanternbench.cli.options import (
     Threads,
     TimeBudget,
     Workers,
+    in_range,
 )
 from lanternbench.cli.output import print_json, record
 
@@ -33,7 +34,7 @@ def sweep(
     file: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="A sweep file such as configs/demo.yaml.")],
     prompts: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
     num_prompts: NumPrompts = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="In place of the file's.")] = None,
+    seed: Annotated[int | None, typer.Option(callback=in_range, help="In place of the file's.")] = None,
     temperature: Annotated[float | None, typer.Option(help="In place of the file's.")] = None,
     target: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
     drafter: Drafter = None,

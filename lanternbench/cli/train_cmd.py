@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lanternbench.cli.options import Device, Dtype, NumPrompts, Threads
+from lanternbench.cli.options import Device, Dtype, NumPrompts, Seed, Threads
 from lanternbench.cli.program import program
 
 Recipe = Literal["eagle-1", "eagle-3"]
@@ -19,7 +19,6 @@ def _group() -> None:
     """Train a drafter for any target, or the embedded models from a seed."""
 
 
-@app.command("drafter")
 def drafter(
     target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
     recipe: Annotated[Recipe, typer.Option(help="The drafter's kind, and how it is trained.")] = "eagle-1",
@@ -28,7 +27,7 @@ def drafter(
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 2000,
     batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 4,
     lr: Annotated[float, typer.Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")] = 3e-3,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Seed = 0,
     start: Annotated[Path | None, typer.Option(help="An EAGLE drafter to go on from (default: a fresh one).")] = None,
     out: Annotated[Path, typer.Option(help="Where the drafter goes.")] = Path("drafter"),
     work: Annotated[Path, typer.Option(help="Samples and checkpoints; kept for resuming.")] = Path("train-drafter"),
@@ -69,7 +68,6 @@ def drafter(
     console.print(f"{out}  ·  next: {program()} run --method {recipe} {drafted}{given}")
 
 
-@app.command("tiny")
 def tiny(
     out: Annotated[Path, typer.Option(help="Where the weights go.")] = Path("weights"),
     work: Annotated[Path, typer.Option(help="Scenes, tokens and checkpoints; kept for resuming.")] = Path("train-tiny"),

@@ -34,6 +34,7 @@ from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, Verif
 from lanternbench.errors import UserError
 from lanternbench.models.image_stack import TreeStates
 from lanternbench.models.target import Target
+from lanternbench.registry import blamed
 
 
 @dataclass
@@ -54,6 +55,11 @@ class SpeculativeDecoder:
     def lossless(self) -> bool | None:
         """Does the method claim to keep the target's distribution?  None where acceptance is simulated."""
         return self.method.lossless if self.rates is None else None
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The method's components, and the target's model."""
+        return (*self.method.parts, self.residual, self.target.model)
 
 
 @dataclass
@@ -92,8 +98,21 @@ def generate(
     An image is a function of (seed, its key, method): ``keys`` default to the captions.  With ``trace`` the target's
     and drafter's distributions are kept for figures computed afterwards.  ``max_steps`` ends early (a warm-up).
     ``on_step`` (tokens done, of: over the batch) is called after every step.
-    Raises UserError on NaN or infinite logits.
+    Raises UserError on NaN or infinite logits, and for whatever a plug-in's component raises.
     """
+    with blamed(*decoder.parts):
+        return _generate(decoder, captions, keys, seed, trace, max_steps, on_step)
+
+
+def _generate(
+    decoder: SpeculativeDecoder,
+    captions: list[str],
+    keys: list[str] | None,
+    seed: int,
+    trace: bool,
+    max_steps: int | None,
+    on_step: Callable[[int, int], None] | None,
+) -> list[Generation]:
     began = perf_counter()
     seeds = [row_seed(seed, key, decoder.method.label) for key in (keys or captions)]
     state = start(decoder, captions, seeds, trace)

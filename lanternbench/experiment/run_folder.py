@@ -11,6 +11,8 @@ import fcntl
 import json
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -20,10 +22,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from lanternbench.analysis.figures import Figures
 from lanternbench.analysis.samples import Sample, image_name
 from lanternbench.analysis.summaries import Summary
 from lanternbench.errors import UserError
-from lanternbench.experiment.run_reader import iter_samples, read_run, whole_lines
+from lanternbench.experiment.run_reader import iter_samples, iter_tokens, read_run, whole_lines
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import config_hash, differences, plain
 
@@ -31,14 +34,18 @@ APPEND = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK  # through no l
 
 
 class RunFolder:
-    """A run folder opened for writing by this process alone; use ``open``, and ``close`` or ``with``."""
+    """A run folder opened for writing by this process alone; use ``open``, and ``close`` or ``with``.
+
+    ``figures``: of the finished samples; ``images``: their files by label.
+    """
 
     def __init__(self, path: Path, run: dict[str, Any], lock: ExitStack, environment: Any = None) -> None:
         self.path, self.run, self._lock, self._closed = path, run, lock, False
         self._elsewhere = environment if _lasting(environment) != _lasting(run.get("environment")) else None
-        kept, self._keys = 0, set[str]()
+        kept = 0
+        self._keys, self.figures, self.images = set[str](), Figures(), dict[str, list[Path]]()
         for kept, sample in whole_lines(path / "samples.jsonl"):  # noqa: B007 (the last one counts)
-            self._keys.add(sample.key)
+            self._note(sample)
         with writing(path / "samples.jsonl", OUT):
             self._fd = os.open(path / "samples.jsonl", os.O_CREAT | APPEND, 0o644)
             os.ftruncate(self._fd, kept)  # a torn last line goes: its sample is simply made again
@@ -130,13 +137,22 @@ class RunFolder:
         line = sample.model_dump_json().encode() + b"\n"
         with writing(self.path / "samples.jsonl", OUT):
             _append_whole(self._fd, line)
-        self._keys.add(sample.key)
+        self._note(sample)
         return sample
+
+    def _note(self, sample: Sample) -> None:
+        self._keys.add(sample.key)
+        self.figures.add(sample)
+        self.images.setdefault(sample.label, []).extend([self.path / sample.image] if sample.image else [])
 
     def replace(self, samples: Iterable[Sample]) -> None:
         """Rewrite ``samples.jsonl`` as a whole, atomically: for metrics computed after the run (``score``)."""
+        found = Figures()
         with replacing(self.path / "samples.jsonl", OUT) as file:
-            file.writelines(sample.model_dump_json().encode() + b"\n" for sample in samples)
+            for sample in samples:
+                file.write(sample.model_dump_json().encode() + b"\n")
+                found.add(sample)
+        self.figures = found
         os.close(self._fd)
         self._fd = os.open(self.path / "samples.jsonl", APPEND)
 
@@ -154,15 +170,17 @@ class RunFolder:
         """Write ``tokens.safetensors`` (key → int32 [tokens]) and ``summary.json``, both atomically."""
         self._check()
         header, end = {}, 0
-        for sample in self.samples():
-            begin, end = end, end + 4 * len(sample.token_ids)
-            header[sample.key] = {"dtype": "I32", "shape": [len(sample.token_ids)], "data_offsets": [begin, end]}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        with replacing(self.path / "tokens.safetensors", OUT) as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for sample in self.samples():
-                file.write(np.asarray(sample.token_ids, "<i4").tobytes())
+        with writing(self.path, OUT), tempfile.TemporaryFile(dir=self.path) as body:
+            for key, tokens in iter_tokens(self.path):
+                begin, end = end, end + 4 * len(tokens)
+                header[key] = {"dtype": "I32", "shape": [len(tokens)], "data_offsets": [begin, end]}
+                body.write(np.asarray(tokens, "<i4").tobytes())
+            text = json.dumps(header).encode()
+            text += b" " * (-len(text) % 8)
+            body.seek(0)
+            with replacing(self.path / "tokens.safetensors", OUT) as file:
+                file.write(len(text).to_bytes(8, "little") + text)
+                shutil.copyfileobj(body, file, 2**20)
         _write_json(self.path / "summary.json", plain(summary))
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from lanternbench.analysis.samples import Sample
 from lanternbench.errors import UserError
@@ -97,6 +97,20 @@ def whole_lines(path: Path) -> Iterator[tuple[int, Sample]]:
 def iter_samples(path: Path) -> Iterator[Sample]:
     """Samples of a run folder, one at a time.  Raises UserError for a damaged line."""
     return (sample for _, sample in whole_lines(Path(path) / "samples.jsonl"))
+
+
+class _Tokens(BaseModel):
+    key: str
+    token_ids: list[int] = []
+
+
+def iter_tokens(path: Path) -> Iterator[tuple[str, list[int]]]:
+    """(key, tokens) of each sample of a run folder whose lines are known to be whole."""
+    with open_file(Path(path) / "samples.jsonl") as lines:
+        for line in lines:
+            if line.strip():
+                found = _Tokens.model_validate_json(line)
+                yield found.key, found.token_ids
 
 
 def read_samples(path: Path) -> list[Sample]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +21,7 @@ from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import Executor, Unit
 from lanternbench.experiment.executors import executor as make_executor
-from lanternbench.experiment.scoring import image_groups, known, score_sets, stored, stored_sets, there, unique
+from lanternbench.experiment.scoring import known, score_sets, stored, stored_sets, there, unique
 from lanternbench.experiment.worker import Job, OnStep
 from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
@@ -96,7 +95,7 @@ def _run(
         ],
     ) as folder:
         spent = _measure(folder, config, executor, selected, watch)
-        old, groups = stored(folder), image_groups(folder)  # ``score`` may have added to them
+        old, groups = stored(folder), folder.images  # ``score`` may have added to them
         sets, intact = stored_sets(folder, old), there(groups)
         whole = [
             s
@@ -107,7 +106,7 @@ def _run(
         kept = {name for columns in sets.values() for name in columns} - {s.name for s in whole}
         for label, columns in found.items():
             sets.setdefault(label, {}).update(columns)
-        summary = summarise(folder.samples(), folder.run, sets, config.seed)
+        summary = summarise(folder.figures, folder.run, sets, config.seed)
         said += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
         said += [note for note in old.notes if note.metric in kept]
         remarks = [facts.target["remark"]] if "remark" in facts.target else []
@@ -123,15 +122,12 @@ def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
     row = catalogue().get(config.target.partition("=")[0])
     if row is None or config.drafter or config.random_weights or config.simulate_acceptance is not None:
         return []
-    accepted: Counter[str] = Counter()
-    steps: Counter[str] = Counter()
-    for sample in folder.samples():
-        accepted[sample.label] += sum(tokens > 1 for tokens in sample.accept_lengths[1:])  # the first is the prefill
-        steps[sample.label] += len(sample.accept_lengths) - 1
+    top, bottom = folder.figures.column("first_token_acceptance")
     notes = []
     for m in config.methods():
-        found = (accepted[m.label], steps[m.label])
-        note = shortfall(row, m.proposal.drafter or "", m.choices.tree, config.temperature, *found)
+        own = folder.figures.of(m.label)
+        accepted, steps = round(top[own].sum()), round(bottom[own].sum())
+        note = shortfall(row, m.proposal.drafter or "", m.choices.tree, config.temperature, accepted, steps)
         notes += [] if note is None else [Note(note.kind, note.metric, f"{m.label}: {note.text}")]
     return notes
 

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -121,7 +120,7 @@ def score_run(
         scorers = scorers_for(metrics, (folder.run.get("target") or {}).get("evaluators") or "tiny", setup)
         single = [scorer for scorer in scorers if isinstance(scorer, ImageMetric)]
         values, notes, costs = _score_singly(folder, single, again, progress)
-        old, groups = stored(folder), image_groups(folder)
+        old, groups = stored(folder), folder.images
         sets, costs, real = stored_sets(folder, old), old.costs | costs, old.reference
         now: set[str] = set()  # what was compared with the setup's real images
         kept = {scorer.name for scorer in scorers}
@@ -141,7 +140,7 @@ def score_run(
             sample.model_copy(update={"metrics": sample.metrics | values.get(sample.key, {})})
             for sample in folder.samples()
         )
-        summary = summarise(folder.samples(), folder.run, sets, int((folder.run.get("config") or {}).get("seed") or 0))
+        summary = summarise(folder.figures, folder.run, sets, int((folder.run.get("config") or {}).get("seed") or 0))
         notes = [note for note in old.notes if note.metric not in kept] + notes + said
         summary = replace(summary, notes=unique(summary.notes + notes), costs=costs, reference=real)
         folder.finish(summary)
@@ -326,14 +325,6 @@ def there(groups: Mapping[str, Sequence[Path]]) -> bool:
     return all(path.is_file() for paths in groups.values() for path in paths)
 
 
-def image_groups(folder: RunFolder) -> dict[str, list[Path]]:
-    """The image files of a run by label."""
-    groups: dict[str, list[Path]] = {}
-    for sample in folder.samples():
-        groups.setdefault(sample.label, []).extend([folder.path / sample.image] if sample.image else [])
-    return groups
-
-
 def _opened(items: Iterable[Item], broken: list[str]) -> Iterator[tuple[Item, Image.Image]]:
     """Items with their images; an image that cannot be read is left out and told in ``broken``."""
     for item in items:
@@ -357,7 +348,7 @@ def stored(folder: RunFolder) -> Summary:
 
 def stored_sets(folder: RunFolder, summary: Summary) -> Sets:
     """The summary's figures of whole sets of images, where these are the same still."""
-    counts = Counter(sample.label for sample in folder.samples())
+    counts = {label: int(folder.figures.of(label).sum()) for label in folder.figures.labels}
     return {
         row.label: {name: row.figures[name] for name in summary.sets if name in row.figures}
         for row in summary.rows

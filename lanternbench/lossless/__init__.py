@@ -27,6 +27,7 @@ from lanternbench.lossless.variations import variations
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, named
 from lanternbench.models.target import Target
+from lanternbench.registry import blamed, component
 
 EXACT = 1e-6  # largest deviation of a sequence's probability
 IMAGES = 96  # of a statistical test of a lossless method: 0.02 total variation at a step is found 9 times in 10
@@ -123,7 +124,8 @@ def table(rows: list[Row]) -> Table:
 
 def _timed(method: Method, check: str, run: Callable[..., Outcome], *args) -> Row:
     start = time.perf_counter()
-    value, limit, detail = run(*args)
+    with blamed(*method.parts, component("residual", method.choices.residual)):
+        value, limit, detail = run(*args)
     passed = bool(value <= limit)  # NaN fails
     return Row(method.label, check, passed, value, limit, detail, time.perf_counter() - start)
 

@@ -10,7 +10,7 @@ from lanternbench.engine.simulation import level_rates
 from lanternbench.errors import UserError
 from lanternbench.methods.method import Method
 from lanternbench.models.target import Target
-from lanternbench.registry import components
+from lanternbench.registry import blamed, components
 
 
 def build(
@@ -40,8 +40,9 @@ def build(
             f"{wrong[0]} is out of range: temperature, guidance and top_k (0: all) are 0 or more, top_p above 0 up to 1"
         )
     warp = Warp(temperature, target.top_k if top_k is None else top_k, top_p)
-    proposer = method.proposal.build(target, method.tree, method.acceptance)
-    rule = proposer.verification(method.acceptance.build(target, proposer.max_depth))
+    with blamed(*method.parts):
+        proposer = method.proposal.build(target, method.tree, method.acceptance)
+        rule = proposer.verification(method.acceptance.build(target, proposer.max_depth))
     known, name = components("residual"), method.choices.residual
     public = f"{name}-{method.acceptance.variant}"  # ``lantern-reference``: as the public code samples it
     rates = None

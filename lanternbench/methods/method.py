@@ -36,8 +36,7 @@ class Method:
     @property
     def lossless(self) -> bool:
         """Does it claim to keep the target's distribution?  ``verify`` judges the claim."""
-        parts = (self.proposal, self.tree, self.acceptance)
-        exact = all(part.lossless and (part.reference_lossless or part.variant == "paper") for part in parts)
+        exact = all(part.lossless and (part.reference_lossless or part.variant == "paper") for part in self.parts)
         return exact and self.choices.residual in LOSSLESS
 
     @property
@@ -52,6 +51,11 @@ class Method:
     def with_parts(self, change: Callable[[Any], Any]) -> Method:
         """The method with ``change`` applied to each component."""
         return replace(self, **{kind: change(getattr(self, kind)) for kind in KINDS[:3]})
+
+    @property
+    def parts(self) -> tuple[Component, ...]:
+        """Its components but the residual, which is a function."""
+        return (self.proposal, self.tree, self.acceptance)
 
     @property
     def _parts(self) -> tuple[Component, ...]:

@@ -19,7 +19,7 @@ from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.loading import dtype_named
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
-from lanternbench.registry import component, components
+from lanternbench.registry import blamed, component, components
 from lanternbench.utils.device import fit_threads
 from lanternbench.utils.graph_capture import of_mode
 
@@ -84,8 +84,7 @@ def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dty
     for kind in components("target"):
         if family(kind).reads(Path(name)):
             row, here = Entry(name=Path(name).name, family=kind, about=""), Path(name)
-            found = family(kind).load(row, here, device, weights)
-            return replace(found, weights=found.weights or fingerprints(here))
+            return _from_files(row, here, device, weights)
     if cut := _CUT.fullmatch(name):
         if not random_weights:
             raise UserError(f"'{name}' is a part of a target, which has no weights: add --random-weights")
@@ -103,7 +102,14 @@ def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dty
             f"target '{title}' lacks its {' and '.join(needed)} in {folder}: `lanternbench fetch {title}` gets them "
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
         )
-    return replace(own.load(row, folder, device, weights), weights=fingerprints(folder))
+    return _from_files(row, folder, device, weights)
+
+
+def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | None) -> Target:
+    own = family(row.family)
+    with blamed(own):
+        found = own.load(row, folder, device, weights)
+        return replace(found, weights=found.weights or fingerprints(folder))
 
 
 def ready(device: str) -> None:

@@ -10,7 +10,7 @@ from lanternbench.prompts import user_file
 from lanternbench.prompts.prompt_set import Prompt, PromptSet
 from lanternbench.prompts.selection import select, unique
 from lanternbench.prompts.source import Caption
-from lanternbench.registry import components
+from lanternbench.registry import blamed, components
 
 
 def captions_for(target: str, count: int) -> list[str]:
@@ -49,7 +49,9 @@ def _read(spec: str, seed: int, caption: Caption) -> tuple[list[Prompt], str, st
         made = known[name]()
         path = made.locate(name, where if colon else None)
         # no folder: it may name a person
-        return list(made.read(path, seed, caption)), f"{name}:{path.name}" if path else name, name, made.in_order
+        with blamed(made):
+            found = list(made.read(path, seed, caption))
+        return found, f"{name}:{path.name}" if path else name, name, made.in_order
     path = Path(spec).expanduser()
     if path.suffix.lower() not in user_file.READERS:
         endings = ", ".join(user_file.READERS)

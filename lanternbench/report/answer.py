@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from lanternbench.analysis.figures import BASELINE
 from lanternbench.analysis.summaries import Row
 from lanternbench.notes import Note
-from lanternbench.report.columns import BASE, MISSING, plain
+from lanternbench.report.columns import BASE, MISSING
 from lanternbench.report.pairs import SPEED, TAU, Pair
+from lanternbench.utils.text import plain
 
 BUDGET = 0.1  # fidelity loss: total variation per token, a mean
 ALPHA = 0.05

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from lanternbench import metrics
 from lanternbench.analysis.statistics import Estimate
 from lanternbench.analysis.summaries import Row
+from lanternbench.utils.text import plain
 
 MISSING = "–"
 
@@ -175,9 +175,3 @@ def tex_escape(text: str, limit: int = 200) -> str:
         return unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?"
 
     return "".join(map(known, plain(text, limit)))
-
-
-def plain(text: str, limit: int = 200) -> str:
-    """One line of printable text, cut at `limit` signs."""
-    line = re.sub(r"\s+", " ", "".join(sign if sign.isprintable() else " " for sign in text)).strip()
-    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from lanternbench.analysis.samples import Sample
-from lanternbench.report.columns import MISSING, metric_column, plain
+from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.load import Contents, Run, image_path
 from lanternbench.report.maps import image_uri, legend, map_uri, token_map
+from lanternbench.utils.text import plain
 
 PROMPTS = 32
 ROOM = 3_000_000  # bytes for all images of a page

@@ -147,7 +147,7 @@ def joined_rows(runs: list[Run]) -> list[ReportRow]:
 
 
 def differing(runs: list[Run]) -> str | None:
-    """What keeps the figures of several runs from being compared, each setting with its values; None if nothing does."""
+    """What keeps figures of several runs from being compared, each setting with its values; None if nothing does."""
     found = []
     for name in dict.fromkeys(name for run in runs for name in run.setup):
         values = list(dict.fromkeys(run.setup.get(name, "–") for run in runs))

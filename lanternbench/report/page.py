@@ -13,7 +13,7 @@ from markupsafe import Markup
 from lanternbench.analysis.steps import Steps
 from lanternbench.notes import Note
 from lanternbench.report import pairs
-from lanternbench.report.columns import MISSING, columns, plain
+from lanternbench.report.columns import MISSING, columns
 from lanternbench.report.grid import image_grid
 from lanternbench.report.load import Contents, ReportRow, Run
 from lanternbench.report.pairs import Pair
@@ -22,6 +22,7 @@ from lanternbench.report.pareto import pareto_data, quality_columns
 from lanternbench.report.recipe import recipe
 from lanternbench.report.svg import plot
 from lanternbench.report.tables import markdown_escape
+from lanternbench.utils.text import plain
 
 PHASES = ("draft", "verify", "commit", "other")
 

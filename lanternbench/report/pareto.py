@@ -15,9 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from lanternbench.analysis.summaries import Row
-from lanternbench.report.columns import BASE, Column, metric_column, metric_keys, plain
+from lanternbench.report.columns import BASE, Column, metric_column, metric_keys
 from lanternbench.report.labels import place_labels
 from lanternbench.report.palette import colour, family, marker
+from lanternbench.utils.text import plain
 
 COLUMN = {column.key: column for column in BASE}
 STYLE: Any = {

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lanternbench.analysis.summaries import Row
-from lanternbench.report.columns import Column, columns, plain, tex_escape
+from lanternbench.report.columns import Column, columns, tex_escape
+from lanternbench.utils.text import plain
 
 FACTS = ("run", "label", "method", "options", "target", "dataset", "temperature", "lossless", "simulated", "n")
 
@@ -113,6 +114,8 @@ def csv_cell(value: Any) -> Any:
         value = " ".join(f"{key}={item}" for key, item in value.items())
     elif isinstance(value, list):
         value = " ".join(map(str, value))
+    if isinstance(value, str):
+        value = value.replace("\r", " ")  # a reader may take it for the end of a row
     return "'" + value if isinstance(value, str) and value.lstrip().startswith(("=", "+", "-", "@")) else value
 
 

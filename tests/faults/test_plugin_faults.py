@@ -1,0 +1,155 @@
+"""Whatever somebody else's component does, the command says one sentence that names its module."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+
+import pytest
+import torch
+from conftest import mistake
+
+from lanternbench import registry
+from lanternbench.engine.decode import generate
+from lanternbench.engine.verify import AcceptanceRule, RelaxedProb
+from lanternbench.errors import UserError
+from lanternbench.lossless import verify_method
+from lanternbench.methods.build import build
+from lanternbench.methods.component import Acceptance
+from lanternbench.methods.method import method
+from lanternbench.methods.presets import preset
+from lanternbench.metrics import ImageMetric
+from lanternbench.metrics.setup import Setup
+from lanternbench.prompts import Prompt, PromptSource, load
+from lanternbench.registry import register
+
+pytestmark = pytest.mark.usefixtures("in_time")
+
+
+class Fatal(BaseException):
+    pass
+
+
+def leave() -> None:
+    sys.exit(3)
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+FAULTS = {
+    "sys.exit": leave,
+    "an error": lambda: fail(ValueError("two\nlines")),
+    "a BaseException": lambda: fail(Fatal("x")),
+    "no memory": lambda: fail(MemoryError()),
+    "None": lambda: None,
+    "a word": lambda: "yes",
+    "another shape": lambda: RelaxedProb(torch.zeros(3, 7)),
+}
+
+
+@pytest.fixture
+def rule():
+    """A registered acceptance rule of someone else's, whose behaviour a test sets."""
+    faults: dict[str, object] = {}
+
+    class Theirs(AcceptanceRule):
+        def relax(self, q, x, depth):
+            return faults["relax"]()
+
+    @register("acceptance", "theirs")
+    class TheirRule(Acceptance):
+        lossless = False
+
+        def build(self, target, max_depth):
+            return faults.get("build", Theirs)()
+
+    yield faults
+    registry._components["acceptance"].pop("theirs")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_rule_that_fails_is_named(fault, rule, shallow):
+    rule["relax"] = FAULTS[fault]
+    with pytest.raises(UserError, match="the plug-in module 'test_plugin_faults' failed") as said:
+        generate(build(shallow, method("eagle-1", acceptance="theirs")), ["a red circle"], max_steps=3)
+    assert "\n" not in str(said.value)
+    with pytest.raises(UserError, match="the plug-in module 'test_plugin_faults' failed"):
+        list(verify_method(method("eagle-1", acceptance="theirs"), None, 0, 1))
+
+
+@pytest.mark.parametrize("fault", ["sys.exit", "an error", "a BaseException", "None"])
+def test_a_rule_that_cannot_be_built_is_named(fault, rule, shallow):
+    rule["build"] = FAULTS[fault]
+    with pytest.raises(UserError, match="the plug-in module 'test_plugin_faults' failed"):
+        generate(build(shallow, method("eagle-1", acceptance="theirs")), ["a red circle"], max_steps=3)
+
+
+def test_what_is_built_in_is_not_blamed_on_a_plug_in_and_ctrl_c_passes(rule, shallow, monkeypatch):
+    decoder = build(shallow, method("eagle-1"))
+    monkeypatch.setattr(decoder.proposer, "draft", lambda *_: fail(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        generate(decoder, ["a red circle"], max_steps=3)
+    rule["relax"] = lambda: fail(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        generate(build(shallow, method("eagle-1", acceptance="theirs")), ["a red circle"], max_steps=3)
+
+
+@pytest.mark.parametrize("name", ["ar", "eagle-2", "cool-sd"])
+def test_no_preset_is_replaced(name):
+    with pytest.raises(UserError, match=f"the preset '{name}' is registered already"):
+        preset(name, proposal="none", tree="none")
+    assert method(name).choices == registry.component("preset", name).choices
+
+
+def test_a_metric_and_a_prompt_source_that_fail_are_named():
+    class Broken(ImageMetric):
+        title = "broken"
+
+        def load(self):
+            return lambda images, captions: None
+
+    with pytest.raises(UserError, match="the plug-in module 'test_plugin_faults' failed"):
+        Broken("broken", Setup()).score([object()], ["a"])
+
+    @register("prompts", "broken")
+    class Prompts(PromptSource):
+        def read(self, path, seed, caption):
+            yield Prompt("1", "a")
+            leave()
+
+    try:
+        with pytest.raises(UserError, match="the plug-in module 'test_plugin_faults' failed"):
+            load("broken")
+    finally:
+        registry._components["prompts"].pop("broken")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("methods",), ("targets",), ("prompts",), ("doctor",), ("score",), ("report",), ("compare", "a", "b"),
+        ("verify", "sjd"), ("profile",), ("codebook",), ("run", "-m", "ar"), ("sweep", "configs/demo.yaml"),
+        ("train", "drafter"), ("train", "tiny"), ("fetch", "coco2017"),
+    ],
+    ids=lambda args: " ".join(args[:2]),
+)  # fmt: skip
+def test_every_command_loads_the_plug_ins(args, monkeypatch, capfd, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    class Point:
+        name, value = "odd", "odd_module"
+
+        def load(self) -> None:
+            raise SystemExit(0)
+
+    registry.load_plugins.cache_clear()
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
+    try:
+        assert "the plug-in 'odd' (odd_module) cannot be loaded" in mistake(monkeypatch, capfd, *args)
+    finally:
+        monkeypatch.undo()
+        registry.load_plugins.cache_clear()
+        with suppress(UserError):
+            registry.load_plugins()
