@@ -21,6 +21,7 @@ from lanternbench.analysis.device_models import DeviceModel, device_model, devic
 from lanternbench.analysis.replay import Trace, autoregressive, batches, stretched
 from lanternbench.analysis.roofline import Load
 from lanternbench.analysis.samples import Sample
+from lanternbench.analysis.step_profile import Bandwidth
 from lanternbench.cli.main import app
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
@@ -170,7 +171,7 @@ def test_a_batch_takes_the_steps_of_its_slowest_prompt_and_drops_the_finished_as
 def test_drafters_run_as_many_forwards_as_replays_count(target):
     for name, options in (
         ("eagle-1", {}), ("eagle-1", {"shape": "twig-12"}), ("eagle-2", {}), ("medusa", {}), ("sd", {}),
-        ("adt-tree", {"width_range": (2, 4), "depth_range": (1, 3)}),
+        ("adt-tree", {"width_range": (2, 4), "depth_range": (1, 3), "total_nodes": 64}),
     ):  # fmt: skip
         decoder = build(target, method(name, **options))
         drafter, calls = decoder.proposer.drafter, []
@@ -227,7 +228,7 @@ def test_a_synthetic_machine_is_found_again(monkeypatch, gap):
         [float(roofline.forward(net, Load(1, 2, n, s), made, "float32", roofline.STEP).total) for n in (1, 6)]
         for s in (1, 255)
     ]
-    monkeypatch.setattr(calibrate, "bandwidth", lambda device: 40.0)
+    monkeypatch.setattr(calibrate, "bandwidth", lambda device: Bandwidth(40.0, 40.0, 10, 1))
     monkeypatch.setattr(calibrate, "timed", lambda work, device: 2 * calibrate.SIDE**3 / 0.5e12)
     curve = calibrate.Curve([1, 6], [1, 255], times)
     found = calibrate.host(torch.device("cpu"), net, curve, 2, "float32")

@@ -235,7 +235,7 @@ def host(device: torch.device, target: Network, curve: Curve, rows: int, dtype: 
 
     The overhead of a kernel is what the shortest probed forward of ``target`` takes beyond its bytes and products.
     """
-    beta = 1e9 * bandwidth(device)
+    beta = 1e9 * bandwidth(device).best
     kind = getattr(torch, dtype)
     a = torch.ones(SIDE, SIDE, device=device, dtype=kind)
     peak = 2 * SIDE**3 / timed(lambda: a @ a, device)

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from lanternbench.analysis import roofline
+from lanternbench.analysis import steps as timed_steps
 from lanternbench.analysis.device_models import DeviceModel
 from lanternbench.analysis.replay import Steps, Trace, autoregressive, batches, stretched
 from lanternbench.analysis.roofline import Load, Values
 from lanternbench.analysis.samples import Sample
-from lanternbench.analysis.steps import robust_latency
 from lanternbench.engine.proposal import Proposer
 from lanternbench.errors import UserError
 from lanternbench.models.cached_stack import SPAN
@@ -239,7 +239,7 @@ def with_limits(rows: list[Prediction], machine: Roofline, cases: Mapping[Case, 
 class Validation(NamedTuple):
     """Predicted beside measured on the machine and target of the run: seconds an image, median relative errors.
 
-    ``robust_s``: as ``steps.robust_latency``, which steps that were held up do not change; the latency where no steps
+    ``robust_s``: the first of ``steps.robust``, which steps that were held up do not change; the latency where no steps
     were recorded.
     """
 
@@ -262,7 +262,7 @@ def validate(machine: Machine, traces: Mapping[Case, Sequence[Trace]], samples: 
         if timed:
             predicted = np.array([latency(machine, case, [t], 1)[0] for t, _ in timed])
             wall = np.array([s.decode_s for _, s in timed])
-            robust = np.array([robust_latency(s.step_s) if s.step_s else s.decode_s for _, s in timed])
+            robust = np.array([timed_steps.robust(s.step_s)[0] if s.step_s else s.decode_s for _, s in timed])
             errors = [float(np.median(np.abs(predicted / m - 1))) for m in (wall, robust)]
             means = [float(x.mean()) for x in (predicted, wall, robust)]
             made.append(Validation(case.label, len(timed), means[0], means[1], errors[0], means[2], errors[1]))

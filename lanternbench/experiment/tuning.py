@@ -12,7 +12,7 @@ from lanternbench.analysis.adaptive_search import BoundsSearch
 from lanternbench.analysis.fidelity import fidelity_loss, greedy_loss
 from lanternbench.analysis.forward_cost import Shape, Timed, fit, lengths_of, time_steps
 from lanternbench.analysis.statistics import bootstrap_ratio
-from lanternbench.analysis.steps import robust_latency
+from lanternbench.analysis.steps import robust
 from lanternbench.analysis.tree_search import (
     LEVELS,
     Candidate,
@@ -187,7 +187,7 @@ def _image(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) ->
         tokens=sum(made.accept_lengths),
         steps=made.steps,
         decode_s=made.decode_s,
-        robust_s=robust_latency(made.step_s),
+        robust_s=robust(made.step_s)[0],
         fidelity_loss=loss,
     )
 
