@@ -44,7 +44,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/reference_shape.py
 
-# On a machine with a GPU and torch, installed or not: docs/gpu.md. ARGS=--rehearse needs neither.
+# On a machine with a GPU and torch, installed or not: docs/gpu.md. ARGS=--rehearse needs no GPU.
 gpu:
 	PYTHONPATH=. $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(ARGS)
 
