@@ -7,7 +7,7 @@ MINUTES ?= 4
 TORCH   ?=
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint verify mutants bench clean
+.PHONY: demo test lint verify mutants bench gpu gpu-packages clean
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -43,6 +43,19 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/embedded_world.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/reference_shape.py
+
+# On a machine with a GPU and torch, installed or not: docs/gpu.md. ARGS=--rehearse needs no GPU.
+gpu:
+	PYTHONPATH=. $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(ARGS)
+
+# Small packages that a GPU machine without internet may lack, for the Python it has: take build/gpu-packages along.
+GPU_PYTHON   ?= 3.12
+GPU_PACKAGES ?= pydantic pyyaml safetensors pillow
+WHEELS = $(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target build/gpu-packages \
+  --no-compile --only-binary=:all: --python-version $(GPU_PYTHON) $(addprefix --platform manylinux,2014_x86_64 _2_17_x86_64 _2_28_x86_64)
+gpu-packages:
+	$(WHEELS) $(GPU_PACKAGES)
+	$(WHEELS) --no-deps open-clip-torch ftfy wcwidth
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

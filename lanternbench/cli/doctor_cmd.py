@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,13 +17,17 @@ def doctor(
     drafter: Annotated[str | None, typer.Option(help="With --target: this drafter in place of its own.")] = None,
     prompts: Annotated[str, typer.Option(help="What a check decodes: demo, or a text file.")] = "demo",
     random_weights: Annotated[bool, typer.Option(help="Check with random weights.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Check this GPU: bandwidth, CUDA graphs, batches.")] = False,
     device: str = "auto",
     as_json: AsRows = False,
 ) -> None:
-    """Show this machine, what is missing, and how to get it; or check that a drafter belongs to a target.
+    """Show this machine, what is missing, and how to get it; check this GPU, or that a drafter belongs to a target.
 
     Example: lanternbench doctor --target llamagen-xl-stage1 --drafter my-drafter/
     """
+    if gpu:
+        _gpu(device, as_json)
+        return
     if target is not None:
         _pair(target, drafter, prompts, random_weights, device, as_json)
         return
@@ -41,6 +45,17 @@ def doctor(
         (scorer,) = scorers_for([name], "full")
         rows.append({"item": f"metric {name}", "value": why.text if (why := scorer.available()) else "here"})
     print_rows(rows, as_json, {"item": "item", "value": "value"})
+
+
+def _gpu(device: str, as_json: bool) -> None:
+    """Exit code 1 where a check fails."""
+    from lanternbench.analysis.gpu_check import check_gpu
+    from lanternbench.experiment.environment import environment
+    from lanternbench.utils.device import choose
+
+    with display("checking the GPU"):
+        rows = check_gpu(choose(device), environment()["gpus"])
+    _judged(rows, as_json)
 
 
 def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, device: str, as_json: bool) -> None:
@@ -62,6 +77,11 @@ def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, 
     row = None if random_weights else catalogue().get(target.partition("=")[0])
     with display("decoding"):
         rows = [found for kind in kinds for found in check_pair(loaded, kind, captions, row)]
+    _judged(rows, as_json)
+
+
+def _judged(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Print checks; exit code 1 where one fails."""
     for found in rows:
         found["ok"] = {None: "–", True: "yes", False: "no"}[found["ok"]] if not as_json else found["ok"]
     print_rows(rows, as_json, {"item": "item", "value": "value", "ok": "ok"})
