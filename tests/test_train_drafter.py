@@ -94,10 +94,14 @@ KINDS = ["tiny", "tiny, pads as LANTERN's", "anole", "lumina", "classes", "janus
 
 
 @pytest.mark.parametrize(
-    ("kind", "tables"),
-    [*((kind, "the target's tables") for kind in KINDS), ("anole", "its own tables"), ("lumina", "its own tables")],
+    ("kind", "tables", "name"),
+    [
+        *((kind, "the target's tables", "eagle-1") for kind in KINDS),
+        *((kind, "its own tables", "eagle-1") for kind in ("anole", "lumina")),
+        *((kind, "the target's tables", "eagle-3") for kind in ("tiny", "lumina", "classes")),
+    ],
 )
-def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, target, monkeypatch):
+def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, name, target, monkeypatch):
     """Logits of what is drafted first: after every step of a decode, and all at once from its tokens."""
     tiny_plain = catalogue.load_plain("tiny")
     if kind.startswith("tiny"):
@@ -107,6 +111,9 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, target, monkeypat
         made = made_small(kind)
     if tables == "its own tables":
         made = with_tables(made)
+    role = method(name).proposal.drafter
+    if role not in made.drafters:
+        made = replace(made, drafters={role: scrambled(made.model.new_eagle(fused=True), 1)})
     captions = ["7", "3"] if kind == "classes" else CAPTIONS  # of unlike lengths: one is padded
     seen: list[tuple[list[int], list[int], Tensor]] = []
     honest = EagleDrafter.root
@@ -117,14 +124,14 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, target, monkeypat
         return logits, cursor
 
     monkeypatch.setattr(EagleDrafter, "root", root)
-    decoder = build(made, method("eagle-1", shape="chain-3"))
+    decoder = build(made, method(name, shape="chain-3"))
     tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, max_steps=12)])
     plain = tiny_plain if kind.startswith("tiny") else made
-    samples = drafter.Samples(plain, plain.drafters["eagle"], captions, tokens)
+    samples = drafter.Samples(plain, plain.drafters[role], captions, tokens)
     fed, q = samples([0, 1])
     assert q.shape == (2, made.length - 1, made.vocab)
     with torch.no_grad():
-        found = samples.logits(eagle.drafts(plain.drafters["eagle"], fed, torch.empty(0).long(), 1).first)
+        found = samples.logits(eagle.drafts(plain.drafters[role], fed, torch.empty(0).long(), 1).first)
     compared = 0
     for origin, lengths, logits in seen:
         for prompt, length, got in zip(origin, lengths, logits, strict=True):
