@@ -92,7 +92,8 @@ class Setting:
         decoder = build(self.target, made, self.temperature, guidance=self.guidance)
         if self.tau is None or decoder.proposer.max_depth == 0:
             return decoder
-        return replace(decoder, rates=torch.full((decoder.proposer.max_depth + 1,), self.rate))
+        rates = torch.full((decoder.proposer.max_depth + 1,), self.rate, device=self.target.device)
+        return replace(decoder, rates=rates)
 
     @cached_property
     def rate(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +33,7 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        commands = {"run": run.run, "tune": tune.tune}
+        commands: dict[str, Callable[..., None]] = {"run": run.run, "tune": tune.tune}
         if name not in commands:
             return name, command, rest
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
