@@ -92,7 +92,8 @@ class Setting:
         decoder = build(self.target, made, self.temperature, guidance=self.guidance)
         if self.tau is None or decoder.proposer.max_depth == 0:
             return decoder
-        return replace(decoder, rates=torch.full((decoder.proposer.max_depth + 1,), self.rate))
+        rates = torch.full((decoder.proposer.max_depth + 1,), self.rate, device=self.target.device)
+        return replace(decoder, rates=rates)
 
     @cached_property
     def rate(self) -> float:
@@ -224,8 +225,7 @@ class ShapeSearch(TreeSearch):
             shape = shape_of(static)
             return Candidate(options, shape, reach.tolist(), cost.step(shape))
 
-        own = tuple(path for path in _paths(self.own))
-        found = [of(own, {})]
+        found = [of(_paths(self.own), {})]
         for d in range(1, self.levels + 1):
             found.append(of(tuple((0,) * i for i in range(1, d + 1)), {"shape": f"chain-{d}"}))
         if self.ranks > 1:
@@ -342,10 +342,10 @@ class OptionSearch(TreeSearch):
         made = setting.method()
         self.own: Options = {}
         self.tuned: dict[str, tuple[Any, ...]] = {}
-        for part in (made.proposal, made.tree):
+        for part in (made.proposal, *(() if made.proposal.tree_is_own else (made.tree,))):
             for name, values in part.tuned.items():
                 self.own[name], self.tuned[name] = getattr(part, name), values
-
+        setting.decoder(self.own)  # says what is missing
         self.tries = [(options, shape) for options in self._every() if (shape := self._shape(options)) is not None]
 
     def _every(self) -> Iterable[Options]:

@@ -40,7 +40,7 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        commands = {"run": run.run, "tune": tune.tune}
+        commands: dict[str, Callable[..., None]] = {"run": run.run, "tune": tune.tune}
         if name not in commands:
             return name, command, rest
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")

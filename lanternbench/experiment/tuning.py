@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,10 @@ def tune(
     target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile)
     setting = Setting(target, c.method, c.options, c.temperature, c.guidance, c.simulate_acceptance, c.seed)
     search = kind(setting)
-    root = f"tune-{config.method}-{config_hash(config.model_dump() | selected.record() | {'device': device})[:8]}"
+    machine = environment() | mode(target)
+    here = {key: machine[key] for key in ("cpu", "threads", "device", "dtype", "compile")}
+    here["gpus"] = [gpu["name"] for gpu in machine["gpus"]]
+    root = f"tune-{config.method}-{config_hash(config.model_dump() | selected.record() | here)[:8]}"
     folder = _free(out / root) if fresh else out / root
     pieces = Pieces(folder, config)
     try:
@@ -86,12 +90,12 @@ def tune(
         wanted = search.recordings(cost, captions[: config.recorded])
         for i, (name, what) in enumerate(wanted.items()):
             progress(i, len(wanted), f"acceptance: {name}")
-            records[name] = pieces.arrays(name, lambda what=what: search.record(what))
+            records[name] = pieces.arrays(name, partial(search.record, what))
         found = search.candidates(cost, records)
         chosen = {OWN: found[0]} | {f"candidate-{i}": c for i, c in enumerate(best_few(found, config.few), 1)}
         lines = _measure(pieces, setting, chosen, selected, progress)
         results = _results(setting, chosen, lines)
-        machine = environment() | mode(target) | {"load": load_average()}
+        machine |= {"load": load_average()}
         table = search.acceptance(records)
         tuning = Tuning(config, search.about, cost, timed, results, len(found), best(results), table, machine)
         path = folder / f"{config.method}-tuned.yaml"
