@@ -35,7 +35,7 @@ def in_time() -> Iterator[None]:
         raise TimeoutError("it took more than 20 s")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, 20, 1)  # again and again: code may take the first one for an OSError
+    signal.setitimer(signal.ITIMER_REAL, 20, 30)  # again: code may take the first one for an OSError
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)

@@ -123,7 +123,8 @@ def _notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
     text = "Intervals are 95 % bootstrap intervals over prompts; speedup is paired with `ar` by prompt and seed."
     prompts = run.get("prompts") or {}
     notes = [Note("info", None, text), *_timing_notes(figures, run)]
-    planned = (prompts.get("count") or 0) * len(run.get("methods") or [])
+    repeats = (run.get("config") or {}).get("repeats") or 1
+    planned = (prompts.get("count") or 0) * len(run.get("methods") or []) * repeats
     if len(figures) < planned:
         notes.append(
             Note(

@@ -74,6 +74,7 @@ def show_plan(runs: list[Sweep], device: str, threads: int | None, as_json: bool
     chosen = choose(device, threads)
     for config in runs:
         prompts = sources.load(config.prompts, config.num_prompts, config.seed, config.caption)
+        count = len(prompts) * config.repeats
         with display(config.name) as shown:
             worker = Worker(config, chosen)
             seconds: dict[str, float] = {}
@@ -81,8 +82,8 @@ def show_plan(runs: list[Sweep], device: str, threads: int | None, as_json: bool
                 shown.show(len(seconds), len(worker.decoders), f"a few steps of {label}")
                 seconds[label] = worker.seconds_per_image(label, prompts.prompts[0].text)
         rows += [
-            {"run": config.name, "target": config.target, "method": label, "images": len(prompts), "image_s": each,
-             "minutes": each * len(prompts) / 60}
+            {"run": config.name, "target": config.target, "method": label, "images": count, "image_s": each,
+             "minutes": each * count / 60}
             for label, each in seconds.items()
         ]  # fmt: skip
     images, minutes = sum(r["images"] for r in rows), sum(r["minutes"] for r in rows)

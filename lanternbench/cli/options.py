@@ -20,6 +20,9 @@ def in_range(seed: int | None) -> int | None:
 
 
 Seed = Annotated[int, typer.Option("--seed", callback=in_range, help="Of all draws.")]
+Repeats = Annotated[
+    int | None, typer.Option("--repeats", help="Decode every prompt with so many seeds, from --seed on.")
+]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run folders.")]
 Fresh = Annotated[
     bool, typer.Option("--fresh/--resume", help="Start a new run beside an existing one, or continue it.")

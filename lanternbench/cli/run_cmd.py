@@ -19,6 +19,7 @@ from lanternbench.cli.options import (
     NumPrompts,
     Out,
     RandomWeights,
+    Repeats,
     Seed,
     Simulate,
     Threads,
@@ -49,6 +50,7 @@ def run(
     num_prompts: NumPrompts = 8,
     caption: Annotated[str, typer.Option(help="Which caption of a COCO image: first, longest, random.")] = "first",
     seed: Seed = 0,
+    repeats: Repeats = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Default: the target's.")] = None,
     top_p: float = 1.0,
@@ -75,7 +77,7 @@ def run(
         caption=caption, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
         metrics=listed(metrics), baseline=baseline, methods=_specs(methods, options),
         random_weights=random_weights, simulate_acceptance=simulate_acceptance, drafter=drafter, dtype=dtype,
-        compile=compile_mode,
+        compile=compile_mode, repeats=1 if repeats is None else repeats,
     )  # fmt: skip
     path, summary = execute(settings.sweep(values, "the command line"), device, threads, out, fresh)
     if as_json:

@@ -21,6 +21,7 @@ from lanternbench.cli.options import (
     Out,
     RandomWeights,
     RayAddress,
+    Repeats,
     Simulate,
     Threads,
     TimeBudget,
@@ -35,6 +36,7 @@ def sweep(
     prompts: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
     num_prompts: NumPrompts = None,
     seed: Annotated[int | None, typer.Option(callback=in_range, help="In place of the file's.")] = None,
+    repeats: Repeats = None,
     temperature: Annotated[float | None, typer.Option(help="In place of the file's.")] = None,
     target: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
     drafter: Drafter = None,
@@ -63,7 +65,7 @@ def sweep(
 
     given = dict(
         prompts=prompts, seed=seed, temperature=temperature, target=target, drafter=drafter, dtype=dtype,
-        compile=compile_mode,
+        compile=compile_mode, repeats=repeats,
     )  # fmt: skip
     changed: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
     if random_weights:

@@ -32,6 +32,7 @@ class Sweep(BaseModel):
     num_prompts: int | None = Field(8, ge=1, le=10**9)
     caption: Literal["first", "longest", "random"] = "first"
     seed: int = Field(0, ge=0, le=MAX_SEED)
+    repeats: int = Field(1, ge=1, le=1000)
     temperature: float = Field(1.0, ge=0, le=10)
     top_k: int | None = Field(None, ge=0, le=2**31)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -79,6 +80,11 @@ class Sweep(BaseModel):
             raise ValueError(f"lists of options make {sum(grids)} methods, and at most {MAX_METHODS} fit in one sweep")
         return specs
 
+    @property
+    def seeds(self) -> list[int]:
+        """One per repeat: every prompt is decoded with each."""
+        return [(self.seed + i) % (MAX_SEED + 1) for i in range(self.repeats)]
+
     def methods(self) -> list[Method]:
         """Every method of the sweep, lists of option values expanded to their grid, each once; ``ar`` first."""
         found: dict[str, Method] = {}
@@ -100,7 +106,7 @@ class Sweep(BaseModel):
     def record(self) -> dict[str, Any]:
         """What fixes the results: the configuration without its name, and without what is off."""
         optional = ("drafter", "dtype", "compile", "random_weights", "simulate_acceptance")
-        off = {k for k in optional if not getattr(self, k)}
+        off = {k for k in optional if not getattr(self, k)} | ({"repeats"} if self.repeats == 1 else set())
         return self.model_dump(by_alias=True, exclude={"name"} | off, mode="json")
 
 

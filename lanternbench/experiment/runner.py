@@ -76,7 +76,7 @@ def _run(
 ) -> tuple[Path, Summary]:
     methods = config.methods()
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
-    facts = executor.start(config, device, -(-len(selected) // config.batch))
+    facts = executor.start(config, device, -(-len(selected) // config.batch) * config.repeats)
     meaningless = config.random_weights or config.simulate_acceptance is not None
     here = Setup(device=facts.device if torch.cuda.is_available() else "cpu")
     scorers = [] if meaningless else scorers_for(config.metrics, facts.target["evaluators"], here)
@@ -145,9 +145,10 @@ def left(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
     """What of the plan is not stored yet."""
     done, labels = folder.done(), [m.label for m in config.methods()]
     units = []
-    for group, order in plan(prompts, labels, config.seed, config.batch):
-        jobs = [Job(label, [p for p in group if sample_key(p.id, label, config.seed) not in done]) for label in order]
-        units.append([job for job in jobs if job.prompts])
+    for seed in config.seeds:
+        for group, order in plan(prompts, labels, seed, config.batch):
+            jobs = [Job(m, [p for p in group if sample_key(p.id, m, seed) not in done], seed) for m in order]
+            units.append([job for job in jobs if job.prompts])
     return [unit for unit in units if unit]
 
 
@@ -159,7 +160,7 @@ def _measure(
     watch: Watch,
 ) -> Costs:
     """Have made what is not stored yet, and store it as it comes; returns what the scores took."""
-    units, total = left(folder, config, prompts), len(prompts) * len(config.methods())
+    units, total = left(folder, config, prompts), len(prompts) * len(config.methods()) * config.repeats
 
     def say(what: str) -> None:
         watch.progress(len(folder.done()), total, what)
@@ -167,13 +168,14 @@ def _measure(
     deadline = time.monotonic() + watch.budget_s
 
     missing = {i: sum(len(job.prompts) for job in unit) for i, unit in enumerate(units)}
-    unit_of = {p.id: i for i, unit in enumerate(units) for job in unit for p in job.prompts}
+    unit_of = {(p.id, job.seed): i for i, unit in enumerate(units) for job in unit for p in job.prompts}
     made = executor.samples(units, prompts.prompts[0].text, say, watch.on_step) if units else ()
     for sample, image, where in made:
         folder.append(sample, image, where)
         say(f"{sample.label} · {sample.prompt}: {sample.decode_s:.2f} s")
-        missing[unit_of[sample.prompt_id]] -= 1
-        if not missing[unit_of[sample.prompt_id]] and time.monotonic() > deadline:
+        unit = unit_of[sample.prompt_id, sample.seed]
+        missing[unit] -= 1
+        if not missing[unit] and time.monotonic() > deadline:
             break
     say("scoring")
     return executor.costs

@@ -26,10 +26,11 @@ OnStep = Callable[[int, int], None]  # tokens done, of
 
 
 class Job(NamedTuple):
-    """Prompts to decode together by one method."""
+    """Prompts to decode together by one method, with one seed."""
 
     label: str
     prompts: list[Prompt]
+    seed: int = 0
 
     def __str__(self) -> str:
         return f"{self.label} · {self.prompts[0].text}"
@@ -100,7 +101,7 @@ class Worker:
     def work(self, job: Job, on_step: OnStep | None = None) -> Iterator[tuple[Sample, Any]]:
         """The job's samples, scored, with their PIL images; ``on_step`` is told of every step."""
         decoder, config = self.decoders[job.label], self.config
-        for sample, image in make_samples(decoder, job.prompts, config.seed, config.batch == 1, on_step):
+        for sample, image in make_samples(decoder, job.prompts, job.seed, config.batch == 1, on_step):
             for scorer in self.scorers:
                 clock = time.perf_counter()
                 value = sample.metrics[scorer.name] = scorer.score([image], [sample.prompt])[0]

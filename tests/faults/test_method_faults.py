@@ -1,0 +1,50 @@
+"""Methods and targets whose settings contradict each other, or ask for too much, say so in a sentence and in time."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from lanternbench.engine.decode import generate
+from lanternbench.errors import UserError
+from lanternbench.experiment.config import Sweep
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.models.catalogue import load_target
+
+pytestmark = pytest.mark.usefixtures("in_time")
+
+
+@pytest.mark.parametrize("name", ["eagle-1", "sd", "cool-sd"])
+def test_a_shape_and_another_depth_contradict_each_other(name, shallow):
+    with pytest.raises(UserError, match="5 levels deep and --depth says 3"):
+        build(shallow, method(name, shape="chain-5", depth=3))
+    assert build(shallow, method(name, shape="chain-5", depth=5)).proposer.max_depth == 5
+
+
+@pytest.mark.parametrize("where", ["tiny=/nonexistent", "anole-7b=/nonexistent", "llamagen-xl-stage1=/dev/null"])
+def test_a_folder_that_is_not_there_is_not_replaced_by_another(where):
+    with pytest.raises(UserError, match=r"/nonexistent|/dev/null"):
+        load_target(where)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("eagle-2", {"total_nodes": 1024, "depth": 64}),
+        ("adt-tree", {"total_nodes": 1024, "depth": 64}),
+        ("sd", {"shape": "chain-64"}),
+        ("sjd", {"window": 256}),
+        ("sjd-pac", {}),
+    ],
+)
+def test_the_largest_trees_decode_or_are_refused_in_time(name, options, shallow):
+    with suppress(UserError):
+        generate(build(shallow, method(name, **options)), ["a red circle"], max_steps=1)
+
+
+def test_a_grid_of_millions_of_methods_is_refused():
+    many = [i / 1e6 for i in range(1, 3001)]
+    with pytest.raises(ValueError, match="at most"):
+        Sweep(methods=[{"method": "lantern", "k": list(range(2, 3002)), "delta": many}])
