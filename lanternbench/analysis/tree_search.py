@@ -230,9 +230,9 @@ class ShapeSearch(TreeSearch):
             found.append(of(tuple((0,) * i for i in range(1, d + 1)), {"shape": f"chain-{d}"}))
         if self.ranks > 1:
             for depth in range(1, self.levels + 1):
-                for tree in best_trees(child_table(children, depth), largest(cost) - 1):
-                    if any(rank for path in tree for rank in path) and max(map(len, tree)) == depth:
-                        found.append(of(tree, {"shape": [list(path) for path in tree]}))
+                for paths in best_trees(child_table(children, depth), largest(cost) - 1):
+                    if any(rank for path in paths for rank in path) and max(map(len, paths)) == depth:
+                        found.append(of(paths, {"shape": [list(path) for path in paths]}))
         return found
 
     def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:

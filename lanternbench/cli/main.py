@@ -93,7 +93,8 @@ def _tune() -> None:
 
 app.command("run")(_run)
 app.command("tune")(_tune)
-COMMANDS = [sweep.sweep, compare.compare, report.report, score.score, methods.methods, targets.targets, prompts.prompts]
+COMMANDS: list[Callable[..., None]] = [sweep.sweep, compare.compare, report.report, score.score, methods.methods]
+COMMANDS += [targets.targets, prompts.prompts]
 COMMANDS += [fetch.fetch, doctor.doctor, profile.profile, predict.predict, codebook.codebook, verify.verify]
 for command in COMMANDS:
     app.command(command.__name__)(_with_plugins(command))

@@ -96,10 +96,8 @@ class Tables:
         )
         s, codes = self.sampling, self.codebook.double().tolist()
         uncond = (None, None) if self.halves == 1 else (target_uncond, drafter_uncond)
-        return World(
-            self.vocab, self.length, target, drafter, *uncond, s.guidance, s.temperature, s.top_k, s.top_p,
-            codebook=codes,
-        )  # fmt: skip
+        warp = s.guidance, s.temperature, s.top_k, s.top_p
+        return World(self.vocab, self.length, target, drafter, uncond[0], uncond[1], *warp, codebook=codes)
 
     def _after(self, rows: list[list[float]]) -> Callable[[Prefix], list[float]]:
         def after(prefix: Prefix) -> list[float]:

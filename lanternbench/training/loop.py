@@ -84,7 +84,8 @@ def fit(
     plan = plan or Plan()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.pt"
-    first, last = 0, {}
+    first = 0
+    last: dict[str, float] = {}
     if path.exists():
         first, last = _resume(path, model, optims)
     base = [[g["lr"] if first == 0 else g["initial_lr"] for g in o.param_groups] for o in optims]
