@@ -124,10 +124,15 @@ def table(rows: list[Row]) -> Table:
 
 def _timed(method: Method, check: str, run: Callable[..., Outcome], *args) -> Row:
     start = time.perf_counter()
-    with blamed(*method.parts, component("residual", method.choices.residual)):
+    with blamed(*parts_of(method)):
         value, limit, detail = run(*args)
     passed = bool(value <= limit)  # NaN fails
     return Row(method.label, check, passed, value, limit, detail, time.perf_counter() - start)
+
+
+def parts_of(method: Method) -> tuple[Any, ...]:
+    """The components whose code runs."""
+    return (*method.parts, component("residual", method.choices.residual))
 
 
 class OnTables(NamedTuple):
@@ -171,7 +176,8 @@ def on_tables(method: Method, world: tuple[Any, ...], seed: int) -> OnTables:
     """A method of enumerable size on the tables that ``world`` describes."""
     vocab, length, *rest = world
     tables = Tables(vocab, length, seed, *rest)
-    made, spec = enumerated(tables, method), definition(shrunk(method), tables)
+    with blamed(*parts_of(method)):
+        made, spec = enumerated(tables, method), definition(shrunk(method), tables)
     if spec is None:
         return OnTables(made, tables.joint(), None, math.nan)
     images, loss = decode_by_steps(tables.world(), spec)
