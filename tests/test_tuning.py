@@ -24,6 +24,7 @@ from lanternbench.analysis.recorded_drafts import (
     chain_lengths,
     child_table,
     drafting_with,
+    grown_lengths,
     lengths,
     recorded,
 )
@@ -127,6 +128,12 @@ def test_expected_lengths_of_a_recorded_tree_are_those_that_its_decode_had(shall
     grown = [lengths(seen, level, n, 3).sum(1).mean() for n in range(2, 9)]
     assert (np.diff(grown) >= 0).all()
     assert lengths(seen, level, 8, 1).sum(1).mean() <= grown[-1]
+
+
+def test_recordings_that_are_wider_than_the_tree_can_use_count_together():
+    steps = {k: (np.full((k, 3), 0.5), np.ones((k, 3))) for k in (1, 2, 4, 6)}  # as many steps as the width
+    assert [len(grown_lengths(steps, k, nodes=3, depth=1)) for k in (1, 2, 4, 6)] == [1, 12, 12, 12]
+    assert [len(grown_lengths(steps, k, nodes=9, depth=1)) for k in (1, 2, 3, 5)] == [1, 2, 2, 4]
 
 
 def test_the_cost_model_recovers_what_it_was_measured_on_and_what_lies_between():

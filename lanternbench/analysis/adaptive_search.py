@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from lanternbench.analysis.forward_cost import Shape, StepCost
-from lanternbench.analysis.recorded_drafts import Floats, lengths
+from lanternbench.analysis.recorded_drafts import Floats, grown_lengths
 from lanternbench.analysis.tree_search import Candidate, GrowthSearch, Options, Record, largest
 from lanternbench.methods.trees.adaptive import AdaptiveBuilder, Range, adapt
 
@@ -44,8 +44,7 @@ class BoundsSearch(GrowthSearch):
                 if self.setting.tau:
                     known[key] = np.array([self.setting.simulated(min(depth, nodes - 1))])
                 else:
-                    near = min(steps, key=lambda k: abs(k - width))
-                    known[key] = lengths(*steps[near], nodes, depth)
+                    known[key] = grown_lengths(steps, width, nodes, depth)
             return known[key]
 
         def of(within: Range, nodes: int, options: Options) -> Candidate:

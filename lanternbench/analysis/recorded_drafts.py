@@ -18,7 +18,7 @@ S steps, N nodes, D levels, K ranks, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -215,6 +215,16 @@ def lengths(seen: Floats, level: Floats, nodes: int, depth: int) -> Floats:
     inside = (level >= 1) & (level <= depth)
     kept = inside & (inside.cumsum(1) <= nodes - 1)
     return np.stack([np.where(kept & (level == i), seen, 0.0).sum(1) for i in range(1, depth + 1)], 1)
+
+
+def grown_lengths(steps: Mapping[int, tuple[Floats, Floats]], top_k: int, nodes: int, depth: int) -> Floats:
+    """P(accepted ≥ i) in each recorded step [S, depth] of trees with these sizes, from recordings by width.
+
+    Children beyond the kept nodes change nothing, so all recordings count that are as wide as the tree can use.
+    """
+    alike = [k for k in steps if k >= nodes - 1] if top_k >= nodes - 1 else []
+    alike = alike or [min(steps, key=lambda k: abs(k - top_k))]
+    return np.concatenate([lengths(*steps[k], nodes, depth) for k in alike])
 
 
 def bounds(depth: int, top_k: int, nodes: int) -> Bounds:

@@ -27,7 +27,7 @@ from lanternbench.analysis.recorded_drafts import (
     chain_lengths,
     child_table,
     drafting_with,
-    lengths,
+    grown_lengths,
     recorded,
 )
 from lanternbench.engine.decode import SpeculativeDecoder, generate
@@ -319,8 +319,7 @@ class GrowthSearch(TreeSearch):
             if self.setting.tau:
                 reach = self.setting.simulated(min(depth, nodes - 1))
             else:
-                near = min(steps, key=lambda k: abs(k - top_k))
-                reach = lengths(*steps[near], nodes, depth).mean(0).tolist()
+                reach = grown_lengths(steps, top_k, nodes, depth).mean(0).tolist()
             return Candidate(options, shape, reach, cost.step(shape))
 
         found = [of(own.depth, own.top_k, own.total, {})]
@@ -328,7 +327,8 @@ class GrowthSearch(TreeSearch):
             for depth in range(1, self.levels + 1):
                 most = min(largest(cost), bounds(depth, k, NODES).total)
                 for nodes in range(depth + 1, most + 1):
-                    found.append(of(depth, k, nodes, self.sizes(depth, k, nodes)))
+                    if not any(nodes - 1 <= other < k for other in steps):  # which makes the same tree for less
+                        found.append(of(depth, k, nodes, self.sizes(depth, k, nodes)))
         return found
 
 
