@@ -21,6 +21,7 @@ from lanternbench.engine.verify import RelaxedProb, at
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, table, verify_all
 from lanternbench.lossless.exact import decoded, output_distribution
+from lanternbench.lossless.large_tables import sampled_tables
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.acceptance import exact
 from lanternbench.methods.acceptance.exact import Exact, ExactRule
@@ -41,6 +42,8 @@ RELAXED = ["lantern", "lantern++", "uniform-rsd", "cool-sd"]
 @pytest.fixture(autouse=True)
 def _inference(monkeypatch):
     monkeypatch.setattr(verification, "WORLDS", ((3, 3, "dense"),))
+    monkeypatch.setattr(verification, "VARIED", (2, 3, "dense"))
+    monkeypatch.setattr(verification, "DECODES", 200)
     with torch.inference_mode():
         yield
 
@@ -316,6 +319,26 @@ def test_the_rank_test_keeps_its_level_and_finds_the_effect_it_states():
         moved = torch.rand(n, generator=generator) < 2 * effect
         found += statistical.rank_test(torch.where((u > 0.5) & moved, u - 0.5, u)).p_value < statistical.ALPHA
     assert found >= 80
+
+
+# ---------------------------------------------------------------- statistics on large tables
+
+
+@pytest.mark.parametrize("name", ["eagle-2", "sjd-pac"])
+def test_published_sizes_on_large_tables_pass(name):
+    found = sampled_tables(method(name), 0, 200)
+    assert found.tokens == 1000
+    assert found.ranks.p_value > statistical.ALPHA
+    assert found.powers[0] < found.powers[2]
+
+
+def test_large_tables_find_the_wrong_rule_that_they_say_they_would(monkeypatch):
+    found = sampled_tables(method("sd"), 0, 1500)
+    assert found.ranks.p_value > statistical.ALPHA
+    assert found.powers[0] < found.powers[1] < found.powers[2]
+    assert found.powers[2] > 0.9
+    monkeypatch.setattr(ExactRule, "relax", lambda self, q, x, depth: RelaxedProb(1.5 * at(q, x)))
+    assert sampled_tables(method("sd"), 0, 1500).ranks.p_value < statistical.ALPHA
 
 
 # ---------------------------------------------------------------- the report

@@ -67,11 +67,13 @@ class Stepped(NamedTuple):
 class World:
     """A method at work on tables: ``step`` runs the real engine once for a batch of decodes with given uniforms."""
 
-    def __init__(self, tables: Tables, method: Method, greedy: bool = False):
-        self.tables, self.method = tables, shrunk(method)
+    def __init__(self, tables: Tables, method: Method, greedy: bool = False, published: bool = False):
+        """``published``: the method's own sizes, of which the outcomes are too many to be enumerated."""
+        self.tables, self.method = tables, method if published else shrunk(method)
         temperature = 0.0 if greedy else tables.sampling.temperature
-        decoder = build(table_target(tables), self.method, temperature, top_p=tables.sampling.top_p)
+        decoder = build(table_target(tables, published), self.method, temperature, top_p=tables.sampling.top_p)
         self.decoder = replace(decoder, proposer=with_tables(decoder.proposer, tables))
+        self.first = first_token(tables, decoder.warp)[0]  # [V]
         p = self.decoder.proposer
         self.nodes, self.width, self.uniforms = p.nodes, p.width, p.nodes + p.uniforms
         # the order in which a step decides: its draft, acceptance from the root down, the last token, redraws
@@ -83,8 +85,7 @@ class World:
         v, slots = self.tables.vocab, self.tables.length + self.nodes + 1
         tokens = torch.zeros(v, slots, dtype=torch.long)
         tokens[:, 0] = torch.arange(v)
-        first = first_token(self.tables, self.decoder.warp)[0]
-        rows = Rows(tokens, torch.ones(v, dtype=torch.long), self.memory(v), (), first)
+        rows = Rows(tokens, torch.ones(v, dtype=torch.long), self.memory(v), (), self.first)
         rows.own = double(self.decoder.proposer.init(self.state(rows, torch.zeros(v, 1, self.uniforms))))
         return rows.take((rows.weight > 0).nonzero()[:, 0])
 

@@ -142,8 +142,8 @@ SMALL = [[0], [1], [2], [0, 0], [0, 1]]
 DEEP = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]]
 
 
-def table_target(tables: Tables) -> Any:
-    """What the engine asks of a target, with trees that can be enumerated as its defaults."""
+def table_target(tables: Tables, published: bool = False) -> Any:
+    """What the engine asks of a target, with trees that can be enumerated as its defaults, or ``published`` ones."""
     paths, levels = (DEEP, 3) if tables.deep else (SMALL, 2)
     options: dict[str, Any] = {"chain": f"chain-{levels}", "static": paths, "medusa": paths, "near": 3}
     options |= {"depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3), "l_k": 1}
@@ -159,7 +159,7 @@ def table_target(tables: Tables) -> Any:
         graphs=None,
         layout=SlotLayout(0, tables.length),
         model=TableModel(),
-        options=options,
+        options={} if published else options,
         top_k=tables.sampling.top_k,
         guidance=tables.sampling.guidance,
         drafters={"eagle": net, "model": net, "medusa": net},
