@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from lanternbench.analysis.fidelity import fidelity_loss
 from lanternbench.engine import decode as engine
 from lanternbench.engine.carry import PerPrompt, double, select
+from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.lossless.plain.windows import inverse_cdf
 from lanternbench.lossless.tables import (
@@ -251,7 +252,10 @@ def decoded(tables: Tables, method: Method, greedy: bool, count: int, seed: int)
             image += (q.index(max(q)) if greedy else inverse_cdf(q, level),)
         row.copy_(torch.tensor(image))
     slots = tables.length + world.nodes + 1
-    tokens = F.pad(expected[:, :1], (0, slots - 1))
+    first = expected[:, :1]
+    if not (greedy or world.decoder.rule.by_position):  # the first step reads u[:, 0]
+        first = draw(world.first.expand(count, -1), u[:, -1, 0])[:, None]
+    tokens = F.pad(first, (0, slots - 1))
     state = world.state(
         Rows(tokens, torch.ones(count, dtype=torch.long), world.memory(count), (), torch.ones(count)), u
     )

@@ -35,7 +35,8 @@ def sampled_tables(method: Method, seed: int, decodes: int = DECODES) -> Sampled
     tables = Tables(VOCAB, LENGTH, seed, "dense", SAMPLING)
     world, laws = World(tables, method, published=True), tables.world()
     generator = torch.Generator().manual_seed(seed)
-    ranks, found = [], ()
+    ranks: list[Tensor] = []
+    found: tuple[float, ...] = ()
     for start in range(0, decodes, BATCH):
         count = min(BATCH, decodes - start)
         u = torch.rand(count, LENGTH + 1, world.uniforms, generator=generator, dtype=torch.float64)

@@ -94,12 +94,17 @@ class Tables:
         (target, target_uncond), (drafter, drafter_uncond) = (
             [self._after(rows.tolist()) for rows in both] for both in (self.target_logits, self.drafter_logits)
         )
-        s, codes = self.sampling, self.codebook.double().tolist()
-        uncond = (None, None) if self.halves == 1 else (target_uncond, drafter_uncond)
+        guided = self.halves == 2
         return World(
-            self.vocab, self.length, target, drafter, *uncond, s.guidance, s.temperature, s.top_k, s.top_p,
-            codebook=codes,
-        )  # fmt: skip
+            self.vocab,
+            self.length,
+            target,
+            drafter,
+            target_uncond if guided else None,
+            drafter_uncond if guided else None,
+            **self.sampling._asdict(),
+            codebook=self.codebook.double().tolist(),
+        )
 
     def _after(self, rows: list[list[float]]) -> Callable[[Prefix], list[float]]:
         def after(prefix: Prefix) -> list[float]:
