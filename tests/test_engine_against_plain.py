@@ -19,7 +19,7 @@ from lanternbench.lossless.plain.rules import Rule, nearest
 from lanternbench.lossless.plain.windows import WindowSpec
 from lanternbench.lossless.plain.world import World
 from lanternbench.lossless.tables import Tables
-from lanternbench.methods.component import Acceptance
+from lanternbench.methods.component import Acceptance, option
 from lanternbench.methods.method import method
 from lanternbench.methods.residuals import PLAIN, standard
 from lanternbench.methods.trees import adaptive
@@ -141,7 +141,7 @@ def test_a_plug_in_s_rule_and_residual_are_held_against_their_own_definitions(mo
     @registry.register("acceptance", "peaks")
     class Peak(Acceptance):
         lossless = False
-        share: float = 0.4
+        share: float = option(0.4, "share of the likeliest token's probability")
 
         def build(self, target, max_depth):
             return Peaks()

@@ -100,6 +100,8 @@ def test_verify_judges_ours_by_enumeration(installed, tmp_path):
     rows = json.loads(done.stdout)
     assert {row["method"] for row in rows} == {"lookup", "eagle-fan", "eagle-peak s=0.3"}
     assert all(row["passed"] for row in rows)
+    assert "tables: plain definition" in {row["check"] for row in rows if row["method"] == "eagle-peak s=0.3"}
     assert {row["check"] for row in rows if row["method"] == "lookup"} == {
-        "tables: exact distribution", "tables: greedy identity",
+        "tables: exact distribution", "tables: fidelity loss of a lossless method", "tables: its other forms",
+        "large tables, published sizes: token ranks", "tables: greedy identity",
     }  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from families import small_row
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from test_anole import CODES, GUIDANCE, WORDS, halves, official, scrambled
 from test_anole import PUBLISHED as CONFIG
 from test_anole import VQ as SMALL_VQ
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
+from lanternbench.experiment.generate_samples import make_samples
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.chameleon import checkpoint as published_chameleon
@@ -37,6 +38,7 @@ from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.llamagen.t5 import T5Features
 from lanternbench.models.token_decoder import image_tables
 from lanternbench.models.vq import VQConfig, VQModel
+from lanternbench.prompts import Prompt
 
 SHAPE = {"dim": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "grid": 4, "multiple_of": 16}
 TEXT = SHAPE | {"caption_dim": 16, "cls_token_num": 8}
@@ -183,6 +185,20 @@ def test_captions_become_the_encoder_s_states_and_are_kept_on_disk(tmp_path, t5,
         with pytest.raises(UserError, match=r"cannot read the text encoder in .*; fetch the target again"):
             T5Features(tmp_path / "text", 8, "cpu", dtype, 16)([caption])
     assert len(list((tmp_path / "features").iterdir())) == 2
+
+
+def test_features_kept_from_before_the_clock_count_what_they_cost_the_encoder(tmp_path, t5, small_vq):
+    write(tmp_path / "model", scrambled(LlamaGen(LlamaGenConfig(**TEXT)), 0), ".pt")
+    made = LlamaGenFamily().load(small_row(TEXT, 7.5, 8), tmp_path, "cpu")
+    made.prepare([CAPTION, "a square"])
+    each = [made.encode_seconds([caption]) for caption in (CAPTION, "a square")]
+    assert min(each) > 0
+    assert made.encode_seconds([CAPTION, "a square"]) == pytest.approx(sum(each))
+    (path,) = made.text.prepare([CAPTION])
+    save_file(load_file(path), path, {"encode_seconds": "1000.0"})  # as a large encoder on a slow machine
+    ((sample, _),) = make_samples(build(made, method("ar")), [Prompt("0", CAPTION)], 0, True)
+    assert 1000 < sample.encode_s < 1100
+    assert sample.decode_s < 100
 
 
 def test_a_long_caption_is_cut_to_the_conditioning_positions(tmp_path, t5):

@@ -60,9 +60,11 @@ def test_gumbel_coupling_is_lossless_over_all_noise(monkeypatch):
 
 
 def test_gumbel_coupling_with_its_own_noise_keeps_the_targets_distribution():
-    """χ² over 20,000 images of 27 kinds: finds a total variation of 0.02 nine times in ten."""
+    """χ² over 20,000 images of 64 kinds."""
     rows = list(verify_method(method("scd", coupling="gumbel"), None, 0, 8))
-    assert [row.check for row in rows] == ["tables: images", "tables: greedy identity"]
+    assert [row.check for row in rows] == [
+        "tables: images", "large tables, published sizes: token ranks", "tables: greedy identity",
+    ]  # fmt: skip
     assert all(row.passed for row in rows)
 
 

@@ -21,6 +21,7 @@ from lanternbench.engine.verify import RelaxedProb, at
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, table, verify_all
 from lanternbench.lossless.exact import decoded, output_distribution
+from lanternbench.lossless.large_tables import sampled_tables
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.acceptance import exact
 from lanternbench.methods.acceptance.exact import Exact, ExactRule
@@ -41,6 +42,8 @@ RELAXED = ["lantern", "lantern++", "uniform-rsd", "cool-sd"]
 @pytest.fixture(autouse=True)
 def _inference(monkeypatch):
     monkeypatch.setattr(verification, "WORLDS", ((3, 3, "dense"),))
+    monkeypatch.setattr(verification, "VARIED", (2, 3, "dense"))
+    monkeypatch.setattr(verification, "DECODES", 200)
     with torch.inference_mode():
         yield
 
@@ -323,6 +326,26 @@ def test_the_rank_test_keeps_its_level_and_finds_the_effect_it_states():
     assert found >= 80
 
 
+# ---------------------------------------------------------------- statistics on large tables
+
+
+@pytest.mark.parametrize("name", ["eagle-2", "sjd-pac"])
+def test_published_sizes_on_large_tables_pass(name):
+    found = sampled_tables(method(name), 0, 200)
+    assert found.tokens == 1000
+    assert found.ranks.p_value > statistical.ALPHA
+    assert found.powers[0] < found.powers[2]
+
+
+def test_large_tables_find_the_wrong_rule_that_they_say_they_would(monkeypatch):
+    found = sampled_tables(method("sd"), 0, 1500)
+    assert found.ranks.p_value > statistical.ALPHA
+    assert found.powers[0] < found.powers[1] < found.powers[2]
+    assert found.powers[2] > 0.9
+    monkeypatch.setattr(ExactRule, "relax", lambda self, q, x, depth: RelaxedProb(1.5 * at(q, x)))
+    assert sampled_tables(method("sd"), 0, 1500).ranks.p_value < statistical.ALPHA
+
+
 # ---------------------------------------------------------------- the report
 
 
@@ -331,7 +354,7 @@ def test_rows_of_all_presets_pass_and_print(small):
     rows = verify_all(["sd", "lantern", "jacobi"], small, images=4, on_row=seen.append)
     assert rows == seen
     assert all(row.passed for row in rows), rows
-    assert {row.check.split(":")[0] for row in rows} == {"tables", "random"}
+    assert {row.check.split(":")[0].split(",")[0] for row in rows} == {"tables", "large tables", "random"}
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(table(rows))
     assert "FAIL" not in console.export_text()
@@ -339,7 +362,7 @@ def test_rows_of_all_presets_pass_and_print(small):
 
 def test_a_target_without_the_drafter_is_said_not_failed(small):
     rows = verify_all(["medusa"], replace(small, drafters={}))
-    assert [row.passed for row in rows] == [*[True] * 5, None]
+    assert [row.passed for row in rows] == [*[True] * 6, None]
     assert "no drafter of kind 'medusa'" in rows[-1].detail
 
 

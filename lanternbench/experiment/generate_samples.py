@@ -45,8 +45,10 @@ def make_samples(
         clock = time.perf_counter()
         images = decoder.target.images(torch.stack([g.tokens for g in made]))
         render_s = (time.perf_counter() - clock) / len(part)
+        encoder_s = decoder.target.encode_seconds([p.text for p in part])  # of features kept from before the clock
+        encode_s = (made[0].encode_s + encoder_s) / len(part)
         return [
-            (_sample(decoder, prompt, generation, seed, timed, render_s, len(part), memory | extra), image)
+            (_sample(decoder, prompt, generation, seed, timed, (encode_s, render_s), len(part), memory | extra), image)
             for prompt, generation, image, extra in zip(part, made, images, figures(decoder, made), strict=True)
         ]
 
@@ -82,10 +84,11 @@ def _sample(
     made: Generation,
     seed: int,
     timed: bool,
-    render_s: float,
+    around: tuple[float, float],
     batch: int,
     extra: dict[str, Any],
 ) -> Sample:
+    """``around``: seconds of an image's encoding, the text encoder's included, and of its rendering."""
     drafting = decoder.proposer.max_depth > 0 and made.steps > 1
     first = sum(n > 1 for n in made.accept_lengths) / max(made.steps, 1) if drafting else None
     overhead = {k: v for k, v in made.phases.items() if k not in ("draft", "verify")}
@@ -107,8 +110,8 @@ def _sample(
         tree_nodes=[1, *made.tree_nodes],
         first_token_acceptance=first,
         decode_s=made.decode_s / batch,
-        encode_s=made.encode_s / batch,
-        render_s=render_s,
+        encode_s=around[0],
+        render_s=around[1],
         phases={
             "draft_s": made.phases.get("draft", 0.0) / batch,
             "verify_s": made.phases.get("verify", 0.0) / batch,

@@ -96,7 +96,8 @@ class Worker:
         clock = time.perf_counter()
         self.target.images(made.tokens[None])
         tokens = max(sum(made.accept_lengths), 1)
-        return made.encode_s + made.decode_s * self.target.length / tokens + time.perf_counter() - clock
+        encode_s = made.encode_s + self.target.encode_seconds([caption])
+        return encode_s + made.decode_s * self.target.length / tokens + time.perf_counter() - clock
 
     def work(self, job: Job, on_step: OnStep | None = None) -> Iterator[tuple[Sample, Any]]:
         """The job's samples, scored, with their PIL images; ``on_step`` is told of every step."""

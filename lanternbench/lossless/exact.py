@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from lanternbench.analysis.fidelity import fidelity_loss
 from lanternbench.engine import decode as engine
 from lanternbench.engine.carry import PerPrompt, double, select
+from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.lossless.plain.windows import inverse_cdf
 from lanternbench.lossless.tables import (
@@ -67,11 +68,13 @@ class Stepped(NamedTuple):
 class World:
     """A method at work on tables: ``step`` runs the real engine once for a batch of decodes with given uniforms."""
 
-    def __init__(self, tables: Tables, method: Method, greedy: bool = False):
-        self.tables, self.method = tables, shrunk(method)
+    def __init__(self, tables: Tables, method: Method, greedy: bool = False, published: bool = False):
+        """``published``: the method's own sizes, of which the outcomes are too many to be enumerated."""
+        self.tables, self.method = tables, method if published else shrunk(method)
         temperature = 0.0 if greedy else tables.sampling.temperature
-        decoder = build(table_target(tables), self.method, temperature, top_p=tables.sampling.top_p)
+        decoder = build(table_target(tables, published), self.method, temperature, top_p=tables.sampling.top_p)
         self.decoder = replace(decoder, proposer=with_tables(decoder.proposer, tables))
+        self.first = first_token(tables, decoder.warp)[0]  # [V]
         p = self.decoder.proposer
         self.nodes, self.width, self.uniforms = p.nodes, p.width, p.nodes + p.uniforms
         # the order in which a step decides: its draft, acceptance from the root down, the last token, redraws
@@ -83,8 +86,7 @@ class World:
         v, slots = self.tables.vocab, self.tables.length + self.nodes + 1
         tokens = torch.zeros(v, slots, dtype=torch.long)
         tokens[:, 0] = torch.arange(v)
-        first = first_token(self.tables, self.decoder.warp)[0]
-        rows = Rows(tokens, torch.ones(v, dtype=torch.long), self.memory(v), (), first)
+        rows = Rows(tokens, torch.ones(v, dtype=torch.long), self.memory(v), (), self.first)
         rows.own = double(self.decoder.proposer.init(self.state(rows, torch.zeros(v, 1, self.uniforms))))
         return rows.take((rows.weight > 0).nonzero()[:, 0])
 
@@ -250,7 +252,10 @@ def decoded(tables: Tables, method: Method, greedy: bool, count: int, seed: int)
             image += (q.index(max(q)) if greedy else inverse_cdf(q, level),)
         row.copy_(torch.tensor(image))
     slots = tables.length + world.nodes + 1
-    tokens = F.pad(expected[:, :1], (0, slots - 1))
+    first = expected[:, :1]
+    if not (greedy or world.decoder.rule.by_position):  # the first step reads u[:, 0]
+        first = draw(world.first.expand(count, -1), u[:, -1, 0])[:, None]
+    tokens = F.pad(first, (0, slots - 1))
     state = world.state(
         Rows(tokens, torch.ones(count, dtype=torch.long), world.memory(count), (), torch.ones(count)), u
     )

@@ -22,10 +22,12 @@ from scipy.optimize import brentq
 from scipy.stats import chi2, ncx2, norm
 from torch import Tensor
 
+from lanternbench.analysis.fidelity import kernel
 from lanternbench.engine import decode as engine
+from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.trace import Trace
-from lanternbench.engine.verify import at
+from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
 from lanternbench.models.guidance import guide
@@ -33,6 +35,8 @@ from lanternbench.models.target import Target
 
 ALPHA = 1e-3  # chance that one test of a lossless method fails
 BINS = 16
+FACTORS = (1.1, 1.2, 1.5)  # by how much the rules are too generous that the tests' power is stated for
+NODES = 4096  # of which it is computed
 CAPTIONS = (
     "a large red circle on the left on a plain blue background",
     "a small green star in the center on a noisy white background",
@@ -106,10 +110,60 @@ def log_q_test(q: Tensor, tokens: Tensor) -> Finding:
     return Finding(z, float(2 * norm.sf(abs(z))), (norm.isf(ALPHA / 2) + norm.isf(0.1)) * spread / tokens.numel())
 
 
+class Generous(AcceptanceRule):
+    """A rule made wrong on purpose: q̃ is ``factor`` times what it should be."""
+
+    def __init__(self, rule: AcceptanceRule, factor: float):
+        self.rule, self.factor = rule, factor
+
+    def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
+        found = self.rule.relax(q, x, depth)
+        return found._replace(value=self.factor * found.value)
+
+    def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
+        return self.factor * self.rule.everywhere(q, depth)
+
+
+def powers(trace: Trace, q: Tensor, decoder: SpeculativeDecoder, tokens: int) -> tuple[float, ...]:
+    """With what probability would the rank test find a rule that is 1.1×, 1.2×, 1.5× too generous?  () without drafts.
+
+    ``tokens`` are tested in all.  The distribution K that the wrong rule draws its first child's token from, on up to
+    ``NODES`` of the decode's own nodes, puts more or less than 1/BINS into each bin of F_t.
+    """
+    at_drafts = (trace.tried.flatten() > 0).nonzero()[:, 0]
+    if not len(at_drafts) or decoder.rule.by_position:
+        return ()
+    nodes = at_drafts[torch.linspace(0, len(at_drafts) - 1, min(NODES, len(at_drafts))).long()]
+    rows, score = q.flatten(0, 1)[nodes], suspects(trace, q).flatten(0, 1)[nodes]
+    p = trace.p.flatten(0, 1)[nodes] if decoder.proposer.samples else None
+    x, depth = trace.children[..., 0].flatten()[nodes].clamp(min=0), trace.depth.flatten()[nodes]
+    order = score.sort(dim=-1, descending=True, stable=True).indices
+    found, share = [], len(at_drafts) / trace.tried.numel()
+    for factor in FACTORS:
+        drawn = kernel(rows, p, x, depth, Generous(decoder.rule, factor), decoder.residual)
+        extra = binned(rows.gather(-1, order), drawn.gather(-1, order)).mean(0) - 1 / BINS
+        nc = float((share * extra).square().sum() * tokens * BINS)
+        found.append(float(ncx2.sf(chi2.isf(ALPHA, BINS - 1), BINS - 1, nc)) if nc > 0 else ALPHA)
+    return tuple(found)
+
+
+def binned(q: Tensor, drawn: Tensor) -> Tensor:
+    """Mass of ``drawn`` [n, V] in each of BINS equal parts of q [n, V], tokens in the order of the test: [n, BINS]."""
+    q, drawn = q.double(), drawn.double()
+    below, drawn_below = q.cumsum(-1), drawn.cumsum(-1)
+    edges = below[:, -1:] * torch.arange(1, BINS, device=q.device) / BINS
+    token = torch.searchsorted(below, edges).clamp(max=q.shape[-1] - 1)
+    left = (below.gather(-1, token) - edges) / q.gather(-1, token).clamp(min=1e-30)  # of the token that an edge cuts
+    mass = drawn_below.gather(-1, token) - left.clamp(0, 1) * drawn.gather(-1, token)
+    ends = torch.zeros_like(mass[:, :1])
+    return torch.cat([ends, mass, drawn_below[:, -1:]], -1).diff(dim=-1)
+
+
 class Sampled(NamedTuple):
     ranks: Finding
     log_q: Finding
     forward: float  # largest |q in the loop − q of a plain forward|
+    powers: tuple[float, ...]  # chances that a rule 1.1×, 1.2×, 1.5× too generous would have been found by its ranks
 
 
 @torch.inference_mode()
@@ -126,7 +180,8 @@ def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Samp
     assert trace is not None
     q = plain(target, captions, tokens, decoder.warp)
     f = uniforms(q, tokens, suspects(trace, q), seed)
-    return Sampled(rank_test(f), log_q_test(q, tokens), float((trace.q - q).abs().max()))
+    forward = float((trace.q - q).abs().max())
+    return Sampled(rank_test(f), log_q_test(q, tokens), forward, powers(trace, q, decoder, tokens.numel()))
 
 
 @torch.inference_mode()

@@ -94,10 +94,17 @@ class Tables:
         (target, target_uncond), (drafter, drafter_uncond) = (
             [self._after(rows.tolist()) for rows in both] for both in (self.target_logits, self.drafter_logits)
         )
-        s, codes = self.sampling, self.codebook.double().tolist()
-        uncond = (None, None) if self.halves == 1 else (target_uncond, drafter_uncond)
-        warp = s.guidance, s.temperature, s.top_k, s.top_p
-        return World(self.vocab, self.length, target, drafter, uncond[0], uncond[1], *warp, codebook=codes)
+        guided = self.halves == 2
+        return World(
+            self.vocab,
+            self.length,
+            target,
+            drafter,
+            target_uncond if guided else None,
+            drafter_uncond if guided else None,
+            **self.sampling._asdict(),
+            codebook=self.codebook.double().tolist(),
+        )
 
     def _after(self, rows: list[list[float]]) -> Callable[[Prefix], list[float]]:
         def after(prefix: Prefix) -> list[float]:
@@ -140,8 +147,8 @@ SMALL = [[0], [1], [2], [0, 0], [0, 1]]
 DEEP = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]]
 
 
-def table_target(tables: Tables) -> Any:
-    """What the engine asks of a target, with trees that can be enumerated as its defaults."""
+def table_target(tables: Tables, published: bool = False) -> Any:
+    """What the engine asks of a target, with trees that can be enumerated as its defaults, or ``published`` ones."""
     paths, levels = (DEEP, 3) if tables.deep else (SMALL, 2)
     options: dict[str, Any] = {"chain": f"chain-{levels}", "static": paths, "medusa": paths, "near": 3}
     options |= {"depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3), "l_k": 1}
@@ -158,7 +165,7 @@ def table_target(tables: Tables) -> Any:
         graphs=None,
         layout=SlotLayout(0, tables.length),
         model=TableModel(),
-        options=options,
+        options={} if published else options,
         top_k=tables.sampling.top_k,
         guidance=tables.sampling.guidance,
         drafters=dict.fromkeys(("eagle", "eagle-3", "model", "medusa"), net),

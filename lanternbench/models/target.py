@@ -141,6 +141,10 @@ class Target:
         if hasattr(self.text, "prepare"):
             self.text.prepare(captions)
 
+    def encode_seconds(self, captions: list[str]) -> float:
+        """What the text encoder took for captions whose features are kept; 0 where it runs anew for every image."""
+        return self.text.encode_seconds(captions) if hasattr(self.text, "encode_seconds") else 0.0
+
     def images(self, tokens: Tensor) -> list[Image.Image]:
         """Tokens [B, L] -> RGB images, a few at a time: the tokeniser's activations take up to 3 GB an image."""
         few = tokens.view(-1, *self.grid).split(max(1, DECODED // self.length))

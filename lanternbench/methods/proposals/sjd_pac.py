@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from lanternbench.engine.proposal import Proposer
 from lanternbench.errors import UserError
@@ -27,6 +27,11 @@ class SjdPac(Proposal):
     siblings: int = option(3, "drafts of one position", symbol="K", small=2, ge=1, le=64)
     depth: int = option(3, "depth from which on the tree is a chain", symbol="D", small=3, ge=1, le=8)
     window: int = option(16, "drafted positions per step", symbol="L", small=2, ge=1, le=256)
+
+    def small(self) -> Self:
+        """The public window is no shorter than its tree."""
+        made = super().small()
+        return made if self.variant == "paper" else made.model_copy(update={"depth": made.window})
 
     def build(self, target: Target, tree: Tree, rule: Acceptance) -> Proposer:
         sizes = (self.siblings, self.depth, self.window)
