@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -51,7 +52,7 @@ class T5Features:
     def prepare(self, captions: list[str]) -> list[Path]:
         """Where the captions' features are kept, made in one go where they are not yet."""
         paths = [self.path(clean(c)) for c in captions]
-        new = {p: clean(c) for p, c in zip(paths, captions, strict=True) if not p.is_file()}
+        new = {p: clean(c) for p, c in zip(paths, captions, strict=True) if not self._whole(p)}
         if new:
             self._encode(new)
         return paths
@@ -69,6 +70,15 @@ class T5Features:
         """Where a cleaned caption's features are kept: apart by dtype, so that no run depends on an earlier one's."""
         digest = hashlib.sha256(caption.encode()).hexdigest()[:32]
         return self.kept / f"{digest}-{str(self.dtype).removeprefix('torch.')}.safetensors"
+
+    def _whole(self, path: Path) -> bool:
+        """Are these features that can be read?  A damaged file is made again."""
+        try:
+            with safe_open(path, "pt") as file:
+                rows, width = file.get_slice("features").get_shape()
+        except (OSError, SafetensorError, ValueError):
+            return False
+        return 0 < rows <= self.length and width == self.width
 
     @torch.inference_mode()
     def _encode(self, captions: dict[Path, str]) -> None:
