@@ -225,7 +225,9 @@ def understood(where: Path, what: str) -> Iterator[None]:
         yield
     except ODD as error:
         cause = " ".join(str(error).split())[:200]
-        raise UserError(f"{where} {what} ({type(error).__name__}: {cause}): use the file of this target") from None
+        raise UserError(
+            f"{where} {what} ({type(error).__name__}: {cause}): use the official file of this target"
+        ) from None
 
 
 def _plain(value: Tensor, name: str, where: Path) -> Tensor:

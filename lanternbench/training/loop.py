@@ -84,10 +84,7 @@ def fit(
     plan = plan or Plan()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.pt"
-    first = 0
-    last: dict[str, float] = {}
-    if path.exists():
-        first, last = _resume(path, model, optims)
+    first, last = _resume(path, model, optims) if path.exists() else (0, {})
     base = [[g["lr"] if first == 0 else g["initial_lr"] for g in o.param_groups] for o in optims]
     model.train()
     clock, seen = time.monotonic(), first

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -55,7 +55,7 @@ class T5Features:
     def prepare(self, captions: list[str]) -> list[Path]:
         """Where the captions' features are kept, made in one go where they are not yet."""
         paths = [self.path(clean(c)) for c in captions]
-        new = {p: clean(c) for p, c in zip(paths, captions, strict=True) if seconds(p) is None}
+        new = {p: clean(c) for p, c in zip(paths, captions, strict=True) if not self._whole(p) or seconds(p) is None}
         if new:
             self._encode(new)
         return paths
@@ -77,6 +77,15 @@ class T5Features:
         """Where a cleaned caption's features are kept: apart by dtype, so that no run depends on an earlier one's."""
         digest = hashlib.sha256(caption.encode()).hexdigest()[:32]
         return self.kept / f"{digest}-{str(self.dtype).removeprefix('torch.')}.safetensors"
+
+    def _whole(self, path: Path) -> bool:
+        """Are these features that can be read?  A damaged file is made again."""
+        try:
+            with safe_open(path, "pt") as file:
+                rows, width = file.get_slice("features").get_shape()
+        except (OSError, SafetensorError, ValueError):
+            return False
+        return 0 < rows <= self.length and width == self.width
 
     @torch.inference_mode()
     def _encode(self, captions: dict[Path, str]) -> None:
