@@ -292,7 +292,10 @@ def test_a_checkpoint_of_another_architecture_is_one_sentence(tmp_path, chameleo
     ):
         state = {k: v for k, v in (broken | change).items() if v is not None}
         torch.save(state, tmp_path / f"{name}.bin")
-        with pytest.raises(UserError, match=r"of another architecture or size \(\w+Error: .*\): use the (official file|file of this target)"):
+        with pytest.raises(
+            UserError,
+            match=r"of another architecture or size \(\w+Error: .*\): use the (official file|file of this target)",
+        ):
             net.eagle_drafter(tmp_path / f"{name}.bin", "cpu")
 
 
