@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lanternbench.metrics import reference
-from lanternbench.models.llamagen.t5 import T5Features
+from lanternbench.models.llamagen.t5 import SECONDS, T5Features
 from lanternbench.utils.files import HOME, replacing
 
 pytestmark = pytest.mark.usefixtures("in_time")
@@ -31,7 +31,7 @@ def test_damaged_features_of_a_caption_are_made_again(content, tmp_path, monkeyp
         for path in captions:
             made.append(path)
             path.parent.mkdir(exist_ok=True)
-            save_file({"features": torch.ones(2, 8)}, path)
+            save_file({"features": torch.ones(2, 8)}, path, {SECONDS: "0.1"})
 
     monkeypatch.setattr(T5Features, "_encode", encode)
     text(["a fox"])
