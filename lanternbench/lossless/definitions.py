@@ -52,7 +52,7 @@ def _rule(method: Method, tables: Tables) -> Rule | None:
     else:
         rule = RULES[name](part, tables)
     residual = method.choices.residual
-    if rule is None or residual == "lantern" and part.usual_residual != "lantern":
+    if rule is None or (residual == "lantern" and part.usual_residual != "lantern"):
         return None  # LANTERN's residual says what becomes of a group
     if residual in RESIDUALS:
         return rule
