@@ -52,7 +52,9 @@ def _rule(method: Method, tables: Tables) -> Rule | None:
     else:
         rule = RULES[name](part, tables)
     residual = method.choices.residual
-    if rule is None or residual in RESIDUALS:
+    if rule is None or (residual == "lantern" and part.usual_residual != "lantern"):
+        return None  # LANTERN's residual says what becomes of a group
+    if residual in RESIDUALS:
         return rule
     return replace(rule, own_residual=OWN_RESIDUALS[residual]) if residual in OWN_RESIDUALS else None
 
