@@ -3,9 +3,9 @@
     lanternbench sweep configs/methods.yaml                     # T = 1
     lanternbench sweep configs/methods.yaml --temperature 0
     lanternbench sweep configs/fidelity.yaml
-    python benchmarks/methods.py RUN_T1 RUN_T0 RUN_FIDELITY
+    python benchmarks/methods.py RUN…
 
-Writes benchmarks/results/methods.md and docs/images/fidelity.png.
+Writes benchmarks/results/methods.md, a section per run, and docs/images/fidelity.png.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lanternbench.analysis.summaries import Row, read_summary
 from lanternbench.experiment import read_run
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULT, PICTURE = ROOT / "benchmarks/results/methods.md", ROOT / "docs/images/fidelity.png"
 COLUMNS = {
     "speedup": "speedup [95 %]",
     "accept_len": "τ",
@@ -87,16 +88,26 @@ def curves(run: Path, path: Path) -> list[str]:
     return lines
 
 
-def main(warm: Path, greedy: Path, knobs: Path) -> None:
-    lines = ["# Every method on the embedded model", ""]
-    for title, run in (("T = 1", warm), ("T = 0", greedy)):
-        lines += [f"## {title}", "", about(run), "", *table(run), ""]
-    lines += ["## Fidelity loss at equal acceptance length", "", about(knobs), ""]
-    lines += ["![Fidelity loss against τ](../../docs/images/fidelity.png)", ""]
-    lines += curves(knobs, ROOT / "docs/images/fidelity.png")
-    (ROOT / "benchmarks/results/methods.md").write_text("\n".join(lines) + "\n")
+def section(run: Path) -> tuple[str, list[str]]:
+    """The title and text of what a run shows."""
+    config = read_run(run)["config"]
+    if config["batch"] == 1:
+        return f"T = {config['temperature']:g}", [about(run), "", *table(run)]
+    picture = ["![Fidelity loss against τ](../../docs/images/fidelity.png)", ""]
+    return "Fidelity loss at equal acceptance length", [about(run), "", *picture, *curves(run, PICTURE)]
+
+
+def main(runs: list[Path]) -> None:
+    """Sections that no run is given for stay as they are."""
+    head, *parts = RESULT.read_text().split("\n## ")
+    sections = {title: text.strip().splitlines() for title, _, text in (part.partition("\n") for part in parts)}
+    sections |= dict(map(section, runs))
+    lines = [head.strip(), ""]
+    for title, text in sections.items():
+        lines += [f"## {title}", "", *text, ""]
+    RESULT.write_text("\n".join(lines))
     print("\n".join(lines))
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    main([Path(name) for name in sys.argv[1:]])
