@@ -11,6 +11,7 @@ from lanternbench.registry import components
 ROOT = Path(__file__).parents[1]
 DOC = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
 HEADINGS = {"llamagen": "LlamaGen", "chameleon": "Anole", "janus": "Janus", "emu3": "Emu3"}
+HEADINGS |= {"transformers": "Any model that transformers runs"}
 
 
 def test_every_family_has_a_section():

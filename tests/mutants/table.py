@@ -69,7 +69,7 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/state.py",
-                "    logits = model.logits(states.next, state.guidance)\n    state.clock.tick",
+                "    logits = state.logits(states.next)\n    state.clock.tick",
                 "    from lanternbench.models.guidance import guide\n"
                 "    warped = state.warp(model.output(states.next)).clamp(min=1e-12).log()\n"
                 "    state.clock.tick",
