@@ -24,7 +24,7 @@ from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.catalogue import load_with_drafter, with_drafter
+from lanternbench.models.catalogue import load_plain, load_with_drafter, with_drafter
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.target import Target
@@ -150,9 +150,9 @@ def test_every_method_on_eagle_runs_on_it():
 # ---- training ----
 
 
-def test_it_starts_out_as_the_eagle_1_drafter_that_it_starts_from(target):
+def test_it_starts_out_as_the_eagle_1_drafter_that_it_starts_from():
     cfg = IMAGES.decoder
-    for one in (target.drafters["eagle"], scrambled(Eagle(cfg, False, 1e-5, 2, 16, 64), 3)):
+    for one in (load_plain("tiny").drafters["eagle"], scrambled(Eagle(cfg, False, 1e-5, 2, 16, 64), 3)):
         three, x = one.fused(), torch.randn(2, 5, one.config.dim)
         wide = torch.cat([x, torch.randn(2, 5, 2 * one.config.dim)], -1)
         assert torch.equal(three.read(wide), one.read(x))
