@@ -128,7 +128,7 @@ def test_what_is_no_drafter_is_refused(classes, target, known, tmp_path):
         with_drafter(target, "nope")
     with pytest.raises(UserError, match=r"holds no EAGLE drafter: it has no 'fc\.weight'"):
         with_drafter(target, str(known.folder / "model"))
-    with pytest.raises(UserError, match="another size|no EAGLE drafter of this target"):
+    with pytest.raises(UserError, match=r"another size|no EAGLE drafter of this target"):
         with_drafter(classes, str(tiny.WEIGHTS / "eagle.safetensors"))
     with pytest.raises(UserError, match="'small-c2i' lacks its model"):
         with_drafter(target, f"small-c2i={tmp_path / 'empty'}")
