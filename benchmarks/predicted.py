@@ -3,11 +3,13 @@
     python benchmarks/predicted.py
 
 The papers' tokens a step, their methods' trees and the GPUs that they name go into the roofline of `lanternbench
-predict`.  Nothing is measured.  Writes benchmarks/results/predicted.md.
+predict`.  Nothing is measured.  Writes benchmarks/results/predicted.md, and gpu-expected.json for `make gpu`.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import textwrap
 from functools import cache
 from pathlib import Path
@@ -19,10 +21,16 @@ from lanternbench.analysis.device_models import device_model
 from lanternbench.analysis.predict import BASE, Case, Roofline, latency, shape_of
 from lanternbench.analysis.replay import Trace, autoregressive, steady
 from lanternbench.analysis.roofline import BYTES
+from lanternbench.errors import UserError
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target
+from lanternbench.registry import components
 from lanternbench.report.papers import published_rows
 from lanternbench.report.tables import markdown
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.gpu.bars import TAU
+from benchmarks.gpu.report import EXPECTED as EXPECTED_ON_GPU
 
 OUT = Path(__file__).parent / "results" / "predicted.md"
 GPUS = {"A100-40GB": "a100-40g", "A100-80GB": "a100-80g", "A100": "a100-80g", "RTX4090": "rtx-4090", "": "a100-80g"}
@@ -148,6 +156,29 @@ def expected() -> str:
     return markdown(["target", "method", "τ", *EXPECTED["anole-7b"]], rows, [False] * 2 + [True] * 4)
 
 
+def for_gpu_report() -> dict[str, dict[str, dict[str, dict[str, object]]]]:
+    """What `make gpu` is to be read beside: by GPU, piece and method, a step in ms and the speedup at τ = 2.7."""
+    found: dict[str, dict[str, dict[str, dict[str, object]]]] = {}
+    for gpu, device in (("A100", "a100-80g"), ("H100", "h100"), ("H200", "h200")):
+        machine = Roofline(device_model(device), "bfloat16")
+        for piece, target in (("steps", "llamagen-xl-stage1"), ("anole", "anole-7b"), ("janus", "janus-pro-1b")):
+            shape = shape_of(known(target))
+            plain = latency(machine, Case(BASE, BASE, shape, None, None), [autoregressive(shape.length)], 1)[0]
+            rows: dict[str, dict[str, object]] = {BASE: {"step": round(1e3 * plain / shape.length, 3)}}
+            for name in components("preset"):
+                try:
+                    case, nodes, depth = case_of(known(target), name, {})
+                except UserError:  # a drafter that the shape does not come with
+                    continue
+                if name != BASE:
+                    trace = steady(TAU, nodes, depth, shape.length)
+                    seconds = latency(machine, case, [trace], 1)[0]
+                    step, gained = 1e3 * seconds / trace.steps, f"{plain / seconds:.2f}×"
+                    rows[name] = {"step": round(step, 3), "speedup": gained}
+            found.setdefault(gpu, {})[piece] = rows
+    return found
+
+
 INTRO = """
     Predictions by the roofline of `lanternbench predict` ([docs/predict.md](../../docs/predict.md)); nothing on
     this page was measured here. A paper's tokens a step (τ, or step compression), the target's default tree for
@@ -198,6 +229,7 @@ def main() -> None:
     parts += ["# What to expect, before a GPU was at hand", filled(EXPECT), expected()]
     text = "\n\n".join(part.strip() for part in parts) + "\n"
     OUT.write_text(text, encoding="utf-8")
+    OUT.with_name(EXPECTED_ON_GPU).write_text(json.dumps(for_gpu_report(), indent=1, ensure_ascii=False) + "\n")
     print(text)
 
 

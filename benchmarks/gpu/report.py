@@ -34,7 +34,7 @@ def lines(found: dict[str, Result | None], expected: dict[str, Any]) -> list[str
         text += ["**A rehearsal in small shapes: no time below means anything.**", ""]
     if not measured:
         text += [
-            "No GPU was at hand: nothing below is measured. `make gpu` measures it ([how](../../docs/gpu.md)).",
+            "No GPU was available: nothing below is measured. `make gpu` measures it ([how](../../docs/gpu.md)).",
             "",
         ]
     machines = dict.fromkeys(f"{r.device}, torch {r.facts.get('torch')}, commit {_commit(r)}" for r in measured)
