@@ -1,4 +1,4 @@
-"""Predicted speedups beside the papers', and what to expect of every method before a GPU was at hand.
+"""Predicted speedups beside the papers', and what to expect of every method before any GPU was available.
 
     python benchmarks/predicted.py
 
@@ -226,7 +226,7 @@ def main() -> None:
     counts = {"higher": higher, "named": len(named), "eagle": eagle, "above": above}
     part = filled(PART, least=min(ratios), most=max(ratios), **counts, **off)
     parts = ["# Predicted speedups beside published ones", filled(INTRO), beside(found), part, table]
-    parts += ["# What to expect, before a GPU was at hand", filled(EXPECT), expected()]
+    parts += ["# What to expect, before any GPU was available", filled(EXPECT), expected()]
     text = "\n\n".join(part.strip() for part in parts) + "\n"
     OUT.write_text(text, encoding="utf-8")
     OUT.with_name(EXPECTED_ON_GPU).write_text(json.dumps(for_gpu_report(), indent=1, ensure_ascii=False) + "\n")
