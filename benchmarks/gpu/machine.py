@@ -46,7 +46,7 @@ class Machine:
 
     def read_rate(self) -> float:
         """GB/s."""
-        return bandwidth(torch.device(self.device))
+        return bandwidth(torch.device(self.device)).best
 
     def wait(self) -> None:
         torch.cuda.synchronize()
@@ -98,7 +98,7 @@ class Rehearsal(Machine):
         return f"{self.device}, rehearsing"
 
     def read_rate(self) -> float:
-        return bandwidth(torch.device(self.device), repeats=1)
+        return bandwidth(torch.device(self.device), seconds=0).best
 
     def wait(self) -> None:
         pass
