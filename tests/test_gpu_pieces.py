@@ -20,6 +20,7 @@ from benchmarks.gpu.pieces import PIECES, equal
 from benchmarks.gpu.result import DONE, FAILED, RUNNING, Result, read
 from benchmarks.gpu.runner import is_done, run_all, run_piece
 from lanternbench.analysis import gpu_check
+from lanternbench.analysis.step_profile import Bandwidth
 from lanternbench.models.family import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.utils.graph_capture import Graphs
@@ -237,7 +238,7 @@ def test_doctor_compares_recorded_steps_and_batches_with_launched_ones(shallow, 
         return again(work, inputs) if works else lambda: first
 
     monkeypatch.setattr(gpu_check, "ready", lambda device: None)
-    monkeypatch.setattr(gpu_check, "bandwidth", lambda device: 3000.0)
+    monkeypatch.setattr(gpu_check, "bandwidth", lambda device: Bandwidth(3000.0, 2900.0, 10, 1))
     monkeypatch.setattr(gpu_check, "exact_target", lambda device: shallow)
     monkeypatch.setattr(gpu_check, "Graphs", lambda: Graphs(record))
     monkeypatch.setattr(gpu_check, "STEPS", 3)
