@@ -25,7 +25,7 @@ from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.utils.files import WEIGHTS
 
-# what suits a machine on which every verified node costs, as `tune` finds it: small trees, short chains
+# what suits a machine on which every verified node costs, by the costs and acceptance that `tune` measures
 OPTIONS: dict[str, Any] = {
     "static": "chain-5",
     "chain": "chain-3",
