@@ -55,8 +55,8 @@ def about(run: Path) -> str:
     record = read_run(run)
     config, machine = record["config"], record["environment"]
     return (
-        f"{config['num_prompts']} demo prompts, T = {config['temperature']:g}, batch {config['batch']}, interleaved; "
-        f"{machine['cpu']}, {machine['threads']} thread(s), torch {machine['torch']}."
+        f"{read_summary(run).rows[0].n} demo prompts, T = {config['temperature']:g}, batch {config['batch']}, "
+        f"interleaved; {machine['cpu']}, {machine['threads']} thread(s), torch {machine['torch']}."
     )
 
 

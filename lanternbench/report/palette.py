@@ -13,13 +13,17 @@ FAMILIES = {
     "lantern++": ("LANTERN", "#d55e00"),
     "jacobi": ("Jacobi", "#e69f00"),
     "sjd": ("Jacobi", "#e69f00"),
+    "scd": ("Jacobi", "#e69f00"),
+    "sjd-pac": ("Jacobi", "#e69f00"),
+    "gsd": ("Jacobi", "#e69f00"),
     "adt-tree": ("ADT-Tree", "#009e73"),
     "uniform-rsd": ("Cool-SD", "#cc79a7"),
     "cool-sd": ("Cool-SD", "#cc79a7"),
 }
 OTHER = ("other", "#8a8a00")
-SECOND = {"medusa", "eagle-2", "lantern++", "sjd", "cool-sd"}  # the later method of a family: another marker
-THIRD = {"eagle-3"}
+# matplotlib's markers; "o" is that of a family's first method, "P" of a method of the user's own
+MARKERS = {"ar": "X", "eagle-3": "s", "scd": "s", "sjd-pac": "^", "gsd": "v"}
+MARKERS |= dict.fromkeys(("medusa", "eagle-2", "lantern++", "sjd", "cool-sd"), "D")
 
 
 def family(method: str) -> str:
@@ -34,8 +38,4 @@ def colour(method: str) -> str:
 
 def marker(method: str) -> str:
     """The matplotlib marker."""
-    if method == "ar":
-        return "X"
-    if method not in FAMILIES:
-        return "P"
-    return "D" if method in SECOND else "s" if method in THIRD else "o"
+    return MARKERS.get(method, "o" if method in FAMILIES else "P")
