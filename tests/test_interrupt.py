@@ -64,7 +64,7 @@ def fault(ended: Ended) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("share", [0.0, 0.15, 0.35, 0.55, 0.75, 0.95])
+@pytest.mark.parametrize("share", [0.05, 0.15, 0.35, 0.55, 0.75, 0.95])
 def test_ctrl_c_at_a_random_moment_ends_with_one_sentence_and_130(share, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "interrupted"
     folder.mkdir(exist_ok=True)
