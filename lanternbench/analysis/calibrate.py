@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from lanternbench.analysis.device_models import THIS, DeviceModel
+from lanternbench.analysis.forward_cost import set_length
 from lanternbench.analysis.predict import Case, by_levels
 from lanternbench.analysis.replay import Steps, Trace, batches
 from lanternbench.analysis.roofline import BYTES, LAYER, STEP, Values
-from lanternbench.analysis.step_profile import bandwidth
+from lanternbench.analysis.step_profile import bandwidth, wait
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, generate, start
 from lanternbench.engine.proposal import DraftedState, Drafter, Proposer
@@ -97,18 +98,13 @@ def timed(work: Callable[[], Any], device: torch.device) -> float:
     """Median seconds of a piece of work."""
     times = []
     for i in range(WARMUP + REPEATS):
-        _wait(device)
+        wait(device)
         clock = perf_counter()
         work()
-        _wait(device)
+        wait(device)
         if i >= WARMUP:
             times.append(perf_counter() - clock)
     return median(times)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @torch.inference_mode()
@@ -160,14 +156,8 @@ def chosen(sizes: Sequence[int], most: int, count: int = 7) -> list[int]:
     return [found[i] for i in picked]
 
 
-def _set_length(state: DecodeState, length: int) -> None:
-    """What was not decoded is in the cache as zeros: an entry costs the same whatever it holds."""
-    lengths = Lengths(torch.full_like(state.now.length.device, length), PerPrompt((length,) * state.batch))
-    state.now = state.now._replace(length=lengths)
-
-
 def _forward(state: DecodeState, nodes: int, length: int) -> float:
-    _set_length(state, length)
+    set_length(state, length)
     state._visible = None
     tokens = torch.zeros(state.batch, nodes, dtype=torch.long, device=state.device)
     draft = Draft(tokens, static=chain(nodes - 1).to(state.device))
@@ -202,7 +192,7 @@ def _drafting(decoder: SpeculativeDecoder, drafter: Drafter, caption: str, cache
 
     roots, levels = [], []
     for length in at:
-        _set_length(state, length)
+        set_length(state, length)
         row = []
         for count in commits:
             last = state.now.last

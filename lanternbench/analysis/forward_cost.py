@@ -91,10 +91,7 @@ def _line(x: float, points: Sequence[float], values: Sequence[float]) -> float:
 def time_steps(
     decoder: SpeculativeDecoder, shape: Shape, caption: str, cached: Iterable[int], steps: int = 12
 ) -> list[Timed]:
-    """``steps`` steps of a decoder at each length ``cached``: after each, the length is set back.
-
-    What was not decoded before is in the cache as zeros: an entry costs the same whatever it holds.
-    """
+    """``steps`` steps of a decoder at each length ``cached``: after each, the length is set back."""
     state = start(decoder, [caption], [0], trace=False)
     own = decoder.proposer.init(state)
     state.prefix_states = None
@@ -102,7 +99,7 @@ def time_steps(
     for length in cached:
         spent: list[tuple[float, float, float]] = []
         for i in range(WARMUP + steps):
-            _set_length(state, length)
+            set_length(state, length)
             state.clock.start()
             own, _ = step(decoder, state, own)
             whole, phases = state.clock.stop(), state.clock.spent
@@ -113,7 +110,8 @@ def time_steps(
     return found
 
 
-def _set_length(state: DecodeState, length: int) -> None:
+def set_length(state: DecodeState, length: int) -> None:
+    """As if so many image tokens were committed: what was not decoded is in the cache as zeros, at the same cost."""
     lengths = Lengths(torch.full_like(state.now.length.device, length), PerPrompt((length,) * state.batch))
     state.now = state.now._replace(length=lengths)
     state.steps = 0  # uniforms are there for one image

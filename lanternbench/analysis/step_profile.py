@@ -124,10 +124,10 @@ def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
         x.sum()
         end = perf_counter() + seconds
         while len(times) < PASSES or perf_counter() < end:
-            _wait(device)
+            wait(device)
             clock = perf_counter()
             x.sum()
-            _wait(device)
+            wait(device)
             times.append(perf_counter() - clock)
     finally:
         torch.set_num_threads(before)
@@ -135,7 +135,8 @@ def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
     return Bandwidth(rates[-1], median(rates), len(rates), threads)
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

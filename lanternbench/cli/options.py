@@ -33,6 +33,9 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU
 Threads = Annotated[
     int | None, typer.Option(min=1, help="CPU threads (default: 1 if the model is small, else all cores).")
 ]
+TargetName = Annotated[str, typer.Option("--target", help="A target of `lanternbench targets`, or a folder.")]
+Prompts = Annotated[str, typer.Option("--prompts", help="demo, coco2017[:FILE], parti[:FILE], or a text file.")]
+MethodOption = Annotated[list[str] | None, typer.Option("--set", help="Any other option of the method, NAME=VALUE.")]
 RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Full size without files: speed alone.")]
 Simulate = Annotated[
     float | None, typer.Option("--simulate-acceptance", help="Mean tokens a step that drafting methods yield.")

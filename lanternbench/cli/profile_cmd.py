@@ -10,14 +10,23 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lanternbench.cli.options import Compile, Device, Drafter, Dtype, RandomWeights, Simulate, Threads
+from lanternbench.cli.options import (
+    Compile,
+    Device,
+    Drafter,
+    Dtype,
+    RandomWeights,
+    Simulate,
+    TargetName,
+    Threads,
+)
 from lanternbench.cli.output import print_json
 from lanternbench.cli.progress import display
 
 
 def profile(
     methods: Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help="Presets.")] = None,
-    target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    target: TargetName = "tiny",
     drafter: Drafter = None,
     dtype: Dtype = None,
     compile_mode: Compile = None,

@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from lanternbench.cli.options import Device, Dtype, NumPrompts, Seed, Threads
+from lanternbench.cli.options import (
+    Device,
+    Dtype,
+    NumPrompts,
+    Prompts,
+    Seed,
+    TargetName,
+    Threads,
+)
 from lanternbench.cli.program import program
 
 Recipe = Literal["eagle-1", "eagle-3"]
@@ -20,9 +28,9 @@ def _group() -> None:
 
 
 def drafter(
-    target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    target: TargetName = "tiny",
     recipe: Annotated[Recipe, typer.Option(help="The drafter's kind, and how it is trained.")] = "eagle-1",
-    prompts: Annotated[str, typer.Option(help="demo, coco2017[:FILE], parti[:FILE], or a text file.")] = "demo",
+    prompts: Prompts = "demo",
     num_prompts: NumPrompts = 0,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 2000,
     batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 4,

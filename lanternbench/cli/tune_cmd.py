@@ -19,9 +19,13 @@ from lanternbench.cli.options import (
     Drafter,
     Dtype,
     Fresh,
+    MethodOption,
     Out,
+    Prompts,
     RandomWeights,
+    Seed,
     Simulate,
+    TargetName,
     Threads,
 )
 from lanternbench.cli.output import print_json, print_notes, stdout
@@ -31,20 +35,18 @@ from lanternbench.cli.progress import display
 
 def tune(
     method: Annotated[str, typer.Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")],
-    option: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other option of the method, NAME=VALUE.")
-    ] = None,
-    target: Annotated[str, typer.Option(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    option: MethodOption = None,
+    target: TargetName = "tiny",
     drafter: Drafter = None,
     dtype: Dtype = None,
     compile_mode: Compile = None,
     random_weights: RandomWeights = False,
     simulate_acceptance: Simulate = None,
-    prompts: Annotated[str, typer.Option(help="demo, coco2017[:FILE], parti[:FILE], or a text file.")] = "demo",
+    prompts: Prompts = "demo",
     num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Prompts that are measured.")] = 12,
     recorded: Annotated[int, typer.Option(min=1, help="Prompts whose drafts are recorded for the acceptance.")] = 4,
     few: Annotated[int, typer.Option(min=1, max=6, help="How many of the best expected sizes are measured.")] = 3,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Seed = 0,
     temperature: Annotated[float, typer.Option(min=0, max=10, help="0 is greedy.")] = 1.0,
     guidance: Annotated[float | None, typer.Option(min=0, help="CFG scale (default: the target's).")] = None,
     device: Device = "auto",

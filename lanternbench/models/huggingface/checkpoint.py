@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from yaml import YAMLError
 
 from lanternbench.errors import UserError
-from lanternbench.models.family import Entry, Family
+from lanternbench.models.family import Entry, Family, eagles_in
 from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.huggingface.model import TransformersDecoder
 from lanternbench.models.loading import dtype_for, load_into, present, read_state
@@ -106,9 +106,6 @@ class TransformersFamily(Family):
         if int(ids.max()) >= config.prompt_ids:
             raise UserError(f"image_tokens go up to id {int(ids.max())} but the model has {config.prompt_ids} ids")
         model = TransformersDecoder(net, config, ids.to(device))
-        drafters: dict[str, nn.Module] = {}
-        if present(where, "eagle"):
-            drafters["eagle"] = model.eagle_drafter(where / "eagle", device)
         unconditional = text.encode("", said.unconditional)
         pad = text.ids[said.pad] if said.pad else 0
         return Target(
@@ -118,7 +115,7 @@ class TransformersFamily(Family):
             text,
             said.guidance,
             said.top_k,
-            drafters=drafters,
+            drafters=eagles_in(where, model, device),
             condition=partial(prefix, unconditional, pad),
             row_end=text.ids[said.row_end] if said.row_end else None,
             prompt_template=said.prompt,
