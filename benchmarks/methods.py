@@ -1,8 +1,12 @@
 """Every method on the embedded model in one table per temperature, and fidelity against accepted length.
 
-    lanternbench sweep configs/methods.yaml                     # T = 1
+    lanternbench sweep configs/methods.yaml                     # T = 1, timed
     lanternbench sweep configs/methods.yaml --temperature 0
+    lanternbench sweep configs/methods.yaml -n 128 --batch 16   # more prompts, for what does not depend on the clock
+    lanternbench sweep configs/methods.yaml -n 64 --batch 16 --temperature 0
     lanternbench sweep configs/fidelity.yaml
+    lanternbench sweep configs/annealing.yaml
+    lanternbench sweep configs/drafters.yaml
     python benchmarks/methods.py RUN…
 
 Writes benchmarks/results/methods.md, a section per run, and docs/images/fidelity.png.
@@ -33,19 +37,22 @@ COLUMNS = {
     "clip-tiny": "CLIP-tiny",
     "fid-tiny": "FID-tiny",
 }
+POINTS = {"annealing": "Cool-SD's annealing rate ν", "drafters": "Drafters and block verification"}
+INTERVALS = ("accept_len", "fidelity_loss", "clip-tiny")
+UNTIMED = {k: v for k, v in COLUMNS.items() if k != "speedup"}
 DIGITS = {"fidelity_loss": 4, "clip-tiny": 3, "fid-tiny": 1}
 
 
-def table(run: Path) -> list[str]:
+def table(run: Path, columns: dict[str, str]) -> list[str]:
     """A Markdown table of a run's rows."""
-    lines = [f"| method | {' | '.join(COLUMNS.values())} |", f"|---|{'---:|' * len(COLUMNS)}"]
+    lines = [f"| method | {' | '.join(columns.values())} |", f"|---|{'---:|' * len(columns)}"]
     for row in read_summary(run).rows:
         cells = []
-        for key in COLUMNS:
+        for key in columns:
             (value, lo, hi, *_), digits = row.figure(key), DIGITS.get(key, 2)
             cell = "–" if value is None else f"{value:.{digits}f}"
-            if key == "speedup" and lo is not None:
-                cell += f" [{lo:.2f}, {hi:.2f}]"
+            if lo is not None and (key == "speedup" or ("speedup" not in columns and key in INTERVALS)):
+                cell += f" [{lo:.{digits}f}, {hi:.{digits}f}]"
             cells.append(cell)
         lines.append(f"| {row.label} | {' | '.join(cells)} |")
     return lines
@@ -66,6 +73,16 @@ def spread(points: list[Row], key: str) -> list[list[float]]:
     return [[f.value - f.lo for f in found], [f.hi - f.value for f in found]]
 
 
+def points(rows: list[Row]) -> list[str]:
+    """τ and fidelity loss as a table, with their intervals."""
+    lines = ["| method | τ | fidelity loss |", "|---|---:|---:|"]
+    for row in rows:
+        if row.method != "ar":
+            (tau, lo, hi, *_), (loss, low, high, *_) = row.figure("accept_len"), row.figure("fidelity_loss")
+            lines.append(f"| {row.label} | {tau:.2f} [{lo:.2f}, {hi:.2f}] | {loss:.4f} [{low:.4f}, {high:.4f}] |")
+    return lines
+
+
 def curves(run: Path, path: Path) -> list[str]:
     """Fidelity loss against τ, a line per method along its own knob; returns the points as a table."""
     found: dict[str, list[Row]] = {}
@@ -73,26 +90,30 @@ def curves(run: Path, path: Path) -> list[str]:
         if row.value("fidelity_loss"):
             found.setdefault(row.method, []).append(row)
     figure, axes = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
-    lines = ["| method | τ | fidelity loss |", "|---|---:|---:|"]
-    for method, points in found.items():
-        points.sort(key=lambda r: r.value("accept_len"))
-        x, y = ([r.value(key) for r in points] for key in ("accept_len", "fidelity_loss"))
-        bars = dict(xerr=spread(points, "accept_len"), yerr=spread(points, "fidelity_loss"))
+    for method, line in found.items():
+        line.sort(key=lambda r: r.value("accept_len"))
+        x, y = ([r.value(key) for r in line] for key in ("accept_len", "fidelity_loss"))
+        bars = dict(xerr=spread(line, "accept_len"), yerr=spread(line, "fidelity_loss"))
         axes.errorbar(x, y, **bars, marker="o", markersize=4, linewidth=1, capsize=2, label=method)
-        lines += [f"| {r.label} | {r.value('accept_len'):.2f} | {r.value('fidelity_loss'):.4f} |" for r in points]
     axes.set_xlabel("τ, tokens per step")
     axes.set_ylabel("fidelity loss per token")
     axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
-    return lines
+    return points([row for line in found.values() for row in line])
 
 
 def section(run: Path) -> tuple[str, list[str]]:
     """The title and text of what a run shows."""
     config = read_run(run)["config"]
+    temperature = f"T = {config['temperature']:g}"
     if config["batch"] == 1:
-        return f"T = {config['temperature']:g}", [about(run), "", *table(run)]
+        return temperature, [about(run), "", *table(run, COLUMNS)]
+    name = run.resolve().name.split("-")[0]
+    if name == "methods":
+        return f"{temperature}, by batches", [about(run), "", *table(run, UNTIMED)]
+    if name in POINTS:
+        return POINTS[name], [about(run), "", *points(read_summary(run).rows)]
     picture = ["![Fidelity loss against τ](../../docs/images/fidelity.png)", ""]
     return "Fidelity loss at equal acceptance length", [about(run), "", *picture, *curves(run, PICTURE)]
 

@@ -3,6 +3,7 @@
 A process per setting, interleaved image by image in random order, without and with busy loops beside: one per CPU.
 
     python benchmarks/threads.py --images 5
+    python benchmarks/threads.py --images 5 --target llamagen-b-c2i:grid=8    # 111 M, 64 tokens, random weights
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ if not os.environ["OMP_WAIT_POLICY"]:
     del os.environ["OMP_WAIT_POLICY"]
     import torch  # first, so that lanternbench leaves the policy as it is
 import lanternbench
-model = lanternbench.load("tiny", "cpu", threads=int(sys.argv[1]))
+target = sys.argv[2]
+model = lanternbench.load(target, "cpu", threads=int(sys.argv[1]), random_weights=target != "tiny")
+caption = "a large red circle on the left on a striped blue background" if target == "tiny" else "207"
 for line in sys.stdin:
     method, seed = line.split()
     cpu = time.process_time()
-    made = model.generate("a large red circle on the left on a striped blue background", method, seed=int(seed))
+    made = model.generate(caption, method, seed=int(seed))
     print(made.stats.decode_s, time.process_time() - cpu, flush=True)
 """
 
@@ -39,12 +42,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=5)
     parser.add_argument("--methods", default="ar,cool-sd")
+    parser.add_argument("--target", default="tiny")
     given = parser.parse_args()
     methods, order = given.methods.split(","), random.Random(0)
     print("| busy loops beside | method | setting | wall s an image | CPU s an image | wall / 1 thread |")
     print("|---|---|---|---|---|---|")
     with ExitStack() as stack:
-        workers = {label: stack.enter_context(_worker(*setting)) for label, setting in SETTINGS.items()}
+        workers = {label: stack.enter_context(_worker(*setting, given.target)) for label, setting in SETTINGS.items()}
         for worker in workers.values():
             for method in methods:
                 _image(worker, method, 0)
@@ -70,10 +74,10 @@ def _compare(workers: dict, method: str, images: int, loops: int, order: random.
         print(f"| {loops} | {method} | {label} | {wall:.2f} | {cpu:.2f} | {ratio:.2f} |", flush=True)
 
 
-def _worker(threads: str, policy: str) -> subprocess.Popen:
+def _worker(threads: str, policy: str, target: str) -> subprocess.Popen:
     environment = os.environ | {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": policy}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", WORKER, threads], env=environment, **pipes)
+    return subprocess.Popen([sys.executable, "-c", WORKER, threads, target], env=environment, **pipes)
 
 
 def _image(worker: subprocess.Popen, method: str, seed: int) -> tuple[float, float]:

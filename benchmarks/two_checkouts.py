@@ -2,6 +2,8 @@
 
     python benchmarks/two_checkouts.py OLD_CHECKOUT NEW_CHECKOUT [METHOD ...] [--target tiny] [--rounds 12]
 
+METHOD may have options that both checkouts know: eagle-2:depth=4,draft_top_k=8,total_nodes=24.
+
 Each checkout runs in a process of its own, one thread each, and one computes while the other waits.  CPU time per step
 counts, as wall time on a shared machine does not repeat; the ratio new / old is that of the medians over images, with
 the quartiles of the paired ratios.
@@ -23,6 +25,7 @@ CAPTIONS = ["a large red star on the left on a noisy blue background", "a small 
 def serve(target_name: str, steps: int) -> None:
     """Decode what is asked for on stdin; answer with (CPU seconds a step, steps, tokens) on stdout."""
     import torch
+    import yaml
 
     torch.set_num_threads(1)
     from lanternbench.models.catalogue import load_with_drafter
@@ -46,7 +49,9 @@ def serve(target_name: str, steps: int) -> None:
         name, seed = json.loads(line)
         if name not in decoders:
             simulated = 2.0 if random and name != "ar" else None
-            decoders[name] = build(target, method(name), 1.0, None, 1.0, None, simulated)
+            preset, _, given = name.partition(":")
+            chosen = {k: yaml.safe_load(v) for k, _, v in (part.partition("=") for part in given.split(",") if part)}
+            decoders[name] = build(target, method(preset, **chosen), 1.0, None, 1.0, None, simulated)
             generate(decoders[name], captions[:1], seed=0, **dict.fromkeys(limit, 8))
         begun = process_time()
         (made,) = generate(decoders[name], [captions[seed % 3]], seed=seed, **limit)
@@ -80,7 +85,8 @@ def main() -> None:
         server.stdin.flush()
         return json.loads(server.stdout.readline())
 
-    print(f"{'method':14}{'old ms/step':>12}{'new ms/step':>12}{'new/old':>9}   quartiles   same tokens")
+    wide = max(map(len, methods)) + 2
+    print(f"{'method':{wide}}{'old ms/step':>12}{'new ms/step':>12}{'new/old':>9}   quartiles   same tokens")
     for name in methods:
         pairs = []
         same = True
@@ -94,7 +100,7 @@ def main() -> None:
         ratios = [new / old for old, new in pairs]
         low, _, high = quantiles(ratios, n=4)
         old, new = (1e3 * median(side) for side in zip(*pairs, strict=True))
-        print(f"{name:14}{old:12.3f}{new:12.3f}{new / old:9.3f}   {low:.3f}–{high:.3f}   {'yes' if same else 'NO'}")
+        print(f"{name:{wide}}{old:12.3f}{new:12.3f}{new / old:9.3f}   {low:.3f}–{high:.3f}   {'yes' if same else 'NO'}")
 
 
 if __name__ == "__main__":

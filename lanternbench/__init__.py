@@ -29,6 +29,7 @@ def load(
     dtype: str | None = None,
     compile_mode: str | None = None,
     threads: int | None = None,
+    random_weights: bool = False,
 ) -> Model:
     """A target ready to generate: ``load("tiny").generate("a red circle", method="cool-sd", lam=2.0, seed=42)``.
 
@@ -37,13 +38,15 @@ def load(
     ``compile_mode``: ``eager``, or ``graphs`` for CUDA graphs (default: on a GPU).
     ``device``: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for a GPU if there is one.
     ``threads``: of the CPU (default: one for a small model such as ``tiny``, else one per physical core).
+    ``random_weights``: the architecture at full size without any file: its images are noise, its speed is real.
     Raises UserError for unknown names, a device that is not there, and for weights that are missing or damaged.
     """
     from lanternbench.api import Model
     from lanternbench.models.catalogue import load_with_drafter
     from lanternbench.utils.device import choose
 
-    return Model(load_with_drafter(target, drafter, choose(device, threads), dtype=dtype, compile_mode=compile_mode))
+    chosen = choose(device, threads)
+    return Model(load_with_drafter(target, drafter, chosen, random_weights, dtype=dtype, compile_mode=compile_mode))
 
 
 def load_run(path: str | Path) -> RunFrames:

@@ -48,18 +48,20 @@ class Model:
         top_k: int | None = None,
         top_p: float = 1.0,
         guidance: float | None = None,
+        trace: bool = False,
         **options: Any,
     ) -> Result | list[Result]:
         """An image, or a list of them for several prompts, which are decoded in one batch.
 
         ``method`` may be a file that ``tune`` wrote; ``options`` are the method's (``lam=2.0``, ``tree="chain"``, …).
+        ``trace``: keep the target's and the drafter's distributions of every step in ``stats.trace``.
         The same prompt, seed and method always give the same tokens.  Raises UserError for what cannot be run.
         """
         if preset_file.is_file(method):
             found = preset_file.read(method)
             method, options = found.pop("method"), found | options
         decoder = build(self.target, make_method(method, **options), temperature, top_k, top_p, guidance)
-        made = generate(decoder, [prompt] if isinstance(prompt, str) else list(prompt), seed=seed)
+        made = generate(decoder, [prompt] if isinstance(prompt, str) else list(prompt), seed=seed, trace=trace)
         images = self.target.images(torch.stack([one.tokens for one in made]))
         results = [Result(one.tokens, image, one) for one, image in zip(made, images, strict=True)]
         return results[0] if isinstance(prompt, str) else results

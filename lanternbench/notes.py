@@ -1,4 +1,4 @@
-"""What a reader must know beside the figures."""
+"""Notes for the reader of figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Kind = Literal["missing", "warning", "info"]
 
 
 class Note(NamedTuple):
-    """One thing to know: ``metric`` is the figure it concerns, None for the whole run.
+    """One note: ``metric`` is the figure that it concerns, None for the whole run.
 
     kind: "missing" for a figure that could not be computed, "warning" for what makes figures wrong or incomparable,
     "info" for how to read them.

@@ -7,7 +7,6 @@ and prompt sources.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -16,7 +15,7 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from lanternbench.errors import UserError
+from lanternbench.errors import UserError, unknown
 
 # kind -> the package that registers the built-in components when it is imported
 _BUILT_IN = {
@@ -108,7 +107,5 @@ def component(kind: str, name: str) -> Any:
     """The component called ``name``.  Raises UserError naming those there are."""
     known = components(kind)
     if name not in known:
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(known)}"
-        raise UserError(f"there is no {kind} called '{name}': {hint}")
+        raise unknown(f"there is no {kind} called '{name}'", name, known)
     return known[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
@@ -22,4 +23,4 @@ def random_llamagen(shape: dict[str, Any], guidance: float, top_k: int) -> Targe
 
 
 def random_chameleon(shape: dict[str, Any], guidance: float, vq: VQConfig, name: str = "small") -> Target:
-    return ChameleonFamily().random_target(small_row(shape, guidance, name=name), "cpu", shape=vq)
+    return ChameleonFamily().random_target(small_row(shape | {"vq": asdict(vq)}, guidance, name=name), "cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, NamedTuple
 
 import pytest
@@ -173,6 +174,7 @@ def test_a_tree_that_adapts_the_wrong_way_is_found_though_its_images_are_right(m
     honest = adaptive.adapt
     flipped = lambda start, alpha, within: honest(start, None if alpha is None else 2.0 - alpha, within)  # noqa: E731
     monkeypatch.setattr(adaptive, "adapt", flipped)
-    rows = {row.check: row.passed for row in verify_all(["adt-tree"])}
+    found = islice(lossless.verify_method(method("adt-tree"), None, 0, 1), 3)  # the rest asks other questions
+    rows = {row.check: row.passed for row in found}
     assert rows["tables: exact distribution"]
     assert not rows["tables: plain definition"]

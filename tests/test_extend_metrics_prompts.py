@@ -71,7 +71,7 @@ def test_a_table_shows_the_metric_under_its_title(installed, tmp_path):
 def test_the_metric_is_suggested_listed_and_not_computed_unasked(installed, tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     assert "sharpness" in cli(installed, "doctor", cwd=tmp_path).stdout
-    assert "did you mean sharpness?" in cli(installed, "score", ".", "--metrics", "sharpnes", cwd=tmp_path).stderr
+    assert "did you mean 'sharpness'?" in cli(installed, "score", ".", "--metrics", "sharpnes", cwd=tmp_path).stderr
     assert "sharpness" not in cli(installed, "score", ".", "--json", cwd=tmp_path).stdout
 
 

@@ -24,6 +24,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment.generate_samples import make_samples
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.models import family as families
 from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
@@ -31,11 +32,10 @@ from lanternbench.models.chameleon.prompt_ids import ROW_END
 from lanternbench.models.chameleon.vocab import read
 from lanternbench.models.chameleon.vqgan import chameleon_vqgan
 from lanternbench.models.drafters.eagle import Eagle, to_published
-from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
-from lanternbench.models.llamagen.t5 import T5Features
+from lanternbench.models.llamagen.t5 import FLAN_T5_XL, RandomT5Features, T5Features
 from lanternbench.models.token_decoder import image_tables
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.prompts import Prompt
@@ -106,7 +106,7 @@ def t5(tmp_path):
 
 @pytest.fixture
 def small_vq(tmp_path, monkeypatch):
-    monkeypatch.setattr(published_llamagen, "VQConfig", lambda: VQ)
+    monkeypatch.setattr(families, "VQConfig", lambda: VQ)
     net = scrambled(VQModel(VQ), 3)
     (tmp_path / "vq").mkdir()
     torch.save({"model": net.state_dict()}, tmp_path / "vq" / "vq_ds16.pt")
@@ -185,6 +185,21 @@ def test_captions_become_the_encoder_s_states_and_are_kept_on_disk(tmp_path, t5,
         with pytest.raises(UserError, match=r"cannot read the text encoder in .*; fetch the target again"):
             T5Features(tmp_path / "text", 8, "cpu", dtype, 16)([caption])
     assert len(list((tmp_path / "features").iterdir())) == 2
+
+
+def test_random_weights_bring_a_text_encoder_of_the_real_size_that_end_to_end_time_counts():
+    features = RandomT5Features(120, "meta", torch.float32, 2048, 36)
+    encoder, _ = features._encoder()
+    assert sum(p.numel() for p in encoder.parameters()) == 1_223_527_424  # Flan-T5-XL's encoder
+    row = small_row(TEXT)
+    made, again = (LlamaGenFamily().random_target(row, "cpu") for _ in range(2))
+    texts, mask = made.text(["a red circle", "square"])
+    assert mask.sum(1).tolist() == [4, 2]  # the end of the sentence counts
+    assert texts.isfinite().all()
+    assert not torch.equal(texts[0, 0], texts[1, 0])
+    assert torch.equal(again.text(["a red circle"])[0][0], texts[0])
+    assert made.encode_seconds(["square"]) > 0
+    assert made.text.layers == TEXT["n_layer"] < FLAN_T5_XL["num_layers"]  # NAME:layers=N cuts it as well
 
 
 def test_features_kept_from_before_the_clock_count_what_they_cost_the_encoder(tmp_path, t5, small_vq):

@@ -8,11 +8,14 @@ import math
 import numpy as np
 import pytest
 
+from lanternbench.analysis.figures import Figures
 from lanternbench.analysis.statistics import Estimate, bootstrap_mean, bootstrap_ratio, paired_test
 from lanternbench.analysis.summaries import Row, Summary
 from lanternbench.analysis.summary import RANDOM_NOTE, summarise
+from lanternbench.analysis.timing import setting_name
 from lanternbench.experiment import Sample, sample_key
 from lanternbench.notes import Note
+from lanternbench.report.pairs import compared
 
 TRIALS = 400
 
@@ -289,6 +292,52 @@ def test_a_run_resumed_on_another_machine_is_told():
     notes = texts(pair_of_methods(), run)
     assert any("another environment" in note for note in notes)
     assert "one note" in notes
+
+
+def resumed_under(more: dict[str, int | None]) -> tuple[list[Sample], dict]:
+    """Three prompts' samples of a run that was resumed: ``more`` maps an index of them to the threads it then had."""
+    samples = [
+        s.model_copy(update={"setting": setting_name({"threads": more.get(i) or 1})})
+        for i, s in enumerate(pair_of_methods())
+    ]
+    return samples, RUN | {"environment": {"threads": 1}, "resumed": [{"at": "x", "environment": {"threads": 2}}]}
+
+
+def test_a_speedup_whose_sides_were_timed_under_other_settings_is_withheld():
+    count = len(pair_of_methods())
+    methods = {i: 2 for i, s in enumerate(pair_of_methods()) if s.label != "ar"}
+    samples, run = resumed_under(methods)
+    summary = summarise(samples, run)
+    names = ("speedup", "robust_speedup", "end_to_end_speedup")
+    assert [summary.rows[1].figure(name) for name in names] == [Estimate(n=0)] * 3
+    assert summary.rows[1].value("latency_s") is not None
+    assert [n.text for n in summary.notes if (n.kind, n.metric) == ("missing", "speedup")] == [
+        f"fast λ=2: {len(methods)} of {len(methods)} samples and their `ar` pairs were timed under other settings "
+        "(threads: 1 -> 2): there is no speedup; run again with --fresh."
+    ]
+    assert not any(
+        "timed under" in note.text for note in summarise(*resumed_under(dict.fromkeys(range(count), 2))).notes
+    )
+
+
+def test_pairs_of_one_setting_keep_their_speedup():
+    last = max(i for i, s in enumerate(pair_of_methods()) if s.label != "ar")
+    samples, run = resumed_under({last: 2})
+    samples[last] = samples[last].model_copy(update={"decode_s": 1e-3})  # would be the headline
+    summary = summarise(samples, run)
+    fair = summarise(samples[:last] + samples[last + 1 :], RUN).rows[1].figure("speedup")
+    assert summary.rows[1].figure("speedup") == fair
+    assert any(f"speedup rests on the other {fair.n}; run again" in note.text for note in summary.notes)
+    speeds = [pair for pair in compared(Figures(samples), ["ar", "fast λ=2"]) if pair.figure == "speed"]
+    assert [(pair.prompts, pair.value) for pair in speeds] == [(fair.n, pytest.approx(fair.value))]
+
+
+@pytest.mark.parametrize(("load", "kept"), [(3.0, True), (3.5, False), (None, True)])
+def test_a_pair_under_clearly_another_load_gives_no_speedup(load, kept):
+    samples = [s.model_copy(update={"load": 1.0 if s.label == "ar" else load}) for s in pair_of_methods()]
+    summary = summarise(samples, RUN)
+    assert (summary.rows[1].value("speedup") is not None) is kept
+    assert any("under another load: there is no speedup" in note.text for note in summary.notes) is not kept
 
 
 def test_a_promise_to_be_lossless_holds_only_as_far_as_the_samples_show_no_loss():

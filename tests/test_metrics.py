@@ -235,7 +235,7 @@ def test_scorers_are_what_the_protocols_say():
 
 
 def test_an_unknown_metric_is_a_users_mistake_with_a_suggestion():
-    with pytest.raises(UserError, match="did you mean clip-tiny"):
+    with pytest.raises(UserError, match="did you mean 'clip-tiny'"):
         scorers_for(["clip-tny"])
 
 

@@ -7,7 +7,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,14 +18,17 @@ import pytest
 from conftest import interrupted, mistake
 
 from lanternbench import experiment as results
+from lanternbench.cli.main import main
 from lanternbench.errors import UserError
-from lanternbench.experiment import config, executors
+from lanternbench.experiment import config, executors, sweep_file
 from lanternbench.experiment import runner as sweeps
 from lanternbench.experiment.executors import cluster
 from lanternbench.experiment.executors import ray as on_ray
 from lanternbench.models.tiny import checkpoint as tiny
 
-ALONE = config.sweep({"methods": ["sjd", {"method": "cool-sd", "lambda": 2}], "num_prompts": 2, "metrics": ["clip"]})
+ALONE = config.sweep(
+    {"methods": ["eagle-1", {"method": "cool-sd", "lambda": 2}], "num_prompts": 2, "metrics": ["clip"]}
+)
 BATCHED = config.sweep({"target": "shallow", "methods": ["sjd"], "num_prompts": 4, "batch": 2, "metrics": []})
 
 
@@ -100,6 +106,11 @@ def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray,
     assert summary.costs["clip-tiny"]["images"] == 5
 
 
+def test_workers_compute_at_the_priority_of_the_command(ray):
+    module = cluster.ray()
+    assert module.get(module.remote(lambda: os.nice(0)).remote()) == os.nice(0)
+
+
 def test_too_many_losses_are_one_sentence_and_another_executor_continues(ray, two_layers_here, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "ATTEMPTS", 1)
     undisturbed, shared = tmp_path / "local", tmp_path / "ray"
@@ -130,11 +141,25 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path):
     command = [sys.executable, "-m", "lanternbench", "sweep", "ar.yaml", "--executor", "ray", "--workers", "1"]
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     said = interrupted(command, tmp_path, lambda: bool(devices(tmp_path / "results")), env=environment)
-    assert [line for line in said.splitlines() if not line.startswith("[")] == [
+    assert [line for line in said.splitlines() if not (line.startswith("[") or line.endswith("so far"))] == [
         "lanternbench: interrupted; the same command continues where it stopped"
     ]
     worker = Path(f"/proc/{devices(tmp_path / 'results')[0]['process']}/cmdline")
     assert not worker.exists() or "lanternbench" not in worker.read_text()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "127.0.0.1:1", "127.0.0.1"])
+def test_an_address_where_no_cluster_answers_is_one_sentence(address, tmp_path, monkeypatch, capfd):
+    """Not what Ray prints about it either, though something else may listen there."""
+    pytest.importorskip("ray")
+    monkeypatch.setattr(cluster, "PATIENCE", 1.0)
+    monkeypatch.setattr(cluster.ray(), "is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = address.format(port=silent.getsockname()[1])
+        options = ("--executor", "ray", "--ray-address", where, "--out", str(tmp_path))
+        said = mistake(monkeypatch, capfd, "sweep", "configs/demo.yaml", *options)
+    assert f"no Ray cluster answers at {where} (" in said
+    assert said.strip().endswith("give HOST:PORT of a running one, or --executor local")
 
 
 @pytest.mark.parametrize(
@@ -150,3 +175,33 @@ def test_a_mistake_about_executors_is_one_sentence(args, says, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     assert says in mistake(monkeypatch, capfd, "sweep", "configs/demo.yaml", *args, "--out", str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_lost_control_process_is_one_sentence_and_the_finished_images_stay(ray, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(cluster, "RESTART", 1.0)
+    monkeypatch.chdir(tmp_path)
+    Path("ar.yaml").write_text("methods: [ar]\nnum_prompts: 3\nmetrics: []\n")
+    command = ["lanternbench", "sweep", "ar.yaml", "--executor", "ray", "--workers", "1"]
+    processes = [path.read_text().split() for path in Path("/proc").glob("[0-9]*/stat")]
+    [control] = [int(p[0]) for p in processes if p[1] == "(gcs_server)" and int(p[3]) == os.getpid()]
+
+    def kill_after_an_image() -> None:
+        while not devices(Path("results")):
+            time.sleep(0.1)
+        os.kill(control, signal.SIGKILL)
+
+    threading.Thread(target=kill_after_an_image, daemon=True).start()
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    cluster.ray().shutdown()  # another test gets another cluster
+    assert exit_.value.code == 2
+    *images, sentence = (line for line in capfd.readouterr().err.splitlines() if not line.endswith("so far"))
+    assert sentence.startswith("lanternbench: the control process of the Ray cluster at ")
+    assert sentence.endswith("the same command continues on a running cluster, or with --executor local")
+    before = results.read_samples(results.latest(Path("results")))
+    assert 0 < len(images) == len(before) < 3
+    sweeps.run(*sweep_file.read(Path("ar.yaml"), {}), Path("results"))
+    after = results.read_samples(results.latest(Path("results")))
+    assert len(after) == 3
+    assert [s.model_dump() for s in after[: len(before)]] == [s.model_dump() for s in before]

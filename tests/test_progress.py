@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,6 +15,8 @@ from rich.progress import Progress
 
 from lanternbench.cli import progress
 from lanternbench.engine import decode as engine
+from lanternbench.experiment import runner as sweeps
+from lanternbench.experiment.config import sweep
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 
@@ -38,6 +42,7 @@ def test_without_a_terminal_every_image_is_a_line(tmp_path):
 
 def test_without_a_terminal_a_long_image_is_never_silent(monkeypatch, capfd):
     monkeypatch.setattr(progress, "SILENCE", 0.05)
+    monkeypatch.setattr(progress, "FIRST", 0.05)
     with progress.display("loading") as shown:
         time.sleep(0.5)
         shown.show(0, 2, "ar · a red circle")
@@ -48,6 +53,36 @@ def test_without_a_terminal_a_long_image_is_never_silent(monkeypatch, capfd):
     assert any(line.startswith("ar · a red circle, 90 of 256 tokens: 0 s so far") for line in said)
     time.sleep(0.2)
     assert not capfd.readouterr().err  # it ends with the command
+
+
+def test_without_a_terminal_the_first_line_comes_soon(monkeypatch, capfd):
+    monkeypatch.setattr(progress, "FIRST", 0.05)
+    with progress.display("loading"):
+        time.sleep(0.5)
+    assert capfd.readouterr().err == "loading: 0 s so far\n"
+
+
+def test_a_slow_warm_up_tells_how_far_it_is(tmp_path, monkeypatch, capfd):
+    """Trees of 1,024 nodes take seconds a step on a CPU."""
+    monkeypatch.setattr(progress, "FIRST", 0.1)
+    monkeypatch.setattr(progress, "SILENCE", 0.1)
+    quick = engine.step
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.1)
+        return quick(*args)
+
+    monkeypatch.setattr(engine, "step", slow)
+    config = sweep({"methods": ["ar"], "num_prompts": 1, "metrics": []})
+
+    def stop(done: int, of: int, what: str) -> None:
+        shown.show(done, of, what)
+        if what.startswith("ar · "):
+            raise KeyboardInterrupt
+
+    with progress.display("sweep") as shown, pytest.raises(KeyboardInterrupt):
+        sweeps.run(config, tmp_path, watch=sweeps.Watch(stop, shown.step))
+    assert re.search(r"^warming up ar, \d+ of 256 tokens: \d s so far$", capfd.readouterr().err, re.MULTILINE)
 
 
 def test_in_a_terminal_an_image_that_takes_long_gets_a_bar_of_its_tokens(monkeypatch):

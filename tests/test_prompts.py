@@ -54,8 +54,8 @@ def coco_file(folder: Path, **changes) -> str:
 
 def test_demo_prompts_speak_the_language_of_the_embedded_model():
     demo = prompts.load("demo")
-    assert len(demo) == 64
-    assert len(set(texts("demo"))) == 64
+    assert len(demo) == 128
+    assert len(set(texts("demo"))) == 128
     two_shapes = 0
     for text in texts("demo"):
         what, _, ground = text.rpartition(" on a ")
@@ -70,7 +70,7 @@ def test_demo_prompts_speak_the_language_of_the_embedded_model():
             assert shape in SHAPES
             assert " ".join(place) in PLACES
             assert colour in set(COLOURS) - {background}
-    assert 16 <= two_shapes <= 26
+    assert 32 <= two_shapes <= 52
 
 
 def test_the_first_demo_prompts_cover_every_word():

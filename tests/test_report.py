@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 import shutil
@@ -210,6 +211,15 @@ def test_a_column_without_any_value_is_left_out():
     assert "peak_memory_mb" in [c.key for c in columns([row(peak_memory_mb=5.0)])]
 
 
+def test_rows_of_batches_have_images_per_second_in_every_table():
+    timed = row_of(flat(images_per_s=0.5))
+    batched = row_of(flat(speedup=None, latency_s=None, images_per_s=4.0))
+    for view in ("full", "tex", "terminal"):
+        found = {c.key: c for c in columns([timed, batched], view)}
+        assert [found["images_per_s"].value(row) for row in (timed, batched)] == ["0.500", "4.000"]
+    assert "images_per_s" not in [c.key for c in columns([timed], "terminal")]
+
+
 def test_nan_and_words_in_place_of_numbers_count_as_missing():
     column = metric_column("clip")
     wrong = (float("nan"), "0.3", True, None, [1], 10**400)
@@ -263,6 +273,26 @@ def test_runs_written_by_this_package_can_be_reported(tmp_path):
     files = report([run.path])
     assert "2.00×" in (run.path / "report" / "table.md").read_text()
     assert files[-1].read_text().count('<img class="image"') == 4
+
+
+def test_a_withheld_speedup_is_a_dash_in_every_table_with_a_note(tmp_path):
+    made = dict(prompt="x", seed=0, tokens=4, steps=2, accept_lengths=[3, 1], tree_depths=[4, 4])
+    for threads, seconds in {1: {"ar": 1.0, "sjd": 0.5}, 2: {"eagle-1": 0.01}}.items():
+        with results.RunFolder.open(tmp_path, "r", {}, environment={"threads": threads}) as run:
+            for prompt, (label, each) in itertools.product("12", seconds.items()):
+                key = f"{prompt}|{label}|0"
+                run.append(results.Sample(key=key, prompt_id=prompt, label=label, method=label, decode_s=each, **made))
+            run.finish(measure.summarise(results.read_samples(run.path), results.read_run(run.path)))
+    report([run.path])
+    folder = run.path / "report"
+    rows = {r["label"]: r for r in csv.DictReader((folder / "table.csv").read_text().splitlines())}
+    assert [float(rows[label]["speedup"] or "nan") for label in ("ar", "sjd")] == [1.0, 2.0]
+    assert rows["eagle-1"]["speedup"] == ""
+    [line] = [x for x in (folder / "table.md").read_text().splitlines() if x.startswith("| eagle-1")]
+    assert "–" in line
+    assert "100.00×" not in "".join((folder / name).read_text() for name in ("table.md", "table.tex", "report.html"))
+    for name in ("table.md", "table.json", "report.html"):
+        assert "pairs were timed under other settings (threads: 1" in (folder / name).read_text()
 
 
 def test_several_runs_are_joined_with_a_run_column(tmp_path):

@@ -58,7 +58,7 @@ def test_a_stored_run_reads_back_as_it_was(tmp_path):
         run.append(sample("2"))
         row = Row("ar", "ar", 2, {"fid": Estimate(float("inf"), n=2), "clip": Estimate(0.3, 0.2, 0.4, 2, 0.5)})
         run.finish(Summary([row], [Note("info", "fid", "few")], ["fid"], reference={"hash": "x"}))
-    assert results.read_samples(run.path) == [stored, sample("2")]
+    assert results.read_samples(run.path) == [stored, sample("2", setting=stored.setting)]
     assert stored.metrics == {"clip-tiny": 0.3, "fid": None}
     assert Image.open(run.path / str(stored.image)).getpixel((0, 0)) == (255, 0, 0)
     recorded = results.read_run(run.path)
@@ -271,6 +271,15 @@ def test_resuming_elsewhere_is_recorded(tmp_path):
     run = results.read_run(tmp_path / "r")
     assert run["environment"] == {"cpu": "a"}
     assert [entry.get("environment") for entry in run["resumed"]] == [None, None, {"cpu": "b"}]
+
+
+def test_a_sample_names_the_setting_in_which_it_was_timed(tmp_path):
+    for number, where in enumerate([{"threads": 1}, {"threads": 1, "commit": "x"}, {"threads": 2}, {}]):
+        with RunFolder.open(tmp_path, "r", CONFIG, environment=where) as folder:
+            folder.append(sample(str(number)))
+    first, second, third, last = (s.setting for s in results.read_samples(tmp_path / "r"))
+    assert first == second != third
+    assert last is None
 
 
 def test_a_clock_of_the_moment_is_no_other_environment(tmp_path):

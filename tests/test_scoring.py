@@ -389,7 +389,7 @@ def test_a_run_repeated_without_its_images_keeps_what_whole_sets_scored(tmp_path
         (["empty"], "holds no images"),
         (["photographs", "--captions", "wrong.tsv"], "names none of the 3 images"),
         (["photographs", "--captions", "missing.tsv"], "missing.tsv"),
-        (["photographs", "--metrics", "beauty"], "no metric named beauty"),
+        (["photographs", "--metrics", "beauty"], "no metric called 'beauty'"),
         (["r", "--reference", "nowhere"], "no folder nowhere"),
         (["r", "--captions", "captions.tsv"], "knows its captions"),
         (["stripped"], "no images left"),

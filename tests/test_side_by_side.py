@@ -2,16 +2,20 @@
 
 import os
 import signal
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
+from lanternbench.experiment import generate_samples
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.prompts import Prompt
 from lanternbench.utils.parallel import LEAST, parts, side_by_side
 
 
@@ -73,6 +77,18 @@ def test_nothing_is_left_running_when_the_results_are_no_longer_wanted():
     found.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_the_time_of_an_image_is_its_share_of_all_parts_together(two_threads, shallow, monkeypatch):
+    """Their images per second are those of the whole batch."""
+
+    def timed(*args: Any, **options: Any) -> list[engine.Generation]:
+        return [replace(made, decode_s=3.0) for made in engine.generate(*args, **options)]
+
+    monkeypatch.setattr(generate_samples, "generate", timed)
+    prompts = [Prompt(str(i), "a red circle") for i in range(2 * LEAST)]
+    made = generate_samples.make_samples(build(shallow, method("sjd")), prompts, 0, timed=False)
+    assert [sample.decode_s for sample, _ in made] == [3.0 / len(prompts)] * len(prompts)
 
 
 @pytest.mark.parametrize("name", ["ar", "cool-sd", "eagle-2"])

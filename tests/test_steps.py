@@ -25,6 +25,16 @@ def test_a_robust_latency_does_not_see_steps_that_were_held_up():
     assert (robust(quiet)[1], robust(disturbed)[1]) == (0, 40)
 
 
+def test_one_thread_s_robust_latency_is_its_cpu_time():
+    steps = [0.01] * 40 + [0.02] * 60  # the others had the core for a third of the time
+    assert robust(steps, 1.0, 1) == (1.0, 0)
+    assert robust(steps, 1.0, 2)[0] == robust(steps, None, 1)[0] == robust(steps, 1.0)[0] == pytest.approx(2.0)
+    slow = [sample(i, "ar", [0.02] * 10, cpu_s=0.1, threads=1) for i in range(6)]
+    slow += [sample(i, "fast", [0.02] * 10, cpu_s=0.05, threads=1) for i in range(6)]
+    _, fast = summarise(slow, {}).rows
+    assert (fast.figure("speedup").value, fast.figure("robust_speedup").value) == (1.0, pytest.approx(2.0))
+
+
 def test_a_robust_speedup_stands_beside_the_one_of_the_wall_clock():
     samples = [sample(i, "ar", [0.02] * 10) for i in range(6)]
     samples += [sample(i, "fast", [0.01] * 9 + ([0.5] if i == 0 else [0.01])) for i in range(6)]

@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
+import torch
 import typer
-from conftest import interrupted
+from click.testing import Result
+from conftest import interrupted, mistake
 from typer.testing import CliRunner
 
 from lanternbench import experiment as results
@@ -22,7 +25,7 @@ from lanternbench.cli import run_cmd, sweep_cmd
 from lanternbench.cli.main import app, main
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.experiment import config, sweep_file
+from lanternbench.experiment import config, sweep_file, worker
 from lanternbench.experiment import generate_samples as samples
 from lanternbench.experiment import runner as sweeps
 from lanternbench.methods.build import build
@@ -37,10 +40,11 @@ methods: [ar, eagle-1, {method: cool-sd, lambda: [1.1, 2]}]
 """
 
 
-def cli(*args: str, cwd: Path, check: int | None = 0) -> subprocess.CompletedProcess:
-    done = subprocess.run([*CLI, *args], cwd=cwd, capture_output=True, text=True, timeout=600)
-    if check is not None:
-        assert done.returncode == check, done.stderr
+def cli(*args: str, cwd: Path) -> Result:
+    """A command in this process, in another folder."""
+    with chdir(cwd):
+        done = CliRunner().invoke(app, args, catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
     return done
 
 
@@ -179,7 +183,8 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
 
 
 def test_a_mistake_leaves_no_traceback(tmp_path):
-    done = cli("run", "--method", "nope", cwd=tmp_path, check=2)
+    done = subprocess.run([*CLI, "run", "--method", "nope"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
 
@@ -222,13 +227,13 @@ def test_the_command_line_s_dtype_reaches_the_run(given, tmp_path, monkeypatch):
     assert asked == [None if given[0] == "run" else "float32", "bfloat16"]
 
 
-def test_no_prompts_are_all_prompts_and_odd_settings_are_refused(tmp_path, monkeypatch):
+def test_no_prompts_are_all_prompts_and_odd_settings_are_refused(monkeypatch, capfd):
     assert config.sweep({"methods": ["ar"], "num_prompts": 0}, "t").num_prompts is None
     for wrong in ({"num_prompts": -1}, {"num_prompts": False}, {"guidance": float("inf")}, {"guidance": float("nan")}):
         with pytest.raises(UserError, match=next(iter(wrong))):
             config.sweep({"methods": ["ar"]} | wrong, "t")
-    done = cli("run", "-m", "sd", "--set", "method=ar", cwd=tmp_path, check=2)
-    assert "a method is chosen by --method ar" in done.stderr
+    said = mistake(monkeypatch, capfd, "run", "-m", "sd", "--set", "method=ar")
+    assert "a method is chosen by --method ar" in said
 
 
 def test_a_grid_of_options_is_expanded_and_each_method_kept_once():
@@ -257,3 +262,25 @@ def test_shipped_sweeps_are_valid_and_found_from_anywhere(tmp_path, monkeypatch)
         assert sweep_file.read(Path("configs") / path.name) == sweep_file.read(path)
     with pytest.raises(UserError, match=r"no sweep file mine/demo\.yaml"):  # another file of that name is not taken
         sweep_file.read(Path("mine/demo.yaml"))
+
+
+def test_the_plan_of_a_sweep_by_batches_counts_the_time_of_a_batch_once(monkeypatch):
+    def generated(decoder, captions, seed, max_steps):
+        one = engine.Generation(torch.zeros(256, dtype=torch.long), [5], [0], [1], decode_s=2.0, encode_s=0.4)
+        return [one] * len(captions)
+
+    monkeypatch.setattr(worker, "generate", generated)
+    made = worker.Worker(config.Sweep(methods=["ar"], batch=4, metrics=[]), "cpu")
+    monkeypatch.setattr(type(made.target), "images", lambda self, tokens: [])
+    alone, four = (made.seconds_per_image("ar", ["a red circle"] * n) for n in (1, 4))
+    assert alone == pytest.approx(0.4 + 2.0 * 256 / 5, rel=1e-3)
+    assert four == pytest.approx(alone / 4, rel=1e-3)
+
+
+def test_the_batch_of_a_sweep_can_be_given_in_place_of_the_file_s(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(sweep_cmd, "show_plan", lambda runs, *_: asked.extend(runs))
+    (tmp_path / "mine.yaml").write_text("methods: [ar]\nbatch: 2\n")
+    for given, want in (([], 2), (["--batch", "16"], 16)):
+        CliRunner().invoke(app, ["sweep", str(tmp_path / "mine.yaml"), "--dry-run", *given], catch_exceptions=False)
+        assert asked.pop().batch == want

@@ -198,13 +198,14 @@ def test_each_drafter_learns_the_rollouts(teacher, tmp_path):
         patch.setattr(
             loop, "fit", lambda *a, **k: honest(*a, **k | {"plan": k["plan"]._replace(save_every=6, warmup=2)})
         )
+        patch.setitem(drafters.RATES, "eagle3", 1e-3)  # as the others': twelve steps are few
         drafters.train(tmp_path, target, samples, {"eagle": 12, "eagle3": 12, "medusa": 12, "model": 12}, log)
     for kind, (early, late) in figures.items():
         assert late < early, kind
 
 
 def test_all_of_it_is_remade_and_loads(tmp_path):
-    train(tmp_path / "work", tmp_path / "out", scale=0.0008, log=lambda line: None)
+    train(tmp_path / "work", tmp_path / "out", scale=0.0001, log=lambda line: None)
     made = tiny.load(tmp_path / "out")
     assert set(made.drafters) == {"eagle", "eagle-3", "medusa", "model"}
     assert {"clip.safetensors", "fid.safetensors"} <= {p.name for p in (tmp_path / "out").iterdir()}

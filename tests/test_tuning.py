@@ -338,7 +338,7 @@ def test_a_preset_file_stands_for_a_method_in_a_sweep_file_beside_it(tmp_path):
     ("text", "says"),
     [
         (None, "there is no preset file"),
-        ("method: [", "cannot be read as YAML"),
+        ("method: [", "is no valid YAML"),
         ("shape: chain-3", "needs the key 'method'"),
         ("method: other.yaml", "needs the key 'method'"),
         ("method: eagle-9", "unknown method"),

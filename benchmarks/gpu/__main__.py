@@ -96,7 +96,7 @@ def _all(given: argparse.Namespace, device: str) -> int:
     def measure(name: str, left_s: float) -> Result:
         limit = min(given.limit, left_s)
         print(f"{name}: {PIECES[name].title} …", flush=True)
-        command = [sys.executable, "-m", "benchmarks.gpu", "--piece", name, "--limit", f"{limit:.0f}", *options]
+        command = [sys.executable, "-m", "benchmarks.gpu", "--piece", name, "--limit", f"{limit:.3f}", *options]
         blank = Result(name, device, given.rehearse, folder=given.out)
         return run_piece(blank, command, limit, PIECES[name].needs, os.environ | {"PYTHONPATH": paths})
 

@@ -16,7 +16,6 @@ from lanternbench.models.janus.checkpoint import JanusFamily
 from lanternbench.models.loading import random_net
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.models.vq import VQConfig
 
 XL, SMALLER = "llamagen-xl-stage1", {"dim": 768, "n_layer": 12, "n_head": 12}  # a drafter of 111 M for ``sd``
 HEADS = 4  # of Medusa
@@ -59,9 +58,8 @@ def published(machine: Machine, name: str) -> Target:
 def row_ends(machine: Machine, dtype: torch.dtype = torch.float64, dialect: str = "lumina") -> Target:
     """A small Chameleon, by default one that writes row ends (Lumina-mGPT's)."""
     heads = {"n_kv_head": 2, "positions": 256, "dialect": dialect}
-    row = Entry(name=f"{dialect}-small", family="chameleon", about="", shape=_SMALL | heads, guidance=3.0)
-    vq = VQConfig(32, (1, 2), 1, z_channels=16, codebook_size=64, codebook_dim=8, attention=False)
-    return _moved(ChameleonFamily().random_target(row, "cpu", dtype, vq), machine)
+    row = Entry(name=f"{dialect}-small", family="chameleon", about="", shape=_SMALL | heads | {"vq": _VQ}, guidance=3.0)
+    return _moved(ChameleonFamily().random_target(row, "cpu", dtype), machine)
 
 
 def _embedded(machine: Machine, dtype: torch.dtype) -> Target:

@@ -1,4 +1,4 @@
-"""This machine as something to predict for: a short probe of real forwards, and of the host itself.
+"""Measure this machine for predictions: a short probe of real forwards, and of the host itself.
 
 For the run's own target the probe is a table: the target's forward against nodes and cached length, the drafter's
 forwards likewise, and what a step of each method costs outside of them.  For other targets the host becomes a device
@@ -18,14 +18,14 @@ import numpy as np
 import torch
 
 from lanternbench.analysis.device_models import THIS, DeviceModel
-from lanternbench.analysis.forward_cost import set_length
+from lanternbench.analysis.forward_cost import Curve, set_length
 from lanternbench.analysis.predict import Case, by_levels
 from lanternbench.analysis.replay import Steps, Trace, batches
 from lanternbench.analysis.roofline import BYTES, LAYER, STEP, Values
 from lanternbench.analysis.step_profile import bandwidth, wait
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.decode import SpeculativeDecoder, generate, start
-from lanternbench.engine.proposal import DraftedState, Drafter, Proposer
+from lanternbench.engine.decode import SpeculativeDecoder, begin, generate, start
+from lanternbench.engine.proposal import Drafter, Proposer
 from lanternbench.engine.state import DecodeState, forward
 from lanternbench.engine.tree import Draft, chain
 from lanternbench.models.cached_stack import Lengths
@@ -33,23 +33,6 @@ from lanternbench.models.network import Network
 
 REPEATS, WARMUP, STEPS = 15, 3, 48
 SIDE = 1024  # of the matrices whose product is timed
-
-
-class Curve(NamedTuple):
-    """Seconds of a forward [cached, nodes] at measured numbers of nodes and cached image tokens; linear in between."""
-
-    nodes: Sequence[float]
-    cached: Sequence[float]
-    seconds: Sequence[Sequence[float]]
-
-    def at(self, nodes: Values | float, cached: Values) -> Values:
-        """[T] seconds; beyond the measured nodes and lengths as at the last of them."""
-        rows = np.stack([np.interp(np.broadcast_to(nodes, cached.shape), self.nodes, row) for row in self.seconds])
-        right = np.clip(np.searchsorted(self.cached, cached), 1, len(self.cached) - 1)
-        low, high = np.asarray(self.cached, float)[right - 1], np.asarray(self.cached, float)[right]
-        share = np.clip((cached - low) / (high - low), 0.0, 1.0)
-        steps = np.arange(len(cached))
-        return rows[right - 1, steps] * (1 - share) + rows[right, steps] * share
 
 
 class Drafting(NamedTuple):
@@ -94,17 +77,34 @@ class Measured:
         return self.target.at(steps.nodes, steps.start), draft
 
 
+def _median(seconds: Callable[[], float]) -> float:
+    """The median of ``REPEATS`` measurements, after ``WARMUP`` that do not count."""
+    return median([seconds() for _ in range(WARMUP + REPEATS)][WARMUP:])
+
+
 def timed(work: Callable[[], Any], device: torch.device) -> float:
     """Median seconds of a piece of work."""
-    times = []
-    for i in range(WARMUP + REPEATS):
+
+    def once() -> float:
         wait(device)
         clock = perf_counter()
         work()
         wait(device)
-        if i >= WARMUP:
-            times.append(perf_counter() - clock)
-    return median(times)
+        return perf_counter() - clock
+
+    return _median(once)
+
+
+def _phase(state: DecodeState, phase: str, work: Callable[[], Any]) -> float:
+    """Median seconds that a piece of work books on the clock's ``phase``."""
+
+    def once() -> float:
+        state.clock.start()
+        work()
+        state.clock.stop()
+        return state.clock.spent[phase]
+
+    return _median(once)
 
 
 @torch.inference_mode()
@@ -161,34 +161,15 @@ def _forward(state: DecodeState, nodes: int, length: int) -> float:
     state._visible = None
     tokens = torch.zeros(state.batch, nodes, dtype=torch.long, device=state.device)
     draft = Draft(tokens, static=chain(nodes - 1).to(state.device))
-    spent = []
-    for i in range(WARMUP + REPEATS):
-        state.clock.start()
-        forward(state, draft)
-        state.clock.stop()
-        if i >= WARMUP:
-            spent.append(state.clock.spent["verify"])
-    return median(spent)
+    return _phase(state, "verify", lambda: forward(state, draft))
 
 
 def _drafting(decoder: SpeculativeDecoder, drafter: Drafter, caption: str, cached: Sequence[int]) -> Drafting:
-    state = start(decoder, [caption], [0], trace=False)
-    own: DraftedState = decoder.proposer.init(state)
-    state.prefix_states = None
+    state, own = begin(decoder, [caption], [0])
     deepest, tree = max(decoder.proposer.max_depth, 1), decoder.proposer
     widths = sorted({1, *tree.levels(deepest, tree.nodes), *((tree.width,) if tree.adapts else ())})
     commits = [1, deepest + 1]
     at = [max(length, deepest + 2) for length in cached]
-
-    def phase(work: Callable[[], Any]) -> float:
-        spent = []
-        for i in range(WARMUP + REPEATS):
-            state.clock.start()
-            work()
-            state.clock.stop()
-            if i >= WARMUP:
-                spent.append(state.clock.spent["draft"])
-        return median(spent)
 
     roots, levels = [], []
     for length in at:
@@ -202,15 +183,12 @@ def _drafting(decoder: SpeculativeDecoder, drafter: Drafter, caption: str, cache
             tokens = last.tokens[:, :1].expand(-1, count)
             new = last._replace(hidden=hidden, tokens=tokens, advance=advance, own=ends)
             state.now = state.now._replace(last=new)
-            row.append(phase(lambda: drafter.root(state, own.drafter)))
+            row.append(_phase(state, "draft", lambda: drafter.root(state, own.drafter)))
         roots.append(row)
         if drafter.per_level:
             _, cursor = drafter.root(state, own.drafter)
-            levels.append([phase(_level(drafter, state, own.drafter, cursor, width)) for width in widths])
-    level = Curve(widths, at, levels) if levels else None
-    if level is not None and len(widths) == 1:
-        level = Curve([widths[0], widths[0] + 1], at, [[row[0], row[0]] for row in levels])
-    return Drafting(Curve(commits, at, roots), level)
+            levels.append([_phase(state, "draft", _level(drafter, state, own.drafter, cursor, w)) for w in widths])
+    return Drafting(Curve(commits, at, roots), Curve(widths, at, levels) if levels else None)
 
 
 def _level(drafter: Drafter, state: DecodeState, own: Any, cursor: Any, width: int) -> Callable[[], Any]:
@@ -221,7 +199,7 @@ def _level(drafter: Drafter, state: DecodeState, own: Any, cursor: Any, width: i
 
 @torch.inference_mode()
 def host(device: torch.device, target: Network, curve: Curve, rows: int, dtype: str) -> DeviceModel:
-    """This machine as a device model: what it is asked here is how fast it reads, multiplies and begins a kernel.
+    """This machine as a device model: its bandwidth, its FLOP/s and its overhead per kernel.
 
     The overhead of a kernel is what the shortest probed forward of ``target`` takes beyond its bytes and products.
     """

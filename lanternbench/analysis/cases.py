@@ -1,4 +1,4 @@
-"""From a run's samples to what can be replayed: its methods as they drafted there, on the target that is asked for."""
+"""Turn a run's samples into cases to predict: its methods, as they drafted there, on the requested target."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sketch(name: str, drafter: str | None = None) -> Target:
 
 
 class Cases(NamedTuple):
-    """What is replayed, on which target, and what a reader must know of it."""
+    """What is replayed on which target, with notes for the reader."""
 
     shape: Shape
     traces: dict[Case, list[Trace]]
@@ -108,7 +108,7 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
 
 
 def _drafter(made: Method, measured: Proposer, source: Target, target: Target) -> Network | None:
-    """What drafts on ``target`` by the method's proposal.  Raises UserError where it has none of that kind."""
+    """The network that drafts on ``target`` for the method.  Raises UserError where the target has none of its kind."""
     if measured.drafter is None:
         return None
     if target is source:

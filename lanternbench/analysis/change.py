@@ -1,4 +1,4 @@
-"""How a figure of a method changed between two runs, over the prompts that both have."""
+"""Changes of a method's figures between two runs, over the prompts that both have."""
 
 from __future__ import annotations
 
@@ -55,6 +55,5 @@ def _interval(value: float, resampled: Floats) -> tuple[float, float, float]:
 
 def _by_prompt(figures: Figures, label: str, name: str) -> dict[str, tuple[float, float]]:
     """(top, bottom) of a figure of one label by prompt id, over its seeds."""
-    index, own = figures.codes("prompt"), figures.of(label)
-    top, bottom = (np.bincount(index, part * own, len(figures.prompts)) for part in figures.column(name))
+    top, bottom = figures.of_prompts(name, figures.of(label))
     return {prompt: (top[i], bottom[i]) for prompt, i in figures.prompts.items() if bottom[i] > 0}

@@ -32,7 +32,7 @@ PAIRS = 4096  # random pairs of codes whose median distance is the unit
 
 
 class Likeness(NamedTuple):
-    """What is true of the k nearest codes of a token, itself included."""
+    """Figures of the k nearest codes of a token, itself included."""
 
     k: int
     distance: float  # to the k-th, a median over the codebook, in median distances of two random codes
@@ -41,7 +41,7 @@ class Likeness(NamedTuple):
 
 
 class Codebook(NamedTuple):
-    """A codebook of ``codes`` vectors of ``width``, and what became of the images."""
+    """A codebook of ``codes`` vectors of ``width``, and the images with codes swapped."""
 
     codes: int
     width: int
@@ -78,7 +78,7 @@ def examine(target: Target, captions: list[str], ks: list[int], proximity: str =
 
 
 def swapped(tokens: Tensor, table: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Every token [B, L] in favour of one of its k nearest other than itself, drawn evenly: table [V, ≥ k]."""
+    """Every token [B, L] replaced by one of its k nearest other than itself, drawn evenly: table [V, ≥ k]."""
     rank = torch.randint(1, k, tokens.shape, generator=generator).to(tokens.device)
     return table[tokens, rank]
 

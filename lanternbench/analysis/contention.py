@@ -1,4 +1,4 @@
-"""Was the clock disturbed?  Other programs on the machine lengthen steps; three marks give them away."""
+"""Detect measurements that other programs on the machine disturbed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ IDLE_SHARE = 0.8  # CPU seconds per second of wall time, on a CPU
 
 
 def contention(figures: Figures, environment: Mapping[str, Any]) -> Note | None:
-    """One sentence if something else used the machine while it was measured, with what to do; None if nothing shows.
+    """A warning, with advice, if other programs used the machine during the measurement; None without signs of it.
 
-    Marks: a load average above the cores, steps that took twice their median or more, less CPU time than wall time.
+    Signs: a load average above the cores, steps that took twice their median or more, less CPU time than wall time.
     """
     everywhere = figures.column("load")[1] >= 0
     load, slow, busy = (figures.ratio(name, everywhere) for name in ("load", "slow_steps", "cpu_share"))

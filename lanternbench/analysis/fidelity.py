@@ -23,6 +23,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, Residual, at, normalised
 from lanternbench.methods.residuals import SAME_FOR_ALL_TOKENS, lantern
@@ -54,6 +55,13 @@ def fidelity_loss(trace: Trace, rule: AcceptanceRule, residual: Residual, sample
 def greedy_loss(trace: Trace, tokens: Tensor) -> Tensor:
     """Temperature 0, where q and K are one-hot: the share of tokens [B, L] that are not the target's argmax, [B]."""
     return (tokens != trace.q.argmax(-1)).to(trace.q.dtype).mean(1)
+
+
+def decode_loss(decoder: SpeculativeDecoder, trace: Trace, tokens: Tensor) -> Tensor:
+    """The fidelity loss of a decode's images, at its temperature: tokens [B, L] -> [B]."""
+    if decoder.warp.greedy:
+        return greedy_loss(trace, tokens)
+    return fidelity_loss(trace, decoder.rule, decoder.residual, decoder.proposer.samples)
 
 
 def node_losses(

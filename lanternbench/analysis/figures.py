@@ -1,4 +1,4 @@
-"""The figures of samples as columns: what every table of a run is made of.
+"""The figures of samples as columns, from which every table of a run is made.
 
 A figure of several samples is a ratio of sums, Σ top / Σ bottom: of tokens and steps for τ, of scores and images for a
 metric.  One pass over the samples keeps two numbers of each figure, whatever their number of tokens.
@@ -18,6 +18,7 @@ from lanternbench import metrics
 from lanternbench.analysis.samples import Sample
 from lanternbench.analysis.statistics import Floats
 from lanternbench.analysis.steps import Steps, robust
+from lanternbench.analysis.timing import same_load
 
 BASELINE = "ar"
 # the ratio of the baseline's figure to the method's, over samples of the same prompt and seed
@@ -43,7 +44,7 @@ def of_sample(sample: Sample) -> Iterator[tuple[str, float, float]]:
         yield "end_to_end_s", sample.encode_s + sample.decode_s + sample.render_s, 1
         yield "tokens_per_s", sample.tokens, sample.decode_s
         if sample.step_s:
-            seconds, slow = robust(sample.step_s)
+            seconds, slow = robust(sample.step_s, sample.cpu_s, sample.threads)
             yield "robust_latency_s", seconds, 1
             yield "slow_steps", slow, len(sample.step_s)
         if sample.cpu_s is not None:
@@ -80,7 +81,8 @@ class Figures:
         self.methods: dict[str, tuple[str, dict[str, Any]]] = {}  # label -> preset, options
         self.metrics: dict[str, None] = {}
         self.steps: dict[str, Steps] = {}  # by label
-        self._codes = {name: array("q") for name in ("label", "prompt", "category", "seed")}
+        self.settings: dict[str | None, int] = {}
+        self._codes = {name: array("q") for name in ("label", "prompt", "category", "seed", "setting")}
         self._columns: dict[str, tuple[array, array]] = {}
         for sample in samples:
             self.add(sample)
@@ -97,6 +99,7 @@ class Figures:
             ("label", self.labels, sample.label),
             ("prompt", self.prompts, sample.prompt_id),
             ("category", self.categories, sample.category or None),
+            ("setting", self.settings, sample.setting),
         ):
             self._codes[name].append(known.setdefault(value, len(known)))  # type: ignore[arg-type, call-overload]
         self._codes["seed"].append(sample.seed)
@@ -123,7 +126,7 @@ class Figures:
         """(top, bottom) of a figure [samples]; both are 0 where a sample has none."""
         if name in AGAINST_BASELINE:
             top, bottom = self.column(AGAINST_BASELINE[name])
-            both = (self.paired >= 0) & (bottom > 0) & (bottom[self.paired] > 0)
+            both = self.comparable & (bottom > 0) & (bottom[self.paired] > 0)
             return np.where(both, top[self.paired], 0.0), np.where(both, top, 0.0)
         found = self._columns.get(name, (array("d"), array("d")))
         top, bottom = (np.pad(np.asarray(part, np.float64), (0, len(self) - len(part))) for part in found)
@@ -144,6 +147,14 @@ class Figures:
         base = {keys[i]: i for i in np.flatnonzero(self.of(BASELINE))}
         return np.array([base.get(key, -1) for key in keys], np.int64)
 
+    @cached_property
+    def comparable(self) -> NDArray[np.bool_]:
+        """Which samples have a baseline's that was timed as they were: [samples]."""
+        load, known = self.column("load")
+        load, settings = np.where(known > 0, load, np.nan), self.codes("setting")
+        alike = (settings == settings[self.paired]) & same_load(load, load[self.paired])
+        return (self.paired >= 0) & alike
+
     def by_prompt(self, names: Sequence[str], where: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """Sums over the samples of each prompt: (top, bottom), each [prompts, figures]; of prompts in ``where``."""
         chosen = np.flatnonzero(where)
@@ -153,6 +164,12 @@ class Figures:
             for side, part in enumerate(self.column(name)):
                 sums[side, :, c] = np.bincount(index, part[chosen], len(present))
         return sums[0], sums[1]
+
+    def of_prompts(self, name: str, chosen: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """(top, bottom) of a figure, summed over the chosen samples of each prompt: [all prompts] each."""
+        index = self.codes("prompt")
+        sums = [np.bincount(index, part * chosen, len(self.prompts)) for part in self.column(name)]
+        return np.asarray(sums[0], float), np.asarray(sums[1], float)
 
     def difference(self, name: str, where: NDArray[np.bool_]) -> Floats:
         """Mean difference to the baseline, prompt by prompt, over samples that both have: [prompts]."""

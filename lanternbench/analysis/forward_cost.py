@@ -15,8 +15,9 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from scipy.optimize import isotonic_regression, nnls
 
+from lanternbench.analysis.roofline import Values
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.decode import SpeculativeDecoder, start, step
+from lanternbench.engine.decode import SpeculativeDecoder, begin, step
 from lanternbench.engine.state import DecodeState
 from lanternbench.models.cached_stack import Lengths
 
@@ -43,8 +44,38 @@ class Timed(NamedTuple):
     rest_s: float  # drawing, building trees, acceptance, commit
 
 
+class Curve(NamedTuple):
+    """Seconds of a forward [cached, nodes] at measured numbers of nodes and of cached image tokens; linear in between.
+
+    Beyond the measured points as at the nearest of them; with ``rises``, beyond the most nodes as the last two go on.
+    """
+
+    nodes: Sequence[float]
+    cached: Sequence[float]
+    seconds: Sequence[Sequence[float]]
+    rises: bool = False
+
+    def at(self, nodes: Values | float, cached: Values | float) -> Values:
+        """Seconds for nodes and cached tokens of one shape [T], or numbers: [T]."""
+        nodes, cached = np.broadcast_arrays(np.asarray(nodes, np.float64), np.asarray(cached, np.float64))
+        rows = np.stack([np.interp(nodes, self.nodes, row) + self._beyond(nodes, row) for row in self.seconds])
+        if len(self.cached) == 1:
+            return rows[0]
+        measured = np.asarray(self.cached, np.float64)
+        right = np.clip(np.searchsorted(measured, cached), 1, len(measured) - 1)
+        low, high = (np.take_along_axis(rows, index[None], 0)[0] for index in (right - 1, right))
+        share = np.clip((cached - measured[right - 1]) / (measured[right] - measured[right - 1]), 0.0, 1.0)
+        return low * (1 - share) + high * share
+
+    def _beyond(self, nodes: Values, row: Sequence[float]) -> Values | float:
+        if not self.rises or len(row) < 2:
+            return 0.0
+        slope = max(0.0, (row[-1] - row[-2]) / (self.nodes[-1] - self.nodes[-2]))
+        return slope * np.maximum(nodes - self.nodes[-1], 0.0)
+
+
 class StepCost(BaseModel):
-    """The measured model.  Times in seconds; between measured points they are interpolated linearly."""
+    """What a step costs, from measurements of several shapes.  Times in seconds."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -59,13 +90,15 @@ class StepCost(BaseModel):
 
     def forward(self, nodes: float, cached: float | None = None) -> float:
         """The target over ``nodes``; without ``cached``, the mean over an image."""
-        each = [_line(nodes, self.nodes, row) for row in self.forward_s]
-        return float(np.mean(each)) if cached is None else _line(cached, self.cached, each)
+        curve = Curve(self.nodes, self.cached, self.forward_s, rises=True)
+        return float(curve.at(nodes, np.asarray(self.cached if cached is None else cached, np.float64)).mean())
 
     def draft(self, levels: Sequence[int], depth: int = 1) -> float:
         """The drafter's forwards: none where nothing is drafted."""
-        each = (_line(nodes, self.level_nodes, self.level_s) for nodes in levels)
-        return self.root_s + sum(each) if depth else 0.0
+        if not depth:
+            return 0.0
+        curve = Curve(self.level_nodes, [0], [self.level_s], rises=True)
+        return self.root_s + (float(curve.at(np.array(levels), 0).sum()) if self.level_nodes else 0.0)
 
     def rest(self, shape: Shape) -> float:
         """What goes on outside forwards."""
@@ -77,24 +110,12 @@ class StepCost(BaseModel):
         return self.forward(shape.nodes) + self.draft(shape.levels, shape.depth) + self.rest(shape)
 
 
-def _line(x: float, points: Sequence[float], values: Sequence[float]) -> float:
-    """Linear between the points, as the last two go on beyond them, constant below the first; 0 without any."""
-    if len(points) < 2:
-        return float(values[0]) if points else 0.0
-    if x > points[-1]:
-        slope = max(0.0, (values[-1] - values[-2]) / (points[-1] - points[-2]))
-        return float(values[-1] + slope * (x - points[-1]))
-    return float(np.interp(x, points, values))
-
-
 @torch.inference_mode()
 def time_steps(
     decoder: SpeculativeDecoder, shape: Shape, caption: str, cached: Iterable[int], steps: int = 12
 ) -> list[Timed]:
     """``steps`` steps of a decoder at each length ``cached``: after each, the length is set back."""
-    state = start(decoder, [caption], [0], trace=False)
-    own = decoder.proposer.init(state)
-    state.prefix_states = None
+    state, own = begin(decoder, [caption], [0])
     found = []
     for length in cached:
         spent: list[tuple[float, float, float]] = []

@@ -1,4 +1,4 @@
-"""Does this GPU do what the engine takes for granted?  Its memory's bandwidth, and steps that give the same tokens.
+"""Check that a GPU does what the engine relies on: memory bandwidth, and steps that give the same tokens.
 
 Decodes are compared in float64, where no draw hangs on how a sum was rounded: recorded against launched steps, a batch
 against its prompts alone.
@@ -28,7 +28,7 @@ STEPS = 24
 
 
 def parts_at(want: Sequence[Generation], made: Sequence[Generation]) -> str | None:
-    """Where two decodes of the same prompts part, in words; None where they give the same."""
+    """The first difference between two decodes of the same prompts, in words; None if there is none."""
     for prompt, (a, b) in enumerate(zip(want, made, strict=True)):
         known = min(1 + min(sum(a.accept_lengths), sum(b.accept_lengths)), len(a.tokens))
         wrong = (a.tokens[:known].cpu() != b.tokens[:known].cpu()).nonzero()
@@ -42,7 +42,7 @@ def parts_at(want: Sequence[Generation], made: Sequence[Generation]) -> str | No
 def recorded_differs(
     target: Target, graphs: Graphs, name: str, captions: Sequence[str], temperature: float = 1.0, *, steps: int
 ) -> str | None:
-    """Where recorded steps of the preset ``name`` part from launched ones, None if nowhere."""
+    """The first difference between recorded and launched steps of the preset ``name``; None if there is none."""
     eager, recorded = (
         generate(build(t, method(name), temperature), list(captions), max_steps=steps)
         for t in (replace(target, graphs=None), replace(target, graphs=graphs))
@@ -51,7 +51,7 @@ def recorded_differs(
 
 
 def batch_differs(target: Target, name: str, captions: Sequence[str], steps: int) -> str | None:
-    """Where a batch parts from its prompts alone, None if nowhere."""
+    """The first difference between a batch and its prompts decoded alone; None if there is none."""
     decoder = build(target, method(name))
     alone = [generate(decoder, [caption], max_steps=steps)[0] for caption in captions]
     return parts_at(alone, generate(decoder, list(captions), max_steps=steps))

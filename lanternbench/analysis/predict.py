@@ -1,6 +1,6 @@
-"""What a measured run's methods would gain elsewhere: its steps, replayed on a model of a device.
+"""Predict what the methods of a measured run would gain elsewhere: its steps are replayed on a model of a device.
 
-Predictions, and never anything else: nothing here writes to a run folder.
+Predictions are never mixed with measurements: nothing here writes to a run folder.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 
 class Machine(Protocol):
-    """Something to decode on."""
+    """A machine to predict for: a device model, or this machine as it was probed."""
 
     @property
     def name(self) -> str: ...
@@ -65,7 +65,7 @@ class Machine(Protocol):
 
     @property
     def keeps_shape(self) -> bool:
-        """Does a batch go on in full until its last prompt is finished?"""
+        """Does a batch keep its size until its last prompt is finished?"""
 
     def seconds(self, case: Case, steps: Steps) -> dict[str, Values]:
         """The seconds of each step [T], by what they are spent on."""
@@ -170,14 +170,19 @@ def traces_of(samples: Sequence[Sample], proposer: Proposer | None, length: int)
 
 def predict(machine: Machine, cases: Mapping[Case, Sequence[Trace]], sizes: Sequence[int]) -> list[Prediction]:
     """Every method at every batch size, beside autoregressive decoding on the same machine, which comes first."""
-    shape = next(iter(cases)).shape
-    base = Case(BASE, BASE, shape, None, None)
-    every = {base: [autoregressive(shape.length)], **{c: t for c, t in cases.items() if c.measured is not None}}
-    rows = []
+    every = with_base(cases)
+    base, rows = next(iter(every)), []
     for batch in sizes:
         whole = latency(machine, base, every[base], batch)[0]
         rows += [_row(machine, case, traces, batch, whole) for case, traces in every.items()]
     return rows
+
+
+def with_base(cases: Mapping[Case, Sequence[Trace]]) -> dict[Case, Sequence[Trace]]:
+    """Autoregressive decoding of the same target, and then the cases that draft."""
+    shape = next(iter(cases)).shape
+    drafting = {case: traces for case, traces in cases.items() if case.measured is not None}
+    return {Case(BASE, BASE, shape, None, None): [autoregressive(shape.length)], **drafting}
 
 
 def _row(machine: Machine, case: Case, traces: Sequence[Trace], batch: int, base: float) -> Prediction:
@@ -204,8 +209,8 @@ def latency(machine: Machine, case: Case, traces: Sequence[Trace], batch: int) -
 
 
 def limits(machine: Roofline, case: Case, traces: Sequence[Trace]) -> tuple[int | None, int]:
-    """The first batch size that no longer gains (None: all do), and the largest that fits."""
-    base, ones = Case(BASE, BASE, case.shape, None, None), [autoregressive(case.shape.length)]
+    """The first batch size at which the method is no faster (None: always faster), and the largest that fits."""
+    base, ones = next(iter(with_base({case: traces}).items()))
     nodes = max(int(t.nodes.max()) for t in traces)
     fits = max((b for b in BATCHES if memory_of(machine, case, b, nodes) <= machine.device.memory), default=0)
     if case.measured is None:
@@ -223,9 +228,7 @@ def memory_of(machine: Roofline, case: Case, batch: int, nodes: int) -> float:
 
 def with_limits(rows: list[Prediction], machine: Roofline, cases: Mapping[Case, Sequence[Trace]]) -> list[Prediction]:
     """The rows with what a device model says of memory and of the batch where speculation stops paying."""
-    shape = next(iter(cases)).shape
-    every = {BASE: (Case(BASE, BASE, shape, None, None), [autoregressive(shape.length)])}
-    every |= {case.label: (case, list(traces)) for case, traces in cases.items() if case.measured is not None}
+    every = {case.label: (case, traces) for case, traces in with_base(cases).items()}
     found = {label: limits(machine, *each) for label, each in every.items()}
     made = []
     for row in rows:
@@ -253,6 +256,12 @@ class Validation(NamedTuple):
     speedup_error: float | None = None  # of the ratio of the baseline's mean latency to this one's
 
 
+def _robust_s(sample: Sample) -> float:
+    if not sample.step_s:
+        return sample.decode_s
+    return timed_steps.robust(sample.step_s, sample.cpu_s, sample.threads)[0]
+
+
 def validate(machine: Machine, traces: Mapping[Case, Sequence[Trace]], samples: Sequence[Sample]) -> list[Validation]:
     """Every method of the run that was timed, its baseline too."""
     made = []
@@ -262,7 +271,7 @@ def validate(machine: Machine, traces: Mapping[Case, Sequence[Trace]], samples: 
         if timed:
             predicted = np.array([latency(machine, case, [t], 1)[0] for t, _ in timed])
             wall = np.array([s.decode_s for _, s in timed])
-            robust = np.array([timed_steps.robust(s.step_s)[0] if s.step_s else s.decode_s for _, s in timed])
+            robust = np.array([_robust_s(s) for _, s in timed])
             errors = [float(np.median(np.abs(predicted / m - 1))) for m in (wall, robust)]
             means = [float(x.mean()) for x in (predicted, wall, robust)]
             made.append(Validation(case.label, len(timed), means[0], means[1], errors[0], means[2], errors[1]))

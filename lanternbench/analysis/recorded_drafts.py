@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lanternbench.analysis.best_tree import Table
-from lanternbench.engine.decode import SpeculativeDecoder, start, step
+from lanternbench.engine.decode import SpeculativeDecoder, begin, step
 from lanternbench.engine.proposal import Expand, TreeBuilder
 from lanternbench.engine.sampling import BELOW_ONE, draw_distinct
 from lanternbench.engine.state import DecodeState, StepResult, row_seed
@@ -43,7 +43,7 @@ Floats = NDArray[np.float64]
 
 
 class Listening(TreeBuilder):
-    """A tree policy that keeps the distributions which it was given."""
+    """A tree policy that also keeps the distributions that it is given, in ``heard``."""
 
     def __init__(self, own: TreeBuilder):
         self.own, self.nodes, self.max_depth, self.width = own, own.nodes, own.max_depth, own.width
@@ -76,7 +76,7 @@ class Scored(DynamicBuilder):
 
 @dataclass(frozen=True)
 class Given:
-    """A tree policy in place of the method's, as a component that is built already."""
+    """A component with a tree policy that is built already, in place of the method's."""
 
     builder: TreeBuilder
 
@@ -96,9 +96,7 @@ def drafting_with(decoder: SpeculativeDecoder, builder: TreeBuilder) -> Speculat
 @torch.inference_mode()
 def recorded(decoder: SpeculativeDecoder, caption: str, key: str, seed: int) -> Iterator[StepResult]:
     """The steps of one decode whose drafts lie wholly inside the image."""
-    state = start(decoder, [caption], [row_seed(seed, key, "recorded")], trace=False)
-    own = decoder.proposer.init(state)
-    state.prefix_states = None
+    state, own = begin(decoder, [caption], [row_seed(seed, key, "recorded")])
     while state.active:
         length = max(state.now.length.host or (0,))
         own, result = step(decoder, state, own)
@@ -128,7 +126,7 @@ def again(draft: Draft, q: Tensor, times: int) -> tuple[Draft, Tensor]:
 
 
 class ChainRecord:
-    """What chains of up to ``depth`` levels and their nodes' children tell.  Add steps, then read the estimates."""
+    """Acceptance in chains of up to ``depth`` levels, and of their nodes' children, over the steps that are added."""
 
     def __init__(self, decoder: SpeculativeDecoder, builder: Listening, ranks: int, seed: int = 0):
         """``decoder`` drafts chains by ``builder``; ``ranks`` 1 where the tree can be nothing but a chain."""
@@ -189,7 +187,7 @@ def child_table(children: Floats, depth: int) -> Table:
 
 
 class GrowthRecord:
-    """What recorded dynamic trees tell of all with fewer nodes and levels, and as many children a node."""
+    """Acceptance in recorded dynamic trees, and so in all with fewer nodes and levels and as many children a node."""
 
     def __init__(self, decoder: SpeculativeDecoder, builder: Scored, seed: int = 0):
         self.decoder, self.builder, self.judged = decoder, builder, Judge(decoder, seed)

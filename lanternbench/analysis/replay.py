@@ -36,7 +36,7 @@ class Steps(NamedTuple):
     batch: Values  # prompts that are still decoded together
     nodes: Values
     depths: Values
-    start: Values  # tokens that the prompt which is furthest has
+    start: Values  # tokens of the most advanced prompt
     before: Values  # tokens that the last step committed
 
 
@@ -52,7 +52,7 @@ def stretched(committed: ArrayLike, nodes: ArrayLike, depths: ArrayLike, length:
 
 
 def steady(tau: float, nodes: int, depth: int, length: int) -> Trace:
-    """``length`` tokens in steps of one tree that commit ``tau`` on average: a paper's mean, as evenly as can be."""
+    """``length`` tokens in steps of one tree that commit ``tau`` on average, as evenly as possible: a paper's mean."""
     steps = max(1, round((length - 1) / tau))
     ends = np.round(np.linspace(0, length - 1, steps + 1)).astype(np.int64)
     return Trace(np.diff(ends), np.full(steps, nodes), np.full(steps, depth))

@@ -24,8 +24,9 @@ class Sample(BaseModel):
 
     ``accept_lengths`` has one entry per step (tokens committed, bonus token included) and sums to ``tokens``; the first
     step is the prefill, which gives one token without a draft.  ``tree_depths`` and ``tree_nodes`` have one entry per
-    step too, or are empty.  ``step_s`` has the seconds of every step, ``cpu_s`` the CPU seconds of the decode, ``load``
-    the machine's 1-minute load average.
+    step too, or are empty.  ``step_s`` has the seconds of every step, ``cpu_s`` the CPU seconds of the decode,
+    ``threads`` how many CPU threads it had (None on a GPU), ``load`` the machine's 1-minute load average, ``setting``
+    the name of the setting in which it was timed.
     """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # extra: of another version, kept
@@ -51,9 +52,11 @@ class Sample(BaseModel):
     phases: dict[str, Seconds] | None = None
     step_s: list[float] | None = None
     cpu_s: Seconds | None = None
+    threads: Count | None = None
     load: Seconds | None = None
     peak_memory_mb: Figure | None = None
     timed: bool = True
+    setting: str | None = None
     fidelity_loss: Figure | None = None
     drafter: dict[str, Figure] | None = None
     stats: dict[str, Figure] | None = None

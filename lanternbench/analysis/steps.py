@@ -1,4 +1,4 @@
-"""What the steps of one method were like: how long they took, how many tokens they committed, and where."""
+"""Statistics of one method's steps: how long they took, how many tokens they committed, and where."""
 
 from __future__ import annotations
 
@@ -33,14 +33,17 @@ def _by_position(lengths: NDArray[np.int64], parts: int) -> tuple[NDArray[np.int
     return np.bincount(part, lengths, parts).astype(np.int64), np.bincount(part, minlength=parts)
 
 
-def robust(step_s: Sequence[float]) -> tuple[float, int]:
-    """Seconds that all steps would take if each took the median, and how many took more than ``SLOW`` medians.
+def robust(step_s: Sequence[float], cpu_s: float | None = None, threads: int | None = None) -> tuple[float, int]:
+    """Seconds of a decode that other programs disturb least, and how many steps took more than ``SLOW`` medians.
 
-    A step that was held up cannot change the first.
+    With one CPU thread they are the decode's CPU seconds ``cpu_s``, which do not count while another program has the
+    core; else the median step times the number of steps.  (Beside busy loops the median errs: it is the time of a short
+    step that ran through, but of a longer one that was interrupted.)
     """
     ranked = sorted(step_s)
     middle = (ranked[(len(ranked) - 1) // 2] + ranked[len(ranked) // 2]) / 2
-    return middle * len(ranked), len(ranked) - bisect_right(ranked, SLOW * middle)
+    seconds = cpu_s if cpu_s and threads == 1 else middle * len(ranked)
+    return seconds, len(ranked) - bisect_right(ranked, SLOW * middle)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""``summary.json``: what a run found, a row per method, and what to know beside it."""
+"""``summary.json``: the results of a run, a row per method, with notes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Summary:
     reference: dict[str, Any] | None = None
 
     def told(self) -> list[Note]:
-        """The notes, with what the real images were and what each metric took."""
+        """The notes, with one on the real images and one on the time of each metric."""
         notes, real = list(self.notes), self.reference
         if real:
             text = f"Real images: {real['images']} in {real['folder']}, hash {str(real['hash'])[:16]}."

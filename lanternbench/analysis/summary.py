@@ -14,6 +14,7 @@ from lanternbench.analysis.figures import BASELINE, MEASURED, Figures
 from lanternbench.analysis.samples import Sample
 from lanternbench.analysis.statistics import Estimate, bootstrap_ratios, draws, paired_test
 from lanternbench.analysis.summaries import Row, Summary
+from lanternbench.analysis.timing import setting_changes
 from lanternbench.notes import Note
 
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow
@@ -117,7 +118,7 @@ def _false_claims(rows: list[Row], run: Mapping[str, Any]) -> list[Note]:
 
 
 def _notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
-    """What a reader must know to read the rows rightly."""
+    """Notes that a reader needs to read the rows correctly."""
     if not len(figures):
         return [Note("warning", None, "The run has no samples yet.")]
     text = "Intervals are 95 % bootstrap intervals over prompts; speedup is paired with `ar` by prompt and seed."
@@ -147,7 +148,7 @@ def _notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
 
 
 def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
-    """What is the matter with latencies and speedups."""
+    """Notes on latencies and speedups."""
     notes = []
     timed = figures.column("latency_s")[1] > 0
     if BASELINE not in figures.labels:
@@ -159,6 +160,8 @@ def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
             if alone := int((figures.paired[own] < 0).sum()):
                 text = f"{label}: {alone} of {own.sum()} samples have no `ar` pair and are left out of speedup."
                 notes.append(Note("warning", "speedup", text))
+            if apart := int(((figures.paired >= 0) & timed & ~figures.comparable)[own].sum()):
+                notes.append(_apart(label, apart, int((timed & own).sum()), run))
     untimed = [label for label in figures.labels if not timed[figures.of(label)].any()]
     if untimed:
         text = f"No latency for {', '.join(untimed)}: latency is only valid at batch 1."
@@ -177,12 +180,23 @@ def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
     return notes
 
 
+def _apart(label: str, apart: int, of: int, run: Mapping[str, Any]) -> Note:
+    """``apart`` of a label's samples have a baseline's that was timed otherwise."""
+    changes = setting_changes(_environments(run))
+    why = f"other settings ({'; '.join(changes[:3])})" if changes else "another load"
+    what = "there is no speedup" if apart == of else f"speedup rests on the other {of - apart}"
+    text = (
+        f"{label}: {apart} of {of} samples and their `ar` pairs were timed under {why}: {what}; run again with --fresh."
+    )
+    return Note("missing" if apart == of else "warning", "speedup", text)
+
+
 def _environments(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [run.get("environment") or {}, *(entry.get("environment") or {} for entry in run.get("resumed") or [])]
 
 
 def _setting_notes(run: Mapping[str, Any]) -> list[Note]:
-    """What follows from how the run was set up and resumed."""
+    """Notes on how the run was set up and resumed."""
     config, notes = run.get("config") or {}, []
     if any("environment" in entry for entry in run.get("resumed") or []):
         text = "The run was resumed in another environment (see run.json): its latencies mix both."

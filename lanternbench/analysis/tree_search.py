@@ -1,4 +1,4 @@
-"""Which trees of one kind may be fastest: what to measure, what to record, and how long each is expected to be.
+"""Search for the fastest tree of one kind: what to measure, what to record, and what to expect of each candidate.
 
 A search is made for one method on one target.  ``probes`` says what to time for the cost model and ``recordings`` what
 to decode for the acceptance; both are pieces that can be made one by one and kept.  ``candidates`` turns them into
@@ -44,7 +44,7 @@ Record = Mapping[str, Floats]  # what one recording found
 LEVELS = 8  # of the deepest drafts that are looked at
 RANKS = 8  # children of a node of a static tree
 NODES = 64  # of the largest trees
-WORTH = 3.0  # forwards of one node that the largest forward may cost
+WORTH = 3.0  # maximum cost of a tree's forward, in forwards of one node
 WIDTHS = (1, 2, 3, 4, 6, 10)  # children of a node of a dynamic tree
 
 
@@ -120,14 +120,14 @@ class TreeSearch:
         raise NotImplementedError
 
     def recordings(self, cost: StepCost, captions: list[str]) -> dict[str, Any]:
-        """What to record: by name, what ``record`` gets.  Nothing where acceptance is simulated."""
+        """Arguments of ``record`` by name; none where acceptance is simulated."""
         raise NotImplementedError
 
     def record(self, what: Any) -> Record:
         raise NotImplementedError
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        """The method's own sizes first, then all that were looked at."""
+        """The method's own sizes first, then all that were considered."""
         raise NotImplementedError
 
     def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from lanternbench.cli.options import Device, Dtype, Seed, Threads
-from lanternbench.cli.output import print_json
+from lanternbench.cli import options
+from lanternbench.cli.output import number_table, print_json
 from lanternbench.cli.progress import display
 from lanternbench.utils.device import choose
 
@@ -21,12 +19,12 @@ def codebook(
     k: Annotated[str, typer.Option("--k", help="Sizes of neighbourhoods, the token included.")] = "2,10,100",
     proximity: Annotated[Literal["l2", "cosine", "random"], typer.Option(help="What nearest means.")] = "l2",
     num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Demo captions to draw.")] = 4,
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Write the images side by side (PNG).")] = None,
-    dtype: Dtype = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    dtype: options.Dtype = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    as_json: options.AsRows = False,
 ) -> None:
     """Swap every token of drawn images for a near code: what LANTERN's neighbourhoods cost, and how likely they are.
 
@@ -55,9 +53,7 @@ def codebook(
         record = {"codes": found.codes, "width": found.width, "twins": found.twins, "neighbourhoods": rows}
         print_json(record)
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for title in ("k", "distance", "probability", "images swapped, dB"):
-        table.add_column(title, justify="right")
+    table = number_table(("k", "distance", "probability", "images swapped, dB"))
     for x in found.likenesses:
         table.add_row(str(x.k), f"{x.distance:.2f}", f"{x.mass:.3f}", "the same" if x.psnr is None else f"{x.psnr:.1f}")
     Console().print(table)

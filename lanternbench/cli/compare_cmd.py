@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from lanternbench.cli.output import print_json, print_notes, stdout
+from lanternbench.cli import options
+from lanternbench.cli.output import number_table, print_json, print_notes, stdout
 
 if TYPE_CHECKING:
     from lanternbench.analysis.change import Change
@@ -43,8 +42,8 @@ def compare(
     fail_if: Annotated[
         list[str] | None, typer.Option("--fail-if", help="FIGURE<BOUND or FIGURE>BOUND, of the change; % for relative.")
     ] = None,
-    results: Annotated[Path, typer.Option("--results", help="Folder of the run folders.")] = Path("results"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    results: options.Results = Path("results"),
+    as_json: options.AsRows = False,
 ) -> None:
     """Compare the methods that two runs share, prompt by prompt; exit code 1 if a change fails.
 
@@ -80,9 +79,8 @@ def compare(
 
 
 def _print(found: list[Change], failed: list[bool]) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for title in ("method", "figure", "prompts", "old", "new", "change", "95 %", ""):
-        table.add_column(title, justify="left" if title in ("method", "figure", "") else "right")
+    titles = ("method", "figure", "prompts", "old", "new", "change", "95 %", "")
+    table = number_table(titles, ("method", "figure", ""))
     for change, bad in zip(found, failed, strict=True):
         form, measured = ("{:+.1%}", change.relative) if change.relative else ("{:+.3g}", change.difference)
         value, lo, hi = (form.format(x) for x in measured)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lanternbench.cli.options import AsRows
+from lanternbench.cli import options
 from lanternbench.cli.output import print_rows
 from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
@@ -19,7 +19,7 @@ def doctor(
     random_weights: Annotated[bool, typer.Option(help="Check with random weights.")] = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="Check this GPU: bandwidth, CUDA graphs, batches.")] = False,
     device: str = "auto",
-    as_json: AsRows = False,
+    as_json: options.AsRows = False,
 ) -> None:
     """Show this machine, what is missing, and how to get it; check this GPU, or that a drafter belongs to a target.
 

@@ -36,11 +36,11 @@ from lanternbench.registry import load_installed
 
 
 class Commands(TyperGroup):
-    """``run`` and ``tune`` get all methods' options when called: finding them takes as long as importing torch."""
+    """``run``, ``tune`` and ``verify`` get all methods' options when called: finding them takes torch's import."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        commands: dict[str, Callable[..., None]] = {"run": run.run, "tune": tune.tune}
+        commands: dict[str, Callable[..., None]] = {"run": run.run, "tune": tune.tune, "verify": verify.verify}
         if name not in commands:
             return name, command, rest
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -91,13 +91,23 @@ def _tune() -> None:
     """Find the sizes of a method's tree, or window, that suit this machine, and write them as a preset."""
 
 
-app.command("run")(_run)
-app.command("tune")(_tune)
-COMMANDS: list[Callable[..., None]] = [sweep.sweep, compare.compare, report.report, score.score, methods.methods]
+def _verify() -> None:
+    """Prove methods: exact enumeration on small tables, and statistics on the embedded model; exit 1 on failure."""
+
+
+COMMANDS: list[Callable[..., None]] = [
+    _run,
+    _tune,
+    sweep.sweep,
+    compare.compare,
+    report.report,
+    score.score,
+    methods.methods,
+]
 COMMANDS += [targets.targets, prompts.prompts]
-COMMANDS += [fetch.fetch, doctor.doctor, profile.profile, predict.predict, codebook.codebook, verify.verify]
+COMMANDS += [fetch.fetch, doctor.doctor, profile.profile, predict.predict, codebook.codebook, _verify]
 for command in COMMANDS:
-    app.command(command.__name__)(_with_plugins(command))
+    app.command(command.__name__.lstrip("_"))(_with_plugins(command))
 for name, command in (("drafter", train.drafter), ("tiny", train.tiny)):
     train.app.command(name)(_with_plugins(command))
 app.add_typer(train.app, name="train")

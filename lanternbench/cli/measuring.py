@@ -1,4 +1,4 @@
-"""What ``run`` and ``sweep`` share: run a configuration, show its table, or its plan."""
+"""Shared by ``run`` and ``sweep``: run a configuration, show its table, or its plan."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from lanternbench.cli.output import print_json, print_notes, print_table, stdout
+from lanternbench.cli.output import number_table, print_json, print_notes, print_table, stdout
 from lanternbench.cli.program import program
 from lanternbench.cli.progress import display
 
@@ -75,12 +73,13 @@ def show_plan(runs: list[Sweep], device: str, threads: int | None, as_json: bool
     for config in runs:
         prompts = sources.load(config.prompts, config.num_prompts, config.seed, config.caption)
         count = len(prompts) * config.repeats
+        captions = [p.text for p in prompts.prompts[: config.batch]]
         with display(config.name) as shown:
             worker = Worker(config, chosen)
             seconds: dict[str, float] = {}
             for label in worker.decoders:
                 shown.show(len(seconds), len(worker.decoders), f"a few steps of {label}")
-                seconds[label] = worker.seconds_per_image(label, prompts.prompts[0].text)
+                seconds[label] = worker.seconds_per_image(label, captions)
         rows += [
             {"run": config.name, "target": config.target, "method": label, "images": count, "image_s": each,
              "minutes": each * count / 60}
@@ -90,11 +89,10 @@ def show_plan(runs: list[Sweep], device: str, threads: int | None, as_json: bool
     if as_json:
         print_json({"plan": rows, "images": images, "minutes": minutes})
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for title in ("run", "target", "method", "images", "s an image", "minutes"):
-        table.add_column(title, justify="left" if title in ("run", "target", "method") else "right")
+    words = ("run", "target", "method")
+    table = number_table((*words, "images", "s an image", "minutes"), words)
     for row in rows:
-        names = (Text(str(row[key])) for key in ("run", "target", "method"))
+        names = (Text(str(row[key])) for key in words)
         table.add_row(*names, str(row["images"]), f"{row['image_s']:.2f}", f"{row['minutes']:.1f}")
     stdout().print(table)
     print(f"{images} images, about {minutes:.1f} minutes on this machine's {chosen}, one after the other, scores apart")

@@ -100,3 +100,26 @@ def pairs(options: list[str]) -> dict[str, Any]:
             raise UserError(f"--set {name} is given twice: give it once")
         found[name] = _parsed(f"--set {name} =", value)
     return found
+
+
+def specs(names: list[str], options: dict[str, Any]) -> list[dict[str, Any]]:
+    """An entry per method, each with the options that it reads; those that no method takes are left for the error."""
+    from lanternbench.methods import preset_file
+    from lanternbench.methods.method import method
+
+    choices = {key: options[key] for key in _CHOICES if key in options}
+
+    def takes(spec: dict[str, Any], key: str) -> bool:
+        try:
+            method(spec["method"], **choices | {key: options[key]})
+        except UserError:
+            return False
+        return True
+
+    found = preset_file.expanded([{"method": name} for name in names])
+    for spec in found:
+        method(spec["method"])  # an unknown name is reported as such
+    if len(found) == 1:
+        return [found[0] | options]
+    takers = {key: [spec for spec in found if takes(spec, key)] for key in options if key not in choices}
+    return [spec | {key: v for key, v in options.items() if spec in (takers.get(key) or found)} for spec in found]

@@ -6,13 +6,13 @@ from typing import Any
 
 from rich.console import Console
 
-from lanternbench.cli.options import AsRows
+from lanternbench.cli import options
 from lanternbench.cli.output import print_notes, print_rows, stdout
 
 WIDE = 120  # columns from which options have a place in the table
 
 
-def methods(as_json: AsRows = False) -> None:
+def methods(as_json: options.AsRows = False) -> None:
     """List every method: its four choices, options, paper, and whether it is lossless.
 
     Example: lanternbench methods --json

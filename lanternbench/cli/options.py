@@ -23,6 +23,7 @@ Seed = Annotated[int, typer.Option("--seed", callback=in_range, help="Of all dra
 Repeats = Annotated[
     int | None, typer.Option("--repeats", help="Decode every prompt with so many seeds, from --seed on.")
 ]
+Results = Annotated[Path, typer.Option("--results", help="Folder of the run folders.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run folders.")]
 Fresh = Annotated[
     bool, typer.Option("--fresh/--resume", help="Start a new run beside an existing one, or continue it.")

@@ -68,6 +68,14 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool, columns: dict[str, str
     stdout().print(table)
 
 
+def number_table(titles: Iterable[str], words: Iterable[str] = (), overflow: Any = "ellipsis", **style: Any) -> Table:
+    """A table without rows; its columns hold numbers but for those titled as in ``words``."""
+    table = Table(box=box.SIMPLE_HEAD, **style)
+    for title in titles:
+        table.add_column(Text(title), justify="left" if title in words else "right", overflow=overflow)
+    return table
+
+
 def _cell(value: Any) -> Text:
     """No text from a file is read as markup, or as a sign that a terminal obeys."""
     from lanternbench.utils.text import plain

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from lanternbench.cli.options import Threads, listed
+from lanternbench.cli import options
 from lanternbench.cli.output import print_json, print_notes, stdout
 from lanternbench.cli.progress import display
 
@@ -38,12 +38,12 @@ def predict(
     compile_mode: Annotated[
         str, typer.Option("--compile", help="graphs: a step is CUDA graphs; eager: the host issues each kernel.")
     ] = "graphs",
-    results: Annotated[Path, typer.Option("--results", help="Folder of the run folders.")] = Path("results"),
+    results: options.Results = Path("results"),
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the table (JSON, Markdown) and a plot (default: none).")
     ] = None,
-    threads: Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    threads: options.Threads = None,
+    as_json: options.AsRows = False,
 ) -> None:
     """Replay a run's accepted lengths and tree sizes on models of devices: predictions, never mixed with results.
 
@@ -109,7 +109,7 @@ def _check(batch: str, dtype: str, compile_mode: str, out: Path | None) -> list[
         raise UserError(f"unknown mode '{compile_mode}': give --compile graphs or eager")
     if out is not None and (out / "run.json").exists():
         raise UserError(f"{out} is a run folder, which holds measurements: choose another folder with --out")
-    parts = listed(batch)
+    parts = options.listed(batch)
     if not parts or not all(part.isdecimal() and 1 <= int(part) <= 65536 for part in parts):
         raise UserError(f"--batch {batch} cannot be read: give whole numbers from 1 to 65536, such as 1,8,64")
     return list(dict.fromkeys(map(int, parts)))

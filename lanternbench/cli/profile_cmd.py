@@ -6,38 +6,26 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
-from lanternbench.cli.options import (
-    Compile,
-    Device,
-    Drafter,
-    Dtype,
-    RandomWeights,
-    Simulate,
-    TargetName,
-    Threads,
-)
-from lanternbench.cli.output import print_json
+from lanternbench.cli import options
+from lanternbench.cli.output import number_table, print_json, stdout
 from lanternbench.cli.progress import display
 
 
 def profile(
     methods: Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help="Presets.")] = None,
-    target: TargetName = "tiny",
-    drafter: Drafter = None,
-    dtype: Dtype = None,
-    compile_mode: Compile = None,
-    random_weights: RandomWeights = False,
-    simulate_acceptance: Simulate = None,
+    target: options.TargetName = "tiny",
+    drafter: options.Drafter = None,
+    dtype: options.Dtype = None,
+    compile_mode: options.Compile = None,
+    random_weights: options.RandomWeights = False,
+    simulate_acceptance: options.Simulate = None,
     num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")] = 4,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of a few steps of the last method.")] = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    as_json: options.AsRows = False,
 ) -> None:
     """Split a method's step into draft, verification, commit and host, beside the limit of this machine's memory.
 
@@ -67,16 +55,15 @@ def profile(
     if as_json:
         print_json({"bandwidth": limit.best, "bandwidth_median": limit.median, "methods": [p.record() for p in found]})
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    titles = ("method", "τ", "step ms", "draft", "verify", "commit", "other", "outside", "speedup", "roofline", "GB/s")
-    for title in titles:
-        table.add_column(title, justify="left" if title == "method" else "right")
+    titles = ("method", "τ", "step", "draft", "verify", "commit", "other", "out", "speedup", "limit", "GB/s")
+    table = number_table(titles, ("method",), "fold", padding=(0, 1, 0, 0), pad_edge=False)
     for p in found:
         times = (f"{t:.2f}" for t in (p.step_ms, p.draft_ms, p.verify_ms, p.commit_ms, p.other_ms))
         rates = (f"{p.overhead_fraction:.1%}", f"{p.speedup:.2f}×", f"{p.roofline:.2f}×", f"{p.achieved:.1f}")
         table.add_row(p.label, f"{p.tau:.2f}", *times, *rates)
-    Console().print(table)
+    stdout().print(table)
     share = found[0].achieved / limit.best
+    print("step and its phases in ms; out: share outside forwards; limit: the speedup that the bandwidth allows")
     print(
         f"memory reads at {limit.best:.1f} GB/s here (best of {limit.passes} passes with {limit.threads} thread(s), "
         f"their median {limit.spread:.0%} below); ar's forward uses {share:.0%} of that"

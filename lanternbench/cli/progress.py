@@ -1,4 +1,4 @@
-"""What a long command shows while it works: bars in a terminal, lines elsewhere; never a minute of silence."""
+"""The progress of a long command: bars in a terminal, lines elsewhere, at least one a minute."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lanternbench.utils.text import plain
 
 SILENCE = 60.0  # seconds after which a line says that the work goes on
+FIRST = 10.0  # seconds after which one says so, where none was said before
 LONG = 2.0  # seconds after which an image gets a bar of its own
 REFRESH = 0.2  # seconds between updates of that bar: a step's time is measured, so it must not pay for more
 
@@ -54,7 +55,7 @@ class Bars:
         self.next = time.monotonic() + LONG
 
     def show(self, done: int, of: int, what: str) -> None:
-        self.bar.update(self.task, completed=done, total=of or None, description=short(what))
+        self.bar.update(self.task, completed=done, total=of or None, description=plain(what, 60))
         self.bar.reset(self.tokens, visible=False)
         self.next = time.monotonic() + LONG
 
@@ -70,7 +71,8 @@ class Lines:
     def __init__(self, title: str):
         self.done, self.what = 0, title
         self.tokens = (0, 0)
-        self.begun = self.last = time.monotonic()
+        self.begun = time.monotonic()
+        self.next = self.begun + FIRST
         self._closed = threading.Event()
         self._lock = threading.Lock()
         threading.Thread(target=self._beat, daemon=True).start()
@@ -91,19 +93,14 @@ class Lines:
         self._closed.set()
 
     def _beat(self) -> None:
-        while not self._closed.wait(SILENCE / 10):
+        while not self._closed.wait(FIRST / 10):
             with self._lock:
                 now = time.monotonic()
-                if now - self.last >= SILENCE:
+                if now >= self.next:
                     tokens, of = self.tokens
                     decoded = f", {tokens} of {of} tokens" if of else ""
                     self._print(f"{self.what}{decoded}: {now - self.begun:.0f} s so far")
 
     def _print(self, line: str) -> None:
-        self.last = time.monotonic()
+        self.next = time.monotonic() + SILENCE
         print(plain(line, 4000), file=sys.stderr, flush=True)
-
-
-def short(text: str, limit: int = 60) -> str:
-    """The text, cut to a bar's description."""
-    return plain(text, limit)

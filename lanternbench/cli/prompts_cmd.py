@@ -7,16 +7,16 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from lanternbench.cli.options import AsRows, Seed
+from lanternbench.cli import options
 from lanternbench.cli.output import print_json, print_notes, print_rows
 
 
 def prompts(
     spec: Annotated[str, typer.Argument(help="demo, coco2017:FILE, parti:FILE, or a text file.")] = "demo",
     num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", help="How many; 0 for all.")] = 8,
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     caption: str = "first",
-    as_json: AsRows = False,
+    as_json: options.AsRows = False,
 ) -> None:
     """Preview and validate a prompt source; prints the hash that identifies the selection.
 

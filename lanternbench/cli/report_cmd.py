@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from lanternbench.cli import options
 from lanternbench.cli.output import print_json, print_notes, print_table
 
 
 def report(
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or folders.")] = None,
-    results: Annotated[Path, typer.Option("--results", help="Folder of the run folders.")] = Path("results"),
+    results: options.Results = Path("results"),
     out: Annotated[Path | None, typer.Option("--out", help="Where to write (default: RUN/report).")] = None,
     published: Annotated[bool, typer.Option("--published", help="Show the papers' numbers beside ours.")] = False,
     formats: Annotated[
@@ -27,12 +28,11 @@ def report(
     Example: lanternbench report --published
     """
     from lanternbench import experiment as store
-    from lanternbench.cli.options import listed
     from lanternbench.report import report as write
     from lanternbench.report.load import differing, joined_rows, load_runs
 
     folders = store.find(results, runs or [])
-    files = write(folders, out, published, listed(formats) if formats is not None else None, budget)
+    files = write(folders, out, published, options.listed(formats) if formats is not None else None, budget)
     loaded = load_runs(folders)
     rows = joined_rows(loaded)
     if as_json:

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from lanternbench.cli.options import Device, Threads, listed
-from lanternbench.cli.output import print_json, print_notes, print_table, record
+from lanternbench.cli import options
+from lanternbench.cli.output import number_table, print_json, print_notes, print_table, record
 from lanternbench.cli.progress import display
 from lanternbench.utils.text import plain
 
@@ -34,14 +31,14 @@ def score(
     random_weights: Annotated[
         bool, typer.Option("--random-weights", help="Full-size networks without files: what it would take.")
     ] = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
     again: Annotated[bool, typer.Option("--again", help="Also score what is scored already.")] = False,
     export: Annotated[
         tuple[str, Path] | None,
         typer.Option(metavar="LAYOUT DIR", help="Only copy images for an official scorer: geneval or dpg, and where."),
     ] = None,
-    results: Annotated[Path, typer.Option("--results", help="Folder of the run folders.")] = Path("results"),
+    results: options.Results = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows and notes as JSON.")] = False,
 ) -> None:
     """Score saved images; the latest run by default.  Stopped at any point, the same command continues.
@@ -56,7 +53,7 @@ def score(
 
     if reference is not None and not reference.is_dir():
         raise UserError(f"there is no folder {reference}: give the folder of real images to --reference.")
-    names = listed(metrics) if metrics is not None else None
+    names = options.listed(metrics) if metrics is not None else None
     setup = Setup(reference, choose(device, threads), random_weights)
     places = [_place(results, name) for name in runs] if runs else [store.latest(results)]
     if export is not None:
@@ -100,9 +97,7 @@ def _print_metrics(row: Row) -> None:
     """The row of a plain folder, a metric a line."""
     from lanternbench.report.columns import metric_column, metric_keys
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for title, side in (("metric", "left"), (plain(row.label), "right"), ("95 %", "right"), ("images", "right")):
-        table.add_column(Text(title), justify=cast(Any, side))
+    table = number_table(("metric", plain(row.label), "95 %", "images"), ("metric",))
     for column in map(metric_column, metric_keys([row])):
         count = row.figure(column.key).n
         table.add_row(column.title + column.arrow, column.value(row), column.bounds(row), str(count or row.n))

@@ -7,64 +7,46 @@ from typing import Annotated, Any
 
 import typer
 
+from lanternbench.cli import options
 from lanternbench.cli.measuring import execute, show, show_plan
-from lanternbench.cli.options import (
-    AsJson,
-    Compile,
-    Device,
-    Drafter,
-    DryRun,
-    Dtype,
-    Executor,
-    Fresh,
-    NumPrompts,
-    Out,
-    RandomWeights,
-    RayAddress,
-    Repeats,
-    Simulate,
-    Threads,
-    TimeBudget,
-    Workers,
-    in_range,
-)
 from lanternbench.cli.output import print_json, record
 
 
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="A sweep file such as configs/demo.yaml.")],
     prompts: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
-    num_prompts: NumPrompts = None,
-    seed: Annotated[int | None, typer.Option(callback=in_range, help="In place of the file's.")] = None,
-    repeats: Repeats = None,
+    num_prompts: options.NumPrompts = None,
+    seed: Annotated[int | None, typer.Option(callback=options.in_range, help="In place of the file's.")] = None,
+    repeats: options.Repeats = None,
     temperature: Annotated[float | None, typer.Option(help="In place of the file's.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="In place of the file's.")] = None,
     target: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
-    drafter: Drafter = None,
-    dtype: Dtype = None,
-    compile_mode: Compile = None,
-    random_weights: RandomWeights = False,
-    simulate_acceptance: Simulate = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    executor: Executor = "local",
-    workers: Workers = None,
-    ray_address: RayAddress = None,
-    time_budget: TimeBudget = None,
-    out: Out = Path("results"),
-    fresh: Fresh = False,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    drafter: options.Drafter = None,
+    dtype: options.Dtype = None,
+    compile_mode: options.Compile = None,
+    random_weights: options.RandomWeights = False,
+    simulate_acceptance: options.Simulate = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    executor: options.Executor = "local",
+    workers: options.Workers = None,
+    ray_address: options.RayAddress = None,
+    time_budget: options.TimeBudget = None,
+    out: options.Out = Path("results"),
+    fresh: options.Fresh = False,
+    dry_run: options.DryRun = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure every method of a sweep file, interleaved prompt by prompt; continues where it stopped.
 
-    A list as target, seed, temperature, top_k or guidance makes a run of every combination.
+    A list as target, seed, temperature, top_k, guidance or batch makes a run of every combination.
 
     Example: lanternbench sweep configs/tradeoff.yaml
     """
     from lanternbench.experiment import sweep_file
 
     given = dict(
-        prompts=prompts, seed=seed, temperature=temperature, target=target, drafter=drafter, dtype=dtype,
+        prompts=prompts, seed=seed, temperature=temperature, batch=batch, target=target, drafter=drafter, dtype=dtype,
         compile=compile_mode, repeats=repeats,
     )  # fmt: skip
     changed: dict[str, Any] = {k: v for k, v in given.items() if v is not None}

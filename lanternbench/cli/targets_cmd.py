@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lanternbench.cli.options import AsRows
+from lanternbench.cli import options
 from lanternbench.cli.output import print_rows
 
 
-def targets(as_json: AsRows = False) -> None:
+def targets(as_json: options.AsRows = False) -> None:
     """List the targets, and which of them are here.
 
     Example: lanternbench targets

@@ -7,15 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lanternbench.cli.options import (
-    Device,
-    Dtype,
-    NumPrompts,
-    Prompts,
-    Seed,
-    TargetName,
-    Threads,
-)
+from lanternbench.cli import options
 from lanternbench.cli.program import program
 
 Recipe = Literal["eagle-1", "eagle-3"]
@@ -28,20 +20,20 @@ def _group() -> None:
 
 
 def drafter(
-    target: TargetName = "tiny",
+    target: options.TargetName = "tiny",
     recipe: Annotated[Recipe, typer.Option(help="The drafter's kind, and how it is trained.")] = "eagle-1",
-    prompts: Prompts = "demo",
-    num_prompts: NumPrompts = 0,
+    prompts: options.Prompts = "demo",
+    num_prompts: options.NumPrompts = 0,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 2000,
     batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 4,
     lr: Annotated[float, typer.Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")] = 3e-3,
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     start: Annotated[Path | None, typer.Option(help="An EAGLE drafter to go on from (default: a fresh one).")] = None,
     out: Annotated[Path, typer.Option(help="Where the drafter goes.")] = Path("drafter"),
     work: Annotated[Path, typer.Option(help="Samples and checkpoints; kept for resuming.")] = Path("train-drafter"),
-    dtype: Dtype = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    dtype: options.Dtype = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Train an EAGLE drafter on the target's own samples, an image per prompt.
 

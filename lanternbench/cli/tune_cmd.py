@@ -6,54 +6,37 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from lanternbench.cli import options
 from lanternbench.cli.method_options import pairs
-from lanternbench.cli.options import (
-    AsJson,
-    Compile,
-    Device,
-    Drafter,
-    Dtype,
-    Fresh,
-    MethodOption,
-    Out,
-    Prompts,
-    RandomWeights,
-    Seed,
-    Simulate,
-    TargetName,
-    Threads,
-)
-from lanternbench.cli.output import print_json, print_notes, stdout
+from lanternbench.cli.output import number_table, print_json, print_notes, stdout
 from lanternbench.cli.program import program
 from lanternbench.cli.progress import display
 
 
 def tune(
     method: Annotated[str, typer.Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")],
-    option: MethodOption = None,
-    target: TargetName = "tiny",
-    drafter: Drafter = None,
-    dtype: Dtype = None,
-    compile_mode: Compile = None,
-    random_weights: RandomWeights = False,
-    simulate_acceptance: Simulate = None,
-    prompts: Prompts = "demo",
+    option: options.MethodOption = None,
+    target: options.TargetName = "tiny",
+    drafter: options.Drafter = None,
+    dtype: options.Dtype = None,
+    compile_mode: options.Compile = None,
+    random_weights: options.RandomWeights = False,
+    simulate_acceptance: options.Simulate = None,
+    prompts: options.Prompts = "demo",
     num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Prompts that are measured.")] = 12,
     recorded: Annotated[int, typer.Option(min=1, help="Prompts whose drafts are recorded for the acceptance.")] = 4,
     few: Annotated[int, typer.Option(min=1, max=6, help="How many of the best expected sizes are measured.")] = 3,
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     temperature: Annotated[float, typer.Option(min=0, max=10, help="0 is greedy.")] = 1.0,
     guidance: Annotated[float | None, typer.Option(min=0, help="CFG scale (default: the target's).")] = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    out: Out = Path("results"),
-    fresh: Fresh = False,
-    as_json: AsJson = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    out: options.Out = Path("results"),
+    fresh: options.Fresh = False,
+    as_json: options.AsJson = False,
     method_options: dict[str, Any] | None = None,
 ) -> None:
     """Find the sizes of a method's tree, or window, that suit this machine, and write them as a preset.
@@ -78,10 +61,8 @@ def tune(
         print_json({"preset": str(path), "plot": str(plot), "verdict": found.verdict, "best": found.best,
                     "results": found.rows(), "cost": found.cost.model_dump()})  # fmt: skip
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     titles = ("sizes", "nodes", "τ expected", "τ", "tokens/s expected", "tokens/s", "× its own [95 %]", "fidelity loss")
-    for title in titles:
-        table.add_column(title, justify="left" if title == "sizes" else "right", overflow="fold")
+    table = number_table(titles, ("sizes",), "fold", pad_edge=False)
     for r in found.results:
         e, ratio, loss = r.expected, r.robust_ratio, r.fidelity_loss
         interval = "" if ratio.lo is None else f" [{ratio.lo:.2f}, {ratio.hi:.2f}]"

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from lanternbench.cli.options import AsRows, Seed
-from lanternbench.cli.output import print_json
+from lanternbench.cli import options
+from lanternbench.cli.method_options import pairs, specs
+from lanternbench.cli.output import print_json, stdout
 from lanternbench.cli.progress import display
 
 
 def verify(
     names: Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help="Methods; all by default.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every method.")] = False,
-    seed: Seed = 0,
-    as_json: AsRows = False,
+    option: options.MethodOption = None,
+    seed: options.Seed = 0,
+    as_json: options.AsRows = False,
+    method_options: dict[str, Any] | None = None,
 ) -> None:
     """Prove methods: exact enumeration on small tables, and statistics on the embedded model; exit 1 on failure.
 
-    Example: lanternbench verify cool-sd
+    Example: lanternbench verify eagle-1 --tree chain --acceptance block
     """
     from lanternbench.lossless import Row, table, verify_all
-    from lanternbench.methods.method import named
+    from lanternbench.methods.method import Method, method
     from lanternbench.models.catalogue import load_target
     from lanternbench.registry import components
 
-    chosen = list(components("preset")) if every or not names else list(names)
-    for name in chosen:
-        named(name)
+    names = list(components("preset")) if every or not names else list(names)
+    given = pairs(option or []) | (method_options or {})
+    chosen: list[str | Method] = [*names]
+    if given:
+        chosen = [method(spec.pop("method"), **spec) for spec in specs(names, given)]
     with display("verifying") as shown:
 
         def on_row(row: Row) -> None:
@@ -38,10 +42,10 @@ def verify(
         def on_world(what: str, done: int, of: int) -> None:
             shown.show(done, of, what)
 
-        rows = verify_all([*chosen], load_target("tiny"), seed, on_row=on_row, on_world=on_world)
+        rows = verify_all(chosen, load_target("tiny"), seed, on_row=on_row, on_world=on_world)
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
-        Console().print(table(rows))
+        stdout().print(table(rows))
     if any(row.passed is False for row in rows):
         raise typer.Exit(1)

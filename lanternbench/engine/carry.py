@@ -1,7 +1,7 @@
-"""State of a batch, carried generically: whoever selects, copies or records it needs no list of names.
+"""Select and convert the state of a batch without knowing the names of its parts.
 
 State is any nesting of named tuples, tuples and dicts.  Its leaves are tensors whose first dimension is the batch B or
-its rows R (2B with guidance), ``PerPrompt`` values on the host, ``ImageStack``s, and constants.
+its rows R (2B with guidance), ``PerPrompt`` values on the host, ``ImageStack`` objects, and constants.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PerPrompt(tuple):
 
 
 def select(state: Any, prompts: list[int], batch: int) -> Any:
-    """The state of these prompts alone (in this order, repeats allowed) of a batch of ``batch``."""
+    """The state of ``prompts`` alone, in this order and with repeats allowed; ``batch``: B of the whole state."""
     index = torch.tensor(prompts, dtype=torch.long)
 
     def chosen(leaf: Any) -> Any:
@@ -38,7 +38,7 @@ def select(state: Any, prompts: list[int], batch: int) -> Any:
 
 
 def rows_of(prompts: Tensor, rows: int, batch: int) -> Tensor:
-    """Prompts [B'] -> rows [R'] of a tensor of ``rows`` rows, B or 2B."""
+    """Indices of prompts [B'] -> indices of their rows [R'] in a tensor of ``rows`` rows, which is B or 2B."""
     assert rows in (batch, 2 * batch), "the first dimension of carried tensors is the batch, or its rows"
     return prompts if rows == batch else torch.cat([prompts, prompts + batch])
 

@@ -64,17 +64,17 @@ class SpeculativeDecoder:
 
 @dataclass
 class Generation:
-    """One image's tokens and what it took."""
+    """The tokens of one image, and what decoding them took."""
 
     tokens: Tensor  # [L]
     accept_lengths: list[int]  # tokens committed per step, the residual or bonus token included; sums to L − 1
-    tree_depths: list[int]  # as the method asked for: of a dynamic tree's levels the best nodes may lie in fewer
+    tree_depths: list[int]  # depth that each tree was grown to; the nodes that were kept may reach less deep
     tree_nodes: list[int]
-    decode_s: float  # of its whole batch: the loop after prefill and first token
-    encode_s: float  # of its whole batch: the captions, prefill and first token
+    decode_s: float  # seconds of the whole batch's loop, after prefill and first token
+    encode_s: float  # seconds of the whole batch's captions, prefill and first token
     cpu_s: float = 0.0  # CPU time of this process during decode_s, all threads together
     phases: dict[str, float] = field(default_factory=dict)
-    step_s: list[float] = field(default_factory=list)  # of its whole batch: seconds of every step
+    step_s: list[float] = field(default_factory=list)  # seconds of every step of the whole batch
     syncs: int = 0
     trace: Trace | None = None  # of its whole batch
 
@@ -95,10 +95,10 @@ def generate(
 ) -> list[Generation]:
     """Decode one image per caption, all in one batch.
 
-    An image is a function of (seed, its key, method): ``keys`` default to the captions.  With ``trace`` the target's
-    and drafter's distributions are kept for figures computed afterwards.  ``max_steps`` ends early (a warm-up).
-    ``on_step`` (tokens done, of: over the batch) is called after every step.
-    Raises UserError on NaN or infinite logits, and for whatever a plug-in's component raises.
+    An image is a function of (seed, its key, method); ``keys`` default to the captions.  ``trace``: keep the target's
+    and the drafter's distributions for later analysis.  ``max_steps``: stop early, for warm-ups.  ``on_step`` is called
+    after every step with the number of tokens decoded so far and in all, over the batch.
+    Raises UserError for NaN or infinite logits, and in place of any exception that a plug-in raises.
     """
     with blamed(*decoder.parts):
         return _generate(decoder, captions, keys, seed, trace, max_steps, on_step)
@@ -115,10 +115,8 @@ def _generate(
 ) -> list[Generation]:
     began = perf_counter()
     seeds = [row_seed(seed, key, decoder.method.label) for key in (keys or captions)]
-    state = start(decoder, captions, seeds, trace)
-    own = decoder.proposer.init(state)
-    state.prefix_states = None
-    state.clock.start()  # waits for all that was asked for
+    state, own = begin(decoder, captions, seeds, trace)
+    state.clock.start()  # waits for the device
     log, cpu, tokens = Log(state), process_time(), state.batch  # the prefill gives each its first token
     encode_s = perf_counter() - began
     while state.active and state.steps != max_steps:
@@ -168,6 +166,16 @@ def start(decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], tr
     return state
 
 
+def begin(
+    decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool = False
+) -> tuple[DecodeState, Any]:
+    """The state after prefill and first token, and the proposer's own."""
+    state = start(decoder, captions, seeds, trace)
+    own = decoder.proposer.init(state)
+    state.prefix_states = None  # drafters have read them
+    return state, own
+
+
 def step(decoder: SpeculativeDecoder, state: DecodeState, own: Any) -> tuple[Any, StepResult]:
     """One target forward that verifies a draft tree and commits at least one token per unfinished prompt.
 
@@ -198,14 +206,14 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, own: Any) -> tuple[Any
 
 
 def check(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor, Tensor]:
-    """The target's forward, and a scalar that is NaN if any distribution is: one NaN or infinite logit suffices."""
+    """The target's forward, and a scalar that turns NaN with any distribution: one NaN or infinite logit suffices."""
     states, q = forward(state, draft)
     total = q[..., 0].sum()
     return states, q, total if draft.p is None else total + draft.p[..., 0].sum()
 
 
 class Log:
-    """Per-step figures of a batch, kept on the host from what the step's one synchronisation brought anyway."""
+    """Per-step figures of a batch, from values that the step's one host synchronisation transfers anyway."""
 
     def __init__(self, state: DecodeState):
         self.accepted, self.depths, self.nodes = ([[] for _ in range(state.batch)] for _ in range(3))  # type: ignore[var-annotated]

@@ -1,8 +1,8 @@
 """The contracts between the engine and what drafts: a proposer, or a drafter with a tree policy.
 
-State is explicit: ``init`` returns it, ``draft`` reads it, ``update`` takes it and returns the next.  It may hold what
-``engine.carry`` describes, and nothing that changes hides elsewhere.  What is replayed as a CUDA graph reads of the
-state its tensors alone.
+State is explicit: ``init`` returns it, ``draft`` reads it, and ``update`` takes it and returns the next one.  It
+consists of what ``engine.carry`` describes; a component keeps no other mutable state.  Code that is replayed as a CUDA
+graph may read only the tensors of the state.
 """
 
 from __future__ import annotations
@@ -27,61 +27,61 @@ Size = tuple[int, int]  # depth and nodes of a tree
 class Proposer:
     """Where draft trees come from."""
 
-    nodes: int  # most nodes of a tree, the root included
+    nodes: int  # maximum number of nodes of a tree, the root included
     max_depth: int
     width: int  # widest family of siblings
-    uniforms: int = 0  # uniforms that a step consumes beside verification's
-    update_uniforms: int = 0  # how many of them, the last ones, ``update`` reads
-    room: int  # most cache slots after the committed prefix that a step fills
+    uniforms: int = 0  # uniforms that a step uses besides those of verification
+    update_uniforms: int = 0  # how many of these, counted from the end, ``update`` reads
+    room: int  # maximum number of cache slots that a step fills after the committed prefix
     samples: bool = True  # are children sampled from ``Draft.p``, or chosen?
     adapts: bool = False  # does a tree's size depend on what was accepted before?
     drafter: Drafter | None = None
-    aux_layers: tuple[int, ...] = ()  # after how many of the target's layers it reads states beside the last ones
+    aux_layers: tuple[int, ...] = ()  # numbers of target layers after which it also reads hidden states
 
     def init(self, state: DecodeState) -> Any:
-        """After the target's prefill, whose states are ``state.prefix_states`` [R, P, (1 + aux) · dim]."""
+        """The initial state, after the target's prefill (``state.prefix_states`` [R, P, (1 + aux) · dim])."""
         return ()
 
     def draft(self, state: DecodeState, own: Any, u: Tensor) -> Draft:
-        """The next tree; u [B, uniforms]."""
+        """The next draft tree, from uniforms u [B, uniforms]."""
         raise NotImplementedError
 
     def update(self, state: DecodeState, own: Any, result: StepResult) -> Any:
-        """Called once after each commit."""
+        """The next state; called once after each commit."""
         return own
 
     def canonical(self, own: Any) -> Any:
-        """The state with zeros where nothing will be read, so that equal states look equal."""
+        """The state with unused entries set to zero, so that equivalent states compare equal."""
         return own
 
     def verification(self, rule: AcceptanceRule) -> AcceptanceRule:
-        """How its drafts are judged by a method with this rule."""
+        """The rule that verifies its drafts in a method with ``rule``."""
         return rule
 
     def sizes(self, own: Any) -> PerPrompt | None:
-        """The ``Size`` of each prompt's next tree as the method asks for it; None where all have the tree's."""
+        """The requested ``Size`` of each prompt's next tree; None where it is always that of the draft tree."""
         return None
 
     def bucket(self, own: Any) -> Hashable:
-        """What the host knows of the next draft's shapes, which differ from step to step."""
+        """A key for the shapes of the next draft where they change between steps; None where they are fixed."""
         return None
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        """How many nodes each forward of the drafter reads for a tree of this size, the one at its root left out."""
+        """Nodes read by each forward of the drafter after the first one, for a tree of this size."""
         return ()
 
 
 class Drafter:
-    """A model that says what may follow the committed tokens and drafted nodes.
+    """A model that predicts the tokens after the committed ones and after drafted nodes.
 
-    A cursor is what one step's calls hand on to each other.  ``per_level``: does ``expand`` run a forward?
+    A cursor is passed from call to call within one step.  ``per_level``: does ``expand`` run a forward?
     """
 
     per_level: bool = True
     aux_layers: tuple[int, ...] = ()  # see ``Proposer``
 
     def init(self, state: DecodeState, room: int) -> Any:
-        """``room``: most nodes that one step expands."""
+        """``room``: maximum number of nodes that one step expands."""
         return ()
 
     def root(self, state: DecodeState, own: Any) -> tuple[Tensor, Any]:
@@ -96,12 +96,12 @@ class Drafter:
         raise NotImplementedError
 
     def network(self) -> Network:
-        """What one forward of it costs."""
+        """The size of the network, for cost models."""
         raise NotImplementedError
 
 
 class TreeBuilder:
-    """A tree policy at work: distributions of a drafter -> draft trees."""
+    """A tree policy that is built: turns a drafter's distributions into draft trees."""
 
     nodes: int
     max_depth: int
@@ -127,9 +127,9 @@ class TreeBuilder:
         return None
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        """How many nodes of a tree of this size are expanded on each level below the root, the deepest left out.
+        """Nodes that are expanded on each level below the root but the deepest, for a tree of this size.
 
-        By default all levels are taken to be equally wide.
+        By default all levels are assumed to have equal width.
         """
         return (-(-(nodes - 1) // max(depth, 1)),) * (depth - 1)
 

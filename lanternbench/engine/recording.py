@@ -1,7 +1,7 @@
 """The phases of a step as CUDA graphs: recorded once per shape, then replayed by one launch instead of hundreds.
 
-A recording replays kernels and nothing else.  So what a phase reads of the current decode comes in as tensors, and the
-current length, which the host knows, counts in it only as the number of slots to attend to.
+A replay runs kernels and no Python.  Whatever a phase reads of the current decode is therefore an input tensor, and the
+length that the host knows enters only as the number of cache slots to attend to.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class Recordings:
 
     def __init__(self) -> None:
         self.made: dict[Hashable, tuple[Replay, Any]] = {}
-        self.static: dict[int, Tensor] = {}  # what recordings return, by id: the next phase reads it where it is
+        self.static: dict[int, Tensor] = {}  # outputs of recordings by id; the next phase reads them in place
 
     def replay(self, state: DecodeState, name: str, bucket: Hashable, work: Work, *arguments: Any) -> Any:
-        """As ``launch``, but recorded when it is first asked for.  What it returns holds until it is run again.
+        """As ``launch``, but recorded on the first call.  The outputs are valid until the next replay.
 
-        ``bucket``: what the host knows of the shapes, beyond those of the arguments' tensors.
+        ``bucket``: tells apart shapes that the arguments' tensors do not show.
         """
         assert state.now.length.host is not None
         now: Any = unknown(state.now, None)
-        if name != "draft":  # drafters alone read the last commit, and after the prefill its shape is another
+        if name != "draft":  # only drafters read the last commit, whose shape differs after the prefill
             now = now._replace(last=None)
         leaves, form = tree_flatten((now, arguments))
         inputs = [x for x in leaves if isinstance(x, Tensor)]
-        slots = state.stack.stack.cache.slots  # other slots are another cache
+        slots = state.stack.stack.cache.slots  # another number of slots means another cache
         shape = (
             name,
             bucket,
@@ -50,7 +50,7 @@ class Recordings:
             *(x.shape if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | int)),
         )
         span, *longer = state.stack.spans(max(state.now.length.host), state.room)
-        if (span, shape) not in self.made:  # with all longer ones: a decode that is timed should record nothing
+        if (span, shape) not in self.made:  # with all longer spans, so that a timed decode records nothing
             for other in (span, *longer):
                 if (other, shape) not in self.made:
                     self.made[other, shape] = self._record(state, other, work, leaves, form)
@@ -82,7 +82,7 @@ class Recordings:
 
 
 def unknown(now: Progress, span: int | None) -> Progress:
-    """``now`` without what the host knows of its lengths."""
+    """``now`` without the host's copy of its lengths."""
     last: LastCommit | None = now.last
     if last is not None:
         now = now._replace(last=last._replace(advance=Lengths(last.advance.device, None, span)))

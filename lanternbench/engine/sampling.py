@@ -52,7 +52,7 @@ def _nucleus(x: Tensor, top_p: float) -> Tensor:
     return x.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
 
 
-BELOW_ONE = 1 - 1e-6  # the largest uniform that may be used: times a total it cannot round up to the total
+BELOW_ONE = 1 - 1e-6  # the largest uniform in use: its product with a total must not round up to the total
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""Accepted lengths drawn to a given mean while everything is really computed: what would a method gain on this machine?
+"""Simulated acceptance: accepted lengths are drawn to a given mean while every forward is really computed.
 
-For random weights, whose drafts are never accepted: the cost of every step is the true one, its yield is set by hand.
+With random weights, whose drafts are never accepted, it shows what a method would gain on this machine: the time of
+every step is real, the number of tokens that it commits is not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from lanternbench.errors import UserError
 
 
 def level_rates(tau: float, depth: int) -> Tensor:
-    """The probability a of passing one level of a draft, for every depth D it may turn out to have: [depth + 1].
+    """The probability a of accepting one more level of a draft of depth D, for D = 0 … ``depth``: [depth + 1].
 
     Σ_{d=1…D} a^d = τ − 1, so that steps give τ tokens on average; 1 where the draft is too shallow for that.
     Raises UserError for a τ that no draft of the method can have.
@@ -36,9 +37,9 @@ def _rate(tau: float, depth: int) -> float:
 
 
 def simulate(draft: Draft, result: VerifyResult, rates: Tensor, u: Tensor) -> VerifyResult:
-    """Replace what was accepted by a path whose length is drawn: u [B] uniforms, P(length ≥ d) = a^d.
+    """Replace the accepted path by one of random length, P(length ≥ d) = a^d, from uniforms u [B].
 
-    The path leads to the first of each tree's deepest nodes; the token that ends the step is the result's.
+    The path leads to the first of each tree's deepest nodes; the token that ends the step stays the same.
     """
     depth = draft.tree.depth.expand_as(draft.tokens)
     deepest = depth.amax(1)

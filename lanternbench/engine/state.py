@@ -1,4 +1,4 @@
-"""What one batch of prompts owns while it is decoded: caches, tokens, lengths, uniforms.  All buffers are preallocated.
+"""The state of a batch of prompts during a decode: caches, tokens, lengths, uniforms.  All buffers are preallocated.
 
 B prompts, R rows (2B with guidance), L image tokens, P prefix slots, N tree nodes, D depth of a tree, V vocabulary.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lanternbench.engine.carry import PerPrompt, rows_of
+from lanternbench.engine.carry import PerPrompt, select
 from lanternbench.engine.sampling import BELOW_ONE, Warp, draw
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
@@ -30,24 +30,24 @@ class LastCommit(NamedTuple):
     """What the last step committed, for drafters that read the target's states."""
 
     hidden: Tensor  # [R, A, dim] the states that predicted each new token; (1 + aux) · dim wide with ``aux_layers``
-    tokens: Tensor  # [B, A] the new tokens; entries past ``advance`` are void
+    tokens: Tensor  # [B, A] the new tokens; entries past ``advance`` are undefined
     advance: Lengths  # how many
-    own: Tensor | None = None  # [R, A, dim] states of the tokens before, where row ends lie in between
+    own: Tensor | None = None  # [R, A, dim] states of the tokens before, where row ends lie between
 
 
 class Progress(NamedTuple):
-    """What changes from step to step."""
+    """The part of the state that changes from step to step."""
 
     length: Lengths  # committed image tokens
     root: Tensor  # [B] the last of them: the root of the next tree
-    tokens: Tensor  # [B, L + N + 1] all of them; what is past ``length`` is void
+    tokens: Tensor  # [B, L + N + 1] all of them; entries past ``length`` are undefined
     last: LastCommit
 
 
 class CommitPlan(NamedTuple):
-    """What a verification means for the state, computed on the device."""
+    """The changes that a verification makes to the state, computed on the device."""
 
-    tokens: Tensor  # [B, D + 1] new tokens; entries past ``advance`` are void
+    tokens: Tensor  # [B, D + 1] new tokens; entries past ``advance`` are undefined
     hidden: Tensor  # [R, D + 1, dim] the states that predicted each
     own: Tensor | None  # see ``LastCommit``
     length: Tensor  # [B] committed tokens, these included
@@ -78,7 +78,7 @@ class DecodeState:
     stack: ImageStack
     uniforms: Tensor  # [B, L + 1, N + U]
     max_nodes: int
-    room: int  # most cache slots after the committed prefix that a step fills
+    room: int  # maximum number of cache slots that a step fills after the committed prefix
     clock: Clock
     trace: Trace | None = None
     aux_layers: tuple[int, ...] = ()  # see ``Proposer``
@@ -90,10 +90,10 @@ class DecodeState:
 
     def __post_init__(self) -> None:
         self.batch, self.limit, self.device = len(self.seeds), self.target.length, self.target.device
-        self.health = torch.zeros((), device=self.device)  # becomes NaN with any distribution that does
+        self.health = torch.zeros((), device=self.device)  # turns NaN with any distribution
         self.columns = torch.arange(self.max_nodes + 1, device=self.device)  # 0 … D of any tree
-        self.origin = list(range(self.batch))  # which prompts are still decoded
-        self.prompts = torch.arange(self.batch, device=self.device)[:, None]  # the same
+        self.origin = list(range(self.batch))  # indices of the prompts that are still decoded
+        self.prompts = torch.arange(self.batch, device=self.device)[:, None]  # [B, 1] the same
         self.images = torch.zeros(self.batch, self.limit, dtype=torch.long, device=self.device)
         self._visible: Tensor | None = None
 
@@ -108,18 +108,18 @@ class DecodeState:
 
     def logits(self, states: Tensor) -> Tensor:
         """The target's states [R, N, (1 + aux) · dim] -> guided logits [B, N, V]."""
-        if self.aux_layers:  # the last ones stand first
+        if self.aux_layers:  # the final states come first
             states = states[..., : states.shape[-1] // (1 + len(self.aux_layers))].contiguous()
         return self.target.model.logits(states, self.guidance)
 
     def at(self, now: Progress) -> DecodeState:
-        """This state with other tensors in place of its own, for recording."""
+        """A shallow copy of the state with another ``now``, for recording."""
         other = object.__new__(DecodeState)
         other.__dict__ = self.__dict__ | {"now": now}
         return other
 
     def step_uniforms(self, by_position: bool) -> Uniforms:
-        """Those of this step; see ``Uniforms``."""
+        """The uniforms of this step; ``by_position``: also those that belong to image positions."""
         u, position = self.uniforms[:, self.steps], None
         if by_position:
             at = (self.now.length.device[:, None] + self.columns[: self.max_nodes]).clamp_(max=self.limit)
@@ -127,37 +127,29 @@ class DecodeState:
         return Uniforms(u[:, : self.max_nodes], u[:, self.max_nodes :], position)
 
     def unfinished(self) -> list[int] | None:
-        """The prompts to go on with, once at least half of them are finished; None while there is nothing to drop.
+        """The unfinished prompts, once at least half of the batch is finished; before that None.
 
-        A recorded batch keeps its shape.
+        Always None for a recorded batch, which keeps its shape.
         """
         left = [i for i, n in enumerate(self.now.length.host or ()) if n < self.limit]
         return left if left and 2 * len(left) <= self.batch and not self.recorded else None
 
     def select(self, prompts: list[int]) -> None:
-        """Go on with these prompts alone."""
+        """Drop all other prompts from the batch."""
         self.finish()
-        index, now = torch.tensor(prompts, device=self.device), self.now
-        rows = rows_of(index, self.stack.stack.cache.rows, self.batch)
-        self.stack.select(rows)
-        hidden, tokens, advance, own = now.last
-        advance = _of(advance, prompts, index)
-        most = max(advance.host or (0,))
-        last = LastCommit(hidden[rows, :most], tokens[index, :most], advance, None if own is None else own[rows, :most])
-        self.now = Progress(_of(now.length, prompts, index), now.root[index], now.tokens[index], last)
-        self.uniforms, self.prompts = self.uniforms[index], self.prompts[index]
+        parts = (self.stack, self.now, self.uniforms, self.prompts)
+        self.stack, now, self.uniforms, self.prompts = select(parts, prompts, self.batch)
+        last, most = now.last, max(now.last.advance.host or (0,))
+        own = None if last.own is None else last.own[:, :most]
+        last = last._replace(hidden=last.hidden[:, :most], tokens=last.tokens[:, :most], own=own)
+        self.now = now._replace(last=last)
         self.seeds, self.origin = ([x[i] for i in prompts] for x in (self.seeds, self.origin))
         self.batch = len(prompts)
 
     def finish(self) -> Tensor:
-        """All images [B, L], those of dropped prompts too."""
+        """All images [B, L], including those of dropped prompts."""
         self.images[self.origin] = self.now.tokens[:, : self.limit]
         return self.images
-
-
-def _of(lengths: Lengths, prompts: list[int], index: Tensor) -> Lengths:
-    host = None if lengths.host is None else tuple(lengths.host[i] for i in prompts)
-    return Lengths(lengths.device[index], host, lengths.span)
 
 
 def row_seed(seed: int, key: str, method: str) -> int:
@@ -167,7 +159,7 @@ def row_seed(seed: int, key: str, method: str) -> int:
 
 
 def row_uniforms(seeds: list[int], length: int, count: int, device: torch.device) -> Tensor:
-    """[B, length + 1, count]: one row a step, the last for token 0."""
+    """Uniforms [B, length + 1, count]: a row per step, and the last row for token 0."""
     draws = [torch.rand(length + 1, count, generator=torch.Generator().manual_seed(s)) for s in seeds]
     return torch.stack(draws).clamp_(max=BELOW_ONE).to(device)
 
@@ -207,7 +199,7 @@ def prefill(state: DecodeState) -> None:
     first = q[:, 0].argmax(-1) if state.warp.greedy else draw(q[:, 0], state.uniforms[:, -1, 0])
     tokens = torch.zeros(state.batch, state.limit + state.max_nodes + 1, dtype=torch.long, device=state.device)
     tokens[:, 0] = first
-    ones = (1,) * state.batch
+    ones = PerPrompt((1,) * state.batch)
     one = torch.ones(state.batch, dtype=torch.long, device=state.device)
     last = LastCommit(hidden[:, -1:], first[:, None], Lengths(one.clone(), ones))
     state.now = Progress(Lengths(one, ones), first, tokens, last)
@@ -229,7 +221,7 @@ def forward(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor]:
 
 
 def _visible(state: DecodeState, draft: Draft) -> Tensor | None:
-    """Additive ancestor mask [b, N, N] of a tree, None for a lone root; a static tree's is made once."""
+    """Additive ancestor mask [b, N, N] of a tree, None for a lone root; computed once for a static tree."""
     if draft.tree.nodes == 1:
         return None
     if draft.static is None:
@@ -272,7 +264,7 @@ def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, pl
     assert now.length.host is not None
     counts = PerPrompt(n - o for n, o in zip(length.host, now.length.host, strict=True))
     new, hidden, own = plan.tokens, plan.hidden, plan.own
-    if not state.recorded:  # what is recorded has one shape
+    if not state.recorded:  # recorded phases need fixed shapes
         most = max(counts)
         new, hidden, own = new[:, :most], hidden[:, :most], None if own is None else own[:, :most]
     last = LastCommit(hidden, new, Lengths(plan.advance, counts), own)

@@ -9,11 +9,11 @@ from time import perf_counter
 
 import torch
 
-OFF_THE_CLOCK = "records"  # what is kept for measures taken afterwards is no part of a method
+OFF_THE_CLOCK = "records"  # phase of work that is no part of a method, such as keeping distributions for analysis
 
 
 class Clock:
-    """Phases: ``draft`` and ``verify`` are forwards of drafter and target, the rest is ours.
+    """Phases: ``draft`` and ``verify`` are forwards of drafter and target, the rest is overhead.
 
     On a CPU ticks read the host's clock.  On a GPU each tick records an event, and the events are read once at the
     end, so that timing adds no synchronisation to the loop.
@@ -27,7 +27,7 @@ class Clock:
         self._paused = False
 
     def start(self) -> None:
-        """Begin anew."""
+        """Reset the clock and start it."""
         self.spent.clear()
         if self.cuda:
             torch.cuda.synchronize()
@@ -37,7 +37,7 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Ticks inside do nothing: what is being recorded runs later."""
+        """Ignore ticks inside: work that is being recorded runs later."""
         self._paused = True
         try:
             yield
@@ -46,7 +46,7 @@ class Clock:
 
     @contextmanager
     def aside(self, phase: str = "other") -> Iterator[None]:
-        """What goes on inside is no part of a decode; what went before belongs to ``phase``."""
+        """Take the work inside off the clock; the time before it is booked on ``phase``."""
         self.tick(phase)
         try:
             yield
@@ -69,7 +69,7 @@ class Clock:
         self._events.append((phase, event))
 
     def stop(self) -> float:
-        """Seconds since ``start`` on the clock; fills ``spent``."""
+        """Seconds since ``start``, without work off the clock; fills ``spent``."""
         if self.cuda:
             torch.cuda.synchronize()
             for (_, before), (phase, after) in zip(self._events, self._events[1:], strict=False):

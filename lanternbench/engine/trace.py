@@ -21,15 +21,15 @@ class Trace:
         self.depth = torch.zeros(batch, length, dtype=torch.long, device=device)  # of the node's children
 
     def cut(self, length: int) -> None:
-        """Drop what lies past the image."""
+        """Drop entries past the image."""
         for name, store in vars(self).items():
             setattr(self, name, store[:, :length])
 
     def record(self, prompts: Tensor, length: Tensor, draft: Draft, result: VerifyResult, q: Tensor) -> None:
-        """File q, p and the examined children of every node on the path under the position that it decided.
+        """Store q, p and the examined children of each node on the path, at the image position that the node decided.
 
-        prompts [B, 1]: where the batch's prompts are filed; length [B] before the commit.  What is filed past the
-        accepted path is overwritten by the next step, or lies in the slack past the image.
+        prompts [B, 1]: rows of the stores; length [B] before the commit.  Entries past the accepted path are
+        overwritten by the next step, or lie past the image.
         """
         path, tree, batch = result.path, draft.tree, len(draft.tokens)
         columns = torch.arange(path.shape[1], device=path.device)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from lanternbench.errors import UserError
 
@@ -69,14 +70,7 @@ class StaticTree:
         return self.tree.width == 1
 
     def to(self, device: torch.device) -> StaticTree:
-        def move(x):
-            if isinstance(x, Tensor):
-                return x.to(device)
-            return type(x)(*map(move, x)) if hasattr(x, "_fields") else x
-
-        parts = {name: move(value) for name, value in vars(self).items()}
-        parts |= {name: tuple(map(move, parts[name])) for name in ("levels", "ranks")}
-        return StaticTree(**parts)
+        return StaticTree(**tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, vars(self)))
 
 
 class Draft(NamedTuple):

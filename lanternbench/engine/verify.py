@@ -1,7 +1,7 @@
 """Verification of a draft tree: all nodes at once, on the device, no synchronisation.
 
 One rule for every tree: speculative sampling over siblings, in draft order.  At a node, child j is accepted with
-probability min(1, q̃(x_j)/p(x_j)), or what else the rule's ``accept`` says; after a rejection q becomes the residual
+probability min(1, q̃(x_j)/p(x_j)), or as the rule's ``accept`` decides; after a rejection q becomes the residual
 and p loses x_j.  If none is accepted the step ends with a token of the last residual; at a leaf, with a bonus token.
 
 B batch, N nodes, M inner nodes, V vocabulary, W widest family, D depth of the tree.
@@ -31,7 +31,7 @@ class Uniforms(NamedTuple):
     """The uniforms of one step."""
 
     verify: Tensor  # [B, N]: one per node; the root's draws the last token
-    draft: Tensor  # [B, U] what the proposal asked for
+    draft: Tensor  # [B, U] those of the proposal
     position: Tensor | None = None  # [B, N] one per image token from the root's successor on, the same in every step
 
 
@@ -41,7 +41,7 @@ class RelaxedProb(NamedTuple):
     value: Tensor
     group: Tensor | None = None  # [..., k] token ids, x first
     taken: Tensor | None = None  # [..., k] bool
-    barred: Tensor | None = None  # [..., k'] token ids that the residual of a public implementation strikes
+    barred: Tensor | None = None  # [..., k'] token ids that the residual of a public implementation sets to 0
 
 
 class Residual(Protocol):
@@ -62,14 +62,14 @@ def normalised(rest: Tensor, fallback: Tensor) -> Tensor:
 
 
 class AcceptanceRule:
-    """What probability q̃(x̃) does the (relaxed) target give a drafted token?  ``relax`` answers; the rest follows.
+    """``relax`` gives the probability q̃(x̃) of a drafted token under the (relaxed) target; the rest derives from it.
 
-    A rule whose acceptance is no function of q̃(x̃)/p(x̃) overrides ``accept`` and ``accepted_prob``, which are given p.
-    A rule may define faster or special forms of the other methods.  They hold for the class that defines them: a
-    subclass with a ``relax`` of its own gets the general ones back, so that its ``relax`` is really called.
+    A rule whose acceptance is not a function of q̃(x̃)/p(x̃) overrides ``accept`` and ``accepted_prob``, which also get
+    p.  A rule may override the other methods with faster or special forms.  These hold for the class that defines them:
+    a subclass that defines ``relax`` gets the general forms back, so that its ``relax`` is really called.
     """
 
-    group_size: int = 1  # how many values of q, or of codes, are looked at for one token
+    group_size: int = 1  # values of q, or of codes, that are read for one token
     by_position: ClassVar[bool] = False  # does it need one uniform per image token, the same in every step?
     _general: ClassVar[tuple[str, ...]] = (
         "everywhere", "accept", "accepted_prob", "accept_greedily", "verify_chosen", "verify_sampled",
@@ -112,7 +112,7 @@ class AcceptanceRule:
         return relaxed.value >= rows.scatter(-1, tokens[..., None], 0.0).amax(-1)
 
     def order_greedily(self, draft: Draft) -> Tensor | None:
-        """[b, N] which of several accepted paths of one length counts: that of the lowest value; None: node order."""
+        """[b, N] priority among accepted paths of equal length, the lowest value first; None: node order."""
         return None
 
     def verify_chosen(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
@@ -256,7 +256,7 @@ def _sampled_tree(
 def _after_rejection(
     q: Tensor, p: Tensor, x: Tensor, depth: Tensor, rule: AcceptanceRule, residual: Residual
 ) -> Tensor:
-    """What the token that ends a step is drawn from, [B, V] of any scale, if the last child x [B] was rejected."""
+    """Unnormalised distribution [B, V] of the token that ends a step, if the last child x [B] was rejected."""
     rest = residual(q, p, x, depth, rule)
     whole = (at(p, x) == 0) | (rest.sum(-1) == 0)  # a child that p cannot draw changes nothing; or nothing is left
     return torch.where(whole[:, None], q, rest)

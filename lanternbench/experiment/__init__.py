@@ -1,4 +1,4 @@
-"""What runs leave on disk: written once, read by all."""
+"""Sweeps, run folders and executors; the functions that other packages read runs with."""
 
 from lanternbench.analysis.samples import Sample, sample_key
 from lanternbench.experiment.run_folder import RunFolder

@@ -104,7 +104,7 @@ class Sweep(BaseModel):
         return list(found.values())
 
     def record(self) -> dict[str, Any]:
-        """What fixes the results: the configuration without its name, and without what is off."""
+        """The settings that determine the results: all but the name, and those that are switched off."""
         optional = ("drafter", "dtype", "compile", "random_weights", "simulate_acceptance")
         off = {k for k in optional if not getattr(self, k)} | ({"repeats"} if self.repeats == 1 else set())
         return self.model_dump(by_alias=True, exclude={"name"} | off, mode="json")

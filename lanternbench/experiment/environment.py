@@ -1,4 +1,4 @@
-"""What a run was measured on: enough to explain a latency, nothing that names a person or a host."""
+"""The environment of a run: enough to explain a latency, nothing that names a person or a host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bring published files here: resumable, checked against the hub's SHA-256, never half a file taken for a whole one."""
+"""Download published files: resumable, and checked against the hub's SHA-256."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From prompts and a method to samples: decode, render, and take the figures that need no clock."""
+"""Make samples from prompts and a method: decode, render, and compute the figures that need no clock."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from typing import Any
 
 import torch
 
-from lanternbench.analysis.fidelity import (
-    drafter_figures,
-    fidelity_loss,
-    greedy_loss,
-    target_figures,
-)
+from lanternbench.analysis.fidelity import decode_loss, drafter_figures, target_figures
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.experiment import Sample, sample_key
 from lanternbench.prompts import Prompt
+from lanternbench.utils.device import cpu_threads
 from lanternbench.utils.parallel import parts, side_by_side
 
 
@@ -47,8 +43,9 @@ def make_samples(
         render_s = (time.perf_counter() - clock) / len(part)
         encoder_s = decoder.target.encode_seconds([p.text for p in part])  # of features kept from before the clock
         encode_s = (made[0].encode_s + encoder_s) / len(part)
+        together = len(part) * count  # the other parts take the same time
         return [
-            (_sample(decoder, prompt, generation, seed, timed, (encode_s, render_s), len(part), memory | extra), image)
+            (_sample(decoder, prompt, generation, seed, timed, (encode_s, render_s), together, memory | extra), image)
             for prompt, generation, image, extra in zip(part, made, images, figures(decoder, made), strict=True)
         ]
 
@@ -61,10 +58,7 @@ def figures(decoder: SpeculativeDecoder, made: list[Generation]) -> list[dict[st
     if trace is None:
         return [{} for _ in made]
     tokens = torch.stack([g.tokens for g in made])
-    if decoder.warp.greedy:
-        loss = greedy_loss(trace, tokens)
-    else:
-        loss = fidelity_loss(trace, decoder.rule, decoder.residual, decoder.proposer.samples)
+    loss = decode_loss(decoder, trace, tokens)
     drafter = drafter_figures(trace) if method.proposal.drafter is not None else {}
     target = target_figures(trace, tokens)
     return [
@@ -121,6 +115,7 @@ def _sample(
         timed=timed,
         step_s=[round(seconds, 7) for seconds in made.step_s] if timed else None,
         cpu_s=made.cpu_s if timed else None,
+        threads=cpu_threads(decoder.target.device) if timed else None,
         load=os.getloadavg()[0] if timed else None,
         token_ids=made.tokens.tolist(),
         **extra,

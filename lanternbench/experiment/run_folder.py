@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves on disk, written so that a crash never costs a finished sample.
+"""The run folder: everything that a run writes, in a way that no crash costs a finished sample.
 
 ``results/<run-id>/`` holds ``run.json`` (configuration, environment), ``samples.jsonl`` (a line per image, append-only,
 flushed per line), ``images/``, and, once finished, ``tokens.safetensors`` and ``summary.json``; ``devices.jsonl`` where
@@ -25,6 +25,7 @@ from PIL import Image
 from lanternbench.analysis.figures import Figures
 from lanternbench.analysis.samples import Sample, image_name
 from lanternbench.analysis.summaries import Summary
+from lanternbench.analysis.timing import lasting, setting_name
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import iter_samples, iter_tokens, read_run, whole_lines
 from lanternbench.utils.files import OUT, replacing, writing
@@ -41,7 +42,8 @@ class RunFolder:
 
     def __init__(self, path: Path, run: dict[str, Any], lock: ExitStack, environment: Any = None) -> None:
         self.path, self.run, self._lock, self._closed = path, run, lock, False
-        self._elsewhere = environment if _lasting(environment) != _lasting(run.get("environment")) else None
+        self._elsewhere = environment if lasting(environment) != lasting(run.get("environment")) else None
+        self._setting = setting_name(environment)
         kept = 0
         self._keys, self.figures, self.images = set[str](), Figures(), dict[str, list[Path]]()
         for kept, sample in whole_lines(path / "samples.jsonl"):  # noqa: B007 (the last one counts)
@@ -71,7 +73,7 @@ class RunFolder:
         """
         if not re.fullmatch(r"[^\s/\\.][^/\\\0\n]{0,199}", run_id):
             raise UserError(f"{run_id!r} is no run name: give a name without slashes that starts with no dot or space.")
-        path = _free(Path(root), run_id) if fresh else Path(root) / run_id
+        path = free(Path(root) / run_id) if fresh else Path(root) / run_id
         with writing(path, OUT):
             (path / "images").mkdir(parents=True, exist_ok=True)
         lock = acquire(path)
@@ -125,6 +127,7 @@ class RunFolder:
         if self._elsewhere:  # latencies from two machines: the summary says so
             self.run["resumed"][-1]["environment"], self._elsewhere = self._elsewhere, None
             _write_json(self.path / "run.json", self.run)
+        sample = sample.model_copy(update={"setting": self._setting})
         if image is not None:
             sample = sample.model_copy(update={"image": f"images/{image_name(sample)}"})
             with replacing(self.path / str(sample.image), OUT) as file:
@@ -231,20 +234,13 @@ def _resume(path: Path, new: dict[str, Any]) -> dict[str, Any]:
     return run
 
 
-def _lasting(environment: Any) -> Any:
-    """An environment without what changes from moment to moment."""
-    if isinstance(environment, Mapping):
-        return {k: _lasting(v) for k, v in environment.items() if k not in ("sm_clock_mhz", "memory_clock_mhz")}
-    return [_lasting(item) for item in environment] if isinstance(environment, list) else environment
-
-
-def _free(root: Path, run_id: str) -> Path:
-    """The first of ``run_id``, ``run_id-2``, … that does not exist yet."""
-    path, number = root / run_id, 1
-    while path.exists():
+def free(path: Path) -> Path:
+    """The first of ``path``, ``path-2``, ``path-3``, … that does not exist yet."""
+    found, number = path, 1
+    while found.exists():
         number += 1
-        path = root / f"{run_id}-{number}"
-    return path
+        found = path.with_name(f"{path.name}-{number}")
+    return found
 
 
 def acquire(path: Path) -> ExitStack:

@@ -30,11 +30,11 @@ from lanternbench.models.expected import shortfall
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt, PromptSet
 
-Progress = Callable[[int, int, str], None]  # samples done, of, what is being done or was just done
+Progress = Callable[[int, int, str], None]  # samples done, samples in all, what is being done or was just done
 
 
 class Watch(NamedTuple):
-    """Who watches a run, and how long it may take.
+    """Callbacks of a run, and its time budget.
 
     ``on_step`` (tokens done, of) is called after each step of an image, where this process decodes it.  ``budget_s``
     seconds after the models are loaded no further prompt is begun, but at least one is completed.
@@ -133,7 +133,7 @@ def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
 
 
 def plan(prompts: PromptSet, labels: list[str], seed: int, batch: int) -> Iterator[tuple[list[Prompt], list[str]]]:
-    """What to run: prompt after prompt (or batch after batch), with the methods of each in a seeded random order."""
+    """The order of a run: prompt by prompt (or batch by batch), with the methods of each in a seeded random order."""
     chosen = list(prompts)
     for start in range(0, len(chosen), batch):
         group = chosen[start : start + batch]
@@ -142,7 +142,7 @@ def plan(prompts: PromptSet, labels: list[str], seed: int, batch: int) -> Iterat
 
 
 def left(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
-    """What of the plan is not stored yet."""
+    """The part of the plan that is not stored yet."""
     done, labels = folder.done(), [m.label for m in config.methods()]
     units = []
     for seed in config.seeds:
@@ -159,7 +159,7 @@ def _measure(
     prompts: PromptSet,
     watch: Watch,
 ) -> Costs:
-    """Have made what is not stored yet, and store it as it comes; returns what the scores took."""
+    """Make and store the samples that are missing; returns the cost of the scores."""
     units, total = left(folder, config, prompts), len(prompts) * len(config.methods()) * config.repeats
 
     def say(what: str) -> None:

@@ -253,7 +253,7 @@ def compared_with(
 
 
 def unread_reference(scorers: Sequence[ImageMetric | SetMetric], setup: Setup | None) -> list[Note]:
-    """A note where real images were given and no metric looks at them."""
+    """A note if real images were given and no metric uses them."""
     if not setup or setup.reference is None or any(s.compares for s in scorers):
         return []
     names = ", ".join(s.name for s in scorers)
@@ -316,12 +316,12 @@ def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetMetric
 
 
 def known(sets: Sets, groups: Iterable[str], scorer: SetMetric) -> bool:
-    """Has every label a value?"""
+    """Does every label have a value of this metric?"""
     return all(sets.get(label, {}).get(scorer.name, Estimate()).value is not None for label in groups)
 
 
 def there(groups: Mapping[str, Sequence[Path]]) -> bool:
-    """Is every image still where it was stored?"""
+    """Do all image files still exist?"""
     return all(path.is_file() for paths in groups.values() for path in paths)
 
 

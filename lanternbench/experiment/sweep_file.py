@@ -9,17 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep, sweep
 from lanternbench.methods import preset_file
+from lanternbench.utils import yaml_text
 from lanternbench.utils.files import shipped
-from lanternbench.utils.yaml_text import load
 
-AXES = ("target", "seed", "temperature", "top_k", "guidance")  # settings that may be lists
+AXES = ("target", "seed", "temperature", "top_k", "guidance", "batch")  # settings that may be lists
 MAX_RUNS = 1000
-MAX_BYTES = 2**20
 
 
 def read(path: Path, changed: Mapping[str, Any] | None = None) -> list[Sweep]:
@@ -55,24 +52,14 @@ def _values(path: Path) -> dict[str, Any]:
     try:
         places = [path] + ([shipped("configs", path.name)] if path.parent in (Path("."), Path("configs")) else [])
         found = next((place for place in places if place.is_file()), None)
-        if found is None:
-            if path.exists():
-                raise UserError(f"{path} is no regular file: give the path of a YAML file")
-            raise UserError(f"there is no sweep file {path}: give the path of a YAML file such as configs/demo.yaml")
-        if found.stat().st_size > MAX_BYTES:
-            raise UserError(
-                f"{path} is larger than a sweep file can be ({MAX_BYTES} bytes): give a YAML file of settings"
-            )
-        values = load(found.read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as error:
-        mark, begun = error.problem_mark or error.context_mark, error.context_mark
-        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        if mark and begun and begun.line != mark.line:
-            place += f" (in what began on line {begun.line + 1})"
-        raise UserError(f"{path}{place} is no valid YAML ({error.problem}): correct that line") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{path} cannot be read as YAML ({reason}): save it as UTF-8 text") from None
+        irregular = found is None and path.exists()
+    except OSError as error:  # a name that is too long, say
+        raise UserError(f"cannot read {path} ({error.strerror}): give the path of a YAML file") from None
+    if irregular:
+        raise UserError(f"{path} is no regular file: give the path of a YAML file")
+    if found is None:
+        raise UserError(f"there is no sweep file {path}: give the path of a YAML file such as configs/demo.yaml")
+    values = yaml_text.read(found, "a sweep file")
     if not isinstance(values, dict):
         raise UserError(f"{path} must be a mapping of settings such as `methods: [ar, eagle-1]`")
     return values

@@ -10,7 +10,7 @@ from typing import Any
 
 from lanternbench import prompts as prompt_sets
 from lanternbench.analysis.adaptive_search import BoundsSearch
-from lanternbench.analysis.fidelity import fidelity_loss, greedy_loss
+from lanternbench.analysis.fidelity import decode_loss
 from lanternbench.analysis.forward_cost import Shape, Timed, fit, lengths_of, time_steps
 from lanternbench.analysis.statistics import bootstrap_ratio
 from lanternbench.analysis.steps import robust
@@ -28,6 +28,7 @@ from lanternbench.engine.decode import SpeculativeDecoder, generate
 from lanternbench.errors import UserError
 from lanternbench.experiment import config_hash
 from lanternbench.experiment.environment import environment
+from lanternbench.experiment.run_folder import free
 from lanternbench.experiment.tuning_pieces import Measured, Pieces
 from lanternbench.experiment.tuning_result import BASELINE, OWN, Result, Tune, Tuning, best, preset_text
 from lanternbench.experiment.worker import WARMUP_STEPS, mode
@@ -35,7 +36,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.prompts import Prompt, PromptSet
-from lanternbench.utils.device import load_average
+from lanternbench.utils.device import cpu_threads, load_average
 from lanternbench.utils.files import OUT, replacing
 from lanternbench.utils.json_values import plain
 
@@ -79,7 +80,7 @@ def tune(
     here = {key: machine[key] for key in ("cpu", "threads", "device", "dtype", "compile")}
     here["gpus"] = [gpu["name"] for gpu in machine["gpus"]]
     root = f"tune-{config.method}-{config_hash(config.model_dump() | selected.record() | here)[:8]}"
-    folder = _free(out / root) if fresh else out / root
+    folder = free(out / root) if fresh else out / root
     pieces = Pieces(folder, config)
     try:
         captions = [p.text for p in selected]
@@ -104,14 +105,6 @@ def tune(
         return path, tuning
     finally:
         pieces.close()
-
-
-def _free(path: Path) -> Path:
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free
 
 
 def _costs(pieces: Pieces, search: TreeSearch, caption: str, progress: Progress) -> list[Timed]:
@@ -177,21 +170,15 @@ def _order(names: list[str], selected: PromptSet, seed: int) -> Iterator[tuple[s
 
 
 def _image(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) -> Measured:
-    lossy = decoder.lossless is False
-    made = generate(decoder, [prompt.text], [prompt.id], seed, trace=lossy)[0]
-    loss = None
-    if lossy and made.trace is not None:
-        if decoder.warp.greedy:
-            loss = float(greedy_loss(made.trace, made.tokens[None]))
-        else:
-            loss = float(fidelity_loss(made.trace, decoder.rule, decoder.residual, decoder.proposer.samples))
+    made = generate(decoder, [prompt.text], [prompt.id], seed, trace=decoder.lossless is False)[0]
+    loss = None if made.trace is None else float(decode_loss(decoder, made.trace, made.tokens[None]))
     return Measured(
         name=name,
         prompt=prompt.id,
         tokens=sum(made.accept_lengths),
         steps=made.steps,
         decode_s=made.decode_s,
-        robust_s=robust(made.step_s)[0],
+        robust_s=robust(made.step_s, made.cpu_s, cpu_threads(decoder.target.device))[0],
         fidelity_loss=loss,
     )
 

@@ -1,4 +1,4 @@
-"""What ``tune`` finds, piece by piece: each is a file, or a line, of its folder as soon as it is made.
+"""The intermediate results of ``tune``: each is a file, or a line, of its folder as soon as it is computed.
 
 So an interrupted search goes on where it stopped.
 """
@@ -33,7 +33,7 @@ class Measured(BaseModel):
 
 
 class Pieces:
-    """What is found, in files of a folder that this process alone writes."""
+    """Results in files of a folder that this process alone writes."""
 
     def __init__(self, folder: Path, config: BaseModel):
         with writing(folder, OUT):

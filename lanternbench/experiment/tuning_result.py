@@ -1,4 +1,4 @@
-"""What ``tune`` found: the verdict, and the preset that it writes, with the evidence."""
+"""The result of ``tune``: its verdict, and the preset that it writes with the evidence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN, BASELINE = "default", "ar"
 
 
 class Tune(BaseModel):
-    """What fixes the result of a search, beside the machine."""
+    """Everything but the machine that the result of a search depends on."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,9 +43,10 @@ class Tune(BaseModel):
 
 @dataclass(frozen=True)
 class Result:
-    """What one candidate gave; ``ratio``: tokens per second over those with the method's own sizes, prompt by prompt.
+    """The measurement of one candidate.
 
-    ``robust``: with the median step time for every step, which other programs disturb least.
+    ``ratio``: tokens per second over those with the method's own sizes, prompt by prompt.  ``robust``: in the time
+    that other programs disturb least (``analysis.steps.robust``).
     """
 
     name: str
@@ -58,11 +59,6 @@ class Result:
     ratio: Estimate
     robust_ratio: Estimate
     fidelity_loss: float | None
-
-    @property
-    def expectation_error(self) -> float | None:
-        """Expected over measured tokens per second, less 1."""
-        return None if self.expected is None else self.expected.tokens_per_s / self.robust_tokens_per_s - 1
 
 
 @dataclass(frozen=True)

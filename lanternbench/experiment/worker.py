@@ -1,4 +1,4 @@
-"""What makes samples: a target, its decoders and the scorers of single images, loaded once, in whichever process."""
+"""A worker makes samples in any process: a target, its decoders and the scorers of single images, loaded once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Job(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a run folder records of whoever makes its samples."""
+    """What a run folder records about its workers."""
 
     device: str
     guidance: float
@@ -60,7 +60,7 @@ class Worker:
 
     @cached_property
     def scorers(self) -> list[ImageMetric]:
-        """Those of single images; none where images mean nothing."""
+        """The metrics of single images; none where images are noise."""
         if self.config.random_weights or self.config.simulate_acceptance is not None:
             return []
         found = scorers_for(self.config.metrics, self.target.evaluators, Setup(device=self.device))
@@ -79,25 +79,26 @@ class Worker:
         )
 
     def prepare(self, captions: list[str]) -> None:
-        """Encode captions and load scorers before a clock starts: a text encoder is loaded once, what it says kept."""
+        """Encode captions and load scorers before any clock starts; the text encoder is loaded once."""
         self.target.prepare(captions)
         for scorer in self.scorers:
             prepared(scorer)
 
-    def warm_up(self, label: str, caption: str) -> None:
-        """First calls allocate and choose kernels."""
-        generate(self.decoders[label], [caption], seed=self.config.seed, max_steps=WARMUP_STEPS)
+    def warm_up(self, label: str, caption: str, on_step: OnStep | None = None) -> None:
+        """A few steps that do not count: the first calls allocate memory and choose kernels."""
+        generate(self.decoders[label], [caption], seed=self.config.seed, max_steps=WARMUP_STEPS, on_step=on_step)
 
-    def seconds_per_image(self, label: str, caption: str) -> float:
-        """An estimate from a few steps: encoding, decoding and rendering of one image."""
-        self.warm_up(label, caption)
-        decoder = self.decoders[label]
-        made = generate(decoder, [caption], seed=self.config.seed, max_steps=WARMUP_STEPS)[0]
+    def seconds_per_image(self, label: str, captions: list[str]) -> float:
+        """An estimate from a few steps of one batch: encoding, decoding and rendering, by image."""
+        decoder, seed = self.decoders[label], self.config.seed
+        for _ in range(2):  # the first is a warm-up
+            made = generate(decoder, captions, seed=seed, max_steps=WARMUP_STEPS)
         clock = time.perf_counter()
-        self.target.images(made.tokens[None])
-        tokens = max(sum(made.accept_lengths), 1)
-        encode_s = made.encode_s + self.target.encode_seconds([caption])
-        return encode_s + made.decode_s * self.target.length / tokens + time.perf_counter() - clock
+        self.target.images(made[0].tokens[None])
+        rendering = time.perf_counter() - clock
+        encoding = (made[0].encode_s + self.target.encode_seconds(captions)) / len(captions)
+        tokens = max(sum(sum(g.accept_lengths) for g in made), 1)
+        return encoding + made[0].decode_s * self.target.length / tokens + rendering
 
     def work(self, job: Job, on_step: OnStep | None = None) -> Iterator[tuple[Sample, Any]]:
         """The job's samples, scored, with their PIL images; ``on_step`` is told of every step."""

@@ -1,4 +1,4 @@
-"""Does a method draw what it claims to?  Exact enumeration on tables, then statistics on a loaded target.
+"""Check that a method draws what it claims to: exact enumeration on tables, then statistics on a loaded target.
 
 On tables the engine's every outcome is enumerated.  A lossless method's images are held against the target's joint
 distribution; any method's images, and how many steps they take, against its plain definition from the papers.
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from rich import box
 from rich.table import Table
 from scipy.stats import chisquare
 from torch import Tensor
@@ -116,7 +117,9 @@ def verify_method(
 
 def table(rows: list[Row]) -> Table:
     """The rows for a terminal."""
-    shown = Table("method", "check", "", "measured", "limit", "detail")
+    shown = Table(
+        "method", "check", "", "measured", "limit", "detail", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
     for row in rows:
         mark = {True: "[green]pass[/]", False: "[red]FAIL[/]", None: "–"}[row.passed]
         numbers = ("–" if x is None else f"{x:.3g}" for x in (row.value, row.limit))
@@ -133,7 +136,7 @@ def _timed(method: Method, check: str, run: Callable[..., Outcome], *args) -> Ro
 
 
 def parts_of(method: Method) -> tuple[Any, ...]:
-    """The components whose code runs."""
+    """The method's components, its residual included."""
     return (*method.parts, component("residual", method.choices.residual))
 
 
@@ -151,7 +154,7 @@ class OnTables(NamedTuple):
 
     @property
     def lost(self) -> float:
-        """By how much the images' probabilities miss 1; NaN where the target's do, which then are none."""
+        """How far the images' probabilities are from summing to 1; NaN if the target's are, too."""
         missed, target = (abs(1 - float(x.nan_to_num().sum())) for x in (self.made.images, self.joint))
         return missed if target <= EXACT else math.nan
 
@@ -161,7 +164,7 @@ class OnTables(NamedTuple):
         return float((self.made.images.sum(0) - self.joint).abs().max())
 
     def wrong(self, lossless: bool) -> float:
-        """The largest deviation from what a method has to equal."""
+        """The largest deviation from the distribution and definition that a method must match."""
         found = [self.bias, self.lost, self.made.loss] if lossless else [0.0]
         return _worst(found + ([self.off, abs(self.made.loss - self.loss)] if self.defined is not None else []))
 
@@ -311,7 +314,7 @@ def _published(method: Method, seed: int) -> Outcome:
 
 
 def _powers(chances: tuple[float, ...]) -> str:
-    """What deliberately wrong rules the test would have found."""
+    """The chances that the test would have found deliberately wrong rules."""
     if not chances:
         return ""
     each = ", ".join(f"{factor}×: {100 * chance:.0f} %" for factor, chance in zip(FACTORS, chances, strict=True))

@@ -112,6 +112,19 @@ class World:
         after = Rows(state.now.tokens, state.now.length.device, memory, own, rows.weight)
         return Stepped(after, torch.cat(found, 1), state, result)
 
+    def decode(self, first: Tensor, u: Tensor, trace: bool = False) -> DecodeState:
+        """Whole decodes from their first tokens [B, 1] with uniforms u [B, L + 1, U]: the state at the end."""
+        count = len(first)
+        tokens = F.pad(first, (0, self.tables.length + self.nodes))
+        rows = Rows(tokens, torch.ones(count, dtype=torch.long), self.memory(count), (), torch.ones(count))
+        state = self.state(rows, u)
+        if trace:
+            state.trace = table_trace(self.tables, count, self.width)
+        own = double(self.decoder.proposer.init(state))
+        while state.active:
+            own, _ = engine.step(self.decoder, state, own)
+        return state
+
     def padded(self, result: StepResult) -> tuple[Tensor, Tensor]:
         """Drafted tokens and accepted path in one shape, as trees that adapt are no larger than their batch needs."""
         draft, path = result.draft, result.verified.path
@@ -121,7 +134,7 @@ class World:
 
 
 def tensors(own: Any) -> list[Tensor]:
-    """Those of a proposer's state, [R, ·] each."""
+    """The tensors of a proposer's state, [R, ·] each."""
     return [x.view(len(x), -1) for x in tree_leaves(own) if isinstance(x, Tensor)]
 
 
@@ -166,7 +179,7 @@ def split(world: World, rows: Rows, u: Tensor, k: int) -> tuple[Tensor, Tensor, 
 
 
 def outcomes(world: World, rows: Rows) -> tuple[Rows, Tensor]:
-    """All that one step can do to these decodes, with probabilities; and the expected fidelity loss of the step."""
+    """All outcomes of one step of these decodes, with probabilities, and the step's expected fidelity loss."""
     u = torch.full((len(rows.weight), world.uniforms), 0.5, dtype=torch.float64)
     for k in world.order:
         row, middle, width = split(world, rows, u, k)
@@ -182,7 +195,7 @@ def outcomes(world: World, rows: Rows) -> tuple[Rows, Tensor]:
 
 
 def merged(rows: Rows) -> Rows:
-    """Decodes that are alike in all that matters become one."""
+    """Merge decodes whose states are equivalent."""
     steps = torch.arange(rows.tokens.shape[1])
     known = [
         rows.length[:, None],
@@ -204,7 +217,7 @@ def merged(rows: Rows) -> Rows:
 
 
 class Enumerated(NamedTuple):
-    """All that a method can make."""
+    """The distribution of a method's images."""
 
     images: Tensor  # [steps, V ** L] P(image after so many steps)
     loss: float  # the expected fidelity loss: Theorem 2's bound on the images' TV from the target
@@ -251,15 +264,7 @@ def decoded(tables: Tables, method: Method, greedy: bool, count: int, seed: int)
             q = laws.q(image)
             image += (q.index(max(q)) if greedy else inverse_cdf(q, level),)
         row.copy_(torch.tensor(image))
-    slots = tables.length + world.nodes + 1
     first = expected[:, :1]
     if not (greedy or world.decoder.rule.by_position):  # the first step reads u[:, 0]
         first = draw(world.first.expand(count, -1), u[:, -1, 0])[:, None]
-    tokens = F.pad(first, (0, slots - 1))
-    state = world.state(
-        Rows(tokens, torch.ones(count, dtype=torch.long), world.memory(count), (), torch.ones(count)), u
-    )
-    own = double(world.decoder.proposer.init(state))
-    while state.active:
-        own, _ = engine.step(world.decoder, state, own)
-    return state.now.tokens[:, : tables.length], expected
+    return world.decode(first, u).now.tokens[:, : tables.length], expected

@@ -10,12 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lanternbench.engine import decode as engine
-from lanternbench.engine.carry import double
 from lanternbench.engine.sampling import BELOW_ONE, draw
-from lanternbench.lossless.exact import Rows, World
+from lanternbench.lossless.exact import World
 from lanternbench.lossless.statistical import Finding, powers, rank_test, suspects, uniforms
-from lanternbench.lossless.tables import Sampling, Tables, table_trace
+from lanternbench.lossless.tables import Sampling, Tables
 from lanternbench.methods.method import Method
 
 VOCAB, LENGTH = 12, 6
@@ -40,7 +38,10 @@ def sampled_tables(method: Method, seed: int, decodes: int = DECODES) -> Sampled
     for start in range(0, decodes, BATCH):
         count = min(BATCH, decodes - start)
         u = torch.rand(count, LENGTH + 1, world.uniforms, generator=generator, dtype=torch.float64)
-        tokens, trace = decode(world, u.clamp_(max=BELOW_ONE))
+        u = u.clamp_(max=BELOW_ONE)
+        state = world.decode(draw(world.first.expand(count, -1), u[:, -1, 0])[:, None], u, trace=True)
+        tokens, trace = state.now.tokens[:, :LENGTH], state.trace
+        assert trace is not None
         q = torch.tensor([[laws.q(tuple(image[:t])) for t in range(1, LENGTH)] for image in tokens.tolist()])
         for name, store in vars(trace).items():
             setattr(trace, name, store[:, 1:LENGTH])
@@ -48,17 +49,3 @@ def sampled_tables(method: Method, seed: int, decodes: int = DECODES) -> Sampled
         found = found or powers(trace, q, world.decoder, decodes * (LENGTH - 1))
     f = torch.cat(ranks)
     return SampledTables(rank_test(f), found, f.numel())
-
-
-def decode(world: World, u: Tensor) -> tuple[Tensor, engine.Trace]:
-    """Whole decodes with uniforms [B, L + 1, U]: tokens [B, L], and the trace of q and p."""
-    tables, count = world.tables, len(u)
-    tokens = torch.zeros(count, tables.length + world.nodes + 1, dtype=torch.long)
-    tokens[:, 0] = draw(world.first.expand(count, -1), u[:, -1, 0])
-    ones = torch.ones(count, dtype=torch.long)
-    state = world.state(Rows(tokens, ones, world.memory(count), (), ones.double()), u)
-    state.trace = table_trace(tables, count, world.width)
-    own = double(world.decoder.proposer.init(state))
-    while state.active:
-        own, _ = engine.step(world.decoder, state, own)
-    return state.now.tokens[:, : tables.length], state.trace

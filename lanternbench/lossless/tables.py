@@ -128,7 +128,7 @@ class Tables:
 
 
 class TableModel:
-    """A target whose states are its logits, so that its head has nothing to do but to guide them."""
+    """A target whose hidden states are its logits; its head only applies guidance."""
 
     dtype = torch.float64
 
@@ -148,7 +148,7 @@ DEEP = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]]
 
 
 def table_target(tables: Tables, published: bool = False) -> Any:
-    """What the engine asks of a target, with trees that can be enumerated as its defaults, or ``published`` ones."""
+    """The interface of a target over tables; its default trees can be enumerated, or are the ``published`` ones."""
     paths, levels = (DEEP, 3) if tables.deep else (SMALL, 2)
     options: dict[str, Any] = {"chain": f"chain-{levels}", "static": paths, "medusa": paths, "near": 3}
     options |= {"depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3), "l_k": 1}
@@ -173,7 +173,7 @@ def table_target(tables: Tables, published: bool = False) -> Any:
 
 
 def shrunk(method: Method) -> Method:
-    """The method with sizes that can be enumerated, as its options state them; what it does with them stays."""
+    """The method with sizes that can be enumerated (``option(small=…)``), and otherwise the same."""
     return method.with_parts(lambda part: part.small())
 
 

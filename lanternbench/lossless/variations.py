@@ -1,4 +1,4 @@
-"""The forms in which a method can be run: one option, residual or rule at a time in place of its own."""
+"""Variations of a method: one option, residual or rule changed at a time."""
 
 from __future__ import annotations
 

@@ -39,25 +39,25 @@ def option(
 ) -> Any:
     """A field that users set: ``symbol`` names it in labels, ``in_label`` shows it there even at its default.
 
-    ``small``: the value, in place of one that is set, with which ``verify`` can enumerate all outcomes.  ``also``: a
-    second value that it tries, where the first leaves a part of the formulas out.
+    ``small``: the value that ``verify`` uses in place of the set one, so that it can enumerate all outcomes.  ``also``:
+    a second value that ``verify`` tries, for formulas that the default does not reach.
     """
     extra = {"symbol": symbol, "in_label": in_label, "also": also} | ({} if small is ... else {"small": small})
     return Field(default, description=description, json_schema_extra=extra, **field)
 
 
 class Component(BaseModel):
-    """What all four kinds have in common."""
+    """Base of proposals, trees and acceptance rules."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-    lossless: ClassVar[bool] = True  # can a method with this component keep the target's distribution?
-    reference_lossless: ClassVar[bool] = True  # and if it does as the public code does?
+    lossless: ClassVar[bool] = True  # can a method with this component be lossless?
+    reference_lossless: ClassVar[bool] = True  # also with ``variant="reference"``?
     tuned: ClassVar[dict[str, tuple[Any, ...]]] = {}  # sizes that `tune` tries, by option
 
     variant: Literal["paper", "reference"] = option("paper", "paper, or reference: as the public code does")
 
     def refuses(self, choices: Choices) -> str | None:
-        """Why this component cannot run beside the others, in a clause; None where it can."""
+        """Why this component cannot be combined with ``choices``, as a clause; None where it can."""
         return None
 
     def unread(self) -> set[str]:
@@ -76,7 +76,7 @@ class Component(BaseModel):
 class Acceptance(Component):
     """An acceptance rule and its options."""
 
-    usual_residual: ClassVar[str] = "standard"  # which comes with the rule when it replaces a preset's
+    usual_residual: ClassVar[str] = "standard"  # the residual to use when the rule replaces a preset's
     by_position: ClassVar[bool] = False  # see ``AcceptanceRule``
     by_depth: ClassVar[bool] = False  # does the rule depend on how deep drafts are?
     # A plug-in's rule in scalar Python, a method (q, p or None, x, depth) -> probability of acceptance, q and p lists
@@ -98,14 +98,14 @@ class Tree(Component):
     search: ClassVar[Search | None] = None
 
     def build(self, target: Target, proposal: Proposal) -> TreeBuilder:
-        """The policy at work, for the drafts of ``proposal``."""
+        """The policy for the drafts of ``proposal``, ready to decode."""
         raise NotImplementedError
 
 
 class Proposal(Component):
     """Where drafts come from, and its options."""
 
-    drafter: ClassVar[str | None] = None  # kind of drafter that it needs of the target
+    drafter: ClassVar[str | None] = None  # kind of drafter that the target must have
     samples: ClassVar[bool] = True  # are children of static trees sampled, or the drafter's likeliest tokens?
     static_trees: ClassVar[dict[str, str]] = {"chain": "chain", "static": "static"}  # tree -> the target's default
     tree_names: ClassVar[tuple[str, ...] | None] = None  # trees that it drafts; None: any but "none"
@@ -113,7 +113,7 @@ class Proposal(Component):
     no_joint_sample: ClassVar[str | None] = None  # why a chain's tokens are no sample of the product of their p
 
     def build(self, target: Target, tree: Tree, rule: Acceptance) -> Proposer:
-        """The proposal at work.  Raises UserError where the target lacks what it needs."""
+        """The proposal, ready to decode.  Raises UserError where the target lacks what it needs."""
         raise NotImplementedError
 
     @property

@@ -6,7 +6,6 @@ field of that name; one that none of them reads is refused.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lanternbench.errors import UserError
+from lanternbench.errors import UserError, unknown
 from lanternbench.methods.component import Acceptance, Choices, Component, Proposal, Tree
 from lanternbench.methods.presets import Preset
 from lanternbench.methods.residuals import LOSSLESS
@@ -63,7 +62,7 @@ class Method:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The relaxation that is set, and what differs from the preset, by name."""
+        """The options that labels show, by name: the relaxation, and whatever differs from the preset."""
         base = named(self.preset)
         shown: dict[str, Any] = {
             kind: mine for kind, mine, usual in zip(KINDS, self.choices, base.choices, strict=True) if mine != usual
@@ -91,7 +90,7 @@ class Method:
 
 
 def fields_of(parts: tuple[Component, ...]) -> dict[str, Any]:
-    """The pydantic fields of components by name; of two with one name the last."""
+    """The pydantic fields of components by name; where two have the same name, the last one."""
     return {name: field for part in parts for name, field in type(part).model_fields.items()}
 
 
@@ -109,7 +108,7 @@ def _compact(value: Any) -> str:
 
 
 def options() -> dict[str, Any]:
-    """Every option of every registered component: name -> its pydantic field, of several with one name the first."""
+    """Every option of every registered component: name -> its pydantic field, the first where several share a name."""
     return {name: fields[0] for name, fields in all_options().items()}
 
 
@@ -133,9 +132,11 @@ def preset(name: str) -> Preset:
     """The preset called ``name``.  Raises UserError naming the presets there are."""
     presets = components("preset")
     if name not in presets:
-        close = difflib.get_close_matches(str(name), presets, 1)
-        hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(presets)}"
-        raise UserError(f"unknown method '{name}': {hint}")
+        if name in components("acceptance"):
+            raise UserError(
+                f"'{name}' is an acceptance rule: name the method whose drafts it judges, --acceptance {name}"
+            )
+        raise unknown(f"unknown method '{name}'", str(name), presets)
     return presets[name]
 
 
@@ -174,19 +175,19 @@ def method(name: str, **given: Any) -> Method:
 
 
 def canonical(key: str) -> str:
-    """``lambda`` and ``draft-top-k`` as fields are called."""
+    """The field name of an option as users write it, such as ``lambda`` or ``draft-top-k``."""
     key = key.replace("-", "_")
     return next((name for name, field in options().items() if field.alias == key), key)
 
 
 def flag(name: str) -> str:
-    """A field as users call it."""
+    """The name that users write for a field."""
     field = options().get(name)
     return field.alias if field is not None and field.alias else name
 
 
 def _build(name: str, choices: Choices, usual: dict[str, Any], wanted: dict[str, Any] | None = None) -> Method:
-    """``usual``: the preset's options, which count where a component reads them; ``wanted``: the user's."""
+    """``usual``: the preset's options, ignored where no component reads them; ``wanted``: the user's."""
     component("residual", choices.residual)
     values = usual | (wanted or {})
     if wanted and "depth" in wanted and "shape" not in wanted:

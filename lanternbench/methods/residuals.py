@@ -46,9 +46,9 @@ def optimal(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Accepta
 def lantern_reference(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
     """What LANTERN's public code samples after a rejection.
 
-    If A holds any neighbour, all ``barred`` ones count, whatever the bound: a chosen child takes them down with it, and
-    from a sampled one's residual p is not subtracted there, so that they keep all of q.  If A is empty it is the
-    standard residual; a residual that is 0 everywhere becomes uniform over the vocabulary.
+    If A holds any neighbour, all ``barred`` tokens are affected, whatever the bound: after a chosen child they are 0;
+    after a sampled one p is not subtracted from them, so that they keep all of q.  If A holds none it is the standard
+    residual.  A residual that is 0 everywhere becomes uniform over the vocabulary.
     """
     rest = standard(q, p, x, depth, rule)
     relaxed = rule.relax(q, x, depth)
@@ -60,8 +60,8 @@ def lantern_reference(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rul
     return torch.where(rest.sum(-1, keepdim=True) > 0, rest, 1.0)
 
 
-# Plug-ins' residuals in scalar Python, by name: (q, p or None, x, depth) -> weights, all lists of floats; what
-# ``verify`` holds the engine against.
+# Residuals of plug-ins in scalar Python, by name: (q, p or None, x, depth) -> weights, lists of floats.  ``verify``
+# compares the engine with them.
 PLAIN: dict[str, Callable[[list[float], list[float] | None, int, int], list[float]]] = {}
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Literal
 
-from lanternbench.errors import UserError
+from lanternbench.errors import UserError, unknown
 from lanternbench.metrics.metric import Column, ImageMetric, SetMetric
 from lanternbench.metrics.setup import Setup
 from lanternbench.registry import components
@@ -31,9 +30,7 @@ def metric_class(name: str) -> type[ImageMetric] | type[SetMetric]:
     else:
         found = name if name in known else None
     if found is None:
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}."
-        raise UserError(f"There is no metric named {name}; {hint}")
+        raise unknown(f"there is no metric called '{name}'", name, known)
     return known[found]
 
 

@@ -1,4 +1,4 @@
-"""What a metric is: one value per image (``ImageMetric``) or per set of images (``SetMetric``), with its column.
+"""Base classes of metrics: a value per image (``ImageMetric``) or per set of images (``SetMetric``), and its column.
 
 A metric is a class registered under its name (``@register("metric", "clip")``); all that tables, commands and scoring
 need to know of it are attributes of the class.

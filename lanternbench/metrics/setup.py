@@ -24,7 +24,7 @@ class Setup:
 
     @property
     def mark(self) -> str:
-        """What is put behind a metric's name."""
+        """The suffix of a metric's name."""
         return RANDOM if self.random else ""
 
     def missing(self, *needed: Weights) -> str | None:

@@ -14,14 +14,14 @@ from lanternbench.models.kv_cache import KVCache, Slots, StepCache
 from lanternbench.models.transformer import DecoderConfig
 
 SPAN = 512  # a recorded forward attends to a multiple of this many slots
-ROOM = 512  # its cache has a multiple of this many, so that prompts and methods share caches of gigabytes
+ROOM = 512  # its cache has a multiple of this many slots, so that prompts and methods share large caches
 Stack = Callable[..., Tensor]  # of inputs, rotary positions, mask, StepCache, ``last``; and ``aux_layers``, if any
 
 
 class Lengths(NamedTuple):
     """A count per prompt (committed image tokens, say), on the device and on the host.
 
-    While a CUDA graph is recorded the host knows no length, but that ``span`` slots are attended to.
+    While a CUDA graph is recorded the host does not know the lengths, only that ``span`` slots are attended to.
     """
 
     device: Tensor  # [B]
@@ -30,7 +30,7 @@ class Lengths(NamedTuple):
 
     @property
     def equal(self) -> bool:
-        """Have all prompts the same, as far as the host knows?  Then slots and positions are slices."""
+        """Does the host know that all prompts have the same?  Then slots and positions are slices."""
         return self.host is not None and min(self.host) == max(self.host)
 
 
@@ -94,7 +94,7 @@ class CachedStack:
             self.pads = pads if self.pads is None else self.pads.copy_(pads)  # recordings read it where it is
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows [R'] alone."""
+        """Drop all rows but these [R']."""
         self.cache.keep(rows)
         if self.pads is not None:
             self.pads = self.pads[rows]
@@ -151,9 +151,9 @@ class CachedStack:
         return self.stack(x, rope, mask, StepCache(self.cache, slots, span), last)
 
     def spans(self, slots: int) -> list[int]:
-        """To how many slots a recording that needs ``slots`` attends, first of all.
+        """The span of a recording that needs ``slots``, and all longer ones.
 
-        The longer ones are to be recorded with it: a decode that is timed should record nothing.
+        These are recorded together, so that a timed decode records nothing.
         """
         return list(range(-(-slots // SPAN) * SPAN, self.cache.slots + SPAN, SPAN))
 

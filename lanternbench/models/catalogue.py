@@ -1,4 +1,4 @@
-"""Targets by name: what they are, whether they are here, how they are loaded with the drafter of one's choice."""
+"""Targets by name: the catalogue's entries, which files are missing, and loading, with any drafter."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def entry(name: str) -> Entry:
 
 
 def missing(row: Entry) -> list[str]:
-    """Roles that are not here whole; drafters count, though a target works without them."""
+    """Roles whose files are missing or incomplete; drafters count, though a target works without them."""
     return family(row.family).missing(row, family(row.family).home(row))
 
 
@@ -83,8 +83,8 @@ def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dty
         ready(device)
     for kind in components("target"):
         if family(kind).reads(Path(name)):
-            row, here = Entry(name=Path(name).name, family=kind, about=""), Path(name)
-            return _from_files(row, here, device, weights)
+            here = family(kind).located(Path(name))
+            return _from_files(Entry(name=here.name, family=kind, about=""), here, device, weights)
     if cut := _CUT.fullmatch(name):
         if not random_weights:
             raise UserError(f"'{name}' is a part of a target, which has no weights: add --random-weights")
@@ -108,8 +108,7 @@ def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dty
 def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | None) -> Target:
     own = family(row.family)
     with blamed(own):
-        found = own.load(row, folder, device, weights)
-        return replace(found, weights=found.weights or fingerprints(folder))
+        return replace(own.load(row, folder, device, weights), weights=fingerprints(folder))
 
 
 def ready(device: str) -> None:

@@ -1,4 +1,4 @@
-"""What the engine asks of a model that draws images, be it a target or an independent drafter."""
+"""The interface of a decoder of image tokens: a target's, or an independent drafter's."""
 
 from __future__ import annotations
 
@@ -64,21 +64,21 @@ class ImageDecoder(Stack):
 
     @property
     def position_table(self) -> Tensor:
-        """What ``forward`` reads of a position, by position [positions, …]: its rotary embedding."""
+        """The second argument of ``forward`` by position [positions, …]: rotary embeddings."""
         return self.rope
 
     @property
     def prompt_embeddings(self) -> nn.Module:
-        """What reads ``Prefix.ahead_ids`` and row ends: ids [...] -> [..., dim]."""
+        """The embedding of ``Prefix.ahead_ids`` and row ends: ids [...] -> [..., dim]."""
         raise NotImplementedError
 
     @property
     def prompt_positions(self) -> int:
-        """How many positions a prompt takes, to reckon with: that of a caption in ids depends on its words."""
+        """Positions of a typical prompt, for cost models; where captions are ids the number depends on their words."""
         return 64
 
     def prefix(self, features: Tensor, mask: Tensor, guided: bool) -> Prefix:
-        """What ``Target.text`` says of captions -> prefix, where the family needs no more than that."""
+        """The output of ``Target.text`` -> prefix; unused where the target sets ``condition``."""
         raise NotImplementedError
 
     def logits(self, hidden: Tensor, guidance: float = 1.0) -> Tensor:
@@ -100,7 +100,7 @@ class ImageDecoder(Stack):
         return f"{type(self).__name__}, {len(self.layers)} layers"
 
     def misfit(self, target: Target) -> str | None:
-        """What keeps it from drafting for ``target``, in words; None where it fits."""
+        """Why it cannot draft for ``target``, as a clause; None where it can."""
         if type(self) is not type(target.model):
             return f"it is a {type(self).__name__} model, the target a {type(target.model).__name__}"
         for name, what in self.fits:
@@ -110,7 +110,7 @@ class ImageDecoder(Stack):
         return None
 
     def new_eagle(self, fused: bool = False) -> Eagle:
-        """An EAGLE drafter for it without training; an EAGLE-3 drafter where ``fused``."""
+        """An untrained EAGLE drafter for this decoder; EAGLE-3 where ``fused``."""
         raise NotImplementedError
 
     def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:

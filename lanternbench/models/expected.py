@@ -1,4 +1,4 @@
-"""Does a drafter draft as well as published?  A pair that does not belong together fails silently otherwise."""
+"""Compare a drafter's acceptance with published figures: a drafter of another target would fail silently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def at_least(tokens_per_step: float, max_depth: int) -> float:
 
 
 def expectation(row: Entry, drafter: str, tree: str, temperature: float) -> Expected | None:
-    """What is published of the row's drafter on this kind of tree, at this temperature."""
+    """The published figure of the row's drafter for this kind of tree and temperature; None if there is none."""
     wanted = (drafter, tree, temperature)
     return next((e for e in row.expects if (e.drafter, e.tree, e.temperature) == wanted), None)
 

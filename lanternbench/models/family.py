@@ -1,7 +1,12 @@
-"""Families of targets: a folder each, with a loader and rows of the catalogue, registered as ``target`` components."""
+"""Families of targets: a folder each, with a loader and rows of the catalogue, registered as ``target`` components.
+
+``Family`` is what the catalogue asks of any of them.  ``PublishedFamily`` fills most of it in for checkpoints that come
+with a sub-folder per role: a subclass says how each part is made.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,8 +15,10 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.loading import present, random_net
+from lanternbench.models.loading import dtype_for, present, random_net
 from lanternbench.models.target import Target
+from lanternbench.models.token_prompts import hashed_ids
+from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.utils.files import cache_dir
 
 
@@ -105,6 +112,10 @@ class Family:
         """Where the files of a row are, unless the user says otherwise."""
         return row.folder
 
+    def located(self, path: Path) -> Path:
+        """The folder that a user means by ``path``, which ``reads`` has recognised."""
+        return path
+
     def missing(self, row: Entry, folder: Path) -> list[str]:
         """Roles that are not in ``folder`` whole; drafters count, though a target works without them."""
         return [role for role in row.files or ("model",) if not present(folder, role)]
@@ -112,3 +123,61 @@ class Family:
     def reads(self, folder: Path) -> bool:
         """Is ``folder`` a target of this family that says itself what it is, and needs no row of the catalogue?"""
         return False
+
+
+def decoder_shape(row: Entry) -> dict[str, Any]:
+    """The row's shape without that of the image tokeniser."""
+    return {k: v for k, v in row.shape.items() if k != "vq"}
+
+
+class PublishedFamily(Family):
+    """Checkpoints with a sub-folder per role, or the same architecture with random weights.
+
+    ``shape`` of a row: of the decoder, and under ``vq`` of the image tokeniser, where no file says it.
+    """
+
+    network: ClassVar[type[ImageDecoder]]
+    configuration: ClassVar[type]  # of ``network``
+
+    def config(self, row: Entry) -> Any:
+        """The decoder's configuration as far as the row says it."""
+        return self.configuration(**decoder_shape(row))
+
+    def new_vq(self, row: Entry) -> Any:
+        """An image tokeniser without trained weights: by default of LlamaGen's kind."""
+        return VQModel(VQConfig(**row.shape.get("vq", {})))
+
+    def vq(self, row: Entry, folder: Path, device: str) -> Any:
+        """The image tokeniser from its files, in float32."""
+        raise NotImplementedError
+
+    def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> Any:
+        """``Target.text`` from its files."""
+        raise NotImplementedError
+
+    def random_text(self, row: Entry, device: str, dtype: torch.dtype) -> Any:
+        """``Target.text`` without files: by default an id per word."""
+        return partial(hashed_ids, size=self.config(row).prompt_ids)
+
+    def fields(self, row: Entry, model: Any, text: Any) -> dict[str, Any]:
+        """Further fields of the ``Target``; ``text`` None: there is no tokeniser, as weights are random."""
+        raise NotImplementedError
+
+    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
+        dtype = dtype or dtype_for(device)
+        text, vq = self.text(row, folder, device, dtype), self.vq(row, folder, device)  # small files fail first
+        model = self.decoder(row, folder, device, dtype)
+        fields = self.fields(row, model, text)
+        drafters = eagles_in(folder, model, device)
+        return Target(row.name, model, vq, text, row.guidance, row.top_k, drafters=drafters, **fields)
+
+    def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
+        dtype = dtype or dtype_for(device)
+        model, text = self.random_decoder(row, device, dtype), self.random_text(row, device, dtype)
+        vq = random_net(lambda: self.new_vq(row), device, torch.float32)
+        fields = self.fields(row, model, None)
+        drafters = random_eagles(model, device, dtype)
+        return Target(row.name, model, vq, text, row.guidance, row.top_k, drafters=drafters, **fields)
+
+    def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
+        return random_net(lambda: self.network(self.config(row)), device, dtype or dtype_for(device))

@@ -1,4 +1,4 @@
-"""Which weights?  Digests of a target's or drafter's files, so that no run mixes two models of the same name."""
+"""Digests of a target's or drafter's files, so that no run mixes two models of the same name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 
 SUFFIXES = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json", ".model", ".yaml"}
-KEPT = "features"  # what text encoders said of captions lies beside the roles, and is no part of a target
-WHOLE = 2**26  # bytes of a file that is read whole; of a larger one both ends and BLOCKS between
+KEPT = "features"  # the folder of kept text features, which is no part of a target
+WHOLE = 2**26  # bytes up to which a file is read whole; of a larger one BLOCKS + 1 blocks from end to end are read
 BLOCK, BLOCKS = 2**16, 256
 
 

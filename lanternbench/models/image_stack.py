@@ -47,7 +47,7 @@ class Block(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """What a drafter has put after the appended tokens in this step: how many slots, and which blocks they hold."""
+    """The slots that a drafter has filled after the appended tokens in this step, and the blocks that they hold."""
 
     slots: int = 0
     blocks: tuple[Block, ...] = (Block(0, 1),)
@@ -201,7 +201,7 @@ class RowEndStack(ImageStack):
             was = [m - c for m, c in zip(lengths.host, new.host, strict=True)]
             filled = tuple(layout.end(m) - layout.end(w) for m, w in zip(lengths.host, was, strict=True))
             base = base._replace(host=tuple(layout.end(w, self.first) for w in was))
-        # may a row end lie before one of the new tokens?  Before image token 0 there is none, nor a state.
+        # may a row end lie before one of the new tokens?  There is none, and no state, before image token 0
         between = before is not None if filled is None else filled != new.host
         if between:
             n = n + 1 + n // layout.width if filled is None else max(filled)

@@ -23,7 +23,7 @@ MAX_CONFIG = 2**24  # bytes of a config.json
 MAX_MODULES, MAX_BUFFERED = 3000, 2**28  # of a network: twice those of the largest published
 _INNER = ("model", "module", "state_dict")  # under which official .pt files keep their weights
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# what goes wrong where a file's numbers and names are taken at their word
+# what code raises that trusts the numbers and names in a file
 ODD = (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError, AssertionError)
 
 
@@ -220,7 +220,7 @@ def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, 
 
 @contextmanager
 def understood(where: Path, what: str) -> Iterator[None]:
-    """Turns what goes wrong in reading the content of a file into a UserError: ``where``, ``what``, and the cause."""
+    """Turns exceptions from code that interprets a file into a UserError: ``where``, ``what`` and the cause."""
     try:
         yield
     except ODD as error:

@@ -1,4 +1,4 @@
-"""How large a network is: what one forward of it reads and computes, as counts of numbers."""
+"""The size of a network: counts of the numbers that one forward reads and computes."""
 
 from __future__ import annotations
 

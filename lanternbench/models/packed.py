@@ -1,4 +1,4 @@
-"""Layers laid out for a CPU once, at load: a few rows of input then cost little more than one.
+"""Linear layers repacked for a CPU at load, so that a few rows of input cost little more than one.
 
 Speculation on a CPU depends on it: of a 1280 × 3840 layer, plain float32 takes 3.6 times as long for the 12 rows of six
 guided nodes as packed float32 takes for one row's.  Figures: docs/performance.md.
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from lanternbench.models.target import Target
 from lanternbench.models.transformer import RMSNorm
 
-LARGE = 2**18  # weights, from which on oneDNN's layout gains more than calling it costs
-MANY = 64  # rows, from which on it gains for small layers too, with several threads
+LARGE = 2**18  # weights of a layer from which oneDNN's layout pays off
+MANY = 64  # rows of input from which it pays off for small layers too, with several threads
 
 
 class Packed(nn.Module):

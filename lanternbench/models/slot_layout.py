@@ -1,4 +1,4 @@
-"""Which cache slot an image token has.  Some models write a token after each row of an image: a row end.
+"""The cache slot of an image token, for models that write a token after each row of an image: a row end.
 
 Everything else counts image tokens alone, in raster order.  A row end takes the slot, and the rotary position, between
 two rows.  None follows the last row, as no token is drawn after it.

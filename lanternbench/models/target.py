@@ -1,4 +1,4 @@
-"""What the engine needs to know of a target: how prompts become a prefix, tokens become images, and its shape."""
+"""A target as the engine sees it: its decoder, how captions become a prefix, and how tokens become images."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DECODED = 4096  # tokens that the image tokeniser decodes at once
 class Prefix(NamedTuple):
     """What a target reads before the first image token; R = B, or 2B with guidance (conditional rows first).
 
-    ``ahead_ids``, ``seen``: what an EAGLE drafter has at every prefix position but the last, namely the id that stands
-    for the next token (``Eagle.embed_prompt`` reads it), and whether the position may be attended to.
+    ``ahead_ids``, ``seen``: for an EAGLE drafter, at every prefix position but the last: the id of the next token, read
+    by ``Eagle.embed_prompt``, and whether the position may be attended to.
     """
 
     embeddings: Tensor  # [R, P, dim]
@@ -44,7 +44,7 @@ class Tokeniser(Protocol):
 
 
 def from_text(target: Target, captions: list[str], guided: bool) -> Prefix:
-    """The prefix that the model itself makes of what ``text`` says of the captions."""
+    """The default ``condition``: the model's own prefix of the encoded captions."""
     return target.model.prefix(*target.text(captions), guided)
 
 
@@ -59,16 +59,16 @@ class Target:
 
     ``text``: captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels [B, 1] and a
     mask of ones.  ``guidance``, ``top_k``: its defaults.
-    ``options``: its default trees and neighbourhood size.  ``evaluators``: whose metrics its images are judged by.
+    ``options``: its default trees and neighbourhood size.  ``evaluators``: which networks score its images.
     ``drafters``: by kind of proposal (``eagle``, ``eagle-3``, ``model``, ``medusa``).
     ``pad_rows``: what padded prefix positions attend to, see ``prefix_mask``; ``eagle_pads``: the same with an EAGLE
     drafter of the user's, as those trained on the features of LANTERN's class expect ``uniform``.
     ``condition``: (target, captions, with unconditional rows?) -> prefix.  ``pixels``: what the tokeniser decodes ->
     uint8 [B, H, W, 3].  ``row_end``: the prompt id that the model writes after each row of an image, if it does.
-    ``prompt_template``: what a caption is put into.  ``remark``: what to know of its figures.
+    ``prompt_template``: the text around a caption.  ``remark``: a note for readers of its figures.
     ``weights``: digests of the files that it was loaded from, by part; see ``fingerprints``.
-    ``graphs``: set, the phases of a step are replayed as CUDA graphs.  ``near``: the nearest codes by kind
-    of proximity, once a method has asked for them.
+    ``graphs``: where set, the phases of a step are replayed as CUDA graphs.  ``near``: nearest codes by kind of
+    proximity, cached when a method first asks for them.
     """
 
     name: str
@@ -137,12 +137,12 @@ class Target:
         return self.condition(self, captions, guidance != 1.0)
 
     def prepare(self, captions: list[str]) -> None:
-        """Encode captions ahead where what the text encoder says of them is kept."""
+        """Encode captions ahead of time, where the text encoder keeps their features."""
         if hasattr(self.text, "prepare"):
             self.text.prepare(captions)
 
     def encode_seconds(self, captions: list[str]) -> float:
-        """What the text encoder took for captions whose features are kept; 0 where it runs anew for every image."""
+        """Seconds that the text encoder took for captions whose features are kept; 0 where it runs for every image."""
         return self.text.encode_seconds(captions) if hasattr(self.text, "encode_seconds") else 0.0
 
     def images(self, tokens: Tensor) -> list[Image.Image]:

@@ -6,8 +6,10 @@ are interleaved.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -224,3 +226,37 @@ def image_tables(state: dict[str, Tensor], to_id: Tensor) -> dict[str, Tensor]:
         "tok_embeddings.weight": words[to_id],
         "output.weight": head[to_id],
     }
+
+
+_REFUSED = ("attention_bias", "mlp_bias", "tie_word_embeddings")
+
+
+def llama_fields(
+    text: Mapping[str, Any], kind: type[TokenDecoderConfig], allowed: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """A Llama-like part of a config.json, in transformers' names -> fields of ``kind``, whose defaults fill gaps.
+
+    Raises UserError for a size that is absent, and for a variant that no published model of this kind uses;
+    ``allowed``: those that make no difference to it.
+    """
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    odd = [name for name in _REFUSED if text.get(name) and name not in allowed]
+    odd += ["rope_scaling"] if rope.get("rope_type", rope.get("type", "default")) != "default" else []
+    odd += [] if text.get("hidden_act", "silu") == "silu" else [f"hidden_act {text['hidden_act']}"]
+    if odd:
+        name = kind.__name__.removesuffix("Config")
+        raise UserError(f"config.json asks for {odd[0]}, which no published {name} uses: use the original checkpoint")
+    try:
+        return {
+            "dim": text["hidden_size"],
+            "n_layer": text["num_hidden_layers"],
+            "n_head": text["num_attention_heads"],
+            "hidden": text["intermediate_size"],
+            "n_kv_head": text.get("num_key_value_heads") or 0,
+            "vocab_size": text["vocab_size"],
+            "positions": max(text.get("max_position_embeddings", 0), kind.positions),
+            "rope_base": rope.get("rope_theta") or text.get("rope_theta") or kind.rope_base,
+            "norm_eps": text.get("rms_norm_eps", kind.norm_eps),
+        }
+    except KeyError as missing:
+        raise UserError(f"config.json has no {missing}; use the one published with the weights") from None

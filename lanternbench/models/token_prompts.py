@@ -15,7 +15,7 @@ from lanternbench.models.tiny.text_encoder import BUCKETS, word_id, words
 
 
 class Prompt(NamedTuple):
-    """What stands before the first image token; the unconditional ids hold no text."""
+    """The ids before the first image token, with the caption and without."""
 
     cond: list[int]
     uncond: list[int]

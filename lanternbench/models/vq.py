@@ -5,6 +5,7 @@ Source: Sun et al. 2024, LlamaGen, section 2.1; encoder and decoder follow VQGAN
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -190,3 +191,14 @@ class VQModel(nn.Module):
     def decode(self, tokens: Tensor) -> Tensor:
         """[B, h, w] -> [B, 3, H, W], not clamped."""
         return self.decode_latents(self.quantize.codes()[tokens].permute(0, 3, 1, 2))
+
+
+_BLOCKS = {".mid.block_1.": ".mid.0.", ".mid.attn_1.": ".mid.1.", ".mid.block_2.": ".mid.2.", ".block.": ".res."}
+
+
+def from_vqgan(key: str) -> str:
+    """The name of a parameter in VQGAN's code -> LlamaGen's; levels keep their numbers."""
+    key = re.sub(r"^(decoder|encoder)\.(up|down)\.", r"\1.conv_blocks.", key)
+    for theirs, ours in _BLOCKS.items():
+        key = key.replace(theirs, ours)
+    return key

@@ -14,7 +14,7 @@ from lanternbench.utils.files import shipped
 
 @register("prompts", "demo")
 class Demo(PromptSource):
-    """64 captions, of which a smaller number means the first ones: any of their prefixes covers many words."""
+    """128 captions, of which a smaller number means the first ones: any of their prefixes covers many words."""
 
     in_order = True
 

@@ -1,4 +1,4 @@
-"""From what ``--prompts`` says to the selected prompts."""
+"""Load and select the prompts that ``--prompts`` names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which prompts of a source are taken.
+"""The selection of prompts from a source.
 
 A selection is a pure function of (file, seed, count): each prompt gets a rank from SHA-256 of seed and id, the best
 ``count`` ranks are taken and put back in file order.  So a larger count keeps every prompt of a smaller one, and no

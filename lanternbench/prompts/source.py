@@ -1,4 +1,4 @@
-"""What a prompt source is: a class registered under the name that ``--prompts`` takes."""
+"""The base class of prompt sources, which are registered under the name that ``--prompts`` takes."""
 
 from __future__ import annotations
 

@@ -92,8 +92,10 @@ def _pairs(figure: str, name: str, figures: Figures, labels: list[str]) -> list[
 
 def _by_prompt(figures: Figures, name: str, label: str) -> Floats:
     """A figure of one label by prompt, over its seeds: [all prompts], NaN where it has none."""
-    index, own = figures.codes("prompt"), figures.of(label)
-    top, bottom = (np.bincount(index, part * own, len(figures.prompts)) for part in figures.column(name))
+    own = figures.of(label)
+    if name == FIGURES[SPEED]:  # as in ``speedup``: what was timed otherwise than its baseline's is left out
+        own &= figures.comparable | (figures.paired < 0)
+    top, bottom = figures.of_prompts(name, own)
     with np.errstate(invalid="ignore", divide="ignore"):
         found = np.where(bottom > 0, top / bottom, np.nan)
     return np.where(found > 0, found, np.nan) if name == FIGURES[SPEED] else found

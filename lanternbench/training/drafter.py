@@ -39,7 +39,7 @@ MUON = 6  # its learning rate, in AdamW's
 
 @dataclass(frozen=True)
 class Plan:
-    """What the command was asked for."""
+    """The settings of a training."""
 
     target: str
     prompts: PromptSet
@@ -180,7 +180,7 @@ def images(decoder: engine.SpeculativeDecoder, captions: list[str], keys: list[s
 
 
 def record(plan: Plan, target: Target, net: Eagle) -> dict[str, Any]:
-    """What a training is a function of; folders are left out, as they may name a person."""
+    """Everything that a training depends on; folders are left out, as they may name a person."""
     digest = hashlib.sha256()
     for value in net.state_dict().values():
         digest.update(value.cpu().numpy())

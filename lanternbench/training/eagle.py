@@ -1,4 +1,4 @@
-"""What an EAGLE drafter learns from: fed as decoding feeds it, several levels deep, against the target's distribution.
+"""Losses of an EAGLE drafter: it reads what decoding feeds it, several levels deep, and learns the target's q.
 
 Source: Li et al. 2024 (EAGLE) for what it reads; the levels are those of EAGLE-3 (Li et al. 2025), trained together.
 """

@@ -37,7 +37,7 @@ def kept(path: Path) -> Any:
 
 
 def damaged(path: Path, cause: object) -> UserError:
-    """What to say of a file of an interrupted training that cannot be used."""
+    """The error for a file of an interrupted training that cannot be used."""
     text = " ".join(str(cause).split())[:200] or type(cause).__name__
     return UserError(f"{path} is damaged ({text}): delete it, and it is made again, or {WORK}")
 

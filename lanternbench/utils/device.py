@@ -1,4 +1,4 @@
-"""Which device and how many threads, on a machine that others use too."""
+"""The choice of device and threads, on machines that are shared."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from lanternbench.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 SMALL = 2**24  # parameters up to which a second thread costs more in synchronisation than it computes
@@ -75,6 +76,13 @@ def requested() -> int | None:
 
 
 @cache
+def cpu_threads(device: torch.device) -> int | None:
+    """How many threads torch computes with on a CPU; None on another device."""
+    import torch
+
+    return torch.get_num_threads() if device.type == "cpu" else None
+
+
 def cores() -> int:
     """Physical cores that this process may use: within its CPU affinity and its control group's quota, at least one."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

@@ -109,7 +109,7 @@ def _check(part: Path, file: Remote) -> None:
 
 @contextmanager
 def file_errors(source: str) -> Iterator[None]:
-    """What can go wrong between ``source`` and the disk, as one sentence each."""
+    """Turns errors of the network and the disk into a UserError each."""
     try:
         yield
     except PermissionError as error:

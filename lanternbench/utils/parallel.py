@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 def parts(model: nn.Module, items: int) -> int:
-    """In how many parts to decode so many prompts: one on a GPU, for a large model, or on a single core."""
+    """How many processes should share ``items`` prompts: one on a GPU, for a large model, or on a single core."""
     weights = list(model.parameters())
     if sys.platform != "linux" or any(p.device.type != "cpu" for p in weights):
         return 1

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from lanternbench.errors import UserError
+
 MAX_VALUES = 100_000  # values of a document, its aliases expanded
 MAX_DEPTH = 50
+MAX_BYTES = 2**20  # of a file
+
+
+def read(path: Path, what: str) -> Any:
+    """The one document of a file; ``what``: such as "a sweep file".  Raises UserError with the line of an error."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError(f"{path} is larger than {what} can be ({MAX_BYTES} bytes): give {what}")
+        return load(path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        mark, begun = error.problem_mark or error.context_mark, error.context_mark
+        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        if mark and begun and begun.line != mark.line:
+            place += f" (in what began on line {begun.line + 1})"
+        raise UserError(f"{path}{place} is no valid YAML ({error.problem}): correct that line") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path} cannot be read as YAML ({reason}): save it as UTF-8 text") from None
 
 
 def load(text: str) -> Any:

@@ -44,6 +44,27 @@ def test_the_largest_trees_decode_or_are_refused_in_time(name, options, shallow)
         generate(build(shallow, method(name, **options)), ["a red circle"], max_steps=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("eagle-2", {"draft_top_k": 1024, "depth": 64}, "give a smaller --depth or --draft-top-k"),
+        (
+            "adt-tree",
+            {"width_range": (3, 1024), "depth_range": (0, 64)},
+            "give a smaller range, or fixed size",
+        ),
+        (
+            "adt-tree",
+            {"fixed_width": 1024, "depth_range": (0, 64)},
+            "give a smaller range, or fixed size",
+        ),
+    ],
+)
+def test_a_tree_chosen_from_tens_of_millions_of_nodes_is_refused(name, options, says, shallow):
+    with pytest.raises(UserError, match=r"levels with 1,02\d children per expanded node are 6\d,.*" + says):
+        build(shallow, method(name, total_nodes=1024, **options))
+
+
 def test_a_grid_of_millions_of_methods_is_refused():
     many = [i / 1e6 for i in range(1, 3001)]
     with pytest.raises(ValueError, match="at most"):

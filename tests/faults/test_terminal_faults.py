@@ -45,7 +45,6 @@ def test_progress_and_tables_print_text_alone(capfd):
     assert "fox" in out
     assert quiet(out)
     assert quiet(err)
-    assert progress.short(EVIL).isprintable()
 
 
 def test_no_cell_runs_in_a_spreadsheet_and_no_link_in_markdown():

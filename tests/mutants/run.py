@@ -8,6 +8,7 @@ survives, 2 the table in ``table.py`` no longer fits the source, or the unchange
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -28,12 +29,10 @@ BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
 LIMIT = 900  # seconds for one command
 TABLES = """
 import sys
-from lanternbench.lossless import table, verify_all
-from rich.console import Console
+from lanternbench.lossless import verify_all
 def stop(row):
     if row.passed is False:
-        Console().print(table([row]))
-        sys.exit(1)
+        sys.exit(f"FAIL │ {row.check}")
 verify_all(sys.argv[1:], on_row=stop)
 """  # the checks of ``verify`` that need no target, which come first
 
@@ -114,17 +113,19 @@ def run(arguments: list[str], copy: Path) -> Ran:
         done = subprocess.run(
             [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT
         )
-        return Ran(done.returncode != 0, _first_failure(done.stdout + done.stderr), time.perf_counter() - start)
+        return Ran(done.returncode != 0, _first_failure(done.stdout or done.stderr), time.perf_counter() - start)
     except subprocess.TimeoutExpired:
         return Ran(True, "ran too long", time.perf_counter() - start)
 
 
 def _first_failure(output: str) -> str:
-    """The check that failed in the table of ``verify``, the test that failed in pytest's summary, or the error."""
+    """The check of ``verify`` that failed, the test that failed in pytest's summary, or the error."""
+    if output.startswith("["):  # ``verify --json``
+        return next((row["check"] for row in json.loads(output) if row["passed"] is False), "")
     lines = output.splitlines()
     for line in lines:
-        if "FAIL" in line and "│" in line:
-            return line.split("│")[2].strip()
+        if line.startswith("FAIL │ "):
+            return line.removeprefix("FAIL │ ")
         if line.startswith(("FAILED ", "ERROR ")):
             return line.split("::")[-1].partition(" - ")[0]
     return lines[-1].strip() if lines else ""
@@ -137,7 +138,7 @@ def verified(methods: list[str], copy: Path, quick: bool) -> Ran | None:
     tables = run(["-c", TABLES, *methods], copy)
     if quick or tables.noticed:
         return tables
-    return run(["-m", "lanternbench.cli.main", "verify", *methods], copy)
+    return run(["-m", "lanternbench.cli.main", "verify", "--json", *methods], copy)
 
 
 def judge(mutant: Mutant, copy: Path, quick: bool) -> Outcome:

@@ -1,4 +1,4 @@
-"""Who makes the samples of a sweep: this process, or workers elsewhere.  All make the same ones."""
+"""Executors make the samples of a sweep, in this process or with workers elsewhere; the samples are the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Made(NamedTuple):
 class Executor(Protocol):
     """Use in this order: ``start``, ``samples``, ``notes``, ``close``; the last at any time."""
 
-    costs: Costs  # what the scores took
+    costs: Costs  # of the scores
 
     def start(self, config: Sweep, device: str, units: int) -> Facts:
         """Load the models, for ``units`` units at most.  Raises UserError if a setting is wrong."""
@@ -38,7 +38,7 @@ class Executor(Protocol):
         """
 
     def notes(self) -> list[str]:
-        """What a reader of the results must know of those who made them."""
+        """Notes for the reader of the results."""
 
     def close(self) -> None:
         """End what was started; calling it twice is harmless."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from typing import Any, NamedTuple
 
@@ -11,6 +13,8 @@ import torch
 
 from lanternbench.errors import UserError
 
+PULSE = 2.0  # seconds between two looks at the control process
+RESTART = 20.0  # seconds in which it may be restarted; after 60 Ray ends this process
 PATIENCE = 5.0  # seconds in which a cluster should answer, and its devices become free
 STORE = 2**28  # bytes for results on their way, in a cluster of our own
 
@@ -28,9 +32,42 @@ class Crew(NamedTuple):
         return {"num_gpus": 1, "num_cpus": 0} if self.device == "cuda" else {"num_cpus": self.threads}
 
 
+class Control:
+    """The cluster's control process.  When it is gone workers go on, but Ray ends this process after a minute."""
+
+    def __init__(self) -> None:
+        self.address: str = ray().get_runtime_context().gcs_address
+        self.heard = time.monotonic()
+
+    def check(self) -> None:
+        """Wait until it answers, as it should at once.  Raises UserError when it does not."""
+        if time.monotonic() < self.heard + PULSE:
+            return
+        deadline = time.monotonic() + RESTART
+        while not listens(self.address):
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"the control process of the Ray cluster at {self.address} is gone: what is finished is kept, and "
+                    "the same command continues on a running cluster, or with --executor local"
+                )
+            time.sleep(0.1)
+        self.heard = time.monotonic()
+
+
+def listens(address: str) -> bool:
+    """Does anyone at HOST:PORT?"""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except OSError:
+        return False
+    return True
+
+
 def ray() -> Any:
     """Ray's module.  Raises UserError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: a busy machine starves it
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")  # what it says of lost nodes would go to stdout
     try:
         import ray
@@ -51,16 +88,34 @@ def connect(address: str | None, cpus: int) -> bool:
         here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         where = {"address": "local", "num_cpus": max(cpus, here), "num_gpus": torch.cuda.device_count()}
         where |= {"include_dashboard": False, "object_store_memory": STORE}
+    elif not address.startswith("ray://"):
+        knock(address)
     try:
-        if address and address not in ("local", "auto"):  # at one that does not answer Ray knocks for ever
-            host, _, port = address.rpartition("//")[2].rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
         ray().init(**where, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
-        what = f"no Ray cluster answers at {address}" if address else "Ray does not start here"
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"{what} ({reason}): give HOST:PORT of a running one, or --executor local") from None
+        raise no_cluster(address, str(error)) from None
     return True
+
+
+def knock(address: str) -> None:
+    """Raises UserError where no cluster answers: asked from here, Ray knocks for minutes and prints what it meets."""
+    ask = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        if address != "auto" and not listens(address):
+            raise no_cluster(address, "nobody listens there")
+        subprocess.run(ask, check=True, capture_output=True, timeout=3 * PATIENCE)
+    except ValueError:
+        raise no_cluster(address, "it has no port") from None
+    except subprocess.SubprocessError:
+        reason = "Ray's health check fails; if it wants tokens, set RAY_AUTH_MODE=token"
+        raise no_cluster(address, reason) from None
+
+
+def no_cluster(address: str | None, reason: str) -> UserError:
+    """What to say when Ray does not start, or cannot be reached."""
+    what = f"no Ray cluster answers at {address}" if address else "Ray does not start here"
+    first = reason.strip().partition("\n")[0]
+    return UserError(f"{what} ({first}): give HOST:PORT of a running one, or --executor local")
 
 
 def divide(device: str, workers: int | None, threads: int | None) -> Crew:

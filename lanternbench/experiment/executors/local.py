@@ -25,7 +25,7 @@ class Local:
         self.worker.prepare(captions(units))
         for label in labels(units):
             say(f"warming up {label}")
-            self.worker.warm_up(label, caption)
+            self.worker.warm_up(label, caption, on_step)
         for job in (job for unit in units for job in unit):
             say(str(job))
             yield from (Made(sample, image) for sample, image in self.worker.work(job, on_step))

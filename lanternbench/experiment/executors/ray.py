@@ -77,6 +77,7 @@ class OnRay:
 
     def start(self, config: Sweep, device: str, units: int) -> Facts:
         self._ours = cluster.connect(self.address, (self.workers or 1) * (self.threads or 1))
+        self.control = cluster.Control()
         found = cluster.divide(device, self.workers, self.threads)
         self.device, count = found.device, min(found.workers, units)
         remote = self._ray.remote(**found.needs)(Remote)
@@ -84,7 +85,7 @@ class OnRay:
         self.pool = [self._start_worker() for _ in range(count)]
         while True:
             try:
-                facts: Facts = self._get(self.pool[0].facts.remote())
+                facts: Facts = self._get(self._first([self.pool[0].facts.remote()]))
                 return facts._replace(environment=facts.environment | {"executor": "ray", "workers": count})
             except Lost:
                 self._replace(self.pool[0], "the loading of the models")
@@ -117,7 +118,7 @@ class OnRay:
                     ask(worker, [])
             while begun and todo and idle:
                 ask(idle.pop(0), todo.popleft())
-            call = self._ray.wait(list(calls))[0][0]
+            call = self._first(list(calls))
             worker, unit = calls.pop(call)
             what = str(unit[0]) if unit else "a warm-up"
             try:
@@ -148,6 +149,14 @@ class OnRay:
         self._peak = max(self._peak, peak)
         return made
 
+    def _first(self, calls: list[Any]) -> Any:
+        """The first of them that ends.  Raises UserError when the cluster's control process is gone."""
+        ended: list[Any] = []
+        while not ended:
+            self.control.check()
+            ended = self._ray.wait(calls, timeout=cluster.PULSE)[0]
+        return ended[0]
+
     def _get(self, call: Any) -> Any:
         """What a worker answers.  Raises its own errors, and Lost if there is no worker any more."""
         try:
@@ -159,6 +168,7 @@ class OnRay:
 
     def _replace(self, worker: Any, what: str) -> Any:
         """Another worker for one that was lost over ``what``.  Raises UserError if others were before it."""
+        self.control.check()
         self._ray.kill(worker)  # it may be out of reach only
         self._losses[what] += 1
         if self._losses[what] >= ATTEMPTS:

@@ -1,4 +1,4 @@
-"""Block verification (Sun et al. 2024, arXiv 2403.10444): a chain is judged as a whole, not token by token."""
+"""Block verification (Sun et al. 2024, arXiv 2403.10444): a chain is verified as a whole, not token by token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lanternbench.registry import component, register
 
 
 class Block(NamedTuple):
-    """What a chain x_1 … x_L is judged by."""
+    """The quantities that decide on a chain x_1 … x_L."""
 
     stop: Tensor  # [B, L] h_1 … h_L: the probability that a chain of i tokens is accepted if no longer one is
     rest: Tensor  # [B, L, V] unnormalised: what follows an accepted chain of 0 … L − 1 tokens

@@ -1,6 +1,6 @@
 """Grouped acceptance (GSD, arXiv 2508.07747): a draft is judged by the mass of the tokens that could stand for it.
 
-Every function works on any leading shape [...].  V vocabulary, d width of the codebook, C members that are looked at.
+Every function works on any leading shape [...].  V vocabulary, d width of the codebook, C candidates for a group.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from lanternbench.methods.residuals import lantern
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
-NEIGHBOURS = 1000  # of a token, where neither method nor target says
+NEIGHBOURS = 1000  # per token, where neither the method nor the target sets k
 
 
 class LanternRule(AcceptanceRule):
@@ -46,7 +46,7 @@ class LanternRule(AcceptanceRule):
         return RelaxedProb((qn * taken).sum(-1), group, taken)
 
     def taken(self, qn: Tensor) -> Tensor:
-        """Who is in A: q of a token and its neighbours, nearest first [..., k] -> bool [..., k]."""
+        """Which tokens are in A: q of a token and its neighbours, nearest first [..., k] -> bool [..., k]."""
         moved = qn[..., 1:].cumsum(-1)  # Σ_{A∖x} q, growing
         qx = qn[..., :1]
         if self.bound == "multiplicative":
@@ -59,7 +59,7 @@ class LanternRule(AcceptanceRule):
         return distance < self.limit
 
     def verify_chosen(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
-        """The general form at a cost in k and not in V, with LANTERN's residual.
+        """As the general form with LANTERN's residual, at a cost that grows with k and not with V.
 
         A chosen child that is rejected takes its group out of q (eq. 7 with p = 1 at x).  So q is never rewritten:
         members are set to 0 in place, and the mass and the number of tokens that are left say how to scale it.  Nodes
@@ -94,7 +94,7 @@ class LanternRule(AcceptanceRule):
 
 
 class PublicLanternRule(LanternRule):
-    """As the public code has it: equality is admitted, and the residual strikes ``barred`` [V, k'], itself first."""
+    """The public code's form: the bound is inclusive, and the residual sets ``barred`` [V, k'] to 0, itself first."""
 
     def __init__(self, near: Tensor, bound: str, limit: float, barred: Tensor):
         super().__init__(near, bound, limit)
@@ -107,13 +107,13 @@ class PublicLanternRule(LanternRule):
         return distance <= self.limit
 
     def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
-        """The group's own probabilities stay where they are."""
+        """Unlike the general form, the group's other tokens keep their probabilities in the comparison."""
         rows, tokens = rows_at(q, parent), draft.tokens
         value = self.relax(rows, tokens, draft.tree.depth.expand_as(tokens)).value
         return value >= rows.scatter(-1, tokens[..., None], 0.0).amax(-1)
 
     def order_greedily(self, draft: Draft) -> Tensor | None:
-        """A dynamic tree is searched leaf by leaf."""
+        """In a dynamic tree the path whose leaf comes first."""
         return first_leaf(draft.tree) if draft.static is None else None
 
 
@@ -125,7 +125,7 @@ def jensen_shannon(qx: Tensor, moved: Tensor) -> Tensor:
 
 
 class Neighbourly(Acceptance):
-    """What LANTERN and LANTERN++ share."""
+    """Base of LANTERN and LANTERN++."""
 
     lossless: ClassVar[bool] = False
     usual_residual: ClassVar[str] = "lantern"

@@ -1,4 +1,4 @@
-"""What proposals with a drafter share: the target's network for it, and a cached stack fed with committed tokens."""
+"""Base classes of proposals with a drafter, and of drafters with a cached stack that reads committed tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lanternbench.models.target import Target
 
 
 class DrafterProposal(Proposal):
-    """A proposal whose drafts come from a drafter of the target, by any tree policy."""
+    """A proposal that drafts with a drafter of the target, by any tree policy."""
 
     def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""SJD-PAC as its public code decodes: the longest accepted path wins, and what is drafted next is not quite recorded.
+"""SJD-PAC as its public code decodes: the longest accepted path wins, and laws are not always recorded.
 
 Not exact, for four reasons (total variation 0.07 to 0.11 on tiny vocabularies): siblings are tested independently and
 the longest path counts, not the first accepted sibling; a rejected column of the tree is redrawn from what all K
@@ -30,7 +30,7 @@ NEVER_EMPTY = 1e-20  # added to token 0 of what a column is redrawn from
 
 
 class Stages(NamedTuple):
-    """What each sibling is judged by, and last what a token is drawn from when all are rejected."""
+    """The laws that each sibling is tested with; the last pair is for a token after all are rejected."""
 
     target: Tensor  # [..., K + 1, V]
     draft: Tensor  # [..., K + 1, V]
@@ -110,7 +110,7 @@ class RowTree:
 
 
 class PublicStep(NamedTuple):
-    """What the public code does with one forward."""
+    """The outcome of one forward in the public code."""
 
     committed: Tensor  # [B] tokens committed, the residual one included
     row: Tensor  # [B] the winning row

@@ -17,7 +17,7 @@ from lanternbench.engine.proposal import Expand, TreeBuilder
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import MAX_DEPTH, Draft
 from lanternbench.methods.component import Proposal, Search, option
-from lanternbench.methods.trees.dynamic import Bounds, Grown, grow_by_confidence
+from lanternbench.methods.trees.dynamic import Bounds, Grown, check_candidates, grow_by_confidence
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -76,7 +76,7 @@ def start(history: History, width: int, init: str, within: Range) -> tuple[float
 
 
 def random_uniforms(seed: int, token: int) -> tuple[float, float]:
-    """What the tree that will produce this token draws its depth and width with."""
+    """The uniforms for depth and width of the tree that will produce this token."""
     generator = random.Random(f"{seed} {token}")
     return generator.random(), generator.random()
 
@@ -129,8 +129,10 @@ class AdaptiveBuilder(TreeBuilder):
         self.within, self.initial, self.first, self.fixed, self.bonus = within, init, first, fixed, bonus
         self.nodes = first.total
         self.max_depth = max(within.d[1] - 1, fixed[0] or 1)
+        widest = max(within.k[1] - 1, fixed[1] or 1)
+        check_candidates(Bounds(self.max_depth, widest, self.nodes), "range, or fixed size, of depth or width")
         # a tree of one level may be wider than its interval, but has no use for more children than nodes
-        self.width = max(within.k[1] - 1, fixed[1] or 1, first.total - 1)
+        self.width = max(widest, first.total - 1)
 
     def init(self, state: DecodeState) -> Plan:
         first = (self.first.depth, self.first.top_k)
@@ -146,7 +148,7 @@ class AdaptiveBuilder(TreeBuilder):
         return Plan(PerPrompt(histories), PerPrompt(sizes), *there.unbind(1))
 
     def drafted(self, size: TreeSize) -> TreeSize:
-        """A tree has no use for more children than nodes, however wide the method asks for it."""
+        """The size that is drafted: no wider than the tree has nodes, however wide the method asks for it."""
         return size[0], min(size[1], self.width)
 
     def bucket(self, own: Plan) -> tuple[int, int]:

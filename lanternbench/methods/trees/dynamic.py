@@ -15,11 +15,14 @@ from torch import Tensor
 from lanternbench.engine.proposal import Expand, TreeBuilder
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import MAX_DEPTH, Draft, chain, from_parents
+from lanternbench.errors import UserError
 from lanternbench.methods.component import Proposal, Search, Tree, option
 from lanternbench.methods.trees.static import StaticBuilder
 from lanternbench.models.cached_stack import additive
 from lanternbench.models.target import Target
 from lanternbench.registry import register
+
+MAX_CANDIDATES = 5_000_000  # over all levels: 1,000 children per node on 5 levels have fewer
 
 
 class Bounds(NamedTuple):
@@ -39,6 +42,7 @@ class DynamicBuilder(TreeBuilder):
     samples = False
 
     def __init__(self, bounds: Bounds):
+        check_candidates(bounds, "--depth or --draft-top-k")
         self.bounds = bounds
         self.max_depth, self.width, self.nodes = bounds.depth, bounds.top_k, bounds.total
 
@@ -47,6 +51,17 @@ class DynamicBuilder(TreeBuilder):
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
         return (self.width,) * (depth - 1)
+
+
+def check_candidates(bounds: Bounds, options: str) -> None:
+    """Raises UserError where a tree would be chosen from so many nodes that a step takes minutes and gigabytes."""
+    depth, width = bounds.depth, min(bounds.top_k, bounds.total - 1)
+    count = width + width * width * (depth - 1)
+    if count > MAX_CANDIDATES:
+        raise UserError(
+            f"{depth} levels with {width:,} children per expanded node are {count:,} candidates, of which a tree may "
+            f"have {MAX_CANDIDATES:,}: give a smaller {options}"
+        )
 
 
 def grow_by_confidence(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bounds) -> Draft:
@@ -159,7 +174,7 @@ def named() -> dict[str, dict[str, Any]]:
 
 
 class Grown(Tree):
-    """What dynamic and adaptive trees share.  Unset options are those of ``shape``, else the target's defaults."""
+    """Base of dynamic and adaptive trees.  Unset options come from ``shape``, else from the target's defaults."""
 
     shape: str | None = option(None, "a name of grown_trees.yaml (default: the target's sizes)", small=None)
     depth: int | None = option(None, "levels below the root (default: the target's)", small=None, ge=0, le=MAX_DEPTH)
@@ -176,7 +191,7 @@ class Grown(Tree):
         return shape
 
     def sizes(self, target: Target) -> dict[str, Any]:
-        """What unset options take."""
+        """The values of unset options."""
         return target.options | (named()[self.shape] if self.shape else {})
 
     def bounds(self, target: Target) -> Bounds:

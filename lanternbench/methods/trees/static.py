@@ -98,7 +98,7 @@ class NoTree(Tree):
 
 
 class Shaped(Tree):
-    """What chains and static trees share."""
+    """Base of chains and static trees."""
 
     kind: ClassVar[str]
     fallback: ClassVar[str]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.chameleon import vocab as chameleon_vocab
@@ -30,21 +29,19 @@ from lanternbench.models.chameleon.model import (
 from lanternbench.models.chameleon.prompt_ids import PIXELS, ROW_END, check_sizes, lumina_text
 from lanternbench.models.chameleon.tokenizer import ChameleonText, anole_prefix, lumina_prefix
 from lanternbench.models.chameleon.vocab import Vocabulary
-from lanternbench.models.family import Entry, Family, eagles_in, random_eagles
+from lanternbench.models.family import Entry, PublishedFamily
 from lanternbench.models.loading import (
     State,
     dtype_for,
     load_into,
     load_layers,
     present,
-    random_net,
     read_config,
     read_state,
     understood,
 )
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.token_decoder import image_tables
-from lanternbench.models.token_prompts import hashed_ids
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 
@@ -52,7 +49,7 @@ VQ = VQConfig(codebook_size=8192, codebook_dim=256, attention=False)  # of every
 
 
 class Dialect(NamedTuple):
-    """What tells one fine-tune of Chameleon from another."""
+    """How one fine-tune of Chameleon differs from another."""
 
     prefix: Callable[[Vocabulary, Target, list[str], bool], Prefix]
     options: dict[str, Any]  # LANTERN's trees; its other defaults are the engine's
@@ -67,20 +64,38 @@ DIALECTS = {
 
 
 @register("target", "chameleon")
-class ChameleonFamily(Family):
-    """``shape`` of a row: of the decoder where config.json does not say, and its ``dialect``."""
+class ChameleonFamily(PublishedFamily):
+    """``shape`` of a row also has the ``dialect``."""
 
     rows = Path(__file__).with_name("catalogue.yaml")
+    network = Chameleon
 
-    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
+    def config(self, row: Entry) -> ChameleonConfig:
+        return ChameleonConfig(**parted(row.shape)[0])
+
+    def new_vq(self, row: Entry) -> VQModel:
+        return chameleon_vqgan.chameleon_vqgan(replace(VQ, **row.shape.get("vq", {})))
+
+    def vq(self, row: Entry, folder: Path, device: str) -> VQModel:
+        return image_tokeniser(folder, device)
+
+    def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> ChameleonText:
         words = tokeniser(folder / "model")
-        vocab = chameleon_vocab.read(words)
-        text = ChameleonText(words, vocab)
+        text = ChameleonText(words, chameleon_vocab.read(words))
         if parted(row.shape)[1].row_end is not None:
             check_sizes(text.names)
-        vq = image_tokeniser(folder, device)
-        model = self.decoder(row, folder, device, dtype)
-        return _target(row, model, vq, text, vocab, eagles_in(folder, model, device))
+        return text
+
+    def fields(self, row: Entry, model: Chameleon, text: ChameleonText | None) -> dict[str, Any]:
+        vocab = chameleon_vocab.published(model.config.vocab_size) if text is None else text.vocab
+        dialect = parted(row.shape)[1]
+        return {
+            "options": dict(dialect.options),
+            "condition": partial(dialect.prefix, vocab),
+            "pixels": chameleon_vqgan.to_pixels,
+            "row_end": dialect.row_end,
+            "prompt_template": dialect.template("{caption}", *[PIXELS * model.config.grid] * 2),
+        }
 
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Chameleon:
         """The decoder of images alone."""
@@ -90,7 +105,8 @@ class ChameleonFamily(Family):
         published = read_config(where)
         with understood(where, "is no config of a Chameleon"):
             config = replace(
-                config_from_official(published) if official else config_from_hf(published), **parted(row.shape)[0]
+                config_from_official(published) if official else config_from_hf(published),
+                **parted(row.shape)[0],
             )
         to_id = chameleon_vocab.read(tokeniser(here)).to_id
 
@@ -99,49 +115,10 @@ class ChameleonFamily(Family):
 
         return load_layers(lambda: Chameleon(config, to_id), here, convert, device, dtype or dtype_for(device))
 
-    def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Chameleon:
-        config = ChameleonConfig(**parted(row.shape)[0])
-        return random_net(lambda: Chameleon(config), device, dtype or dtype_for(device))
-
-    def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None, shape: VQConfig = VQ) -> Target:
-        """``shape``: of the image tokeniser."""
-        dtype = dtype or dtype_for(device)
-        model = self.random_decoder(row, device, dtype)
-        config = model.config
-        drafters = random_eagles(model, device, dtype)
-        vq = random_net(lambda: chameleon_vqgan.chameleon_vqgan(shape), device, torch.float32)
-        text = lambda captions: hashed_ids(captions, config.prompt_ids)  # noqa: E731
-        return _target(row, model, vq, text, chameleon_vocab.published(config.vocab_size), drafters)
-
-
-def _target(
-    row: Entry,
-    model: Chameleon,
-    vq: VQModel,
-    text: Callable[[list[str]], tuple[Tensor, Tensor]],
-    vocab: Vocabulary,
-    drafters: dict[str, nn.Module],
-) -> Target:
-    dialect = parted(row.shape)[1]
-    return Target(
-        row.name,
-        model,
-        vq,
-        text,
-        row.guidance,
-        row.top_k,
-        options=dict(dialect.options),
-        drafters=drafters,
-        condition=partial(dialect.prefix, vocab),
-        pixels=chameleon_vqgan.to_pixels,
-        row_end=dialect.row_end,
-        prompt_template=dialect.template("{caption}", *[PIXELS * model.config.grid] * 2),
-    )
-
 
 def parted(shape: dict[str, Any]) -> tuple[dict[str, Any], Dialect]:
     """A catalogue entry's shape -> the decoder's, and the dialect (Anole's where none is named)."""
-    return {k: v for k, v in shape.items() if k != "dialect"}, DIALECTS[shape.get("dialect", "anole")]
+    return {k: v for k, v in shape.items() if k not in ("dialect", "vq")}, DIALECTS[shape.get("dialect", "anole")]
 
 
 def is_official(here: Path) -> bool:

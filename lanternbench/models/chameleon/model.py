@@ -14,7 +14,7 @@ from torch import Tensor
 from lanternbench.errors import UserError
 from lanternbench.models import token_decoder
 from lanternbench.models.llamagen import model as llamagen
-from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, per_head
+from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, llama_fields, per_head
 from lanternbench.models.transformer import DecoderConfig
 
 
@@ -64,29 +64,7 @@ def config_from_hf(config: dict[str, Any]) -> ChameleonConfig:
         raise UserError(
             f"config.json describes a model of type '{kind}', not 'chameleon': name the target it belongs to"
         )
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    odd = [k for k in ("attention_bias", "mlp_bias", "tie_word_embeddings") if config.get(k)]
-    odd += ["rope_scaling"] if rope.get("rope_type", rope.get("type", "default")) != "default" else []
-    if odd or config.get("hidden_act", "silu") != "silu":
-        raise UserError(
-            f"config.json asks for {odd[0] if odd else config['hidden_act']}, which no published Chameleon uses and "
-            "lanternbench does not know; use an original Anole or Lumina-mGPT checkpoint"
-        )
-    try:
-        return ChameleonConfig(
-            dim=config["hidden_size"],
-            n_layer=config["num_hidden_layers"],
-            n_head=config["num_attention_heads"],
-            hidden=config["intermediate_size"],
-            n_kv_head=config.get("num_key_value_heads") or 0,
-            vocab_size=config["vocab_size"],
-            positions=max(config.get("max_position_embeddings", 0), ChameleonConfig.positions),
-            rope_base=rope.get("rope_theta") or config.get("rope_theta") or 10000.0,
-            norm_eps=config.get("rms_norm_eps", 1e-5),
-            swin_norm=bool(config.get("swin_norm")),
-        )
-    except KeyError as missing:
-        raise UserError(f"config.json has no {missing}; use the one published with the weights") from None
+    return ChameleonConfig(**llama_fields(config, ChameleonConfig), swin_norm=bool(config.get("swin_norm")))
 
 
 def config_from_official(params: dict[str, Any]) -> ChameleonConfig:

@@ -1,4 +1,4 @@
-"""How the prompts of a Chameleon model begin: the ids before the first image token.
+"""The ids before the first image token of a Chameleon model.
 
 Source: the published code of Anole and Lumina-mGPT (arXiv 2407.06135, 2408.02657).
 """

@@ -16,6 +16,7 @@ class ChameleonText(IdTokeniser):
     def __init__(self, path: Path, vocab: Vocabulary):
         """``path``: the tokeniser file that ``vocab`` was read from."""
         super().__init__(path)
+        self.vocab = vocab
         self.reserved |= {self.names[name] for name in special(self.names)} | set(vocab.to_id.tolist())
 
 

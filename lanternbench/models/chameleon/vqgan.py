@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from lanternbench.errors import UserError
-from lanternbench.models.vq import Codebook, VQConfig, VQModel
+from lanternbench.models.vq import Codebook, VQConfig, VQModel, from_vqgan
 
 
 class EuclideanCodebook(Codebook):
@@ -68,9 +68,6 @@ def config_from_official(config: dict[str, Any], default: VQConfig | None = None
     )
 
 
-_MIDDLE = {"mid.block_1.": "mid.0.", "mid.attn_1.": "mid.1.", "mid.block_2.": "mid.2."}
-
-
 def from_official(state: dict[str, Tensor], cfg: VQConfig) -> dict[str, Tensor]:
     """Official key names, or transformers' (with or without ``model.vqmodel.``) -> ours; the loss net is left out."""
     last = len(cfg.ch_mult) - 1
@@ -79,13 +76,8 @@ def from_official(state: dict[str, Tensor], cfg: VQConfig) -> dict[str, Tensor]:
         key = key.removeprefix("model.vqmodel.").removeprefix("vqmodel.")
         if not key.startswith(("encoder.", "decoder.", "quantize.", "quant_conv.", "post_quant_conv.")):
             continue
-        for old, new in _MIDDLE.items():
-            key = key.replace(old, new)
-        key = re.sub(r"^encoder\.down\.(\d+)\.", r"encoder.conv_blocks.\1.", key)
-        key = re.sub(
-            r"^decoder\.up\.(\d+)\.", lambda m: f"decoder.conv_blocks.{last - int(m[1])}.", key
-        )  # coarse first
-        found[re.sub(r"(conv_blocks\.\d+)\.block\.", r"\1.res.", key)] = value
+        coarse_first = re.sub(r"^decoder\.up\.(\d+)\.", lambda m: f"decoder.up.{last - int(m[1])}.", key)
+        found[from_vqgan(coarse_first)] = value
     return found
 
 

@@ -7,14 +7,13 @@ checkpoint has none, and drafters such as ``eagle``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.models.chameleon.vqgan import to_pixels
@@ -22,14 +21,13 @@ from lanternbench.models.emu3 import model as emu3
 from lanternbench.models.emu3 import vq as emu3_vq
 from lanternbench.models.emu3.model import Emu3, Emu3Config
 from lanternbench.models.emu3.vq import Emu3VQ, Emu3VQConfig
-from lanternbench.models.family import Entry, Family, eagles_in, random_eagles
+from lanternbench.models.family import Entry, PublishedFamily, decoder_shape
 from lanternbench.models.loading import (
     State,
     dtype_for,
     load_into,
     load_layers,
     present,
-    random_net,
     read_config,
     read_state,
     understood,
@@ -50,7 +48,7 @@ NEGATIVE = (  # in place of one, in the unconditional prompt
 
 
 class Frame(NamedTuple):
-    """What a prompt has beside the caption's ids."""
+    """The parts of a prompt other than the caption's ids."""
 
     ids: dict[str, int]
     size: list[int]  # of the image, in tokens: "90*90"
@@ -80,14 +78,14 @@ def image_ids(names: dict[str, int]) -> Tensor:
 
 
 @register("target", "emu3")
-class Emu3Family(Family):
-    """``shape`` of a row: of the decoder where config.json does not say, and ``vq``, of the image tokeniser."""
-
+class Emu3Family(PublishedFamily):
     rows = Path(__file__).with_name("catalogue.yaml")
+    network, configuration = Emu3, Emu3Config
 
-    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
-        text = IdTokeniser(folder / "model" / "tokenizer.json", PUBLISHED, ("", QUALITY))
-        text.reserved |= set(image_ids(text.names).tolist())
+    def new_vq(self, row: Entry) -> Emu3VQ:
+        return Emu3VQ(Emu3VQConfig(**row.shape.get("vq", {})))
+
+    def vq(self, row: Entry, folder: Path, device: str) -> Emu3VQ:
         where = folder / ("vq" if present(folder, "vq") else "model")
         with understood(where, "holds no image tokeniser of Emu3"):
             codes = emu3_vq.from_published(read_state(where))
@@ -95,10 +93,27 @@ class Emu3Family(Family):
             raise UserError(
                 f"the checkpoint in {where} has no image decoder: put Emu3's tokeniser into {folder / 'vq'}"
             )
-        vq = load_into(lambda: Emu3VQ(_vq_config(row)), codes, where, device, torch.float32)
-        model = self.decoder(row, folder, device, dtype)
-        frame = Frame(text.ids, text.encode(_size(model)), text.encode(NEGATIVE))
-        return _target(row, model, vq, text, frame, eagles_in(folder, model, device))
+        return load_into(lambda: self.new_vq(row), codes, where, device, torch.float32)
+
+    def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> IdTokeniser:
+        text = IdTokeniser(folder / "model" / "tokenizer.json", PUBLISHED, ("", QUALITY))
+        text.reserved |= set(image_ids(text.names).tolist())
+        return text
+
+    def fields(self, row: Entry, model: Emu3, text: IdTokeniser | None) -> dict[str, Any]:
+        beside = (f"{model.config.grid}*{model.config.grid}", NEGATIVE)
+        if text is None:
+            size = model.config.prompt_ids
+            ids = {name: i % size for name, i in PUBLISHED.items()}
+            frame = Frame(ids, *(hashed_ids([words], size)[0][0].tolist() for words in beside))
+        else:
+            frame = Frame(text.ids, *map(text.encode, beside))
+        return {
+            "condition": partial(prefix, frame),
+            "pixels": to_pixels,
+            "row_end": frame.ids[ROW_END],
+            "prompt_template": "{caption}" + QUALITY,
+        }
 
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Emu3:
         here = folder / "model"
@@ -111,57 +126,9 @@ class Emu3Family(Family):
                 f"config.json is of images of {config.grid} × {config.grid} tokens but target '{row.name}' has "
                 f"{row.shape['grid']} a side: name the target that it belongs to"
             )
-        config = replace(config, vocab_size=len(to_id), **_decoder_shape(row))
+        config = replace(config, vocab_size=len(to_id), **decoder_shape(row))
 
         def convert(part: State) -> State:
             return emu3.from_published(part, config.decoder, to_id)
 
         return load_layers(lambda: Emu3(config, to_id), here, convert, device, dtype or dtype_for(device))
-
-    def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Emu3:
-        return random_net(lambda: Emu3(Emu3Config(**_decoder_shape(row))), device, dtype or dtype_for(device))
-
-    def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
-        dtype = dtype or dtype_for(device)
-        model = self.random_decoder(row, device, dtype)
-        drafters = random_eagles(model, device, dtype)
-        vq = random_net(lambda: Emu3VQ(_vq_config(row)), device, torch.float32)
-        size = model.config.prompt_ids
-        words = [hashed_ids([text], size)[0][0].tolist() for text in (_size(model), NEGATIVE)]
-        frame = Frame({name: i % size for name, i in PUBLISHED.items()}, *words)
-        return _target(row, model, vq, lambda captions: hashed_ids(captions, size), frame, drafters)
-
-
-def _decoder_shape(row: Entry) -> dict[str, Any]:
-    return {k: v for k, v in row.shape.items() if k != "vq"}
-
-
-def _vq_config(row: Entry) -> Emu3VQConfig:
-    return Emu3VQConfig(**row.shape.get("vq", {}))
-
-
-def _size(model: Emu3) -> str:
-    return f"{model.config.grid}*{model.config.grid}"
-
-
-def _target(
-    row: Entry,
-    model: Emu3,
-    vq: Emu3VQ,
-    text: Callable[[list[str]], tuple[Tensor, Tensor]],
-    frame: Frame,
-    drafters: dict[str, nn.Module],
-) -> Target:
-    return Target(
-        row.name,
-        model,
-        vq,
-        text,
-        row.guidance,
-        row.top_k,
-        drafters=drafters,
-        condition=partial(prefix, frame),
-        pixels=to_pixels,
-        row_end=frame.ids[ROW_END],
-        prompt_template="{caption}" + QUALITY,
-    )

@@ -13,7 +13,7 @@ from torch import Tensor
 from lanternbench.errors import UserError
 from lanternbench.models import token_decoder
 from lanternbench.models.loading import State
-from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, image_tables
+from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, image_tables, llama_fields
 from lanternbench.models.transformer import DecoderConfig
 
 
@@ -60,24 +60,6 @@ def config_from_published(config: dict[str, Any]) -> Emu3Config:
             "to"
         )
     text = config.get("text_config") or config
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    odd = [k for k in ("attention_bias", "mlp_bias", "tie_word_embeddings") if text.get(k)]
-    odd += ["rope_scaling"] if rope.get("rope_type", rope.get("type", "default")) != "default" else []
-    if odd or text.get("hidden_act", "silu") != "silu":
-        raise UserError(f"config.json asks for {(*odd, 'hidden_act')[0]}, which no published Emu3 uses")
     side = round(text.get("image_area", Emu3Config.grid**2 * 64) ** 0.5 / 8)
-    try:
-        return Emu3Config(
-            grid=side,
-            dim=text["hidden_size"],
-            n_layer=text["num_hidden_layers"],
-            n_head=text["num_attention_heads"],
-            hidden=text["intermediate_size"],
-            n_kv_head=text.get("num_key_value_heads") or 0,
-            positions=max(text.get("max_position_embeddings", 0), Emu3Config.positions),
-            rope_base=rope.get("rope_theta") or text.get("rope_theta") or 1e6,
-            norm_eps=text.get("rms_norm_eps", 1e-5),
-            prompt_ids=text["vocab_size"],
-        )
-    except KeyError as missing:
-        raise UserError(f"config.json has no {missing}; use the one published with the weights") from None
+    fields = llama_fields(text, Emu3Config)
+    return Emu3Config(grid=side, prompt_ids=fields.pop("vocab_size"), **fields)

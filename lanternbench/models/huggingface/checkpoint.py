@@ -20,7 +20,6 @@ from yaml import YAMLError
 
 from lanternbench.errors import UserError
 from lanternbench.models.family import Entry, Family, eagles_in
-from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.huggingface.model import TransformersDecoder
 from lanternbench.models.loading import dtype_for, load_into, present, read_state
 from lanternbench.models.target import Prefix, Target
@@ -43,7 +42,7 @@ _NUMBERED = re.compile(r"([^{}]*)\{(?::0(\d)d)?\}([^{}]*)")
 
 
 class Settings(BaseModel):
-    """What transformers' files do not say.
+    """Settings that transformers' files do not contain.
 
     ``image_tokens``: how the tokeniser names image token i, or [id of the first, how many].  ``prompt``,
     ``unconditional``: what stands before the first image token; names of special tokens count as such.  ``row_end``:
@@ -85,23 +84,25 @@ class Codes(nn.Module):
 
 @register("target", "transformers")
 class TransformersFamily(Family):
-    """Has no rows of the catalogue: a folder says what it is."""
+    """Has no rows in the catalogue: the folder describes the target."""
 
     rows = Path(__file__).with_name("catalogue.yaml")
 
     def reads(self, folder: Path) -> bool:
         return str(folder).startswith(PREFIX)
 
+    def located(self, path: Path) -> Path:
+        return Path(str(path).removeprefix(PREFIX))
+
     def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
-        where = Path(str(folder).removeprefix(PREFIX))
-        said = settings(where)
+        said = settings(folder)
         special = [name for name in (said.row_end, said.pad) if name]
         before, found, after = said.prompt.partition("{caption}")
         if not found:
-            raise UserError(f"the prompt in {where / SETTINGS} has no {{caption}}: say where the caption goes")
-        text = IdTokeniser(where / "tokenizer.json", special, (before, after))
+            raise UserError(f"the prompt in {folder / SETTINGS} has no {{caption}}: say folder the caption goes")
+        text = IdTokeniser(folder / "tokenizer.json", special, (before, after))
         ids = image_ids(said.image_tokens, text.names)
-        net = network(where, dtype or dtype_for(device)).to(device).eval().requires_grad_(False)
+        net = network(folder, dtype or dtype_for(device)).to(device).eval().requires_grad_(False)
         config = shape(net, said.grid, len(ids))
         if int(ids.max()) >= config.prompt_ids:
             raise UserError(f"image_tokens go up to id {int(ids.max())} but the model has {config.prompt_ids} ids")
@@ -109,18 +110,17 @@ class TransformersFamily(Family):
         unconditional = text.encode("", said.unconditional)
         pad = text.ids[said.pad] if said.pad else 0
         return Target(
-            where.name,
+            folder.name,
             model,
-            image_tokeniser(net, where, device),
+            image_tokeniser(net, folder, device),
             text,
             said.guidance,
             said.top_k,
-            drafters=eagles_in(where, model, device),
+            drafters=eagles_in(folder, model, device),
             condition=partial(prefix, unconditional, pad),
             row_end=text.ids[said.row_end] if said.row_end else None,
             prompt_template=said.prompt,
             remark=REMARK,
-            weights=fingerprints(where),
         )
 
 

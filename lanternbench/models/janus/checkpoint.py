@@ -6,17 +6,15 @@ drafters such as ``eagle``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
 
 from lanternbench.models.chameleon.vqgan import to_pixels
-from lanternbench.models.family import Entry, Family, eagles_in, random_eagles
+from lanternbench.models.family import Entry, PublishedFamily, decoder_shape
 from lanternbench.models.janus import model as janus
 from lanternbench.models.janus.model import Janus, JanusConfig
 from lanternbench.models.loading import (
@@ -24,14 +22,12 @@ from lanternbench.models.loading import (
     dtype_for,
     load_into,
     load_layers,
-    random_net,
     read_config,
     read_state,
     understood,
 )
 from lanternbench.models.target import Prefix, Target
-from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, framed, hashed_ids
-from lanternbench.models.vq import VQConfig, VQModel
+from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, framed
 from lanternbench.registry import register
 
 BOS, PAD, IMAGE_START = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
@@ -51,24 +47,34 @@ def prefix(ids: dict[str, int], target: Target, captions: list[str], guided: boo
 
 
 @register("target", "janus")
-class JanusFamily(Family):
+class JanusFamily(PublishedFamily):
     rows = Path(__file__).with_name("catalogue.yaml")
+    network, configuration = Janus, JanusConfig
 
-    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
+    def vq(self, row: Entry, folder: Path, device: str) -> Any:
         here = folder / "model"
-        text = IdTokeniser(here / "tokenizer.json", (BOS, PAD, IMAGE_START), TEMPLATE)
         with understood(here, "holds no image tokeniser of Janus-Pro"):
             tokens = janus.vq_from_published(read_state(here))
-        shape: dict[str, Any] = row.shape.get("vq", {})
-        vq = load_into(lambda: VQModel(VQConfig(**shape)), tokens, here, device, torch.float32)
-        model = self.decoder(row, folder, device, dtype)
-        return _target(row, model, vq, text, text.ids, eagles_in(folder, model, device))
+        return load_into(lambda: self.new_vq(row), tokens, here, device, torch.float32)
+
+    def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> IdTokeniser:
+        return IdTokeniser(folder / "model" / "tokenizer.json", (BOS, PAD, IMAGE_START), TEMPLATE)
+
+    def fields(self, row: Entry, model: Janus, text: IdTokeniser | None) -> dict[str, Any]:
+        size = model.config.prompt_ids
+        ids = {name: i % size for name, i in PUBLISHED.items()} if text is None else text.ids
+        return {
+            "options": dict(OPTIONS),
+            "condition": partial(prefix, ids),
+            "pixels": to_pixels,
+            "prompt_template": "{caption}".join(TEMPLATE),
+        }
 
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Janus:
         here = folder / "model"
         with understood(here / "config.json", "is no config of Janus-Pro"):
             config = janus.config_from_published(read_config(here / "config.json"))
-        config = replace(config, **{k: v for k, v in row.shape.items() if k != "vq"})
+        config = replace(config, **decoder_shape(row))
 
         def convert(part: State) -> State:
             return janus.from_published(part, config.decoder)
@@ -76,38 +82,4 @@ class JanusFamily(Family):
         return load_layers(lambda: Janus(config), here, convert, device, dtype or dtype_for(device)).folded()
 
     def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Janus:
-        config = JanusConfig(**{k: v for k, v in row.shape.items() if k != "vq"})
-        return random_net(lambda: Janus(config), device, dtype or dtype_for(device)).folded()
-
-    def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
-        dtype = dtype or dtype_for(device)
-        model = self.random_decoder(row, device, dtype)
-        drafters = random_eagles(model, device, dtype)
-        shape: dict[str, Any] = row.shape.get("vq", {})
-        vq = random_net(lambda: VQModel(VQConfig(**shape)), device, torch.float32)
-        size = model.config.prompt_ids
-        ids = {name: i % size for name, i in PUBLISHED.items()}
-        return _target(row, model, vq, lambda captions: hashed_ids(captions, size), ids, drafters)
-
-
-def _target(
-    row: Entry,
-    model: Janus,
-    vq: VQModel,
-    text: Callable[[list[str]], tuple[Tensor, Tensor]],
-    ids: dict[str, int],
-    drafters: dict[str, nn.Module],
-) -> Target:
-    return Target(
-        row.name,
-        model,
-        vq,
-        text,
-        row.guidance,
-        row.top_k,
-        options=dict(OPTIONS),
-        drafters=drafters,
-        condition=partial(prefix, ids),
-        pixels=to_pixels,
-        prompt_template="{caption}".join(TEMPLATE),
-    )
+        return cast(Janus, super().random_decoder(row, device, dtype)).folded()

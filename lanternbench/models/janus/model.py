@@ -5,7 +5,6 @@ Source: Chen et al. 2025 (arXiv 2501.17811); key names of the original release a
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +16,9 @@ from lanternbench.errors import UserError
 from lanternbench.models import token_decoder
 from lanternbench.models.guidance import guide
 from lanternbench.models.loading import State
-from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig
+from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, llama_fields
 from lanternbench.models.transformer import DecoderConfig
+from lanternbench.models.vq import from_vqgan
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,6 @@ def from_published(state: State, config: DecoderConfig) -> State:
 
 
 _VQ = ("gen_vision_model.", "model.vqmodel.")
-_BLOCKS = {".mid.block_1.": ".mid.0.", ".mid.attn_1.": ".mid.1.", ".mid.block_2.": ".mid.2.", ".block.": ".res."}
 
 
 def vq_from_published(state: State) -> State:
@@ -123,15 +122,15 @@ def vq_from_published(state: State) -> State:
     found = {}
     for key, value in state.items():
         prefix = next((p for p in _VQ if key.startswith(p)), None)
-        if prefix is None or key.endswith("codebook_used"):
-            continue
-        key = re.sub(
-            r"^(decoder\.up|encoder\.down)\.", lambda m: f"{m[1].split('.')[0]}.conv_blocks.", key[len(prefix) :]
-        )
-        for theirs, ours in _BLOCKS.items():
-            key = key.replace(theirs, ours)
-        found[key] = value
+        if prefix is not None and not key.endswith("codebook_used"):
+            found[from_vqgan(key.removeprefix(prefix))] = value
     return found
+
+
+_LLAMA = {  # what transformers' LlamaConfig has where a file is silent
+    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
+    "vocab_size": 102400,
+}  # fmt: skip
 
 
 def config_from_published(config: dict[str, Any]) -> JanusConfig:
@@ -147,25 +146,13 @@ def config_from_published(config: dict[str, Any]) -> JanusConfig:
         )
     text = config.get("language_config" if original else "text_config") or {}
     vq = (config.get("gen_vision_config") or {}).get("params") or {} if original else config.get("vq_config") or {}
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    odd = [k for k in ("attention_bias", "mlp_bias") if text.get(k)]
-    odd += ["rope_scaling"] if rope.get("rope_type", rope.get("type", "default")) != "default" else []
-    if odd or text.get("hidden_act", "silu") != "silu":
-        raise UserError(
-            f"config.json asks for {(*odd, 'hidden_act')[0]}, which no published Janus uses: use an original"
-        )
     image_size, patch = (config.get("vision_config") or {}).get("image_size", 384), 16
+    fields = llama_fields(_LLAMA | text, JanusConfig, allowed=("tie_word_embeddings",))  # its text head is not used
+    prompt_ids = fields.pop("vocab_size")
     return JanusConfig(
-        dim=text.get("hidden_size", 4096),
-        n_layer=text.get("num_hidden_layers", 32),
-        n_head=text.get("num_attention_heads", 32),
-        hidden=text.get("intermediate_size", 11008),
-        n_kv_head=text.get("num_key_value_heads") or 0,
+        **fields,
+        prompt_ids=prompt_ids,
         vocab_size=vq.get("image_token_size" if original else "num_embeddings", 16384),
-        positions=max(text.get("max_position_embeddings", 0), JanusConfig.positions),
-        rope_base=rope.get("rope_theta") or text.get("rope_theta") or 10000.0,
-        norm_eps=text.get("rms_norm_eps", 1e-6),
         grid=image_size // patch if not original else JanusConfig.grid,
-        prompt_ids=text.get("vocab_size", 102400),
         code_dim=vq.get("n_embed" if original else "embed_dim", 8),
     )

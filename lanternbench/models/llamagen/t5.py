@@ -9,16 +9,26 @@ from __future__ import annotations
 import hashlib
 import html
 import re
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from lanternbench.errors import UserError
+from lanternbench.models.loading import random_net
+from lanternbench.models.tiny.text_encoder import words
 from lanternbench.utils.files import HOME, replacing
+
+FLAN_T5_XL: dict[str, Any] = {
+    "vocab_size": 32_128, "d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24, "num_heads": 32,
+    "feed_forward_proj": "gated-gelu",
+}  # fmt: skip
 
 SECONDS = "encode_seconds"  # the entry of a file's header
 _PUNCTUATION = re.compile(r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+")
@@ -55,7 +65,7 @@ class T5Features:
     def prepare(self, captions: list[str]) -> list[Path]:
         """Where the captions' features are kept, made in one go where they are not yet."""
         paths = [self.path(clean(c)) for c in captions]
-        new = {p: clean(c) for p, c in zip(paths, captions, strict=True) if not self._whole(p) or seconds(p) is None}
+        new = {p: clean(c) for p, c in zip(paths, captions, strict=True) if self._seconds(p) is None}
         if new:
             self._encode(new)
         return paths
@@ -71,24 +81,43 @@ class T5Features:
 
     def encode_seconds(self, captions: list[str]) -> float:
         """What it took to encode these captions, one by one, when their features were made."""
-        return sum(seconds(path) or 0.0 for path in self.prepare(captions))
+        return sum(self._seconds(path) or 0.0 for path in self.prepare(captions))
 
     def path(self, caption: str) -> Path:
         """Where a cleaned caption's features are kept: apart by dtype, so that no run depends on an earlier one's."""
         digest = hashlib.sha256(caption.encode()).hexdigest()[:32]
         return self.kept / f"{digest}-{str(self.dtype).removeprefix('torch.')}.safetensors"
 
-    def _whole(self, path: Path) -> bool:
-        """Are these features that can be read?  A damaged file is made again."""
+    def _seconds(self, path: Path) -> float | None:
+        """What these features cost the encoder; None where they are absent or damaged, and have to be made again."""
         try:
             with safe_open(path, "pt") as file:
                 rows, width = file.get_slice("features").get_shape()
-        except (OSError, SafetensorError, ValueError):
-            return False
-        return 0 < rows <= self.length and width == self.width
+                took = float(file.metadata()[SECONDS])
+        except (OSError, SafetensorError, ValueError, TypeError, KeyError):
+            return None
+        return took if 0 < rows <= self.length and width == self.width else None
 
     @torch.inference_mode()
     def _encode(self, captions: dict[Path, str]) -> None:
+        encoder, tokens = self._encoder()
+        self.kept.mkdir(parents=True, exist_ok=True)
+
+        def encode(caption: str) -> Tensor:
+            ids = tokens(caption).to(self.device)
+            state = encoder(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+            return state[0].cpu().contiguous()  # which waits for the device
+
+        encode(next(iter(captions.values())))  # first calls allocate and choose kernels
+        for path, caption in captions.items():
+            began = perf_counter()
+            features = encode(caption)
+            took = perf_counter() - began
+            with replacing(path, HOME, shared=True) as file:
+                file.write(save({"features": features}, {SECONDS: repr(took)}))
+
+    def _encoder(self) -> tuple[nn.Module, Callable[[str], Tensor]]:
+        """The encoder on its device, and what turns a caption into its tokens [1, n].  Raises UserError."""
         from transformers import AutoTokenizer, T5EncoderModel
 
         try:
@@ -104,27 +133,37 @@ class T5Features:
                 f"the text encoder in {self.folder} gives features {encoder.config.d_model} wide but this target reads "
                 f"{self.width}: it has to be Flan-T5-XL"
             )
-        encoder = encoder.to(self.device).eval()  # type: ignore[arg-type]
-        self.kept.mkdir(parents=True, exist_ok=True)
 
-        def encode(caption: str) -> Tensor:
-            given = tokenizer([caption], max_length=self.length, truncation=True, return_tensors="pt").to(self.device)
-            state = encoder(input_ids=given["input_ids"], attention_mask=given["attention_mask"]).last_hidden_state
-            return state[0].cpu().contiguous()  # which waits for the device
+        def tokens(caption: str) -> Tensor:
+            return tokenizer([caption], max_length=self.length, truncation=True, return_tensors="pt")["input_ids"]
 
-        encode(next(iter(captions.values())))  # first calls allocate and choose kernels
-        for path, caption in captions.items():
-            began = perf_counter()
-            features = encode(caption)
-            took = perf_counter() - began
-            with replacing(path, HOME, shared=True) as file:
-                file.write(save({"features": features}, {SECONDS: repr(took)}))
+        return encoder.to(self.device).eval(), tokens  # type: ignore[arg-type]
 
 
-def seconds(path: Path) -> float | None:
-    """What the features in this file cost the encoder; None where there are none, or they do not say."""
-    if not path.is_file():
-        return None
-    with safe_open(path, "pt") as file:
-        kept = (file.metadata() or {}).get(SECONDS)
-    return None if kept is None else float(kept)
+class RandomT5Features(T5Features):
+    """An encoder of Flan-T5-XL's size with random weights, so that end-to-end times count what a real one costs.
+
+    A token per word and one for the end; features last as long as this object.
+    """
+
+    def __init__(self, length: int, device: str, dtype: torch.dtype, width: int, layers: int):
+        self._home = TemporaryDirectory(prefix="lanternbench-t5-")
+        super().__init__(Path(self._home.name) / "text", length, device, dtype, width)
+        self.layers = min(layers, FLAN_T5_XL["num_layers"])
+
+    def _encoder(self) -> tuple[nn.Module, Callable[[str], Tensor]]:
+        from transformers import T5Config, T5EncoderModel
+
+        config = T5Config(**FLAN_T5_XL | {"d_model": self.width, "num_layers": self.layers})
+        encoder = random_net(lambda: T5EncoderModel(config), self.device, self.dtype)
+        encoder.set_input_embeddings(encoder.shared)  # one table under two names
+
+        def tokens(caption: str) -> Tensor:
+            return torch.tensor([[word_id(w, config.vocab_size) for w in words(caption)[: self.length - 1]] + [1]])
+
+        return encoder, tokens
+
+
+def word_id(word: str, vocab: int) -> int:
+    """A token for a word where there is no tokenizer: any but the first two, padding and end."""
+    return 2 + int.from_bytes(hashlib.blake2b(word.encode(), digest_size=7).digest(), "little") % (vocab - 2)

@@ -105,7 +105,7 @@ RECIPES = {"eagle": eagle.RECIPES["eagle-1"], "eagle-3": eagle.RECIPES["eagle-3"
 LOSSES: dict[str, Callable[..., Losses]] = {
     "eagle": eagle_losses, "eagle3": eagle_losses, "medusa": medusa_losses, "model": model_losses,
 }  # fmt: skip
-RATES = {"eagle3": 5e-4}  # AdamW's, where it is not 1e-3: EAGLE-3 starts from what EAGLE has learnt
+RATES = {"eagle3": 2e-4}  # AdamW's, where it is not 1e-3: EAGLE-3 starts from what EAGLE has learnt
 
 
 def train(
