@@ -103,7 +103,7 @@ def test_cores_are_physical_ones_within_affinity_and_quota(tmp_path, monkeypatch
         (tmp_path / name).write_text(text + "\n")
     monkeypatch.setattr(device, "_SYSTEM", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    assert device.cores.__wrapped__() == wanted
+    assert device.cores() == wanted
 
 
 def test_cpu_time_is_counted_beside_wall_time():
