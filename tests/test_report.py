@@ -26,14 +26,14 @@ from lanternbench.analysis.summary import RANDOM_NOTE
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.notes import Note
-from lanternbench.report import pareto_frontier, report, terminal_table
+from lanternbench.report import report
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.labels import overlap
 from lanternbench.report.load import ReportRow, image_path, joined_rows, load_run, load_runs, read_contents
 from lanternbench.report.maps import image_uri, token_map
 from lanternbench.report.papers import differences, published_beside, published_rows
-from lanternbench.report.pareto import pareto_data, pareto_figure, quality_columns, speed_column
-from lanternbench.report.tables import csv_table, latex_table, markdown_table
+from lanternbench.report.pareto import pareto_data, pareto_figure, pareto_frontier, quality_columns, speed_column
+from lanternbench.report.tables import csv_table, latex_table, markdown_table, terminal_table
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)> ${plotly} \" | & \u0000"
 

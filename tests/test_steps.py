@@ -70,9 +70,10 @@ def test_accepted_lengths_are_counted_without_the_prefill_and_by_place_in_the_im
     steps.add(sample(1, "m", None, [1, 1, 3, 4]))
     assert steps.histogram() == [0, 2, 0, 2, 2]
     assert len(steps.accept_len_by_position()) == PARTS
-    tokens, begun = by_position([2, 2, 4], parts=4)
-    assert (tokens, begun) == ([2, 2, 4, 0], [1, 1, 1, 0])
-    assert by_position([1, 7], parts=2)[0] == [8, 0]
+    tokens, begun = by_position(np.array([8, 8, 16]))  # of 32: two tokens a sixteenth
+    assert {i: n for i, n in enumerate(tokens.tolist()) if n} == {0: 8, 4: 8, 8: 16}
+    assert begun.tolist() == [int(i in (0, 4, 8)) for i in range(PARTS)]
+    assert by_position(np.array([1, 31]))[0][0] == 32
 
 
 def test_the_mean_over_places_weighted_by_steps_is_the_accepted_length():

@@ -27,7 +27,7 @@ CAPTIONS = ("a red circle", "two small green squares", "a large blue ring above 
 STEPS = 24
 
 
-def parts_at(want: Sequence[Generation], made: Sequence[Generation]) -> str | None:
+def first_difference(want: Sequence[Generation], made: Sequence[Generation]) -> str | None:
     """The first difference between two decodes of the same prompts, in words; None if there is none."""
     for prompt, (a, b) in enumerate(zip(want, made, strict=True)):
         known = min(1 + min(sum(a.accept_lengths), sum(b.accept_lengths)), len(a.tokens))
@@ -47,14 +47,14 @@ def recorded_differs(
         generate(build(t, method(name), temperature), list(captions), max_steps=steps)
         for t in (replace(target, graphs=None), replace(target, graphs=graphs))
     )
-    return parts_at(eager, recorded)
+    return first_difference(eager, recorded)
 
 
 def batch_differs(target: Target, name: str, captions: Sequence[str], steps: int) -> str | None:
     """The first difference between a batch and its prompts decoded alone; None if there is none."""
     decoder = build(target, method(name))
     alone = [generate(decoder, [caption], max_steps=steps)[0] for caption in captions]
-    return parts_at(alone, generate(decoder, list(captions), max_steps=steps))
+    return first_difference(alone, generate(decoder, list(captions), max_steps=steps))
 
 
 def exact_target(device: str) -> Target:

@@ -46,14 +46,14 @@ class Profile:
         return asdict(self)
 
 
-def profile(decoders: list[SpeculativeDecoder], captions: list[str], seed: int = 0) -> list[Profile]:
+def profile(decoders: list[SpeculativeDecoder], captions: list[str]) -> list[Profile]:
     """The decoders' mean steps over ``captions``, one image at a time, interleaved; the first decoder is ``ar``."""
     for decoder in decoders:
-        generate(decoder, captions[:1], seed=seed, max_steps=WARMUP_STEPS)
+        generate(decoder, captions[:1], max_steps=WARMUP_STEPS)
     made: list[list[Generation]] = [[] for _ in decoders]
     for caption in captions:
         for images, decoder in zip(made, decoders, strict=True):
-            images += generate(decoder, [caption], seed=seed)
+            images += generate(decoder, [caption])
     weights = read_bytes(decoders[0].target.model)
     base = _mean_step(made[0])
     return [_profile(d, images, base, weights) for d, images in zip(decoders, made, strict=True)]

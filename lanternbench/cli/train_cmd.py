@@ -14,11 +14,6 @@ Recipe = Literal["eagle-1", "eagle-3"]
 app = typer.Typer(no_args_is_help=True, help="Train a drafter for any target, or the embedded models from a seed.")
 
 
-@app.callback()
-def _group() -> None:
-    """Train a drafter for any target, or the embedded models from a seed."""
-
-
 def drafter(
     target: options.TargetName = "tiny",
     recipe: Annotated[Recipe, typer.Option(help="The drafter's kind, and how it is trained.")] = "eagle-1",

@@ -21,7 +21,14 @@ from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import Executor, Unit
 from lanternbench.experiment.executors import executor as make_executor
-from lanternbench.experiment.scoring import known, score_sets, stored, stored_sets, there, unique
+from lanternbench.experiment.scoring import (
+    files_exist,
+    has_values,
+    kept_set_figures,
+    previous_summary,
+    score_sets,
+    unique,
+)
 from lanternbench.experiment.worker import Job, OnStep
 from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
@@ -95,12 +102,12 @@ def _run(
         ],
     ) as folder:
         spent = _measure(folder, config, executor, selected, watch)
-        old, groups = stored(folder), folder.images  # ``score`` may have added to them
-        sets, intact = stored_sets(folder, old), there(groups)
+        old, groups = previous_summary(folder), folder.images  # ``score`` may have added to them
+        sets, intact = kept_set_figures(folder, old), files_exist(groups)
         whole = [
             s
             for s in scorers
-            if isinstance(s, SetMetric) and not (known(sets, groups, s) and (s.available() or not intact))
+            if isinstance(s, SetMetric) and not (has_values(sets, groups, s) and (s.available() or not intact))
         ]
         found, said, more = score_sets(groups, whole)
         kept = {name for columns in sets.values() for name in columns} - {s.name for s in whole}

@@ -24,6 +24,7 @@ from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import Setup, seeded
 from lanternbench.registry import register
 
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of pixels, as CLIP has them
 CLIP_TINY = files.Embedded("clip.safetensors", "CLIP-tiny")
 CLIP_VIT_B32 = files.Weights(
     name="clip",
@@ -73,7 +74,8 @@ class Encoder(NamedTuple):
 
 
 @cache
-def _tiny() -> Encoder:
+def tiny_encoder() -> Encoder:
+    """The embedded CLIP."""
     from lanternbench.models.tiny import clip as clip_tiny
 
     return Encoder(clip_tiny.load(files.embedded(CLIP_TINY.file)), clip_tiny.pixels, clip_tiny.tokenize)
@@ -99,12 +101,10 @@ def openai_clip(path: Path | None, weights: files.Weights, config: str, device: 
     if path is not None:
         state = files.tensors(path, weights.title) if path.suffix == ".safetensors" else _archive(path, weights)
         filled(model, state, path, weights)
-    pixels = openai_pixels()
-    tokenizer = open_clip.get_tokenizer(config)
-    return _encoder(model, pixels, tokenizer, device)
+    return encoder(model, openai_pixels(), open_clip.get_tokenizer(config), device)
 
 
-def _encoder(model: Any, pixels: Callable[[Image.Image], Tensor], tokenizer: Any, device: str) -> Encoder:
+def encoder(model: Any, pixels: Callable[[Image.Image], Tensor], tokenizer: Any, device: str) -> Encoder:
     """A model of open_clip that sees each image as ``pixels`` prepares it."""
     return Encoder(model.eval().to(device), lambda images: torch.stack([pixels(i) for i in images]), tokenizer, device)
 
@@ -148,7 +148,7 @@ class ClipTiny(ImageMetric):
 
     def load(self) -> ScoreFunction:
         """The cosine of image and caption."""
-        return _tiny().cosine()
+        return tiny_encoder().cosine()
 
 
 def open_clip_weights(name: str) -> files.Weights:
@@ -206,19 +206,4 @@ def _open_clip(path: Path | None, weights: files.Weights, model: str, tag: str, 
         filled(net, files.tensors(path, weights.title), path, weights)
     wanted = {k: v for k, v in about.items() if k in ("mean", "std", "interpolation", "resize_mode")}
     pixels = image_transform_v2(PreprocessCfg(size=net.visual.image_size, **wanted), is_train=False)
-    return _encoder(net, pixels, tokenizer, device)
-
-
-def retrieval(images: list[Image.Image], captions: list[str]) -> float:
-    """Share of images, 0…1, whose own caption is the best of all given ones, by CLIP-tiny.
-
-    ``captions[i]`` belongs to ``images[i]``; a caption given twice counts as right at either place.
-    Raises UserError when CLIP-tiny is missing, ValueError when there is nothing to compare.
-    """
-    if len(images) != len(captions) or not images:
-        raise ValueError(f"retrieval needs one caption per image; {len(images)} images, {len(captions)} captions")
-    if reason := files.missing(CLIP_TINY):
-        raise UserError(f"Retrieval cannot be computed: {reason}.")
-    encoder = _tiny()
-    best = (encoder.images(images) @ encoder.captions(captions).T).argmax(1).tolist()
-    return sum(captions[b] == own for b, own in zip(best, captions, strict=True)) / len(images)
+    return encoder(net, pixels, tokenizer, device)

@@ -13,11 +13,11 @@ from lanternbench.registry import register
 class Infinity(Fid):
     """In place of FID's distance; without a value where there are too few images."""
 
-    def distance(self, found: Tensor) -> SetScore:
-        """Of finite features [N, D]."""
-        count, reference = len(found), self.measure.reference
-        value = fid_infinity(found, reference) if count else None
-        few = f"FID∞ needs at least {least(len(reference.total))} images; there are {count}"
+    def compare(self, made: Tensor) -> SetScore:
+        """The distance of finite features [N, D]."""
+        count = len(made)
+        value = fid_infinity(made, self.statistics) if count else None
+        few = f"FID∞ needs at least {least(len(self.statistics.total))} images; there are {count}"
         return SetScore(value, count, self.note("missing", few) if value is None else None)
 
 

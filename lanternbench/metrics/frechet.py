@@ -62,7 +62,7 @@ def least(width: int) -> int:
     return 2 * PER_FEATURE * width
 
 
-def fid_infinity(features: Tensor, reference: Statistics, seed: int = 0, points: int = POINTS) -> float | None:
+def fid_infinity(features: Tensor, reference: Statistics) -> float | None:
     """FID∞ of features [N, D], float64, against the reference; None under ``least(D)`` images."""
     count, width = features.shape
     smallest = max(PER_FEATURE * width, count // 10)
@@ -70,8 +70,8 @@ def fid_infinity(features: Tensor, reference: Statistics, seed: int = 0, points:
         return None
     mean, cov = moments(reference)
     other_root = root(cov)
-    generator = torch.Generator().manual_seed(seed)
-    sizes = np.linspace(smallest, count, points).astype(int)
+    generator = torch.Generator().manual_seed(0)
+    sizes = np.linspace(smallest, count, POINTS).astype(int)
     values = []
     for size in sizes.tolist():
         part = features[torch.randperm(count, generator=generator)[:size]]

@@ -58,9 +58,9 @@ def _fastest(what: str, rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     return f"{said} Not told apart from it: {_listed(alike)}." if alike else said
 
 
-def _told_apart(one: str, other: str, pairs: Sequence[Pair], figure: str = SPEED) -> bool:
+def _told_apart(one: str, other: str, pairs: Sequence[Pair]) -> bool:
     return any(
-        pair.figure == figure and {pair.method, pair.against} == {one, other} and pair.p < ALPHA for pair in pairs
+        pair.figure == SPEED and {pair.method, pair.against} == {one, other} and pair.p < ALPHA for pair in pairs
     )
 
 

@@ -33,8 +33,8 @@ class Grid(NamedTuple):
     notes: list[str]
 
 
-def image_grid(run: Run, contents: Contents, room: int = ROOM) -> Grid:
-    """The grid of one run, within about ``room`` bytes of images."""
+def image_grid(run: Run, contents: Contents) -> Grid:
+    """The grid of one run, within about ``ROOM`` bytes of images."""
     picked = contents.picked
     labels = [row.label for row in run.rows if row.label in contents.figures.labels]
     labels += [label for label in contents.figures.labels if label not in labels]
@@ -44,7 +44,7 @@ def image_grid(run: Run, contents: Contents, room: int = ROOM) -> Grid:
         "depth": (min([1, *(n for s in samples for n in s.tree_depths)]),
                   max([2, *(n for s in samples for n in s.tree_depths)])),
     }  # fmt: skip
-    each = room // max(len(picked.cells), 1)
+    each = ROOM // max(len(picked.cells), 1)
     lines = [
         (caption, [_cell(run, picked.cells.get((prompt_id, label)), scales, each) for label in labels])
         for prompt_id, caption in picked.captions.items()

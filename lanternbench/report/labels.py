@@ -28,7 +28,7 @@ def overlap(a: Box, b: Box) -> float:
     return max(0.0, width) * max(0.0, height)
 
 
-def place_labels(axes: Axes, points: list[dict[str, Any]], frontiers: list[list[int]], size: float = 7.5) -> None:
+def place_labels(axes: Axes, points: list[dict[str, Any]], frontiers: list[list[int]]) -> None:
     """Write each point's name where it covers least of markers, bars, the frontiers, other labels and the outside.
 
     The figure must be drawn and its layout final: places are measured in pixels.
@@ -40,7 +40,7 @@ def place_labels(axes: Axes, points: list[dict[str, Any]], frontiers: list[list[
         taken += _steps(axes, [(points[i]["x"], points[i]["y"]) for i in frontier])
     for point in points:
         label = axes.annotate(
-            point["name"], (point["x"], point["y"]), textcoords="offset points", fontsize=size, color="#222222",
+            point["name"], (point["x"], point["y"]), textcoords="offset points", fontsize=7.5, color="#222222",
             parse_math=False, zorder=4, arrowprops={"arrowstyle": "-", "color": "#b0b4b9", "linewidth": 0.6,
                                                     "shrinkA": 0, "shrinkB": 3},
             path_effects=[withStroke(linewidth=2, foreground="white")],

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -191,19 +189,3 @@ def from_hf(state: dict[str, Tensor]) -> dict[str, Tensor]:
     top = {"model.embed_tokens.weight": "tok_embeddings.weight", "lm_head.weight": "output.weight"}
     layers = {k.removeprefix("model."): v for k, v in state.items() if k not in top}  # named as in the drafter
     return eagle.from_published(layers) | {top[k]: v for k, v in state.items() if k in top}
-
-
-def config_from_hf(config: dict[str, Any]) -> LlamaGenConfig:
-    """A Hugging Face ``config.json`` of LANTERN's class -> ours."""
-    return LlamaGenConfig(
-        dim=config["hidden_size"],
-        n_layer=config["num_hidden_layers"],
-        n_head=config["num_attention_heads"],
-        vocab_size=config["vocab_size"],
-        grid=math.isqrt(config["block_size"]),
-        model_type=config["input_type"],
-        caption_dim=config["caption_dim"],
-        cls_token_num=config["cls_token_num"],
-        num_classes=config["num_classes"],
-        multiple_of=config["intermediate_size"],  # rounding up to the width itself gives the width
-    )

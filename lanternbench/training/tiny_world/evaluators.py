@@ -27,7 +27,7 @@ COUNT = 40000  # scenes: the ones that the target is trained on
 DECODED = 8000  # how many of them are also seen as the VQ decodes them
 SHARE = 0.35  # of a batch that is VQ-decoded
 CLIP_SEED, FID_SEED = 3, 4
-HELD_OUT, REFERENCE_SEED = 777, 778  # scenes for judging CLIP-tiny, and for the statistics of real images
+REFERENCE_SEED = 778  # of the scenes for the statistics of real images
 REFERENCE = 5000  # scenes behind those statistics
 VOCABULARY: tuple[tuple[str, ...], ...] = tuple(
     tuple(words)
@@ -182,15 +182,6 @@ def train_fid(
 
     loop.fit("fid", task, loop.optimizers(task, 2e-3), step_fn, steps, folder, log=log)
     return task.net
-
-
-def held_out(start: int, group: int = 64, seed: int = HELD_OUT) -> list[int]:
-    """Indices, from ``start`` on, of the next ``group`` held-out scenes with captions all different."""
-    seen: dict[str, int] = {}
-    while len(seen) < group:
-        seen.setdefault(data.scene(start, seed).captions()[0], start)
-        start += 1
-    return list(seen.values())
 
 
 def train(
