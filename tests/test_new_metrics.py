@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from lanternbench.analysis.figures import Figures
 from lanternbench.analysis.summary import summarise
 from lanternbench.errors import UserError
 from lanternbench.experiment import Sample, sample_key
@@ -444,7 +445,7 @@ def test_genevals_score_is_the_mean_of_the_means_of_its_tasks():
     tasks = ["colors"] * 6 + ["position"] * 2
     values = {"ar": [1, 1, 1, 1, 1, 0, 0, 1], "sjd": [1, 1, 1, 1, 1, 1, 0, 0]}
     samples = [sample(i, label, t, v) for label, own in values.items() for i, (t, v) in enumerate(zip(tasks, own))]
-    rows = {row.label: row for row in summarise(samples, {}).rows}
+    rows = {row.label: row for row in summarise(Figures(samples), {}).rows}
     assert rows["ar"].figure("geneval").value == pytest.approx((5 / 6 + 1 / 2) / 2)
     assert rows["sjd"].figure("geneval").value == pytest.approx(1 / 2)
     assert rows["sjd"].figure("clip").value == pytest.approx(6 / 8)

@@ -15,6 +15,7 @@ from PIL import Image
 
 from lanternbench import experiment as results
 from lanternbench import registry
+from lanternbench.analysis.figures import Figures
 from lanternbench.analysis.summaries import Row, Summary, read_summary
 from lanternbench.analysis.summary import RANDOM_NOTE, summarise
 from lanternbench.cli.main import main
@@ -92,7 +93,7 @@ def run(tmp_path, monkeypatch) -> Path:
                     metrics={"image-reward": None},
                 )  # fmt: skip
                 folder.append(sample, Image.new("RGB", (8, 8), (shade + i,) * 3))
-        summary = summarise(folder.samples(), folder.run)
+        summary = summarise(Figures(folder.samples()), folder.run)
         more = [Note("missing", "image-reward", "gone"), Note("info", None, "a word of its own")]
         folder.finish(replace(summary, notes=summary.notes + more))
     return root / "r"

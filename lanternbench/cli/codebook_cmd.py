@@ -11,6 +11,7 @@ from rich.console import Console
 from lanternbench.cli import options
 from lanternbench.cli.output import number_table, print_json
 from lanternbench.cli.progress import display
+from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 
 
@@ -32,7 +33,6 @@ def codebook(
     """
     from lanternbench import prompts
     from lanternbench.analysis import code_swaps as codebooks
-    from lanternbench.errors import UserError
     from lanternbench.models.catalogue import load_target
     from lanternbench.utils.files import OUT, ready
 

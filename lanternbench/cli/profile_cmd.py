@@ -10,6 +10,7 @@ import typer
 from lanternbench.cli import options
 from lanternbench.cli.output import number_table, print_json, stdout
 from lanternbench.cli.progress import display
+from lanternbench.utils.device import choose
 
 
 def profile(
@@ -36,7 +37,6 @@ def profile(
     from lanternbench.methods.build import build
     from lanternbench.methods.method import method
     from lanternbench.models.catalogue import load_with_drafter
-    from lanternbench.utils.device import choose
     from lanternbench.utils.files import TRACE, ready
 
     if trace is not None:

@@ -12,6 +12,8 @@ from rich.console import Console
 from lanternbench.cli import options
 from lanternbench.cli.output import number_table, print_json, print_notes, print_table, record
 from lanternbench.cli.progress import display
+from lanternbench.errors import UserError
+from lanternbench.utils.device import choose
 from lanternbench.utils.text import plain
 
 if TYPE_CHECKING:
@@ -46,10 +48,8 @@ def score(
     Example: lanternbench score --metrics image-reward,hpsv2
     """
     from lanternbench import experiment as store
-    from lanternbench.errors import UserError
     from lanternbench.experiment import scoring
     from lanternbench.metrics.setup import Setup
-    from lanternbench.utils.device import choose
 
     if reference is not None and not reference.is_dir():
         raise UserError(f"there is no folder {reference}: give the folder of real images to --reference.")

@@ -2,7 +2,8 @@
 
 "fid-tiny" compares features of the embedded net with real scenes; the others compare Inception-V3's 2048 features with
 a folder of real images.  Those two are on different scales and never share a column.  Inception sees 299×299 pixels,
-and the way there moves FID by several points, so each way (see ``nets``) is a metric of its own.
+and the way there moves FID by several points, so each way (see ``nets``) is a metric of its own.  "fid-inf" and
+"fid-inf-tiny" are FID∞ on the same features.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from lanternbench.metrics import reference
 from lanternbench.metrics.feature_metric import FeatureMetric
 from lanternbench.metrics.features import ImageFiles, Net, features
-from lanternbench.metrics.frechet import Statistics, fid, least, sums
+from lanternbench.metrics.frechet import Statistics, fid, fid_infinity, least, sums
 from lanternbench.metrics.metric import ENOUGH, SetScore
 from lanternbench.metrics.nets import FID_TINY, INCEPTION, inception_net, tiny_net
 from lanternbench.registry import register
@@ -121,3 +122,28 @@ class FidTiny(Fid):
         """Of real scenes."""
         kept = tiny_net()[1]
         return Statistics(kept["total"], kept["products"], int(kept["count"]))
+
+
+class Infinity(Fid):
+    """FID∞ in place of FID; without a value where there are too few images."""
+
+    def compare(self, made: Tensor) -> SetScore:
+        """The distance of finite features [N, D]."""
+        count = len(made)
+        value = fid_infinity(made, self.statistics) if count else None
+        few = f"FID∞ needs at least {least(len(self.statistics.total))} images; there are {count}"
+        return SetScore(value, count, self.note("missing", few) if value is None else None)
+
+
+@register("metric", "fid-inf")
+class FidInf(Infinity):
+    """On Inception-V3 2048, against the setup's real images."""
+
+    title, stand_in, extra = "FID∞", "fid-inf-tiny", True
+
+
+@register("metric", "fid-inf-tiny")
+class FidInfTiny(Infinity, FidTiny):
+    """On the embedded net, against held-out real scenes."""
+
+    title, extra = "FID∞-tiny", True

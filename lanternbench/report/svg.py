@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from lanternbench.report.labels import Box, overlap
+from lanternbench.report.labels import Box, cost
 
 WIDTH, HEIGHT = 640, 430
 LEFT, RIGHT, TOP, BOTTOM = 66, 18, 18, 54
@@ -90,8 +90,7 @@ def _place(points: list[dict[str, Any]]) -> None:
         for rank, (dx, dy, anchor) in enumerate(PLACES):
             left = p["x"] + dx - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * width
             box = (left, p["y"] + dy - LINE + 3, left + width, p["y"] + dy + 3)
-            outside = width * LINE - overlap(box, frame)
-            options.append((sum(overlap(box, other) for other in taken) + 20 * outside + rank, rank, box))
+            options.append((cost(box, taken, frame) + rank, rank, box))
         _, rank, box = min(options)
         taken.append(box)
         dx, dy, anchor = PLACES[rank]

@@ -79,7 +79,7 @@ ROW_KEYS = ["label", "method", "n", "figures", "options", "target", "temperature
 def folder(tmp_path_factory) -> Path:
     with RunFolder.open(tmp_path_factory.mktemp("fuzz"), "r", {"seed": 0}, target={"name": "tiny"}) as run:
         run.append(Sample(**SAMPLE))
-        run.finish(summarise(run.samples(), run.run))
+        run.finish(summarise(Figures(run.samples()), run.run))
     return run.path
 
 
