@@ -14,7 +14,7 @@ from lanternbench.cli.output import number_table, print_json, print_notes, print
 from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
-from lanternbench.utils.text import plain
+from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
     from lanternbench.analysis.summaries import Row, Summary
@@ -90,14 +90,14 @@ def _export(layout: str, folder: Path, places: list[Path]) -> None:
                 images.setdefault(sample.label, {}).setdefault(sample.prompt, []).append(place / sample.image)
     for label, own in images.items():
         place = folder / re.sub(r"[^\w.=-]+", "-", label)
-        print(f"{plain(label)}: {export(layout, own, place)}")
+        print(f"{one_line(label)}: {export(layout, own, place)}")
 
 
 def _print_metrics(row: Row) -> None:
     """The row of a plain folder, a metric a line."""
     from lanternbench.report.columns import metric_column, metric_keys
 
-    table = number_table(("metric", plain(row.label), "95 %", "images"), ("metric",))
+    table = number_table(("metric", one_line(row.label), "95 %", "images"), ("metric",))
     for column in map(metric_column, metric_keys([row])):
         count = row.figure(column.key).n
         table.add_row(column.title + column.arrow, column.value(row), column.bounds(row), str(count or row.n))

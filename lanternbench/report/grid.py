@@ -8,7 +8,7 @@ from lanternbench.analysis.samples import Sample
 from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.load import Contents, Run, image_path
 from lanternbench.report.maps import image_uri, legend, map_uri, token_map
-from lanternbench.utils.text import plain
+from lanternbench.utils.text import one_line
 
 PROMPTS = 32
 ROOM = 3_000_000  # bytes for all images of a page
@@ -92,5 +92,5 @@ def _facts(sample: Sample) -> list[tuple[str, str]]:
     ]
     for key, value in sample.metrics.items():
         column = metric_column(key)
-        facts.append((plain(column.title, 32), MISSING if value is None else column.print(value)))
+        facts.append((one_line(column.title, 32), MISSING if value is None else column.print(value)))
     return facts
