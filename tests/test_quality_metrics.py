@@ -251,7 +251,7 @@ def test_fid_of_few_images_names_their_number_and_what_takes_the_bias_off():
     assert (kind, about) == ("warning", "fid-tiny")
     assert "over 30 images (fewer than 5000)" in note
     assert "with the metric fid-inf" in note
-    assert "fid-inf, which takes the bias off, needs 8192" in fid.few(4999, 2048)
+    assert "fid-inf, which takes the bias off, needs 8192" in fid.few_images_note(4999, 2048)
 
 
 def test_the_clean_resize_is_pillows_bicubic_and_never_leaves_the_range():

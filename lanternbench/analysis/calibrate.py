@@ -124,7 +124,7 @@ def measure(
     widest = max(decoders.values(), key=lambda d: d.proposer.nodes)
     state = start(widest, [caption], [0], trace=False)
     length = state.limit
-    grid = chosen(sizes, widest.proposer.nodes)
+    grid = probed_sizes(sizes, widest.proposer.nodes)
     cached = [1, length // 2, length - 1]
     seconds = [[_forward(state, nodes, at) for nodes in grid] for at in cached]
     drafting: dict[str, Drafting] = {}
@@ -148,7 +148,7 @@ def measure(
     return replace(loops, in_place=in_place)
 
 
-def chosen(sizes: Sequence[int], most: int) -> list[int]:
+def probed_sizes(sizes: Sequence[int], most: int) -> list[int]:
     """At most ``SIZES`` numbers of nodes, evenly picked from those recorded, 1 and the largest among them."""
     found = sorted({1, *(min(n, most) for n in sizes)})
     if len(found) == 1:

@@ -17,7 +17,7 @@ from lanternbench.engine.decode import Generation, generate
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.catalogue import ready
+from lanternbench.models.catalogue import set_device
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.utils.graph_capture import Graphs
@@ -72,7 +72,7 @@ def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[dict[str, An
             "torch sees no GPU here, so neither its memory's bandwidth nor CUDA graphs could be checked: run "
             "`lanternbench doctor --gpu` on a machine with one"
         )
-    ready(device)
+    set_device(device)
     mine = facts[torch.device(device).index or 0] if facts else {}
     rows = [_row(key.replace("_", " "), value) for key, value in mine.items()]
     rows.append(_row("memory reads at", f"{bandwidth(torch.device(device)).best:.0f} GB/s"))

@@ -34,14 +34,14 @@ def codebook(
     from lanternbench import prompts
     from lanternbench.analysis import code_swaps as codebooks
     from lanternbench.models.catalogue import load_target
-    from lanternbench.utils.files import OUT, ready
+    from lanternbench.utils.files import OUT, check_writable
 
     try:
         sizes = sorted({int(x) for x in k.split(",")})
     except ValueError:
         raise UserError(f"--k {k} is no list of numbers: write for example --k 2,10,100") from None
     if out is not None:
-        ready(out, OUT)
+        check_writable(out, OUT)
     model = load_target(target, choose(device, threads), dtype=dtype)
     captions = prompts.captions_for(target, num_prompts)
     with display("drawing and swapping"):

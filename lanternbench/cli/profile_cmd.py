@@ -37,10 +37,10 @@ def profile(
     from lanternbench.methods.build import build
     from lanternbench.methods.method import method
     from lanternbench.models.catalogue import load_with_drafter
-    from lanternbench.utils.files import TRACE, ready
+    from lanternbench.utils.files import TRACE, check_writable
 
     if trace is not None:
-        ready(trace, TRACE)
+        check_writable(trace, TRACE)
     names = ["ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar")]
     chosen = [method(n) for n in names]
     used = {m.choices.proposal for m in chosen}

@@ -147,7 +147,7 @@ def plan(prompts: PromptSet, labels: list[str], seed: int, batch: int) -> Iterat
         yield group, random.Random(digest).sample(labels, len(labels))
 
 
-def left(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
+def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
     """The part of the plan that is not stored yet."""
     done, labels = folder.done(), [m.label for m in config.methods()]
     units = []
@@ -166,7 +166,7 @@ def _measure(
     watch: Watch,
 ) -> Costs:
     """Make and store the samples that are missing; returns the cost of the scores."""
-    units, total = left(folder, config, prompts), len(prompts) * len(config.methods()) * config.repeats
+    units, total = missing_units(folder, config, prompts), len(prompts) * len(config.methods()) * config.repeats
 
     def say(what: str) -> None:
         watch.progress(len(folder.done()), total, what)

@@ -275,7 +275,7 @@ def score_items(
         return known, [Note("missing", scorer.name, "it reads captions; give their file by --captions FILE")]
     broken: list[str] = []
     progress(0, len(left), scorer.name)
-    prepared(scorer)
+    prepare_scorer(scorer)
     for start in range(0, len(left), BATCH):
         progress(start, len(left), scorer.name)
         clock = time.perf_counter()
@@ -288,7 +288,7 @@ def score_items(
     return known, _unread(scorer, broken) + scorer.notes()
 
 
-def prepared(scorer: ImageMetric | SetMetric) -> None:
+def prepare_scorer(scorer: ImageMetric | SetMetric) -> None:
     """Let a scorer load what it needs before a clock starts, where it offers to."""
     if not scorer.available():
         scorer.prepare()
@@ -300,7 +300,7 @@ def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetMetric
     notes: list[Note] = []
     costs: Costs = {}
     for scorer in scorers:
-        prepared(scorer)
+        prepare_scorer(scorer)
         read, seconds = 0, 0.0
         for label, paths in groups.items():
             images, clock = ImageFiles(paths), time.perf_counter()

@@ -57,7 +57,7 @@ class Finding(NamedTuple):
     effect: float
 
 
-def plain(target: Target, captions: list[str], tokens: Tensor, warp: Warp) -> Tensor:
+def teacher_forced(target: Target, captions: list[str], tokens: Tensor, warp: Warp) -> Tensor:
     """q_t of finished images [N, L, V], by one uncached forward pass over their tokens [N, L]."""
     prefix = target.prefix(captions, target.guidance)
     rows = tokens.repeat(len(prefix.valid) // len(tokens), 1)
@@ -178,7 +178,7 @@ def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Samp
     tokens = torch.stack([g.tokens for g in made])
     trace = made[0].trace
     assert trace is not None
-    q = plain(target, captions, tokens, decoder.warp)
+    q = teacher_forced(target, captions, tokens, decoder.warp)
     f = uniforms(q, tokens, suspects(trace, q), seed)
     forward = float((trace.q - q).abs().max())
     return Sampled(rank_test(f), log_q_test(q, tokens), forward, powers(trace, q, decoder, tokens.numel()))
@@ -193,5 +193,5 @@ def greedy_difference(target: Target, method: Method, count: int, seed: int) -> 
     decoder = build(target, method, temperature=0.0)
     captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]
     tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, seed=seed)])
-    q = plain(target, captions, tokens, decoder.warp)
+    q = teacher_forced(target, captions, tokens, decoder.warp)
     return int((q.amax(-1) - at(q, tokens) >= TIE).any(1).sum())

@@ -20,7 +20,7 @@ from torch import Tensor
 from lanternbench.metrics import reference
 from lanternbench.metrics.feature_metric import FeatureMetric
 from lanternbench.metrics.features import ImageFiles, Net, features
-from lanternbench.metrics.frechet import Statistics, fid, fid_infinity, least, sums
+from lanternbench.metrics.frechet import Statistics, fid, fid_infinity, least_images, sums
 from lanternbench.metrics.metric import ENOUGH, SetScore
 from lanternbench.metrics.nets import FID_TINY, INCEPTION, inception_net, tiny_net
 from lanternbench.registry import register
@@ -45,11 +45,11 @@ def reference_statistics(net: Net, folder: Path) -> Statistics:
     return Statistics(kept["total"], kept["products"], int(kept["count"]))
 
 
-def few(count: int, width: int) -> str:
+def few_images_note(count: int, width: int) -> str:
     """What to know of a FID over few images, and where its bias can be taken off."""
     note = f"FID over {count} images (fewer than {ENOUGH}) is biased upwards: compare only equal numbers of images"
-    if count < least(width):
-        return f"{note}; the metric fid-inf, which takes the bias off, needs {least(width)}"
+    if count < least_images(width):
+        return f"{note}; the metric fid-inf, which takes the bias off, needs {least_images(width)}"
     return f"{note}, or take the bias off with the metric fid-inf"
 
 
@@ -88,7 +88,7 @@ class Fid(FeatureMetric):
         count = len(made)
         if count < 2:
             return SetScore(None, count, self.note("missing", f"FID needs at least 2 images; there are {count}"))
-        note = self.note("warning", few(count, made.shape[1])) if count < ENOUGH else None
+        note = self.note("warning", few_images_note(count, made.shape[1])) if count < ENOUGH else None
         return SetScore(fid(made, self.statistics), count, note)
 
 
@@ -131,7 +131,7 @@ class Infinity(Fid):
         """The distance of finite features [N, D]."""
         count = len(made)
         value = fid_infinity(made, self.statistics) if count else None
-        few = f"FID∞ needs at least {least(len(self.statistics.total))} images; there are {count}"
+        few = f"FID∞ needs at least {least_images(len(self.statistics.total))} images; there are {count}"
         return SetScore(value, count, self.note("missing", few) if value is None else None)
 
 

@@ -57,13 +57,13 @@ def fid(features: Tensor, reference: Statistics) -> float:
     return max(frechet(features.mean(0), torch.cov(features.T), mean, root(cov)), 0.0)
 
 
-def least(width: int) -> int:
+def least_images(width: int) -> int:
     """Fewest images for FID∞ on features of this width."""
     return 2 * PER_FEATURE * width
 
 
 def fid_infinity(features: Tensor, reference: Statistics) -> float | None:
-    """FID∞ of features [N, D], float64, against the reference; None under ``least(D)`` images."""
+    """FID∞ of features [N, D], float64, against the reference; None under ``least_images(D)`` images."""
     count, width = features.shape
     smallest = max(PER_FEATURE * width, count // 10)
     if count < 2 * smallest:

@@ -28,7 +28,7 @@ def save_atomically(value: object, path: Path) -> None:
         torch.save(value, file)
 
 
-def kept(path: Path) -> Any:
+def load_saved(path: Path) -> Any:
     """What ``save_atomically`` wrote.  Raises UserError for a file that is damaged, or holds anything but tensors."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -110,7 +110,7 @@ def fit(
 
 def _resume(path: Path, model: nn.Module, optims: list[torch.optim.Optimizer]) -> tuple[int, dict[str, float]]:
     """Put the checkpoint at ``path`` into model and optimisers; returns its step and losses.  Raises UserError."""
-    state = kept(path)
+    state = load_saved(path)
     try:
         model.load_state_dict(state["model"])
         for optim, saved in zip(optims, state["optims"], strict=True):

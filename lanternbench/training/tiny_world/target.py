@@ -64,7 +64,7 @@ def tokens(folder: Path, vq: VQModel, count: int) -> Tensor:
         images = data.images(folder, count)
         found = [vq.encode(to_float(images[i : i + 64])).flatten(1).short() for i in range(0, count, 64)]
         loop.save_atomically(torch.cat(found), path)
-    return loop.kept(path)
+    return loop.load_saved(path)
 
 
 def caption(index: int, rng: np.random.Generator, seed: int) -> str:
