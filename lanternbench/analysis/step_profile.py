@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -41,9 +41,6 @@ class Profile:
     roofline: float
     achieved: float
     syncs_per_step: float
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def profile(decoders: list[SpeculativeDecoder], captions: list[str]) -> list[Profile]:

@@ -53,7 +53,7 @@ def profile(
         if trace is not None:
             profiles.chrome_trace(decoders[-1], captions[0], trace)
     if as_json:
-        print_json({"bandwidth": limit.best, "bandwidth_median": limit.median, "methods": [p.record() for p in found]})
+        print_json({"bandwidth": limit.best, "bandwidth_median": limit.median, "methods": found})
         return
     titles = ("method", "τ", "step", "draft", "verify", "commit", "other", "out", "speedup", "limit", "GB/s")
     table = number_table(titles, ("method",), "fold", padding=(0, 1, 0, 0), pad_edge=False)

@@ -15,7 +15,7 @@ from lanternbench.models.drafters import eagle
 from lanternbench.models.loading import State, load_layers
 from lanternbench.models.rope import rope_2d
 from lanternbench.models.target import Prefix
-from lanternbench.models.transformer import DecoderConfig, swiglu_width
+from lanternbench.models.transformer import DecoderConfig
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class LlamaGenConfig:
 
     @property
     def decoder(self) -> DecoderConfig:
-        width = swiglu_width(self.dim, self.multiple_of)
+        width = -(-int(8 * self.dim / 3) // self.multiple_of) * self.multiple_of  # 8/3 · dim, rounded up
         return DecoderConfig(self.dim, self.n_layer, self.n_head, width, self.vocab_size)
 
 
