@@ -49,7 +49,6 @@ def doctor(
 
 
 def _gpu(device: str, as_json: bool) -> None:
-    """Exit code 1 where a check fails."""
     from lanternbench.analysis.gpu_check import check_gpu
     from lanternbench.experiment.environment import environment
 
@@ -59,7 +58,6 @@ def _gpu(device: str, as_json: bool) -> None:
 
 
 def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, device: str, as_json: bool) -> None:
-    """Exit code 1 where a check fails."""
     from lanternbench import prompts as sets
     from lanternbench.analysis.pair_check import check_pair
     from lanternbench.models.catalogue import catalogue, load_target, with_drafter

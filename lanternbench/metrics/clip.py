@@ -7,7 +7,6 @@ below at 0.  Values of different backbones are not comparable, so they have diff
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from lanternbench.metrics import files
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import Setup, seeded
 from lanternbench.registry import register
+from lanternbench.utils.download import digest
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of pixels, as CLIP has them
 CLIP_TINY = files.Embedded("clip.safetensors", "CLIP-tiny")
@@ -120,9 +120,8 @@ def filled(model: Any, state: dict[str, Tensor], path: Path, weights: files.Weig
 def _archive(path: Path, weights: files.Weights) -> dict[str, Tensor]:
     """A TorchScript archive holds code, so only the official one is opened."""
     try:
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != weights.sha256:
-                raise ValueError("its SHA-256 is another")
+        if digest(path) != weights.sha256:
+            raise ValueError("its SHA-256 is another")
         return torch.jit.load(str(path), map_location="cpu").state_dict()
     except (OSError, RuntimeError, ValueError) as error:
         raise files.wrong_file(path, weights.title, error) from None
@@ -135,7 +134,6 @@ class Clip(ImageMetric):
     title, stand_in, weights = "CLIP", "clip-tiny", (CLIP_VIT_B32,)
 
     def load(self) -> ScoreFunction:
-        """The cosine of image and caption."""
         path = self.setup.find(CLIP_VIT_B32)
         return openai_clip(path, CLIP_VIT_B32, "ViT-B-32-quickgelu", self.setup.device).cosine()
 
@@ -147,7 +145,6 @@ class ClipTiny(ImageMetric):
     title, embedded, weights = "CLIP-tiny", True, (CLIP_TINY,)
 
     def load(self) -> ScoreFunction:
-        """The cosine of image and caption."""
         return tiny_encoder().cosine()
 
 
@@ -183,7 +180,6 @@ class OpenClip(ImageMetric):
         self.weights = (self.wanted,)  # type: ignore[misc]
 
     def load(self) -> ScoreFunction:
-        """The cosine of image and caption."""
         model, _, tag = self.wanted.name.removeprefix("clip:").partition("/")
         return _open_clip(self.setup.find(self.wanted), self.wanted, model, tag, self.setup.device).cosine()
 

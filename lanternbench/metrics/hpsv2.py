@@ -82,7 +82,6 @@ class HpsV2(ImageMetric):
     title, weights = "HPSv2", (HPS_V2,)
 
     def load(self) -> ScoreFunction:
-        """The cosine of image and caption."""
         (weights,) = self.weights
         return load(self.setup.find(weights), weights, device=self.setup.device).cosine()
 

@@ -19,9 +19,9 @@ PLACES = [
 ]  # fmt: skip
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers that cover low … high, about ``count`` of them."""
-    raw = (high - low) / count or 1.0
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers that cover low … high, about five of them."""
+    raw = (high - low) / 5 or 1.0
     power = 10 ** math.floor(math.log10(raw))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw)
     first = math.ceil(low / step - 1e-9)
