@@ -159,11 +159,11 @@ def test_a_score_of_another_image_or_caption_is_not_taken(tmp_path):
     item = scoring.Item("a", path, "one")
     scoring.Journal(tmp_path / "j.jsonl").add("m", [item], [0.5])
     journal = scoring.Journal(tmp_path / "j.jsonl")
-    assert journal.known("m", [item]) == {"a": 0.5}
-    assert journal.known("m", [item._replace(caption="two")]) == {}
-    assert journal.known("other", [item]) == {}
+    assert journal.scores("m", [item]) == {"a": 0.5}
+    assert journal.scores("m", [item._replace(caption="two")]) == {}
+    assert journal.scores("other", [item]) == {}
     Image.new("RGB", (300, 2)).save(path)
-    assert journal.known("m", [item]) == {}
+    assert journal.scores("m", [item]) == {}
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_score_of_another_image_or_caption_is_not_taken(tmp_path):
 )
 def test_a_damaged_journal_line_counts_as_not_scored(tmp_path, line):
     (tmp_path / "j.jsonl").write_text(line + "\n")
-    assert scoring.Journal(tmp_path / "j.jsonl").known("m", [scoring.Item("a", tmp_path, None)]) == {}
+    assert scoring.Journal(tmp_path / "j.jsonl").scores("m", [scoring.Item("a", tmp_path, None)]) == {}
 
 
 def test_missing_weights_are_told_once_and_never_score_0(run, brightness):
