@@ -25,10 +25,9 @@ from lanternbench.engine.state import forward
 from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.metrics.clip import retrieval
+from lanternbench.metrics.clip import tiny_encoder
 from lanternbench.models.catalogue import load_target
-from lanternbench.training.tiny_world import scenes
-from lanternbench.training.tiny_world.evaluators import held_out
+from lanternbench.training.tiny_world import data, scenes
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED, COUNT = 991, 64  # held-out scenes with captions that all differ
@@ -36,7 +35,7 @@ SEED, COUNT = 991, 64  # held-out scenes with captions that all differ
 
 def main() -> None:
     target = load_target("tiny")
-    picked = held_out(0, COUNT, SEED)
+    picked = held_out()
     real = [Image.fromarray(scenes.sample(SEED, i)[0]) for i in picked]
     captions = [scenes.sample(SEED, i)[1] for i in picked]
     decoder = build(target, method("ar"))
@@ -63,6 +62,26 @@ def main() -> None:
     (out / "embedded-world.md").write_text("\n".join(lines) + "\n")
     (out / "embedded-world.json").write_text(json.dumps({"figures": figures, "environment": machine}, indent=2) + "\n")
     print("\n".join(lines))
+
+
+def held_out() -> list[int]:
+    """Indices of the first held-out scenes with captions all different."""
+    seen: dict[str, int] = {}
+    index = 0
+    while len(seen) < COUNT:
+        seen.setdefault(data.scene(index, SEED).captions()[0], index)
+        index += 1
+    return list(seen.values())
+
+
+def retrieval(images: list[Image.Image], captions: list[str]) -> float:
+    """Share of images, 0…1, whose own caption is the best of all given ones, by CLIP-tiny.
+
+    ``captions[i]`` belongs to ``images[i]``; a caption given twice counts as right at either place.
+    """
+    encoder = tiny_encoder()
+    best = (encoder.images(images) @ encoder.captions(captions).T).argmax(1).tolist()
+    return sum(captions[b] == own for b, own in zip(best, captions, strict=True)) / len(images)
 
 
 def costs(target) -> dict[str, float]:

@@ -32,7 +32,7 @@ from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
 from lanternbench.prompts import load
 from lanternbench.registry import components
-from lanternbench.utils.parallel import parts, side_by_side
+from lanternbench.utils.parallel import process_count, side_by_side
 
 SHAPES: dict[str, dict[str, Any]] = {  # vocabulary 16,384, random weights
     "35 M, 256 × 24": {"dim": 256, "n_layer": 24, "n_head": 4},
@@ -144,7 +144,7 @@ def against_batch(target: Target, names: list[str], captions: list[str]) -> Rows
             clock, made = perf_counter(), []
             for start in range(0, count, size):
                 batch = captions[start : start + size]
-                made += side_by_side(images, batch, parts(target.model, size))
+                made += side_by_side(images, batch, process_count(target.model, size))
             rate = count / (perf_counter() - clock)
             first = first or [(made, rate)]
             alone, base = first[0]

@@ -16,10 +16,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+
 from lanternbench.analysis.cases import sketch
 from lanternbench.analysis.device_models import device_model
 from lanternbench.analysis.predict import BASE, Case, Roofline, latency, shape_of
-from lanternbench.analysis.replay import Trace, autoregressive, steady
+from lanternbench.analysis.replay import Trace, autoregressive
 from lanternbench.analysis.roofline import BYTES
 from lanternbench.errors import UserError
 from lanternbench.methods.method import method
@@ -62,6 +64,13 @@ def case_of(target: Target, name: str, options: dict[str, str]) -> tuple[Case, i
     network = None if proposer.drafter is None else proposer.drafter.network()
     case = Case(made.label, name, shape_of(target), network, proposer)
     return case, proposer.nodes, proposer.max_depth
+
+
+def steady(tau: float, nodes: int, depth: int, length: int) -> Trace:
+    """``length`` tokens in steps of one tree that commit ``tau`` on average, as evenly as possible: a paper's mean."""
+    steps = max(1, round((length - 1) / tau))
+    ends = np.round(np.linspace(0, length - 1, steps + 1)).astype(np.int64)
+    return Trace(np.diff(ends), np.full(steps, nodes), np.full(steps, depth))
 
 
 def gain(machine: Roofline, case: Case, trace: Trace) -> float:

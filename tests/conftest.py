@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from lanternbench.cli.main import main
+from lanternbench.metrics.files import Weights
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 
@@ -39,6 +40,17 @@ def in_time() -> Iterator[None]:
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def put_weights(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Path]], None]:
+    """Let weights of metrics, by name, be found at these paths."""
+
+    def put(paths: dict[str, Path]) -> None:
+        find = Weights.find
+        monkeypatch.setattr(Weights, "find", lambda weights: paths.get(weights.name) or find(weights))
+
+    return put
 
 
 @pytest.fixture(scope="session")

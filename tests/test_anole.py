@@ -24,7 +24,7 @@ from lanternbench.models.catalogue import entry, load_target
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
-from lanternbench.models.chameleon.tokenizer import ChameleonText
+from lanternbench.models.chameleon.prompt_ids import ChameleonText
 from lanternbench.models.chameleon.vqgan import chameleon_vqgan
 from lanternbench.models.drafters.eagle import Eagle, to_published
 from lanternbench.models.drafters.medusa import Medusa

@@ -9,7 +9,7 @@ import torch
 from windows_on_tables import enumerated
 
 from lanternbench.errors import UserError
-from lanternbench.lossless.plain import decoding
+from lanternbench.lossless import plain
 from lanternbench.lossless.plain.decoding import MethodSpec
 from lanternbench.lossless.plain.rules import block as plain_block
 from lanternbench.lossless.tables import Tables, random_rows
@@ -21,8 +21,8 @@ from lanternbench.methods.method import method
 def test_it_is_lossless_and_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
     got = enumerated(tables, "sd", acceptance="block")
-    plain = decoding.output_distribution(tables.world(), MethodSpec("chain", block=True))
-    assert float((got - tables.on_all_images(plain)).abs().max()) < 1e-6
+    defined = plain.output_distribution(tables.world(), MethodSpec("chain", block=True))
+    assert float((got - tables.on_all_images(defined)).abs().max()) < 1e-6
     assert float((got - tables.joint()).abs().max()) < 1e-6
 
 

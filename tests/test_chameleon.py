@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from golden_checks.chameleon_vqgan import centre_square, from_pixels, on_white
 from image_ids import anole_rule, lumina_rule, open_image
 from PIL import Image
 from torch import Tensor
@@ -18,11 +19,8 @@ from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, config_from_hf, from_hf, from_official
 from lanternbench.models.chameleon.prompt_ids import anole_prompt, check_sizes, lumina_prompt, lumina_text
 from lanternbench.models.chameleon.vqgan import (
-    centre_square,
     chameleon_vqgan,
     config_from_official,
-    from_pixels,
-    on_white,
     to_pixels,
 )
 from lanternbench.models.chameleon.vqgan import from_official as vqgan_from_official

@@ -24,7 +24,7 @@ from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.catalogue import load_plain, load_with_drafter, with_drafter
+from lanternbench.models.catalogue import load_unpacked, load_with_drafter, with_drafter
 from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.target import Target
@@ -152,7 +152,7 @@ def test_every_method_on_eagle_runs_on_it():
 
 def test_it_starts_out_as_the_eagle_1_drafter_that_it_starts_from():
     cfg = IMAGES.decoder
-    for one in (load_plain("tiny").drafters["eagle"], scrambled(Eagle(cfg, False, 1e-5, 2, 16, 64), 3)):
+    for one in (load_unpacked("tiny").drafters["eagle"], scrambled(Eagle(cfg, False, 1e-5, 2, 16, 64), 3)):
         three, x = one.fused(), torch.randn(2, 5, one.config.dim)
         wide = torch.cat([x, torch.randn(2, 5, 2 * one.config.dim)], -1)
         assert torch.equal(three.read(wide), one.read(x))
@@ -169,7 +169,7 @@ def test_every_family_trains_one_and_loads_what_was_saved(kind, tmp_path, monkey
         made.model.float()
     chosen = replace(DEMO, prompts=tuple(prompts.Prompt(c, c) for c in captions_of(kind)))
     plan = drafter.Plan("any", chosen, steps=2, batch=1, lr=3e-3, seed=0, recipe="eagle-3")
-    monkeypatch.setattr(drafter, "load_plain", lambda *a, **k: made)
+    monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: made)
     drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
     state = load_file(tmp_path / "out" / "model.safetensors")
     dim = made.model.config.dim

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from windows_on_tables import output_distribution
 
 from lanternbench import lossless, registry
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.lossless import verify_all
-from lanternbench.lossless.exact import output_distribution
 from lanternbench.lossless.plain import decode_by_steps
 from lanternbench.lossless.plain.decoding import MethodSpec, in_all
 from lanternbench.lossless.plain.rules import Rule, nearest

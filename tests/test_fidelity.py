@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from windows_on_tables import output_distribution
 
 from lanternbench.analysis import fidelity
 from lanternbench.engine.sampling import draw_distinct
 from lanternbench.engine.trace import Trace
-from lanternbench.lossless.exact import output_distribution
 from lanternbench.lossless.tables import Tables, random_rows
 from lanternbench.methods import residuals
 from lanternbench.methods.acceptance.annealed import AnnealedRule

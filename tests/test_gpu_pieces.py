@@ -237,7 +237,7 @@ def test_doctor_compares_recorded_steps_and_batches_with_launched_ones(shallow, 
         first = work(*inputs)
         return again(work, inputs) if works else lambda: first
 
-    monkeypatch.setattr(gpu_check, "ready", lambda device: None)
+    monkeypatch.setattr(gpu_check, "set_device", lambda device: None)
     monkeypatch.setattr(gpu_check, "bandwidth", lambda device: Bandwidth(3000.0, 2900.0, 10, 1))
     monkeypatch.setattr(gpu_check, "exact_target", lambda device: shallow)
     monkeypatch.setattr(gpu_check, "Graphs", lambda: Graphs(record))

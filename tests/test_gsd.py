@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from windows_on_tables import enumerated, tv
+from windows_on_tables import enumerated, output_distribution, tv
 
 from lanternbench.errors import UserError
-from lanternbench.lossless.exact import output_distribution
-from lanternbench.lossless.plain import decoding, windows
+from lanternbench.lossless import plain
 from lanternbench.lossless.plain.decoding import MethodSpec
 from lanternbench.lossless.plain.rules import Rule
 from lanternbench.lossless.plain.windows import WindowSpec
@@ -28,8 +27,8 @@ def grouped(tables: Tables) -> Rule:
 def test_groups_in_a_window_are_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
     got = enumerated(tables, "gsd", margin=0.5, radius=2.0)
-    plain = windows.output_distribution(tables.world(), WindowSpec(rule=grouped(tables)))
-    assert float((got - tables.on_all_images(plain)).abs().max()) < EXACT
+    defined = plain.output_distribution(tables.world(), WindowSpec(rule=grouped(tables)))
+    assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     if kind == "dense":
         assert tv(got, tables.joint()) > 1e-3
 
@@ -43,8 +42,9 @@ def test_on_trees_sampled_or_chosen_image_and_loss_are_the_plain_ones(name, rule
     tree = MethodSpec("static", spec, paths=SMALL) if name == "eagle-1" else MethodSpec("dynamic", spec)
     with torch.inference_mode():
         got, bound = output_distribution(tables, method(name, acceptance=rule, **options))
-    plain, loss = decoding.decode(tables.world(), tree)
-    assert float((got - tables.on_all_images(plain)).abs().max()) < EXACT
+    loss = plain.decode_by_steps(tables.world(), tree)[1]
+    defined = plain.output_distribution(tables.world(), tree)
+    assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert bound == pytest.approx(loss, abs=1e-5)
     assert 1e-3 < tv(got, tables.joint()) <= bound + EXACT
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from torch import Tensor
+from windows_on_tables import gumbel_token
 
 from lanternbench.lossless.plain.rules import Rule, acceptance, gsd_group, residual, without
-from lanternbench.lossless.plain.windows import coupled, gumbel_token
+from lanternbench.lossless.plain.windows import coupled
 from lanternbench.methods.acceptance.gsd import Bounds, GsdRule, group
 from lanternbench.methods.proposals.longest_path import (
     RowTree,

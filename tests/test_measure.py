@@ -157,11 +157,11 @@ RUN = {
 
 
 def rows(samples, run=RUN, sets=None) -> dict[str, Row]:
-    return {row.label: row for row in summarise(samples, run, sets).rows}
+    return {row.label: row for row in summarise(Figures(samples), run, sets).rows}
 
 
 def texts(samples, run=RUN) -> list[str]:
-    return [note.text for note in summarise(samples, run).notes]
+    return [note.text for note in summarise(Figures(samples), run).notes]
 
 
 def pair_of_methods() -> list[Sample]:
@@ -175,7 +175,7 @@ def pair_of_methods() -> list[Sample]:
 
 
 def test_the_summary_states_what_the_samples_say():
-    summary = summarise(pair_of_methods(), RUN)
+    summary = summarise(Figures(pair_of_methods()), RUN)
     assert [row.label for row in summary.rows] == ["ar", "fast λ=2"]
     ar, fast = summary.rows
     assert (fast.n, fast.target, fast.dataset, fast.temperature) == (3, "tiny", "coco2017", 1.0)
@@ -243,7 +243,8 @@ def test_figures_of_target_and_drafter_reach_the_summary_and_perplexity_is_of_th
 
 def test_scores_of_random_weights_are_told():
     told = [
-        summarise([sample("0", "ar", 1.0, [1], metrics={name: 0.5})], RUN).notes for name in ("clip-random", "clip")
+        summarise(Figures([sample("0", "ar", 1.0, [1], metrics={name: 0.5})]), RUN).notes
+        for name in ("clip-random", "clip")
     ]
     assert [RANDOM_NOTE in notes for notes in told] == [True, False]
 
@@ -252,16 +253,16 @@ def test_metrics_of_a_whole_label_come_without_interval_but_with_their_count():
     found = rows(pair_of_methods(), sets={"ar": {"fid-tiny": Estimate(30.0, n=2)}})
     assert found["ar"].figure("fid-tiny") == Estimate(30.0, n=2)
     assert found["fast λ=2"].value("fid-tiny") is None
-    assert summarise(pair_of_methods(), RUN, {"ar": {"fid-tiny": Estimate(30.0, n=2)}}).sets == ["fid-tiny"]
+    assert summarise(Figures(pair_of_methods()), RUN, {"ar": {"fid-tiny": Estimate(30.0, n=2)}}).sets == ["fid-tiny"]
 
 
 def test_speedup_counts_timed_pairs_only():
     samples = [*pair_of_methods(), sample("9", "fast λ=2", 100.0, [4])]  # no ar beside it
     samples.append(sample("0", "fast λ=2", 100.0, [4], seed=1, timed=False))
-    summary = summarise(samples, RUN)
+    summary = summarise(Figures(samples), RUN)
     assert summary.rows[1].value("speedup") == pytest.approx(2.0)
     assert any("2 of 5 samples have no `ar` pair" in note.text for note in summary.notes)
-    untimed = summarise([s.model_copy(update={"timed": False}) for s in pair_of_methods()], RUN)
+    untimed = summarise(Figures([s.model_copy(update={"timed": False}) for s in pair_of_methods()]), RUN)
     assert all(row.value(name) is None for row in untimed.rows for name in ("latency_s", "speedup", "tokens_per_s"))
     assert any(note.kind == "missing" and "batch 1" in note.text for note in untimed.notes)
 
@@ -278,13 +279,13 @@ def test_seeds_of_one_prompt_are_no_independent_evidence():
 
 
 def test_one_prompt_no_baseline_and_no_samples_are_told():
-    summary = summarise([sample("1", "fast λ=2", 1.0, [2], metrics={"clip": 0.3})], RUN)
+    summary = summarise(Figures([sample("1", "fast λ=2", 1.0, [2], metrics={"clip": 0.3})]), RUN)
     (row,) = summary.rows
     assert row.figure("clip") == Estimate(0.3, n=1)
     assert (row.value("speedup"), row.figure("latency_s")) == (None, Estimate(1.0, n=1))
     assert any("no `ar` baseline" in note.text for note in summary.notes)
     assert any("single prompt" in note.text for note in summary.notes)
-    assert summarise([], {}) == Summary([], [Note("warning", None, "The run has no samples yet.")])
+    assert summarise(Figures([]), {}) == Summary([], [Note("warning", None, "The run has no samples yet.")])
 
 
 def test_a_run_resumed_on_another_machine_is_told():
@@ -307,7 +308,7 @@ def test_a_speedup_whose_sides_were_timed_under_other_settings_is_withheld():
     count = len(pair_of_methods())
     methods = {i: 2 for i, s in enumerate(pair_of_methods()) if s.label != "ar"}
     samples, run = resumed_under(methods)
-    summary = summarise(samples, run)
+    summary = summarise(Figures(samples), run)
     names = ("speedup", "robust_speedup", "end_to_end_speedup")
     assert [summary.rows[1].figure(name) for name in names] == [Estimate(n=0)] * 3
     assert summary.rows[1].value("latency_s") is not None
@@ -315,17 +316,16 @@ def test_a_speedup_whose_sides_were_timed_under_other_settings_is_withheld():
         f"fast λ=2: {len(methods)} of {len(methods)} samples and their `ar` pairs were timed under other settings "
         "(threads: 1 -> 2): there is no speedup; run again with --fresh."
     ]
-    assert not any(
-        "timed under" in note.text for note in summarise(*resumed_under(dict.fromkeys(range(count), 2))).notes
-    )
+    alike, run = resumed_under(dict.fromkeys(range(count), 2))
+    assert not any("timed under" in note.text for note in summarise(Figures(alike), run).notes)
 
 
 def test_pairs_of_one_setting_keep_their_speedup():
     last = max(i for i, s in enumerate(pair_of_methods()) if s.label != "ar")
     samples, run = resumed_under({last: 2})
     samples[last] = samples[last].model_copy(update={"decode_s": 1e-3})  # would be the headline
-    summary = summarise(samples, run)
-    fair = summarise(samples[:last] + samples[last + 1 :], RUN).rows[1].figure("speedup")
+    summary = summarise(Figures(samples), run)
+    fair = summarise(Figures(samples[:last] + samples[last + 1 :]), RUN).rows[1].figure("speedup")
     assert summary.rows[1].figure("speedup") == fair
     assert any(f"speedup rests on the other {fair.n}; run again" in note.text for note in summary.notes)
     speeds = [pair for pair in compared(Figures(samples), ["ar", "fast λ=2"]) if pair.figure == "speed"]
@@ -335,19 +335,19 @@ def test_pairs_of_one_setting_keep_their_speedup():
 @pytest.mark.parametrize(("load", "kept"), [(3.0, True), (3.5, False), (None, True)])
 def test_a_pair_under_clearly_another_load_gives_no_speedup(load, kept):
     samples = [s.model_copy(update={"load": 1.0 if s.label == "ar" else load}) for s in pair_of_methods()]
-    summary = summarise(samples, RUN)
+    summary = summarise(Figures(samples), RUN)
     assert (summary.rows[1].value("speedup") is not None) is kept
     assert any("under another load: there is no speedup" in note.text for note in summary.notes) is not kept
 
 
 def test_a_promise_to_be_lossless_holds_only_as_far_as_the_samples_show_no_loss():
     run = RUN | {"methods": [{"label": "fast λ=2", "lossless": True}, {"label": "ar", "lossless": True}]}
-    summary = summarise(pair_of_methods(), run)  # a mean loss of 0.1
+    summary = summarise(Figures(pair_of_methods()), run)  # a mean loss of 0.1
     assert [row.lossless for row in summary.rows] == [True, False]
     assert (
         Note("warning", "fidelity_loss", "fast λ=2 promises to be lossless, but its samples show a loss.")
         in summary.notes
     )
     exact = [s.model_copy(update={"fidelity_loss": 1e-7}) for s in pair_of_methods()]
-    assert [row.lossless for row in summarise(exact, run).rows] == [True, True]
-    assert [row.lossless for row in summarise(exact, {}).rows] == [None, None]  # nobody promised anything
+    assert [row.lossless for row in summarise(Figures(exact), run).rows] == [True, True]
+    assert [row.lossless for row in summarise(Figures(exact), {}).rows] == [None, None]  # nobody promised anything

@@ -62,11 +62,12 @@ def inception_file(tmp_path_factory):
 
 
 @pytest.mark.parametrize("resize", nets.RESIZES)
-def test_fid_of_photographs_is_that_of_torchmetrics_own_class(shared, no_caches, inception_file, resize):
+def test_fid_of_photographs_is_that_of_torchmetrics_own_class(shared, no_caches, put_weights, inception_file, resize):
     paths = sorted((shared / "coco" / "val2017").glob("*.jpg"))
     assert len(paths) == 159
     real, made = paths[:80], paths[80:]
-    net = nets.inception_net(Setup(given={"inception": inception_file}), resize, features="64")
+    put_weights({"inception": inception_file})
+    net = nets.inception_net(Setup(), resize, features="64")
     found = distance(net, ImageFiles(real), ImageFiles(made))
     theirs = FrechetInceptionDistance(
         64, feature_extractor_weights_path=str(inception_file), antialias=resize != "-legacy"

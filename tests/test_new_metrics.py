@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from lanternbench.analysis.figures import Figures
 from lanternbench.analysis.summary import summarise
 from lanternbench.errors import UserError
 from lanternbench.experiment import Sample, sample_key
@@ -37,7 +38,7 @@ TOWER = {"hidden_size": 32, "intermediate_size": 128, "num_attention_heads": 2, 
 
 
 @pytest.fixture
-def small_pickscore(monkeypatch, tmp_path):
+def small_pickscore(monkeypatch, put_weights, tmp_path):
     """PickScore at a small size, its weights in a file; the scorer, and the same weights in open_clip's own class."""
     from transformers import CLIPModel
 
@@ -50,7 +51,8 @@ def small_pickscore(monkeypatch, tmp_path):
     state = model.state_dict()
     save_file(state, tmp_path / "pick.safetensors")
     monkeypatch.setattr(pickscore, "config", config)
-    scorer = pickscore.PickScore("pickscore", Setup(given={"pickscore": tmp_path / "pick.safetensors"}))
+    put_weights({"pickscore": tmp_path / "pick.safetensors"})
+    scorer = pickscore.PickScore("pickscore", Setup())
     tower = {"layers": 2, "width": 32}
     text = tower | {"context_length": 77, "vocab_size": 49408, "heads": 2}
     theirs = open_clip.CLIP(24, tower | {"patch_size": 14, "head_width": 16, "image_size": 224}, text).eval()
@@ -109,11 +111,12 @@ def test_pickscore_is_the_scaled_cosine_of_open_clips_own_class_on_the_same_weig
     assert np.std(ours) > 1e-2
 
 
-def test_a_pickscore_file_that_is_another_is_a_users_mistake(small_pickscore, tmp_path):
+def test_a_pickscore_file_that_is_another_is_a_users_mistake(small_pickscore, put_weights, tmp_path):
     wrong = tmp_path / "wrong.safetensors"
     save_file({"logit_scale": torch.zeros(())}, wrong)
+    put_weights({"pickscore": wrong})
     with pytest.raises(UserError, match="is not the PickScore v1 file") as error:
-        pickscore.PickScore("pickscore", Setup(given={"pickscore": wrong})).score([GREY], ["a"])
+        pickscore.PickScore("pickscore", Setup()).score([GREY], ["a"])
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -158,7 +161,7 @@ def test_cmmd_of_two_samples_of_one_distribution_is_zero_in_the_mean_and_the_bia
 
 
 @pytest.fixture
-def small_cmmd(monkeypatch, tmp_path):
+def small_cmmd(monkeypatch, put_weights, tmp_path):
     """CMMD with a small CLIP, against a folder of real images."""
     tower = {"layers": 1, "width": 16}
     config = {"embed_dim": 8, "vision_cfg": tower | {"patch_size": 48, "head_width": 8, "image_size": 336}}
@@ -169,7 +172,8 @@ def small_cmmd(monkeypatch, tmp_path):
     save_file(model.state_dict(), tmp_path / "clip.safetensors")
     (tmp_path / "real").mkdir()
     monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "home"))
-    return model, Setup(tmp_path / "real", given={"clip-l14-336": tmp_path / "clip.safetensors"})
+    put_weights({"clip-l14-336": tmp_path / "clip.safetensors"})
+    return model, Setup(tmp_path / "real")
 
 
 def test_cmmd_of_photographs_is_that_of_their_embeddings(small_cmmd, photographs):
@@ -441,7 +445,7 @@ def test_genevals_score_is_the_mean_of_the_means_of_its_tasks():
     tasks = ["colors"] * 6 + ["position"] * 2
     values = {"ar": [1, 1, 1, 1, 1, 0, 0, 1], "sjd": [1, 1, 1, 1, 1, 1, 0, 0]}
     samples = [sample(i, label, t, v) for label, own in values.items() for i, (t, v) in enumerate(zip(tasks, own))]
-    rows = {row.label: row for row in summarise(samples, {}).rows}
+    rows = {row.label: row for row in summarise(Figures(samples), {}).rows}
     assert rows["ar"].figure("geneval").value == pytest.approx((5 / 6 + 1 / 2) / 2)
     assert rows["sjd"].figure("geneval").value == pytest.approx(1 / 2)
     assert rows["sjd"].figure("clip").value == pytest.approx(6 / 8)

@@ -6,20 +6,19 @@ import ast
 import itertools
 import json
 import math
-import random
 from pathlib import Path
 
 import pytest
+from windows_on_tables import gumbel_token
 
 import lanternbench.lossless.plain as plain
 from lanternbench.lossless.plain import decoding, windows
-from lanternbench.lossless.plain.decoding import MethodSpec, decode, greedy_image
+from lanternbench.lossless.plain.decoding import MethodSpec, in_all
 from lanternbench.lossless.plain.draft_trees import AdaptiveBounds, adt_adapt, adt_step, dynamic_tree, token_flock
 from lanternbench.lossless.plain.rules import (
     Rule,
     acceptance,
     block,
-    greedy_accepts,
     gsd_group,
     jsd,
     moved_onto,
@@ -64,7 +63,8 @@ LOSSLESS = {
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_lossless_drafted_methods_give_the_targets_joint_exactly(name):
     for world in worlds():
-        made, loss = decode(world, LOSSLESS[name])
+        by_steps, loss = plain.decode_by_steps(world, LOSSLESS[name])
+        made = in_all(by_steps)
         assert total_variation(made, world.joint()) < EXACT
         assert loss < EXACT
 
@@ -89,7 +89,8 @@ def lossy(world: World) -> dict[str, tuple[Rule, str]]:
 def test_lossy_methods_stay_within_their_fidelity_loss(name, tree):
     for world in worlds()[:2]:
         rule, rest = lossy(world)[name]
-        made, loss = decode(world, MethodSpec(tree, rule, rest, paths=SMALL, bounds=NARROW))
+        by_steps, loss = plain.decode_by_steps(world, MethodSpec(tree, rule, rest, paths=SMALL, bounds=NARROW))
+        made = in_all(by_steps)
         tv = total_variation(made, world.joint())
         assert math.fsum(made.values()) == pytest.approx(1, abs=EXACT)
         assert tv <= loss + EXACT
@@ -102,7 +103,7 @@ def test_lossy_methods_stay_within_their_fidelity_loss(name, tree):
 def test_windows_give_the_targets_joint_exactly(init, redraw, prefill):
     for world in worlds():
         for window in (1, 2):
-            made = windows.output_distribution(world, WindowSpec(window, init, redraw=redraw, prefill=prefill))
+            made = plain.output_distribution(world, WindowSpec(window, init, redraw=redraw, prefill=prefill))
             assert total_variation(made, world.joint()) < EXACT
 
 
@@ -110,27 +111,15 @@ def test_windows_give_the_targets_joint_exactly(init, redraw, prefill):
 def test_siblings_after_a_rejection_keep_the_targets_joint(window, siblings, depth):
     for world in (random_world(3, 3, 4), random_world(3, 3, 5, zeros=0.3), random_world(2, 4, 6)):
         spec = WindowSpec(window, redraw="maximal", prefill=False, siblings=siblings, tree_depth=depth)
-        assert total_variation(windows.output_distribution(world, spec), world.joint()) < EXACT
+        assert total_variation(plain.output_distribution(world, spec), world.joint()) < EXACT
 
 
 def test_grouped_acceptance_is_lossy_and_sums_to_one():
     world = random_world(3, 3, 7, scale=0.4)
     rule = Rule("grouped", codebook=((0.0,),) * 3)
-    made = windows.output_distribution(world, WindowSpec(rule=rule))
+    made = plain.output_distribution(world, WindowSpec(rule=rule))
     assert math.fsum(made.values()) == pytest.approx(1, abs=EXACT)
     assert total_variation(made, world.joint()) > 0.01
-
-
-def test_jacobi_is_autoregressive_with_the_same_uniforms():
-    rng = random.Random(0)
-    for seed in range(20):
-        world = random_world(4, 5, seed, zeros=0.2)
-        u = [rng.random() for _ in range(5)]
-        expected: tuple[int, ...] = ()
-        for i in range(5):
-            expected += (windows.inverse_cdf(world.q(expected), u[i]),)
-        for window in (1, 2, 4):
-            assert windows.jacobi_image(world, window, u) == expected
 
 
 def test_coupled_redraw_has_the_new_law_and_keeps_as_often_as_possible():
@@ -197,13 +186,6 @@ def test_lantern_by_hand():
     assert far == pytest.approx(by_hand)
     assert neighbourhood(Rule("lantern", near=near, delta=by_hand + 1e-9, distance="jsd"), q, 1) == [1, 0]
     assert neighbourhood(Rule("lantern", near=near, delta=by_hand - 1e-9, distance="jsd"), q, 1) == [1]
-
-
-def test_greedy_acceptance_compares_with_the_mass_that_x_has_taken():
-    q, near = [0.4, 0.3, 0.2, 0.1], nearest([[0.0], [5.0], [5.5], [9.0]], 2)
-    assert [greedy_accepts(Rule(), q, x) for x in range(4)] == [True, False, False, False]
-    relaxed = Rule("lantern", near=near, delta=0.35)
-    assert [greedy_accepts(relaxed, q, x) for x in range(4)] == [True, True, True, False]
 
 
 def test_lantern_plus_plus_by_hand():
@@ -278,11 +260,6 @@ def test_dynamic_tree_by_hand():
     assert dynamic_tree(world, (), 2, 2, 5) == {(): [0, 1], (0,): [0], (1,): [0]}
     assert dynamic_tree(world, (), 2, 2, 3) == {(): [0, 1]}
     assert dynamic_tree(world, (), 1, 2, 9) == {(): [0, 1]}
-
-
-def test_greedy_image_takes_the_likeliest_token_each_time():
-    world = World(2, 3, lambda s: [0.0, 1.0] if len(s) % 2 else [1.0, 0.0])
-    assert greedy_image(world) == (0, 1, 0)
 
 
 # ---------------------------------------------------------------- ADT-Tree
@@ -390,7 +367,7 @@ def test_enumerations_of_published_windows_are_reproduced(shared, case, redraw, 
         seed, vocab, length, size = (int(part[1:].removeprefix("eed")) for part in name.split()[-1].split("_"))
         world = recorded_world(seed, vocab, length, 0.4 if "0.4" in name else 1.2)
         spec = WindowSpec(size - 1, rule=rule, redraw=redraw, one_hot=True, prefill=False)
-        made = windows.output_distribution(world, spec)
+        made = plain.output_distribution(world, spec)
         assert prefix_tv(made, world.joint(), length) == pytest.approx(recorded["tv_prefix"], abs=1e-9), name
 
 
@@ -408,7 +385,7 @@ def test_noise_shared_by_all_positions_is_as_far_off_as_recorded(shared):
             noise = [0.0, math.log(u / (1 - u))]
             image: tuple[int, ...] = ()
             for _ in range(length):
-                image += (windows.gumbel_token(world.q(image), noise),)
+                image += (gumbel_token(world.q(image), noise),)
             made[image] = made.get(image, 0.0) + high - low
         assert prefix_tv(made, world.joint(), length) == pytest.approx(recorded["tv_prefix"], abs=1e-9), name
 

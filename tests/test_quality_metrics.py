@@ -33,7 +33,6 @@ from lanternbench.metrics import (
 )
 from lanternbench.metrics.clip import Encoder, openai_pixels
 from lanternbench.metrics.features import ImageFiles, Net, features
-from lanternbench.metrics.fid import Measure, statistics
 from lanternbench.metrics.inception_score import InceptionScore
 from lanternbench.metrics.linear_head import linear_head
 from lanternbench.metrics.nets import plain_image
@@ -110,7 +109,7 @@ def test_fid_infinity_removes_the_bias_of_few_images():
 def test_fid_infinity_needs_enough_images_and_says_how_many():
     net = Net(Means(), plain_image)
     (scorer,) = scorers_for(["fid-inf-tiny"])
-    scorer.measure = Measure(net, statistics(net, coloured(30, 0)))
+    scorer.net, scorer.statistics = net, frechet.sums(features(net, coloured(30, 0)))
     few, enough = scorer.score_set(coloured(11, 1)), scorer.score_set(coloured(60, 1))
     assert few.value is None
     assert "at least 12 images; there are 11" in few.note.text
@@ -247,12 +246,12 @@ def test_an_unreadable_image_is_left_out_of_kept_features_and_told_every_time(sa
 
 def test_fid_of_few_images_names_their_number_and_what_takes_the_bias_off():
     (scorer,) = scorers_for(["fid-tiny"])
-    scorer.measure = Measure(Net(Means(), plain_image), frechet.sums(gaussian(50, 3)))
+    scorer.net, scorer.statistics = Net(Means(), plain_image), frechet.sums(gaussian(50, 3))
     (kind, about, note) = scorer.score_set(coloured(30, 1)).note
     assert (kind, about) == ("warning", "fid-tiny")
     assert "over 30 images (fewer than 5000)" in note
     assert "with the metric fid-inf" in note
-    assert "fid-inf, which takes the bias off, needs 8192" in fid.few(4999, 2048)
+    assert "fid-inf, which takes the bias off, needs 8192" in fid.few_images_note(4999, 2048)
 
 
 def test_the_clean_resize_is_pillows_bicubic_and_never_leaves_the_range():
@@ -365,9 +364,10 @@ def small_reward(tmp_path, monkeypatch):
     return tmp_path / "r.pt", tmp_path / "vocab.txt"
 
 
-def image_reward_of(weights, words):
+def image_reward_of(put_weights, weights, words):
     """The scorer that reads these two files."""
-    return image_reward.ImageReward("image-reward", Setup(given={"image-reward": weights, "bert-vocabulary": words}))
+    put_weights({"image-reward": weights, "bert-vocabulary": words})
+    return image_reward.ImageReward("image-reward", Setup())
 
 
 def _official_names(state) -> dict[str, str]:
@@ -384,8 +384,8 @@ def _official_names(state) -> dict[str, str]:
     return found | {k.replace("head.", "mlp.layers.", 1): k for k in state if k.startswith("head.")}
 
 
-def test_image_reward_reads_its_official_files_image_and_caption(small_reward):
-    scorer = image_reward_of(*small_reward)
+def test_image_reward_reads_its_official_files_image_and_caption(put_weights, small_reward):
+    scorer = image_reward_of(put_weights, *small_reward)
     assert scorer.available() is None
     red = Image.new("RGB", (30, 20), "red")
     a, b, c = scorer.score([red, red, GREY], ["a cat", "a red", "a cat"])
@@ -394,21 +394,21 @@ def test_image_reward_reads_its_official_files_image_and_caption(small_reward):
 
 
 @pytest.mark.parametrize("caption", ["", "🦊🌈", "円" * 500, "\ud800 a", "cat " * 999, "[DEC] [SEP]"])
-def test_image_reward_takes_any_caption_and_a_single_pixel(small_reward, caption):
-    (value,) = image_reward_of(*small_reward).score([Image.new("RGB", (1, 1))], [caption])
+def test_image_reward_takes_any_caption_and_a_single_pixel(put_weights, small_reward, caption):
+    (value,) = image_reward_of(put_weights, *small_reward).score([Image.new("RGB", (1, 1))], [caption])
     assert np.isfinite(value)
 
 
-def test_a_wrong_vocabulary_or_weights_file_is_a_users_mistake(small_reward, tmp_path):
+def test_a_wrong_vocabulary_or_weights_file_is_a_users_mistake(put_weights, small_reward, tmp_path):
     weights, words = small_reward
     other = tmp_path / "other.txt"
     for content in (b"a\nb\n", b"\xff\xfe"):
         other.write_bytes(content)
         with pytest.raises(UserError, match=r"other\.txt is not the BERT vocabulary file"):
-            image_reward_of(weights, other).score([GREY], ["a"])
+            image_reward_of(put_weights, weights, other).score([GREY], ["a"])
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
     with pytest.raises(UserError, match=r"other\.pt is not the ImageReward file"):
-        image_reward_of(tmp_path / "other.pt", words).score([GREY], ["a"])
+        image_reward_of(put_weights, tmp_path / "other.pt", words).score([GREY], ["a"])
 
 
 class Harm:

@@ -20,20 +20,21 @@ from rich.console import Console
 
 from lanternbench import experiment as results
 from lanternbench.analysis import summary as measure
+from lanternbench.analysis.figures import Figures
 from lanternbench.analysis.statistics import Estimate
 from lanternbench.analysis.summaries import read_summary, row_of
 from lanternbench.analysis.summary import RANDOM_NOTE
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.notes import Note
-from lanternbench.report import pareto_frontier, report, terminal_table
+from lanternbench.report import report
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.labels import overlap
 from lanternbench.report.load import ReportRow, image_path, joined_rows, load_run, load_runs, read_contents
 from lanternbench.report.maps import image_uri, token_map
 from lanternbench.report.papers import differences, published_beside, published_rows
-from lanternbench.report.pareto import pareto_data, pareto_figure, quality_columns, speed_column
-from lanternbench.report.tables import csv_table, latex_table, markdown_table
+from lanternbench.report.pareto import pareto_data, pareto_figure, pareto_frontier, quality_columns, speed_column
+from lanternbench.report.tables import csv_table, latex_table, markdown_table, terminal_table
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)> ${plotly} \" | & \u0000"
 
@@ -269,7 +270,7 @@ def test_runs_written_by_this_package_can_be_reported(tmp_path):
                                         tree_depths=[4, 4], decode_s=seconds, token_ids=[1, 2, 3, 4], timed=True,
                                         metrics={"clip-tiny": 0.3})  # fmt: skip
                 run.append(stored, Image.new("RGB", (8, 8), "red"))
-        run.finish(measure.summarise(results.read_samples(run.path), results.read_run(run.path)))
+        run.finish(measure.summarise(Figures(results.read_samples(run.path)), results.read_run(run.path)))
     files = report([run.path])
     assert "2.00×" in (run.path / "report" / "table.md").read_text()
     assert files[-1].read_text().count('<img class="image"') == 4
@@ -282,7 +283,7 @@ def test_a_withheld_speedup_is_a_dash_in_every_table_with_a_note(tmp_path):
             for prompt, (label, each) in itertools.product("12", seconds.items()):
                 key = f"{prompt}|{label}|0"
                 run.append(results.Sample(key=key, prompt_id=prompt, label=label, method=label, decode_s=each, **made))
-            run.finish(measure.summarise(results.read_samples(run.path), results.read_run(run.path)))
+            run.finish(measure.summarise(Figures(results.read_samples(run.path)), results.read_run(run.path)))
     report([run.path])
     folder = run.path / "report"
     rows = {r["label"]: r for r in csv.DictReader((folder / "table.csv").read_text().splitlines())}
@@ -398,7 +399,7 @@ def test_a_run_of_flat_figures_and_notes_as_sentences_is_still_read(tmp_path):
         assert (row.lossless, row.n, row.options) == (fields["lossless"], fields["n"], fields["options"])
     assert old.sets == ["fid-tiny"]
     assert Note("info", "image-reward", "the files o") in [note._replace(text=note.text[:11]) for note in old.notes]
-    again = measure.summarise(results.iter_samples(folder), results.read_run(folder))
+    again = measure.summarise(Figures(results.iter_samples(folder)), results.read_run(folder))
     for before, now in zip(old.rows, again.rows, strict=True):  # by the code of today, from the same samples
         for name in ("speedup", "latency_s", "accept_len", "step_compression", "fidelity_loss", "perplexity"):
             assert now.value(name) == pytest.approx(before.value(name)), name

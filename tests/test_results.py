@@ -23,6 +23,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key
 from lanternbench.experiment.environment import environment
 from lanternbench.notes import Note
+from lanternbench.utils.json_values import differences
 
 CONFIG = {"methods": ["ar", {"name": "cool-sd", "lam": 2.0}], "seed": 1}
 
@@ -325,7 +326,7 @@ def test_the_latest_run_is_the_one_last_started_or_resumed(tmp_path):
 def test_the_configuration_hash_depends_on_values_only():
     assert results.config_hash({"a": 1, "b": (1, 2)}) == results.config_hash({"b": [1, 2], "a": 1})
     assert results.config_hash({"a": 1}) != results.config_hash({"a": 2})
-    assert results.differences({"a": {"b": 1}, "c": 0}, {"a": {"b": 2}, "d": True}) == [
+    assert differences({"a": {"b": 1}, "c": 0}, {"a": {"b": 2}, "d": True}) == [
         "a.b: 1 -> 2",
         "c: 0 -> null",
         "d: null -> true",

@@ -15,6 +15,7 @@ from PIL import Image
 
 from lanternbench import experiment as results
 from lanternbench import registry
+from lanternbench.analysis.figures import Figures
 from lanternbench.analysis.summaries import Row, Summary, read_summary
 from lanternbench.analysis.summary import RANDOM_NOTE, summarise
 from lanternbench.cli.main import main
@@ -92,7 +93,7 @@ def run(tmp_path, monkeypatch) -> Path:
                     metrics={"image-reward": None},
                 )  # fmt: skip
                 folder.append(sample, Image.new("RGB", (8, 8), (shade + i,) * 3))
-        summary = summarise(folder.samples(), folder.run)
+        summary = summarise(Figures(folder.samples()), folder.run)
         more = [Note("missing", "image-reward", "gone"), Note("info", None, "a word of its own")]
         folder.finish(replace(summary, notes=summary.notes + more))
     return root / "r"
@@ -158,11 +159,11 @@ def test_a_score_of_another_image_or_caption_is_not_taken(tmp_path):
     item = scoring.Item("a", path, "one")
     scoring.Journal(tmp_path / "j.jsonl").add("m", [item], [0.5])
     journal = scoring.Journal(tmp_path / "j.jsonl")
-    assert journal.known("m", [item]) == {"a": 0.5}
-    assert journal.known("m", [item._replace(caption="two")]) == {}
-    assert journal.known("other", [item]) == {}
+    assert journal.scores("m", [item]) == {"a": 0.5}
+    assert journal.scores("m", [item._replace(caption="two")]) == {}
+    assert journal.scores("other", [item]) == {}
     Image.new("RGB", (300, 2)).save(path)
-    assert journal.known("m", [item]) == {}
+    assert journal.scores("m", [item]) == {}
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_score_of_another_image_or_caption_is_not_taken(tmp_path):
 )
 def test_a_damaged_journal_line_counts_as_not_scored(tmp_path, line):
     (tmp_path / "j.jsonl").write_text(line + "\n")
-    assert scoring.Journal(tmp_path / "j.jsonl").known("m", [scoring.Item("a", tmp_path, None)]) == {}
+    assert scoring.Journal(tmp_path / "j.jsonl").scores("m", [scoring.Item("a", tmp_path, None)]) == {}
 
 
 def test_missing_weights_are_told_once_and_never_score_0(run, brightness):

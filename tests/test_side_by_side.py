@@ -16,7 +16,7 @@ from lanternbench.methods.method import method
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.prompts import Prompt
-from lanternbench.utils.parallel import LEAST, parts, side_by_side
+from lanternbench.utils.parallel import LEAST, process_count, side_by_side
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def test_one_part_stays_in_this_process():
 
 
 def test_a_small_target_on_a_cpu_is_shared_out_and_no_other(two_threads, target, monkeypatch):
-    assert [parts(target.model, n) for n in (1, 2 * LEAST - 1, 2 * LEAST, 100)] == [1, 1, 2, 2]
+    assert [process_count(target.model, n) for n in (1, 2 * LEAST - 1, 2 * LEAST, 100)] == [1, 1, 2, 2]
     monkeypatch.setattr("lanternbench.utils.parallel.SMALL", 1000)
-    assert parts(target.model, 100) == 1
+    assert process_count(target.model, 100) == 1
 
 
 def test_an_error_of_a_part_is_raised_here():
@@ -100,4 +100,4 @@ def test_prompts_decoded_side_by_side_get_the_tokens_of_one_batch(two_threads, t
         return [(g.tokens.tolist(), g.accept_lengths) for g in engine.generate(decoder, part, max_steps=5)]
 
     whole = work(captions)
-    assert list(side_by_side(work, captions, parts(target.model, len(captions)))) == whole
+    assert list(side_by_side(work, captions, process_count(target.model, len(captions)))) == whole

@@ -8,7 +8,7 @@ from windows_on_tables import enumerated, tv
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
-from lanternbench.lossless.plain import windows
+from lanternbench.lossless import plain
 from lanternbench.lossless.plain.windows import WindowSpec
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.build import build
@@ -24,8 +24,8 @@ def test_siblings_are_lossless_and_the_plain_definition(kind):
     """Two siblings, also where the target has one token left; a window longer than the rest of the image."""
     tables = Tables(3, 3, 5, kind)
     got = enumerated(tables, "sjd-pac")
-    plain = windows.output_distribution(tables.world(), WindowSpec(redraw="maximal", siblings=2, tree_depth=3))
-    assert float((got - tables.on_all_images(plain)).abs().max()) < EXACT
+    defined = plain.output_distribution(tables.world(), WindowSpec(redraw="maximal", siblings=2, tree_depth=3))
+    assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert float((got - tables.joint()).abs().max()) < EXACT
 
 

@@ -31,14 +31,14 @@ def test_one_thread_s_robust_latency_is_its_cpu_time():
     assert robust(steps, 1.0, 2)[0] == robust(steps, None, 1)[0] == robust(steps, 1.0)[0] == pytest.approx(2.0)
     slow = [sample(i, "ar", [0.02] * 10, cpu_s=0.1, threads=1) for i in range(6)]
     slow += [sample(i, "fast", [0.02] * 10, cpu_s=0.05, threads=1) for i in range(6)]
-    _, fast = summarise(slow, {}).rows
+    _, fast = summarise(Figures(slow), {}).rows
     assert (fast.figure("speedup").value, fast.figure("robust_speedup").value) == (1.0, pytest.approx(2.0))
 
 
 def test_a_robust_speedup_stands_beside_the_one_of_the_wall_clock():
     samples = [sample(i, "ar", [0.02] * 10) for i in range(6)]
     samples += [sample(i, "fast", [0.01] * 9 + ([0.5] if i == 0 else [0.01])) for i in range(6)]
-    fast = summarise(samples, {}).rows[1]
+    fast = summarise(Figures(samples), {}).rows[1]
     assert fast.value("robust_speedup") == pytest.approx(2.0)
     assert fast.value("speedup") == pytest.approx(6 * 0.2 / (5 * 0.1 + 0.59))
     assert fast.value("robust_latency_s") == pytest.approx(0.1)
@@ -53,7 +53,7 @@ def test_percentiles_are_over_all_steps_and_over_all_images():
     ranks = np.percentile(0.001 * np.arange(1, 101), [50, 95, 99])
     assert [found[f"step_p{p}_s"] for p in (50, 95, 99)] == pytest.approx(ranks, rel=0.02)
     assert [found[f"latency_p{p}_s"] for p in (50, 95)] == pytest.approx(7 * ranks[:2], rel=0.02)
-    assert summarise([sample(0, "m", [0.5, 0.5])], {}).rows[0].value("images_per_s") == pytest.approx(1.0)
+    assert summarise(Figures([sample(0, "m", [0.5, 0.5])]), {}).rows[0].value("images_per_s") == pytest.approx(1.0)
 
 
 def test_steps_of_untimed_samples_and_of_none_have_no_times():
@@ -70,9 +70,10 @@ def test_accepted_lengths_are_counted_without_the_prefill_and_by_place_in_the_im
     steps.add(sample(1, "m", None, [1, 1, 3, 4]))
     assert steps.histogram() == [0, 2, 0, 2, 2]
     assert len(steps.accept_len_by_position()) == PARTS
-    tokens, begun = by_position([2, 2, 4], parts=4)
-    assert (tokens, begun) == ([2, 2, 4, 0], [1, 1, 1, 0])
-    assert by_position([1, 7], parts=2)[0] == [8, 0]
+    tokens, begun = by_position(np.array([8, 8, 16]))  # of 32: two tokens a sixteenth
+    assert {i: n for i, n in enumerate(tokens.tolist()) if n} == {0: 8, 4: 8, 8: 16}
+    assert begun.tolist() == [int(i in (0, 4, 8)) for i in range(PARTS)]
+    assert by_position(np.array([1, 31]))[0][0] == 32
 
 
 def test_the_mean_over_places_weighted_by_steps_is_the_accepted_length():
@@ -128,5 +129,5 @@ def test_contention_is_noticed_by_its_marks_and_said_in_one_sentence(marks, devi
 
 def test_a_disturbed_clock_is_in_the_summary():
     samples = [sample(i, "ar", [0.01] * 90 + [0.2] * 10) for i in range(3)]
-    notes = summarise(samples, {"environment": {"cores": 8, "device": "cpu"}}).notes
+    notes = summarise(Figures(samples), {"environment": {"cores": 8, "device": "cpu"}}).notes
     assert any("The clock was disturbed" in note.text for note in notes)

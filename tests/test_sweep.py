@@ -206,8 +206,9 @@ def test_another_dtype_is_another_run_and_is_not_mixed_with(tmp_path):
     assert first != second
     assert [results.read_run(p)["environment"]["dtype"] for p in (first, second)] == ["float32", "bfloat16"]
     assert results.read_samples(first)[0].token_ids != results.read_samples(second)[0].token_ids
+    run = results.read_run(first)
     with pytest.raises(UserError, match=r'other settings \(dtype: null -> "bfloat16"\)'):
-        sweeps.run(halved, tmp_path, run_id=first.name)
+        results.RunFolder.open(tmp_path, first.name, run["config"] | {"dtype": "bfloat16"}, prompts=run["prompts"])
 
 
 @pytest.mark.parametrize("given", [["run", "-m", "ar"], ["sweep", "fine.yaml"]])

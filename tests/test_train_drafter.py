@@ -103,7 +103,7 @@ KINDS = ["tiny", "tiny, pads as LANTERN's", "anole", "lumina", "classes", "janus
 )
 def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, name, target, monkeypatch):
     """Logits of what is drafted first: after every step of a decode, and all at once from its tokens."""
-    tiny_plain = catalogue.load_plain("tiny")
+    tiny_plain = catalogue.load_unpacked("tiny")
     if kind.startswith("tiny"):
         pads = "uniform" if "," in kind else "alone"
         made, tiny_plain = replace(target, pad_rows=pads), replace(tiny_plain, pad_rows=pads)
@@ -150,7 +150,7 @@ def test_what_it_learns_from_is_the_distribution_that_verifies_it(kind, target):
     found = engine.generate(decoder, CAPTIONS, trace=True, max_steps=15)
     trace = found[0].trace
     assert trace is not None
-    plain = catalogue.load_plain("tiny") if kind == "tiny" else made
+    plain = catalogue.load_unpacked("tiny") if kind == "tiny" else made
     samples = drafter.Samples(plain, plain.drafters["eagle"], CAPTIONS, torch.stack([g.tokens for g in found]))
     assert torch.allclose(samples([0, 1])[1][:, :15], trace.q[:, 1:16], atol=1e-3)
 
@@ -174,7 +174,7 @@ def test_it_learns_on_another_device_as_on_the_host():
 
 def test_a_training_that_was_stopped_anywhere_gives_the_weights_of_an_undisturbed_one(tmp_path, monkeypatch):
     plan, honest = PLAN, loop.fit
-    monkeypatch.setattr(drafter, "load_plain", lambda *a, **k: small("lumina"))
+    monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: small("lumina"))
     monkeypatch.setattr(loop, "fit", lambda *a, **k: honest(*a, **k | {"plan": k["plan"]._replace(save_every=2)}))
     monkeypatch.setattr(drafter, "SHARD", 32)  # two images a file
     lines: list[str] = []
@@ -206,12 +206,12 @@ def test_a_training_that_was_stopped_anywhere_gives_the_weights_of_an_undisturbe
 
 @pytest.mark.parametrize("kind", ["tiny", "anole", "lumina", "classes"])
 def test_what_is_saved_loads_as_a_drafter_and_keeps_the_target_s_tokens(kind, shallow, tmp_path, monkeypatch):
-    made = catalogue.load_plain(str(shallow)) if kind == "tiny" else classes() if kind == "classes" else small(kind)
+    made = catalogue.load_unpacked(str(shallow)) if kind == "tiny" else classes() if kind == "classes" else small(kind)
     captions = ["7", "3"] if kind == "classes" else CAPTIONS
     plan = replace(PLAN, prompts=replace(DEMO, prompts=tuple(prompts.Prompt(c, c) for c in captions)))
     nets: list[Eagle] = []
     honest = drafter.begun
-    monkeypatch.setattr(drafter, "load_plain", lambda *a, **k: replace(made, drafters={}))
+    monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: replace(made, drafters={}))
     monkeypatch.setattr(drafter, "begun", lambda *a: nets.append(honest(*a)) or nets[-1])
     drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
     loaded = made.model.eagle_drafter(tmp_path / "out", "cpu").state_dict()
@@ -341,7 +341,7 @@ def test_a_mistake_is_one_sentence_and_code_2(command, tmp_path, given, said):
 
 
 def test_weights_that_diverged_are_not_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(drafter, "load_plain", lambda *a, **k: small("lumina"))
+    monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: small("lumina"))
     with pytest.raises(UserError, match="became NaN or infinite: lower --lr, and choose another folder with --work"):
         drafter.train(replace(PLAN, lr=1e30), "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
     assert not (tmp_path / "out" / "model.safetensors").exists()

@@ -187,7 +187,7 @@ def test_every_drafting_method_has_a_search_and_others_are_refused():
 
 def result(name: str, ratio: float, low: float, loss: float | None = None) -> Result:
     found = Estimate(ratio, low, 2 * ratio - low)
-    return Result(name, {}, name, None, 2.0, 10.0, 10.0, found, found, loss)
+    return Result(name, name, {}, None, 2.0, 10.0, 10.0, found, found, loss)
 
 
 def test_what_is_not_surely_faster_or_loses_more_is_not_chosen():

@@ -11,16 +11,18 @@ from typing import get_args
 import pytest
 import torch
 from rich.console import Console
+from windows_on_tables import output_distribution
 
 from lanternbench import lossless as verification
 from lanternbench import registry
 from lanternbench.analysis import fidelity
+from lanternbench.cli.verify_cmd import checks_table
 from lanternbench.engine import decode as engine
 from lanternbench.engine import verify
 from lanternbench.engine.verify import RelaxedProb, at
 from lanternbench.errors import UserError
-from lanternbench.lossless import EXACT, statistical, table, verify_all
-from lanternbench.lossless.exact import decoded, output_distribution
+from lanternbench.lossless import EXACT, statistical, verify_all
+from lanternbench.lossless.exact import decoded
 from lanternbench.lossless.large_tables import sampled_tables
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.acceptance import exact
@@ -307,7 +309,7 @@ def test_a_lossless_method_that_one_sample_speaks_against_is_judged_by_a_larger_
     assert all(row.passed for row in rows)
     sizes.clear()
     monkeypatch.setattr(
-        verification, "sampled_tests", lambda *a: honest(*a)._replace(log_q=statistical.Finding(9.0, 1e-6, 0.1))
+        verification, "sampled_tests", lambda *a: honest(*a)._replace(log_q=statistical.Finding(1e-6, 0.1))
     )
     assert not all(row.passed for row in verification.verify_method(method("ar"), small, 0, 4))
 
@@ -356,7 +358,7 @@ def test_rows_of_all_presets_pass_and_print(small):
     assert all(row.passed for row in rows), rows
     assert {row.check.split(":")[0].split(",")[0] for row in rows} == {"tables", "large tables", "random"}
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(table(rows))
+    console.print(checks_table(rows))
     assert "FAIL" not in console.export_text()
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lanternbench.analysis.step_profile import bandwidth
 from lanternbench.experiment.environment import environment
-from lanternbench.models.catalogue import ready
+from lanternbench.models.catalogue import set_device
 from lanternbench.utils.graph_capture import Graphs, Recorder, cuda_graph
 
 WAITED = "called a synchronizing CUDA operation"  # of torch's sync debug mode
@@ -30,7 +30,7 @@ class Machine:
     record: Recorder = cuda_graph
 
     def start(self) -> None:
-        ready(self.device)
+        set_device(self.device)
 
     def graphs(self) -> Graphs:
         return Graphs(self.record)

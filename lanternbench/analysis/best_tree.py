@@ -25,11 +25,6 @@ def expected_length(paths: Paths, table: Table) -> float:
     return float(sum(np.prod([table[d, rank] for d, rank in enumerate(path)]) for path in paths))
 
 
-def chain_length(first: NDArray[np.float64]) -> float:
-    """The same for a chain: Σ_i Π_{j ≤ i} P_j, ``first`` [L] the first child's acceptance at each depth."""
-    return float(np.cumprod(first).sum())
-
-
 class _Split(NamedTuple):
     value: float
     nodes: int = 0  # in the subtree of the first of the ranks, its root included; 0: no further child

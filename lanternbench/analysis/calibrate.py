@@ -32,6 +32,7 @@ from lanternbench.models.cached_stack import Lengths
 from lanternbench.models.network import Network
 
 REPEATS, WARMUP, STEPS = 15, 3, 48
+SIZES = 7  # numbers of nodes that are timed
 SIDE = 1024  # of the matrices whose product is timed
 
 
@@ -123,7 +124,7 @@ def measure(
     widest = max(decoders.values(), key=lambda d: d.proposer.nodes)
     state = start(widest, [caption], [0], trace=False)
     length = state.limit
-    grid = chosen(sizes, widest.proposer.nodes)
+    grid = probed_sizes(sizes, widest.proposer.nodes)
     cached = [1, length // 2, length - 1]
     seconds = [[_forward(state, nodes, at) for nodes in grid] for at in cached]
     drafting: dict[str, Drafting] = {}
@@ -147,12 +148,12 @@ def measure(
     return replace(loops, in_place=in_place)
 
 
-def chosen(sizes: Sequence[int], most: int, count: int = 7) -> list[int]:
-    """At most ``count`` numbers of nodes, evenly picked from those recorded, 1 and the largest among them."""
+def probed_sizes(sizes: Sequence[int], most: int) -> list[int]:
+    """At most ``SIZES`` numbers of nodes, evenly picked from those recorded, 1 and the largest among them."""
     found = sorted({1, *(min(n, most) for n in sizes)})
     if len(found) == 1:
         found.append(2)
-    picked = np.linspace(0, len(found) - 1, min(count, len(found))).round().astype(int)
+    picked = np.linspace(0, len(found) - 1, min(SIZES, len(found))).round().astype(int)
     return [found[i] for i in picked]
 
 

@@ -16,7 +16,7 @@ from lanternbench.analysis.samples import Sample
 from lanternbench.engine.proposal import Proposer
 from lanternbench.errors import UserError
 from lanternbench.methods.method import Method, method
-from lanternbench.models.catalogue import catalogue, family, load_plain, with_drafter
+from lanternbench.models.catalogue import catalogue, family, load_unpacked, with_drafter
 from lanternbench.models.family import Entry
 from lanternbench.models.network import Network
 from lanternbench.models.target import Target
@@ -38,10 +38,10 @@ def sketch(name: str, drafter: str | None = None) -> Target:
     if title in shapes():
         target = family(shapes()[title].family).random_target(shapes()[title], "meta")
     elif title in catalogue() and catalogue()[title].gigabytes:
-        target = load_plain(title, "meta", random_weights=True)
+        target = load_unpacked(title, "meta", random_weights=True)
     else:
         try:
-            target = load_plain(name)
+            target = load_unpacked(name)
         except UserError as error:
             raise UserError(f"{error}; `predict` knows {', '.join(shapes())} beside the catalogue") from None
     target = replace(target, name=title)

@@ -22,24 +22,24 @@ class Change(NamedTuple):
     difference: tuple[float, float, float]
 
 
-def changes(old: Figures, new: Figures, names: list[str], seed: int = 0) -> list[Change]:
+def changes(old: Figures, new: Figures, names: list[str]) -> list[Change]:
     """Every figure in ``names`` of every label that both runs have, where two prompts or more are shared."""
     return [
         found
         for label in old.labels
         if label in new.labels
         for name in names
-        if (found := _change(old, new, label, name, seed)) is not None
+        if (found := _change(old, new, label, name)) is not None
     ]
 
 
-def _change(old: Figures, new: Figures, label: str, name: str, seed: int) -> Change | None:
+def _change(old: Figures, new: Figures, label: str, name: str) -> Change | None:
     before, after = _by_prompt(old, label, name), _by_prompt(new, label, name)
     shared = [prompt for prompt in before if prompt in after]
     if len(shared) < 2:
         return None
     sums = np.array([[*before[p], *after[p]] for p in shared])  # [prompts, 4]
-    top_old, bottom_old, top_new, bottom_new = resampled(sums, draws(len(shared)), seed).T
+    top_old, bottom_old, top_new, bottom_new = resampled(sums, draws(len(shared))).T
     first, second = (sums[:, i].sum() / sums[:, i + 1].sum() for i in (0, 2))
     with np.errstate(divide="ignore", invalid="ignore"):
         olds, news = top_old / bottom_old, top_new / bottom_new

@@ -112,7 +112,7 @@ class StepCost(BaseModel):
 
 @torch.inference_mode()
 def time_steps(
-    decoder: SpeculativeDecoder, shape: Shape, caption: str, cached: Iterable[int], steps: int = 12
+    decoder: SpeculativeDecoder, shape: Shape, caption: str, cached: Iterable[int], steps: int
 ) -> list[Timed]:
     """``steps`` steps of a decoder at each length ``cached``: after each, the length is set back."""
     state, own = begin(decoder, [caption], [0])

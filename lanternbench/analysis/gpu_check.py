@@ -17,7 +17,7 @@ from lanternbench.engine.decode import Generation, generate
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.catalogue import ready
+from lanternbench.models.catalogue import set_device
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.utils.graph_capture import Graphs
@@ -27,7 +27,7 @@ CAPTIONS = ("a red circle", "two small green squares", "a large blue ring above 
 STEPS = 24
 
 
-def parts_at(want: Sequence[Generation], made: Sequence[Generation]) -> str | None:
+def first_difference(want: Sequence[Generation], made: Sequence[Generation]) -> str | None:
     """The first difference between two decodes of the same prompts, in words; None if there is none."""
     for prompt, (a, b) in enumerate(zip(want, made, strict=True)):
         known = min(1 + min(sum(a.accept_lengths), sum(b.accept_lengths)), len(a.tokens))
@@ -47,14 +47,14 @@ def recorded_differs(
         generate(build(t, method(name), temperature), list(captions), max_steps=steps)
         for t in (replace(target, graphs=None), replace(target, graphs=graphs))
     )
-    return parts_at(eager, recorded)
+    return first_difference(eager, recorded)
 
 
 def batch_differs(target: Target, name: str, captions: Sequence[str], steps: int) -> str | None:
     """The first difference between a batch and its prompts decoded alone; None if there is none."""
     decoder = build(target, method(name))
     alone = [generate(decoder, [caption], max_steps=steps)[0] for caption in captions]
-    return parts_at(alone, generate(decoder, list(captions), max_steps=steps))
+    return first_difference(alone, generate(decoder, list(captions), max_steps=steps))
 
 
 def exact_target(device: str) -> Target:
@@ -72,7 +72,7 @@ def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[dict[str, An
             "torch sees no GPU here, so neither its memory's bandwidth nor CUDA graphs could be checked: run "
             "`lanternbench doctor --gpu` on a machine with one"
         )
-    ready(device)
+    set_device(device)
     mine = facts[torch.device(device).index or 0] if facts else {}
     rows = [_row(key.replace("_", " "), value) for key, value in mine.items()]
     rows.append(_row("memory reads at", f"{bandwidth(torch.device(device)).best:.0f} GB/s"))

@@ -29,9 +29,7 @@ def drafting_method(kind: str) -> Method:
     return next((m for m in found if m.choices.tree == "dynamic"), next(iter(found)))
 
 
-def check_pair(
-    target: Target, kind: str, captions: list[str], row: Entry | None = None, steps: int = STEPS
-) -> list[dict[str, Any]]:
+def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None = None) -> list[dict[str, Any]]:
     """What a short decode of ``captions`` shows of the target's drafter of this kind: rows of item, value and ``ok``.
 
     ``row``: the target's in the catalogue, for what is published of its drafter.  ``ok``: None where there is nothing
@@ -44,7 +42,7 @@ def check_pair(
         {"item": "fits the target", "value": net.misfit(target) or "yes", "ok": net.misfit(target) is None},
     ]
     for temperature in TEMPERATURES:
-        made = generate(build(target, used, temperature), captions, max_steps=steps)
+        made = generate(build(target, used, temperature), captions, max_steps=STEPS)
         accepted, count = first_tokens(made)
         known = row and expectation(row, kind, used.choices.tree, temperature)
         note = row and shortfall(row, kind, used.choices.tree, temperature, accepted, count)

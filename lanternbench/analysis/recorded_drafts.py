@@ -119,10 +119,10 @@ class Judge:
         return rule.verify(draft, q, u, self.decoder.residual, self.decoder.warp.greedy)
 
 
-def again(draft: Draft, q: Tensor, times: int) -> tuple[Draft, Tensor]:
-    """One prompt's draft and q [1, N, V], repeated as a batch."""
-    p = None if draft.p is None else draft.p.expand(times, -1, -1)
-    return draft._replace(tokens=draft.tokens.expand(times, -1), p=p), q.expand(times, -1, -1)
+def repeated(draft: Draft, q: Tensor) -> tuple[Draft, Tensor]:
+    """One prompt's draft and q [1, N, V], repeated ``AGAIN`` times as a batch."""
+    p = None if draft.p is None else draft.p.expand(AGAIN, -1, -1)
+    return draft._replace(tokens=draft.tokens.expand(AGAIN, -1), p=p), q.expand(AGAIN, -1, -1)
 
 
 class ChainRecord:
@@ -148,7 +148,7 @@ class ChainRecord:
         self.steps += 1
         for d in range(1, self.depth + 1):
             short = Draft(draft.tokens[:, : d + 1], p[:, :d] if self.sampled else None, self.chains[d - 1])
-            accepted = self.judged.judge(self.rules[d - 1], *again(short, q[:, : d + 1], AGAIN)).accepted.cpu()
+            accepted = self.judged.judge(self.rules[d - 1], *repeated(short, q[:, : d + 1])).accepted.cpu()
             self.reached[d - 1] += (accepted[:, None] >= torch.arange(self.depth + 1)).double().mean(0).numpy()
             if self.ranks > 1 and (d == self.depth or self.decoder.method.acceptance.by_depth):
                 weight = (accepted[:, None] >= torch.arange(d)).double().mean(0).numpy()
@@ -196,7 +196,7 @@ class GrowthRecord:
 
     def add(self, result: StepResult) -> None:
         """One recorded step."""
-        draft, q = again(result.draft, result.q, AGAIN)
+        draft, q = repeated(result.draft, result.q)
         path = self.judged.judge(self.decoder.rule, draft, q).path
         seen = torch.zeros(AGAIN, draft.tree.nodes, device=path.device).scatter_(1, path, 1.0).mean(0)[1:]
         depth, scores = draft.tree.depth[0, 1:], self.builder.scores[0]

@@ -51,13 +51,6 @@ def stretched(committed: ArrayLike, nodes: ArrayLike, depths: ArrayLike, length:
     return cut
 
 
-def steady(tau: float, nodes: int, depth: int, length: int) -> Trace:
-    """``length`` tokens in steps of one tree that commit ``tau`` on average, as evenly as possible: a paper's mean."""
-    steps = max(1, round((length - 1) / tau))
-    ends = np.round(np.linspace(0, length - 1, steps + 1)).astype(np.int64)
-    return Trace(np.diff(ends), np.full(steps, nodes), np.full(steps, depth))
-
-
 def autoregressive(length: int) -> Trace:
     """One token a step."""
     ones = np.ones(length - 1, np.int64)

@@ -60,9 +60,6 @@ class Parts(NamedTuple):
         return Parts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-NOTHING = Parts(0.0, 0.0, 0.0, 0.0, 0.0)
-
-
 def forward(net: Network, load: Load, device: DeviceModel, dtype: str, kernels: float = 0.0) -> Parts:
     """One forward of ``net``; ``kernels`` beside those of its layers."""
     beta, peak, w = 1e9 * device.bandwidth, device.peak(dtype), BYTES[dtype]

@@ -97,9 +97,9 @@ def _percentiles(top: Floats, bottom: Floats, resampled: Floats) -> Estimate:
     return Estimate(value, float(lo), float(hi), units)
 
 
-def _tail(units: int, level: float = 0.95) -> float:
+def _tail(units: int) -> float:
     """Hesterberg's expanded tail: Φ(−√(n/(n−1)) · t_{n−1}), which is 2.5 % for many prompts and less for few."""
-    return float(ndtr(math.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 - level) / 2)))
+    return float(ndtr(math.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 - 0.95) / 2)))
 
 
 def paired_test(a: ArrayLike, b: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -42,18 +42,15 @@ class Profile:
     achieved: float
     syncs_per_step: float
 
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def profile(decoders: list[SpeculativeDecoder], captions: list[str], seed: int = 0) -> list[Profile]:
+def profile(decoders: list[SpeculativeDecoder], captions: list[str]) -> list[Profile]:
     """The decoders' mean steps over ``captions``, one image at a time, interleaved; the first decoder is ``ar``."""
     for decoder in decoders:
-        generate(decoder, captions[:1], seed=seed, max_steps=WARMUP_STEPS)
+        generate(decoder, captions[:1], max_steps=WARMUP_STEPS)
     made: list[list[Generation]] = [[] for _ in decoders]
     for caption in captions:
         for images, decoder in zip(made, decoders, strict=True):
-            images += generate(decoder, [caption], seed=seed)
+            images += generate(decoder, [caption])
     weights = read_bytes(decoders[0].target.model)
     base = _mean_step(made[0])
     return [_profile(d, images, base, weights) for d, images in zip(decoders, made, strict=True)]

@@ -17,20 +17,12 @@ PARTS = 16  # of an image, in raster order
 SLOW = 2.0  # a step of more than so many medians was held up
 
 
-def by_position(accept_lengths: Sequence[int], parts: int = PARTS) -> tuple[list[int], list[int]]:
-    """(tokens, steps) that begin in each of ``parts`` equal stretches of one image's tokens: ``parts`` of each.
-
-    accept_lengths: of every step; they sum to the image's tokens.
-    """
-    tokens, steps = _by_position(np.asarray(accept_lengths, np.int64), parts)
-    return tokens.tolist(), steps.tolist()
-
-
-def _by_position(lengths: NDArray[np.int64], parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def by_position(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(tokens, steps) that begin in each of ``PARTS`` equal stretches of an image, from its steps' accepted lengths."""
     ends = lengths.cumsum()
     whole = ends[-1] if len(ends) else 0
-    part = np.minimum((ends - lengths) * parts // max(whole, 1), parts - 1)
-    return np.bincount(part, lengths, parts).astype(np.int64), np.bincount(part, minlength=parts)
+    part = np.minimum((ends - lengths) * PARTS // max(whole, 1), PARTS - 1)
+    return np.bincount(part, lengths, PARTS).astype(np.int64), np.bincount(part, minlength=PARTS)
 
 
 def robust(step_s: Sequence[float], cpu_s: float | None = None, threads: int | None = None) -> tuple[float, int]:
@@ -60,7 +52,7 @@ class Steps:
         """One more sample."""
         lengths = np.array(sample.accept_lengths[1:], np.int64)
         self.lengths.update(sample.accept_lengths[1:])
-        self._places += _by_position(lengths, PARTS)
+        self._places += by_position(lengths)
         for name, seconds in (sample.phases or {}).items():
             self.phases[name.removesuffix("_s")] += seconds  # type: ignore[assignment]
         if sample.timed:

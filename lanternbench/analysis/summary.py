@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from lanternbench import metrics
 from lanternbench.analysis.contention import contention
 from lanternbench.analysis.figures import BASELINE, MEASURED, Figures
-from lanternbench.analysis.samples import Sample
 from lanternbench.analysis.statistics import Estimate, bootstrap_ratios, draws, paired_test
 from lanternbench.analysis.summaries import Row, Summary
 from lanternbench.analysis.timing import setting_changes
@@ -27,15 +26,12 @@ RANDOM_NOTE = Note(
 Sets = dict[str, dict[str, Estimate]]  # label -> figures of its whole set of images
 
 
-def summarise(
-    samples: Iterable[Sample] | Figures, run: Mapping[str, Any], sets: Sets | None = None, seed: int = 0
-) -> Summary:
-    """The summary of a run's samples; what is missing has no value, and is never 0.
+def summarise(figures: Figures, run: Mapping[str, Any], sets: Sets | None = None, seed: int = 0) -> Summary:
+    """The summary of a run by the figures of its samples; what is missing has no value, and is never 0.
 
     run: ``run.json``; its "methods" ({"label", "lossless"}) give the order of rows.
     sets: figures of a whole label, such as {"ar": {"fid-tiny": Estimate(31.2, n=64)}}.
     """
-    figures = samples if isinstance(samples, Figures) else Figures(samples)
     sets = sets or {}
     whole = sorted({name for found in sets.values() for name in found} - figures.metrics.keys())
     order = [str(method.get("label")) for method in run.get("methods") or []] + list(figures.labels)

@@ -11,6 +11,7 @@ from rich.console import Console
 from lanternbench.cli import options
 from lanternbench.cli.output import number_table, print_json
 from lanternbench.cli.progress import display
+from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 
 
@@ -32,16 +33,15 @@ def codebook(
     """
     from lanternbench import prompts
     from lanternbench.analysis import code_swaps as codebooks
-    from lanternbench.errors import UserError
     from lanternbench.models.catalogue import load_target
-    from lanternbench.utils.files import OUT, ready
+    from lanternbench.utils.files import OUT, check_writable
 
     try:
         sizes = sorted({int(x) for x in k.split(",")})
     except ValueError:
         raise UserError(f"--k {k} is no list of numbers: write for example --k 2,10,100") from None
     if out is not None:
-        ready(out, OUT)
+        check_writable(out, OUT)
     model = load_target(target, choose(device, threads), dtype=dtype)
     captions = prompts.captions_for(target, num_prompts)
     with display("drawing and swapping"):

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from lanternbench.cli import options
 from lanternbench.cli.output import number_table, print_json, print_notes, stdout
+from lanternbench.errors import UserError
 
 if TYPE_CHECKING:
     from lanternbench.analysis.change import Change
@@ -53,7 +54,6 @@ def compare(
     """
     from lanternbench.analysis.change import changes
     from lanternbench.analysis.figures import Figures
-    from lanternbench.errors import UserError
     from lanternbench.experiment import find, iter_samples, read_run
     from lanternbench.report.load import Run, differing
 
@@ -90,7 +90,6 @@ def _print(found: list[Change], failed: list[bool]) -> None:
 
 
 def _condition(text: str) -> Condition:
-    from lanternbench.errors import UserError
 
     found = re.fullmatch(r"\s*([\w:/.+-]+?)\s*([<>])\s*([-+]?\d*\.?\d+)\s*(%?)\s*", text)
     if not found:

@@ -10,6 +10,7 @@ from lanternbench.cli import options
 from lanternbench.cli.output import print_rows
 from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
+from lanternbench.utils.device import choose
 
 
 def doctor(
@@ -48,10 +49,8 @@ def doctor(
 
 
 def _gpu(device: str, as_json: bool) -> None:
-    """Exit code 1 where a check fails."""
     from lanternbench.analysis.gpu_check import check_gpu
     from lanternbench.experiment.environment import environment
-    from lanternbench.utils.device import choose
 
     with display("checking the GPU"):
         rows = check_gpu(choose(device), environment()["gpus"])
@@ -59,11 +58,9 @@ def _gpu(device: str, as_json: bool) -> None:
 
 
 def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, device: str, as_json: bool) -> None:
-    """Exit code 1 where a check fails."""
     from lanternbench import prompts as sets
     from lanternbench.analysis.pair_check import check_pair
     from lanternbench.models.catalogue import catalogue, load_target, with_drafter
-    from lanternbench.utils.device import choose
 
     device = choose(device)
     loaded = load_target(target, device, random_weights)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from lanternbench.cli.program import program
+from lanternbench.errors import UserError
 
 if TYPE_CHECKING:
     from lanternbench.models.family import Entry
@@ -60,7 +61,6 @@ def _download(remote) -> None:
 
 
 def _target(row: Entry, dry_run: bool) -> None:
-    from lanternbench.errors import UserError
     from lanternbench.experiment import fetching
 
     if not row.files:

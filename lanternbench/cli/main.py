@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import sys
 import warnings
@@ -40,11 +41,10 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        commands: dict[str, Callable[..., None]] = {"run": run.run, "tune": tune.tune, "verify": verify.verify}
-        if name not in commands:
+        if name not in TAKE_METHOD_OPTIONS:
             return name, command, rest
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        single.command(name)(_with_plugins(with_method_options(commands[name])))
+        single.command(name)(_with_plugins(with_method_options(TAKE_METHOD_OPTIONS[name])))
         return name, typer.main.get_command(single), rest
 
 
@@ -83,31 +83,16 @@ def _options(
     """Benchmark speculative decoding for autoregressive image generation: one engine, one clock, honest tables."""
 
 
-def _run() -> None:
-    """Measure one method, or several, against autoregressive decoding."""
-
-
-def _tune() -> None:
-    """Find the sizes of a method's tree, or window, that suit this machine, and write them as a preset."""
-
-
-def _verify() -> None:
-    """Prove methods: exact enumeration on small tables, and statistics on the embedded model; exit 1 on failure."""
-
-
+TAKE_METHOD_OPTIONS: dict[str, Callable[..., None]] = {"run": run.run, "tune": tune.tune, "verify": verify.verify}
 COMMANDS: list[Callable[..., None]] = [
-    _run,
-    _tune,
-    sweep.sweep,
-    compare.compare,
-    report.report,
-    score.score,
-    methods.methods,
+    *(run.run, tune.tune, sweep.sweep, compare.compare, report.report, score.score, methods.methods, targets.targets),
+    *(prompts.prompts, fetch.fetch, doctor.doctor, profile.profile, predict.predict, codebook.codebook, verify.verify),
 ]
-COMMANDS += [targets.targets, prompts.prompts]
-COMMANDS += [fetch.fetch, doctor.doctor, profile.profile, predict.predict, codebook.codebook, _verify]
 for command in COMMANDS:
-    app.command(command.__name__.lstrip("_"))(_with_plugins(command))
+    if command.__name__ in TAKE_METHOD_OPTIONS:  # listed alone: see ``Commands``
+        app.command(command.__name__, help=(inspect.getdoc(command) or "").partition("\n")[0])(lambda: None)
+    else:
+        app.command(command.__name__)(_with_plugins(command))
 for name, command in (("drafter", train.drafter), ("tiny", train.tiny)):
     train.app.command(name)(_with_plugins(command))
 app.add_typer(train.app, name="train")

@@ -12,6 +12,7 @@ from rich.text import Text
 from lanternbench.cli.output import number_table, print_json, print_notes, print_table, stdout
 from lanternbench.cli.program import program
 from lanternbench.cli.progress import display
+from lanternbench.utils.device import choose
 
 if TYPE_CHECKING:
     from lanternbench.analysis.summaries import Summary
@@ -32,7 +33,6 @@ def execute(
     """Run a sweep with progress on stderr; returns its folder and summary."""
     from lanternbench.experiment import runner as sweeps
     from lanternbench.experiment.executors import executor as make_executor
-    from lanternbench.utils.device import choose
 
     made_by = make_executor(executor, workers, threads, ray_address)
     chosen = choose(device, threads) if executor == "local" else device  # of a cluster its workers know
@@ -66,7 +66,6 @@ def show_plan(runs: list[Sweep], device: str, threads: int | None, as_json: bool
     """What a sweep would make, and how long that takes on this machine, from a few steps of each method."""
     from lanternbench import prompts as sources
     from lanternbench.experiment.worker import Worker
-    from lanternbench.utils.device import choose
 
     rows: list[dict[str, Any]] = []
     chosen = choose(device, threads)

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from lanternbench.errors import UserError
+
 MAX_SEED = 2**63 - 1
 
 
 def in_range(seed: int | None) -> int | None:
     """Raises UserError for a seed that no generator takes."""
-    from lanternbench.errors import UserError
 
     if seed is not None and not 0 <= seed <= MAX_SEED:
         raise UserError("--seed: 'seed' is wrong (it must be 0 or more and below 2^63); correct it")

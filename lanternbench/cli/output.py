@@ -48,10 +48,10 @@ def print_table(rows: Sequence[Row]) -> None:
 
 def print_notes(notes: Iterable[Any], console: Console, bullet: str = "· ") -> None:
     """Each on a line of its own, not broken: a note may hold a command to copy."""
-    from lanternbench.utils.text import plain
+    from lanternbench.utils.text import one_line
 
     for note in notes:
-        text = bullet + plain(str(note), 4000)
+        text = bullet + one_line(str(note), 4000)
         console.print(text, style="dim" if bullet else None, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -78,10 +78,10 @@ def number_table(titles: Iterable[str], words: Iterable[str] = (), overflow: Any
 
 def _cell(value: Any) -> Text:
     """No text from a file is read as markup, or as a sign that a terminal obeys."""
-    from lanternbench.utils.text import plain
+    from lanternbench.utils.text import one_line
 
     if isinstance(value, bool):
         return Text("yes" if value else "no")
     if isinstance(value, dict):
         value = ", ".join(f"{k}={v}" for k, v in value.items())
-    return Text(plain(str(value), 4000))
+    return Text(one_line(str(value), 4000))

@@ -12,6 +12,7 @@ from rich.console import Console
 from lanternbench.cli import options
 from lanternbench.cli.output import print_json, print_notes, stdout
 from lanternbench.cli.progress import display
+from lanternbench.errors import UserError
 
 if TYPE_CHECKING:
     from lanternbench.analysis.cases import Cases
@@ -101,7 +102,6 @@ def predict(
 
 def _check(batch: str, dtype: str, compile_mode: str, out: Path | None) -> list[int]:
     """The batch sizes.  Raises UserError for what cannot be read."""
-    from lanternbench.errors import UserError
     from lanternbench.models.loading import dtype_named
 
     dtype_named(dtype)

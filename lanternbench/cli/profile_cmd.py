@@ -10,6 +10,7 @@ import typer
 from lanternbench.cli import options
 from lanternbench.cli.output import number_table, print_json, stdout
 from lanternbench.cli.progress import display
+from lanternbench.utils.device import choose
 
 
 def profile(
@@ -36,11 +37,10 @@ def profile(
     from lanternbench.methods.build import build
     from lanternbench.methods.method import method
     from lanternbench.models.catalogue import load_with_drafter
-    from lanternbench.utils.device import choose
-    from lanternbench.utils.files import TRACE, ready
+    from lanternbench.utils.files import TRACE, check_writable
 
     if trace is not None:
-        ready(trace, TRACE)
+        check_writable(trace, TRACE)
     names = ["ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar")]
     chosen = [method(n) for n in names]
     used = {m.choices.proposal for m in chosen}
@@ -53,7 +53,7 @@ def profile(
         if trace is not None:
             profiles.chrome_trace(decoders[-1], captions[0], trace)
     if as_json:
-        print_json({"bandwidth": limit.best, "bandwidth_median": limit.median, "methods": [p.record() for p in found]})
+        print_json({"bandwidth": limit.best, "bandwidth_median": limit.median, "methods": found})
         return
     titles = ("method", "τ", "step", "draft", "verify", "commit", "other", "out", "speedup", "limit", "GB/s")
     table = number_table(titles, ("method",), "fold", padding=(0, 1, 0, 0), pad_edge=False)

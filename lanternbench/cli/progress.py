@@ -12,7 +12,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from lanternbench.utils.text import plain
+from lanternbench.utils.text import one_line
 
 SILENCE = 60.0  # seconds after which a line says that the work goes on
 FIRST = 10.0  # seconds after which one says so, where none was said before
@@ -55,7 +55,7 @@ class Bars:
         self.next = time.monotonic() + LONG
 
     def show(self, done: int, of: int, what: str) -> None:
-        self.bar.update(self.task, completed=done, total=of or None, description=plain(what, 60))
+        self.bar.update(self.task, completed=done, total=of or None, description=one_line(what, 60))
         self.bar.reset(self.tokens, visible=False)
         self.next = time.monotonic() + LONG
 
@@ -103,4 +103,4 @@ class Lines:
 
     def _print(self, line: str) -> None:
         self.next = time.monotonic() + SILENCE
-        print(plain(line, 4000), file=sys.stderr, flush=True)
+        print(one_line(line, 4000), file=sys.stderr, flush=True)

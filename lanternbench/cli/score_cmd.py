@@ -12,7 +12,9 @@ from rich.console import Console
 from lanternbench.cli import options
 from lanternbench.cli.output import number_table, print_json, print_notes, print_table, record
 from lanternbench.cli.progress import display
-from lanternbench.utils.text import plain
+from lanternbench.errors import UserError
+from lanternbench.utils.device import choose
+from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
     from lanternbench.analysis.summaries import Row, Summary
@@ -46,10 +48,8 @@ def score(
     Example: lanternbench score --metrics image-reward,hpsv2
     """
     from lanternbench import experiment as store
-    from lanternbench.errors import UserError
     from lanternbench.experiment import scoring
     from lanternbench.metrics.setup import Setup
-    from lanternbench.utils.device import choose
 
     if reference is not None and not reference.is_dir():
         raise UserError(f"there is no folder {reference}: give the folder of real images to --reference.")
@@ -90,14 +90,14 @@ def _export(layout: str, folder: Path, places: list[Path]) -> None:
                 images.setdefault(sample.label, {}).setdefault(sample.prompt, []).append(place / sample.image)
     for label, own in images.items():
         place = folder / re.sub(r"[^\w.=-]+", "-", label)
-        print(f"{plain(label)}: {export(layout, own, place)}")
+        print(f"{one_line(label)}: {export(layout, own, place)}")
 
 
 def _print_metrics(row: Row) -> None:
     """The row of a plain folder, a metric a line."""
     from lanternbench.report.columns import metric_column, metric_keys
 
-    table = number_table(("metric", plain(row.label), "95 %", "images"), ("metric",))
+    table = number_table(("metric", one_line(row.label), "95 %", "images"), ("metric",))
     for column in map(metric_column, metric_keys([row])):
         count = row.figure(column.key).n
         table.add_row(column.title + column.arrow, column.value(row), column.bounds(row), str(count or row.n))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -47,16 +47,10 @@ def sweep(
 
     given = dict(
         prompts=prompts, seed=seed, temperature=temperature, batch=batch, target=target, drafter=drafter, dtype=dtype,
-        compile=compile_mode, repeats=repeats,
+        compile=compile_mode, repeats=repeats, simulate_acceptance=simulate_acceptance, num_prompts=num_prompts,
+        random_weights=random_weights or None,
     )  # fmt: skip
-    changed: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
-    if random_weights:
-        changed["random_weights"] = True
-    if simulate_acceptance is not None:
-        changed["simulate_acceptance"] = simulate_acceptance
-    if num_prompts is not None:
-        changed["num_prompts"] = num_prompts
-    runs = sweep_file.read(file, changed)
+    runs = sweep_file.read(file, {k: v for k, v in given.items() if v is not None})
     if dry_run:
         show_plan(runs, device, threads, as_json)
         return

@@ -9,14 +9,11 @@ import typer
 
 from lanternbench.cli import options
 from lanternbench.cli.program import program
+from lanternbench.errors import UserError
+from lanternbench.utils.device import choose
 
 Recipe = Literal["eagle-1", "eagle-3"]
 app = typer.Typer(no_args_is_help=True, help="Train a drafter for any target, or the embedded models from a seed.")
-
-
-@app.callback()
-def _group() -> None:
-    """Train a drafter for any target, or the embedded models from a seed."""
 
 
 def drafter(
@@ -51,9 +48,7 @@ def drafter(
     from rich.console import Console
 
     from lanternbench import prompts as sets
-    from lanternbench.errors import UserError
     from lanternbench.training.drafter import Plan, train
-    from lanternbench.utils.device import choose
 
     chosen = choose(device, threads)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -84,7 +79,6 @@ def tiny(
     from rich.console import Console
 
     from lanternbench.training.tiny_world.world import train
-    from lanternbench.utils.device import choose
 
     choose("cpu", threads)
     console = Console(stderr=True)

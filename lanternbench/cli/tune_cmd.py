@@ -14,6 +14,7 @@ from lanternbench.cli.method_options import pairs
 from lanternbench.cli.output import number_table, print_json, print_notes, stdout
 from lanternbench.cli.program import program
 from lanternbench.cli.progress import display
+from lanternbench.utils.device import choose
 
 
 def tune(
@@ -46,7 +47,6 @@ def tune(
     from lanternbench.experiment import tuning as search
     from lanternbench.experiment.tuning_result import Tune
     from lanternbench.report.tuning_plot import write_plot
-    from lanternbench.utils.device import choose
 
     config = Tune(
         method=method, options=pairs(option or []) | (method_options or {}), target=target, drafter=drafter,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from lanternbench.cli import options
 from lanternbench.cli.method_options import pairs, specs
-from lanternbench.cli.output import print_json, stdout
+from lanternbench.cli.output import number_table, print_json, stdout
 from lanternbench.cli.progress import display
+
+if TYPE_CHECKING:
+    from lanternbench.lossless import Row
+
+TITLES = ("method", "check", "", "measured", "limit", "detail")
 
 
 def verify(
@@ -24,7 +30,7 @@ def verify(
 
     Example: lanternbench verify eagle-1 --tree chain --acceptance block
     """
-    from lanternbench.lossless import Row, table, verify_all
+    from lanternbench.lossless import verify_all
     from lanternbench.methods.method import Method, method
     from lanternbench.models.catalogue import load_target
     from lanternbench.registry import components
@@ -46,6 +52,16 @@ def verify(
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
-        stdout().print(table(rows))
+        stdout().print(checks_table(rows))
     if any(row.passed is False for row in rows):
         raise typer.Exit(1)
+
+
+def checks_table(rows: list[Row]) -> Table:
+    """The checks for a terminal."""
+    shown = number_table(TITLES, words=TITLES, padding=(0, 1, 0, 0), pad_edge=False)
+    for row in rows:
+        mark = {True: "[green]pass[/]", False: "[red]FAIL[/]", None: "–"}[row.passed]
+        numbers = ("–" if x is None else f"{x:.3g}" for x in (row.value, row.limit))
+        shown.add_row(row.method, row.check, mark, *numbers, row.detail)
+    return shown

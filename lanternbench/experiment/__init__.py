@@ -2,19 +2,17 @@
 
 from lanternbench.analysis.samples import Sample, sample_key
 from lanternbench.experiment.run_folder import RunFolder
-from lanternbench.experiment.run_reader import find, iter_samples, latest, read_run, read_samples, runs
-from lanternbench.utils.json_values import config_hash, differences
+from lanternbench.experiment.run_reader import find, iter_samples, latest, read_run, read_samples
+from lanternbench.utils.json_values import config_hash
 
 __all__ = [
     "RunFolder",
     "Sample",
     "config_hash",
-    "differences",
     "find",
     "iter_samples",
     "latest",
     "read_run",
     "read_samples",
-    "runs",
     "sample_key",
 ]

@@ -14,7 +14,7 @@ from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.experiment import Sample, sample_key
 from lanternbench.prompts import Prompt
 from lanternbench.utils.device import cpu_threads
-from lanternbench.utils.parallel import parts, side_by_side
+from lanternbench.utils.parallel import process_count, side_by_side
 
 
 def make_samples(
@@ -28,7 +28,7 @@ def make_samples(
 
     ``on_step`` (tokens done, of) is called after every step, unless processes share the prompts.
     """
-    count = parts(decoder.target.model, len(group))
+    count = process_count(decoder.target.model, len(group))
     alone = on_step if count == 1 else None
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
 

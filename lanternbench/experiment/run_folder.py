@@ -80,7 +80,7 @@ class RunFolder:
         try:
             new = {
                 "run_id": path.name,
-                "created": _now(),
+                "created": datetime.now(UTC).isoformat(timespec="microseconds"),
                 "config": plain(config),
                 "config_hash": config_hash(config),
                 "environment": plain(environment or {}),
@@ -282,7 +282,3 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
         file.write(
             json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
         )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")

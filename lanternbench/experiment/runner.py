@@ -6,7 +6,7 @@ import hashlib
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -21,7 +21,14 @@ from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import Executor, Unit
 from lanternbench.experiment.executors import executor as make_executor
-from lanternbench.experiment.scoring import known, score_sets, stored, stored_sets, there, unique
+from lanternbench.experiment.scoring import (
+    files_exist,
+    has_values,
+    kept_set_figures,
+    previous_summary,
+    score_sets,
+    unique,
+)
 from lanternbench.experiment.worker import Job, OnStep
 from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
@@ -50,7 +57,6 @@ def run(
     out: Path,
     *,
     fresh: bool = False,
-    run_id: str | None = None,
     device: str = "cpu",
     executor: str | Executor = "local",
     watch: Watch = Watch(),  # noqa: B008  (immutable)
@@ -61,60 +67,60 @@ def run(
     depends on (seed, prompt, method) alone, whichever ``executor`` computes it: one of ``executors``, or its name.
     Raises UserError before anything is computed if a setting is wrong.
     """
-    with closing(make_executor(executor) if isinstance(executor, str) else executor) as made_by:
-        return _run(config, out, fresh, run_id, device, made_by, watch)
-
-
-def _run(
-    config: Sweep,
-    out: Path,
-    fresh: bool,
-    run_id: str | None,
-    device: str,
-    executor: Executor,
-    watch: Watch,
-) -> tuple[Path, Summary]:
-    methods = config.methods()
-    selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
-    facts = executor.start(config, device, -(-len(selected) // config.batch) * config.repeats)
-    meaningless = config.random_weights or config.simulate_acceptance is not None
-    here = Setup(device=facts.device if torch.cuda.is_available() else "cpu")
-    scorers = [] if meaningless else scorers_for(config.metrics, facts.target["evaluators"], here)
-    record = config.record() | {"guidance": facts.guidance, "device": facts.device}
-    with RunFolder.open(
-        out,
-        run_id or f"{config.name}-{config_hash(record | selected.record())[:8]}",
-        record,
-        fresh=fresh,
-        environment=facts.environment,
-        prompts=selected.record(),
-        target=facts.target,
-        methods=[
-            {"label": m.label, "method": m.preset, "options": m.options, "lossless": facts.lossless[m.label]}
-            for m in methods
-        ],
-    ) as folder:
-        spent = _measure(folder, config, executor, selected, watch)
-        old, groups = stored(folder), folder.images  # ``score`` may have added to them
-        sets, intact = stored_sets(folder, old), there(groups)
-        whole = [
-            s
-            for s in scorers
-            if isinstance(s, SetMetric) and not (known(sets, groups, s) and (s.available() or not intact))
-        ]
-        found, said, more = score_sets(groups, whole)
-        kept = {name for columns in sets.values() for name in columns} - {s.name for s in whole}
-        for label, columns in found.items():
-            sets.setdefault(label, {}).update(columns)
-        summary = summarise(folder.figures, folder.run, sets, config.seed)
-        said += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
-        said += [note for note in old.notes if note.metric in kept]
+    with ExitStack() as stack:
+        made_by = make_executor(executor) if isinstance(executor, str) else executor
+        stack.callback(made_by.close)
+        selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
+        methods = config.methods()
+        facts = made_by.start(config, device, -(-len(selected) // config.batch) * config.repeats)
+        meaningless = config.random_weights or config.simulate_acceptance is not None
+        here = Setup(device=facts.device if torch.cuda.is_available() else "cpu")
+        scorers = [] if meaningless else scorers_for(config.metrics, facts.target["evaluators"], here)
+        record = config.record() | {"guidance": facts.guidance, "device": facts.device}
+        name = f"{config.name}-{config_hash(record | selected.record())[:8]}"
+        folder = stack.enter_context(
+            RunFolder.open(
+                out,
+                name,
+                record,
+                fresh=fresh,
+                environment=facts.environment,
+                prompts=selected.record(),
+                target=facts.target,
+                methods=[
+                    {"label": m.label, "method": m.preset, "options": m.options, "lossless": facts.lossless[m.label]}
+                    for m in methods
+                ],
+            )
+        )
+        spent = _measure(folder, config, made_by, selected, watch)
         remarks = [facts.target["remark"]] if "remark" in facts.target else []
-        said += [Note("info", None, text) for text in [*executor.notes(), *remarks]] + drafter_notes(folder, config)
-        costs = old.costs | spent | more
-        summary = replace(summary, notes=unique(summary.notes + said), costs=costs, reference=old.reference)
+        summary = _summary(folder, config, scorers, spent, [*made_by.notes(), *remarks])
         folder.finish(summary)
         return folder.path, summary
+
+
+def _summary(
+    folder: RunFolder, config: Sweep, scorers: list[ImageMetric | SetMetric], spent: Costs, remarks: list[str]
+) -> Summary:
+    """Score whole sets of images where that is still to be done, and sum up; ``spent``: on scores of single images."""
+    old, groups = previous_summary(folder), folder.images  # ``score`` may have added to them
+    sets, intact = kept_set_figures(folder, old), files_exist(groups)
+    whole = [
+        s
+        for s in scorers
+        if isinstance(s, SetMetric) and not (has_values(sets, groups, s) and (s.available() or not intact))
+    ]
+    found, said, more = score_sets(groups, whole)
+    kept = {name for columns in sets.values() for name in columns} - {s.name for s in whole}
+    for label, columns in found.items():
+        sets.setdefault(label, {}).update(columns)
+    summary = summarise(folder.figures, folder.run, sets, config.seed)
+    said += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
+    said += [note for note in old.notes if note.metric in kept]
+    said += [Note("info", None, text) for text in remarks] + drafter_notes(folder, config)
+    notes, costs = unique(summary.notes + said), old.costs | spent | more
+    return replace(summary, notes=notes, costs=costs, reference=old.reference)
 
 
 def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
@@ -141,7 +147,7 @@ def plan(prompts: PromptSet, labels: list[str], seed: int, batch: int) -> Iterat
         yield group, random.Random(digest).sample(labels, len(labels))
 
 
-def left(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
+def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
     """The part of the plan that is not stored yet."""
     done, labels = folder.done(), [m.label for m in config.methods()]
     units = []
@@ -160,7 +166,7 @@ def _measure(
     watch: Watch,
 ) -> Costs:
     """Make and store the samples that are missing; returns the cost of the scores."""
-    units, total = left(folder, config, prompts), len(prompts) * len(config.methods()) * config.repeats
+    units, total = missing_units(folder, config, prompts), len(prompts) * len(config.methods()) * config.repeats
 
     def say(what: str) -> None:
         watch.progress(len(folder.done()), total, what)

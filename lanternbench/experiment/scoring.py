@@ -65,7 +65,7 @@ class Journal:
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
 
-    def known(self, metric: str, items: Iterable[Item]) -> dict[str, float | None]:
+    def scores(self, metric: str, items: Iterable[Item]) -> dict[str, float | None]:
         """The scores of those items that have one, by key; None where the score is undefined."""
         found = {item.key: (item, self._scores.get((item.key, metric))) for item in items}
         return {key: score[1] for key, (item, score) in found.items() if score and score[0] == item.stamp}
@@ -120,13 +120,13 @@ def score_run(
         scorers = scorers_for(metrics, (folder.run.get("target") or {}).get("evaluators") or "tiny", setup)
         single = [scorer for scorer in scorers if isinstance(scorer, ImageMetric)]
         values, notes, costs = _score_singly(folder, single, again, progress)
-        old, groups = stored(folder), folder.images
-        sets, costs, real = stored_sets(folder, old), old.costs | costs, old.reference
+        old, groups = previous_summary(folder), folder.images
+        sets, costs, real = kept_set_figures(folder, old), old.costs | costs, old.reference
         now: set[str] = set()  # what was compared with the setup's real images
         kept = {scorer.name for scorer in scorers}
         for scorer in (scorer for scorer in scorers if not isinstance(scorer, ImageMetric)):
             with_real = setup.reference is not None and scorer.compares
-            if known(sets, groups, scorer) and (scorer.available() or not (again or with_real)):
+            if has_values(sets, groups, scorer) and (scorer.available() or not (again or with_real)):
                 kept.remove(scorer.name)
                 continue
             progress(0, 0, scorer.name)
@@ -265,7 +265,7 @@ def score_items(
     scorer: ImageMetric, items: Sequence[Item], journal: Journal, again: bool, progress: Progress
 ) -> tuple[dict[str, float | None], list[Note]]:
     """Values by key of all items that could be scored, from the journal or in batches, and notes."""
-    known = {} if again else journal.known(scorer.name, items)
+    known = {} if again else journal.scores(scorer.name, items)
     left = [item for item in items if item.key not in known]
     if not left:
         return known, []
@@ -275,7 +275,7 @@ def score_items(
         return known, [Note("missing", scorer.name, "it reads captions; give their file by --captions FILE")]
     broken: list[str] = []
     progress(0, len(left), scorer.name)
-    prepared(scorer)
+    prepare_scorer(scorer)
     for start in range(0, len(left), BATCH):
         progress(start, len(left), scorer.name)
         clock = time.perf_counter()
@@ -288,7 +288,7 @@ def score_items(
     return known, _unread(scorer, broken) + scorer.notes()
 
 
-def prepared(scorer: ImageMetric | SetMetric) -> None:
+def prepare_scorer(scorer: ImageMetric | SetMetric) -> None:
     """Let a scorer load what it needs before a clock starts, where it offers to."""
     if not scorer.available():
         scorer.prepare()
@@ -300,7 +300,7 @@ def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetMetric
     notes: list[Note] = []
     costs: Costs = {}
     for scorer in scorers:
-        prepared(scorer)
+        prepare_scorer(scorer)
         read, seconds = 0, 0.0
         for label, paths in groups.items():
             images, clock = ImageFiles(paths), time.perf_counter()
@@ -315,12 +315,12 @@ def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetMetric
     return sets, unique(notes), costs
 
 
-def known(sets: Sets, groups: Iterable[str], scorer: SetMetric) -> bool:
+def has_values(sets: Sets, groups: Iterable[str], scorer: SetMetric) -> bool:
     """Does every label have a value of this metric?"""
     return all(sets.get(label, {}).get(scorer.name, Estimate()).value is not None for label in groups)
 
 
-def there(groups: Mapping[str, Sequence[Path]]) -> bool:
+def files_exist(groups: Mapping[str, Sequence[Path]]) -> bool:
     """Do all image files still exist?"""
     return all(path.is_file() for paths in groups.values() for path in paths)
 
@@ -338,7 +338,7 @@ def _unread(scorer: ImageMetric | SetMetric, broken: list[str]) -> list[Note]:
     return [Note("warning", scorer.name, f"{len(broken)} images are left out. {broken[0]}")] if broken else []
 
 
-def stored(folder: RunFolder) -> Summary:
+def previous_summary(folder: RunFolder) -> Summary:
     """A run's summary; an empty one if there is none, or it is damaged."""
     try:
         return read_summary(folder.path)
@@ -346,7 +346,7 @@ def stored(folder: RunFolder) -> Summary:
         return Summary([])
 
 
-def stored_sets(folder: RunFolder, summary: Summary) -> Sets:
+def kept_set_figures(folder: RunFolder, summary: Summary) -> Sets:
     """The summary's figures of whole sets of images, where these are the same still."""
     counts = {label: int(folder.figures.of(label).sum()) for label in folder.figures.labels}
     return {

@@ -50,8 +50,8 @@ class Result:
     """
 
     name: str
-    options: Options
     label: str
+    options: Options
     expected: Candidate | None  # of ar nothing was searched
     tau: float
     tokens_per_s: float
@@ -137,17 +137,7 @@ def preset_text(tuning: Tuning) -> str:
 
 
 def _row(r: Result) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "name": r.name,
-        "label": r.label,
-        "options": r.options,
-        "tau": r.tau,
-        "tokens_per_s": r.tokens_per_s,
-        "robust_tokens_per_s": r.robust_tokens_per_s,
-        "ratio": r.ratio,
-        "robust_ratio": r.robust_ratio,
-        "fidelity_loss": r.fidelity_loss,
-    }
+    row = {name: value for name, value in vars(r).items() if name != "expected"}
     if r.expected is not None:
         expected = r.expected
         row["expected"] = {"tau": expected.tau, "tokens_per_s": expected.tokens_per_s, "step_s": expected.step_s}

@@ -13,7 +13,7 @@ from lanternbench.experiment import Sample
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.environment import environment
 from lanternbench.experiment.generate_samples import make_samples
-from lanternbench.experiment.scoring import prepared
+from lanternbench.experiment.scoring import prepare_scorer
 from lanternbench.methods.build import build
 from lanternbench.metrics import ImageMetric, scorers_for
 from lanternbench.metrics.setup import Setup
@@ -82,7 +82,7 @@ class Worker:
         """Encode captions and load scorers before any clock starts; the text encoder is loaded once."""
         self.target.prepare(captions)
         for scorer in self.scorers:
-            prepared(scorer)
+            prepare_scorer(scorer)
 
     def warm_up(self, label: str, caption: str, on_step: OnStep | None = None) -> None:
         """A few steps that do not count: the first calls allocate memory and choose kernels."""

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from rich import box
-from rich.table import Table
 from scipy.stats import chisquare
 from torch import Tensor
 
@@ -113,18 +111,6 @@ def verify_method(
     if lossless:
         yield _timed(method, f"{target.name}: greedy identity", _greedy_target, target, method, seed, few)
     yield from _statistics(target, method, seed, images if lossless else few, lossless)
-
-
-def table(rows: list[Row]) -> Table:
-    """The rows for a terminal."""
-    shown = Table(
-        "method", "check", "", "measured", "limit", "detail", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    for row in rows:
-        mark = {True: "[green]pass[/]", False: "[red]FAIL[/]", None: "–"}[row.passed]
-        numbers = ("–" if x is None else f"{x:.3g}" for x in (row.value, row.limit))
-        shown.add_row(row.method, row.check, mark, *numbers, row.detail)
-    return shown
 
 
 def _timed(method: Method, check: str, run: Callable[..., Outcome], *args) -> Row:
@@ -252,9 +238,12 @@ def _worst(values: list[float]) -> float:
     return max(values) if all(x == x for x in values) else math.nan
 
 
-def _sampled(method: Method, seed: int, count: int = 20_000) -> Outcome:
+def _sampled(method: Method, seed: int) -> Outcome:
     """χ² of decoded images: where steps share noise, one step's outcomes cannot be enumerated by themselves."""
-    tables = Tables(2, 6, seed, "dense")  # long enough for several positions to be drawn with lasting noise
+    count, tables = (
+        20_000,
+        Tables(2, 6, seed, "dense"),
+    )  # long enough for several positions to be drawn with lasting noise
     tokens, _ = decoded(tables, method, False, count, seed)
     joint = tables.joint()
     images = (tokens * 2 ** torch.arange(5, -1, -1)).sum(1)

@@ -8,7 +8,6 @@ registered ones too, is judged by what it does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -223,8 +222,8 @@ class Enumerated(NamedTuple):
     loss: float  # the expected fidelity loss: Theorem 2's bound on the images' TV from the target
 
 
-def enumerated(tables: Tables, method: Method, on_step: Callable[[int, int], None] | None = None) -> Enumerated:
-    """What the engine generates on tables.  ``on_step`` (steps done, decodes in progress) is told after each."""
+def enumerated(tables: Tables, method: Method) -> Enumerated:
+    """What the engine generates on tables."""
     world = World(tables, method)
     place = tables.vocab ** torch.arange(tables.length - 1, -1, -1)
     rows, bound, images = world.start(), 0.0, []
@@ -237,15 +236,7 @@ def enumerated(tables: Tables, method: Method, on_step: Callable[[int, int], Non
         images.append(made)
         rows = rows.take((~done).nonzero()[:, 0])
         rows = merged(rows) if len(rows.weight) else rows
-        if on_step is not None:
-            on_step(len(images), len(rows.weight))
     return Enumerated(torch.stack(images), bound)
-
-
-def output_distribution(tables: Tables, method: Method) -> tuple[Tensor, float]:
-    """P(image) of what the engine generates on tables [V ** L], and Theorem 2's bound on its TV from the target."""
-    images, loss = enumerated(tables, method)
-    return images.sum(0), loss
 
 
 def decoded(tables: Tables, method: Method, greedy: bool, count: int, seed: int) -> tuple[Tensor, Tensor]:

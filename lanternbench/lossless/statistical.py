@@ -35,6 +35,7 @@ from lanternbench.models.target import Target
 
 ALPHA = 1e-3  # chance that one test of a lossless method fails
 BINS = 16
+TIE = 1e-4  # of two probabilities, by which rounding may part them
 FACTORS = (1.1, 1.2, 1.5)  # by how much the rules are too generous that the tests' power is stated for
 NODES = 4096  # of which it is computed
 CAPTIONS = (
@@ -52,12 +53,11 @@ CAPTIONS = (
 class Finding(NamedTuple):
     """Outcome of one test: it fails where ``p_value`` < ALPHA; ``effect`` is found 9 times in 10."""
 
-    statistic: float
     p_value: float
     effect: float
 
 
-def plain(target: Target, captions: list[str], tokens: Tensor, warp: Warp) -> Tensor:
+def teacher_forced(target: Target, captions: list[str], tokens: Tensor, warp: Warp) -> Tensor:
     """q_t of finished images [N, L, V], by one uncached forward pass over their tokens [N, L]."""
     prefix = target.prefix(captions, target.guidance)
     rows = tokens.repeat(len(prefix.valid) // len(tokens), 1)
@@ -95,7 +95,7 @@ def rank_test(f: Tensor) -> Finding:
     statistic = float(((counts - n / BINS) ** 2).sum() / (n / BINS))
     threshold = chi2.isf(ALPHA, BINS - 1)
     needed = brentq(lambda nc: ncx2.sf(threshold, BINS - 1, nc) - 0.9, 1e-3, 1e3)
-    return Finding(statistic, float(chi2.sf(statistic, BINS - 1)), 0.5 * (needed / n) ** 0.5)
+    return Finding(float(chi2.sf(statistic, BINS - 1)), 0.5 * (needed / n) ** 0.5)
 
 
 def log_q_test(q: Tensor, tokens: Tensor) -> Finding:
@@ -107,7 +107,7 @@ def log_q_test(q: Tensor, tokens: Tensor) -> Finding:
     surplus = (at(log_q, tokens) + entropy).sum()
     spread = float(variance.sqrt())
     z = float(surplus) / spread if spread > 0 else (0.0 if abs(float(surplus)) < 1e-6 else float("inf"))
-    return Finding(z, float(2 * norm.sf(abs(z))), (norm.isf(ALPHA / 2) + norm.isf(0.1)) * spread / tokens.numel())
+    return Finding(float(2 * norm.sf(abs(z))), (norm.isf(ALPHA / 2) + norm.isf(0.1)) * spread / tokens.numel())
 
 
 class Generous(AcceptanceRule):
@@ -178,20 +178,20 @@ def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Samp
     tokens = torch.stack([g.tokens for g in made])
     trace = made[0].trace
     assert trace is not None
-    q = plain(target, captions, tokens, decoder.warp)
+    q = teacher_forced(target, captions, tokens, decoder.warp)
     f = uniforms(q, tokens, suspects(trace, q), seed)
     forward = float((trace.q - q).abs().max())
     return Sampled(rank_test(f), log_q_test(q, tokens), forward, powers(trace, q, decoder, tokens.numel()))
 
 
 @torch.inference_mode()
-def greedy_difference(target: Target, method: Method, count: int, seed: int, tie: float = 1e-4) -> int:
+def greedy_difference(target: Target, method: Method, count: int, seed: int) -> int:
     """How many of ``count`` greedy images are not what greedy autoregressive decoding gives.
 
-    They are if every token is the argmax of q in a plain forward over the image; within ``tie`` of it is rounding.
+    They are if every token is the argmax of q in a plain forward over the image; within ``TIE`` of it is rounding.
     """
     decoder = build(target, method, temperature=0.0)
     captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]
     tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, seed=seed)])
-    q = plain(target, captions, tokens, decoder.warp)
-    return int((q.amax(-1) - at(q, tokens) >= tie).any(1).sum())
+    q = teacher_forced(target, captions, tokens, decoder.warp)
+    return int((q.amax(-1) - at(q, tokens) >= TIE).any(1).sum())

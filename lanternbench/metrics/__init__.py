@@ -7,7 +7,6 @@ from lanternbench.metrics import (  # noqa: F401
     clip,
     cmmd,
     fid,
-    fid_infinity,
     geneval,
     hpsv2,
     image_reward,

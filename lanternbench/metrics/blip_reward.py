@@ -112,7 +112,7 @@ def untrained() -> tuple[RewardModel, BertTokenizer]:
         return RewardModel(), tokenizer(words)
 
 
-def score_function(model: RewardModel, words: BertTokenizer, device: str = "cpu") -> ScoreFunction:
+def score_function(model: RewardModel, words: BertTokenizer, device: str) -> ScoreFunction:
     """Images and captions -> rewards."""
     model.eval().requires_grad_(False).to(device)
     pixels = clip.openai_pixels()

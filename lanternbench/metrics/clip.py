@@ -7,7 +7,6 @@ below at 0.  Values of different backbones are not comparable, so they have diff
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,9 @@ from lanternbench.metrics import files
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import Setup, seeded
 from lanternbench.registry import register
+from lanternbench.utils.download import digest
 
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of pixels, as CLIP has them
 CLIP_TINY = files.Embedded("clip.safetensors", "CLIP-tiny")
 CLIP_VIT_B32 = files.Weights(
     name="clip",
@@ -73,7 +74,8 @@ class Encoder(NamedTuple):
 
 
 @cache
-def _tiny() -> Encoder:
+def tiny_encoder() -> Encoder:
+    """The embedded CLIP."""
     from lanternbench.models.tiny import clip as clip_tiny
 
     return Encoder(clip_tiny.load(files.embedded(CLIP_TINY.file)), clip_tiny.pixels, clip_tiny.tokenize)
@@ -99,12 +101,10 @@ def openai_clip(path: Path | None, weights: files.Weights, config: str, device: 
     if path is not None:
         state = files.tensors(path, weights.title) if path.suffix == ".safetensors" else _archive(path, weights)
         filled(model, state, path, weights)
-    pixels = openai_pixels()
-    tokenizer = open_clip.get_tokenizer(config)
-    return _encoder(model, pixels, tokenizer, device)
+    return encoder(model, openai_pixels(), open_clip.get_tokenizer(config), device)
 
 
-def _encoder(model: Any, pixels: Callable[[Image.Image], Tensor], tokenizer: Any, device: str) -> Encoder:
+def encoder(model: Any, pixels: Callable[[Image.Image], Tensor], tokenizer: Any, device: str) -> Encoder:
     """A model of open_clip that sees each image as ``pixels`` prepares it."""
     return Encoder(model.eval().to(device), lambda images: torch.stack([pixels(i) for i in images]), tokenizer, device)
 
@@ -120,9 +120,8 @@ def filled(model: Any, state: dict[str, Tensor], path: Path, weights: files.Weig
 def _archive(path: Path, weights: files.Weights) -> dict[str, Tensor]:
     """A TorchScript archive holds code, so only the official one is opened."""
     try:
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != weights.sha256:
-                raise ValueError("its SHA-256 is another")
+        if digest(path) != weights.sha256:
+            raise ValueError("its SHA-256 is another")
         return torch.jit.load(str(path), map_location="cpu").state_dict()
     except (OSError, RuntimeError, ValueError) as error:
         raise files.wrong_file(path, weights.title, error) from None
@@ -135,7 +134,6 @@ class Clip(ImageMetric):
     title, stand_in, weights = "CLIP", "clip-tiny", (CLIP_VIT_B32,)
 
     def load(self) -> ScoreFunction:
-        """The cosine of image and caption."""
         path = self.setup.find(CLIP_VIT_B32)
         return openai_clip(path, CLIP_VIT_B32, "ViT-B-32-quickgelu", self.setup.device).cosine()
 
@@ -147,8 +145,7 @@ class ClipTiny(ImageMetric):
     title, embedded, weights = "CLIP-tiny", True, (CLIP_TINY,)
 
     def load(self) -> ScoreFunction:
-        """The cosine of image and caption."""
-        return _tiny().cosine()
+        return tiny_encoder().cosine()
 
 
 def open_clip_weights(name: str) -> files.Weights:
@@ -183,7 +180,6 @@ class OpenClip(ImageMetric):
         self.weights = (self.wanted,)  # type: ignore[misc]
 
     def load(self) -> ScoreFunction:
-        """The cosine of image and caption."""
         model, _, tag = self.wanted.name.removeprefix("clip:").partition("/")
         return _open_clip(self.setup.find(self.wanted), self.wanted, model, tag, self.setup.device).cosine()
 
@@ -206,19 +202,4 @@ def _open_clip(path: Path | None, weights: files.Weights, model: str, tag: str, 
         filled(net, files.tensors(path, weights.title), path, weights)
     wanted = {k: v for k, v in about.items() if k in ("mean", "std", "interpolation", "resize_mode")}
     pixels = image_transform_v2(PreprocessCfg(size=net.visual.image_size, **wanted), is_train=False)
-    return _encoder(net, pixels, tokenizer, device)
-
-
-def retrieval(images: list[Image.Image], captions: list[str]) -> float:
-    """Share of images, 0…1, whose own caption is the best of all given ones, by CLIP-tiny.
-
-    ``captions[i]`` belongs to ``images[i]``; a caption given twice counts as right at either place.
-    Raises UserError when CLIP-tiny is missing, ValueError when there is nothing to compare.
-    """
-    if len(images) != len(captions) or not images:
-        raise ValueError(f"retrieval needs one caption per image; {len(images)} images, {len(captions)} captions")
-    if reason := files.missing(CLIP_TINY):
-        raise UserError(f"Retrieval cannot be computed: {reason}.")
-    encoder = _tiny()
-    best = (encoder.images(images) @ encoder.captions(captions).T).argmax(1).tolist()
-    return sum(captions[b] == own for b, own in zip(best, captions, strict=True)) / len(images)
+    return encoder(net, pixels, tokenizer, device)

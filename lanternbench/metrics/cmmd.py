@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from lanternbench.metrics import files
-from lanternbench.metrics.clip import openai_clip
+from lanternbench.metrics.clip import MEAN, STD, openai_clip
 from lanternbench.metrics.feature_metric import FeatureMetric
 from lanternbench.metrics.features import Net
 from lanternbench.metrics.metric import SetScore
@@ -38,9 +38,9 @@ CLIP_VIT_L14_336 = files.Weights(
 )
 
 
-def kernel_sum(x: Tensor, y: Tensor, sigma: float = SIGMA) -> float:
-    """Σ k(x_i, y_j) over all pairs of x [M, D] and y [N, D], k(x, y) = exp(−|x − y|² / 2σ²)."""
-    blocks = (torch.cdist(part, y).square().div(-2 * sigma**2).exp().sum() for part in x.split(CHUNK))
+def kernel_sum(x: Tensor, y: Tensor) -> float:
+    """Σ k(x_i, y_j) over all pairs of x [M, D] and y [N, D], k(x, y) = exp(−|x − y|² / 2σ²), σ = SIGMA."""
+    blocks = (torch.cdist(part, y).square().div(-2 * SIGMA**2).exp().sum() for part in x.split(CHUNK))
     return float(torch.stack(list(blocks)).sum())
 
 
@@ -72,8 +72,8 @@ class Embedding(nn.Module):
         self.model = model
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", torch.tensor([0.48145466, 0.4578275, 0.40821073])[:, None, None])
-        self.register_buffer("std", torch.tensor([0.26862954, 0.26130258, 0.27577711])[:, None, None])
+        self.register_buffer("mean", torch.tensor(MEAN)[:, None, None])
+        self.register_buffer("std", torch.tensor(STD)[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
         return normalize(self.model.encode_image((images / 255 - self.mean) / self.std), dim=-1)

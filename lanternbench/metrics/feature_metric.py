@@ -1,4 +1,4 @@
-"""Metrics that compare features of a set of images with those of the setup's real images."""
+"""Metrics by the features of a set of images, most of them beside those of the setup's real images."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class FeatureMetric(SetMetric):
 
     def prepare(self) -> None:
         """Load the net and the real images' features now, so that a clock may start afterwards."""
-        self.real  # noqa: B018
+        self.net  # noqa: B018
+        if self.compares:
+            self.real  # noqa: B018
 
     def compute(self, images: Iterable[Image.Image]) -> SetScore:
         """No value for fewer than two images."""

@@ -57,21 +57,21 @@ def fid(features: Tensor, reference: Statistics) -> float:
     return max(frechet(features.mean(0), torch.cov(features.T), mean, root(cov)), 0.0)
 
 
-def least(width: int) -> int:
+def least_images(width: int) -> int:
     """Fewest images for FID∞ on features of this width."""
     return 2 * PER_FEATURE * width
 
 
-def fid_infinity(features: Tensor, reference: Statistics, seed: int = 0, points: int = POINTS) -> float | None:
-    """FID∞ of features [N, D], float64, against the reference; None under ``least(D)`` images."""
+def fid_infinity(features: Tensor, reference: Statistics) -> float | None:
+    """FID∞ of features [N, D], float64, against the reference; None under ``least_images(D)`` images."""
     count, width = features.shape
     smallest = max(PER_FEATURE * width, count // 10)
     if count < 2 * smallest:
         return None
     mean, cov = moments(reference)
     other_root = root(cov)
-    generator = torch.Generator().manual_seed(seed)
-    sizes = np.linspace(smallest, count, points).astype(int)
+    generator = torch.Generator().manual_seed(0)
+    sizes = np.linspace(smallest, count, POINTS).astype(int)
     values = []
     for size in sizes.tolist():
         part = features[torch.randperm(count, generator=generator)[:size]]

@@ -74,11 +74,11 @@ class GenEval(ImageMetric):
 
     def _data(self, wanted: files.Weights) -> Path | None:
         """Prompts and names are needed also where networks are random."""
-        return self.given.get(wanted.name) or self.setup.given.get(wanted.name) or wanted.find()
+        return self.given.get(wanted.name) or wanted.find()
 
     def available(self) -> Note | None:
         """None, or what is missing and the command that gets it."""
-        networks = [] if self.setup.random else [w for w in self.weights[:2] if w.name not in self.setup.given]
+        networks = () if self.setup.random else self.weights[:2]
         reason = files.missing(*networks, *(w for w in self.weights[2:] if not self._data(w)))
         return self.note("missing", reason) if reason else None
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from lanternbench.metrics import files
-from lanternbench.metrics.clip import Encoder, filled
+from lanternbench.metrics.clip import MEAN, STD, Encoder, encoder, filled
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import seeded
 from lanternbench.registry import register
@@ -40,8 +40,6 @@ HPS_V21 = files.Weights(
 )
 
 SIZE = 224
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def letterbox(image: Image.Image, size: int = SIZE) -> Tensor:
@@ -74,10 +72,7 @@ def load(
         model = open_clip.CLIP(**(config or open_clip.get_model_config("ViT-H-14")))
     if path is not None:
         filled(model, files.tensors(path, weights.title), path, weights)
-    tokenizer = open_clip.get_tokenizer("ViT-H-14")
-    return Encoder(
-        model.eval().to(device), lambda images: torch.stack([letterbox(i) for i in images]), tokenizer, device
-    )
+    return encoder(model, letterbox, open_clip.get_tokenizer("ViT-H-14"), device)
 
 
 @register("metric", "hpsv2")
@@ -87,7 +82,6 @@ class HpsV2(ImageMetric):
     title, weights = "HPSv2", (HPS_V2,)
 
     def load(self) -> ScoreFunction:
-        """The cosine of image and caption."""
         (weights,) = self.weights
         return load(self.setup.find(weights), weights, device=self.setup.device).cosine()
 

@@ -34,7 +34,6 @@ class ImageReward(ImageMetric):
     title, weights = "ImageReward", (IMAGE_REWARD, BERT_VOCABULARY)
 
     def load(self) -> ScoreFunction:
-        """The reward."""
         from lanternbench.metrics import blip_reward
 
         here, words = (self.setup.find(w) for w in self.weights)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import cached_property
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from lanternbench.metrics.feature_metric import FeatureMetric
 from lanternbench.metrics.features import Net, features
-from lanternbench.metrics.metric import ENOUGH, SetMetric, SetScore
+from lanternbench.metrics.metric import ENOUGH, SetScore
 from lanternbench.metrics.nets import INCEPTION, inception_net
 from lanternbench.metrics.setup import seeded
 from lanternbench.registry import register
@@ -30,20 +30,15 @@ def _score(logits: Tensor) -> Tensor:
 
 
 @register("metric", "inception-score")
-class InceptionScore(SetMetric):
+class InceptionScore(FeatureMetric):
     """By Inception-V3's 1008 logits without bias."""
 
-    title, form = "Inception Score", ".2f"
+    title, form, compares = "Inception Score", ".2f", False
     weights = (INCEPTION,)
 
-    @cached_property
-    def net(self) -> Net:
-        """Gives logits [B, classes]; loaded on first use."""
+    def load(self) -> Net:
+        """Gives logits [B, classes]."""
         return inception_net(self.setup, features="logits_unbiased")
-
-    def prepare(self) -> None:
-        """Load the net now, so that a clock may start afterwards."""
-        self.net  # noqa: B018
 
     def compute(self, images: Iterable[Image.Image]) -> SetScore:
         """Mean over the splits; None when there are fewer images than splits."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,7 @@ def clean_image(image: Image.Image) -> Tensor:
     return torch.from_numpy((np.stack([np.asarray(s) for s in scaled]).clip(0, 255) + 0.5).astype(np.uint8))
 
 
+@cache
 def tiny_net() -> tuple[Net, dict[str, Tensor]]:
     """The embedded net, and the statistics of real scenes beside it."""
     from lanternbench.models.tiny import feature_net

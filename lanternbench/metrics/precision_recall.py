@@ -20,9 +20,9 @@ K = 3
 CHUNK = 1024  # rows of the distance matrix held at a time
 
 
-def radii(points: Tensor, k: int = K) -> Tensor:
-    """Distance of each point [N, D] to its k-th nearest other one [N]; to the farthest where there are fewer."""
-    k = min(k, len(points) - 1)
+def radii(points: Tensor) -> Tensor:
+    """Distance of each point [N, D] to its K-th nearest other one [N]; to the farthest where there are fewer."""
+    k = min(K, len(points) - 1)
     # kthvalue counts from 1, and the nearest of all is the point itself
     return torch.cat([torch.cdist(block, points).kthvalue(k + 1).values for block in points.split(CHUNK)])
 
@@ -33,9 +33,9 @@ def inside(points: Tensor, others: Tensor, reach: Tensor) -> float:
     return float(torch.stack(hits).sum() / len(points))
 
 
-def precision_recall(real: Tensor, made: Tensor, k: int = K) -> tuple[float, float]:
+def precision_recall(real: Tensor, made: Tensor) -> tuple[float, float]:
     """(precision, recall), 0…1, of features made [N, D] against real [M, D]; at least two of each."""
-    return inside(made, real, radii(real, k)), inside(real, made, radii(made, k))
+    return inside(made, real, radii(real)), inside(real, made, radii(made))
 
 
 @register("metric", "precision-recall")

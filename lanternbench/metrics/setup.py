@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from lanternbench.errors import UserError
@@ -20,7 +20,6 @@ class Setup:
     reference: Path | None = None  # a folder of real images
     device: str = "cpu"
     random: bool = False
-    given: Mapping[str, Path] = field(default_factory=dict)  # weights files by name, instead of those found here
 
     @property
     def mark(self) -> str:
@@ -28,14 +27,14 @@ class Setup:
         return RANDOM if self.random else ""
 
     def missing(self, *needed: Weights) -> str | None:
-        """None when each file is given or found, else one sentence with the one command that gets the others."""
-        return None if self.random else missing(*(w for w in needed if w.name not in self.given))
+        """None when each file is here, else one sentence with the one command that gets the others."""
+        return None if self.random else missing(*needed)
 
     def find(self, weights: Weights) -> Path | None:
         """The file to read; None for random weights.  Raises UserError when there is none."""
         if self.random:
             return None
-        found = self.given.get(weights.name) or weights.find()
+        found = weights.find()
         if found is None:
             raise UserError(f"{weights.title} cannot score: {missing(weights)}.")
         return found

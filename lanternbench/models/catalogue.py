@@ -71,16 +71,16 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False, dt
     draws G × G tokens.  ``dtype``: of the weights, float32 or bfloat16 (default: float32 on a CPU and in the embedded
     format, else bfloat16).  Raises UserError for an unknown name or dtype and for weights that are missing or damaged.
     """
-    target = load_plain(name, device, random_weights, dtype)
+    target = load_unpacked(name, device, random_weights, dtype)
     fit_threads(target.model)
     return packed(target)
 
 
-def load_plain(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:
+def load_unpacked(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:
     """As ``load_target``, in layers that gradients pass through."""
     weights = None if dtype is None else dtype_named(dtype)
     if device.startswith("cuda"):
-        ready(device)
+        set_device(device)
     for kind in components("target"):
         if family(kind).reads(Path(name)):
             here = family(kind).located(Path(name))
@@ -111,7 +111,7 @@ def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | No
         return replace(own.load(row, folder, device, weights), weights=fingerprints(folder))
 
 
-def ready(device: str) -> None:
+def set_device(device: str) -> None:
     """Make a GPU the one that graphs, streams and events are made on.
 
     cuDNN's attention is left out: on Hopper it is torch's first choice, and it plans anew for every number of keys.
@@ -173,7 +173,7 @@ def load_with_drafter(
     """``load_target``, and ``with_drafter`` where one is named.
 
     ``used``: kinds of drafters of the methods to come; raises UserError also for a drafter that is of none of them.
-    ``compile_mode``: see ``graphs.of_mode``.
+    ``compile_mode``: see ``graph_capture.of_mode``.
     """
     recorded = of_mode(compile_mode, device)
     target = replace(load_target(name, device, random_weights, dtype), graphs=recorded)

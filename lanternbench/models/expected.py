@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log, sqrt
+from math import sqrt
 
 from lanternbench.models.family import Entry, Expected
 from lanternbench.notes import Note
@@ -14,11 +14,6 @@ def upper_limit(accepted: int, steps: int) -> float:
     """The upper end of Wilson's 99 % interval of a share (Wilson 1927, eq. 8)."""
     share, z = accepted / steps, Z * Z / steps
     return (share + z / 2 + sqrt(z * (share * (1 - share) + z / 4))) / (1 + z)
-
-
-def at_least(tokens_per_step: float, max_depth: int) -> float:
-    """The least first-token acceptance f that a mean of τ tokens a step allows: τ − 1 = Σ P(i accepted) ≤ D · f."""
-    return (tokens_per_step - 1) / max_depth
 
 
 def expectation(row: Entry, drafter: str, tree: str, temperature: float) -> Expected | None:
@@ -42,8 +37,3 @@ def shortfall(row: Entry, drafter: str, tree: str, temperature: float, accepted:
         f"published {drafter} drafter of {row.name} has at least {known.first_token_acceptance:.0%} ({known.source}): "
         "it may have been trained for another target, or be read otherwise than it was trained",
     )
-
-
-def steps_needed(first_token_acceptance: float) -> int:
-    """How many steps without any accepted token show, at 99 %, that acceptance is lower than this."""
-    return 1 + int(log(0.01) / log(1 - first_token_acceptance))

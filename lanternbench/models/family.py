@@ -34,7 +34,7 @@ class Source(BaseModel):
 class Expected(BaseModel):
     """What is published of a drafter: on trees of kind ``tree``, the first drafted token is accepted at least so often.
 
-    Papers give mean tokens a step, from which ``expected.at_least`` derives it.
+    Papers give mean tokens a step, which give the least f: τ − 1 = Σ P(i accepted) ≤ depth · f.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -64,11 +64,6 @@ class DecoderConfig:
         return self.n_kv_head or self.n_head
 
 
-def swiglu_width(dim: int, multiple_of: int = 256) -> int:
-    """LlamaGen's hidden width: 8/3 · dim, rounded up to a multiple."""
-    return -(-int(8 * dim / 3) // multiple_of) * multiple_of
-
-
 def rotate(x: Tensor, rope: Tensor) -> None:
     """Rotary embedding on interleaved pairs, in place: x [R, N, H, d], rope [R|1, N, 1, d/2] complex."""
     pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2)).mul_(rope)

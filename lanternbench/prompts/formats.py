@@ -97,7 +97,7 @@ def lines(text: str, path: Path) -> Rows:
 
 def _table(text: str, path: Path, **dialect: Any) -> Rows:
     """Rows of a table with a header line."""
-    physical = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    physical = [line for _, line in numbered_lines(text)]
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, **dialect)
     begun = 1
     try:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
 from lanternbench.errors import UserError
-from lanternbench.prompts import user_file
+from lanternbench.prompts import formats
+from lanternbench.prompts.coco import coco_prompts
 from lanternbench.prompts.prompt_set import Prompt, PromptSet
 from lanternbench.prompts.selection import select, unique
 from lanternbench.prompts.source import Caption
 from lanternbench.registry import blamed, components
+
+# the user's own files, by the ending of their name
+READERS: dict[str, Callable[[str, Path], formats.Rows]] = {
+    ".txt": formats.lines,
+    ".csv": formats.comma_separated,
+    ".tsv": formats.tab_separated,
+    ".json": formats.json_list,
+    ".jsonl": formats.json_lines,
+}
 
 
 def captions_for(target: str, count: int) -> list[str]:
@@ -53,7 +64,15 @@ def _read(spec: str, seed: int, caption: Caption) -> tuple[list[Prompt], str, st
             found = list(made.read(path, seed, caption))
         return found, f"{name}:{path.name}" if path else name, name, made.in_order
     path = Path(spec).expanduser()
-    if path.suffix.lower() not in user_file.READERS:
-        endings = ", ".join(user_file.READERS)
+    if path.suffix.lower() not in READERS:
+        endings = ", ".join(READERS)
         raise UserError(f"there are no prompts {spec!r}: use {', '.join(known)}, or the path of a {endings} file.")
-    return list(user_file.prompts(path, seed, caption)), path.name, path.name, False
+    return list(_of_file(path, seed, caption)), path.name, path.name, False
+
+
+def _of_file(path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
+    """Every prompt of a user's file, blank ones left out; a .json with COCO's annotations is read as these."""
+    text, suffix = formats.read_text(path), path.suffix.lower()
+    if suffix == ".json" and isinstance(value := formats.parsed(text, path), Mapping) and "annotations" in value:
+        return coco_prompts(value, path, seed, caption)
+    return formats.prompts_of(READERS[suffix](text, path), path)

@@ -18,13 +18,12 @@ from lanternbench.report.grid import PROMPTS
 from lanternbench.report.load import ReportRow, Run, differing, joined_rows, load_runs, read_contents
 from lanternbench.report.page import Part, html_page, templates
 from lanternbench.report.pairs import INTRO, compared, pair_table
-from lanternbench.report.pareto import pareto_frontier, speed_column, write_pareto
+from lanternbench.report.pareto import speed_column, write_pareto
 from lanternbench.report.recipe import recipe_text
-from lanternbench.report.tables import csv_table, csv_text, latex_table, markdown, markdown_table, terminal_table
+from lanternbench.report.tables import csv_table, csv_text, latex_table, markdown, markdown_table
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import plain
 
-__all__ = ["FORMATS", "pareto_frontier", "report", "terminal_table"]
 FORMATS = {"md": ".md", "csv": ".csv", "tex": ".tex", "html": ".html", "json": ".json"}
 
 

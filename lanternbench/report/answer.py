@@ -10,7 +10,7 @@ from lanternbench.analysis.summaries import Row
 from lanternbench.notes import Note
 from lanternbench.report.columns import BASE, MISSING
 from lanternbench.report.pairs import SPEED, TAU, Pair
-from lanternbench.utils.text import plain
+from lanternbench.utils.text import one_line
 
 BUDGET = 0.1  # fidelity loss: total variation per token, a mean
 ALPHA = 0.05
@@ -51,16 +51,16 @@ def _fastest(what: str, rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
         return ""
     best = max(rows, key=lambda row: row.value("speedup") or 0.0)
     loss = "" if best.lossless or best.value("fidelity_loss") is None else f", fidelity loss {LOSS.value(best)}"
-    said = f"{what}: {plain(best.label, 60)}, {SPEEDUP.cell(best)} against ar{loss}."
+    said = f"{what}: {one_line(best.label, 60)}, {SPEEDUP.cell(best)} against ar{loss}."
     if not _told_apart(best.label, BASELINE, pairs):
         return f"{said} That may be chance: the tests do not tell it from ar."
     alike = [row.label for row in rows if row is not best and not _told_apart(best.label, row.label, pairs)]
     return f"{said} Not told apart from it: {_listed(alike)}." if alike else said
 
 
-def _told_apart(one: str, other: str, pairs: Sequence[Pair], figure: str = SPEED) -> bool:
+def _told_apart(one: str, other: str, pairs: Sequence[Pair]) -> bool:
     return any(
-        pair.figure == figure and {pair.method, pair.against} == {one, other} and pair.p < ALPHA for pair in pairs
+        pair.figure == SPEED and {pair.method, pair.against} == {one, other} and pair.p < ALPHA for pair in pairs
     )
 
 
@@ -93,12 +93,11 @@ def _quality(pairs: Sequence[Pair]) -> str:
         sign = 1 if pair.against == BASELINE else -1
         other = pair.method if pair.against == BASELINE else pair.against
         value = MISSING if pair.value is None else f"{sign * pair.value:+.3g}"
-        each.append(
-            f"{plain(other, 60)} ({pair.title} {value}, p {pair.cells()[-1] if pair.p < 0.001 else f'= {pair.p:.3f}'})"
-        )
+        p = pair.cells()[-1] if pair.p < 0.001 else f"= {pair.p:.3f}"
+        each.append(f"{one_line(other, 60)} ({pair.title} {value}, p {p})")
     return f"Told apart from ar in quality: {_listed(each)}."
 
 
 def _listed(names: Sequence[str]) -> str:
-    names = [plain(name, 90) for name in names]
+    names = [one_line(name, 90) for name in names]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lanternbench import metrics
 from lanternbench.analysis.statistics import Estimate
 from lanternbench.analysis.summaries import Row
-from lanternbench.utils.text import plain
+from lanternbench.utils.text import one_line
 
 MISSING = "–"
 
@@ -177,4 +177,4 @@ def tex_escape(text: str, limit: int = 200) -> str:
             return TEX.get(sign, sign)
         return unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?"
 
-    return "".join(map(known, plain(text, limit)))
+    return "".join(map(known, one_line(text, limit)))

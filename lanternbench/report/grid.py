@@ -8,7 +8,7 @@ from lanternbench.analysis.samples import Sample
 from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.load import Contents, Run, image_path
 from lanternbench.report.maps import image_uri, legend, map_uri, token_map
-from lanternbench.utils.text import plain
+from lanternbench.utils.text import one_line
 
 PROMPTS = 32
 ROOM = 3_000_000  # bytes for all images of a page
@@ -33,8 +33,8 @@ class Grid(NamedTuple):
     notes: list[str]
 
 
-def image_grid(run: Run, contents: Contents, room: int = ROOM) -> Grid:
-    """The grid of one run, within about ``room`` bytes of images."""
+def image_grid(run: Run, contents: Contents) -> Grid:
+    """The grid of one run, within about ``ROOM`` bytes of images."""
     picked = contents.picked
     labels = [row.label for row in run.rows if row.label in contents.figures.labels]
     labels += [label for label in contents.figures.labels if label not in labels]
@@ -44,7 +44,7 @@ def image_grid(run: Run, contents: Contents, room: int = ROOM) -> Grid:
         "depth": (min([1, *(n for s in samples for n in s.tree_depths)]),
                   max([2, *(n for s in samples for n in s.tree_depths)])),
     }  # fmt: skip
-    each = room // max(len(picked.cells), 1)
+    each = ROOM // max(len(picked.cells), 1)
     lines = [
         (caption, [_cell(run, picked.cells.get((prompt_id, label)), scales, each) for label in labels])
         for prompt_id, caption in picked.captions.items()
@@ -92,5 +92,5 @@ def _facts(sample: Sample) -> list[tuple[str, str]]:
     ]
     for key, value in sample.metrics.items():
         column = metric_column(key)
-        facts.append((plain(column.title, 32), MISSING if value is None else column.print(value)))
+        facts.append((one_line(column.title, 32), MISSING if value is None else column.print(value)))
     return facts

@@ -28,25 +28,32 @@ def overlap(a: Box, b: Box) -> float:
     return max(0.0, width) * max(0.0, height)
 
 
-def place_labels(axes: Axes, points: list[dict[str, Any]], frontiers: list[list[int]], size: float = 7.5) -> None:
+def cost(box: Box, taken: list[Box], frame: Box) -> float:
+    """How bad a place is: the area that it shares with what is there, and twenty times its area outside the frame."""
+    area = (box[2] - box[0]) * (box[3] - box[1])
+    return sum(overlap(box, other) for other in taken) + 20.0 * max(0.0, area - overlap(box, frame))
+
+
+def place_labels(axes: Axes, points: list[dict[str, Any]], frontiers: list[list[int]]) -> None:
     """Write each point's name where it covers least of markers, bars, the frontiers, other labels and the outside.
 
     The figure must be drawn and its layout final: places are measured in pixels.
     """
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    frame = axes.get_window_extent(renderer)
+    extent = axes.get_window_extent(renderer)
+    frame = (extent.x0, extent.y0, extent.x1, extent.y1)
     taken = [box for point in points for box in _obstacles(axes, point)]
     for frontier in frontiers:
         taken += _steps(axes, [(points[i]["x"], points[i]["y"]) for i in frontier])
     for point in points:
         label = axes.annotate(
-            point["name"], (point["x"], point["y"]), textcoords="offset points", fontsize=size, color="#222222",
+            point["name"], (point["x"], point["y"]), textcoords="offset points", fontsize=7.5, color="#222222",
             parse_math=False, zorder=4, arrowprops={"arrowstyle": "-", "color": "#b0b4b9", "linewidth": 0.6,
                                                     "shrinkA": 0, "shrinkB": 3},
             path_effects=[withStroke(linewidth=2, foreground="white")],
         )  # fmt: skip
         best, box = min(
-            ((_cost(candidate, taken, frame) + rank * 0.5, rank, candidate) for rank, candidate in
+            ((cost(candidate, taken, frame) + rank * 0.5, rank, candidate) for rank, candidate in
              enumerate(_try(label, place, renderer) for place in PLACES)),
             key=lambda found: found[:2],
         )[1:]  # fmt: skip
@@ -84,9 +91,3 @@ def _try(label: Annotation, place: tuple[float, float, str, str], renderer: Any)
     # the text's own extent: an Annotation's would include the leader
     box = super(Annotation, label).get_window_extent(renderer)
     return box.x0 - 1, box.y0 - 1, box.x1 + 1, box.y1 + 1
-
-
-def _cost(box: Box, taken: list[Box], frame: Any) -> float:
-    inside = overlap(box, (frame.x0, frame.y0, frame.x1, frame.y1))
-    area = (box[2] - box[0]) * (box[3] - box[1])
-    return sum(overlap(box, other) for other in taken) + 20.0 * max(0.0, area - inside)

@@ -47,9 +47,9 @@ def map_uri(values: NDArray[np.float64], low: int, high: int, kind: str) -> str:
     return _uri(image, "PNG", optimize=True, transparency=len(known))
 
 
-def legend(low: int, high: int, kind: str, most: int = 12) -> list[tuple[int, str]]:
-    """(value, #rrggbb) for every whole value from low to high, thinned out to about `most`."""
-    step = max(1, -(-(high - low + 1) // most))
+def legend(low: int, high: int, kind: str) -> list[tuple[int, str]]:
+    """(value, #rrggbb) for every whole value from low to high, thinned out to about twelve."""
+    step = max(1, -(-(high - low + 1) // 12))
     values = list(range(low, high + 1, step))
     rgb = colours(np.asarray(values, dtype=np.float64), low, high, kind)
     return [(v, "#{:02x}{:02x}{:02x}".format(*(int(c) for c in pixel))) for v, pixel in zip(values, rgb)]

@@ -22,7 +22,7 @@ from lanternbench.report.pareto import pareto_data, quality_columns
 from lanternbench.report.recipe import recipe
 from lanternbench.report.svg import plot
 from lanternbench.report.tables import markdown_escape
-from lanternbench.utils.text import plain
+from lanternbench.utils.text import one_line
 
 PHASES = ("draft", "verify", "commit", "other")
 
@@ -58,7 +58,7 @@ def templates() -> Environment:
     """The templates of this package: every text that is put in is escaped, and cut to one printable line."""
     found = Environment(loader=PackageLoader("lanternbench.report"), autoescape=True, undefined=StrictUndefined)
     found.trim_blocks = found.lstrip_blocks = True
-    found.filters["plain"] = lambda text, limit=200: plain(str(text), limit)
+    found.filters["plain"] = lambda text, limit=200: one_line(str(text), limit)
     found.filters["md"] = lambda text, limit=200: Markup(markdown_escape(str(text), limit))
     return found
 

@@ -89,7 +89,7 @@ def differences(row: ReportRow, paper: dict[str, str]) -> dict[str, str]:
         found["stage"] = "stage of the target (paper does not say)"
     elif target != paper["target"]:
         found["target"] = f"target ({target or 'unknown'})"
-    dataset = _dataset(row.dataset)
+    dataset = DATASETS.get(row.dataset or "", row.dataset or "")
     if dataset != paper["dataset"]:
         found["dataset"] = f"dataset ({dataset or 'unknown'})"
     temperature = row.temperature
@@ -188,8 +188,3 @@ def _same_value(here: Any, there: str) -> bool:
 def _same_hardware(here: str, paper: str) -> bool:
     name = re.sub(r"[^a-z0-9]", "", here.lower())
     return all(part in name for part in paper.lower().split("-"))
-
-
-def _dataset(value: Any) -> str:
-    name = str(value or "")
-    return DATASETS.get(name, name)

@@ -18,7 +18,7 @@ from lanternbench.analysis.summaries import Row
 from lanternbench.report.columns import BASE, Column, metric_column, metric_keys
 from lanternbench.report.labels import place_labels
 from lanternbench.report.palette import colour, family, marker
-from lanternbench.utils.text import plain
+from lanternbench.utils.text import one_line
 
 COLUMN = {column.key: column for column in BASE}
 STYLE: Any = {
@@ -70,9 +70,9 @@ def pareto_data(rows: Sequence[Row], quality: Column) -> dict[str, Any]:
     for row in rows:
         if row.value(speed.key) is None or row.value(quality.key) is None:
             continue
-        name, run = plain(row.label, 40), getattr(row, "run", None)
+        name, run = one_line(row.label, 40), getattr(row, "run", None)
         if run and labels.count(row.label) > 1:
-            name += f" · {plain(run, 24)}"
+            name += f" · {one_line(run, 24)}"
         point: dict[str, Any] = {"name": name, "method": row.method, "family": family(row.method)}
         point |= {"colour": colour(row.method), "setup": getattr(row, "setup", 1), "lossless": row.lossless}
         for axis, column in (("x", speed), ("y", quality)):
@@ -136,7 +136,7 @@ def write_pareto(rows: Sequence[Row], out: Path) -> list[Path]:
 def _axis(column: Column) -> str:
     names = {"speedup": "speedup over AR", "step_compression": "step compression (tokens / steps)"}
     arrow = {"higher": "  (higher is better)", "lower": "  (lower is better)", "": ""}[column.better]
-    return plain(names.get(column.key, column.title), 60) + arrow
+    return one_line(names.get(column.key, column.title), 60) + arrow
 
 
 def _draw_point(axes: Axes, point: dict[str, Any], on_frontier: bool) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from lanternbench.report.labels import Box, overlap
+from lanternbench.report.labels import Box, cost
 
 WIDTH, HEIGHT = 640, 430
 LEFT, RIGHT, TOP, BOTTOM = 66, 18, 18, 54
@@ -19,9 +19,9 @@ PLACES = [
 ]  # fmt: skip
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers that cover low … high, about ``count`` of them."""
-    raw = (high - low) / count or 1.0
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers that cover low … high, about five of them."""
+    raw = (high - low) / 5 or 1.0
     power = 10 ** math.floor(math.log10(raw))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw)
     first = math.ceil(low / step - 1e-9)
@@ -90,8 +90,7 @@ def _place(points: list[dict[str, Any]]) -> None:
         for rank, (dx, dy, anchor) in enumerate(PLACES):
             left = p["x"] + dx - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * width
             box = (left, p["y"] + dy - LINE + 3, left + width, p["y"] + dy + 3)
-            outside = width * LINE - overlap(box, frame)
-            options.append((sum(overlap(box, other) for other in taken) + 20 * outside + rank, rank, box))
+            options.append((cost(box, taken, frame) + rank, rank, box))
         _, rank, box = min(options)
         taken.append(box)
         dx, dy, anchor = PLACES[rank]

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lanternbench.analysis.summaries import Row
 from lanternbench.report.columns import Column, columns, tex_escape
-from lanternbench.utils.text import plain
+from lanternbench.utils.text import one_line
 
 FACTS = ("run", "label", "method", "options", "target", "dataset", "temperature", "lossless", "simulated", "n")
 
@@ -85,7 +85,7 @@ def terminal_table(rows: Sequence[Row], width: int | None = None) -> Table:
     runs = [getattr(row, "run", None) for row in rows]
     rows = sorted(rows, key=lambda row: (runs.index(getattr(row, "run", None)), row.label != "ar"))
     shown = columns(rows, "terminal")
-    cells = {c.key: [plain(c.cell(row) if c.key == "speedup" else c.value(row)) for row in rows] for c in shown}
+    cells = {c.key: [one_line(c.cell(row) if c.key == "speedup" else c.value(row)) for row in rows] for c in shown}
     # a column costs its padding and a divider too
     room = {c.key: max(map(len, [c.title + c.arrow, *cells[c.key]])) + 3 for c in shown}
     while width and sum(room[c.key] for c in shown) > width and len(shown) > 2:
@@ -102,7 +102,7 @@ def terminal_table(rows: Sequence[Row], width: int | None = None) -> Table:
 
 def markdown_escape(text: str, limit: int = 200) -> str:
     """Text that Markdown prints as it stands, on one line."""
-    escaped = html.escape(plain(text, limit), quote=False).replace("\\", "\\\\")
+    escaped = html.escape(one_line(text, limit), quote=False).replace("\\", "\\\\")
     for sign in "|*_`[]":
         escaped = escaped.replace(sign, "\\" + sign)
     return escaped

@@ -23,7 +23,7 @@ from lanternbench.engine.sampling import Warp
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.catalogue import load_plain, with_eagle
+from lanternbench.models.catalogue import load_unpacked, with_eagle
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.target import Target
 from lanternbench.prompts import PromptSet
@@ -96,7 +96,7 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
     """Sample, train and save; stopped at any point, the same call goes on.  Raises UserError."""
     if len(plan.prompts) < 2:
         raise UserError("one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more")
-    target = load_plain(plan.target, device, dtype=plan.dtype)
+    target = load_unpacked(plan.target, device, dtype=plan.dtype)
     net, recipe = begun(target, plan), eagle.RECIPES[plan.recipe]
     target = with_eagle(target, net)
     settings = record(plan, target, net)
@@ -157,7 +157,7 @@ def drawn(target: Target, net: Eagle, plan: Plan, work: Path, log: Log) -> Sampl
 
 def read_tokens(path: Path, shape: tuple[int, int], vocab: int) -> Tensor:
     """Tokens of this shape from a file of samples.  Raises UserError where it holds anything else."""
-    found = loop.kept(path)
+    found = loop.load_saved(path)
     if not isinstance(found, Tensor) or found.shape != shape or found.dtype != torch.int16:
         raise loop.damaged(path, f"it holds no tokens of {shape[0]} images")
     if not ((found.long() >= 0) & (found.long() < vocab)).all():

@@ -17,7 +17,7 @@ from lanternbench.utils.files import WORK, replacing
 Step = Callable[[int], dict[str, Tensor]]
 
 
-def schedule(step: int, steps: int, warmup: int, decay: float = 0.3) -> float:
+def schedule(step: int, steps: int, warmup: int, decay: float) -> float:
     """Learning-rate factor: linear warm-up, constant, and over the last part ``decay`` of the steps down to 1 %."""
     return min(1.0, (step + 1) / warmup, 0.01 + (steps - step) / (decay * steps))
 
@@ -28,7 +28,7 @@ def save_atomically(value: object, path: Path) -> None:
         torch.save(value, file)
 
 
-def kept(path: Path) -> Any:
+def load_saved(path: Path) -> Any:
     """What ``save_atomically`` wrote.  Raises UserError for a file that is damaged, or holds anything but tensors."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -56,11 +56,10 @@ def optimizers(model: nn.Module, lr: float, muon_lr: float | None = None) -> lis
 
 
 class Plan(NamedTuple):
-    """Warm-up steps; share of the steps in which the rate decays; greatest gradient norm; steps between saves."""
+    """Warm-up steps; share of the steps in which the rate decays; steps between saves."""
 
     warmup: int = 100
     decay: float = 0.3
-    clip: float = 1.0
     save_every: int = 100
 
 
@@ -72,7 +71,7 @@ def fit(
     steps: int,
     folder: Path,
     *,
-    plan: Plan | None = None,
+    plan: Plan = Plan(),  # noqa: B008  (immutable)
     log: Callable[[str], None] = print,
 ) -> dict[str, float]:
     """Train ``model`` for ``steps`` calls of ``step_fn(step)`` → losses (the one called "loss" is minimised).
@@ -81,7 +80,6 @@ def fit(
     ``step_fn`` draws must depend on the step alone, so that a resumed run is the undisturbed one.  Returns the losses
     of the last step that was logged.
     """
-    plan = plan or Plan()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.pt"
     first, last = _resume(path, model, optims) if path.exists() else (0, {})
@@ -94,7 +92,7 @@ def fit(
                 group["initial_lr"], group["lr"] = rate, rate * schedule(step, steps, plan.warmup, plan.decay)
         losses = step_fn(step)
         losses["loss"].backward()
-        nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optim in optims:
             optim.step()
             optim.zero_grad(set_to_none=True)
@@ -112,7 +110,7 @@ def fit(
 
 def _resume(path: Path, model: nn.Module, optims: list[torch.optim.Optimizer]) -> tuple[int, dict[str, float]]:
     """Put the checkpoint at ``path`` into model and optimisers; returns its step and losses.  Raises UserError."""
-    state = kept(path)
+    state = load_saved(path)
     try:
         model.load_state_dict(state["model"])
         for optim, saved in zip(optims, state["optims"], strict=True):

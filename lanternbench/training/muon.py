@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 
-def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
-    """Quintic Newton–Schulz: g [n, a, b] -> nearly its polar factors, singular values in about 0.7 … 1.2."""
+def orthogonalise(g: Tensor) -> Tensor:
+    """Five quintic Newton–Schulz steps: g [n, a, b] -> nearly its polar factors, singular values in about 0.7 … 1.2."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = g.shape[-2] > g.shape[-1]
     x = g.mT if tall else g
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(steps):
+    for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.mT if tall else x

@@ -53,7 +53,7 @@ def sample(
         if not path.exists():
             loop.save_atomically(tuple(_shard(target, start, min(SHARD, count - start), aux_layers)), path)
             log(f"rollouts {min(start + SHARD, count)}/{count}")
-        shards.append(Rollouts(*loop.kept(path)))
+        shards.append(Rollouts(*loop.load_saved(path)))
     captions, tokens, hidden = zip(*shards, strict=True)
     return Rollouts([c for part in captions for c in part], torch.cat(tokens), torch.cat(hidden))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -121,11 +120,6 @@ def _read(path: str) -> str:
         return (_SYSTEM / path).read_text().strip()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def cpu_seconds() -> float:
-    """CPU time of all threads of this process so far: less than the threads' wall time where others use the CPUs."""
-    return time.process_time()
 
 
 def load_average() -> float | None:

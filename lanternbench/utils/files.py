@@ -55,7 +55,7 @@ def writing(path: Path, elsewhere: str) -> Iterator[None]:
         raise UserError(f"cannot write {path} ({reason}): free some space or {elsewhere}.") from None
 
 
-def ready(path: Path, elsewhere: str) -> None:
+def check_writable(path: Path, elsewhere: str) -> None:
     """Make the folder of ``path`` and find out whether it can be written, before the work that it is for."""
     with writing(path, elsewhere):
         if path.is_dir():

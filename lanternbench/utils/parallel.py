@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def parts(model: nn.Module, items: int) -> int:
+def process_count(model: nn.Module, items: int) -> int:
     """How many processes should share ``items`` prompts: one on a GPU, for a large model, or on a single core."""
     weights = list(model.parameters())
     if sys.platform != "linux" or any(p.device.type != "cpu" for p in weights):

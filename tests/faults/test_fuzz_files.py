@@ -27,9 +27,9 @@ from lanternbench.experiment import RunFolder, Sample, read_run
 from lanternbench.experiment.run_reader import scan
 from lanternbench.models.loading import read_state
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.report import report_notes, terminal_table
+from lanternbench.report import report_notes
 from lanternbench.report.load import joined_rows, load_run
-from lanternbench.report.tables import csv_table, latex_table, markdown_table
+from lanternbench.report.tables import csv_table, latex_table, markdown_table, terminal_table
 from lanternbench.utils.files import WEIGHTS
 
 FUZZ = settings(
@@ -79,7 +79,7 @@ ROW_KEYS = ["label", "method", "n", "figures", "options", "target", "temperature
 def folder(tmp_path_factory) -> Path:
     with RunFolder.open(tmp_path_factory.mktemp("fuzz"), "r", {"seed": 0}, target={"name": "tiny"}) as run:
         run.append(Sample(**SAMPLE))
-        run.finish(summarise(run.samples(), run.run))
+        run.finish(summarise(Figures(run.samples()), run.run))
     return run.path
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from conftest import mistake
 
+from lanternbench.analysis.figures import Figures
 from lanternbench.analysis.samples import sample_key
 from lanternbench.analysis.summary import summarise
 from lanternbench.cli.main import main
@@ -41,7 +42,7 @@ def made(root: Path, name: str = "r") -> Path:
         for prompt in "123":
             for label in ("ar", "eagle-1"):
                 run.append(sample(prompt, label))
-        run.finish(summarise(run.samples(), run.run))
+        run.finish(summarise(Figures(run.samples()), run.run))
     return run.path
 
 
@@ -172,7 +173,7 @@ def test_an_edited_sample_is_a_sentence_or_a_report(fault, tmp_path, monkeypatch
     code, _, _ = said(monkeypatch, capfd, "report", "--format", "md,csv,tex,json,html")
     said(monkeypatch, capfd, "compare", "r", "r")
     with suppress(UserError), RunFolder.open(tmp_path / "results", "r", {"seed": 0}) as run:
-        run.finish(summarise(run.samples(), run.run))
+        run.finish(summarise(Figures(run.samples()), run.run))
     written = (path / "summary.json").read_text()
     assert "Infinity" not in written
     assert "NaN" not in written

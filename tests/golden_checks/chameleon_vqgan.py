@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -11,17 +12,37 @@ from torch import Tensor
 from golden_checks.common import IMAGE, Found, Vectors, close, loaded, read, same
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.vqgan import (
-    centre_square,
     chameleon_vqgan,
     config_from_official,
     from_official,
-    from_pixels,
-    on_white,
     to_pixels,
 )
 from lanternbench.models.vq import VQModel
 
 CLEAR = 1e-4  # where the second-best code is nearer than this, rounding decides
+
+
+def from_pixels(pixels: np.ndarray) -> Tensor:
+    """uint8 [H, W, 3] -> [1, 3, H, W] in −1…1."""
+    return torch.from_numpy(pixels / 255.0 * 2 - 1).permute(2, 0, 1).float()[None]
+
+
+def on_white(image: Image.Image) -> Image.Image:
+    """Any image -> RGB; transparency shows white.  Blended in float and truncated, as the official code does."""
+    if image.mode == "RGB":
+        return image
+    rgba = np.array(image.convert("RGBA"))
+    alpha = rgba[..., 3:] / 255.0
+    return Image.fromarray(((1 - alpha) * 255 + alpha * rgba[..., :3]).astype(np.uint8))
+
+
+def centre_square(image: Image.Image, size: int) -> Image.Image:
+    """Shorter side to ``size`` pixels (Lanczos), then the centre square: how Anole reads an image."""
+    scale = size / min(image.size)
+    width, height = (round(side * scale) for side in image.size)
+    left, top = (width - size) // 2, (height - size) // 2
+    resized = image.resize((width, height), Image.Resampling.LANCZOS)
+    return resized.crop((left, top, left + size, top + size))
 
 
 def check(folder: Path) -> list[Found]:

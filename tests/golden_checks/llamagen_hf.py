@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 from golden_checks.common import Found, captioned, close, greedy, loaded, logits_in_float64, read, same
 from lanternbench.models.cached_stack import additive
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.guidance import guide
-from lanternbench.models.llamagen.model import LlamaGen, config_from_hf, from_hf
+from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig, from_hf
+
+
+def config_from_hf(config: dict[str, Any]) -> LlamaGenConfig:
+    """A Hugging Face ``config.json`` of LANTERN's class -> ours."""
+    return LlamaGenConfig(
+        dim=config["hidden_size"],
+        n_layer=config["num_hidden_layers"],
+        n_head=config["num_attention_heads"],
+        vocab_size=config["vocab_size"],
+        grid=math.isqrt(config["block_size"]),
+        model_type=config["input_type"],
+        caption_dim=config["caption_dim"],
+        cls_token_num=config["cls_token_num"],
+        num_classes=config["num_classes"],
+        multiple_of=config["intermediate_size"],  # rounding up to the width itself gives the width
+    )
 
 
 def check(folder: Path) -> list[Found]:

@@ -8,14 +8,14 @@ drafted method.  ``windows``: that of the Jacobi family.  The engine is held aga
 from __future__ import annotations
 
 from lanternbench.lossless.plain import decoding, windows
-from lanternbench.lossless.plain.decoding import MethodSpec
+from lanternbench.lossless.plain.decoding import MethodSpec, in_all
 from lanternbench.lossless.plain.windows import WindowSpec
 from lanternbench.lossless.plain.world import Prefix, World
 
 
 def output_distribution(world: World, spec: MethodSpec | WindowSpec) -> dict[Prefix, float]:
     """P(image) of every image the method can make on this world, by recursion over all that can be drawn."""
-    return decoding.in_all(decode_by_steps(world, spec)[0])
+    return in_all(decode_by_steps(world, spec)[0])
 
 
 def decode_by_steps(world: World, spec: MethodSpec | WindowSpec) -> tuple[list[dict[Prefix, float]], float]:

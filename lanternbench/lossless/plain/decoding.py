@@ -70,17 +70,6 @@ class Outcomes:
     loss: float = 0.0
 
 
-def output_distribution(world: World, spec: MethodSpec) -> dict[Prefix, float]:
-    """P(image) of every image the method can make; sums to 1."""
-    return decode(world, spec)[0]
-
-
-def decode(world: World, spec: MethodSpec) -> tuple[dict[Prefix, float], float]:
-    """The output distribution, and the expected fidelity loss Σ_i E[TV(q, K)] that bounds its TV from the target."""
-    by_steps, loss = decode_by_steps(world, spec)
-    return in_all(by_steps), loss
-
-
 def in_all(by_steps: list[dict[Prefix, float]]) -> dict[Prefix, float]:
     """P(image), however many steps it took."""
     images: dict[Prefix, float] = defaultdict(float)
@@ -233,12 +222,3 @@ def block_step(world: World, prefix: Prefix, length: int) -> Outcomes:
             for probability, accepted, law in block(qs, ps, xs):
                 step.end(xs[:accepted], law, weight * probability)
     return step.outcomes
-
-
-def greedy_image(world: World) -> Prefix:
-    """What every lossless method makes at temperature 0: the target's argmax, token by token."""
-    image: Prefix = ()
-    while len(image) < world.length:
-        q = world.q(image)
-        image += (max(range(world.vocab), key=lambda x: q[x]),)
-    return image

@@ -65,14 +65,6 @@ def acceptance(rule: Rule, q: list[float], p: list[float] | None, x: int, depth:
     return min(1.0, relaxed_target(rule, q, x, depth) / px)
 
 
-def greedy_accepts(rule: Rule, q: list[float], x: int) -> bool:
-    """Temperature 0: is x the argmax of q, for LANTERN's rules of q_{k,δ}(·|x)?  Ties go to the lower id, or to x."""
-    if rule.near:
-        moved = moved_onto(q, neighbourhood(rule, q, x), x)
-        return moved[x] >= max(moved)
-    return x == q.index(max(q))
-
-
 def relaxed_target(rule: Rule, q: list[float], x: int, depth: int) -> float:
     """q̃(x), of which exact, annealed, LANTERN and LANTERN++ accept min(1, q̃(x)/p(x))."""
     if rule.name == "exact":  # Leviathan et al. 2023, algorithm 1

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import permutations, product
 from typing import NamedTuple
 
-from lanternbench.lossless.plain.decoding import in_all
 from lanternbench.lossless.plain.rules import EXACT, Rule, acceptance, positive_part, residual, stage_loss, without
 from lanternbench.lossless.plain.world import Prefix, World, normalise, one_hot
 
@@ -62,11 +61,6 @@ class WindowSpec:
 
 Window = tuple[Slot, ...]
 Weighted = dict[tuple[Prefix, Window], float]
-
-
-def output_distribution(world: World, spec: WindowSpec) -> dict[Prefix, float]:
-    """P(image) of every image the method can make; sums to 1."""
-    return in_all(decode_by_steps(world, spec)[0])
 
 
 def decode_by_steps(world: World, spec: WindowSpec) -> tuple[list[dict[Prefix, float]], float]:
@@ -236,15 +230,6 @@ def coupled(q: list[float], p: list[float], x: int) -> Iterable[tuple[int, float
                 yield y, (1 - keep) * gy, False
 
 
-def gumbel_token(p: list[float], g: list[float]) -> int:
-    """Gumbel coupling (SCD): argmax(log p + g), g one standard Gumbel per token, the same for a position's every draw.
-
-    With g independent over positions a draw has the law p, and so has the image the target's: the output distribution
-    is ``World.joint``.
-    """
-    return max((x for x in range(len(p)) if p[x] > 0), key=lambda x: math.log(p[x]) + g[x])
-
-
 def inverse_cdf(p: list[float], u: float) -> int:
     """The first token whose cumulated probability exceeds u."""
     mass = 0.0
@@ -253,22 +238,3 @@ def inverse_cdf(p: list[float], u: float) -> int:
         if mass > u:
             return x
     return max(x for x, px in enumerate(p) if px > 0)
-
-
-def jacobi_image(world: World, window: int, u: list[float], start: int = 0) -> Prefix:
-    """Plain Jacobi decoding: position i is always redrawn with u_i; a draft is accepted while it stays."""
-    committed: Prefix = ()
-    drafts: list[int] = []
-    while len(committed) < world.length:
-        drafts = (drafts + [start] * window)[: min(window, world.length - len(committed))]
-        prefix, n = committed, len(committed)
-        again = [
-            inverse_cdf(world.q(prefix + tuple(drafts[:i])), u[n + i])
-            for i in range(min(len(drafts) + 1, world.length - n))
-        ]
-        accepted = 0
-        while accepted < len(drafts) and again[accepted] == drafts[accepted]:
-            accepted += 1
-        committed = (prefix + tuple(again[: accepted + 1]))[: world.length]
-        drafts = again[accepted + 1 :]
-    return committed

@@ -26,8 +26,15 @@ from lanternbench.models.chameleon.model import (
     from_hf,
     from_official,
 )
-from lanternbench.models.chameleon.prompt_ids import PIXELS, ROW_END, check_sizes, lumina_text
-from lanternbench.models.chameleon.tokenizer import ChameleonText, anole_prefix, lumina_prefix
+from lanternbench.models.chameleon.prompt_ids import (
+    PIXELS,
+    ROW_END,
+    ChameleonText,
+    anole_prefix,
+    check_sizes,
+    lumina_prefix,
+    lumina_text,
+)
 from lanternbench.models.chameleon.vocab import Vocabulary
 from lanternbench.models.family import Entry, PublishedFamily
 from lanternbench.models.loading import (

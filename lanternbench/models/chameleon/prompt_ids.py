@@ -1,19 +1,32 @@
-"""The ids before the first image token of a Chameleon model.
+"""Captions as Chameleon models read them: the published tokeniser's ids, framed by those that begin an image.
 
 Source: the published code of Anole and Lumina-mGPT (arXiv 2407.06135, 2408.02657).
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from lanternbench.errors import UserError
-from lanternbench.models.chameleon.vocab import Vocabulary
-from lanternbench.models.token_prompts import Prompt
+from lanternbench.models.chameleon.vocab import Vocabulary, special
+from lanternbench.models.target import Prefix, Target
+from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, framed
 
 ROW_END = 8803  # what Lumina-mGPT writes after each row of an image
 SIZE_UNIT = 32  # pixels that a size id counts
 PIXELS = 16  # pixels a side of one image token
 SIZE_ZERO = 8804  # the size id of n units is SIZE_ZERO + n
 MOST_UNITS = 128
+
+
+class ChameleonText(IdTokeniser):
+    """No caption can write a special or an image token."""
+
+    def __init__(self, path: Path, vocab: Vocabulary):
+        """``path``: the tokeniser file that ``vocab`` was read from."""
+        super().__init__(path)
+        self.vocab = vocab
+        self.reserved |= {self.names[name] for name in special(self.names)} | set(vocab.to_id.tolist())
 
 
 def size_id(pixels: int) -> int:
@@ -50,3 +63,16 @@ def lumina_prompt(text: list[int], width: int, height: int, vocab: Vocabulary) -
     """The ids of ``lumina_text`` -> Lumina-mGPT's prompt, the image's size given.  Raises UserError."""
     frame = [vocab.image_start, size_id(height), size_id(width)]
     return Prompt([vocab.bos, *text, vocab.turn_end, *frame], frame)
+
+
+def anole_prefix(vocab: Vocabulary, target: Target, captions: list[str], guided: bool) -> Prefix:
+    """Anole's prompts.  Raises as ``framed``."""
+    return framed(target, captions, [anole_prompt(ids, vocab) for ids in encoded(target, captions)], guided, vocab.pad)
+
+
+def lumina_prefix(vocab: Vocabulary, target: Target, captions: list[str], guided: bool) -> Prefix:
+    """Lumina-mGPT's prompts, the size ids of the target's grid included.  Raises as ``framed``."""
+    height, width = (side * PIXELS for side in target.grid)
+    texts = encoded(target, [lumina_text(caption, width, height) for caption in captions])
+    prompts = [lumina_prompt(ids, width, height, vocab) for ids in texts]
+    return framed(target, captions, prompts, guided, vocab.pad)

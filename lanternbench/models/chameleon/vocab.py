@@ -43,9 +43,9 @@ class Vocabulary:
         return torch.where(known, self.to_code[ids.clamp(0, len(self.to_code) - 1)], -1)
 
 
-def published(codes: int = 8192, first: int = 4) -> Vocabulary:
+def published(codes: int = 8192) -> Vocabulary:
     """The vocabulary without a tokeniser file: image ids in the order of the codebook from id 4 on."""
-    return _vocabulary({first + code: code for code in range(codes)})
+    return _vocabulary({4 + code: code for code in range(codes)})
 
 
 def from_names(names: dict[str, int]) -> Vocabulary:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from lanternbench.errors import UserError
@@ -84,26 +82,3 @@ def from_official(state: dict[str, Tensor], cfg: VQConfig) -> dict[str, Tensor]:
 def to_pixels(images: Tensor) -> Tensor:
     """Decoded images [B, 3, H, W] -> uint8 [B, H, W, 3], truncated as the official code does, not rounded."""
     return (((images.clamp(-1, 1) + 1) / 2) * 255).to(torch.uint8).permute(0, 2, 3, 1)
-
-
-def from_pixels(pixels: np.ndarray) -> Tensor:
-    """uint8 [H, W, 3] -> [1, 3, H, W] in −1…1."""
-    return torch.from_numpy(pixels / 255.0 * 2 - 1).permute(2, 0, 1).float()[None]
-
-
-def on_white(image: Image.Image) -> Image.Image:
-    """Any image -> RGB; transparency shows white.  Blended in float and truncated, as the official code does."""
-    if image.mode == "RGB":
-        return image
-    rgba = np.array(image.convert("RGBA"))
-    alpha = rgba[..., 3:] / 255.0
-    return Image.fromarray(((1 - alpha) * 255 + alpha * rgba[..., :3]).astype(np.uint8))
-
-
-def centre_square(image: Image.Image, size: int) -> Image.Image:
-    """Shorter side to ``size`` pixels (Lanczos), then the centre square: how Anole reads an image."""
-    scale = size / min(image.size)
-    width, height = (round(side * scale) for side in image.size)
-    left, top = (width - size) // 2, (height - size) // 2
-    resized = image.resize((width, height), Image.Resampling.LANCZOS)
-    return resized.crop((left, top, left + size, top + size))

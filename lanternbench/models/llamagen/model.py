@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +15,7 @@ from lanternbench.models.drafters import eagle
 from lanternbench.models.loading import State, load_layers
 from lanternbench.models.rope import rope_2d
 from lanternbench.models.target import Prefix
-from lanternbench.models.transformer import DecoderConfig, swiglu_width
+from lanternbench.models.transformer import DecoderConfig
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class LlamaGenConfig:
 
     @property
     def decoder(self) -> DecoderConfig:
-        width = swiglu_width(self.dim, self.multiple_of)
+        width = -(-int(8 * self.dim / 3) // self.multiple_of) * self.multiple_of  # 8/3 · dim, rounded up
         return DecoderConfig(self.dim, self.n_layer, self.n_head, width, self.vocab_size)
 
 
@@ -191,19 +189,3 @@ def from_hf(state: dict[str, Tensor]) -> dict[str, Tensor]:
     top = {"model.embed_tokens.weight": "tok_embeddings.weight", "lm_head.weight": "output.weight"}
     layers = {k.removeprefix("model."): v for k, v in state.items() if k not in top}  # named as in the drafter
     return eagle.from_published(layers) | {top[k]: v for k, v in state.items() if k in top}
-
-
-def config_from_hf(config: dict[str, Any]) -> LlamaGenConfig:
-    """A Hugging Face ``config.json`` of LANTERN's class -> ours."""
-    return LlamaGenConfig(
-        dim=config["hidden_size"],
-        n_layer=config["num_hidden_layers"],
-        n_head=config["num_attention_heads"],
-        vocab_size=config["vocab_size"],
-        grid=math.isqrt(config["block_size"]),
-        model_type=config["input_type"],
-        caption_dim=config["caption_dim"],
-        cls_token_num=config["cls_token_num"],
-        num_classes=config["num_classes"],
-        multiple_of=config["intermediate_size"],  # rounding up to the width itself gives the width
-    )

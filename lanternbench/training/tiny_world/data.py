@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +15,18 @@ from lanternbench.utils.files import WORK, replacing
 SEED = 20260  # of the training scenes; evaluation uses other seeds
 
 
-def _block(seed: int, start: int, stop: int) -> np.ndarray:
-    return np.stack([scenes.sample(seed, i)[0] for i in range(start, stop)])
+def _block(start: int, stop: int) -> np.ndarray:
+    return np.stack([scenes.sample(SEED, i)[0] for i in range(start, stop)])
 
 
-def images(folder: Path, count: int, seed: int = SEED) -> np.ndarray:
+def images(folder: Path, count: int) -> np.ndarray:
     """uint8 [count, 64, 64, 3], memory-mapped from ``folder``; rendered there on first use."""
-    path = folder / f"scenes-{seed}-{count}.npy"
+    path = folder / f"scenes-{SEED}-{count}.npy"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         starts = range(0, count, 500)
         with ProcessPoolExecutor(os.cpu_count()) as pool:
-            blocks = pool.map(partial(_block, seed), starts, (min(s + 500, count) for s in starts))
+            blocks = pool.map(_block, starts, (min(s + 500, count) for s in starts))
             array = np.concatenate(list(blocks))
         with replacing(path, WORK) as file:
             np.save(file, array)

@@ -27,7 +27,7 @@ COUNT = 40000  # scenes: the ones that the target is trained on
 DECODED = 8000  # how many of them are also seen as the VQ decodes them
 SHARE = 0.35  # of a batch that is VQ-decoded
 CLIP_SEED, FID_SEED = 3, 4
-HELD_OUT, REFERENCE_SEED = 777, 778  # scenes for judging CLIP-tiny, and for the statistics of real images
+REFERENCE_SEED = 778  # of the scenes for the statistics of real images
 REFERENCE = 5000  # scenes behind those statistics
 VOCABULARY: tuple[tuple[str, ...], ...] = tuple(
     tuple(words)
@@ -67,16 +67,16 @@ def near_miss(scene: scenes.Scene, rng: np.random.Generator) -> scenes.Scene:
 
 
 @torch.no_grad()
-def decoded(folder: Path, vq: VQModel, count: int = DECODED, seed: int = data.SEED) -> np.ndarray:
+def decoded(folder: Path, vq: VQModel, count: int) -> np.ndarray:
     """The first scenes as the VQ decodes them, uint8 [count, 64, 64, 3]; kept on disk.
 
     In every second one up to 12 % of the tokens are swapped for others of the image: generated samples have flaws.
     """
-    path = folder / f"decoded-{seed}-{count}.npy"
+    path = folder / f"decoded-{data.SEED}-{count}.npy"
     if not path.exists():
-        known = folder / f"tokens-{seed}-{COUNT}.pt"
-        tokens = target_training.tokens(folder, vq, COUNT if known.exists() else count, seed)[:count].long()
-        rng = np.random.default_rng([seed, 5])
+        known = folder / f"tokens-{data.SEED}-{COUNT}.pt"
+        tokens = target_training.tokens(folder, vq, COUNT if known.exists() else count)[:count].long()
+        rng = np.random.default_rng([data.SEED, 5])
         for row in tokens[1::2]:
             hit = torch.from_numpy(rng.integers(256, size=int(rng.integers(1, 31))))
             row[hit] = row[torch.from_numpy(rng.integers(256, size=len(hit)))]
@@ -106,7 +106,7 @@ def augment(x: Tensor, rng: np.random.Generator) -> Tensor:
 class Batches:
     """Batch ``step``: augmented images [64, 3, 64, 64], a third of them VQ-decoded, and their scenes."""
 
-    def __init__(self, folder: Path, vq: VQModel, count: int = COUNT, known: int = DECODED):
+    def __init__(self, folder: Path, vq: VQModel, count: int, known: int):
         self.real, self.decoded = data.images(folder, count), decoded(folder, vq, known)
 
     def __call__(self, seed: int, step: int) -> tuple[Tensor, list[scenes.Scene], np.random.Generator]:
@@ -182,15 +182,6 @@ def train_fid(
 
     loop.fit("fid", task, loop.optimizers(task, 2e-3), step_fn, steps, folder, log=log)
     return task.net
-
-
-def held_out(start: int, group: int = 64, seed: int = HELD_OUT) -> list[int]:
-    """Indices, from ``start`` on, of the next ``group`` held-out scenes with captions all different."""
-    seen: dict[str, int] = {}
-    while len(seen) < group:
-        seen.setdefault(data.scene(start, seed).captions()[0], start)
-        start += 1
-    return list(seen.values())
 
 
 def train(

@@ -57,27 +57,27 @@ def _initialise(module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def tokens(folder: Path, vq: VQModel, count: int, seed: int = data.SEED) -> Tensor:
+def tokens(folder: Path, vq: VQModel, count: int) -> Tensor:
     """The scenes as tokens, int16 [count, 256]; kept on disk."""
-    path = folder / f"tokens-{seed}-{count}.pt"
+    path = folder / f"tokens-{data.SEED}-{count}.pt"
     if not path.exists():
-        images = data.images(folder, count, seed)
+        images = data.images(folder, count)
         found = [vq.encode(to_float(images[i : i + 64])).flatten(1).short() for i in range(0, count, 64)]
         loop.save_atomically(torch.cat(found), path)
-    return loop.kept(path)
+    return loop.load_saved(path)
 
 
-def caption(index: int, rng: np.random.Generator, seed: int = data.SEED) -> str:
-    """A random wording for training image ``index``."""
+def caption(index: int, rng: np.random.Generator, seed: int) -> str:
+    """A random wording for image ``index`` of this seed."""
     wordings = data.scene(index, seed).captions()
     return wordings[int(rng.integers(len(wordings)))]
 
 
-def lengths(count: int, seed: int = data.SEED) -> dict[int, Tensor]:
+def lengths(count: int) -> dict[int, Tensor]:
     """Words in a caption -> the (image, wording) pairs [n, 2] that have so many: a batch of them needs no padding."""
     found: dict[int, list[tuple[int, int]]] = {}
     for i in range(count):
-        for j, wording in enumerate(data.scene(i, seed).captions()):
+        for j, wording in enumerate(data.scene(i, data.SEED).captions()):
             found.setdefault(len(text.read(wording)), []).append((i, j))
     return {n: torch.tensor(pairs) for n, pairs in found.items()}
 

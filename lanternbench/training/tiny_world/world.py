@@ -8,7 +8,7 @@ from pathlib import Path
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.training import rollouts
 from lanternbench.training.tiny_world import drafters, evaluators, target, text, vq
-from lanternbench.utils.files import OUT, WORK, ready
+from lanternbench.utils.files import OUT, WORK, check_writable
 
 STEPS = {
     "vq": 2500, "text": 1000,
@@ -27,7 +27,7 @@ def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] 
     ``scale`` multiplies the number of steps and of scenes (a smoke test takes 0.001).
     """
     for folder, elsewhere in ((work, WORK), (out, OUT)):
-        ready(folder / "weights", elsewhere)
+        check_writable(folder / "weights", elsewhere)
     steps = {name: max(2, round(n * scale)) for name, n in STEPS.items()}
     count = max(64, round(SCENES * min(scale, 1.0)))
     log(f"rendering {count} scenes")
