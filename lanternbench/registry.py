@@ -78,7 +78,7 @@ def load_plugins() -> None:
 
 
 @contextmanager
-def blamed(*parts: Any) -> Iterator[None]:
+def plugin_errors(*parts: Any) -> Iterator[None]:
     """Turns whatever is raised while components of a plug-in work, sys.exit included, into a UserError naming it.
 
     ``parts``: the components at work; where all are built in, nothing changes.

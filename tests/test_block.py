@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from windows_on_tables import enumerated
+from windows_on_tables import enumerate_images
 
 from lanternbench.errors import UserError
 from lanternbench.lossless import plain
@@ -20,7 +20,7 @@ from lanternbench.methods.method import method
 @pytest.mark.parametrize("kind", ["dense", "zeros", "one-token"])
 def test_it_is_lossless_and_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
-    got = enumerated(tables, "sd", acceptance="block")
+    got = enumerate_images(tables, "sd", acceptance="block")
     defined = plain.output_distribution(tables.world(), MethodSpec("chain", block=True))
     assert float((got - tables.on_all_images(defined)).abs().max()) < 1e-6
     assert float((got - tables.joint()).abs().max()) < 1e-6
@@ -29,7 +29,7 @@ def test_it_is_lossless_and_the_plain_definition(kind):
 @pytest.mark.parametrize(("name", "tree"), [("eagle-1", "chain"), ("cool-sd", "chain"), ("sjd", None)])
 def test_it_is_lossless_on_other_chains(name, tree):
     tables = Tables(3, 3, 6, "dense")
-    got = enumerated(tables, name, tree=tree, acceptance="block")
+    got = enumerate_images(tables, name, tree=tree, acceptance="block")
     assert float((got - tables.joint()).abs().max()) < 1e-6
 
 

@@ -19,14 +19,16 @@ CAPTIONS = ["a red circle on a blue background", "$x^{2$ [bold] <b>a green star<
 def test_a_token_gives_way_to_one_of_its_k_nearest_and_never_to_itself():
     codes = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     table, tokens = nearest(codes, 6), torch.arange(50).repeat(40, 1)
-    swapped = codebook.swapped(tokens, table, 6, torch.Generator().manual_seed(1))
-    assert not (swapped == tokens).any()
+    swap_codes = codebook.swap_codes(tokens, table, 6, torch.Generator().manual_seed(1))
+    assert not (swap_codes == tokens).any()
     for token in range(50):
-        assert set(swapped[:, token].tolist()) == set(table[token, 1:].tolist())  # 40 draws of 5: missed in 1 of 1,500
+        assert set(swap_codes[:, token].tolist()) == set(
+            table[token, 1:].tolist()
+        )  # 40 draws of 5: missed in 1 of 1,500
 
 
 def test_larger_neighbourhoods_hold_more_probability_and_change_images_more(target):
-    found = codebook.examine(target, CAPTIONS, [2, 10, 100, target.vocab])
+    found = codebook.study_codebook(target, CAPTIONS, [2, 10, 100, target.vocab])
     mass, noise = [x.mass for x in found.likenesses], [x.psnr for x in found.likenesses]
     distance = [x.distance for x in found.likenesses]
     assert mass == sorted(mass)
@@ -38,7 +40,7 @@ def test_larger_neighbourhoods_hold_more_probability_and_change_images_more(targ
 
 
 def test_near_codes_are_better_substitutes_than_random_ones(target):
-    near, other = (codebook.examine(target, CAPTIONS[:1], [10], p).likenesses[0] for p in ("l2", "random"))
+    near, other = (codebook.study_codebook(target, CAPTIONS[:1], [10], p).likenesses[0] for p in ("l2", "random"))
     assert near.psnr > other.psnr + 5
     assert near.mass > 2 * other.mass
 
@@ -47,7 +49,7 @@ def test_codes_that_coincide_are_counted_and_change_nothing(target, monkeypatch)
     half = target.vocab // 2
     codes = target.vq.quantize.embedding.weight
     monkeypatch.setattr(codes, "data", torch.cat([codes.data[:half], codes.data[:half]]))
-    found = codebook.examine(target, CAPTIONS[:1], [2])
+    found = codebook.study_codebook(target, CAPTIONS[:1], [2])
     assert found.twins == half
     assert found.likenesses[0].psnr is None
     assert found.likenesses[0].distance == 0
@@ -56,7 +58,7 @@ def test_codes_that_coincide_are_counted_and_change_nothing(target, monkeypatch)
 @pytest.mark.parametrize("k", [1, 0, -3, 5000])
 def test_a_neighbourhood_without_neighbours_is_refused(target, k):
     with pytest.raises(UserError, match="neighbours are 2 to 1024"):
-        codebook.examine(target, CAPTIONS, [k])
+        codebook.study_codebook(target, CAPTIONS, [k])
 
 
 def test_the_command_prints_one_json_object_and_writes_the_picture(tmp_path, monkeypatch, capsys):
@@ -75,7 +77,7 @@ def test_the_command_prints_one_json_object_and_writes_the_picture(tmp_path, mon
 )
 def test_mistakes_are_one_sentence_before_anything_is_drawn(given, reason, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(codebook, "examine", lambda *_: pytest.fail("drawn"))
+    monkeypatch.setattr(codebook, "study_codebook", lambda *_: pytest.fail("drawn"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["lanternbench", "codebook", "-n", "1", *given])
     with pytest.raises(SystemExit) as ended:

@@ -63,7 +63,7 @@ def by_hooks(target: Target, captions: list[str], tokens: Tensor) -> Tensor:
     model = target.model
     hooks = [model.layers[n - 1].register_forward_hook(lambda *given: seen.append(given[2])) for n in (2, 3)]
     with torch.inference_mode():
-        last = eagle.teacher(target, target.prefix(captions, target.guidance), tokens)
+        last = eagle.target_states(target, target.prefix(captions, target.guidance), tokens)
     for hook in hooks:
         hook.remove()
     return torch.cat([last, *seen], -1)
@@ -192,7 +192,7 @@ def test_its_recipe_is_five_levels_without_regression(target):
     net, one = made.drafters["eagle-3"], scrambled(made.model.new_eagle(), 1)
     prefix = made.prefix(["7"], made.guidance)
     for drafts, recipe, levels in ((one, "eagle-1", 3), (net, "eagle-3", 5)):
-        states = eagle.teacher(made, prefix, tokens, drafts.aux_layers(made.model))
+        states = eagle.target_states(made, prefix, tokens, drafts.aux_layers(made.model))
         fed = eagle.feed(made, drafts, prefix.ahead_ids, prefix.seen, tokens, states)
         wanted = torch.full((1, 15, made.vocab), 1 / made.vocab)
         logits: Callable[[Tensor], Tensor] = lambda x: made.model.logits(x, made.guidance)  # noqa: E731

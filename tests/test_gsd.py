@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from windows_on_tables import enumerated, output_distribution, tv
+from windows_on_tables import enumerate_images, output_distribution, tv
 
 from lanternbench.errors import UserError
 from lanternbench.lossless import plain
@@ -26,7 +26,7 @@ def grouped(tables: Tables) -> Rule:
 @pytest.mark.parametrize("kind", ["dense", "zeros"])
 def test_groups_in_a_window_are_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
-    got = enumerated(tables, "gsd", margin=0.5, radius=2.0)
+    got = enumerate_images(tables, "gsd", margin=0.5, radius=2.0)
     defined = plain.output_distribution(tables.world(), WindowSpec(rule=grouped(tables)))
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     if kind == "dense":

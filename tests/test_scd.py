@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from windows_on_tables import enumerated, tv
+from windows_on_tables import enumerate_images, tv
 
 from lanternbench.lossless import plain, verify_method
 from lanternbench.lossless.plain.windows import WindowSpec
@@ -20,7 +20,7 @@ EXACT = 1e-6
 @pytest.mark.parametrize("kind", ["dense", "zeros"])
 def test_maximal_coupling_is_lossless_and_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
-    got = enumerated(tables, "scd")
+    got = enumerate_images(tables, "scd")
     defined = plain.output_distribution(tables.world(), WindowSpec(redraw="maximal"))
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert float((got - tables.joint()).abs().max()) < EXACT
@@ -28,7 +28,7 @@ def test_maximal_coupling_is_lossless_and_the_plain_definition(kind):
 
 def test_the_public_code_records_the_old_law_of_a_kept_token_and_is_off_by_what_the_plain_definition_says():
     tables = Tables(3, 4, 5, "dense")
-    got = enumerated(tables, "scd", variant="reference")
+    got = enumerate_images(tables, "scd", variant="reference")
     defined = plain.output_distribution(tables.world(), WindowSpec(redraw="kept-law", one_hot=True))
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert tv(got, tables.joint()) > 1e-3
@@ -54,7 +54,7 @@ def test_gumbel_coupling_is_lossless_over_all_noise(monkeypatch):
         for position, (low, high) in enumerate(cells, 1):
             level[position] = (low + high) / 2
         chance = torch.tensor([high - low for low, high in cells]).double().prod()
-        total += chance * enumerated(tables, "scd", coupling="gumbel")
+        total += chance * enumerate_images(tables, "scd", coupling="gumbel")
     assert float((total - tables.joint()).abs().max()) < EXACT
 
 

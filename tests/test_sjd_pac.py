@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from windows_on_tables import enumerated, tv
+from windows_on_tables import enumerate_images, tv
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
@@ -23,7 +23,7 @@ CAPTIONS = [f"a red star on background {i}" for i in range(3)]
 def test_siblings_are_lossless_and_the_plain_definition(kind):
     """Two siblings, also where the target has one token left; a window longer than the rest of the image."""
     tables = Tables(3, 3, 5, kind)
-    got = enumerated(tables, "sjd-pac")
+    got = enumerate_images(tables, "sjd-pac")
     defined = plain.output_distribution(tables.world(), WindowSpec(redraw="maximal", siblings=2, tree_depth=3))
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert float((got - tables.joint()).abs().max()) < EXACT
@@ -32,13 +32,13 @@ def test_siblings_are_lossless_and_the_plain_definition(kind):
 def test_more_siblings_than_tokens_are_lossless(monkeypatch):
     monkeypatch.setattr(SjdPac, "small", lambda self: self)
     tables = Tables(2, 2, 3, "zeros")
-    got = enumerated(tables, "sjd-pac", siblings=3, depth=2, window=1)
+    got = enumerate_images(tables, "sjd-pac", siblings=3, depth=2, window=1)
     assert float((got - tables.joint()).abs().max()) < EXACT
 
 
 def test_the_public_code_is_not_lossless():
     tables = Tables(3, 3, 5, "dense")
-    assert tv(enumerated(tables, "sjd-pac", variant="reference"), tables.joint()) > 1e-3
+    assert tv(enumerate_images(tables, "sjd-pac", variant="reference"), tables.joint()) > 1e-3
     assert not method("sjd-pac", variant="reference").lossless
 
 

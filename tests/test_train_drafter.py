@@ -210,9 +210,9 @@ def test_what_is_saved_loads_as_a_drafter_and_keeps_the_target_s_tokens(kind, sh
     captions = ["7", "3"] if kind == "classes" else CAPTIONS
     plan = replace(PLAN, prompts=replace(DEMO, prompts=tuple(prompts.Prompt(c, c) for c in captions)))
     nets: list[Eagle] = []
-    honest = drafter.begun
+    honest = drafter.initial_drafter
     monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: replace(made, drafters={}))
-    monkeypatch.setattr(drafter, "begun", lambda *a: nets.append(honest(*a)) or nets[-1])
+    monkeypatch.setattr(drafter, "initial_drafter", lambda *a: nets.append(honest(*a)) or nets[-1])
     drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
     loaded = made.model.eagle_drafter(tmp_path / "out", "cpu").state_dict()
     assert all(torch.equal(v, loaded[k]) for k, v in nets[0].state_dict().items())

@@ -76,7 +76,7 @@ def test_the_first_layer_starts_out_counting_rows_and_columns():
 def test_a_doubled_target_starts_as_the_same_function_and_its_new_layers_learn():
     torch.manual_seed(0)
     half = target_training.TextToImage(cfg=replace(target_training.HALF, n_layer=2))
-    deep = target_training.deepened(half)
+    deep = target_training.with_doubled_depth(half)
     assert deep.target.config == replace(half.target.config, n_layer=4)
     prefix, tokens = torch.randn(1, 4, half.target.config.decoder.dim), torch.randint(0, 1024, (1, 256))
     valid = torch.ones(1, 4, dtype=torch.bool)

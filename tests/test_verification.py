@@ -22,7 +22,7 @@ from lanternbench.engine import verify
 from lanternbench.engine.verify import RelaxedProb, at
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, verify_all
-from lanternbench.lossless.exact import decoded
+from lanternbench.lossless.exact import decode_tables
 from lanternbench.lossless.large_tables import sampled_tables
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.acceptance import exact
@@ -98,15 +98,15 @@ def test_relaxation_by_one_is_none(options):
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_jacobi_gives_the_tokens_that_each_positions_uniform_draws(greedy, window, monkeypatch):
-    monkeypatch.setattr("lanternbench.lossless.exact.shrunk", lambda m: m)
-    tokens, expected = decoded(Tables(4, 4, 0, "dense"), method("jacobi", window=window), greedy, 200, 0)
+    monkeypatch.setattr("lanternbench.lossless.exact.with_small_sizes", lambda m: m)
+    tokens, expected = decode_tables(Tables(4, 4, 0, "dense"), method("jacobi", window=window), greedy, 200, 0)
     assert torch.equal(tokens, expected)
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_greedy_decoding_on_tables_is_the_argmax(name):
     for seed in range(4):
-        tokens, expected = decoded(Tables(4, 4, seed, "mixed"), method(name), True, 2, seed)
+        tokens, expected = decode_tables(Tables(4, 4, seed, "mixed"), method(name), True, 2, seed)
         assert torch.equal(tokens, expected)
 
 
@@ -381,11 +381,11 @@ def test_a_registered_method_that_wrongly_claims_to_be_lossless_fails(monkeypatc
         def relax(self, q, x, depth):
             return RelaxedProb(at(q, x) + 0.1)
 
-    class Generous(Exact):
+    class TooGenerous(Exact):
         def build(self, target, max_depth):
             return GenerousRule()
 
-    registry.register("acceptance", "generous")(Generous)
+    registry.register("acceptance", "generous")(TooGenerous)
     preset("mine", proposal="model", tree="chain", acceptance="generous", residual="standard")
     rows = verify_all(["mine"])
     assert rows[0].check == "tables: exact distribution"

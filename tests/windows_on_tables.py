@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanternbench.lossless.exact import enumerated as enumerate_method
+from lanternbench.lossless.exact import enumerate_images as enumerate_method
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import Method, method
 
@@ -20,7 +20,7 @@ def output_distribution(tables: Tables, method: Method) -> tuple[Tensor, float]:
 
 
 @torch.inference_mode()
-def enumerated(tables: Tables, name: str, **options: Any) -> Tensor:
+def enumerate_images(tables: Tables, name: str, **options: Any) -> Tensor:
     return output_distribution(tables, method(name, **options))[0]
 
 

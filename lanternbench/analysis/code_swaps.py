@@ -50,7 +50,9 @@ class Codebook(NamedTuple):
     images: list[list[Image.Image]]  # per prompt: as it was drawn, then swapped within each k
 
 
-def examine(target: Target, captions: list[str], ks: list[int], proximity: str = "l2", seed: int = 0) -> Codebook:
+def study_codebook(
+    target: Target, captions: list[str], ks: list[int], proximity: str = "l2", seed: int = 0
+) -> Codebook:
     """The codebook of ``target``, and what ``ar``'s images of ``captions`` lose with each of the neighbourhoods ``ks``.
 
     Raises UserError for a k that has no neighbour in it or more than the codebook.
@@ -67,7 +69,7 @@ def examine(target: Target, captions: list[str], ks: list[int], proximity: str =
     drawn, unit = target.images(tokens), _random_distance(codes, generator)
     pixels, found, rows = _pixels(drawn), [], [[image] for image in drawn]
     for k in ks:
-        images = target.images(swapped(tokens, table, k, generator))
+        images = target.images(swap_codes(tokens, table, k, generator))
         for row, image in zip(rows, images, strict=True):
             row.append(image)
         apart = (codes.float() - codes[table[:, k - 1]].float()).norm(dim=-1).median()
@@ -77,7 +79,7 @@ def examine(target: Target, captions: list[str], ks: list[int], proximity: str =
     return Codebook(len(codes), codes.shape[1], twins, found, rows)
 
 
-def swapped(tokens: Tensor, table: Tensor, k: int, generator: torch.Generator) -> Tensor:
+def swap_codes(tokens: Tensor, table: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """Every token [B, L] replaced by one of its k nearest other than itself, drawn evenly: table [V, ≥ k]."""
     rank = torch.randint(1, k, tokens.shape, generator=generator).to(tokens.device)
     return table[tokens, rank]

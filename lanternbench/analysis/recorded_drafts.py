@@ -37,31 +37,31 @@ from lanternbench.engine.verify import AcceptanceRule, Uniforms, VerifyResult
 from lanternbench.methods.method import Method
 from lanternbench.methods.trees.dynamic import Bounds, DynamicBuilder, candidates, keep_best
 
-AGAIN = 8  # judgements of each recorded draft
+JUDGEMENTS = 8  # judgements of each recorded draft
 PRIOR = 20.0  # reached nodes' worth of the level above that a level's shares start from: deep nodes are seldom reached
 Floats = NDArray[np.float64]
 
 
-class Listening(TreeBuilder):
-    """A tree policy that also keeps the distributions that it is given, in ``heard``."""
+class RecordingBuilder(TreeBuilder):
+    """A tree policy that also keeps the distributions that it is given, in ``distributions``."""
 
     def __init__(self, own: TreeBuilder):
         self.own, self.nodes, self.max_depth, self.width = own, own.nodes, own.max_depth, own.width
         self.uniforms, self.samples = own.uniforms, own.samples
-        self.heard: list[Tensor] = []  # p [B, m, V] of each level's nodes
+        self.distributions: list[Tensor] = []  # p [B, m, V] of each level's nodes
 
     def grow(self, state: DecodeState, own: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
-        self.heard = [state.warp(logits)[:, None]]
+        self.distributions = [state.warp(logits)[:, None]]
 
-        def listening(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+        def recording_expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
             found = expand(tokens, parent, visible, depth)
-            self.heard.append(state.warp(found))
+            self.distributions.append(state.warp(found))
             return found
 
-        return self.own.grow(state, own, logits, listening, u)
+        return self.own.grow(state, own, logits, recording_expand, u)
 
 
-class Scored(DynamicBuilder):
+class ScoredBuilder(DynamicBuilder):
     """A dynamic tree that keeps the scores of its nodes."""
 
     scores: Tensor  # [B, N − 1] Σ log p, in the order of the nodes
@@ -75,7 +75,7 @@ class Scored(DynamicBuilder):
 
 
 @dataclass(frozen=True)
-class Given:
+class FixedTree:
     """A component with a tree policy that is built already, in place of the method's."""
 
     builder: TreeBuilder
@@ -84,17 +84,17 @@ class Given:
         return self.builder
 
 
-def drafting_with(decoder: SpeculativeDecoder, builder: TreeBuilder) -> SpeculativeDecoder:
+def with_tree_builder(decoder: SpeculativeDecoder, builder: TreeBuilder) -> SpeculativeDecoder:
     """The decoder with another tree policy, its rule made for that depth; nothing is recorded as a CUDA graph."""
     method: Method = decoder.method
     target = replace(decoder.target, graphs=None)
-    proposer = method.proposal.build(target, Given(builder), method.acceptance)  # type: ignore[arg-type]
+    proposer = method.proposal.build(target, FixedTree(builder), method.acceptance)  # type: ignore[arg-type]
     rule = proposer.verification(method.acceptance.build(target, builder.max_depth))
     return replace(decoder, target=target, proposer=proposer, rule=rule, rates=None)
 
 
 @torch.inference_mode()
-def recorded(decoder: SpeculativeDecoder, caption: str, key: str, seed: int) -> Iterator[StepResult]:
+def recorded_steps(decoder: SpeculativeDecoder, caption: str, key: str, seed: int) -> Iterator[StepResult]:
     """The steps of one decode whose drafts lie wholly inside the image."""
     state, own = begin(decoder, [caption], [row_seed(seed, key, "recorded")])
     while state.active:
@@ -119,16 +119,16 @@ class Judge:
         return rule.verify(draft, q, u, self.decoder.residual, self.decoder.warp.greedy)
 
 
-def repeated(draft: Draft, q: Tensor) -> tuple[Draft, Tensor]:
-    """One prompt's draft and q [1, N, V], repeated ``AGAIN`` times as a batch."""
-    p = None if draft.p is None else draft.p.expand(AGAIN, -1, -1)
-    return draft._replace(tokens=draft.tokens.expand(AGAIN, -1), p=p), q.expand(AGAIN, -1, -1)
+def repeat_as_batch(draft: Draft, q: Tensor) -> tuple[Draft, Tensor]:
+    """One prompt's draft and q [1, N, V], repeated ``JUDGEMENTS`` times as a batch."""
+    p = None if draft.p is None else draft.p.expand(JUDGEMENTS, -1, -1)
+    return draft._replace(tokens=draft.tokens.expand(JUDGEMENTS, -1), p=p), q.expand(JUDGEMENTS, -1, -1)
 
 
 class ChainRecord:
     """Acceptance in chains of up to ``depth`` levels, and of their nodes' children, over the steps that are added."""
 
-    def __init__(self, decoder: SpeculativeDecoder, builder: Listening, ranks: int, seed: int = 0):
+    def __init__(self, decoder: SpeculativeDecoder, builder: RecordingBuilder, ranks: int, seed: int = 0):
         """``decoder`` drafts chains by ``builder``; ``ranks`` 1 where the tree can be nothing but a chain."""
         self.decoder, self.builder, self.ranks = decoder, builder, ranks
         self.depth, self.steps, self.judged = builder.max_depth, 0, Judge(decoder, seed)
@@ -144,11 +144,11 @@ class ChainRecord:
     def add(self, result: StepResult) -> None:
         """One recorded step."""
         draft, q = result.draft, result.q
-        p = torch.cat(self.builder.heard, 1)  # [1, D, V]
+        p = torch.cat(self.builder.distributions, 1)  # [1, D, V]
         self.steps += 1
         for d in range(1, self.depth + 1):
             short = Draft(draft.tokens[:, : d + 1], p[:, :d] if self.sampled else None, self.chains[d - 1])
-            accepted = self.judged.judge(self.rules[d - 1], *repeated(short, q[:, : d + 1])).accepted.cpu()
+            accepted = self.judged.judge(self.rules[d - 1], *repeat_as_batch(short, q[:, : d + 1])).accepted.cpu()
             self.reached[d - 1] += (accepted[:, None] >= torch.arange(self.depth + 1)).double().mean(0).numpy()
             if self.ranks > 1 and (d == self.depth or self.decoder.method.acceptance.by_depth):
                 weight = (accepted[:, None] >= torch.arange(d)).double().mean(0).numpy()
@@ -157,16 +157,16 @@ class ChainRecord:
     def _ranks(self, rule: AcceptanceRule, p: Tensor, q: Tensor) -> Floats:
         """Which child is accepted at nodes of depth 0 … with these p and q [d, V]: shares [d, K + 1]."""
         d, k = len(p), self.ranks
-        p, q = (x.repeat_interleave(AGAIN, 0) for x in (p, q))
+        p, q = (x.repeat_interleave(JUDGEMENTS, 0) for x in (p, q))
         tokens = draw_distinct(p, self.judged.uniforms(len(p), k)) if self.sampled else p.topk(k).indices
-        depth = torch.arange(d, device=p.device).repeat_interleave(AGAIN)[:, None] + self.star.tree.depth
+        depth = torch.arange(d, device=p.device).repeat_interleave(JUDGEMENTS)[:, None] + self.star.tree.depth
         star = replace(self.star, tree=self.star.tree._replace(depth=depth, max_depth=d))
         if self.decoder.warp.greedy:  # paths are found by depth: greedy rules do not ask for it
             star = self.star
         draft = Draft(torch.cat([tokens[:, :1], tokens], 1), p[:, None] if self.sampled else None, star)
         child = self.judged.judge(rule, draft, q[:, None].expand(-1, k + 1, -1)).path[:, 1]
         shares = torch.nn.functional.one_hot(torch.where(child > 0, child - 1, k), k + 1)
-        return shares.view(d, AGAIN, k + 1).double().mean(1).cpu().numpy()
+        return shares.view(d, JUDGEMENTS, k + 1).double().mean(1).cpu().numpy()
 
 
 def chain_lengths(reached: Floats, steps: float, depth: int) -> Floats:
@@ -189,16 +189,16 @@ def child_table(children: Floats, depth: int) -> Table:
 class GrowthRecord:
     """Acceptance in recorded dynamic trees, and so in all with fewer nodes and levels and as many children a node."""
 
-    def __init__(self, decoder: SpeculativeDecoder, builder: Scored, seed: int = 0):
+    def __init__(self, decoder: SpeculativeDecoder, builder: ScoredBuilder, seed: int = 0):
         self.decoder, self.builder, self.judged = decoder, builder, Judge(decoder, seed)
         self.seen: list[Floats] = []  # of each step, by falling score [N − 1]: how often a node is accepted
         self.level: list[Floats] = []  # and its depth, −1 for nodes that are not used
 
     def add(self, result: StepResult) -> None:
         """One recorded step."""
-        draft, q = repeated(result.draft, result.q)
+        draft, q = repeat_as_batch(result.draft, result.q)
         path = self.judged.judge(self.decoder.rule, draft, q).path
-        seen = torch.zeros(AGAIN, draft.tree.nodes, device=path.device).scatter_(1, path, 1.0).mean(0)[1:]
+        seen = torch.zeros(JUDGEMENTS, draft.tree.nodes, device=path.device).scatter_(1, path, 1.0).mean(0)[1:]
         depth, scores = draft.tree.depth[0, 1:], self.builder.scores[0]
         order = torch.where(depth > 0, scores, -torch.inf).sort(descending=True).indices
         self.seen.append(seen[order].double().cpu().numpy())

@@ -20,16 +20,16 @@ MOMENTARY = ("sm_clock_mhz", "memory_clock_mhz")
 MORE_LOAD = 2.0  # programs more, and times as many, that make one load clearly another
 
 
-def lasting(environment: Any) -> Any:
+def without_momentary(environment: Any) -> Any:
     """An environment without what changes from moment to moment."""
     if isinstance(environment, Mapping):
-        return {k: lasting(v) for k, v in environment.items() if k not in MOMENTARY}
-    return [lasting(item) for item in environment] if isinstance(environment, list) else environment
+        return {k: without_momentary(v) for k, v in environment.items() if k not in MOMENTARY}
+    return [without_momentary(item) for item in environment] if isinstance(environment, list) else environment
 
 
 def setting(environment: Mapping[str, Any] | None) -> dict[str, Any]:
     """The part of an environment that changes times."""
-    return {k: v for k, v in lasting(environment or {}).items() if k in SETTING}
+    return {k: v for k, v in without_momentary(environment or {}).items() if k in SETTING}
 
 
 def setting_name(environment: Mapping[str, Any] | None) -> str | None:

@@ -21,14 +21,14 @@ from lanternbench.analysis.recorded_drafts import (
     ChainRecord,
     Floats,
     GrowthRecord,
-    Listening,
-    Scored,
+    RecordingBuilder,
+    ScoredBuilder,
     bounds,
     chain_lengths,
     child_table,
-    drafting_with,
     grown_lengths,
-    recorded,
+    recorded_steps,
+    with_tree_builder,
 )
 from lanternbench.engine.decode import SpeculativeDecoder, generate
 from lanternbench.engine.simulation import level_rates
@@ -191,10 +191,12 @@ class ShapeSearch(TreeSearch):
     def record(self, what: Any) -> Record:
         number, caption = what
         plain = self.setting.decoder()
-        builder = Listening(StaticBuilder(chain(self.levels), plain.proposer.samples, self.setting.target.device))
-        decoder = drafting_with(plain, builder)
+        builder = RecordingBuilder(
+            StaticBuilder(chain(self.levels), plain.proposer.samples, self.setting.target.device)
+        )
+        decoder = with_tree_builder(plain, builder)
         found = ChainRecord(decoder, builder, self.ranks, seed=number)
-        for result in recorded(decoder, caption, str(number), self.setting.seed):
+        for result in recorded_steps(decoder, caption, str(number), self.setting.seed):
             found.add(result)
         return {"reached": found.reached, "children": found.children, "steps": np.array(float(found.steps))}
 
@@ -292,10 +294,10 @@ class GrowthSearch(TreeSearch):
 
     def record(self, what: Any) -> Record:
         width, nodes, number, caption = what
-        builder = Scored(bounds(self.levels, width, nodes))
-        decoder = drafting_with(self.setting.decoder(), builder)
+        builder = ScoredBuilder(bounds(self.levels, width, nodes))
+        decoder = with_tree_builder(self.setting.decoder(), builder)
         found = GrowthRecord(decoder, builder, seed=number)
-        for result in recorded(decoder, caption, str(number), self.setting.seed):
+        for result in recorded_steps(decoder, caption, str(number), self.setting.seed):
             found.add(result)
         return {"seen": np.stack(found.seen), "level": np.stack(found.level)}
 

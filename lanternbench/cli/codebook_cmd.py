@@ -45,7 +45,7 @@ def codebook(
     model = load_target(target, choose(device, threads), dtype=dtype)
     captions = prompts.captions_for(target, num_prompts)
     with display("drawing and swapping"):
-        found = codebooks.examine(model, captions, sizes, proximity, seed)
+        found = codebooks.study_codebook(model, captions, sizes, proximity, seed)
     if out is not None:
         codebooks.draw(found, captions, out)
     if as_json:

@@ -34,7 +34,7 @@ from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, Verif
 from lanternbench.errors import UserError
 from lanternbench.models.image_stack import TreeStates
 from lanternbench.models.target import Target
-from lanternbench.registry import blamed
+from lanternbench.registry import plugin_errors
 
 
 @dataclass
@@ -100,7 +100,7 @@ def generate(
     after every step with the number of tokens decoded so far and in all, over the batch.
     Raises UserError for NaN or infinite logits, and in place of any exception that a plug-in raises.
     """
-    with blamed(*decoder.parts):
+    with plugin_errors(*decoder.parts):
         return _generate(decoder, captions, keys, seed, trace, max_steps, on_step)
 
 

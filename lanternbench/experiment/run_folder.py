@@ -25,7 +25,7 @@ from PIL import Image
 from lanternbench.analysis.figures import Figures
 from lanternbench.analysis.samples import Sample, image_name
 from lanternbench.analysis.summaries import Summary
-from lanternbench.analysis.timing import lasting, setting_name
+from lanternbench.analysis.timing import setting_name, without_momentary
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import iter_samples, iter_tokens, read_run, whole_lines
 from lanternbench.utils.files import OUT, replacing, writing
@@ -42,7 +42,9 @@ class RunFolder:
 
     def __init__(self, path: Path, run: dict[str, Any], lock: ExitStack, environment: Any = None) -> None:
         self.path, self.run, self._lock, self._closed = path, run, lock, False
-        self._elsewhere = environment if lasting(environment) != lasting(run.get("environment")) else None
+        self._elsewhere = (
+            environment if without_momentary(environment) != without_momentary(run.get("environment")) else None
+        )
         self._setting = setting_name(environment)
         kept = 0
         self._keys, self.figures, self.images = set[str](), Figures(), dict[str, list[Path]]()

@@ -18,16 +18,16 @@ from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.lossless.definitions import definition
-from lanternbench.lossless.exact import Enumerated, decoded, enumerated
+from lanternbench.lossless.exact import Enumerated, decode_tables, enumerate_images
 from lanternbench.lossless.large_tables import DECODES, sampled_tables
 from lanternbench.lossless.plain import decode_by_steps
 from lanternbench.lossless.statistical import ALPHA, FACTORS, greedy_difference, sampled_tests
-from lanternbench.lossless.tables import Sampling, Tables, shrunk
+from lanternbench.lossless.tables import Sampling, Tables, with_small_sizes
 from lanternbench.lossless.variations import variations
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, named
 from lanternbench.models.target import Target
-from lanternbench.registry import blamed, component
+from lanternbench.registry import component, plugin_errors
 
 EXACT = 1e-6  # largest deviation of a sequence's probability
 IMAGES = 8  # of a statistical test
@@ -115,7 +115,7 @@ def verify_method(
 
 def _timed(method: Method, check: str, run: Callable[..., Outcome], *args) -> Row:
     start = time.perf_counter()
-    with blamed(*parts_of(method)):
+    with plugin_errors(*parts_of(method)):
         value, limit, detail = run(*args)
     passed = bool(value <= limit)  # NaN fails
     return Row(method.label, check, passed, value, limit, detail, time.perf_counter() - start)
@@ -167,8 +167,8 @@ def on_tables(method: Method, world: tuple[Any, ...], seed: int) -> OnTables:
     """A method of enumerable size on the tables that ``world`` describes."""
     vocab, length, *rest = world
     tables = Tables(vocab, length, seed, *rest)
-    with blamed(*parts_of(method)):
-        made, spec = enumerated(tables, method), definition(shrunk(method), tables)
+    with plugin_errors(*parts_of(method)):
+        made, spec = enumerate_images(tables, method), definition(with_small_sizes(method), tables)
     if spec is None:
         return OnTables(made, tables.joint(), None, math.nan)
     images, loss = decode_by_steps(tables.world(), spec)
@@ -244,7 +244,7 @@ def _sampled(method: Method, seed: int) -> Outcome:
         20_000,
         Tables(2, 6, seed, "dense"),
     )  # long enough for several positions to be drawn with lasting noise
-    tokens, _ = decoded(tables, method, False, count, seed)
+    tokens, _ = decode_tables(tables, method, False, count, seed)
     joint = tables.joint()
     images = (tokens * 2 ** torch.arange(5, -1, -1)).sum(1)
     p_value = float(chisquare(torch.bincount(images, minlength=len(joint)), joint * count).pvalue)
@@ -252,14 +252,14 @@ def _sampled(method: Method, seed: int) -> Outcome:
 
 
 def _same_draws(method: Method, seed: int) -> Outcome:
-    tokens, expected = decoded(Tables(4, 4, seed, "dense"), method, False, 512, seed)
+    tokens, expected = decode_tables(Tables(4, 4, seed, "dense"), method, False, 512, seed)
     return float((tokens != expected).double().mean()), 0.0, "share of tokens, 512 decodes"
 
 
 def _greedy_tables(method: Method, seed: int) -> Outcome:
     differ = 0
     for i in range(16):
-        tokens, expected = decoded(Tables(4, 4, seed + i, "dense"), method, True, 2, seed)
+        tokens, expected = decode_tables(Tables(4, 4, seed + i, "dense"), method, True, 2, seed)
         differ += int((tokens != expected).any())
     return float(differ), 0.0, "images that are not the argmax, of 16"
 

@@ -26,10 +26,10 @@ from lanternbench.lossless.tables import (
     Tables,
     TableStack,
     first_token,
-    shrunk,
     table_state,
     table_target,
     table_trace,
+    with_small_sizes,
     with_tables,
 )
 from lanternbench.methods.build import build
@@ -69,7 +69,7 @@ class World:
 
     def __init__(self, tables: Tables, method: Method, greedy: bool = False, published: bool = False):
         """``published``: the method's own sizes, of which the outcomes are too many to be enumerated."""
-        self.tables, self.method = tables, method if published else shrunk(method)
+        self.tables, self.method = tables, method if published else with_small_sizes(method)
         temperature = 0.0 if greedy else tables.sampling.temperature
         decoder = build(table_target(tables, published), self.method, temperature, top_p=tables.sampling.top_p)
         self.decoder = replace(decoder, proposer=with_tables(decoder.proposer, tables))
@@ -193,7 +193,7 @@ def outcomes(world: World, rows: Rows) -> tuple[Rows, Tensor]:
     return done.rows, (loss * rows.weight).sum()
 
 
-def merged(rows: Rows) -> Rows:
+def merge_equal_states(rows: Rows) -> Rows:
     """Merge decodes whose states are equivalent."""
     steps = torch.arange(rows.tokens.shape[1])
     known = [
@@ -222,7 +222,7 @@ class Enumerated(NamedTuple):
     loss: float  # the expected fidelity loss: Theorem 2's bound on the images' TV from the target
 
 
-def enumerated(tables: Tables, method: Method) -> Enumerated:
+def enumerate_images(tables: Tables, method: Method) -> Enumerated:
     """What the engine generates on tables."""
     world = World(tables, method)
     place = tables.vocab ** torch.arange(tables.length - 1, -1, -1)
@@ -235,11 +235,11 @@ def enumerated(tables: Tables, method: Method) -> Enumerated:
         made.index_add_(0, (rows.tokens[done, : tables.length] * place).sum(1), rows.weight[done])
         images.append(made)
         rows = rows.take((~done).nonzero()[:, 0])
-        rows = merged(rows) if len(rows.weight) else rows
+        rows = merge_equal_states(rows) if len(rows.weight) else rows
     return Enumerated(torch.stack(images), bound)
 
 
-def decoded(tables: Tables, method: Method, greedy: bool, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def decode_tables(tables: Tables, method: Method, greedy: bool, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """``count`` whole decodes on tables: tokens [count, L] and the tokens that each position's own uniform draws.
 
     Greedy: the second are the argmax.  Plain Jacobi decoding must give the second in either case.

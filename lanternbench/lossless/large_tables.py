@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lanternbench.engine.sampling import BELOW_ONE, draw
 from lanternbench.lossless.exact import World
-from lanternbench.lossless.statistical import Finding, powers, rank_test, suspects, uniforms
+from lanternbench.lossless.statistical import Finding, favoured_tokens, powers, rank_test, uniforms
 from lanternbench.lossless.tables import Sampling, Tables
 from lanternbench.methods.method import Method
 
@@ -45,7 +45,7 @@ def sampled_tables(method: Method, seed: int, decodes: int = DECODES) -> Sampled
         q = torch.tensor([[laws.q(tuple(image[:t])) for t in range(1, LENGTH)] for image in tokens.tolist()])
         for name, store in vars(trace).items():
             setattr(trace, name, store[:, 1:LENGTH])
-        ranks.append(uniforms(q, tokens[:, 1:], suspects(trace, q), seed + start))
+        ranks.append(uniforms(q, tokens[:, 1:], favoured_tokens(trace, q), seed + start))
         found = found or powers(trace, q, world.decoder, decodes * (LENGTH - 1))
     f = torch.cat(ranks)
     return SampledTables(rank_test(f), found, f.numel())

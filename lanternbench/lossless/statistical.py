@@ -65,7 +65,7 @@ def teacher_forced(target: Target, captions: list[str], tokens: Tensor, warp: Wa
     return warp(guide(target.model.output(hidden), target.guidance))
 
 
-def suspects(trace: Trace, q: Tensor) -> Tensor:
+def favoured_tokens(trace: Trace, q: Tensor) -> Tensor:
     """[N, L, V] how much a faulty decoder might favour each token: p/q; chosen children; elsewhere q itself."""
     score = q.clone()
     known = trace.p.sum(-1, keepdim=True) > 0
@@ -110,7 +110,7 @@ def log_q_test(q: Tensor, tokens: Tensor) -> Finding:
     return Finding(float(2 * norm.sf(abs(z))), (norm.isf(ALPHA / 2) + norm.isf(0.1)) * spread / tokens.numel())
 
 
-class Generous(AcceptanceRule):
+class TooGenerous(AcceptanceRule):
     """A rule made wrong on purpose: q̃ is ``factor`` times what it should be."""
 
     def __init__(self, rule: AcceptanceRule, factor: float):
@@ -134,20 +134,20 @@ def powers(trace: Trace, q: Tensor, decoder: SpeculativeDecoder, tokens: int) ->
     if not len(at_drafts) or decoder.rule.by_position:
         return ()
     nodes = at_drafts[torch.linspace(0, len(at_drafts) - 1, min(NODES, len(at_drafts))).long()]
-    rows, score = q.flatten(0, 1)[nodes], suspects(trace, q).flatten(0, 1)[nodes]
+    rows, score = q.flatten(0, 1)[nodes], favoured_tokens(trace, q).flatten(0, 1)[nodes]
     p = trace.p.flatten(0, 1)[nodes] if decoder.proposer.samples else None
     x, depth = trace.children[..., 0].flatten()[nodes].clamp(min=0), trace.depth.flatten()[nodes]
     order = score.sort(dim=-1, descending=True, stable=True).indices
     found, share = [], len(at_drafts) / trace.tried.numel()
     for factor in FACTORS:
-        drawn = kernel(rows, p, x, depth, Generous(decoder.rule, factor), decoder.residual)
-        extra = binned(rows.gather(-1, order), drawn.gather(-1, order)).mean(0) - 1 / BINS
+        drawn = kernel(rows, p, x, depth, TooGenerous(decoder.rule, factor), decoder.residual)
+        extra = mass_per_bin(rows.gather(-1, order), drawn.gather(-1, order)).mean(0) - 1 / BINS
         nc = float((share * extra).square().sum() * tokens * BINS)
         found.append(float(ncx2.sf(chi2.isf(ALPHA, BINS - 1), BINS - 1, nc)) if nc > 0 else ALPHA)
     return tuple(found)
 
 
-def binned(q: Tensor, drawn: Tensor) -> Tensor:
+def mass_per_bin(q: Tensor, drawn: Tensor) -> Tensor:
     """Mass of ``drawn`` [n, V] in each of BINS equal parts of q [n, V], tokens in the order of the test: [n, BINS]."""
     q, drawn = q.double(), drawn.double()
     below, drawn_below = q.cumsum(-1), drawn.cumsum(-1)
@@ -179,7 +179,7 @@ def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Samp
     trace = made[0].trace
     assert trace is not None
     q = teacher_forced(target, captions, tokens, decoder.warp)
-    f = uniforms(q, tokens, suspects(trace, q), seed)
+    f = uniforms(q, tokens, favoured_tokens(trace, q), seed)
     forward = float((trace.q - q).abs().max())
     return Sampled(rank_test(f), log_q_test(q, tokens), forward, powers(trace, q, decoder, tokens.numel()))
 

@@ -172,7 +172,7 @@ def table_target(tables: Tables, published: bool = False) -> Any:
     )
 
 
-def shrunk(method: Method) -> Method:
+def with_small_sizes(method: Method) -> Method:
     """The method with sizes that can be enumerated (``option(small=…)``), and otherwise the same."""
     return method.with_parts(lambda part: part.small())
 

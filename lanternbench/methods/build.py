@@ -10,7 +10,7 @@ from lanternbench.engine.simulation import level_rates
 from lanternbench.errors import UserError
 from lanternbench.methods.method import Method
 from lanternbench.models.target import Target
-from lanternbench.registry import blamed, components
+from lanternbench.registry import components, plugin_errors
 
 
 def build(
@@ -40,7 +40,7 @@ def build(
             f"{wrong[0]} is out of range: temperature, guidance and top_k (0: all) are 0 or more, top_p above 0 up to 1"
         )
     warp = Warp(temperature, target.top_k if top_k is None else top_k, top_p)
-    with blamed(*method.parts):
+    with plugin_errors(*method.parts):
         proposer = method.proposal.build(target, method.tree, method.acceptance)
         rule = proposer.verification(method.acceptance.build(target, proposer.max_depth))
     known, name = components("residual"), method.choices.residual

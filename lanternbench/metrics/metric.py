@@ -20,7 +20,7 @@ from lanternbench.metrics import reference
 from lanternbench.metrics.files import Weights
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
-from lanternbench.registry import blamed
+from lanternbench.registry import plugin_errors
 
 BATCH = 32  # images that go through a network together at most
 ENOUGH = 5000  # images from which on values of whole sets are usually quoted
@@ -117,7 +117,7 @@ class ImageMetric(Metric):
 
     def prepare(self) -> None:
         """Load the network now, so that a clock may start afterwards."""
-        with blamed(self):
+        with plugin_errors(self):
             self.score_batch  # noqa: B018
 
     def notes(self) -> list[Note]:
@@ -132,7 +132,7 @@ class ImageMetric(Metric):
         if not images or self.available():
             return [None] * len(images)
         starts = range(0, len(images), BATCH)
-        with blamed(self):
+        with plugin_errors(self):
             batches = [self.score_batch(images[i : i + BATCH], captions[i : i + BATCH]) for i in starts]
             values = torch.cat(batches).tolist()
         return [v if math.isfinite(v) else None for v in values]
@@ -148,7 +148,7 @@ class SetMetric(Metric):
     def score_set(self, images: Iterable[Image.Image]) -> SetScore:
         """As ``compute``; every value is None when files are missing."""
         missing = self.available()
-        with blamed(self):
+        with plugin_errors(self):
             found = SetScore(None, 0, missing) if missing else self.compute(images)
         more = {c.key: found.more.get(c.key) for c in self.more}
         return replace(found, more={f"{key}{self.setup.mark}": value for key, value in more.items()})

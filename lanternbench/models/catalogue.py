@@ -19,7 +19,7 @@ from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.loading import dtype_named
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
-from lanternbench.registry import blamed, component, components
+from lanternbench.registry import component, components, plugin_errors
 from lanternbench.utils.device import fit_threads
 from lanternbench.utils.graph_capture import of_mode
 
@@ -107,7 +107,7 @@ def load_unpacked(name: str, device: str = "cpu", random_weights: bool = False, 
 
 def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | None) -> Target:
     own = family(row.family)
-    with blamed(own):
+    with plugin_errors(own):
         return replace(own.load(row, folder, device, weights), weights=fingerprints(folder))
 
 
@@ -131,7 +131,7 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
     title, _, where = spec.partition("=")
     if title not in catalogue() and Path(spec).exists():
         drafter = target.model.eagle_drafter(Path(spec), device)
-        return packed(_drafted_by(with_eagle(target, drafter), Path(spec))), drafter.kind
+        return packed(with_drafter_digests(with_eagle(target, drafter), Path(spec))), drafter.kind
     if title not in catalogue():
         raise UserError(
             f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a file "
@@ -147,10 +147,10 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
     else:
         net = own.decoder(row, folder, device, target.dtype)
     target = replace(target, drafters=target.drafters | {"model": net})
-    return packed(target if random_weights else _drafted_by(target, folder)), "model"
+    return packed(target if random_weights else with_drafter_digests(target, folder)), "model"
 
 
-def _drafted_by(target: Target, place: Path) -> Target:
+def with_drafter_digests(target: Target, place: Path) -> Target:
     """``target`` with the digests of its drafter's files, which lie elsewhere."""
     found = {f"drafter.{part}": digest for part, digest in fingerprints(place).items()}
     return replace(target, weights=target.weights | found)

@@ -150,7 +150,7 @@ def load_layers(
                 state.clear()
                 on_disk.clear()
                 on_disk.update(value.untyped_storage().data_ptr() for value in part.values())
-            with understood(path, "is of another architecture or size"):
+            with explain_errors(path, "is of another architecture or size"):
                 converted = convert(part)
             yield converted
             part.clear()
@@ -177,7 +177,7 @@ def _filled(
                     f"'{name}' in {where} is {list(state[name].shape)} but this target needs {list(shapes[name])}: "
                     "it is the checkpoint of another size"
                 )
-            values[name] = _sound(moved(_plain(state.pop(name), name, where)), name, where)
+            values[name] = check_finite_values(moved(_plain(state.pop(name), name, where)), name, where)
         if strict and state:
             raise UserError(
                 f"the checkpoint in {where} has a '{min(state)}' that a {kind} of this kind has no place "
@@ -209,7 +209,7 @@ def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, 
 
     handle = torch.nn.modules.module.register_module_module_registration_hook(counted)
     try:
-        with understood(where, "says sizes of which no network can be made"), torch.device("meta"):
+        with explain_errors(where, "says sizes of which no network can be made"), torch.device("meta"):
             net = make()
             if (size := sum(buffer.numel() for buffer in net.buffers())) > MAX_BUFFERED:
                 raise ValueError(f"tables of {size} numbers")
@@ -219,7 +219,7 @@ def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, 
 
 
 @contextmanager
-def understood(where: Path, what: str) -> Iterator[None]:
+def explain_errors(where: Path, what: str) -> Iterator[None]:
     """Turns exceptions from code that interprets a file into a UserError: ``where``, ``what`` and the cause."""
     try:
         yield
@@ -240,7 +240,7 @@ def _plain(value: Tensor, name: str, where: Path) -> Tensor:
     )
 
 
-def _sound(value: Tensor, name: str, where: Path) -> Tensor:
+def check_finite_values(value: Tensor, name: str, where: Path) -> Tensor:
     """``value`` itself.  Raises UserError for NaN and infinity: a drafter that has them only makes decoding slow."""
     if value.dtype.is_floating_point and not value.sum(dtype=torch.float32).isfinite() and not value.isfinite().all():
         raise UserError(f"'{name}' in {where} has values that are NaN or infinite: fetch the file again, or train anew")

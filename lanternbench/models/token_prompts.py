@@ -84,7 +84,7 @@ def left_padded(rows: Sequence[list[int]], pad: int) -> tuple[Tensor, Tensor]:
     return ids, torch.arange(longest) >= padding[:, None]
 
 
-def framed(target: Target, captions: list[str], prompts: list[Prompt], guided: bool, pad: int) -> Prefix:
+def frame_prompts(target: Target, captions: list[str], prompts: list[Prompt], guided: bool, pad: int) -> Prefix:
     """Prompts left-padded to the longest; an EAGLE drafter reads the prompt's own ids, one ahead.
 
     Raises UserError for a caption that leaves no room for the image.

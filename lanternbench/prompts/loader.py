@@ -12,7 +12,7 @@ from lanternbench.prompts.coco import coco_prompts
 from lanternbench.prompts.prompt_set import Prompt, PromptSet
 from lanternbench.prompts.selection import select, unique
 from lanternbench.prompts.source import Caption
-from lanternbench.registry import blamed, components
+from lanternbench.registry import components, plugin_errors
 
 # the user's own files, by the ending of their name
 READERS: dict[str, Callable[[str, Path], formats.Rows]] = {
@@ -60,7 +60,7 @@ def _read(spec: str, seed: int, caption: Caption) -> tuple[list[Prompt], str, st
         made = known[name]()
         path = made.locate(name, where if colon else None)
         # no folder: it may name a person
-        with blamed(made):
+        with plugin_errors(made):
             found = list(made.read(path, seed, caption))
         return found, f"{name}:{path.name}" if path else name, name, made.in_order
     path = Path(spec).expanduser()

@@ -71,7 +71,7 @@ class Samples:
         target, tokens = self.target, self.tokens[picked].long().to(self.target.device)
         with torch.no_grad():
             prefix = target.prefix([self.captions[i] for i in picked], target.guidance)
-            states = eagle.teacher(target, prefix, tokens, self.net.aux_layers(target.model))
+            states = eagle.target_states(target, prefix, tokens, self.net.aux_layers(target.model))
             fed = eagle.feed(target, self.net, prefix.ahead_ids, prefix.seen, tokens, states)
             last = states[:, fed.prefix :, : target.model.config.dim]
             return fed, self.warp(self.logits(fed.of_tokens(last)))
@@ -97,14 +97,14 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
     if len(plan.prompts) < 2:
         raise UserError("one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more")
     target = load_unpacked(plan.target, device, dtype=plan.dtype)
-    net, recipe = begun(target, plan), eagle.RECIPES[plan.recipe]
+    net, recipe = initial_drafter(target, plan), eagle.RECIPES[plan.recipe]
     target = with_eagle(target, net)
     settings = record(plan, target, net)
     for folder, elsewhere in ((out, OUT), (work, WORK)):
         refuse_others(folder, settings, elsewhere)
     for folder, elsewhere in ((out, OUT), (work, WORK)):
         write_recipe(folder, elsewhere, settings)
-    samples = drawn(target, net, plan, work, log)
+    samples = sample_images(target, net, plan, work, log)
     order = np.random.default_rng([22, plan.seed]).permutation(len(plan.prompts)).tolist()
     held = max(1, min(HELD_OUT, len(order) // 4))
     held_out, seen = order[:held], order[held:]
@@ -128,7 +128,7 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
     return found
 
 
-def begun(target: Target, plan: Plan) -> Eagle:
+def initial_drafter(target: Target, plan: Plan) -> Eagle:
     """The drafter to train, in float32: that of ``plan.start``, or a fresh one.  EAGLE-3 may start from EAGLE-1."""
     model, device, fused = target.model, target.device, eagle.RECIPES[plan.recipe].fused
     if plan.start is None:
@@ -140,7 +140,7 @@ def begun(target: Target, plan: Plan) -> Eagle:
     return (net.fused() if fused and net.fusion is None else net).trainable()
 
 
-def drawn(target: Target, net: Eagle, plan: Plan, work: Path, log: Log) -> Samples:
+def sample_images(target: Target, net: Eagle, plan: Plan, work: Path, log: Log) -> Samples:
     """The target's own images of all prompts at its default settings, kept in ``work`` shard by shard."""
     prompts = plan.prompts.prompts
     target.prepare([p.text for p in prompts])

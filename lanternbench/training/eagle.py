@@ -60,7 +60,7 @@ class Feed(NamedTuple):
         return x[:, ~self.rows.token(self.slots)[1]] if self.rows.width else x
 
 
-def written(target: Target, tokens: Tensor, net: Eagle | None = None) -> Tensor:
+def slot_embeddings(target: Target, tokens: Tensor, net: Eagle | None = None) -> Tensor:
     """Tokens [B, L] -> the embeddings of slots 0 … S − 2, row ends between rows [B, S − 1, dim].
 
     They are what the drafter ``net`` reads, or the target where there is none.
@@ -77,9 +77,9 @@ def written(target: Target, tokens: Tensor, net: Eagle | None = None) -> Tensor:
 
 
 @torch.no_grad()
-def teacher(target: Target, prefix: Prefix, tokens: Tensor, aux_layers: tuple[int, ...] = ()) -> Tensor:
+def target_states(target: Target, prefix: Prefix, tokens: Tensor, aux_layers: tuple[int, ...] = ()) -> Tensor:
     """The target's states over a prefix and tokens [B, L]: [R, P + S − 1, (1 + aux) · dim], conditional rows first."""
-    net, words = target.model, written(target, tokens)
+    net, words = target.model, slot_embeddings(target, tokens)
     x = torch.cat([prefix.embeddings, words.repeat(len(prefix.valid) // len(words), 1, 1)], 1)
     n = x.shape[1]
     return net(
@@ -89,7 +89,7 @@ def teacher(target: Target, prefix: Prefix, tokens: Tensor, aux_layers: tuple[in
 
 def feed(target: Target, net: Eagle, ahead_ids: Tensor, seen: Tensor | None, tokens: Tensor, hidden: Tensor) -> Feed:
     """``ahead_ids``, ``seen``: the prefix's; tokens [B, L] and the target's states over both."""
-    words = written(target, tokens, net)
+    words = slot_embeddings(target, tokens, net)
     ahead = torch.cat([net.embed_prompt(ahead_ids, target.model), words.repeat(len(hidden) // len(words), 1, 1)], 1)
     n, seen = ahead.shape[1], None if seen is None or seen.all() else seen
     rope = target.model.rope[1 : n + 1, None]

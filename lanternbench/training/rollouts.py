@@ -20,7 +20,7 @@ from lanternbench.methods.method import method
 from lanternbench.models.target import Target
 from lanternbench.models.tiny.text_encoder import read
 from lanternbench.training import loop
-from lanternbench.training.eagle import teacher
+from lanternbench.training.eagle import target_states
 from lanternbench.training.tiny_world.target import caption
 
 SEED = 777  # of the captions; those of the training scenes and of the evaluations are others
@@ -68,6 +68,6 @@ def _shard(target: Target, start: int, count: int, aux_layers: tuple[int, ...]) 
         batch = captions[i : i + BATCH]
         made = engine.generate(decoder, batch, keys=[f"{start + i + j}" for j in range(len(batch))], seed=SEED)
         tokens.append(torch.stack([g.tokens for g in made]))
-        states = teacher(target, target.prefix(batch, target.guidance), tokens[-1], aux_layers)
+        states = target_states(target, target.prefix(batch, target.guidance), tokens[-1], aux_layers)
         hidden.append(states.unflatten(0, (2, -1)).transpose(0, 1).half())
     return Rollouts(captions, torch.cat(tokens).short(), torch.cat(hidden))

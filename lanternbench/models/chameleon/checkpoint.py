@@ -40,12 +40,12 @@ from lanternbench.models.family import Entry, PublishedFamily
 from lanternbench.models.loading import (
     State,
     dtype_for,
+    explain_errors,
     load_into,
     load_layers,
     present,
     read_config,
     read_state,
-    understood,
 )
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.token_decoder import image_tables
@@ -78,7 +78,7 @@ class ChameleonFamily(PublishedFamily):
     network = Chameleon
 
     def config(self, row: Entry) -> ChameleonConfig:
-        return ChameleonConfig(**parted(row.shape)[0])
+        return ChameleonConfig(**split_shape(row.shape)[0])
 
     def new_vq(self, row: Entry) -> VQModel:
         return chameleon_vqgan.chameleon_vqgan(replace(VQ, **row.shape.get("vq", {})))
@@ -89,13 +89,13 @@ class ChameleonFamily(PublishedFamily):
     def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> ChameleonText:
         words = tokeniser(folder / "model")
         text = ChameleonText(words, chameleon_vocab.read(words))
-        if parted(row.shape)[1].row_end is not None:
+        if split_shape(row.shape)[1].row_end is not None:
             check_sizes(text.names)
         return text
 
     def fields(self, row: Entry, model: Chameleon, text: ChameleonText | None) -> dict[str, Any]:
         vocab = chameleon_vocab.published(model.config.vocab_size) if text is None else text.vocab
-        dialect = parted(row.shape)[1]
+        dialect = split_shape(row.shape)[1]
         return {
             "options": dict(dialect.options),
             "condition": partial(dialect.prefix, vocab),
@@ -110,10 +110,10 @@ class ChameleonFamily(PublishedFamily):
         official = is_official(here)
         where = here / ("params.json" if official else "config.json")
         published = read_config(where)
-        with understood(where, "is no config of a Chameleon"):
+        with explain_errors(where, "is no config of a Chameleon"):
             config = replace(
                 config_from_official(published) if official else config_from_hf(published),
-                **parted(row.shape)[0],
+                **split_shape(row.shape)[0],
             )
         to_id = chameleon_vocab.read(tokeniser(here)).to_id
 
@@ -123,7 +123,7 @@ class ChameleonFamily(PublishedFamily):
         return load_layers(lambda: Chameleon(config, to_id), here, convert, device, dtype or dtype_for(device))
 
 
-def parted(shape: dict[str, Any]) -> tuple[dict[str, Any], Dialect]:
+def split_shape(shape: dict[str, Any]) -> tuple[dict[str, Any], Dialect]:
     """A catalogue entry's shape -> the decoder's, and the dialect (Anole's where none is named)."""
     return {k: v for k, v in shape.items() if k not in ("dialect", "vq")}, DIALECTS[shape.get("dialect", "anole")]
 
@@ -146,7 +146,7 @@ def image_tokeniser(folder: Path, device: str) -> VQModel:
     """
     where = folder / "model"
     shape = {} if is_official(where) else read_config(where / "config.json").get("vq_config") or {}
-    with understood(where / "config.json", "has a vq_config that cannot be read"):
+    with explain_errors(where / "config.json", "has a vq_config that cannot be read"):
         cfg = chameleon_vqgan.config_from_official(shape, VQ)
     if present(folder, "vq"):
         where = folder / "vq"

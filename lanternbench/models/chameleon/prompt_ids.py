@@ -10,7 +10,7 @@ from pathlib import Path
 from lanternbench.errors import UserError
 from lanternbench.models.chameleon.vocab import Vocabulary, special
 from lanternbench.models.target import Prefix, Target
-from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, framed
+from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, frame_prompts
 
 ROW_END = 8803  # what Lumina-mGPT writes after each row of an image
 SIZE_UNIT = 32  # pixels that a size id counts
@@ -66,13 +66,15 @@ def lumina_prompt(text: list[int], width: int, height: int, vocab: Vocabulary) -
 
 
 def anole_prefix(vocab: Vocabulary, target: Target, captions: list[str], guided: bool) -> Prefix:
-    """Anole's prompts.  Raises as ``framed``."""
-    return framed(target, captions, [anole_prompt(ids, vocab) for ids in encoded(target, captions)], guided, vocab.pad)
+    """Anole's prompts.  Raises as ``frame_prompts``."""
+    return frame_prompts(
+        target, captions, [anole_prompt(ids, vocab) for ids in encoded(target, captions)], guided, vocab.pad
+    )
 
 
 def lumina_prefix(vocab: Vocabulary, target: Target, captions: list[str], guided: bool) -> Prefix:
-    """Lumina-mGPT's prompts, the size ids of the target's grid included.  Raises as ``framed``."""
+    """Lumina-mGPT's prompts, the size ids of the target's grid included.  Raises as ``frame_prompts``."""
     height, width = (side * PIXELS for side in target.grid)
     texts = encoded(target, [lumina_text(caption, width, height) for caption in captions])
     prompts = [lumina_prompt(ids, width, height, vocab) for ids in texts]
-    return framed(target, captions, prompts, guided, vocab.pad)
+    return frame_prompts(target, captions, prompts, guided, vocab.pad)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.kv_cache import StepCache
-from lanternbench.models.loading import State, read_config, read_state, understood
+from lanternbench.models.loading import State, explain_errors, read_config, read_state
 from lanternbench.models.transformer import DecoderConfig, Direct, Layer
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def shape_of(path: Path, config: DecoderConfig) -> Shape:
             f"{beside} says that the drafter has {heads} attention heads but the target has {config.n_head}: give one "
             "made for this target"
         )
-    with understood(path, "is no EAGLE drafter of this target"):
+    with explain_errors(path, "is no EAGLE drafter of this target"):
         return shape_in(state, config)._replace(norm_eps=said.get("rms_norm_eps"))
 
 

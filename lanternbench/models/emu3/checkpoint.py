@@ -25,15 +25,15 @@ from lanternbench.models.family import Entry, PublishedFamily, decoder_shape
 from lanternbench.models.loading import (
     State,
     dtype_for,
+    explain_errors,
     load_into,
     load_layers,
     present,
     read_config,
     read_state,
-    understood,
 )
 from lanternbench.models.target import Prefix, Target
-from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, framed, hashed_ids
+from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, frame_prompts, hashed_ids
 from lanternbench.registry import register
 
 BOS, PAD, ROW_END = "<|extra_203|>", "<|endoftext|>", "<|extra_200|>"
@@ -63,7 +63,7 @@ def prefix(frame: Frame, target: Target, captions: list[str], guided: bool) -> P
     """The unconditional prompt has a text of its own, as long as it is."""
     uncond = frame.prompt(frame.negative)
     prompts = [Prompt(frame.prompt(text), uncond) for text in encoded(target, captions)]
-    return framed(target, captions, prompts, guided, frame.ids[PAD])
+    return frame_prompts(target, captions, prompts, guided, frame.ids[PAD])
 
 
 def image_ids(names: dict[str, int]) -> Tensor:
@@ -87,7 +87,7 @@ class Emu3Family(PublishedFamily):
 
     def vq(self, row: Entry, folder: Path, device: str) -> Emu3VQ:
         where = folder / ("vq" if present(folder, "vq") else "model")
-        with understood(where, "holds no image tokeniser of Emu3"):
+        with explain_errors(where, "holds no image tokeniser of Emu3"):
             codes = emu3_vq.from_published(read_state(where))
         if not any(key.startswith("decoder.") for key in codes):
             raise UserError(
@@ -119,7 +119,7 @@ class Emu3Family(PublishedFamily):
         here = folder / "model"
         to_id = image_ids(IdTokeniser(here / "tokenizer.json").names)
         said = read_config(here / "config.json")
-        with understood(here / "config.json", "is no config of Emu3"):
+        with explain_errors(here / "config.json", "is no config of Emu3"):
             config = emu3.config_from_published(said)
         if "image_area" in said and config.grid != row.shape.get("grid", config.grid):
             raise UserError(

@@ -24,7 +24,7 @@ from lanternbench.models.huggingface.model import TransformersDecoder
 from lanternbench.models.loading import dtype_for, load_into, present, read_state
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.token_decoder import TokenDecoderConfig
-from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, framed
+from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, frame_prompts
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.utils import yaml_text
@@ -125,7 +125,9 @@ class TransformersFamily(Family):
 
 
 def prefix(unconditional: list[int], pad: int, target: Target, captions: list[str], guided: bool) -> Prefix:
-    return framed(target, captions, [Prompt(ids, unconditional) for ids in encoded(target, captions)], guided, pad)
+    return frame_prompts(
+        target, captions, [Prompt(ids, unconditional) for ids in encoded(target, captions)], guided, pad
+    )
 
 
 def settings(folder: Path) -> Settings:

@@ -20,7 +20,7 @@ from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig
 PROBED = 8  # ids on which the head over image tokens is compared with the model's own logits
 
 
-class Handover:
+class EngineCache:
     """The engine's cache during one forward, as transformers' layers use a cache of theirs."""
 
     def __init__(self, cache: StepCache):
@@ -119,7 +119,7 @@ class TransformersDecoder(TokenDecoder):
             inputs_embeds=x,
             attention_mask=mask,
             position_ids=rope[..., 0, 0],
-            past_key_values=None if cache is None else Handover(cache),
+            past_key_values=None if cache is None else EngineCache(cache),
             use_cache=cache is not None,
             output_hidden_states=bool(aux_layers),
         )

@@ -20,14 +20,14 @@ from lanternbench.models.janus.model import Janus, JanusConfig
 from lanternbench.models.loading import (
     State,
     dtype_for,
+    explain_errors,
     load_into,
     load_layers,
     read_config,
     read_state,
-    understood,
 )
 from lanternbench.models.target import Prefix, Target
-from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, framed
+from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, frame_prompts
 from lanternbench.registry import register
 
 BOS, PAD, IMAGE_START = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
@@ -43,7 +43,7 @@ def prefix(ids: dict[str, int], target: Target, captions: list[str], guided: boo
         prompts.append(
             Prompt([ids[BOS], *text, ids[IMAGE_START]], [ids[BOS], *[ids[PAD]] * len(text), ids[IMAGE_START]])
         )
-    return framed(target, captions, prompts, guided, ids[PAD])
+    return frame_prompts(target, captions, prompts, guided, ids[PAD])
 
 
 @register("target", "janus")
@@ -53,7 +53,7 @@ class JanusFamily(PublishedFamily):
 
     def vq(self, row: Entry, folder: Path, device: str) -> Any:
         here = folder / "model"
-        with understood(here, "holds no image tokeniser of Janus-Pro"):
+        with explain_errors(here, "holds no image tokeniser of Janus-Pro"):
             tokens = janus.vq_from_published(read_state(here))
         return load_into(lambda: self.new_vq(row), tokens, here, device, torch.float32)
 
@@ -72,7 +72,7 @@ class JanusFamily(PublishedFamily):
 
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Janus:
         here = folder / "model"
-        with understood(here / "config.json", "is no config of Janus-Pro"):
+        with explain_errors(here / "config.json", "is no config of Janus-Pro"):
             config = janus.config_from_published(read_config(here / "config.json"))
         config = replace(config, **decoder_shape(row))
 

@@ -18,7 +18,7 @@ from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.family import Entry, Family
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
-from lanternbench.models.loading import load_into, understood
+from lanternbench.models.loading import explain_errors, load_into
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import text_encoder as text
 from lanternbench.models.vq import VQConfig, VQModel
@@ -76,14 +76,14 @@ def export(folder: Path, target: LlamaGen, encoder: text.TextEncoder, vq: VQMode
 
 def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
     state, meta = read(path)
-    with understood(path, "does not say what it is"):
+    with explain_errors(path, "does not say what it is"):
         config, weights = LlamaGenConfig(**meta["config"]), llamagen.from_official(state)
     return load_into(lambda: LlamaGen(config), weights, path, device, dtype)
 
 
 def _eagle(path: Path, model: LlamaGen, device: str, dtype: torch.dtype) -> eagle.Eagle:
     state, _ = read(path)
-    with understood(path, "is no EAGLE drafter of this target"):
+    with explain_errors(path, "is no EAGLE drafter of this target"):
         shape = eagle.shape_in(state, replace(model.config.decoder, first_norm=False))
         weights = eagle.from_published(state)
     return load_into(lambda: eagle.Eagle(shape.config, fused=shape.fused), weights, path, device, dtype)
@@ -129,7 +129,7 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     encoder = load_into(text.TextEncoder, read(path)[0], path, device, torch.float32)
     path = folder / "vq.safetensors"
     state, meta = read(path)
-    with understood(path, "does not say what it is"):
+    with explain_errors(path, "does not say what it is"):
         shape: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
         size = VQConfig(**shape)
     vq = load_into(lambda: VQModel(size), state, path, device, torch.float32)
@@ -138,7 +138,7 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
         drafters["eagle-3"] = _eagle(path, model, device, dtype)
     path = folder / "medusa.safetensors"
     heads, _ = read(path)
-    with understood(path, "holds no Medusa heads"):
+    with explain_errors(path, "holds no Medusa heads"):
         count = len(heads["weight"])
     dim = model.config.dim
     drafters["medusa"] = load_into(lambda: Medusa(dim, count), heads, path, device, dtype)

@@ -67,7 +67,7 @@ def near_miss(scene: scenes.Scene, rng: np.random.Generator) -> scenes.Scene:
 
 
 @torch.no_grad()
-def decoded(folder: Path, vq: VQModel, count: int) -> np.ndarray:
+def vq_decoded_scenes(folder: Path, vq: VQModel, count: int) -> np.ndarray:
     """The first scenes as the VQ decodes them, uint8 [count, 64, 64, 3]; kept on disk.
 
     In every second one up to 12 % of the tokens are swapped for others of the image: generated samples have flaws.
@@ -107,13 +107,13 @@ class Batches:
     """Batch ``step``: augmented images [64, 3, 64, 64], a third of them VQ-decoded, and their scenes."""
 
     def __init__(self, folder: Path, vq: VQModel, count: int, known: int):
-        self.real, self.decoded = data.images(folder, count), decoded(folder, vq, known)
+        self.real, self.vq_decoded_scenes = data.images(folder, count), vq_decoded_scenes(folder, vq, known)
 
     def __call__(self, seed: int, step: int) -> tuple[Tensor, list[scenes.Scene], np.random.Generator]:
         rng = np.random.default_rng([seed, step])
         n = round(SHARE * BATCH)
-        real, again = rng.integers(len(self.real), size=BATCH - n), rng.integers(len(self.decoded), size=n)
-        pixels = np.concatenate([self.real[real], self.decoded[again]])
+        real, again = rng.integers(len(self.real), size=BATCH - n), rng.integers(len(self.vq_decoded_scenes), size=n)
+        pixels = np.concatenate([self.real[real], self.vq_decoded_scenes[again]])
         x = clip_tiny.to_float(torch.from_numpy(pixels).permute(0, 3, 1, 2))  # channels last, as stored
         return augment(x, rng), [data.scene(int(i)) for i in (*real, *again)], rng
 

@@ -135,7 +135,7 @@ def count_rows_and_columns(model: LlamaGen) -> None:
         first.wo.weight[1 + axis, head * width] = 3
 
 
-def deepened(model: TextToImage) -> TextToImage:
+def with_doubled_depth(model: TextToImage) -> TextToImage:
     """The same function with twice the layers: behind each a copy of it, whose outputs are 0 to begin with.
 
     Source: Wu et al. 2024, "LLaMA Pro", block expansion.
@@ -208,6 +208,6 @@ def train(folder: Path, encoder: text.TextEncoder, batches: Batches, steps: int,
 def deepen(folder: Path, model: TextToImage, batches: Batches, steps: int, log: Log = print) -> TextToImage:
     """The target at its whole depth, trained on."""
     torch.manual_seed(4)
-    deep = deepened(model)
+    deep = with_doubled_depth(model)
     _fit(deep, batches, steps, 12, 6e-4, folder, log)
     return deep

@@ -35,7 +35,7 @@ def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] 
     encoder = text.train(work, steps["text"], log=log)
     batches = target.Batches(work, tokeniser, count)
 
-    def helped(folder: Path, made: target.TextToImage, stage: str, start: drafters.Drafters | None = None):
+    def train_drafters(folder: Path, made: target.TextToImage, stage: str, start: drafters.Drafters | None = None):
         whole = tiny.assemble(made.target, made.text, tokeniser, {})
         kinds = {kind: steps[stage + kind] for kind in drafters.LOSSES if stage + kind in steps}
         aux_layers = made.target.new_eagle("eagle3" in kinds).aux_layers(made.target)
@@ -43,9 +43,9 @@ def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] 
         return drafters.train(folder, whole, samples, kinds, log, start)
 
     half = target.train(work, encoder, batches, steps["target"], log)
-    helpers = helped(work, half, "")
+    helpers = train_drafters(work, half, "")
     deep = work / "deep"
     made = target.deepen(deep, half, batches, steps["deep-target"], log)
-    helpers = helped(deep, made, "deep-", helpers)
+    helpers = train_drafters(deep, made, "deep-", helpers)
     tiny.export(out, made.target, made.text, tokeniser, helpers, steps=steps, scenes=count)
     evaluators.train(work, out, tokeniser, steps["clip"], steps["fid"], count, log)
