@@ -11,18 +11,18 @@ import hashlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import files
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import Setup, seeded
 from lanternbench.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CLIP_TINY = files.Embedded("clip.safetensors", "CLIP-tiny")
 CLIP_VIT_B32 = files.Weights(
@@ -57,19 +57,25 @@ class Encoder(NamedTuple):
     tokenize: Callable[[list[str]], Tensor]  # -> [B, context]
     device: str = "cpu"
 
-    @torch.inference_mode()
     def images(self, images: list[Image.Image]) -> Tensor:
         """-> unit embeddings [B, D]."""
-        return F.normalize(self.model.encode_image(self.prepare(images).to(self.device)), dim=-1)
+        return _unit(self.model.encode_image, self.prepare, images, self.device)
 
-    @torch.inference_mode()
     def captions(self, captions: list[str]) -> Tensor:
         """-> unit embeddings [B, D]."""
-        return F.normalize(self.model.encode_text(self.tokenize(captions).to(self.device)), dim=-1)
+        return _unit(self.model.encode_text, self.tokenize, captions, self.device)
 
     def cosine(self) -> ScoreFunction:
         """The cosine of image and caption, −1…1."""
         return lambda images, captions: (self.images(images) * self.captions(captions)).sum(-1)
+
+
+def _unit(encode: Callable[[Tensor], Tensor], prepare: Callable[[Any], Tensor], given: Any, device: str) -> Tensor:
+    """Unit embeddings [B, D] of what is given."""
+    import torch
+
+    with torch.inference_mode():
+        return torch.nn.functional.normalize(encode(prepare(given).to(device)), dim=-1)
 
 
 @cache
@@ -106,6 +112,8 @@ def openai_clip(path: Path | None, weights: files.Weights, config: str, device: 
 
 def _encoder(model: Any, pixels: Callable[[Image.Image], Tensor], tokenizer: Any, device: str) -> Encoder:
     """A model of open_clip that sees each image as ``pixels`` prepares it."""
+    import torch
+
     return Encoder(model.eval().to(device), lambda images: torch.stack([pixels(i) for i in images]), tokenizer, device)
 
 
@@ -119,6 +127,8 @@ def filled(model: Any, state: dict[str, Tensor], path: Path, weights: files.Weig
 
 def _archive(path: Path, weights: files.Weights) -> dict[str, Tensor]:
     """A TorchScript archive holds code, so only the official one is opened."""
+    import torch
+
     try:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != weights.sha256:

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import torch
 from PIL import Image
-from torch import Tensor
 
 from lanternbench.metrics import reference
 from lanternbench.metrics.features import ImageFiles, Net, features
@@ -22,6 +20,9 @@ from lanternbench.metrics.frechet import Statistics, fid, least, sums
 from lanternbench.metrics.metric import ENOUGH, SetMetric, SetScore
 from lanternbench.metrics.nets import FID_TINY, INCEPTION, inception_net, tiny_net
 from lanternbench.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Measure(NamedTuple):
@@ -44,6 +45,8 @@ def reference_statistics(net: Net, folder: Path) -> Statistics:
     paths = reference.images_in(folder)
 
     def compute() -> dict[str, Tensor]:
+        import torch
+
         made = statistics(net, ImageFiles(paths, strict=True))
         return {"total": made.total, "products": made.products, "count": torch.tensor(made.count)}
 

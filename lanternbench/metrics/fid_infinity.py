@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from lanternbench.metrics.fid import Fid, FidTiny
 from lanternbench.metrics.frechet import fid_infinity, least
 from lanternbench.metrics.metric import SetScore
 from lanternbench.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Infinity(Fid):

@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import torch
 from PIL import Image
-from torch import Tensor
 
 from lanternbench.metrics.features import Net, features
 from lanternbench.metrics.metric import ENOUGH, SetMetric, SetScore
 from lanternbench.metrics.nets import INCEPTION, inception_net
 from lanternbench.metrics.setup import seeded
 from lanternbench.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SPLITS = 10
 
@@ -47,6 +49,8 @@ class InceptionScore(SetMetric):
 
     def compute(self, images: Iterable[Image.Image]) -> SetScore:
         """Mean over the splits; None when there are fewer images than splits."""
+        import torch
+
         logits = features(self.net, images)
         count = len(logits)
         if count < SPLITS:
