@@ -177,18 +177,23 @@ def test_a_mistake_about_executors_is_one_sentence(args, says, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-def test_a_lost_control_process_is_one_sentence_and_the_finished_images_stay(ray, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize(("process", "name"), [("gcs_server", "control process"), ("raylet", "node process (raylet)")])
+def test_a_lost_process_of_the_cluster_is_one_sentence_and_the_finished_images_stay(
+    process, name, tmp_path, monkeypatch, capfd
+):
+    pytest.importorskip("ray")
+    cluster.connect("local", cpus=2)  # where there is none: the sweep joins it, as it would another's
     monkeypatch.setattr(cluster, "RESTART", 1.0)
     monkeypatch.chdir(tmp_path)
     Path("ar.yaml").write_text("methods: [ar]\nnum_prompts: 3\nmetrics: []\n")
     command = ["lanternbench", "sweep", "ar.yaml", "--executor", "ray", "--workers", "1"]
     processes = [path.read_text().split() for path in Path("/proc").glob("[0-9]*/stat")]
-    [control] = [int(p[0]) for p in processes if p[1] == "(gcs_server)" and int(p[3]) == os.getpid()]
+    [lost] = [int(p[0]) for p in processes if p[1] == f"({process})" and int(p[3]) == os.getpid()]
 
     def kill_after_an_image() -> None:
         while not devices(Path("results")):
             time.sleep(0.1)
-        os.kill(control, signal.SIGKILL)
+        os.kill(lost, signal.SIGKILL)
 
     threading.Thread(target=kill_after_an_image, daemon=True).start()
     monkeypatch.setattr(sys, "argv", command)
@@ -197,7 +202,7 @@ def test_a_lost_control_process_is_one_sentence_and_the_finished_images_stay(ray
     cluster.ray().shutdown()  # another test gets another cluster
     assert exit_.value.code == 2
     *images, sentence = (line for line in capfd.readouterr().err.splitlines() if not line.endswith("so far"))
-    assert sentence.startswith("lanternbench: the control process of the Ray cluster at ")
+    assert sentence.startswith(f"lanternbench: the {name} of the Ray cluster at ")
     assert sentence.endswith("the same command continues on a running cluster, or with --executor local")
     before = results.read_samples(results.latest(Path("results")))
     assert 0 < len(images) == len(before) < 3

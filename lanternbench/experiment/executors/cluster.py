@@ -13,8 +13,8 @@ import torch
 
 from lanternbench.errors import UserError
 
-PULSE = 2.0  # seconds between two looks at the control process
-RESTART = 20.0  # seconds in which it may be restarted; after 60 Ray ends this process
+PULSE = 2.0  # seconds between two looks at the cluster's processes
+RESTART = 20.0  # seconds in which they may be restarted; 60 after the control process is gone Ray ends this process
 PATIENCE = 5.0  # seconds in which a cluster should answer, and its devices become free
 STORE = 2**28  # bytes for results on their way, in a cluster of our own
 
@@ -32,25 +32,34 @@ class Crew(NamedTuple):
         return {"num_gpus": 1, "num_cpus": 0} if self.device == "cuda" else {"num_cpus": self.threads}
 
 
-class Control:
-    """The cluster's control process.  When it is gone workers go on, but Ray ends this process after a minute."""
+class Connection:
+    """The processes through which this one reaches the cluster: the control process, and the raylet of its own node.
+
+    When the first is gone workers go on, but Ray ends this process after a minute.  When the second is gone so are the
+    node's workers, and Ray waits for others without end.
+    """
 
     def __init__(self) -> None:
-        self.address: str = ray().get_runtime_context().gcs_address
+        context = ray().get_runtime_context()
+        node = next((n for n in ray().nodes() if n["NodeID"] == context.get_node_id()), None)
+        self.addresses = {"control process": str(context.gcs_address)}
+        if node:
+            self.addresses["node process (raylet)"] = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
         self.heard = time.monotonic()
 
     def check(self) -> None:
-        """Wait until it answers, as it should at once.  Raises UserError when it does not."""
+        """Wait until both answer, as they should at once.  Raises UserError when one does not."""
         if time.monotonic() < self.heard + PULSE:
             return
         deadline = time.monotonic() + RESTART
-        while not listens(self.address):
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"the control process of the Ray cluster at {self.address} is gone: what is finished is kept, and "
-                    "the same command continues on a running cluster, or with --executor local"
-                )
-            time.sleep(0.1)
+        for process, address in self.addresses.items():
+            while not listens(address):
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"the {process} of the Ray cluster at {address} is gone: what is finished is kept, and the "
+                        "same command continues on a running cluster, or with --executor local"
+                    )
+                time.sleep(0.1)
         self.heard = time.monotonic()
 
 

@@ -77,7 +77,7 @@ class OnRay:
 
     def start(self, config: Sweep, device: str, units: int) -> Facts:
         self._ours = cluster.connect(self.address, (self.workers or 1) * (self.threads or 1))
-        self.control = cluster.Control()
+        self.connection = cluster.Connection()
         found = cluster.divide(device, self.workers, self.threads)
         self.device, count = found.device, min(found.workers, units)
         remote = self._ray.remote(**found.needs)(Remote)
@@ -138,7 +138,7 @@ class OnRay:
         """What was finished while something else failed."""
         for call in self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else ():
             try:
-                answer = self._ray.get(call)
+                answer = self._ray.get(call, timeout=cluster.PATIENCE)
             except self._ray.exceptions.RayError:
                 continue
             yield from self._kept(answer)
@@ -150,17 +150,17 @@ class OnRay:
         return made
 
     def _first(self, calls: list[Any]) -> Any:
-        """The first of them that ends.  Raises UserError when the cluster's control process is gone."""
+        """The first of them that ends.  Raises UserError when the cluster is out of reach."""
         ended: list[Any] = []
         while not ended:
-            self.control.check()
+            self.connection.check()
             ended = self._ray.wait(calls, timeout=cluster.PULSE)[0]
         return ended[0]
 
     def _get(self, call: Any) -> Any:
         """What a worker answers.  Raises its own errors, and Lost if there is no worker any more."""
         try:
-            return self._ray.get(call)
+            return self._ray.get(call, timeout=cluster.RESTART)  # it is here unless Ray's store is gone
         except self._ray.exceptions.RayTaskError as error:
             raise UserError(str(error.cause)) if isinstance(error.cause, UserError) else error from None
         except self._ray.exceptions.RayError as error:
@@ -168,7 +168,7 @@ class OnRay:
 
     def _replace(self, worker: Any, what: str) -> Any:
         """Another worker for one that was lost over ``what``.  Raises UserError if others were before it."""
-        self.control.check()
+        self.connection.check()
         self._ray.kill(worker)  # it may be out of reach only
         self._losses[what] += 1
         if self._losses[what] >= ATTEMPTS:
