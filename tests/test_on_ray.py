@@ -177,6 +177,30 @@ def test_a_mistake_about_executors_is_one_sentence(args, says, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+def process_of_the_cluster(name: str) -> int:
+    """Its process id, of the cluster that this process started."""
+    processes = [path.read_text().split() for path in Path("/proc").glob("[0-9]*/stat")]
+    [found] = [int(p[0]) for p in processes if p[1] == f"({name})" and int(p[3]) == os.getpid()]
+    return found
+
+
+def test_a_large_answer_is_not_asked_for_where_ray_would_end_this_process(monkeypatch):
+    pytest.importorskip("ray")
+    cluster.connect("local", cpus=2)
+    monkeypatch.setattr(cluster, "RESTART", 1.0)
+    workers = on_ray.OnRay()
+    workers.connection = cluster.Connection()
+    call = cluster.ray().remote(lambda: bytes(2**20)).remote()  # too large for anything but the node's object store
+    assert workers._first([call]) == call
+    os.kill(process_of_the_cluster("raylet"), signal.SIGKILL)
+    while workers.connection.has_store():  # it takes a moment to die
+        time.sleep(0.1)
+    with pytest.raises(UserError, match=r"the node process \(raylet\) of the Ray cluster at .* is gone"):
+        workers._get(call)
+    assert list(workers._finished({call: (None, [])})) == []
+    cluster.ray().shutdown()  # another test gets another cluster
+
+
 @pytest.mark.parametrize(("process", "name"), [("gcs_server", "control process"), ("raylet", "node process (raylet)")])
 def test_a_lost_process_of_the_cluster_is_one_sentence_and_the_finished_images_stay(
     process, name, tmp_path, monkeypatch, capfd
@@ -187,8 +211,7 @@ def test_a_lost_process_of_the_cluster_is_one_sentence_and_the_finished_images_s
     monkeypatch.chdir(tmp_path)
     Path("ar.yaml").write_text("methods: [ar]\nnum_prompts: 3\nmetrics: []\n")
     command = ["lanternbench", "sweep", "ar.yaml", "--executor", "ray", "--workers", "1"]
-    processes = [path.read_text().split() for path in Path("/proc").glob("[0-9]*/stat")]
-    [lost] = [int(p[0]) for p in processes if p[1] == f"({process})" and int(p[3]) == os.getpid()]
+    lost = process_of_the_cluster(process)
 
     def kill_after_an_image() -> None:
         while not devices(Path("results")):

@@ -36,31 +36,32 @@ class Connection:
     """The processes through which this one reaches the cluster: the control process, and the raylet of its own node.
 
     When the first is gone workers go on, but Ray ends this process after a minute.  When the second is gone so are the
-    node's workers, and Ray waits for others without end.
+    node's workers and its object store: Ray waits for other workers without end, and ends this process at once when it
+    asks for a large object.
     """
 
     def __init__(self) -> None:
-        context = ray().get_runtime_context()
-        node = next((n for n in ray().nodes() if n["NodeID"] == context.get_node_id()), None)
-        self.addresses = {"control process": str(context.gcs_address)}
-        if node:
-            self.addresses["node process (raylet)"] = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
-        self.heard = time.monotonic()
+        context, through_client = ray().get_runtime_context(), ray().util.client.ray.is_connected()  # of ray://
+        nodes = [] if through_client else ray().nodes()
+        node = next((node for node in nodes if node["NodeID"] == context.get_node_id()), None)
+        self.control = str(context.gcs_address)
+        self.raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}" if node else None
 
     def check(self) -> None:
         """Wait until both answer, as they should at once.  Raises UserError when one does not."""
-        if time.monotonic() < self.heard + PULSE:
-            return
         deadline = time.monotonic() + RESTART
-        for process, address in self.addresses.items():
-            while not listens(address):
+        for process, address in (("control process", self.control), ("node process (raylet)", self.raylet)):
+            while address and not listens(address):
                 if time.monotonic() > deadline:
                     raise UserError(
                         f"the {process} of the Ray cluster at {address} is gone: what is finished is kept, and the "
                         "same command continues on a running cluster, or with --executor local"
                     )
                 time.sleep(0.1)
-        self.heard = time.monotonic()
+
+    def has_store(self) -> bool:
+        """May objects be asked for?"""
+        return self.raylet is None or listens(self.raylet)
 
 
 def listens(address: str) -> bool:

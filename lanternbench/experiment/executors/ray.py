@@ -136,9 +136,11 @@ class OnRay:
 
     def _finished(self, calls: Calls) -> Iterator[Made]:
         """What was finished while something else failed."""
-        for call in self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else ():
+        if not calls or not self.connection.has_store():
+            return
+        for call in self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]:
             try:
-                answer = self._ray.get(call, timeout=cluster.PATIENCE)
+                answer = self._ray.get(call)
             except self._ray.exceptions.RayError:
                 continue
             yield from self._kept(answer)
@@ -154,13 +156,14 @@ class OnRay:
         ended: list[Any] = []
         while not ended:
             self.connection.check()
-            ended = self._ray.wait(calls, timeout=cluster.PULSE)[0]
+            ended = self._ray.wait(calls, timeout=cluster.PULSE, fetch_local=False)[0]
         return ended[0]
 
     def _get(self, call: Any) -> Any:
-        """What a worker answers.  Raises its own errors, and Lost if there is no worker any more."""
+        """What a worker answers.  Raises its own errors, Lost without a worker, UserError without a cluster."""
+        self.connection.check()
         try:
-            return self._ray.get(call, timeout=cluster.RESTART)  # it is here unless Ray's store is gone
+            return self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
             raise UserError(str(error.cause)) if isinstance(error.cause, UserError) else error from None
         except self._ray.exceptions.RayError as error:
