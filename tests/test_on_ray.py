@@ -201,6 +201,26 @@ def test_a_large_answer_is_not_asked_for_where_ray_would_end_this_process(monkey
     cluster.ray().shutdown()  # another test gets another cluster
 
 
+def test_workers_whose_last_node_is_lost_are_not_waited_for_without_end(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster.ray().shutdown()  # another test gets another cluster
+    monkeypatch.setattr(cluster, "NEW_NODE", 1.0)
+    here = {"include_dashboard": False, "object_store_memory": cluster.STORE}
+    nodes = Cluster(initialize_head=True, head_node_args=here | {"num_cpus": 0})
+    try:
+        node = nodes.add_node(num_cpus=1, **here)
+        workers = executors.executor("ray", workers=1, address=nodes.address)
+        lost = sweeps.Watch(at(1, lambda: nodes.remove_node(node, allow_graceful=False)))
+        with pytest.raises(UserError, match=r"no node that is left in the Ray cluster has 1 CPU\(s\) for a worker: .*"):
+            sweeps.run(ALONE, tmp_path, executor=workers, watch=lost)
+        assert 1 <= len(results.read_samples(results.latest(tmp_path))) < 6
+    finally:
+        cluster.ray().shutdown()
+        nodes.shutdown()
+
+
 @pytest.mark.parametrize(("process", "name"), [("gcs_server", "control process"), ("raylet", "node process (raylet)")])
 def test_a_lost_process_of_the_cluster_is_one_sentence_and_the_finished_images_stay(
     process, name, tmp_path, monkeypatch, capfd

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from lanternbench.errors import UserError
 
 PULSE = 2.0  # seconds between two looks at the cluster's processes
 RESTART = 20.0  # seconds in which they may be restarted; 60 after the control process is gone Ray ends this process
+NEW_NODE = 180.0  # seconds without any node that could hold a worker
 PATIENCE = 5.0  # seconds in which a cluster should answer, and its devices become free
 STORE = 2**28  # bytes for results on their way, in a cluster of our own
 
@@ -62,6 +64,28 @@ class Connection:
     def has_store(self) -> bool:
         """May objects be asked for?"""
         return self.raylet is None or listens(self.raylet)
+
+
+class Room:
+    """Whether some node of the cluster could hold a worker of this kind: else Ray waits for one without end."""
+
+    def __init__(self, needs: Mapping[str, int]) -> None:
+        self.needs = {name.removeprefix("num_").removesuffix("s").upper(): count for name, count in needs.items()}
+        self.gone: float | None = None  # since when there is none
+
+    def check(self) -> None:
+        """Raises UserError when there has been no such node for some minutes: a cluster may get another."""
+        nodes = [node["Resources"] for node in ray().nodes() if node["Alive"]]
+        if any(all(node.get(name, 0) >= count for name, count in self.needs.items()) for node in nodes):
+            self.gone = None
+            return
+        self.gone = self.gone or time.monotonic()
+        if time.monotonic() > self.gone + NEW_NODE:
+            wanted = " and ".join(f"{count} {name}(s)" for name, count in self.needs.items() if count)
+            raise UserError(
+                f"no node that is left in the Ray cluster has {wanted} for a worker: what is finished is kept, and the "
+                "same command continues when the cluster has such a node again, or with --executor local"
+            )
 
 
 def listens(address: str) -> bool:

@@ -79,7 +79,7 @@ class OnRay:
         self._ours = cluster.connect(self.address, (self.workers or 1) * (self.threads or 1))
         self.connection = cluster.Connection()
         found = cluster.divide(device, self.workers, self.threads)
-        self.device, count = found.device, min(found.workers, units)
+        self.device, count, self.room = found.device, min(found.workers, units), cluster.Room(found.needs)
         remote = self._ray.remote(**found.needs)(Remote)
         self._start_worker = lambda: remote.remote(config, found.device, found.threads, Path.cwd())
         self.pool = [self._start_worker() for _ in range(count)]
@@ -152,12 +152,15 @@ class OnRay:
         return made
 
     def _first(self, calls: list[Any]) -> Any:
-        """The first of them that ends.  Raises UserError when the cluster is out of reach."""
-        ended: list[Any] = []
-        while not ended:
+        """The first of them that ends.  Raises UserError when the cluster is out of reach or has no room."""
+        waited = False
+        while True:
             self.connection.check()
-            ended = self._ray.wait(calls, timeout=cluster.PULSE, fetch_local=False)[0]
-        return ended[0]
+            if waited:  # not before the line above: Ray would wait a minute for a lost control process, and end us
+                self.room.check()
+            if ended := self._ray.wait(calls, timeout=cluster.PULSE, fetch_local=False)[0]:
+                return ended[0]
+            waited = True
 
     def _get(self, call: Any) -> Any:
         """What a worker answers.  Raises its own errors, Lost without a worker, UserError without a cluster."""
