@@ -54,18 +54,13 @@ def _load(kind: str) -> None:
     import_module(_BUILT_IN[kind])
 
 
-def load_installed() -> None:
-    """``load_plugins`` where any is installed, else nothing: our own components take as long as torch to import."""
-    if entry_points(group=PLUGINS):
-        load_plugins()
-
-
 @cache
 def load_plugins() -> None:
     """Import every plug-in.  Raises UserError naming the one that cannot be imported."""
-    for kind in _BUILT_IN:
+    points = entry_points(group=PLUGINS)
+    for kind in _BUILT_IN if points else ():  # not without need: some of ours import torch
         _load(kind)  # first ours, so that a name taken by a plug-in is reported as the plug-in's
-    for point in entry_points(group=PLUGINS):
+    for point in points:
         try:
             point.load()
         except KeyboardInterrupt:

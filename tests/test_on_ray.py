@@ -177,18 +177,66 @@ def test_a_mistake_about_executors_is_one_sentence(args, says, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-def test_a_lost_control_process_is_one_sentence_and_the_finished_images_stay(ray, tmp_path, monkeypatch, capfd):
+def process_of_the_cluster(name: str) -> int:
+    """Its process id, of the cluster that this process started."""
+    processes = [path.read_text().split() for path in Path("/proc").glob("[0-9]*/stat")]
+    [found] = [int(p[0]) for p in processes if p[1] == f"({name})" and int(p[3]) == os.getpid()]
+    return found
+
+
+def test_a_large_answer_is_not_asked_for_where_ray_would_end_this_process(monkeypatch):
+    pytest.importorskip("ray")
+    cluster.connect("local", cpus=2)
+    monkeypatch.setattr(cluster, "RESTART", 1.0)
+    workers = on_ray.OnRay()
+    workers.connection = cluster.Connection()
+    call = cluster.ray().remote(lambda: bytes(2**20)).remote()  # too large for anything but the node's object store
+    assert workers._first([call]) == call
+    os.kill(process_of_the_cluster("raylet"), signal.SIGKILL)
+    while workers.connection.has_store():  # it takes a moment to die
+        time.sleep(0.1)
+    with pytest.raises(UserError, match=r"the node process \(raylet\) of the Ray cluster at .* is gone"):
+        workers._get(call)
+    assert list(workers._finished({call: (None, [])})) == []
+    cluster.ray().shutdown()  # another test gets another cluster
+
+
+def test_workers_whose_last_node_is_lost_are_not_waited_for_without_end(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster.ray().shutdown()  # another test gets another cluster
+    monkeypatch.setattr(cluster, "NEW_NODE", 1.0)
+    here = {"include_dashboard": False, "object_store_memory": cluster.STORE}
+    nodes = Cluster(initialize_head=True, head_node_args=here | {"num_cpus": 0})
+    try:
+        node = nodes.add_node(num_cpus=1, **here)
+        workers = executors.executor("ray", workers=1, address=nodes.address)
+        lost = sweeps.Watch(at(1, lambda: nodes.remove_node(node, allow_graceful=False)))
+        with pytest.raises(UserError, match=r"no node that is left in the Ray cluster has 1 CPU\(s\) for a worker: .*"):
+            sweeps.run(ALONE, tmp_path, executor=workers, watch=lost)
+        assert 1 <= len(results.read_samples(results.latest(tmp_path))) < 6
+    finally:
+        cluster.ray().shutdown()
+        nodes.shutdown()
+
+
+@pytest.mark.parametrize(("process", "name"), [("gcs_server", "control process"), ("raylet", "node process (raylet)")])
+def test_a_lost_process_of_the_cluster_is_one_sentence_and_the_finished_images_stay(
+    process, name, tmp_path, monkeypatch, capfd
+):
+    pytest.importorskip("ray")
+    cluster.connect("local", cpus=2)  # where there is none: the sweep joins it, as it would another's
     monkeypatch.setattr(cluster, "RESTART", 1.0)
     monkeypatch.chdir(tmp_path)
     Path("ar.yaml").write_text("methods: [ar]\nnum_prompts: 3\nmetrics: []\n")
     command = ["lanternbench", "sweep", "ar.yaml", "--executor", "ray", "--workers", "1"]
-    processes = [path.read_text().split() for path in Path("/proc").glob("[0-9]*/stat")]
-    [control] = [int(p[0]) for p in processes if p[1] == "(gcs_server)" and int(p[3]) == os.getpid()]
+    lost = process_of_the_cluster(process)
 
     def kill_after_an_image() -> None:
         while not devices(Path("results")):
             time.sleep(0.1)
-        os.kill(control, signal.SIGKILL)
+        os.kill(lost, signal.SIGKILL)
 
     threading.Thread(target=kill_after_an_image, daemon=True).start()
     monkeypatch.setattr(sys, "argv", command)
@@ -197,7 +245,7 @@ def test_a_lost_control_process_is_one_sentence_and_the_finished_images_stay(ray
     cluster.ray().shutdown()  # another test gets another cluster
     assert exit_.value.code == 2
     *images, sentence = (line for line in capfd.readouterr().err.splitlines() if not line.endswith("so far"))
-    assert sentence.startswith("lanternbench: the control process of the Ray cluster at ")
+    assert sentence.startswith(f"lanternbench: the {name} of the Ray cluster at ")
     assert sentence.endswith("the same command continues on a running cluster, or with --executor local")
     before = results.read_samples(results.latest(Path("results")))
     assert 0 < len(images) == len(before) < 3

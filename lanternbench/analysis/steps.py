@@ -64,7 +64,7 @@ class Steps:
         found: dict[str, float] = {}
         for name, values, ranks in (("step", self.seconds, (50, 95, 99)), ("latency", self.latencies, (50, 95))):
             if len(values):
-                at = np.percentile(np.asarray(values, np.float64), ranks)
+                at = np.percentile(np.array(values, np.float64), ranks, overwrite_input=True)  # of a copy of our own
                 found |= {f"{name}_p{rank}_s": float(value) for rank, value in zip(ranks, at)}
         return found
 

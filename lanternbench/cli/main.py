@@ -33,7 +33,7 @@ from lanternbench.cli import tune_cmd as tune
 from lanternbench.cli import verify_cmd as verify
 from lanternbench.cli.method_options import with_method_options
 from lanternbench.errors import UserError
-from lanternbench.registry import load_installed
+from lanternbench.registry import load_plugins
 
 
 class Commands(TyperGroup):
@@ -62,7 +62,7 @@ def _with_plugins(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def whole(*args: Any, **options: Any) -> None:
-        load_installed()
+        load_plugins()
         command(*args, **options)
 
     return whole

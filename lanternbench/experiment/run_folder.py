@@ -174,13 +174,14 @@ class RunFolder:
     def finish(self, summary: Summary) -> None:
         """Write ``tokens.safetensors`` (key → int32 [tokens]) and ``summary.json``, both atomically."""
         self._check()
-        header, end = {}, 0
+        header, end = [], 0
         with writing(self.path, OUT), tempfile.TemporaryFile(dir=self.path) as body:
             for key, tokens in iter_tokens(self.path):
                 begin, end = end, end + 4 * len(tokens)
-                header[key] = {"dtype": "I32", "shape": [len(tokens)], "data_offsets": [begin, end]}
+                about = {"dtype": "I32", "shape": [len(tokens)], "data_offsets": [begin, end]}
+                header.append(f"{json.dumps(key)}: {json.dumps(about)}")
                 body.write(np.asarray(tokens, "<i4").tobytes())
-            text = json.dumps(header).encode()
+            text = f"{{{', '.join(header)}}}".encode()
             text += b" " * (-len(text) % 8)
             body.seek(0)
             with replacing(self.path / "tokens.safetensors", OUT) as file:

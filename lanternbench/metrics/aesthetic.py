@@ -6,16 +6,18 @@ It looks at the image alone; the caption does not count.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
-from torch import Tensor
 
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import CLIP_VIT_L14, Encoder, openai_clip
-from lanternbench.metrics.linear_head import linear_head
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import seeded
 from lanternbench.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AESTHETIC = files.Weights(
     name="aesthetic",
@@ -33,6 +35,8 @@ def score_function(encoder: Encoder, path: Path | None, width: int = 768) -> Sco
 
     Raises UserError for another file.
     """
+    from lanternbench.metrics.linear_head import linear_head
+
     with seeded():
         head = linear_head(width)
     if path is not None:

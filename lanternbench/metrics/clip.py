@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import files
@@ -23,6 +20,9 @@ from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import Setup, seeded
 from lanternbench.registry import register
 from lanternbench.utils.download import digest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of pixels, as CLIP has them
 CLIP_TINY = files.Embedded("clip.safetensors", "CLIP-tiny")
@@ -58,19 +58,25 @@ class Encoder(NamedTuple):
     tokenize: Callable[[list[str]], Tensor]  # -> [B, context]
     device: str = "cpu"
 
-    @torch.inference_mode()
     def images(self, images: list[Image.Image]) -> Tensor:
         """-> unit embeddings [B, D]."""
-        return F.normalize(self.model.encode_image(self.prepare(images).to(self.device)), dim=-1)
+        return _unit(self.model.encode_image, self.prepare, images, self.device)
 
-    @torch.inference_mode()
     def captions(self, captions: list[str]) -> Tensor:
         """-> unit embeddings [B, D]."""
-        return F.normalize(self.model.encode_text(self.tokenize(captions).to(self.device)), dim=-1)
+        return _unit(self.model.encode_text, self.tokenize, captions, self.device)
 
     def cosine(self) -> ScoreFunction:
         """The cosine of image and caption, −1…1."""
         return lambda images, captions: (self.images(images) * self.captions(captions)).sum(-1)
+
+
+def _unit(encode: Callable[[Tensor], Tensor], prepare: Callable[[Any], Tensor], given: Any, device: str) -> Tensor:
+    """Unit embeddings [B, D] of what is given."""
+    import torch
+
+    with torch.inference_mode():
+        return torch.nn.functional.normalize(encode(prepare(given).to(device)), dim=-1)
 
 
 @cache
@@ -106,6 +112,8 @@ def openai_clip(path: Path | None, weights: files.Weights, config: str, device: 
 
 def encoder(model: Any, pixels: Callable[[Image.Image], Tensor], tokenizer: Any, device: str) -> Encoder:
     """A model of open_clip that sees each image as ``pixels`` prepares it."""
+    import torch
+
     return Encoder(model.eval().to(device), lambda images: torch.stack([pixels(i) for i in images]), tokenizer, device)
 
 
@@ -119,6 +127,8 @@ def filled(model: Any, state: dict[str, Tensor], path: Path, weights: files.Weig
 
 def _archive(path: Path, weights: files.Weights) -> dict[str, Tensor]:
     """A TorchScript archive holds code, so only the official one is opened."""
+    import torch
+
     try:
         if digest(path) != weights.sha256:
             raise ValueError("its SHA-256 is another")

@@ -6,21 +6,21 @@ with itself and so is too high by about a constant over the number of images.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from lanternbench.metrics import files
-from lanternbench.metrics.clip import MEAN, STD, openai_clip
+from lanternbench.metrics.clip import openai_clip
 from lanternbench.metrics.feature_metric import FeatureMetric
 from lanternbench.metrics.features import Net
 from lanternbench.metrics.metric import SetScore
 from lanternbench.metrics.setup import Setup
 from lanternbench.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SIGMA, SCALE = 10.0, 1000.0
 SIDE = 336  # pixels
@@ -40,6 +40,8 @@ CLIP_VIT_L14_336 = files.Weights(
 
 def kernel_sum(x: Tensor, y: Tensor) -> float:
     """Σ k(x_i, y_j) over all pairs of x [M, D] and y [N, D], k(x, y) = exp(−|x − y|² / 2σ²), σ = SIGMA."""
+    import torch
+
     blocks = (torch.cdist(part, y).square().div(-2 * SIGMA**2).exp().sum() for part in x.split(CHUNK))
     return float(torch.stack(list(blocks)).sum())
 
@@ -58,33 +60,22 @@ def mmd2(x: Tensor, y: Tensor, unbiased: bool = True) -> float:
 
 def square_image(image: Image.Image) -> Tensor:
     """RGB image of any size -> uint8 [3, 336, 336]: the central square, scaled by Pillow's bicubic."""
+    import torch
+
     side = min(image.size)
     left, top = ((length - side) // 2 for length in image.size)
     square = image.crop((left, top, left + side, top + side)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(square.convert("RGB"))).permute(2, 0, 1)
 
 
-class Embedding(nn.Module):
-    """uint8 [B, 3, H, W] -> unit embeddings [B, D] of an open_clip model."""
-
-    def __init__(self, model: Any):
-        super().__init__()
-        self.model = model
-        self.mean: Tensor
-        self.std: Tensor
-        self.register_buffer("mean", torch.tensor(MEAN)[:, None, None])
-        self.register_buffer("std", torch.tensor(STD)[:, None, None])
-
-    def forward(self, images: Tensor) -> Tensor:
-        return normalize(self.model.encode_image((images / 255 - self.mean) / self.std), dim=-1)
-
-
 def clip_net(setup: Setup) -> Net:
     """CLIP ViT-L/14 at 336 pixels on the setup's device."""
+    from lanternbench.metrics.image_embedding import ImageEmbedding
+
     found = setup.find(CLIP_VIT_L14_336)
     encoder = openai_clip(found, CLIP_VIT_L14_336, "ViT-L-14-336-quickgelu", setup.device)
     settings = f"cmmd {files.stamp(found) if found else 'random'}"
-    return Net(Embedding(encoder.model).to(setup.device), square_image, settings)
+    return Net(ImageEmbedding(encoder.model).to(setup.device), square_image, settings)
 
 
 @register("metric", "cmmd")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from PIL import Image
-from torch import Tensor
 
 from lanternbench.metrics import reference
 from lanternbench.metrics.features import ImageFiles, Net, features
 from lanternbench.metrics.metric import SetMetric, SetScore
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class FeatureMetric(SetMetric):

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from PIL import Image
-from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import reference
 from lanternbench.metrics.images import read_image
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 BLOCK = 64  # the largest batch, and the number of images in one cache file
-Prepare = Callable[[Image.Image], Tensor]  # RGB image -> uint8 [3, H, W]
+Prepare = Callable[[Image.Image], "Tensor"]  # RGB image -> uint8 [3, H, W]
 
 
 class Net(NamedTuple):
@@ -59,22 +60,26 @@ class ImageFiles:
             yield image
 
 
-@torch.inference_mode()
 def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
     """Features of the images, float64 [N, D] on the CPU; [0, 0] for no images.
 
     Features of ``ImageFiles`` are cached after every ``BLOCK`` images, so that an interrupted computation continues.
     """
-    if not isinstance(images, ImageFiles) or net.settings is None:
-        found = list(_computed(net, images))
-    else:
-        blocks = [images.paths[i : i + BLOCK] for i in range(0, len(images.paths), BLOCK)]
-        found = [_kept(net, net.settings, images, block) for block in blocks]
-    found = [block.double() for block in found if len(block)]
-    return torch.cat(found) if found else torch.zeros(0, 0, dtype=torch.float64)
+    import torch
+
+    with torch.inference_mode():
+        if not isinstance(images, ImageFiles) or net.settings is None:
+            found = list(_computed(net, images))
+        else:
+            blocks = [images.paths[i : i + BLOCK] for i in range(0, len(images.paths), BLOCK)]
+            found = [_kept(net, net.settings, images, block) for block in blocks]
+        found = [block.double() for block in found if len(block)]
+        return torch.cat(found) if found else torch.zeros(0, 0, dtype=torch.float64)
 
 
 def _kept(net: Net, settings: str, images: ImageFiles, block: list[Path]) -> Tensor:
+    import torch
+
     def compute() -> dict[str, Tensor]:
         return {"features": torch.cat([torch.zeros(0), *_computed(net, images.images(block))])}
 
@@ -86,6 +91,8 @@ def _kept(net: Net, settings: str, images: ImageFiles, block: list[Path]) -> Ten
 
 def _computed(net: Net, images: Iterable[Image.Image]) -> Iterator[Tensor]:
     """[B, D] on the CPU, neighbours of one size together."""
+    import torch
+
     device = next((p.device for p in net.module.parameters()), torch.device("cpu"))
     for _, run in groupby(map(net.prepare, images), key=lambda t: t.shape):
         block: list[Tensor] = []

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from PIL import Image
-from torch import Tensor
 
 from lanternbench.metrics import reference
 from lanternbench.metrics.feature_metric import FeatureMetric
@@ -24,6 +22,9 @@ from lanternbench.metrics.frechet import Statistics, fid, fid_infinity, least_im
 from lanternbench.metrics.metric import ENOUGH, SetScore
 from lanternbench.metrics.nets import FID_TINY, INCEPTION, inception_net, tiny_net
 from lanternbench.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def reference_statistics(net: Net, folder: Path) -> Statistics:
@@ -34,6 +35,8 @@ def reference_statistics(net: Net, folder: Path) -> Statistics:
     paths = reference.images_in(folder)
 
     def compute() -> dict[str, Tensor]:
+        import torch
+
         made = sums(features(net, ImageFiles(paths, strict=True)))
         return {"total": made.total, "products": made.products, "count": torch.tensor(made.count)}
 

@@ -7,10 +7,12 @@ follows the line through these values to 1/N = 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POINTS = 15  # subsets, as in the paper
 PER_FEATURE = 2  # images per feature in the smallest subset: below, FID is far from linear in 1/N
@@ -33,7 +35,7 @@ def sums(features: Tensor) -> Statistics:
 def moments(stats: Statistics) -> tuple[Tensor, Tensor]:
     """Mean [D] and unbiased covariance [D, D]."""
     mean = stats.total / stats.count
-    return mean, (stats.products - stats.count * torch.outer(mean, mean)) / (stats.count - 1)
+    return mean, (stats.products - stats.count * mean.outer(mean)) / (stats.count - 1)
 
 
 def frechet(mean: Tensor, cov: Tensor, other_mean: Tensor, other_root: Tensor) -> float:
@@ -41,12 +43,16 @@ def frechet(mean: Tensor, cov: Tensor, other_mean: Tensor, other_root: Tensor) -
 
     (Σ₁Σ₂)^½ has the trace of (Σ₂^½ Σ₁ Σ₂^½)^½, which is symmetric: its eigenvalues are real and quickly found.
     """
+    import torch
+
     middle = torch.linalg.eigvalsh(other_root @ cov @ other_root).clamp(min=0).sqrt().sum()
     return float((mean - other_mean).square().sum() + cov.trace() + other_root.square().sum() - 2 * middle)
 
 
 def root(cov: Tensor) -> Tensor:
     """The symmetric square root of a covariance [D, D]."""
+    import torch
+
     values, vectors = torch.linalg.eigh(cov)
     return vectors * values.clamp(min=0).sqrt() @ vectors.T
 
@@ -54,7 +60,7 @@ def root(cov: Tensor) -> Tensor:
 def fid(features: Tensor, reference: Statistics) -> float:
     """FID of features [N, D], float64, N ≥ 2, against the reference, from unbiased covariances."""
     mean, cov = moments(reference)
-    return max(frechet(features.mean(0), torch.cov(features.T), mean, root(cov)), 0.0)
+    return max(frechet(features.mean(0), features.T.cov(), mean, root(cov)), 0.0)
 
 
 def least_images(width: int) -> int:
@@ -64,6 +70,8 @@ def least_images(width: int) -> int:
 
 def fid_infinity(features: Tensor, reference: Statistics) -> float | None:
     """FID∞ of features [N, D], float64, against the reference; None under ``least_images(D)`` images."""
+    import torch
+
     count, width = features.shape
     smallest = max(PER_FEATURE * width, count // 10)
     if count < 2 * smallest:
@@ -75,6 +83,6 @@ def fid_infinity(features: Tensor, reference: Statistics) -> float | None:
     values = []
     for size in sizes.tolist():
         part = features[torch.randperm(count, generator=generator)[:size]]
-        values.append(frechet(part.mean(0), torch.cov(part.T), mean, other_root))
+        values.append(frechet(part.mean(0), part.T.cov(), mean, other_root))
     _, at_infinity = np.polyfit(1 / sizes, values, 1)
     return float(at_infinity)

@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from PIL import Image
-from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import files
@@ -24,6 +22,9 @@ from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
 from lanternbench.prompts.geneval import OFFICIAL, REPOSITORY, read_metadata
 from lanternbench.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 METADATA = files.Weights(
     name="geneval-prompts",
@@ -91,6 +92,8 @@ class GenEval(ImageMetric):
 
     def load(self) -> ScoreFunction:
         """1 for a correct image, 0 for another; not a number where the caption is none of GenEval's prompts."""
+        import torch
+
         path, device = self._data(NAMES), self.setup.device
         assert path is not None  # else it is not available
         names, lines = read_names(path), self.metadata

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import Encoder
 from lanternbench.metrics.geneval_rules import COLOURS, Colours, Detection
 from lanternbench.metrics.pretrained import pretrained
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MASK2FORMER = files.Weights(
     name="mask2former",
@@ -47,6 +47,9 @@ def detector(path: Path | None, classes: int = 80, device: str = "cpu") -> Any:
 
 def pixels(image: Image.Image) -> tuple[Tensor, tuple[int, int]]:
     """RGB image -> float [3, H, W] as the detector sees it, and its height and width before padding."""
+    import torch
+    import torch.nn.functional as F
+
     width, height = image.size
     scale = min(SHORT / min(width, height), LONG / max(width, height))
     size = max(int(height * scale + 0.5), 1), max(int(width * scale + 0.5), 1)
@@ -75,18 +78,21 @@ def instances(classes: Tensor, masks: Tensor, most: int = MOST) -> list[tuple[in
     return found
 
 
-@torch.inference_mode()
 def detect(model: Any, image: Image.Image, names: Sequence[str]) -> dict[str, list[Detection]]:
     """The objects of an RGB image by class; masks are bool [H, W] of the image's size."""
+    import torch
+    import torch.nn.functional as F
+
     device = next(model.parameters()).device
-    seen, (height, width) = pixels(image)
-    out = model(pixel_values=seen[None].to(device))
-    masks = F.interpolate(out.masks_queries_logits, seen.shape[1:], mode="bilinear", align_corners=False)
-    masks = masks[:, :, :height, :width]
-    masks = F.interpolate(masks, image.size[::-1], mode="bilinear", align_corners=False)[0]
     objects: dict[str, list[Detection]] = {}
-    for label, found in instances(out.class_queries_logits[0], masks):
-        objects.setdefault(names[label], []).append(found)
+    with torch.inference_mode():
+        seen, (height, width) = pixels(image)
+        out = model(pixel_values=seen[None].to(device))
+        masks = F.interpolate(out.masks_queries_logits, seen.shape[1:], mode="bilinear", align_corners=False)
+        masks = masks[:, :, :height, :width]
+        masks = F.interpolate(masks, image.size[::-1], mode="bilinear", align_corners=False)[0]
+        for label, found in instances(out.class_queries_logits[0], masks):
+            objects.setdefault(names[label], []).append(found)
     return objects
 
 
@@ -99,6 +105,8 @@ class ColourNames:
 
     def _classifier(self, name: str) -> Tensor:
         """Unit embeddings of the colours of a class [10, D]: the mean over the templates."""
+        import torch.nn.functional as F
+
         texts = [t.format(colour=colour, name=name) for colour in COLOURS for t in TEMPLATES]
         means = self.encoder.captions(texts).unflatten(0, (len(COLOURS), len(TEMPLATES))).mean(1)
         return F.normalize(means, dim=-1)

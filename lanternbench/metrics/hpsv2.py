@@ -6,19 +6,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import MEAN, STD, Encoder, encoder, filled
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import seeded
 from lanternbench.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HPS_V2 = files.Weights(
     name="hpsv2",
@@ -48,6 +48,9 @@ def letterbox(image: Image.Image, size: int = SIZE) -> Tensor:
     As in the authors' code, pixels are scaled after the change to [0, 1] and padded before the normalisation.  That
     code does not pad an image whose longer side is ``size`` already, and then fails unless it is square; here it is.
     """
+    import torch
+    import torch.nn.functional as F
+
     pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
     height, width = pixels.shape[1:]
     scale = size / max(height, width)

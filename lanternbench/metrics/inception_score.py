@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import torch
 from PIL import Image
-from torch import Tensor
 
 from lanternbench.metrics.feature_metric import FeatureMetric
 from lanternbench.metrics.features import Net, features
@@ -18,6 +17,9 @@ from lanternbench.metrics.metric import ENOUGH, SetScore
 from lanternbench.metrics.nets import INCEPTION, inception_net
 from lanternbench.metrics.setup import seeded
 from lanternbench.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SPLITS = 10
 
@@ -42,6 +44,8 @@ class InceptionScore(FeatureMetric):
 
     def compute(self, images: Iterable[Image.Image]) -> SetScore:
         """Mean over the splits; None when there are fewer images than splits."""
+        import torch
+
         logits = features(self.net, images)
         count = len(logits)
         if count < SPLITS:

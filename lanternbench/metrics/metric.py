@@ -10,11 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-import torch
 from PIL import Image
-from torch import Tensor
 
 from lanternbench.metrics import reference
 from lanternbench.metrics.files import Weights
@@ -22,9 +20,12 @@ from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
 from lanternbench.registry import plugin_errors
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 BATCH = 32  # images that go through a network together at most
 ENOUGH = 5000  # images from which on values of whole sets are usually quoted
-ScoreFunction = Callable[[list[Image.Image], list[str]], Tensor]  # images, captions -> values [B]
+ScoreFunction = Callable[[list[Image.Image], list[str]], "Tensor"]  # images, captions -> values [B]
 
 
 class Column(NamedTuple):
@@ -124,15 +125,16 @@ class ImageMetric(Metric):
         """Notes on the images scored so far."""
         return []
 
-    @torch.inference_mode()
     def score(self, images: list[Image.Image], captions: list[str]) -> list[float | None]:
         """A value per image; None for each when files are missing, or where it is undefined."""
         if len(images) != len(captions):
             raise ValueError(f"{len(images)} images but {len(captions)} captions")
         if not images or self.available():
             return [None] * len(images)
+        import torch
+
         starts = range(0, len(images), BATCH)
-        with plugin_errors(self):
+        with plugin_errors(self), torch.inference_mode():
             batches = [self.score_batch(images[i : i + BATCH], captions[i : i + BATCH]) for i in starts]
             values = torch.cat(batches).tolist()
         return [v if math.isfinite(v) else None for v in values]

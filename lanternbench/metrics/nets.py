@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import files
@@ -25,6 +23,7 @@ from lanternbench.metrics.features import Net
 from lanternbench.metrics.setup import Setup, seeded
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torchmetrics.image.fid import NoTrainInceptionV3
 
 SIDE = 299  # pixels that Inception sees
@@ -52,11 +51,15 @@ def tiny_image(image: Image.Image) -> Tensor:
 
 def plain_image(image: Image.Image) -> Tensor:
     """RGB image -> uint8 [3, H, W]; Inception scales by itself."""
+    import torch
+
     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
 def clean_image(image: Image.Image) -> Tensor:
     """RGB image of any size -> uint8 [3, 299, 299] as clean-fid scales: Pillow's bicubic on each colour as float."""
+    import torch
+
     planes = [np.asarray(plane, np.float32) for plane in image.convert("RGB").split()]
     scaled = [Image.fromarray(plane).resize((SIDE, SIDE), Image.Resampling.BICUBIC) for plane in planes]
     return torch.from_numpy((np.stack([np.asarray(s) for s in scaled]).clip(0, 255) + 0.5).astype(np.uint8))
@@ -76,6 +79,8 @@ def inception(path: Path | None, features: str = "2048", antialias: bool = True)
 
     ``features``: "2048", or "logits_unbiased".  Raises UserError when the file is another, is damaged, or holds code.
     """
+    import torch
+    from torch import nn
     from torchmetrics.image.fid import NoTrainInceptionV3
 
     class Untrained(NoTrainInceptionV3):

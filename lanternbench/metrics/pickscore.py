@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from PIL import Image
-from torch import Tensor
-from torch.nn.functional import normalize
 
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import openai_pixels
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.pretrained import pretrained
 from lanternbench.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PICK_SCORE = files.Weights(
     name="pickscore",
@@ -44,6 +44,8 @@ def config(text: dict[str, Any] = TEXT, vision: dict[str, Any] = VISION, width: 
 def score_function(model: Any, device: str = "cpu") -> ScoreFunction:
     """Scores by a ``CLIPModel``: exp(logit_scale) · cos(image, caption)."""
     import open_clip
+    import torch
+    from torch.nn.functional import normalize
 
     pixels, tokenize = openai_pixels(), open_clip.get_tokenizer("ViT-H-14")
 

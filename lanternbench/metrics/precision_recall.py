@@ -7,8 +7,7 @@ varied).  The features are those of the FID net.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from lanternbench.metrics.feature_metric import FeatureMetric
 from lanternbench.metrics.features import Net
@@ -16,12 +15,17 @@ from lanternbench.metrics.metric import ENOUGH, Extra, SetScore
 from lanternbench.metrics.nets import FID_TINY, INCEPTION, inception_net, tiny_net
 from lanternbench.registry import register
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 K = 3
 CHUNK = 1024  # rows of the distance matrix held at a time
 
 
 def radii(points: Tensor) -> Tensor:
     """Distance of each point [N, D] to its K-th nearest other one [N]; to the farthest where there are fewer."""
+    import torch
+
     k = min(K, len(points) - 1)
     # kthvalue counts from 1, and the nearest of all is the point itself
     return torch.cat([torch.cdist(block, points).kthvalue(k + 1).values for block in points.split(CHUNK)])
@@ -29,6 +33,8 @@ def radii(points: Tensor) -> Tensor:
 
 def inside(points: Tensor, others: Tensor, reach: Tensor) -> float:
     """Share of points [N, D] that lie in a ball around one of the others [M, D] with radii [M]."""
+    import torch
+
     hits = [(torch.cdist(block, others) <= reach).any(1).sum() for block in points.split(CHUNK)]
     return float(torch.stack(hits).sum() / len(points))
 

@@ -6,14 +6,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from lanternbench.metrics import files
 from lanternbench.utils.files import HOME, cache_dir, replacing, writing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 
@@ -59,6 +58,9 @@ def cached(
     ``kind`` is a folder of the cache; ``settings`` names all that the result depends on beside the images; a cached
     file that is damaged or not ``valid`` is replaced.  Raises UserError when the disk is full or not writable.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file, save
+
     digest = fingerprint(paths, f"{kind} {settings}")
     path = cache_dir() / kind / f"{digest[:16]}.safetensors"
     with suppress(OSError, SafetensorError, KeyError, ValueError):  # absent or damaged

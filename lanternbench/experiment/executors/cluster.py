@@ -7,14 +7,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from lanternbench.errors import UserError
 
-PULSE = 2.0  # seconds between two looks at the control process
-RESTART = 20.0  # seconds in which it may be restarted; after 60 Ray ends this process
+PULSE = 2.0  # seconds between two looks at the cluster's processes
+RESTART = 20.0  # seconds in which they may be restarted; 60 after the control process is gone Ray ends this process
+NEW_NODE = 180.0  # seconds without any node that could hold a worker
 PATIENCE = 5.0  # seconds in which a cluster should answer, and its devices become free
 STORE = 2**28  # bytes for results on their way, in a cluster of our own
 
@@ -32,26 +34,58 @@ class Crew(NamedTuple):
         return {"num_gpus": 1, "num_cpus": 0} if self.device == "cuda" else {"num_cpus": self.threads}
 
 
-class Control:
-    """The cluster's control process.  When it is gone workers go on, but Ray ends this process after a minute."""
+class Connection:
+    """The processes through which this one reaches the cluster: the control process, and the raylet of its own node.
+
+    When the first is gone workers go on, but Ray ends this process after a minute.  When the second is gone so are the
+    node's workers and its object store: Ray waits for other workers without end, and ends this process at once when it
+    asks for a large object.
+    """
 
     def __init__(self) -> None:
-        self.address: str = ray().get_runtime_context().gcs_address
-        self.heard = time.monotonic()
+        context, through_client = ray().get_runtime_context(), ray().util.client.ray.is_connected()  # of ray://
+        nodes = [] if through_client else ray().nodes()
+        node = next((node for node in nodes if node["NodeID"] == context.get_node_id()), None)
+        self.control = str(context.gcs_address)
+        self.raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}" if node else None
 
     def check(self) -> None:
-        """Wait until it answers, as it should at once.  Raises UserError when it does not."""
-        if time.monotonic() < self.heard + PULSE:
-            return
+        """Wait until both answer, as they should at once.  Raises UserError when one does not."""
         deadline = time.monotonic() + RESTART
-        while not listens(self.address):
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"the control process of the Ray cluster at {self.address} is gone: what is finished is kept, and "
-                    "the same command continues on a running cluster, or with --executor local"
-                )
-            time.sleep(0.1)
-        self.heard = time.monotonic()
+        for process, address in (("control process", self.control), ("node process (raylet)", self.raylet)):
+            while address and not listens(address):
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"the {process} of the Ray cluster at {address} is gone: what is finished is kept, and the "
+                        "same command continues on a running cluster, or with --executor local"
+                    )
+                time.sleep(0.1)
+
+    def has_store(self) -> bool:
+        """May objects be asked for?"""
+        return self.raylet is None or listens(self.raylet)
+
+
+class Room:
+    """Whether some node of the cluster could hold a worker of this kind: else Ray waits for one without end."""
+
+    def __init__(self, needs: Mapping[str, int]) -> None:
+        self.needs = {name.removeprefix("num_").removesuffix("s").upper(): count for name, count in needs.items()}
+        self.gone: float | None = None  # since when there is none
+
+    def check(self) -> None:
+        """Raises UserError when there has been no such node for some minutes: a cluster may get another."""
+        nodes = [node["Resources"] for node in ray().nodes() if node["Alive"]]
+        if any(all(node.get(name, 0) >= count for name, count in self.needs.items()) for node in nodes):
+            self.gone = None
+            return
+        self.gone = self.gone or time.monotonic()
+        if time.monotonic() > self.gone + NEW_NODE:
+            wanted = " and ".join(f"{count} {name}(s)" for name, count in self.needs.items() if count)
+            raise UserError(
+                f"no node that is left in the Ray cluster has {wanted} for a worker: what is finished is kept, and the "
+                "same command continues when the cluster has such a node again, or with --executor local"
+            )
 
 
 def listens(address: str) -> bool:

@@ -77,9 +77,9 @@ class OnRay:
 
     def start(self, config: Sweep, device: str, units: int) -> Facts:
         self._ours = cluster.connect(self.address, (self.workers or 1) * (self.threads or 1))
-        self.control = cluster.Control()
+        self.connection = cluster.Connection()
         found = cluster.divide(device, self.workers, self.threads)
-        self.device, count = found.device, min(found.workers, units)
+        self.device, count, self.room = found.device, min(found.workers, units), cluster.Room(found.needs)
         remote = self._ray.remote(**found.needs)(Remote)
         self._start_worker = lambda: remote.remote(config, found.device, found.threads, Path.cwd())
         self.pool = [self._start_worker() for _ in range(count)]
@@ -136,7 +136,9 @@ class OnRay:
 
     def _finished(self, calls: Calls) -> Iterator[Made]:
         """What was finished while something else failed."""
-        for call in self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else ():
+        if not calls or not self.connection.has_store():
+            return
+        for call in self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]:
             try:
                 answer = self._ray.get(call)
             except self._ray.exceptions.RayError:
@@ -150,15 +152,19 @@ class OnRay:
         return made
 
     def _first(self, calls: list[Any]) -> Any:
-        """The first of them that ends.  Raises UserError when the cluster's control process is gone."""
-        ended: list[Any] = []
-        while not ended:
-            self.control.check()
-            ended = self._ray.wait(calls, timeout=cluster.PULSE)[0]
-        return ended[0]
+        """The first of them that ends.  Raises UserError when the cluster is out of reach or has no room."""
+        waited = False
+        while True:
+            self.connection.check()
+            if waited:  # not before the line above: Ray would wait a minute for a lost control process, and end us
+                self.room.check()
+            if ended := self._ray.wait(calls, timeout=cluster.PULSE, fetch_local=False)[0]:
+                return ended[0]
+            waited = True
 
     def _get(self, call: Any) -> Any:
-        """What a worker answers.  Raises its own errors, and Lost if there is no worker any more."""
+        """What a worker answers.  Raises its own errors, Lost without a worker, UserError without a cluster."""
+        self.connection.check()
         try:
             return self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
@@ -168,7 +174,7 @@ class OnRay:
 
     def _replace(self, worker: Any, what: str) -> Any:
         """Another worker for one that was lost over ``what``.  Raises UserError if others were before it."""
-        self.control.check()
+        self.connection.check()
         self._ray.kill(worker)  # it may be out of reach only
         self._losses[what] += 1
         if self._losses[what] >= ATTEMPTS:
