@@ -25,7 +25,7 @@ def test_a_time_budget_completes_one_prompt_and_the_same_command_goes_on(tmp_pat
     asked = config.sweep(SWEEP | {"methods": ["eagle-1", "cool-sd"]})
     counts = []
     for _ in range(3):
-        path, _ = sweeps.run(asked, tmp_path, watch=sweeps.Watch(budget_s=0.0))
+        path, _ = sweeps.run(asked, tmp_path, watch=sweeps.Callbacks(budget_s=0.0))
         counts.append(len(results.read_samples(path)))
     assert counts == [2, 4, 6]
     whole = sweeps.run(asked, tmp_path / "whole")[0]
@@ -35,7 +35,7 @@ def test_a_time_budget_completes_one_prompt_and_the_same_command_goes_on(tmp_pat
 
 def test_a_time_budget_completes_a_whole_batch(tmp_path):
     path, _ = sweeps.run(
-        config.sweep(SWEEP | {"num_prompts": 4, "batch": 2}), tmp_path, watch=sweeps.Watch(budget_s=0.0)
+        config.sweep(SWEEP | {"num_prompts": 4, "batch": 2}), tmp_path, watch=sweeps.Callbacks(budget_s=0.0)
     )
     assert len(results.read_samples(path)) == 2
 

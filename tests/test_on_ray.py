@@ -91,11 +91,11 @@ def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray,
     undisturbed, shared = tmp_path / "local", tmp_path / "ray"
     sweeps.run(ALONE, undisturbed)
     with pytest.raises(KeyboardInterrupt):
-        sweeps.run(ALONE, shared, watch=sweeps.Watch(at(1, interrupt)))
+        sweeps.run(ALONE, shared, watch=sweeps.Callbacks(at(1, interrupt)))
     before = results.read_samples(results.latest(shared))
     assert len(before) == 1
     workers = executors.executor("ray", workers=2)
-    path, summary = sweeps.run(ALONE, shared, executor=workers, watch=sweeps.Watch(at(3, killed(shared))))
+    path, summary = sweeps.run(ALONE, shared, executor=workers, watch=sweeps.Callbacks(at(3, killed(shared))))
     after = results.read_samples(path)
     assert [s.model_dump() for s in after[:1]] == [s.model_dump() for s in before]  # times included
     assert known(shared) == known(undisturbed)
@@ -116,7 +116,7 @@ def test_too_many_losses_are_one_sentence_and_another_executor_continues(ray, tw
     undisturbed, shared = tmp_path / "local", tmp_path / "ray"
     workers = executors.executor("ray", workers=2)
     with pytest.raises(UserError, match=r"lost 1 worker\(s\) in turn over (ar|sjd) · .*the same command continues"):
-        sweeps.run(BATCHED, shared, executor=workers, watch=sweeps.Watch(at(2, killed(shared))))
+        sweeps.run(BATCHED, shared, executor=workers, watch=sweeps.Callbacks(at(2, killed(shared))))
     before = results.read_samples(results.latest(shared))
     assert 2 <= len(before) < 8
     sweeps.run(BATCHED, shared)
@@ -188,7 +188,7 @@ def test_a_large_answer_is_not_asked_for_where_ray_would_end_this_process(monkey
     pytest.importorskip("ray")
     cluster.connect("local", cpus=2)
     monkeypatch.setattr(cluster, "RESTART", 1.0)
-    workers = on_ray.OnRay()
+    workers = on_ray.RayExecutor()
     workers.connection = cluster.Connection()
     call = cluster.ray().remote(lambda: bytes(2**20)).remote()  # too large for anything but the node's object store
     assert workers._first([call]) == call
@@ -212,7 +212,7 @@ def test_workers_whose_last_node_is_lost_are_not_waited_for_without_end(tmp_path
     try:
         node = nodes.add_node(num_cpus=1, **here)
         workers = executors.executor("ray", workers=1, address=nodes.address)
-        lost = sweeps.Watch(at(1, lambda: nodes.remove_node(node, allow_graceful=False)))
+        lost = sweeps.Callbacks(at(1, lambda: nodes.remove_node(node, allow_graceful=False)))
         with pytest.raises(UserError, match=r"no node that is left in the Ray cluster has 1 CPU\(s\) for a worker: .*"):
             sweeps.run(ALONE, tmp_path, executor=workers, watch=lost)
         assert 1 <= len(results.read_samples(results.latest(tmp_path))) < 6

@@ -81,7 +81,7 @@ def test_a_slow_warm_up_tells_how_far_it_is(tmp_path, monkeypatch, capfd):
             raise KeyboardInterrupt
 
     with progress.display("sweep") as shown, pytest.raises(KeyboardInterrupt):
-        sweeps.run(config, tmp_path, watch=sweeps.Watch(stop, shown.step))
+        sweeps.run(config, tmp_path, watch=sweeps.Callbacks(stop, shown.step))
     assert re.search(r"^warming up ar, \d+ of 256 tokens: \d s so far$", capfd.readouterr().err, re.MULTILINE)
 
 

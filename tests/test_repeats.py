@@ -17,7 +17,7 @@ def few_steps(shallow, monkeypatch):
 
 def test_every_prompt_gets_each_seed_once_and_a_stopped_run_goes_on(few_steps, tmp_path):
     config = Sweep(methods=["sjd"], num_prompts=1, seed=5, repeats=2, metrics=[])
-    first = runner.Watch(budget_s=0)  # stops after the first unit
+    first = runner.Callbacks(budget_s=0)  # stops after the first unit
     path, summary = runner.run(config, tmp_path, watch=first)
     assert {s.seed for s in read_samples(path)} == {5}
     assert "2 of 4" in " ".join(map(str, summary.notes))

@@ -112,7 +112,7 @@ def value(summary: Summary, name: str, label: str = "dark") -> float | None:
 
 
 def texts(summary: Summary) -> list[str]:
-    return [str(note) for note in summary.told()]
+    return [str(note) for note in summary.all_notes()]
 
 
 ALL = [10.0, 11.0, 12.0, 200.0, 201.0, 202.0]

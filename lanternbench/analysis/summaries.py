@@ -55,7 +55,7 @@ class Summary:
     costs: Costs = field(default_factory=dict)
     reference: dict[str, Any] | None = None
 
-    def told(self) -> list[Note]:
+    def all_notes(self) -> list[Note]:
         """The notes, with one on the real images and one on the time of each metric."""
         notes, real = list(self.notes), self.reference
         if real:

@@ -44,7 +44,7 @@ def execute(
             counts = done, of
             shown.show(done, of, what)
 
-        watch = sweeps.Watch(progress, shown.step, inf if minutes is None else 60 * minutes)
+        watch = sweeps.Callbacks(progress, shown.step, inf if minutes is None else 60 * minutes)
         found = sweeps.run(config, out, fresh=fresh, device=chosen, executor=made_by, watch=watch)
     if counts[0] < counts[1]:
         stopped = f"--time-budget {minutes:g}: {counts[0]} of {counts[1]} images are made; the same command goes on"
@@ -58,7 +58,7 @@ def show(path: Path, summary: Summary, title: str | None = None) -> None:
         print(title)
     print_table(summary.rows)
     console = Console(stderr=True)
-    print_notes(summary.told(), console)
+    print_notes(summary.all_notes(), console)
     print_notes([f"{path}  ·  next: {program()} report"], console)
 
 

@@ -118,5 +118,5 @@ def _show(place: Path, summary: Summary, console: Console) -> None:
         print_table(summary.rows)
     else:
         _print_metrics(summary.rows[0])
-    print_notes(summary.told(), console)
+    print_notes(summary.all_notes(), console)
     print_notes([place], console, bullet="")

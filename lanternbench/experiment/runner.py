@@ -40,7 +40,7 @@ from lanternbench.prompts import Prompt, PromptSet
 Progress = Callable[[int, int, str], None]  # samples done, samples in all, what is being done or was just done
 
 
-class Watch(NamedTuple):
+class Callbacks(NamedTuple):
     """Callbacks of a run, and its time budget.
 
     ``on_step`` (tokens done, of) is called after each step of an image, where this process decodes it.  ``budget_s``
@@ -59,7 +59,7 @@ def run(
     fresh: bool = False,
     device: str = "cpu",
     executor: str | Executor = "local",
-    watch: Watch = Watch(),  # noqa: B008  (immutable)
+    watch: Callbacks = Callbacks(),  # noqa: B008  (immutable)
 ) -> tuple[Path, Summary]:
     """Measure everything that ``config`` asks for and is not stored yet; returns the run folder and its summary.
 
@@ -163,7 +163,7 @@ def _measure(
     config: Sweep,
     executor: Executor,
     prompts: PromptSet,
-    watch: Watch,
+    watch: Callbacks,
 ) -> Costs:
     """Make and store the samples that are missing; returns the cost of the scores."""
     units, total = missing_units(folder, config, prompts), len(prompts) * len(config.methods()) * config.repeats

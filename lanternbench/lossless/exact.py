@@ -55,7 +55,7 @@ class Rows:
         return Rows(self.tokens[index], self.length[index], self.memory[index], own, chosen)
 
 
-class Stepped(NamedTuple):
+class StepOutcome(NamedTuple):
     """After one engine step: the rows, [R, ·] all that it decided as integers, state and result."""
 
     rows: Rows
@@ -97,7 +97,7 @@ class World:
     def state(self, rows: Rows, uniforms: Tensor) -> DecodeState:
         return table_state(self.tables, self.decoder.warp, rows.tokens, rows.length, rows.memory, uniforms, self.nodes)
 
-    def step(self, rows: Rows, u: Tensor, trace: bool = False) -> Stepped:
+    def step(self, rows: Rows, u: Tensor, trace: bool = False) -> StepOutcome:
         """One engine step with uniforms u [R, U]."""
         state = self.state(rows, u[:, None])
         if trace:
@@ -109,7 +109,7 @@ class World:
         assert isinstance(state.stack, TableStack)
         memory = state.stack.memory.unflatten(0, (-1, state.batch)).transpose(0, 1).contiguous()
         after = Rows(state.now.tokens, state.now.length.device, memory, own, rows.weight)
-        return Stepped(after, torch.cat(found, 1), state, result)
+        return StepOutcome(after, torch.cat(found, 1), state, result)
 
     def decode(self, first: Tensor, u: Tensor, trace: bool = False) -> DecodeState:
         """Whole decodes from their first tokens [B, 1] with uniforms u [B, L + 1, U]: the state at the end."""

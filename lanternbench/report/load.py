@@ -121,7 +121,7 @@ def load_run(folder: Path) -> Run:
     if not summary.rows:
         raise UserError(f"{folder} holds no results (summary.json has no rows): run it again with --resume.")
     rows = sorted(summary.rows, key=lambda row: BASELINE not in (row.method, row.label))
-    return Run(folder, info, rows, summary.told())
+    return Run(folder, info, rows, summary.all_notes())
 
 
 def load_runs(folders: list[Path]) -> list[Run]:

@@ -19,7 +19,7 @@ def measure(machine: Machine, result: Result) -> None:
     names = ["cool-sd"] if machine.small else presets(machine)
     asked = config.sweep({"methods": names, "num_prompts": 1 if machine.small else PROMPTS})
     with tempfile.TemporaryDirectory() as folder:
-        watch = sweeps.Watch(budget_s=BUDGET_S)
+        watch = sweeps.Callbacks(budget_s=BUDGET_S)
         device = "cpu" if machine.small else machine.device
         _, summary = sweeps.run(asked, Path(folder), device=device, watch=watch)
     for row in summary.rows:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from lanternbench.errors import UserError
-from lanternbench.experiment.executors.base import Executor, Made, Unit
-from lanternbench.experiment.executors.local import Local
+from lanternbench.experiment.executors.base import Executor, Finished, Unit
+from lanternbench.experiment.executors.local import LocalExecutor
 
-__all__ = ["Executor", "Local", "Made", "Unit", "executor"]
+__all__ = ["Executor", "Finished", "LocalExecutor", "Unit", "executor"]
 
 
 def executor(
@@ -14,11 +14,11 @@ def executor(
 ) -> Executor:
     """The executor of this name; the rest is for ``ray`` alone.  Raises UserError if it is unknown or not there."""
     if name == "ray":
-        from lanternbench.experiment.executors.ray import OnRay
+        from lanternbench.experiment.executors.ray import RayExecutor
 
-        return OnRay(workers, threads, address)
+        return RayExecutor(workers, threads, address)
     if name != "local":
         raise UserError(f"unknown executor '{name}': use local or ray")
     if workers or address:
         raise UserError(f"{'--workers' if workers else '--ray-address'} goes with --executor ray: give that too")
-    return Local()
+    return LocalExecutor()

@@ -15,7 +15,7 @@ Unit = list[Job]  # prompts with all the methods that they lack, in their order,
 Say = Callable[[str], None]  # what is being done now
 
 
-class Made(NamedTuple):
+class Finished(NamedTuple):
     """A finished sample."""
 
     sample: Sample
@@ -31,7 +31,7 @@ class Executor(Protocol):
     def start(self, config: Sweep, device: str, units: int) -> Facts:
         """Load the models, for ``units`` units at most.  Raises UserError if a setting is wrong."""
 
-    def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Made]:
+    def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Finished]:
         """Everything that ``units`` ask for, in any order, each as soon as it is made; ``caption`` is for warm-ups.
 
         ``on_step`` is told of every step of an image, where this process decodes it.

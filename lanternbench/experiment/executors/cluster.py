@@ -21,7 +21,7 @@ PATIENCE = 5.0  # seconds in which a cluster should answer, and its devices beco
 STORE = 2**28  # bytes for results on their way, in a cluster of our own
 
 
-class Crew(NamedTuple):
+class WorkerPlan(NamedTuple):
     """How many workers of which kind."""
 
     device: str
@@ -53,7 +53,7 @@ class Connection:
         """Wait until both answer, as they should at once.  Raises UserError when one does not."""
         deadline = time.monotonic() + RESTART
         for process, address in (("control process", self.control), ("node process (raylet)", self.raylet)):
-            while address and not listens(address):
+            while address and not is_listening(address):
                 if time.monotonic() > deadline:
                     raise UserError(
                         f"the {process} of the Ray cluster at {address} is gone: what is finished is kept, and the "
@@ -63,7 +63,7 @@ class Connection:
 
     def has_store(self) -> bool:
         """May objects be asked for?"""
-        return self.raylet is None or listens(self.raylet)
+        return self.raylet is None or is_listening(self.raylet)
 
 
 class Room:
@@ -88,7 +88,7 @@ class Room:
             )
 
 
-def listens(address: str) -> bool:
+def is_listening(address: str) -> bool:
     """Does anyone at HOST:PORT?"""
     host, _, port = address.rpartition(":")
     try:
@@ -123,7 +123,7 @@ def connect(address: str | None, cpus: int) -> bool:
         where = {"address": "local", "num_cpus": max(cpus, here), "num_gpus": torch.cuda.device_count()}
         where |= {"include_dashboard": False, "object_store_memory": STORE}
     elif not address.startswith("ray://"):
-        knock(address)
+        check_reachable(address)
     try:
         ray().init(**where, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
@@ -131,11 +131,11 @@ def connect(address: str | None, cpus: int) -> bool:
     return True
 
 
-def knock(address: str) -> None:
-    """Raises UserError where no cluster answers: asked from here, Ray knocks for minutes and prints what it meets."""
+def check_reachable(address: str) -> None:
+    """Raises UserError where no cluster answers: asked itself, Ray retries for minutes and prints each failure."""
     ask = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
-        if address != "auto" and not listens(address):
+        if address != "auto" and not is_listening(address):
             raise no_cluster(address, "nobody listens there")
         subprocess.run(ask, check=True, capture_output=True, timeout=3 * PATIENCE)
     except ValueError:
@@ -152,7 +152,7 @@ def no_cluster(address: str | None, reason: str) -> UserError:
     return UserError(f"{what} ({first}): give HOST:PORT of a running one, or --executor local")
 
 
-def divide(device: str, workers: int | None, threads: int | None) -> Crew:
+def divide(device: str, workers: int | None, threads: int | None) -> WorkerPlan:
     """The cluster's free devices as workers: as many as asked for, or one per GPU, or per ``threads`` CPUs (one).
 
     Raises UserError when there are not enough.
@@ -175,4 +175,4 @@ def divide(device: str, workers: int | None, threads: int | None) -> Crew:
             f"{wanted} worker(s) with {each} {kind}(s) each are more than the cluster has free ({free * each} of its "
             f"{have} {kind}s): wait, or give other --workers, --threads or --device"
         )
-    return Crew(device, min(wanted, free), threads)
+    return WorkerPlan(device, min(wanted, free), threads)

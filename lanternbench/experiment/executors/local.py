@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from lanternbench.analysis.summaries import Costs
 from lanternbench.experiment.config import Sweep
-from lanternbench.experiment.executors.base import Made, Say, Unit, captions, labels, peak_mb
+from lanternbench.experiment.executors.base import Finished, Say, Unit, captions, labels, peak_mb
 from lanternbench.experiment.worker import Facts, OnStep, Worker
 
 
-class Local:
+class LocalExecutor:
     """This process makes all samples, one job after the other."""
 
     def __init__(self) -> None:
@@ -21,14 +21,14 @@ class Local:
         self.costs, facts = self.worker.costs, self.worker.facts()
         return facts._replace(environment=facts.environment | {"executor": "local", "workers": 1})
 
-    def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Made]:
+    def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Finished]:
         self.worker.prepare(captions(units))
         for label in labels(units):
             say(f"warming up {label}")
             self.worker.warm_up(label, caption, on_step)
         for job in (job for unit in units for job in unit):
             say(str(job))
-            yield from (Made(sample, image) for sample, image in self.worker.work(job, on_step))
+            yield from (Finished(sample, image) for sample, image in self.worker.work(job, on_step))
 
     def notes(self) -> list[str]:
         """On a CPU memory is the process's, whichever method runs."""

@@ -16,20 +16,20 @@ from lanternbench.analysis.summaries import Costs
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import cluster
-from lanternbench.experiment.executors.base import Made, Say, Unit, captions, labels, peak_mb
+from lanternbench.experiment.executors.base import Finished, Say, Unit, captions, labels, peak_mb
 from lanternbench.experiment.worker import Facts, Job, OnStep, Worker, add_costs
 from lanternbench.utils.device import request_threads
 
 ATTEMPTS = 3  # workers that may be lost over one thing
-Answer = tuple[list[Made], Costs, float]  # samples, what their scores took, peak memory in MB
+Answer = tuple[list[Finished], Costs, float]  # samples, what their scores took, peak memory in MB
 Calls = dict[Any, tuple[Any, Unit]]  # Ray's reference -> worker, and the unit it is at; an empty one warms up
 
 
-class Lost(Exception):
+class WorkerLost(Exception):
     """A worker died, or cannot be reached."""
 
 
-class Remote:
+class RayWorker:
     """A worker in a process of Ray's; its first call loads the models, so that errors reach the caller."""
 
     def __init__(self, config: Sweep, device: str, threads: int, folder: Path):
@@ -58,12 +58,12 @@ class Remote:
         return [], {}, peak_mb()
 
     def work(self, job: Job) -> Answer:
-        made = [Made(sample, image, self.where) for sample, image in self.worker.work(job)]
+        made = [Finished(sample, image, self.where) for sample, image in self.worker.work(job)]
         costs, self.worker.costs = self.worker.costs, {}
         return made, costs, peak_mb()
 
 
-class OnRay:
+class RayExecutor:
     """The driver's side: hands out units, restarts lost workers, and ends all at the end."""
 
     def __init__(self, workers: int | None = None, threads: int | None = None, address: str | None = None):
@@ -80,17 +80,17 @@ class OnRay:
         self.connection = cluster.Connection()
         found = cluster.divide(device, self.workers, self.threads)
         self.device, count, self.room = found.device, min(found.workers, units), cluster.Room(found.needs)
-        remote = self._ray.remote(**found.needs)(Remote)
+        remote = self._ray.remote(**found.needs)(RayWorker)
         self._start_worker = lambda: remote.remote(config, found.device, found.threads, Path.cwd())
         self.pool = [self._start_worker() for _ in range(count)]
         while True:
             try:
                 facts: Facts = self._get(self._first([self.pool[0].facts.remote()]))
                 return facts._replace(environment=facts.environment | {"executor": "ray", "workers": count})
-            except Lost:
+            except WorkerLost:
                 self._replace(self.pool[0], "the loading of the models")
 
-    def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Made]:
+    def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Finished]:
         calls: Calls = {}
         try:
             yield from self._samples(calls, units, caption, say)
@@ -100,7 +100,7 @@ class OnRay:
         finally:
             self._dismiss()
 
-    def _samples(self, calls: Calls, units: list[Unit], caption: str, say: Say) -> Iterator[Made]:
+    def _samples(self, calls: Calls, units: list[Unit], caption: str, say: Say) -> Iterator[Finished]:
         todo, idle, begun = deque(units), list[Any](), False
         names, texts = labels(units), captions(units)
 
@@ -123,7 +123,7 @@ class OnRay:
             what = str(unit[0]) if unit else "a warm-up"
             try:
                 answer = self._get(call)
-            except Lost:
+            except WorkerLost:
                 ask(self._replace(worker, what), [])
                 todo.extendleft([unit] if unit else [])
                 continue
@@ -134,7 +134,7 @@ class OnRay:
             else:
                 idle.append(worker)
 
-    def _finished(self, calls: Calls) -> Iterator[Made]:
+    def _finished(self, calls: Calls) -> Iterator[Finished]:
         """What was finished while something else failed."""
         if not calls or not self.connection.has_store():
             return
@@ -145,7 +145,7 @@ class OnRay:
                 continue
             yield from self._kept(answer)
 
-    def _kept(self, answer: Answer) -> list[Made]:
+    def _kept(self, answer: Answer) -> list[Finished]:
         made, costs, peak = answer
         add_costs(self.costs, costs)
         self._peak = max(self._peak, peak)
@@ -170,7 +170,7 @@ class OnRay:
         except self._ray.exceptions.RayTaskError as error:
             raise UserError(str(error.cause)) if isinstance(error.cause, UserError) else error from None
         except self._ray.exceptions.RayError as error:
-            raise Lost from error
+            raise WorkerLost from error
 
     def _replace(self, worker: Any, what: str) -> Any:
         """Another worker for one that was lost over ``what``.  Raises UserError if others were before it."""

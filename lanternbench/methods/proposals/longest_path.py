@@ -29,14 +29,14 @@ from lanternbench.models.target import Target
 NEVER_EMPTY = 1e-20  # added to token 0 of what a column is redrawn from
 
 
-class Stages(NamedTuple):
+class StageLaws(NamedTuple):
     """The laws that each sibling is tested with; the last pair is for a token after all are rejected."""
 
     target: Tensor  # [..., K + 1, V]
     draft: Tensor  # [..., K + 1, V]
 
 
-def recursive_residuals(target: Tensor, law: Tensor, siblings: Tensor) -> Stages:
+def recursive_residuals(target: Tensor, law: Tensor, siblings: Tensor) -> StageLaws:
     """target, law [..., V] at one node, its children's tokens [..., K] in draft order.
 
     After each rejection the target becomes [target − draft]₊, normalised, and the draft law loses the token.  Where
@@ -49,10 +49,10 @@ def recursive_residuals(target: Tensor, law: Tensor, siblings: Tensor) -> Stages
         targets.append(torch.where(total > 0, rest / total, targets[-1]))
         left = drafts[-1].scatter(-1, x[..., None], 0.0)
         drafts.append(left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny))
-    return Stages(torch.stack(targets, -2), torch.stack(drafts, -2))
+    return StageLaws(torch.stack(targets, -2), torch.stack(drafts, -2))
 
 
-def sibling_tests(stages: Stages, siblings: Tensor, u: Tensor) -> Tensor:
+def sibling_tests(stages: StageLaws, siblings: Tensor, u: Tensor) -> Tensor:
     """Which siblings would be accepted if tried: u·draft(x) < target(x).  siblings, u [..., K] -> bool [..., K]."""
     target, draft = (s[..., :-1, :].gather(-1, siblings[..., None])[..., 0] for s in stages)
     return (u * draft < target) & (draft > 0)
