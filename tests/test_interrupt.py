@@ -22,7 +22,8 @@ from lanternbench.cli import interrupts
 
 # Python's own start, before any code of ours, answers Ctrl-C with a traceback: so much of it is waited for
 START = "print('started', flush=True); from lanternbench.__main__ import main; main()"
-RUN = ["run", "-m", "cool-sd", "-n", "2", "--batch", "2", "--no-baseline"]
+PROMPTS = 2
+RUN = ["run", "-m", "cool-sd", "-n", str(PROMPTS), "--batch", "2", "--no-baseline"]
 FIRST = 0.02  # seconds in which the handler is installed
 
 
@@ -123,18 +124,33 @@ def test_ctrl_c_is_not_lost_in_other_people_s_code(swallowed, tmp_path):
     assert (done.returncode, done.stderr) == (130, interrupts.SENTENCE + "\n")
 
 
+def resumed_fault(folder: Path) -> str | None:
+    """What is wrong with the same command run again in ``folder``, where it was interrupted."""
+    ended = interrupt(None, folder, *RUN, "--out", str(folder))
+    found = [path for path in folder.glob("*/samples.jsonl") if len(path.read_text().splitlines()) == PROMPTS]
+    return None if ended.code == 0 and len(found) == 1 else f"resumed: exit code {ended.code}, {ended.said}"
+
+
 if __name__ == "__main__":
     trials, rng = int(sys.argv[1]), random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
         whole = interrupt(None, Path(name)).seconds
-        while sum(outcomes.values()) - outcomes["had ended"] < trials:
+        while (done := outcomes["right"] + outcomes["wrong"]) < trials:
+            folder = Path(name, f"{sum(outcomes.values())}")
+            folder.mkdir()
             moment = FIRST + 1.05 * whole * rng.random()
-            ended = interrupt(moment, Path(name), *RUN, "--fresh", "--out", name)
-            bad = fault(ended) if ended.seconds > moment else "had ended"
-            if bad not in (None, "had ended"):
+            ended = interrupt(moment, folder, *RUN, "--out", str(folder))
+            if ended.seconds <= moment:
+                outcomes["had ended"] += 1
+                continue
+            bad = fault(ended)
+            if bad is None and done % 10 == 0:
+                bad = resumed_fault(folder)
+                outcomes["resumed"] += 1
+            if bad is not None:
                 print(f"{moment:.3f} of {whole:.1f} s: {bad}", flush=True)
-            outcomes["right" if bad is None else bad if bad == "had ended" else "wrong"] += 1
-            if (outcomes["right"] + outcomes["wrong"]) % 20 == 0 and bad != "had ended":
+            outcomes["right" if bad is None else "wrong"] += 1
+            if done % 20 == 19:
                 print(dict(outcomes), flush=True)
     print(dict(outcomes))
