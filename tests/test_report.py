@@ -212,6 +212,17 @@ def test_a_column_without_any_value_is_left_out():
     assert "peak_memory_mb" in [c.key for c in columns([row(peak_memory_mb=5.0)])]
 
 
+def test_a_robust_speedup_that_differs_from_the_wall_clock_s_is_in_every_table():
+    quiet, disturbed = row("x", "x", 2.0, robust_speedup=2.08), row("y", "y", 1.4, robust_speedup=2.0)
+    for view in ("full", "tex", "terminal"):
+        found = {c.key: c for c in columns([quiet, disturbed], view)}
+        assert [found["robust_speedup"].value(x) for x in (quiet, disturbed)] == ["2.08×", "2.00×"]
+    assert "robust_speedup" not in [c.key for c in columns([quiet], "terminal")]
+    console = Console(record=True, width=80, file=io.StringIO())
+    console.print(terminal_table([row(), quiet, disturbed], 80))
+    assert "robust\N{NO-BREAK SPACE}↑" in console.export_text()
+
+
 def test_rows_of_batches_have_images_per_second_in_every_table():
     timed = row_of(flat(images_per_s=0.5))
     batched = row_of(flat(speedup=None, latency_s=None, images_per_s=4.0))

@@ -110,13 +110,13 @@ def _facts(runs: list[Run]) -> dict[str, str]:
 
 def results_table(rows: list[ReportRow]) -> Table:
     """All columns; those that a terminal has no room for are folded."""
-    shown = columns(rows)
+    shown, compact = columns(rows), columns(rows, "terminal")
     lines = [
         [Cell(c.value(row), (c.figure(row).value if c.numeric else None), c.bounds(row)) for c in shown] for row in rows
     ]
     lines = [[cell._replace(value="") if c.numeric and cell.value is None else cell for c, cell in zip(shown, line)]
              for line in lines]  # fmt: skip
-    folded = frozenset(i for i, c in enumerate(shown) if "terminal" not in c.views and c.key != "lossless")
+    folded = frozenset(i for i, c in enumerate(shown) if c not in compact and c.key != "lossless")
     dispensable = frozenset(i for i, c in enumerate(shown) if c.key in ("lossless", "step_compression", "tree_depth"))
     return Table([(c.title + c.arrow, c.help, not c.numeric) for c in shown], lines, folded, dispensable)
 
