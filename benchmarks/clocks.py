@@ -55,7 +55,7 @@ def main() -> None:
             change = other.value(key) / row.value(key) - 1
             print(f"| {row.label} | {name} | {cell(row, key)} | {cell(other, key)} | {change:+.1%} |")
     for where, summary in zip(("alone", "beside busy loops"), found, strict=True):
-        said = [note.text for note in summary.told() if "clock was disturbed" in note.text]
+        said = [note.text for note in summary.all_notes() if "clock was disturbed" in note.text]
         print(f"\n{where}: {said[0] if said else 'no note about the clock'}")
 
 

@@ -25,9 +25,9 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.cached_stack import CachedStack, Lengths, causal
 from lanternbench.models.catalogue import load_target
+from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.family import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
-from lanternbench.models.llamagen.model import LlamaGen
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
 from lanternbench.prompts import load
@@ -46,7 +46,7 @@ Rows = list[dict[str, Any]]
 
 
 @torch.inference_mode()
-def forwards(model: LlamaGen, cases: list[tuple[int, int]], repeats: int = 15) -> list[float]:
+def forwards(model: ImageDecoder, cases: list[tuple[int, int]], repeats: int = 15) -> list[float]:
     """Median milliseconds of a guided forward per (nodes, cached length), timed in turns."""
     rows, width = 2, max(n + base for n, base in cases)
     like = torch.zeros(rows, 1, model.config.decoder.dim)
@@ -71,7 +71,7 @@ def published(shape: dict[str, Any], grid: int = 16) -> Target:
     )
 
 
-def against_nodes(models: dict[str, LlamaGen]) -> Rows:
+def against_nodes(models: dict[str, ImageDecoder]) -> Rows:
     found = []
     for name, model in models.items():
         ms = forwards(model, [(n, 128) for n in NODES])
@@ -79,14 +79,14 @@ def against_nodes(models: dict[str, LlamaGen]) -> Rows:
     return found
 
 
-def against_length(model: LlamaGen) -> Rows:
+def against_length(model: ImageDecoder) -> Rows:
     ms = forwards(model, [(1, n) for n in LENGTHS])
     return [
         {"cached tokens": n, "ms": round(t, 1), "ratio": f"{t / ms[0]:.2f}×"} for n, t in zip(LENGTHS, ms, strict=True)
     ]
 
 
-def against_size(models: dict[str, LlamaGen], limit: float) -> Rows:
+def against_size(models: dict[str, ImageDecoder], limit: float) -> Rows:
     found = []
     for name, model in models.items():
         ms, weights = forwards(model, [(1, 128)])[0], profile.read_bytes(model)

@@ -61,7 +61,7 @@ def resume(path: Path) -> None:
 
     with RunFolder.open(path.parent, path.name, {"seed": 0}) as run:
         run.done()
-        run.finish(summarise(run.samples(), run.run))
+        run.finish(summarise(run.figures, run.run))
 
 
 def report(path: Path) -> None:

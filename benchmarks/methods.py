@@ -21,6 +21,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 
 from lanternbench.analysis.summaries import Row, read_summary
 from lanternbench.experiment import read_run
@@ -67,10 +68,10 @@ def about(run: Path) -> str:
     )
 
 
-def spread(points: list[Row], key: str) -> list[list[float]]:
-    """Distances from each value down and up to the ends of its interval."""
-    found = [row.figure(key) for row in points]
-    return [[f.value - f.lo for f in found], [f.hi - f.value for f in found]]
+def spread(points: list[Row], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """The values [n], and the distances from each down and up to the ends of its interval [2, n]."""
+    value, lo, hi = np.array([row.figure(key)[:3] for row in points], float).T
+    return value, np.stack([value - lo, hi - value])
 
 
 def points(rows: list[Row]) -> list[str]:
@@ -91,10 +92,9 @@ def curves(run: Path, path: Path) -> list[str]:
             found.setdefault(row.method, []).append(row)
     figure, axes = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
     for method, line in found.items():
-        line.sort(key=lambda r: r.value("accept_len"))
-        x, y = ([r.value(key) for r in line] for key in ("accept_len", "fidelity_loss"))
-        bars = dict(xerr=spread(line, "accept_len"), yerr=spread(line, "fidelity_loss"))
-        axes.errorbar(x, y, **bars, marker="o", markersize=4, linewidth=1, capsize=2, label=method)
+        line.sort(key=lambda r: r.value("accept_len") or 0.0)
+        (x, xerr), (y, yerr) = (spread(line, key) for key in ("accept_len", "fidelity_loss"))
+        axes.errorbar(x, y, yerr, xerr, marker="o", markersize=4, linewidth=1, capsize=2, label=method)
     axes.set_xlabel("τ, tokens per step")
     axes.set_ylabel("fidelity loss per token")
     axes.legend(frameon=False, fontsize=8)

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median, quantiles
 from time import process_time
+from typing import Any
 
 CAPTIONS = ["a large red star on the left on a noisy blue background", "a small green ring", "two dogs in the snow"]
 
@@ -40,12 +41,17 @@ def serve(target_name: str, steps: int) -> None:
         from lanternbench.methods.build import build
         from lanternbench.methods.method import method
 
-        limit = {"max_steps": steps}
+        limit = "max_steps"
     except ImportError:
-        from lanternbench.decoding.engine import build, generate
-        from lanternbench.decoding.presets import method
+        from lanternbench.decoding.engine import build, generate  # type: ignore[no-redef]
+        from lanternbench.decoding.presets import method  # type: ignore[no-redef]
 
-        limit = {"most_steps": steps}
+        limit = "most_steps"
+
+    def decode(decoder: Any, caption: str, seed: int, most: int) -> Any:
+        options: dict[str, Any] = {limit: most}
+        return generate(decoder, [caption], seed=seed, **options)[0]
+
     random = target_name != "tiny"
     target = load_with_drafter(target_name, None, "cpu", random)
     captions = CAPTIONS if not random else ["7", "207", "388"]
@@ -57,14 +63,13 @@ def serve(target_name: str, steps: int) -> None:
             preset, _, given = name.partition(":")
             chosen = {k: yaml.safe_load(v) for k, _, v in (part.partition("=") for part in given.split(",") if part)}
             decoders[name] = build(target, method(preset, **chosen), 1.0, None, 1.0, None, simulated)
-            generate(decoders[name], captions[:1], seed=0, **dict.fromkeys(limit, 8))
+            decode(decoders[name], captions[0], 0, 8)
         if seed is None:
-            decode = partial(generate, decoders[name], captions[:1])
-            few, many = (counted(partial(decode, **dict.fromkeys(limit, n))) for n in (8, 24))
+            few, many = (counted(partial(decode, decoders[name], captions[0], 0, n)) for n in (8, 24))
             print(json.dumps([(b - a) / 16 for a, b in zip(few, many, strict=True)]), flush=True)
             continue
         begun = process_time()
-        (made,) = generate(decoders[name], [captions[seed % 3]], seed=seed, **limit)
+        made = decode(decoders[name], captions[seed % 3], seed, steps)
         spent = process_time() - begun
         print(json.dumps([spent / made.steps, made.steps, made.tokens.tolist() if steps >= 1000 else []]), flush=True)
 

@@ -16,6 +16,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 
 from lanternbench import load_run
 from lanternbench.analysis.statistics import Estimate, bootstrap_mean
@@ -65,9 +66,8 @@ def plot(found: Counted) -> None:
     figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
     for (name, by_window), marker in zip(found.steps.items(), "os^vDP*X", strict=False):
         windows = sorted(by_window)
-        values = [by_window[w] for w in windows]
-        error = [[e.value - e.lo for e in values], [e.hi - e.value for e in values]]
-        axes.errorbar(windows, [e.value for e in values], error, marker=marker, label=name, capsize=2)
+        value, lo, hi = (np.array([by_window[w][part] for w in windows], float) for part in range(3))
+        axes.errorbar(windows, value, [value - lo, hi - value], marker=marker, label=name, capsize=2)
     axes.set_xscale("log", base=2)
     axes.set_xticks(windows, map(str, windows))
     axes.set_xlabel("window: drafted positions per step")

@@ -32,10 +32,10 @@ def plain_seconds(
         num_key_value_heads=shape.kv_heads,
         intermediate_size=shape.hidden,
         max_position_embeddings=prompt + steps + 8,
-        attn_implementation="sdpa",
+        attn_implementation="sdpa",  # type: ignore[call-arg]
     )
     with torch.device(device):
-        model = LlamaForCausalLM(config).to(dtype).eval()
+        model = LlamaForCausalLM(config).to(dtype).eval()  # type: ignore[arg-type]
     cache = StaticCache(config=config, max_cache_len=prompt + steps + 8)
     embedded = torch.randn(2, prompt, shape.dim, device=device, dtype=dtype)
     logits = model(inputs_embeds=embedded, past_key_values=cache, use_cache=True).logits[:, -1]
