@@ -60,23 +60,21 @@ class Encoder(NamedTuple):
 
     def images(self, images: list[Image.Image]) -> Tensor:
         """-> unit embeddings [B, D]."""
-        return _unit(self.model.encode_image, self.prepare, images, self.device)
+        return self._unit(self.model.encode_image, self.prepare(images))
 
     def captions(self, captions: list[str]) -> Tensor:
         """-> unit embeddings [B, D]."""
-        return _unit(self.model.encode_text, self.tokenize, captions, self.device)
+        return self._unit(self.model.encode_text, self.tokenize(captions))
+
+    def _unit(self, encode: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        import torch
+
+        with torch.inference_mode():
+            return torch.nn.functional.normalize(encode(inputs.to(self.device)), dim=-1)
 
     def cosine(self) -> ScoreFunction:
         """The cosine of image and caption, −1…1."""
         return lambda images, captions: (self.images(images) * self.captions(captions)).sum(-1)
-
-
-def _unit(encode: Callable[[Tensor], Tensor], prepare: Callable[[Any], Tensor], given: Any, device: str) -> Tensor:
-    """Unit embeddings [B, D] of what is given."""
-    import torch
-
-    with torch.inference_mode():
-        return torch.nn.functional.normalize(encode(prepare(given).to(device)), dim=-1)
 
 
 @cache

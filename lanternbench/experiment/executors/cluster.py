@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -29,8 +28,13 @@ class WorkerPlan(NamedTuple):
     threads: int  # of each
 
     @property
+    def resource(self) -> tuple[str, int]:
+        """What a node must have for each: a GPU, or CPUs."""
+        return ("GPU", 1) if self.device == "cuda" else ("CPU", self.threads)
+
+    @property
     def needs(self) -> dict[str, int]:
-        """What Ray sets aside for each: a GPU, or CPUs."""
+        """The same as Ray's options of an actor."""
         return {"num_gpus": 1, "num_cpus": 0} if self.device == "cuda" else {"num_cpus": self.threads}
 
 
@@ -69,22 +73,21 @@ class Connection:
 class Room:
     """Whether some node of the cluster could hold a worker of this kind: else Ray waits for one without end."""
 
-    def __init__(self, needs: Mapping[str, int]) -> None:
-        self.needs = {name.removeprefix("num_").removesuffix("s").upper(): count for name, count in needs.items()}
+    def __init__(self, plan: WorkerPlan) -> None:
+        self.kind, self.count = plan.resource
         self.gone: float | None = None  # since when there is none
 
     def check(self) -> None:
         """Raises UserError when there has been no such node for some minutes: a cluster may get another."""
-        nodes = [node["Resources"] for node in ray().nodes() if node["Alive"]]
-        if any(all(node.get(name, 0) >= count for name, count in self.needs.items()) for node in nodes):
+        if any(node["Resources"].get(self.kind, 0) >= self.count for node in ray().nodes() if node["Alive"]):
             self.gone = None
             return
         self.gone = self.gone or time.monotonic()
         if time.monotonic() > self.gone + NEW_NODE:
-            wanted = " and ".join(f"{count} {name}(s)" for name, count in self.needs.items() if count)
             raise UserError(
-                f"no node that is left in the Ray cluster has {wanted} for a worker: what is finished is kept, and the "
-                "same command continues when the cluster has such a node again, or with --executor local"
+                f"no node that is left in the Ray cluster has {self.count} {self.kind}(s) for a worker: what is "
+                "finished is kept, and the same command continues when the cluster has such a node again, or with "
+                "--executor local"
             )
 
 

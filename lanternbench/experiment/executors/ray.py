@@ -79,7 +79,7 @@ class RayExecutor:
         self._ours = cluster.connect(self.address, (self.workers or 1) * (self.threads or 1))
         self.connection = cluster.Connection()
         found = cluster.divide(device, self.workers, self.threads)
-        self.device, count, self.room = found.device, min(found.workers, units), cluster.Room(found.needs)
+        self.device, count, self.room = found.device, min(found.workers, units), cluster.Room(found)
         remote = self._ray.remote(**found.needs)(RayWorker)
         self._start_worker = lambda: remote.remote(config, found.device, found.threads, Path.cwd())
         self.pool = [self._start_worker() for _ in range(count)]
@@ -163,7 +163,7 @@ class RayExecutor:
             waited = True
 
     def _get(self, call: Any) -> Any:
-        """What a worker answers.  Raises its own errors, Lost without a worker, UserError without a cluster."""
+        """What a worker answers.  Raises its own errors, WorkerLost without one, UserError without a cluster."""
         self.connection.check()
         try:
             return self._ray.get(call)
