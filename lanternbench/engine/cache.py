@@ -32,6 +32,7 @@ class DecoderCache:
         beyond = rope[-1:].expand(max(0, layout.capacity + 1 - len(rope)), -1)  # drafts past the image need one too
         self.rope = torch.cat([rope, beyond])[:, None]
         self.pads: Tensor | None = None  # additive [R, 1, 1, capacity]
+        self.row_end: Tensor | None = None  # [dim] its embedding of a row end, where the target writes them
         shape = (config.n_layer, rows, 2 * config.kv_heads, layout.capacity, config.head_dim)
         self._hold(torch.zeros(shape, dtype=like.dtype, device=like.device))
 
@@ -137,14 +138,16 @@ def open_cache(
     prefix: Prefix,
     step_slots: int,
     *,
+    row_end: Callable[[Tensor], Tensor],
     borrowed: tuple[DecoderConfig, Tensor] | None = None,
     lag: int = 0,
     aux_layers: tuple[int, ...] = (),
 ) -> DecoderCache:
     """A cache of ``net``, the target's decoder or a drafter's; ``step_slots``: slots that a step fills at most.
 
-    ``borrowed``: shape and rotary table where ``net`` has none of its own; ``lag``: by how much its slots are below
-    positions; ``aux_layers``: see ``transformer.Stack``.
+    ``row_end``: its embedding of prompt ids, of which a row end is one; ``borrowed``: shape and rotary table where
+    ``net`` has none of its own; ``lag``: by how much its slots are below positions; ``aux_layers``: see
+    ``transformer.Stack``.
     """
     rows, positions = prefix.valid.shape
     width, graphs = target.row_width, target.graphs
@@ -158,10 +161,13 @@ def open_cache(
     layout = raster(target.length, width, positions - lag, lag, beyond, capacity, like.device)
     run = (lambda *given: net(*given, aux_layers)) if aux_layers else net
     if graphs is None:
-        return DecoderCache(run, config, layout, rows, rope, like)
-    if key not in graphs.caches:
-        graphs.caches[key] = DecoderCache(run, config, layout, rows, rope, like)
-    graphs.caches[key].reset()
-    cache = copy(graphs.caches[key])  # of the same memory
-    cache.net, cache.layout = run, layout
+        cache = DecoderCache(run, config, layout, rows, rope, like)
+    else:
+        if key not in graphs.caches:
+            graphs.caches[key] = DecoderCache(run, config, layout, rows, rope, like)
+        graphs.caches[key].reset()
+        cache = copy(graphs.caches[key])  # of the same memory
+        cache.net, cache.layout = run, layout
+    if target.row_end is not None:
+        cache.row_end = row_end(torch.tensor(target.row_end, device=like.device))
     return cache

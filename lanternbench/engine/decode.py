@@ -143,7 +143,7 @@ def _generate(
 
 def start(decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool) -> DecodeState:
     """The state after prefill and first token."""
-    target, proposer = decoder.target, decoder.proposer
+    target, proposer, model = decoder.target, decoder.proposer, decoder.target.model
     prefix, aux_layers = target.prefix(captions, decoder.guidance), proposer.aux_layers
     step_slots = max(proposer.nodes, proposer.max_step_slots)
     state = DecodeState(
@@ -152,12 +152,13 @@ def start(decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], tr
         decoder.guidance,
         seeds,
         prefix,
-        open_cache(target, target.model, prefix, step_slots, aux_layers=aux_layers),
+        open_cache(
+            target, model, prefix, step_slots, row_end=lambda ids: model.prompt_embeddings(ids), aux_layers=aux_layers
+        ),
         row_uniforms(seeds, target.length, proposer.nodes + proposer.uniforms, target.device),
         proposer.nodes,
         step_slots,
         Clock(target.device),
-        target.row_end_embedding(lambda ids: target.model.prompt_embeddings(ids)),
         aux_layers=aux_layers,
     )
     if trace:

@@ -79,7 +79,6 @@ class DecodeState:
     max_nodes: int
     max_step_slots: int  # cache slots that a step fills after the committed prefix
     clock: Clock
-    row_end: Tensor | None = None  # [dim] what the target reads after each row, if it reads anything
     trace: Trace | None = None
     aux_layers: tuple[int, ...] = ()  # see ``Proposer``
     now: Progress = field(init=False)
@@ -203,9 +202,9 @@ def forward(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor]:
     cache, tree, length = state.cache, draft.tree, state.now.length
     x = cache.all_rows(state.target.model.tok_embeddings(draft.tokens))
     if cache.layout.any_row_end(length, tree.max_depth):
-        assert state.row_end is not None
+        assert cache.row_end is not None
         follows = row_ends.tree_row_ends(cache.layout, length, tree)
-        x = torch.cat([x, state.row_end.expand_as(x)], 1)
+        x = torch.cat([x, cache.row_end.expand_as(x)], 1)
         node, after = cache.forward(x, row_ends.tree_address(cache.layout, length, tree, follows)).chunk(2, 1)
         states = TreeStates(torch.where(cache.per_row(follows)[..., None], after, node), node)
     else:

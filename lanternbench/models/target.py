@@ -109,10 +109,6 @@ class Target:
         """Image tokens and the row ends between them, and one after the last."""
         return self.length + (self.length // self.row_width if self.row_width else 0)
 
-    def row_end_embedding(self, embed: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """[dim] what a decoder reads at a row end; ``embed``: its table of prompt ids.  None where there are none."""
-        return None if self.row_end is None else embed(torch.tensor(self.row_end, device=self.device))
-
     @property
     def vocab(self) -> int:
         return self.model.config.vocab_size

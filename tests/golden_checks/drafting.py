@@ -73,7 +73,7 @@ class Recorded:
             length=length,
             image_slots=length,
             row_width=0,
-            row_end_embedding=lambda table: None,
+            row_end=None,
             graphs=None,
         )
         self.state: Any = SimpleNamespace(

@@ -94,7 +94,6 @@ class DraftedTree(Proposer):
 
 class CachedState(NamedTuple):
     cache: DecoderCache
-    row_end: Tensor | None = None  # [dim] the embedding of a row end, where the target writes them
 
 
 class Cursor(NamedTuple):
@@ -132,20 +131,20 @@ class CachedDrafter(Drafter):
         state.clock.tick("other")
         cache, last, length = own.cache, state.now.last, state.now.length
         x = self.read(cache.all_rows(self.embed(last.tokens)), self.target_states(last.hidden))
-        if own.row_end is None:
+        if cache.row_end is None:
             at = append_address(cache.layout, length, last.advance, x.shape[1])
             cursor = Cursor(cache.forward_last(x, at, last.advance))
         else:
             before = last.before
-            ends = None if before is None else partial(self.row_end, own, self.target_states(before))
-            states, groups = row_ends.append(cache, x, ends, partial(self.row_end, own), length, last.advance)
+            ends = None if before is None else partial(self.row_end, cache, self.target_states(before))
+            states, groups = row_ends.append(cache, x, ends, partial(self.row_end, cache), length, last.advance)
             cursor = Cursor(states, groups=groups)
         return self._logits(state, cursor.states[:, 0]), cursor
 
-    def row_end(self, own: CachedState, states: Tensor | None, like: Tensor) -> Tensor:
+    def row_end(self, cache: DecoderCache, states: Tensor | None, like: Tensor) -> Tensor:
         """The inputs of row ends, of the shape of ``like``, after tokens with these states."""
-        assert own.row_end is not None
-        return self.read(own.row_end.expand_as(like), states)
+        assert cache.row_end is not None
+        return self.read(cache.row_end.expand_as(like), states)
 
     def expand(
         self, state: DecodeState, own: CachedState, cursor: Cursor, tokens: Tensor, parent: Tensor | None,
@@ -155,11 +154,13 @@ class CachedDrafter(Drafter):
         cache, m, length = own.cache, tokens.shape[1], state.now.length
         before = parent_states(cache, cursor.states, parent, m, depth)
         x = self.read(cache.all_rows(self.embed(tokens)), before)
-        if own.row_end is None:
+        if cache.row_end is None:
             states = cache.forward(x, level_address(cache.layout, length, cursor.slots, m, depth, visible))
             cursor = Cursor(states, cursor.slots + m)
         else:
-            states, groups = row_ends.level(cache, x, cursor.groups, visible, depth, partial(self.row_end, own), length)
+            states, groups = row_ends.level(
+                cache, x, cursor.groups, visible, depth, partial(self.row_end, cache), length
+            )
             cursor = Cursor(states, groups=groups)
         return self._logits(state, cursor.states), cursor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -25,11 +26,12 @@ class EagleDrafter(CachedDrafter):
     def init(self, state: DecodeState, max_nodes: int) -> CachedState:
         prefix, hidden, net = state.prefix, state.prefix_states, self.net
         assert hidden is not None
-        cache = open_cache(state.target, net, prefix, max_nodes, borrowed=(net.config, self.lm.rope), lag=1)
+        embed_ids, borrowed = partial(net.embed_prompt, model=self.lm), (net.config, self.lm.rope)
+        cache = open_cache(state.target, net, prefix, max_nodes, row_end=embed_ids, borrowed=borrowed, lag=1)
         if hidden.shape[1] > 1:  # entry t: the state of position t, with what stands for token t + 1 and its position
             x = net.fuse(net.embed_prompt(prefix.ahead_ids, self.lm), net.read(hidden[:, :-1]))
             cache.prefill(x, prefix_address(prefix.seen, 1), prefix.seen)
-        return CachedState(cache, state.target.row_end_embedding(lambda ids: net.embed_prompt(ids, self.lm)))
+        return CachedState(cache)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.net.embed(tokens, self.lm)

@@ -18,9 +18,9 @@ from lanternbench.registry import register
 class ModelDrafter(CachedDrafter):
     def init(self, state: DecodeState, max_nodes: int) -> CachedState:
         prefix, net = state.prefix, self.net
-        cache = open_cache(state.target, net, prefix, max_nodes)
+        cache = open_cache(state.target, net, prefix, max_nodes, row_end=lambda ids: net.prompt_embeddings(ids))
         cache.prefill(net.cls_embedding(prefix.features), prefix_address(prefix.valid), prefix.valid)
-        return CachedState(cache, state.target.row_end_embedding(lambda ids: net.prompt_embeddings(ids)))
+        return CachedState(cache)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.net.tok_embeddings(tokens)
