@@ -52,7 +52,7 @@ def forwards(model: ImageDecoder, cases: list[tuple[int, int]], repeats: int = 1
     rows, width = 2, max(n + base for n, base in cases)
     like = torch.zeros(rows, 1, model.config.decoder.dim)
     cache = DecoderCache(
-        model, model.config.decoder, raster(width, 0, 0, 0, 0, width, like.device), rows, model.rope, like
+        model, model.config.decoder, raster(width, 0, 0, 0, width, like.device), rows, model.rope, like
     )
     times: list[list[float]] = [[] for _ in cases]
     for _ in range(repeats):

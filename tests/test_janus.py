@@ -151,7 +151,7 @@ def test_cached_decoding_gives_the_states_of_one_pass(loaded):
     n = prefix.valid.shape[1]
     tokens = torch.randint(0, CODES, (1, 6))
     whole = model.teacher_forced(prefix.embeddings, prefix.valid, tokens)
-    layout = raster(8, 0, n, 0, 0, n + 8, prefix.embeddings.device)
+    layout = raster(8, 0, n, 0, n + 8, prefix.embeddings.device)
     cache = DecoderCache(model, model.config.decoder, layout, 1, model.rope, prefix.embeddings)
     x = torch.cat([prefix.embeddings, model.tok_embeddings(tokens[:, :-1])], 1)
     made = [cache.prefill(x[:, :n], prefix_address(prefix.valid), prefix.valid)[:, -1:]]

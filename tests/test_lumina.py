@@ -140,6 +140,21 @@ def test_recorded_forwards_give_the_tokens_of_eager_ones_across_row_ends(lumina,
         assert made.accept_lengths == want.accept_lengths
 
 
+@pytest.mark.parametrize("name", ["ar", "eagle-1", "sd", "sjd"])
+def test_one_recording_serves_prompts_of_every_length(lumina, name):
+    """The slots of image tokens depend on the prompt's length, and a recording must not keep those of the first."""
+    decoder = build(replace(lumina, graphs=Graphs(frozen)), method(name), 1.0)
+    lengths, recordings = set(), []
+    for caption in ("red", "a much longer caption", "red"):
+        (want,) = decoded(lumina, name, [caption], 1.0)
+        (made,) = engine.generate(decoder, [caption])
+        assert torch.equal(made.tokens, want.tokens)
+        lengths.add(lumina.prefix([caption], GUIDANCE).valid.shape[1])
+        recordings.append(len(decoder.recordings.made))
+    assert len(lengths) == 2
+    assert recordings[0] == recordings[-1]
+
+
 @pytest.mark.parametrize("name", ["ar", *DRAFTING, "cool-sd"])
 def test_recorded_batches_give_the_tokens_of_their_prompts_alone_across_row_ends(lumina, name):
     """To the end, when one prompt is finished and its rows are computed all the same."""
@@ -216,7 +231,7 @@ def drafted(target: Target, whole: Chameleon, caption: str, tokens: Tensor, begu
     net, logits = target.drafters["eagle"], []
     for ids in written(target, caption, tokens):
         start = len(ids) - (SIDE * (SIDE + 1) - 1)
-        root = start + raster(SIDE * SIDE, SIDE, 0, 0, 0, 0, torch.device("cpu")).slots[begun]
+        root = start + raster(SIDE * SIDE, SIDE, 0, 0, 99, torch.device("cpu")).slots[begun]
         ahead, feature = whole.tok_embeddings(torch.tensor([ids]))[:, 1:], states(whole, ids)[:, :root]
         row = []
         for at in range(root, len(ids)):
@@ -258,9 +273,9 @@ def test_the_catalogue_knows_the_three_sizes():
 @pytest.mark.parametrize(("width", "height"), [(6, 4), (2, 2)])
 def test_slots_are_the_places_in_the_image_as_written(width, height):
     rule, length = lumina_rule(VOCAB, width * 16, height * 16), width * height
-    layout = raster(length, width, 0, 0, 3, 99, torch.device("cpu"))
+    layout = raster(length, width, 0, 0, 99, torch.device("cpu"))
     assert list(layout.slots[1 : length + 1]) == rule.drawn().tolist() == layout.slot_of[1 : length + 1].tolist()
-    assert raster(length, width, 5, 0, 3, 99, torch.device("cpu")).slots == tuple(s + 5 for s in layout.slots)
+    assert raster(length, width, 5, 0, 99, torch.device("cpu")).slots == tuple(s + 5 for s in layout.slots)
     row_ends = [n for n in range(rule.length) if rule.forced(n) == ROW_END]
     after = [layout.slots[n] + 1 for n in range(length + 1) if layout.row_end_after[n]]
     assert after == row_ends[:-1]  # nothing is drawn after the last
@@ -271,8 +286,8 @@ def test_slots_are_the_places_in_the_image_as_written(width, height):
 
 
 def test_without_row_ends_a_slot_is_the_token_s_number():
-    layout = raster(12, 0, 5, 0, 3, 99, torch.device("cpu"))
-    assert layout.slots == tuple(range(4, 20))
+    layout = raster(12, 0, 5, 0, 99, torch.device("cpu"))
+    assert layout.slots[:16] == tuple(range(4, 20))
     assert not any(layout.row_end_after)
     assert not layout.any_row_end(Lengths.of(torch.tensor([12, 1]), (12, 1)), 12)
 

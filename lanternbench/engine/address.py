@@ -7,14 +7,14 @@ the function that returns it.  B prompts, b is 1 or B, N nodes, S cache slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.tree import Tree
+from lanternbench.engine.tree import MAX_DEPTH, Tree
 from lanternbench.models.decoder import prefix_mask
 
 
@@ -69,17 +69,18 @@ class Layout:
         return any(True in self.row_end_after[n : n + depth + 1] for n in lengths.host)
 
 
-@cache
-def raster(length: int, width: int, before: int, lag: int, beyond: int, capacity: int, device: torch.device) -> Layout:
+@lru_cache(maxsize=64)
+def raster(length: int, width: int, before: int, lag: int, capacity: int, device: torch.device) -> Layout:
     """``length`` image tokens after ``before`` slots; ``width``: tokens a row where row ends follow, else 0.
 
-    ``beyond``: drafted tokens past the image that need slots as well.
+    Tokens drafted past the image have slots as if it went on.
     """
-    count = length + beyond + 1
+    count = capacity + MAX_DEPTH + 1
     slots = tuple(before - 1 + n + ((n - 1) // width if width and n else 0) for n in range(count))
     ends = tuple(bool(width) and 0 < n < length and n % width == 0 for n in range(count))
-    on = {"device": device}
-    return Layout(slots, torch.tensor(slots, **on), ends, torch.tensor(ends, **on), length, capacity, lag, width)
+    tables = (torch.tensor(x, device=device) for x in (slots, ends))
+    slot_of, row_end_of = tables
+    return Layout(slots, slot_of, ends, row_end_of, length, capacity, lag, width)
 
 
 def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,9 +46,8 @@ class DecoderCache:
     def reset(self) -> None:
         """Empty it and hide no pads, in the memory that recordings read."""
         self.store.zero_()
-        if self.pads is None:
-            self.pads = torch.zeros(self.rows, 1, 1, self.layout.capacity, dtype=self.dtype, device=self.device)
-        self.pads.zero_()
+        if self.pads is not None:
+            self.pads.zero_()
 
     def forward(self, x: Tensor, at: Address, last: bool = False) -> Tensor:
         """x [R, n, dim] -> states [R, n, dim], or [R, 1, dim] of the ``last`` input alone."""
@@ -157,17 +157,18 @@ def open_cache(
         capacity = -(-capacity // CAPACITY) * CAPACITY
     like, key = prefix.embeddings, (id(net), rows, capacity, prefix.embeddings.dtype)
     config, rope = borrowed or (net.config.decoder, net.position_table)
-    beyond = step_slots + 64  # a finished prompt is drafted on past its image
-    layout = raster(target.length, width, positions - lag, lag, beyond, capacity, like.device)
+    layout = raster(target.length, width, positions - lag, lag, capacity, like.device)
     run = (lambda *given: net(*given, aux_layers)) if aux_layers else net
     if graphs is None:
         cache = DecoderCache(run, config, layout, rows, rope, like)
-    else:
+    else:  # recordings have addresses of memory: caches of one size share it, whatever the length of their prompts
         if key not in graphs.caches:
-            graphs.caches[key] = DecoderCache(run, config, layout, rows, rope, like)
-        graphs.caches[key].reset()
-        cache = copy(graphs.caches[key])  # of the same memory
-        cache.net, cache.layout = run, layout
+            own = replace(layout, slot_of=layout.slot_of.clone())
+            made = graphs.caches[key] = DecoderCache(run, config, own, rows, rope, like)
+            made.pads = torch.zeros(rows, 1, 1, capacity, dtype=like.dtype, device=like.device)
+        cache = copy(graphs.caches[key])
+        cache.net, cache.layout = run, replace(layout, slot_of=cache.layout.slot_of.copy_(layout.slot_of))
+        cache.reset()
     if target.row_end is not None:
         cache.row_end = row_end(torch.tensor(target.row_end, device=like.device))
     return cache

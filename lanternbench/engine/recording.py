@@ -40,7 +40,7 @@ class Recordings:
         shape = (
             name,
             bucket,
-            state.cache.layout,  # another capacity means another cache, another prompt length other slots
+            state.cache.layout.capacity,  # another means another cache
             *(x.shape if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | int)),
         )
         span, *longer = state.spans()

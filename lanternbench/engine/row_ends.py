@@ -133,7 +133,7 @@ def append(
         start = lengths.device - new.device
         base = layout.slot_of[start] + 1
         slot = base[:, None] + torch.arange(n, device=x.device)
-        token, is_end = token_in(slot - layout.slots[1], layout.width)
+        token, is_end = token_in(slot - layout.slot_of[1], layout.width)
         index = (token - start[:, None]).clamp(0, x.shape[1] - 1)
         ends = cache.states_at(before(x), index)
         x = torch.where(cache.per_row(is_end)[..., None], ends, cache.states_at(x, index))

@@ -224,10 +224,10 @@ class TableCache(DecoderCache):
     Which slots these are, and in which order they are read, is what an address says of them.
     """
 
-    def __init__(self, tables: Tables, memory: Tensor, nodes: int):
-        """memory [R, slots]: the tokens in the cache; ``nodes``: of a tree at most."""
+    def __init__(self, tables: Tables, memory: Tensor):
+        """memory [R, slots]: the tokens in the cache."""
         self.tables, self.dtype, self.device, self.pads = tables, memory.dtype, memory.device, None
-        self.layout = raster(tables.length, 0, 0, 0, nodes + 1, memory.shape[1], memory.device)
+        self.layout = raster(tables.length, 0, 0, 0, memory.shape[1], memory.device)
         self._hold(memory[None, :, None, :, None].clone())
 
     @property
@@ -274,7 +274,7 @@ def table_state(
     """
     batch, device = len(tokens), tokens.device
     prefix: Any = None
-    cache = TableCache(tables, memory.transpose(0, 1).flatten(0, 1), nodes)
+    cache = TableCache(tables, memory.transpose(0, 1).flatten(0, 1))
     state = DecodeState(
         table_target(tables), warp, tables.sampling.guidance, [0] * batch, prefix, cache, uniforms, nodes, nodes,
         Clock(device),

@@ -72,7 +72,7 @@ def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, Te
     """Logits [B, L, V] with a cache, in pieces of recorded lengths, and layer 0's cache [2, B, heads, L, d]."""
     x = model.tok_embeddings(ids)
     rows, length, _ = x.shape
-    cache = DecoderCache(model, model.config.decoder, raster(length, 0, 0, 0, 0, length, x.device), rows, model.rope, x)
+    cache = DecoderCache(model, model.config.decoder, raster(length, 0, 0, 0, length, x.device), rows, model.rope, x)
     out, base = [], 0
     for n in (prefill, 1, 1, 3, length - prefill - 5):
         out.append(cache.forward(x[:, base : base + n], run_address(base, n, causal(n, x.device))))

@@ -50,7 +50,7 @@ class Anole:
         self.shift = torch.tensor([0, b["prompt"] - 2])  # the unconditional row's positions start later
         tree = len(vectors.meta["static_tree_choices"]) + b["top_k"] * (b["depth"] + 2)  # nodes that are expanded
         slots = hidden.shape[1] + tree
-        layout, rope = raster(slots, 0, 0, 0, 0, slots, hidden.device), rope_1d(slots, cfg.head_dim)
+        layout, rope = raster(slots, 0, 0, 0, slots, hidden.device), rope_1d(slots, cfg.head_dim)
         self.cache = DecoderCache(self.net, self.net.config, layout, 2, rope, hidden)
         self.length = self.drafted = 0
 

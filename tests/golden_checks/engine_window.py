@@ -33,8 +33,8 @@ Image = tuple[list[int], int]  # all tokens of a run after its prompt, and how m
 class StandInCache(TableCache):
     """A node's state is its logits after the tokens that it attends to."""
 
-    def __init__(self, model: StandIn, tables: Any, memory: Tensor, nodes: int):
-        super().__init__(tables, memory, nodes)
+    def __init__(self, model: StandIn, tables: Any, memory: Tensor):
+        super().__init__(tables, memory)
         self.model = model
 
     def forward(self, x: Tensor, at: Address, last: bool = False) -> Tensor:
@@ -59,7 +59,7 @@ def start(model: StandIn, made: Any, image: Image, nodes: int, uniforms: Tensor)
     memory = torch.zeros(1, made.length + nodes + 1)
     memory[0, : image[1] - 1] = tokens[0, : image[1] - 1].float()
     tables: Any = SimpleNamespace(length=made.length, vocab=model.vocab)
-    cache, one = StandInCache(model, tables, memory, nodes), (1,)
+    cache, one = StandInCache(model, tables, memory), (1,)
     prefix: Any = None
     state = DecodeState(made, Warp(), 1.0, [0], prefix, cache, uniforms, nodes, nodes, Clock(made.device))
     root = tokens[:, image[1] - 1]
