@@ -128,9 +128,9 @@ def append_address(layout: Layout, lengths: Lengths, new: Lengths, n: int) -> Ad
         base = layout.slots[lengths.shared - new.shared] + 1
         at = base + layout.lag
         return Address(slice(base, base + n), slice(at, at + n), _padded(visible, base), base + n)
-    base = layout.slot_of[lengths.device - new.device] + 1
-    positions = base[:, None] + torch.arange(layout.lag, layout.lag + n, device=base.device)
-    return entries_address(layout, lengths, base, 0, n, positions, visible)
+    after = layout.slot_of[lengths.device - new.device] + 1  # the slot after the tokens before
+    positions = after[:, None] + torch.arange(layout.lag, layout.lag + n, device=after.device)
+    return entries_address(layout, lengths, after, 0, n, positions, visible)
 
 
 def level_address(
@@ -144,9 +144,9 @@ def level_address(
         base = layout.slots[lengths.shared] + 1
         at, stop = layout.slots[lengths.shared + depth] + layout.lag + past, base + filled + m
         return Address(slice(base + filled, stop), slice(at, at + 1), _padded(visible, base), stop)
-    base = layout.slot_of[lengths.device] + 1
+    after = layout.slot_of[lengths.device] + 1
     positions = (layout.slot_of[lengths.device + depth] + (layout.lag + past))[:, None]
-    return entries_address(layout, lengths, base, filled, m, positions, visible)
+    return entries_address(layout, lengths, after, filled, m, positions, visible)
 
 
 def _padded(visible: Tensor | None, base: int) -> Tensor | None:
