@@ -33,7 +33,6 @@ class Proposer:
     uniforms: int = 0  # uniforms that a step uses besides those of verification
     update_uniforms: int = 0  # how many of these, counted from the end, ``update`` reads
     room: int  # maximum number of cache slots that a step fills after the committed prefix
-    samples: bool = True  # are children sampled from ``Draft.p``, or chosen?
     adapts: bool = False  # does a tree's size depend on what was accepted before?
     drafter: Drafter | None = None
     aux_layers: tuple[int, ...] = ()  # numbers of target layers after which it also reads hidden states
@@ -107,7 +106,6 @@ class TreeBuilder:
     max_depth: int
     width: int
     uniforms: int = 0
-    samples: bool = True
     adapts: bool = False
 
     def init(self, state: DecodeState) -> Any:
@@ -146,7 +144,7 @@ class DraftedTree(Proposer):
         self.drafter: Drafter = drafter
         self.tree, self.adapts = tree, tree.adapts
         self.nodes, self.max_depth, self.width = tree.nodes, tree.max_depth, tree.width
-        self.uniforms, self.samples, self.aux_layers = tree.uniforms, tree.samples, drafter.aux_layers
+        self.uniforms, self.aux_layers = tree.uniforms, drafter.aux_layers
         self.room = tree.nodes + tree.width * max(tree.max_depth, 1)  # a dynamic tree expands more nodes than it keeps
 
     def init(self, state: DecodeState) -> DraftedState:
