@@ -674,7 +674,12 @@ def test_the_carried_figures_are_the_published_ones():
 
 def test_one_sjd_on_one_target_stands_beside_every_paper_that_measured_it():
     """Rows that a paper quotes of another, or that were read from a secondary source, say so."""
-    setup = {"target": "lumina-mgpt-7b-768", "dataset": "parti", "temperature": 1.0, "hardware": "NVIDIA A100-SXM4-80GB"}
+    setup = {
+        "target": "lumina-mgpt-7b-768",
+        "dataset": "parti",
+        "temperature": 1.0,
+        "hardware": "NVIDIA A100-SXM4-80GB",
+    }
     beside = published_beside([row("sjd", "sjd", 1.9, **setup)])
     assert beside["speedup paper"].tolist()[0] == 2.2
     assert "second-hand" in beside["paper setup"][0]
