@@ -214,7 +214,7 @@ EXPECT = """
 """
 
 
-def filled(text: str, **figures: float) -> str:
+def filled(text: str, **figures: float | str) -> str:
     return textwrap.fill(" ".join(text.format(**figures).split()), 120, break_on_hyphens=False, break_long_words=False)
 
 

@@ -18,7 +18,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 Rows = Iterator[tuple[str, ...]]
 # in the order of a first reading; a command that is not here comes last
-ORDER = "run sweep report score compare predict tune profile verify methods targets fetch prompts doctor codebook".split()
+ORDER = (
+    *("run", "sweep", "report", "score", "compare", "predict", "tune", "profile", "verify"),
+    *("methods", "targets", "fetch", "prompts", "doctor", "codebook"),
+)
 # fields of the state that proposals, trees and rules may read, and what those are that the code gives no comment
 STATE = {
     "batch": "B, the prompts that are still decoded",
@@ -61,7 +64,9 @@ def commands() -> Rows:
     found: dict[str, tuple[str, str]] = {}
     for path in sorted((ROOT / "lanternbench" / "cli").glob("*_cmd.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            text = ast.get_docstring(node) or "" if isinstance(node, ast.FunctionDef) else ""
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            text = ast.get_docstring(node) or ""
             if example := re.search(r"^Example: lanternbench (.*)$", text, re.M):
                 name = path.stem.removesuffix("_cmd")
                 found[node.name if name != "train" else f"train {node.name}"] = (

@@ -106,8 +106,8 @@ class Tuning:
             best = max(tried, key=lambda r: r.robust_ratio.value or 0.0, default=None)
             seen = f" (the best of {len(tried)} gave {_ratio(best.robust_ratio)})" if best else ""
             return f"nothing beats the sizes that {self.config.method} has already{seen}: they are what is written"
-        tried, c = sum(r.name not in (OWN, BASELINE) for r in self.results), self.config
-        chosen_on = f"the best of {tried} on {c.num_prompts} prompts, {min(c.recorded, c.num_prompts)} of which also "
+        count, c = sum(r.name not in (OWN, BASELINE) for r in self.results), self.config
+        chosen_on = f"the best of {count} on {c.num_prompts} prompts, {min(c.recorded, c.num_prompts)} of which also "
         return (
             f"{found.label}: {_ratio(found.robust_ratio)} times the tokens per second of the method's own sizes, as "
             f"{chosen_on}chose them: run it on other prompts before you quote it"
