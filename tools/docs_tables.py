@@ -34,7 +34,11 @@ STATE = {
     "prefix_states": "",
     "now": "what changes from step to step, below",
 }
-SAID = {"result.q": "[B, N, V] the target's distribution at every node", "state.now.last.advance": "[B] how many"}
+SAID = {
+    "state.now.length": "committed image tokens: `.device` [B], `.host` the same as numbers, where the host knows them",
+    "state.now.last.advance": "how many of the new tokens count: `.device` [B], `.host`",
+    "result.q": "[B, N, V] the target's distribution at every node",
+}
 
 
 def methods() -> Rows:
@@ -46,7 +50,7 @@ def methods() -> Rows:
         if preset.__class__.__module__.startswith("lanternbench."):
             made, number = named(name), preset.paper.rpartition(" ")[2]
             paper = f"[{number}](https://arxiv.org/abs/{number})" if number else "–"
-            choices = ["–" if x == "none" else x for x in made.choices[:3]]
+            choices = ["–"] * 3 if made.choices.proposal == "none" else [*made.choices[:3]]
             choices[2] += f", {made.read['schedule']}" if "schedule" in made.read else ""
             yield f"`{name}`", *choices, "yes" if made.lossless else "no", paper
 
