@@ -23,3 +23,11 @@ def test_links_between_documents_lead_somewhere():
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for link in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text(encoding="utf-8")):
             assert (path.parent / link).exists(), f"{path.name}: {link}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_a_document_begins_with_its_answer_in_at_most_five_lines(path):
+    title, answer, *_ = path.read_text(encoding="utf-8").split("\n\n")
+    assert title.startswith("# ")
+    assert not answer.startswith(("#", "|", "```", "- ", "!"))
+    assert len(answer.splitlines()) <= 5
