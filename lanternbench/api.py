@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from html import escape
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from PIL import Image
@@ -16,14 +17,38 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method as make_method
 from lanternbench.models.target import Target
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Stats(Generation):
+    """What decoding an image took; prints as one line."""
+
+    def __repr__(self) -> str:
+        drawn = sum(self.accept_lengths)  # the first token is the prefill's
+        tau = f", τ = {drawn / self.steps:.2f}" if self.steps else ""
+        return f"{1 + drawn} tokens in {self.steps} steps{tau}, decoded in {self.decode_s:.2f} s"
+
 
 @dataclass(frozen=True)
 class Result:
-    """``tokens`` [L], the ``image``, and ``stats``: what it took."""
+    """``tokens`` [L], the ``image``, and ``stats``: what it took.  A notebook shows image and statistics."""
 
     tokens: Tensor
     image: Image.Image
-    stats: Generation
+    stats: Stats
+    grid: tuple[int, int]  # rows and columns of tokens
+
+    def _repr_html_(self) -> str:
+        from lanternbench.report.maps import data_uri
+
+        return f'<img src="{data_uri(self.image, "PNG")}"><br>{escape(repr(self.stats))}'
+
+    def plot(self) -> Figure:
+        """The image beside a map of the accepted lengths: each token in the colour of the step that committed it."""
+        from lanternbench.report.maps import image_and_map
+
+        return image_and_map(self.image, [1, *self.stats.accept_lengths], self.grid)
 
 
 @dataclass(frozen=True)
@@ -63,5 +88,6 @@ class Model:
         decoder = build(self.target, make_method(method, **options), temperature, top_k, top_p, guidance)
         made = generate(decoder, [prompt] if isinstance(prompt, str) else list(prompt), seed=seed, trace=trace)
         images = self.target.images(torch.stack([one.tokens for one in made]))
-        results = [Result(one.tokens, image, one) for one, image in zip(made, images, strict=True)]
+        grid = self.target.grid
+        results = [Result(o.tokens, image, Stats(**vars(o)), grid) for o, image in zip(made, images, strict=True)]
         return results[0] if isinstance(prompt, str) else results

@@ -106,3 +106,53 @@ def test_verify_judges_ours_by_enumeration(installed, tmp_path):
         "tables: exact distribution", "tables: fidelity loss of a lossless method", "tables: its other forms",
         "large tables, published sizes: token ranks", "tables: greedy identity",
     }  # fmt: skip
+
+
+RELAXED = {"annealed": {"lam": 2.0}, "lantern++": {"lam": 3.0}, "lantern": {"delta": 0.2}, "exact": {}}
+
+
+def in_python(env: dict[str, str], code: str, cwd: Path) -> dict:
+    """The JSON document that ``code`` prints in the environment of ours."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_proposal_of_ours_reports_the_loss_of_a_relaxed_rule(installed, tmp_path):
+    """Its children are chosen, as its drafts have no p, whatever the class says."""
+    code = (
+        "import json, lanternbench, torch\n"
+        "from lanternbench.analysis.fidelity import decode_loss\n"
+        "from lanternbench.engine.decode import generate\n"
+        "from lanternbench.methods.build import build\n"
+        "from lanternbench.methods.method import method\n"
+        "target, out = lanternbench.load('tiny', device='cpu').target, {}\n"
+        f"for rule, options in {RELAXED}.items():\n"
+        "    decoder = build(target, method('lookup', acceptance=rule, **options))\n"
+        "    one = generate(decoder, ['a large red circle'], seed=42, trace=True)[0]\n"
+        "    out[rule] = float(decode_loss(decoder, one.trace, one.tokens[None])[0])\n"
+        "print(json.dumps(out))\n"
+    )
+    loss = in_python(installed, code, tmp_path)
+    assert loss.pop("exact") < 1e-5
+    assert min(loss.values()) > 0.02, loss
+
+
+def test_verify_judges_the_loss_that_a_run_reports(installed, tmp_path):
+    """A loss computed as if chosen children were sampled is 0, and verify says so."""
+    code = (
+        "import json\n"
+        "from lanternbench import lossless\n"
+        "from lanternbench.engine.trace import Trace\n"
+        "from lanternbench.methods.method import method\n"
+        "lossless.WORLDS = lossless.WORLDS[2:3]\n"
+        "class AsIfSampled(Trace):\n"
+        "    sampled = property(lambda self: (self.q.sum(-1) > -1), lambda self, value: None)\n"
+        "def passed():\n"
+        "    rows = lossless.verify_all([method('lookup', acceptance='annealed', lam=2.0)])\n"
+        "    return {row.check: row.passed for row in rows}['tables: within the bound']\n"
+        "right = passed()\n"
+        "lossless.exact.table_trace.__globals__['Trace'] = AsIfSampled\n"
+        "print(json.dumps({'right': right, 'as if sampled': passed()}))\n"
+    )
+    assert in_python(installed, code, tmp_path) == {"right": True, "as if sampled": False}

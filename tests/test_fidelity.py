@@ -100,7 +100,7 @@ def test_on_a_single_decision_of_a_chain_the_loss_is_the_total_variation(name, o
 
 def trace_of(q, p, children, tried, depth) -> Trace:
     trace = Trace(2, N // 2, V, W, q.device)
-    trace.q, trace.p = q.view(2, -1, V), p.view(2, -1, V)
+    trace.q, trace.p, trace.sampled = q.view(2, -1, V), p.view(2, -1, V), torch.ones(2, N // 2, dtype=torch.bool)
     trace.children, trace.tried, trace.depth = (t.view(2, N // 2, *t.shape[1:]) for t in (children, tried, depth))
     return trace
 
@@ -109,26 +109,27 @@ def trace_of(q, p, children, tried, depth) -> Trace:
 def test_the_loss_is_the_mean_over_tokens_and_the_total_their_sum_however_chunked(nodes, rule, monkeypatch):
     trace = trace_of(*nodes)
     trace.tried[:, 0] = 0  # token 0 was never drafted
-    one = fidelity.fidelity_loss(trace, rule, residuals.standard, True)
+    one = fidelity.fidelity_loss(trace, rule, residuals.standard)
     q, p, children, _, depth = nodes
     by_hand = fidelity.node_losses(q, p, children, trace.tried.flatten(), depth, rule, residuals.standard)
     assert torch.allclose(one, by_hand.sum(-1).view(2, -1).mean(1))
-    assert torch.allclose(fidelity.fidelity_loss(trace, rule, residuals.standard, True, total=True), one * N / 2)
+    assert torch.allclose(fidelity.fidelity_loss(trace, rule, residuals.standard, total=True), one * N / 2)
     monkeypatch.setattr(fidelity, "CHUNK", 50)
-    assert torch.allclose(fidelity.fidelity_loss(trace, rule, residuals.standard, True), one)
+    assert torch.allclose(fidelity.fidelity_loss(trace, rule, residuals.standard), one)
 
 
 def test_an_image_without_drafts_loses_nothing(nodes):
     trace = trace_of(*nodes)
     trace.tried.zero_()
-    assert fidelity.fidelity_loss(trace, RULES[0], residuals.optimal, True).tolist() == [0.0, 0.0]
+    assert fidelity.fidelity_loss(trace, RULES[0], residuals.optimal).tolist() == [0.0, 0.0]
 
 
 def test_float32_traces_of_lossless_methods_stay_below_the_noise(nodes):
     trace = trace_of(*nodes)
     trace.q, trace.p = trace.q.float(), trace.p.float()
     for sampled in (True, False):
-        assert fidelity.fidelity_loss(trace, ExactRule(), residuals.standard, sampled).max() < 1e-5
+        trace.sampled.fill_(sampled)
+        assert fidelity.fidelity_loss(trace, ExactRule(), residuals.standard).max() < 1e-5
 
 
 def test_greedy_loss_counts_tokens_that_are_not_the_argmax(nodes):

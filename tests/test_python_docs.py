@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -16,17 +15,20 @@ DOC = Path(__file__).parents[1] / "docs" / "python.md"
 RUN = Path(__file__).parent / "data" / "run_of_flat_figures"
 
 
-def test_every_block_of_the_page_runs(tmp_path, monkeypatch, capsys):
-    shutil.copytree(RUN, tmp_path / "results" / "demo")
+def test_every_block_of_the_page_runs_in_a_fresh_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(DOC.parents[1]))
     known: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 7
     for block in blocks:
         exec(compile(block, str(DOC), "exec"), known)
-    assert (tmp_path / "circle.png").is_file()
+    assert all((tmp_path / name).stat().st_size > 1000 for name in ("circle.png", "accepted.png", "pareto.pdf"))
+    out = capsys.readouterr().out
+    assert re.match(r"256 tokens in \d+ steps, τ = \d\.\d\d, decoded in \d+\.\d\d s\n", out)
+    assert "eagle-1" in known["run"]._repr_html_()
+    assert known["made"]._repr_html_().startswith('<img src="data:image/png;base64,')
     assert {path.name for path in (tmp_path / "report").iterdir()} >= {"table.md", "table.csv"}
-    assert "guidance" not in capsys.readouterr().err
 
 
 def test_the_frames_hold_what_the_folder_holds():
@@ -44,3 +46,8 @@ def test_no_such_run_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="there is no run 'nothing'"):
         lanternbench.load_run("nothing")
+
+
+def test_a_plot_of_a_figure_that_a_run_lacks_is_one_sentence():
+    with pytest.raises(UserError, match="no image-reward to plot: choose of fidelity_loss"):
+        lanternbench.load_run(RUN).plot("image-reward")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -37,12 +38,13 @@ from lanternbench.engine.state import StepResult
 from lanternbench.engine.tree import Draft, chain, parents
 from lanternbench.errors import UserError
 from lanternbench.experiment import sweep_file, tuning, worker
-from lanternbench.experiment.tuning_result import OWN, Result, Tune, best
+from lanternbench.experiment.tuning_result import OWN, Result, Tune, Tuning, best
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method, named
 from lanternbench.methods.proposals.sjd_pac import SjdPac
 from lanternbench.methods.trees.static import StaticBuilder
 from lanternbench.registry import components
+from lanternbench.report.tuning_plot import tuning_figure
 
 CAPTION = "a small red circle in the center on a plain blue background"
 P = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05, 0.0])
@@ -188,6 +190,31 @@ def test_every_drafting_method_has_a_search_and_others_are_refused():
 def result(name: str, ratio: float, low: float, loss: float | None = None) -> Result:
     found = Estimate(ratio, low, 2 * ratio - low)
     return Result(name, name, {}, None, 2.0, 10.0, 10.0, found, found, loss)
+
+
+def finished(step_s: float, best: str = OWN) -> Tuning:
+    """A search whose costs say ``step_s`` for a step that took 0.2 s when it was measured."""
+    expected = Candidate({}, Shape(3, 2), [0.6, 0.4], step_s)
+    found = [replace(result(name, 1.2, 1.1), expected=expected) for name in (OWN, "candidate-1", "candidate-2")]
+    cost = fit([Timed(Shape(1, 0), 9, 0.0, 1.0, 0.1)])
+    config = Tune(method="eagle-1", num_prompts=12, recorded=4)
+    return Tuning(config, "static trees", cost, [], [result("ar", 0.5, 0.4), *found], 9, best, None, {})
+
+
+def test_no_speed_is_expected_where_the_clock_was_disturbed_between_costs_and_measurement():
+    calm, busy = finished(0.2), finished(0.47)
+    assert calm.disturbed is None
+    assert [row["expected"]["tokens_per_s"] for row in calm.rows()[1:]] == [pytest.approx(10.0)] * 3
+    assert "0.43 times as long" in busy.disturbed
+    for row in busy.rows()[1:]:
+        assert (row["expected"]["tokens_per_s"], row["expected"]["step_s"]) == (None, None)
+        assert row["expected"]["tau"] == 2.0
+    assert "disturbed" in " ".join(text.get_text() for text in tuning_figure(busy).axes[2].texts)
+    assert not tuning_figure(calm).axes[2].texts
+
+
+def test_a_verdict_says_that_it_is_the_best_of_several_on_prompts_that_chose_it():
+    assert "the best of 2 on 12 prompts, 4 of which also chose them" in finished(0.2, "candidate-1").verdict
 
 
 def test_what_is_not_surely_faster_or_loses_more_is_not_chosen():

@@ -281,7 +281,7 @@ def test_on_a_model_relaxation_is_found_where_it_is_claimed_to_be_lossless(small
 def test_on_a_model_the_fidelity_loss_of_lossless_methods_is_zero_and_of_others_is_not(small, name, lossless):
     decoder = build(small, method(name))
     trace = engine.generate(decoder, ["a", "bc"], trace=True)[0].trace
-    loss = fidelity.fidelity_loss(trace, decoder.rule, decoder.residual, decoder.proposer.samples)
+    loss = fidelity.fidelity_loss(trace, decoder.rule, decoder.residual)
     assert (loss < 1e-5).all() if lossless else (loss > 1e-4).all()
 
 

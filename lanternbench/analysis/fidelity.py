@@ -32,22 +32,23 @@ CHUNK = 1 << 24  # elements of the largest temporary
 FLOOR = 1e-10  # log-probability of a token that the warped target excludes
 
 
-def fidelity_loss(trace: Trace, rule: AcceptanceRule, residual: Residual, sampled: bool, total: bool = False) -> Tensor:
+def fidelity_loss(trace: Trace, rule: AcceptanceRule, residual: Residual, total: bool = False) -> Tensor:
     """Mean over the image's tokens of the local TV, 0 … 1: [B].  0 up to float error for a lossless method.
 
-    ``sampled``: children were drawn from p (chains, static trees, Jacobi windows); False: they were chosen (Medusa,
-    dynamic and adaptive trees).  ``total``: the sum over the tokens instead, which is Theorem 2's bound on the TV of
-    whole images; it often exceeds 1 and then says nothing, hence the mean.  For temperature 0 see ``greedy_loss``.
-    Runs after the decode, in chunks over the nodes.
+    Where ``trace.sampled``, children were drawn from p (chains, static trees, Jacobi windows); elsewhere they were
+    chosen (Medusa, dynamic and adaptive trees).  ``total``: the sum over the tokens instead, which is Theorem 2's bound
+    on the TV of whole images; it often exceeds 1 and then says nothing, hence the mean.  For temperature 0 see
+    ``greedy_loss``.  Runs after the decode, in chunks over the nodes.
     """
     b, length, vocab = trace.q.shape
     loss = torch.zeros(b * length, device=trace.q.device, dtype=trace.q.dtype)
-    nodes = (trace.tried.flatten() > 0).nonzero()[:, 0]
-    per_node = vocab * (rule.group_size if sampled else 1)
-    for part in nodes.split(max(1, CHUNK // per_node)):
-        q, p = trace.q.flatten(0, 1)[part], trace.p.flatten(0, 1)[part] if sampled else None
-        children, tried, depth = (t.flatten(0, 1)[part] for t in (trace.children, trace.tried, trace.depth))
-        loss[part] = node_losses(q, p, children, tried, depth, rule, residual).sum(-1)
+    for sampled in (True, False):
+        nodes = ((trace.tried > 0) & (trace.sampled == sampled)).flatten().nonzero()[:, 0]
+        per_node = vocab * (rule.group_size if sampled else 1)
+        for part in nodes.split(max(1, CHUNK // per_node)):
+            q, p = trace.q.flatten(0, 1)[part], trace.p.flatten(0, 1)[part] if sampled else None
+            children, tried, depth = (t.flatten(0, 1)[part] for t in (trace.children, trace.tried, trace.depth))
+            loss[part] = node_losses(q, p, children, tried, depth, rule, residual).sum(-1)
     loss = loss.view(b, length).sum(1)
     return loss if total else loss / length
 
@@ -57,11 +58,11 @@ def greedy_loss(trace: Trace, tokens: Tensor) -> Tensor:
     return (tokens != trace.q.argmax(-1)).to(trace.q.dtype).mean(1)
 
 
-def decode_loss(decoder: SpeculativeDecoder, trace: Trace, tokens: Tensor) -> Tensor:
-    """The fidelity loss of a decode's images, at its temperature: tokens [B, L] -> [B]."""
+def decode_loss(decoder: SpeculativeDecoder, trace: Trace, tokens: Tensor, total: bool = False) -> Tensor:
+    """The fidelity loss of a decode's images, at its temperature: tokens [B, L] -> [B].  What ``run`` reports."""
     if decoder.warp.greedy:
         return greedy_loss(trace, tokens)
-    return fidelity_loss(trace, decoder.rule, decoder.residual, decoder.proposer.samples)
+    return fidelity_loss(trace, decoder.rule, decoder.residual, total)
 
 
 def node_losses(

@@ -47,7 +47,7 @@ class RecordingBuilder(TreeBuilder):
 
     def __init__(self, own: TreeBuilder):
         self.own, self.nodes, self.max_depth, self.width = own, own.nodes, own.max_depth, own.width
-        self.uniforms, self.samples = own.uniforms, own.samples
+        self.uniforms = own.uniforms
         self.distributions: list[Tensor] = []  # p [B, m, V] of each level's nodes
 
     def grow(self, state: DecodeState, own: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
@@ -133,7 +133,7 @@ class ChainRecord:
         self.decoder, self.builder, self.ranks = decoder, builder, ranks
         self.depth, self.steps, self.judged = builder.max_depth, 0, Judge(decoder, seed)
         method, target = decoder.method, decoder.target
-        self.sampled = builder.samples and not decoder.warp.greedy
+        self.sampled = method.proposal.samples and not decoder.warp.greedy
         self.rules = [method.acceptance.build(target, d) for d in range(1, self.depth + 1)]
         self.chains = [chain(d).to(target.device) for d in range(1, self.depth + 1)]
         self.reached = np.zeros((self.depth, self.depth + 1))  # [D', i] how often a chain of D' has i accepted or more

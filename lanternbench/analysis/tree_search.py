@@ -192,7 +192,7 @@ class ShapeSearch(TreeSearch):
         number, caption = what
         plain = self.setting.decoder()
         builder = RecordingBuilder(
-            StaticBuilder(chain(self.levels), plain.proposer.samples, self.setting.target.device)
+            StaticBuilder(chain(self.levels), plain.method.proposal.samples, self.setting.target.device)
         )
         decoder = with_tree_builder(plain, builder)
         found = ChainRecord(decoder, builder, self.ranks, seed=number)

@@ -71,14 +71,12 @@ def tune(
             str(e.shape.nodes) if e else "1",
             f"{e.tau:.2f}" if e else "–",
             f"{r.tau:.2f}",
-            f"{e.tokens_per_s:.1f}" if e else "–",
+            f"{e.tokens_per_s:.1f}" if e and found.disturbed is None else "–",
             f"{r.robust_tokens_per_s:.1f}",
             f"{ratio.value:.2f}{interval}",
             "–" if loss is None else f"{loss:.3f}",
         )
     stdout().print(table)
-    load, cores = found.machine["load"] or 0.0, found.machine["cores"] or 1
-    if load > cores:
-        busy = f"the load is {load:.1f} on {cores} cores: costs and speeds are a busy machine's"
-        print_notes([busy], Console(stderr=True))
+    if found.disturbed is not None:
+        print_notes([found.disturbed], Console(stderr=True))
     print(f"{found.verdict}\n{path}  ·  plot: {plot}\nnext: {program()} run --method {path}")

@@ -33,7 +33,6 @@ class Proposer:
     uniforms: int = 0  # uniforms that a step uses besides those of verification
     update_uniforms: int = 0  # how many of these, counted from the end, ``update`` reads
     max_step_slots: int  # cache slots that a step fills after the committed prefix
-    samples: bool = True  # are children sampled from ``Draft.p``, or chosen?
     adapts: bool = False  # does a tree's size depend on what was accepted before?
     drafter: Drafter | None = None
     aux_layers: tuple[int, ...] = ()  # numbers of target layers after which it also reads hidden states
@@ -107,7 +106,6 @@ class TreeBuilder:
     max_depth: int
     width: int
     uniforms: int = 0
-    samples: bool = True
     adapts: bool = False
 
     def init(self, state: DecodeState) -> Any:

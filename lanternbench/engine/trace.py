@@ -19,6 +19,8 @@ class Trace:
         self.children = torch.full((batch, length, width), -1, device=device)  # tokens, in draft order
         self.tried = torch.zeros(batch, length, dtype=torch.long, device=device)
         self.depth = torch.zeros(batch, length, dtype=torch.long, device=device)  # of the node's children
+        # were the children sampled from p, or chosen (a draft without p)?
+        self.sampled = torch.zeros(batch, length, dtype=torch.bool, device=device)
 
     def cut(self, length: int) -> None:
         """Drop entries past the image."""
@@ -42,6 +44,7 @@ class Trace:
             return of_node if chain else of_node.gather(1, _over(path, of_node))
 
         file(self.q, on_path(q))
+        file(self.sampled, torch.full_like(path, draft.p is not None))
         if draft.p is not None and draft.static is not None:
             inner = draft.static.inner_index[path].clamp(min=0)
             file(self.p, draft.p if chain else draft.p.gather(1, _over(inner, draft.p)))

@@ -78,8 +78,8 @@ class Draft(NamedTuple):
 
     tokens: Tensor  # [B, N], node 0 = the last committed token
     p: Tensor | None = None  # [B, M, V] distributions that the children of the inner nodes were sampled from
-    static: StaticTree | None = None
-    grown: Tree | None = None
+    static: StaticTree | None = None  # the tree, where all prompts share one fixed shape
+    grown: Tree | None = None  # else a tree per prompt
 
     @property
     def tree(self) -> Tree:

@@ -16,6 +16,7 @@ from lanternbench.methods.preset_file import EVIDENCE
 from lanternbench.utils.json_values import plain
 
 LOSSIER = 1.1  # times the fidelity loss of the method's own sizes, that a lossy method's new ones may have
+DRIFT = 1.3  # by which steps may be slower, or faster, when they are measured than when their costs were timed
 OWN, BASELINE = "default", "ar"
 
 
@@ -80,7 +81,21 @@ class Tuning:
 
     def rows(self) -> list[dict[str, Any]]:
         """The results as plain values."""
-        return [plain(_row(r)) for r in self.results]
+        return [plain(_row(r, self.disturbed is None)) for r in self.results]
+
+    @property
+    def disturbed(self) -> str | None:
+        """Why no seconds are expected, as a sentence; None where the costs are those of the measured steps."""
+        own = self.result(OWN)
+        if own.expected is None:
+            return None
+        drift = own.tau / own.robust_tokens_per_s / own.expected.step_s
+        if 1 / DRIFT <= drift <= DRIFT:
+            return None
+        return (
+            f"the clock was disturbed: a step took {drift:.2f} times as long when it was measured as when costs were "
+            "timed, so no tokens/s are expected here; τ and the measured figures hold"
+        )
 
     @property
     def verdict(self) -> str:
@@ -91,7 +106,12 @@ class Tuning:
             best = max(tried, key=lambda r: r.robust_ratio.value or 0.0, default=None)
             seen = f" (the best of {len(tried)} gave {_ratio(best.robust_ratio)})" if best else ""
             return f"nothing beats the sizes that {self.config.method} has already{seen}: they are what is written"
-        return f"{found.label}: {_ratio(found.robust_ratio)} times the tokens per second of the method's own sizes"
+        count, c = sum(r.name not in (OWN, BASELINE) for r in self.results), self.config
+        chosen_on = f"the best of {count} on {c.num_prompts} prompts, {min(c.recorded, c.num_prompts)} of which also "
+        return (
+            f"{found.label}: {_ratio(found.robust_ratio)} times the tokens per second of the method's own sizes, as "
+            f"{chosen_on}chose them: run it on other prompts before you quote it"
+        )
 
 
 def _ratio(found: Estimate) -> str:
@@ -136,10 +156,12 @@ def preset_text(tuning: Tuning) -> str:
     return "\n".join([*head, text])
 
 
-def _row(r: Result) -> dict[str, Any]:
+def _row(r: Result, timed: bool) -> dict[str, Any]:
+    """``timed``: are seconds expected?"""
     row = {name: value for name, value in vars(r).items() if name != "expected"}
     if r.expected is not None:
         expected = r.expected
-        row["expected"] = {"tau": expected.tau, "tokens_per_s": expected.tokens_per_s, "step_s": expected.step_s}
+        row["expected"] = {"tau": expected.tau}
+        row["expected"] |= {name: getattr(expected, name) if timed else None for name in ("tokens_per_s", "step_s")}
         row["expected"] |= {"reach": expected.reach, "shape": asdict(expected)["shape"]._asdict()}
     return row

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lanternbench.analysis.fidelity import fidelity_loss
+from lanternbench.analysis.fidelity import decode_loss
 from lanternbench.engine import decode as engine
 from lanternbench.engine.carry import PerPrompt, double, select
 from lanternbench.engine.sampling import draw
@@ -187,9 +187,7 @@ def outcomes(world: World, rows: Rows) -> tuple[Rows, Tensor]:
     done = world.step(rows, u, trace=True)
     assert done.state.trace is not None
     done.state.trace.cut(done.state.limit)
-    sampled = done.result.draft.p is not None
-    decoder = world.decoder
-    loss = fidelity_loss(done.state.trace, decoder.rule, decoder.residual, sampled, total=True)
+    loss = decode_loss(world.decoder, done.state.trace, done.rows.tokens[:, : done.state.limit], total=True)
     return done.rows, (loss * rows.weight).sum()
 
 

@@ -135,7 +135,7 @@ def powers(trace: Trace, q: Tensor, decoder: SpeculativeDecoder, tokens: int) ->
         return ()
     nodes = at_drafts[torch.linspace(0, len(at_drafts) - 1, min(NODES, len(at_drafts))).long()]
     rows, score = q.flatten(0, 1)[nodes], favoured_tokens(trace, q).flatten(0, 1)[nodes]
-    p = trace.p.flatten(0, 1)[nodes] if decoder.proposer.samples else None
+    p = trace.p.flatten(0, 1)[nodes] if bool(trace.sampled.flatten()[nodes].all()) else None
     x, depth = trace.children[..., 0].flatten()[nodes].clamp(min=0), trace.depth.flatten()[nodes]
     order = score.sort(dim=-1, descending=True, stable=True).indices
     found, share = [], len(at_drafts) / trace.tried.numel()

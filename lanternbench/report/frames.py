@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from lanternbench.analysis.samples import Sample
+from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import find, iter_samples
 from lanternbench.notes import Note
 from lanternbench.report.load import Run, load_run
 from lanternbench.report.recipe import recipe
 from lanternbench.report.tables import frame
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN = ("label", "lossless", "speedup", "speedup_lo", "speedup_hi", "accept_len", "fidelity_loss")
 LEFT_OUT = {"token_ids", "metrics", "stats", "drafter", "phases", "options", "key"}
 
 
@@ -51,6 +56,22 @@ class RunFrames:
         Raises UserError for a damaged samples.jsonl.
         """
         return pd.DataFrame([_flat(sample) for sample in iter_samples(self.path)])
+
+    def plot(self, quality: str = "fidelity_loss") -> Figure:
+        """Speedup against ``fidelity_loss`` or a metric, with error bars and the Pareto frontier.
+
+        Raises UserError where the run has no such figure.
+        """
+        from lanternbench.report.pareto import pareto_data, pareto_figure, quality_columns
+
+        known = {column.key: column for column in quality_columns(self.run.rows)}
+        if quality not in known:
+            raise UserError(f"the run has no {quality} to plot: choose of {', '.join(known) or 'none'}")
+        return pareto_figure(pareto_data(self.run.rows, known[quality]))
+
+    def _repr_html_(self) -> str:
+        shown = [name for name in SHOWN if name in self.summary]
+        return str(self.summary[shown].to_html(index=False, escape=True, float_format="{:.3g}".format))
 
 
 def _flat(sample: Sample) -> dict[str, Any]:

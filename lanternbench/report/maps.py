@@ -9,6 +9,8 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -36,6 +38,19 @@ def colours(values: NDArray[np.float64], low: float, high: float, kind: str) -> 
     return matplotlib.colormaps[COLOURS[kind]](scaled, bytes=True)[..., :3]
 
 
+def image_and_map(image: Image.Image, accept_lengths: list[int], grid: tuple[int, int]) -> Figure:
+    """The image beside the map of its steps' accepted lengths."""
+    figure = Figure(figsize=(6.4, 3), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    left.imshow(image)
+    drawn = right.imshow(token_map(accept_lengths, accept_lengths, grid), cmap=COLOURS["accept"], vmin=1)
+    figure.colorbar(drawn, ax=right, label="tokens of the step")
+    for axes in (left, right):
+        axes.set_axis_off()
+    return figure
+
+
 def map_uri(values: NDArray[np.float64], low: int, high: int, kind: str) -> str:
     """A PNG data URI with one pixel per token, transparent where unknown; the page scales it up without smoothing."""
     step = max(1, -(-(high - low + 1) // 255))  # a palette has 256 colours, the last of them transparent
@@ -44,7 +59,7 @@ def map_uri(values: NDArray[np.float64], low: int, high: int, kind: str) -> str:
     image = Image.fromarray(index.astype(np.uint8), "P")
     image.putpalette([int(c) for c in colours(known, low, high, kind).ravel()] + [0, 0, 0])
     image.info["transparency"] = len(known)
-    return _uri(image, "PNG", optimize=True, transparency=len(known))
+    return data_uri(image, "PNG", optimize=True, transparency=len(known))
 
 
 def legend(low: int, high: int, kind: str) -> list[tuple[int, str]]:
@@ -66,15 +81,16 @@ def image_uri(path: Path, room: int = 1 << 20) -> str | None:
             picture = image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
-    if max(picture.size) <= LARGEST and len(uri := _uri(picture, "PNG", optimize=True)) <= room:
+    if max(picture.size) <= LARGEST and len(uri := data_uri(picture, "PNG", optimize=True)) <= room:
         return uri
     side = next((side for side, least in ((LARGEST, 24_000), (192, 12_000)) if room >= least), 128)
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)
-    uri = _uri(picture, "WEBP", quality=85, method=2)
-    return uri if len(uri) <= room else _uri(picture, "WEBP", quality=50, method=2)
+    uri = data_uri(picture, "WEBP", quality=85, method=2)
+    return uri if len(uri) <= room else data_uri(picture, "WEBP", quality=50, method=2)
 
 
-def _uri(image: Image.Image, kind: str, **options: Any) -> str:
+def data_uri(image: Image.Image, kind: str, **options: Any) -> str:
+    """The image as a data URI in a format of Pillow's."""
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return f"data:image/{kind.lower()};base64," + base64.b64encode(buffer.getvalue()).decode()

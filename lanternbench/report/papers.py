@@ -35,7 +35,10 @@ NAMES = {"lam": "lambda", "λ": "lambda", "δ": "delta"}
 
 @cache
 def published_rows() -> tuple[dict[str, str], ...]:
-    """The rows of papers.csv: figures from the papers' tables, as text; "" where a paper does not say."""
+    """The rows of papers.csv: figures from the papers' tables, as text; "" where a paper does not say.
+
+    ``note``: how a figure comes from the paper (derived from seconds and steps, second-hand); CLIP scores are cosines.
+    """
     text = files("lanternbench.report").joinpath("papers.csv").read_text(encoding="utf-8")
     return tuple(csv.DictReader(text.splitlines()))
 
@@ -136,7 +139,7 @@ def _tier(found: dict[str, str]) -> int:
 
 def _line(row: ReportRow, paper: dict[str, str], found: dict[str, str]) -> dict[str, Any]:
     temperature = f"T={paper['temperature']}" if paper["temperature"] else ""
-    setup = [paper["target"], paper["dataset"], temperature, paper["hardware"], paper["params"]]
+    setup = [paper["target"], paper["dataset"], temperature, paper["hardware"], paper["params"], paper["note"]]
     line: dict[str, Any] = {"run": row.run} if row.run else {}
     line |= {"label": row.label, "source": paper["source"], "table": paper["table"]}
     line["paper setup"] = ", ".join(part for part in setup if part)

@@ -68,6 +68,10 @@ def _acceptance(axes: Axes, tuning: Tuning) -> None:
 
 
 def _speed(axes: Axes, tuning: Tuning) -> None:
+    if tuning.disturbed is not None:
+        axes.text(0.5, 0.5, "the clock was disturbed:\nno speed is expected", ha="center", transform=axes.transAxes)
+        axes.set_axis_off()
+        return
     searched = [r for r in tuning.results if r.expected is not None]
     shown = [r.robust_tokens_per_s for r in tuning.results]
     for r, colour in zip(searched, COLOURS):

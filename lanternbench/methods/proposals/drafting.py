@@ -61,7 +61,7 @@ class DraftedTree(Proposer):
         self.drafter: Drafter = drafter
         self.tree, self.adapts = tree, tree.adapts
         self.nodes, self.max_depth, self.width = tree.nodes, tree.max_depth, tree.width
-        self.uniforms, self.samples, self.aux_layers = tree.uniforms, tree.samples, drafter.aux_layers
+        self.uniforms, self.aux_layers = tree.uniforms, drafter.aux_layers
         self.max_step_slots = tree.nodes + tree.width * max(
             tree.max_depth, 1
         )  # dynamic trees expand more than they keep

@@ -39,8 +39,6 @@ class Bounds(NamedTuple):
 
 
 class DynamicBuilder(TreeBuilder):
-    samples = False
-
     def __init__(self, bounds: Bounds):
         check_candidates(bounds, "--depth or --draft-top-k")
         self.bounds = bounds

@@ -1,0 +1,159 @@
+"""The tables of README and docs that the code knows better: methods, targets, commands, what a plug-in may read.
+
+    python -m tools.docs_tables
+
+writes each between its ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``.  A test checks that they are current.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+Rows = Iterator[tuple[str, ...]]
+# in the order of a first reading; a command that is not here comes last
+ORDER = (
+    *("run", "sweep", "report", "score", "compare", "predict", "tune", "profile", "verify"),
+    *("methods", "targets", "fetch", "prompts", "doctor", "codebook"),
+)
+# fields of the state that proposals, trees and rules may read, and what those are that the code gives no comment
+STATE = {
+    "batch": "B, the prompts that are still decoded",
+    "limit": "L, the tokens of an image",
+    "device": "of all tensors",
+    "target": "its `vocab`, `codebook`, `grid`, `model`, `options`",
+    "warp": "logits → distribution: temperature, top-k, top-p",
+    "guidance": "the CFG scale",
+    "steps": "steps so far",
+    "prefix_states": "",
+    "now": "what changes from step to step, below",
+}
+SAID = {
+    "state.now.length": "committed image tokens: `.device` [B], `.host` the same as numbers, where the host knows them",
+    "state.now.last.advance": "how many of the new tokens count: `.device` [B], `.host`",
+    "result.q": "[B, N, V] the target's distribution at every node",
+}
+
+
+def methods() -> Rows:
+    from lanternbench.methods.method import named
+    from lanternbench.registry import components
+
+    yield "method", "proposal", "tree", "acceptance", "lossless", "arXiv"
+    for name, preset in components("preset").items():
+        if preset.__class__.__module__.startswith("lanternbench."):
+            made, number = named(name), preset.paper.rpartition(" ")[2]
+            paper = f"[{number}](https://arxiv.org/abs/{number})" if number else "–"
+            choices = ["–"] * 3 if made.choices.proposal == "none" else [*made.choices[:3]]
+            choices[2] += f", {made.read['schedule']}" if "schedule" in made.read else ""
+            yield f"`{name}`", *choices, "yes" if made.lossless else "no", paper
+
+
+def targets() -> Rows:
+    from lanternbench.models.catalogue import catalogue
+
+    yield "target", "what it is, and its tokens"
+    for name, entry in catalogue().items():
+        yield f"`{name}`", re.sub(r", text to image| tokens of [\d,]+( in rows with ends)?|;.*", "", entry.about)
+
+
+def commands() -> Rows:
+    yield "example", "what it does"
+    found: dict[str, tuple[str, str]] = {}
+    for path in sorted((ROOT / "lanternbench" / "cli").glob("*_cmd.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            text = ast.get_docstring(node) or ""
+            if example := re.search(r"^Example: lanternbench (.*)$", text, re.M):
+                name = path.stem.removesuffix("_cmd")
+                found[node.name if name != "train" else f"train {node.name}"] = (
+                    f"`{example[1]}`",
+                    first_clause(text),
+                )
+    yield from (found.pop(name) for name in ORDER if name in found)
+    yield from found.values()
+
+
+def first_clause(text: str) -> str:
+    """What a docstring says first, in three words or more."""
+    found = re.split(r"[;:.](?:\s|$)", text)
+    return found[0] if len(found[0].split()) > 2 else f"{found[0]}: {found[1].strip()}"
+
+
+def fields() -> Rows:
+    """From the classes' source: names, and the comments beside them."""
+    from lanternbench.engine import state, tree, verify
+
+    yield "read", "what it is"
+    known = comments(state.DecodeState)
+    for name, said in STATE.items():
+        yield f"`state.{name}`", said or known[name]
+    for prefix, kind in (
+        ("state.now", state.Progress),
+        ("state.now.last", state.LastCommit),
+        ("draft", tree.Draft),
+        ("result", state.StepResult),
+        ("result.verified", verify.VerifyResult),
+    ):
+        for name, said in comments(kind).items():
+            yield f"`{prefix}.{name}`", SAID.get(f"{prefix}.{name}", said)
+
+
+def comments(kind: Any) -> dict[str, str]:
+    """The fields of a class with the comment on each one's line, or else what its type is."""
+    source = inspect.getsource(kind)
+    lines, found = source.splitlines(), {}
+    module = sys.modules[kind.__module__]
+    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            said = lines[node.lineno - 1].partition("  # ")[2]
+            typed = getattr(module, ast.unparse(node.annotation), None)
+            about = (inspect.getdoc(typed) or "").partition(". ")[0].partition("\n")[0].rstrip(".") if typed else ""
+            found[node.target.id] = re.sub(r"``", "`", said or about or ast.unparse(node.annotation))
+    return found
+
+
+TABLES: dict[str, tuple[str, Callable[[], Rows]]] = {
+    "commands": ("README.md", commands),
+    "methods": ("README.md", methods),
+    "targets": ("README.md", targets),
+    "fields": ("docs/extend.md", fields),
+}
+
+
+def markdown(rows: Rows) -> str:
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    head, *body = ("| " + " | ".join(row) + " |" for row in cells)
+    return "\n".join([head, "|---" * len(cells[0]) + "|", *body])
+
+
+def current(name: str) -> tuple[Path, str, str]:
+    """The document that holds a table, its text, and its text with the table as it should be."""
+    file, rows = TABLES[name]
+    path = ROOT / file
+    text = path.read_text(encoding="utf-8")
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    if not (text.count(begin) == text.count(end) == 1):
+        raise SystemExit(f"{path} needs one pair of {begin} and {end}")
+    before, _, rest = text.partition(begin)
+    after = rest.partition(end)[2]
+    return path, text, f"{before}{begin}\n{markdown(rows())}\n{end}{after}"
+
+
+def main() -> None:
+    for name in TABLES:
+        path, text, wanted = current(name)
+        if text != wanted:
+            path.write_text(wanted, encoding="utf-8")
+            print(f"{path.relative_to(ROOT)}: {name}")
+
+
+if __name__ == "__main__":
+    main()
