@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,34 @@ def summarise(figures: Figures, run: Mapping[str, Any], sets: Sets | None = None
     if any(metrics.column(name).random for name in [*figures.metrics, *whole]):
         notes.append(RANDOM_NOTE)
     return Summary(rows, notes, whole)
+
+
+def counts(figures: Figures) -> dict[str, int]:
+    """Images by label."""
+    return {label: int(figures.of(label).sum()) for label in figures.labels}
+
+
+def kept_sets(figures: Figures, summary: Summary) -> Sets:
+    """The summary's figures of whole sets of images, where these are the same still."""
+    now = counts(figures)
+    return {
+        row.label: {name: row.figures[name] for name in summary.sets if name in row.figures}
+        for row in summary.rows
+        if row.n == now.get(row.label)
+    }
+
+
+def renewed(figures: Figures, run: Mapping[str, Any], old: Summary) -> Summary:
+    """The summary of a run that went on after ``old`` was written: of the samples that are there now."""
+    sets = kept_sets(figures, old)
+    new = summarise(figures, run, sets, int((run.get("config") or {}).get("seed") or 0))
+    kept = {name for found in sets.values() for name in found}
+    stale = {None, "speedup", "latency_s", "fidelity_loss", *old.sets} - kept
+    notes = [*new.notes, *(note for note in old.notes if note.metric not in stale)]
+    text = f"The run went on after it was summed up: all figures here are of its {len(figures)} samples now."
+    return replace(
+        new, notes=[*dict.fromkeys(notes), Note("info", None, text)], costs=old.costs, reference=old.reference
+    )
 
 
 def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, Estimate], seed: int) -> Row:

@@ -58,7 +58,7 @@ def compare(
     names = [*FIGURES, *(ROBUST if any(disturbed) else []), *before.metrics, *after.metrics]
     wanted = [c.figure for c in conditions]
     shown, left = changes(before, after, list(dict.fromkeys([*names, *wanted])))
-    known = dict.fromkeys([*names, *ROBUST, *(one.figure for one in [*shown, *left])])
+    known = dict.fromkeys([*names, *ROBUST, *(c.figure for c in shown), *(u.figure for u in left)])
     measured = {name for name in known for run in (before, after) if run.column(name)[1].any()}
     if absent := [name for name in wanted if name not in measured]:
         choice = ", ".join("tau" if name == "accept_len" else name for name in known if name in measured)

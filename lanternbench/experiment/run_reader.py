@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -97,6 +98,15 @@ def whole_lines(path: Path) -> Iterator[tuple[int, Sample]]:
 def iter_samples(path: Path) -> Iterator[Sample]:
     """Samples of a run folder, one at a time.  Raises UserError for a damaged line."""
     return (sample for _, sample in whole_lines(Path(path) / "samples.jsonl"))
+
+
+def samples_digest(path: Path) -> str | None:
+    """The SHA-256 of a run folder's samples.jsonl; None where there is none."""
+    try:
+        with open_file(Path(path) / "samples.jsonl") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
 
 
 class _Tokens(BaseModel):

@@ -16,7 +16,7 @@ import torch
 
 from lanternbench import prompts as prompt_sets
 from lanternbench.analysis.summaries import Costs, Summary
-from lanternbench.analysis.summary import summarise
+from lanternbench.analysis.summary import kept_sets, summarise
 from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import Executor, Unit
@@ -24,7 +24,6 @@ from lanternbench.experiment.executors import executor as make_executor
 from lanternbench.experiment.scoring import (
     files_exist,
     has_values,
-    kept_set_figures,
     previous_summary,
     score_sets,
     unique,
@@ -105,7 +104,7 @@ def _summary(
 ) -> Summary:
     """Score whole sets of images where that is still to be done, and sum up; ``spent``: on scores of single images."""
     old, groups = previous_summary(folder), folder.images  # ``score`` may have added to them
-    sets, intact = kept_set_figures(folder, old), files_exist(groups)
+    sets, intact = kept_sets(folder.figures, old), files_exist(groups)
     whole = [
         s
         for s in scorers

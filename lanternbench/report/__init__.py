@@ -15,7 +15,7 @@ from lanternbench.report.answer import BUDGET, answer
 from lanternbench.report.categories import category_table
 from lanternbench.report.columns import metric_column, metric_keys
 from lanternbench.report.grid import PROMPTS
-from lanternbench.report.load import ReportRow, Run, differing, joined_rows, load_runs, read_contents
+from lanternbench.report.load import ReportRow, Run, differing, joined_rows, load_run, load_runs, read_contents
 from lanternbench.report.page import Part, html_page, templates
 from lanternbench.report.pairs import INTRO, compared, pair_table
 from lanternbench.report.pareto import speed_column, write_pareto
@@ -44,12 +44,13 @@ def report(
     if unknown := [name for name in formats or () if name not in FORMATS]:
         raise UserError(f"there is no report format {unknown[0]!r}: choose of {', '.join(FORMATS)}.")
     runs = load_runs([Path(folder) for folder in run_folders])
+    read = [read_contents(run, PROMPTS) for run in runs]
+    runs = [load_run(run.folder, contents.figures) for run, contents in zip(runs, read)]  # a run may be going on
     if out is None:
         out = runs[0].folder / "report" if len(runs) == 1 else runs[0].folder.resolve().parent / "report"
     rows, notes = joined_rows(runs), report_notes(runs)
     parts, damaged = [], 0
-    for run in runs:
-        contents = read_contents(run, PROMPTS)
+    for run, contents in zip(runs, read):
         pairs = compared(contents.figures, [row.label for row in run.rows])
         parts.append(Part(run, contents, pairs, answer(run.rows, pairs, run.notes, budget)))
         damaged += contents.damaged
