@@ -14,9 +14,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 from lanternbench.analysis.figures import AGAINST_BASELINE, BASELINE, Figures
-from lanternbench.analysis.statistics import Floats
+from lanternbench.analysis.statistics import ALPHA, Floats
 
-ALPHA = 0.05
 DEFINED = {*AGAINST_BASELINE, "accept_len", "step_compression", "fidelity_loss"}  # figures that ar has by definition
 Interval = tuple[float, float, float]  # value, lower and upper bound
 

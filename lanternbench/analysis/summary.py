@@ -15,6 +15,7 @@ from lanternbench.analysis.figures import BASELINE, MEASURED, Figures
 from lanternbench.analysis.statistics import Estimate, bootstrap_ratios, draws, paired_test
 from lanternbench.analysis.summaries import Row, Summary
 from lanternbench.analysis.timing import setting_changes
+from lanternbench.analysis.told_apart import LOOKS
 from lanternbench.notes import Note
 
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow
@@ -149,17 +150,7 @@ def _notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
     text = "Intervals are 95 % bootstrap intervals over prompts; speedup is paired with `ar` by prompt and seed."
     prompts = run.get("prompts") or {}
     notes = [Note("info", None, text), *_timing_notes(figures, run)]
-    repeats = (run.get("config") or {}).get("repeats") or 1
-    planned = (prompts.get("count") or 0) * len(run.get("methods") or []) * repeats
-    if len(figures) < planned:
-        notes.append(
-            Note(
-                "warning",
-                None,
-                f"The run is not finished: {len(figures)} of {planned} samples are here, and columns of different "
-                "methods rest on different prompts; speedups alone are paired.",
-            )
-        )
+    notes += _progress_notes(figures, run)
     fewest = min(len(np.unique(figures.codes("prompt")[figures.of(label)])) for label in figures.labels)
     if fewest == 1:
         notes.append(Note("warning", None, "A single prompt gives no intervals."))
@@ -170,6 +161,29 @@ def _notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
         text = "Metrics named -tiny come from the embedded evaluators and compare only with each other."
         notes.append(Note("info", None, text))
     return notes + _setting_notes(run) + [Note("info", None, str(note)) for note in prompts.get("notes") or []]
+
+
+def _progress_notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
+    """Notes on what the run was to measure and has not."""
+    prompts, config, notes = run.get("prompts") or {}, run.get("config") or {}, []
+    enough, now = run.get("told_apart_after"), counts(figures)
+    each = (enough or prompts.get("count") or 0) * (config.get("repeats") or 1)
+    labels = [str(method.get("label")) for method in run.get("methods") or []]
+    left_out = [label for label in run.get("left_out") or [] if label in labels and label not in now]
+    wanted = [label for label in labels if label not in left_out]
+    if any(now.get(label, 0) < each for label in wanted):
+        text = (
+            f"The run is not finished ({sum(now.values())} of {each * len(wanted)} samples): columns of different "
+            "methods rest on different prompts, and speedups alone are paired."
+        )
+        notes.append(Note("unfit", None, text))
+    if left_out:
+        text = f"Left out to keep the time budget: {', '.join(left_out)}. The same command goes on with them."
+        notes.append(Note("warning", None, text))
+    if enough:
+        text = f"Every method was told apart from ar after {enough} prompts; p-values are corrected for {LOOKS} looks."
+        notes.append(Note("info", None, text))
+    return notes
 
 
 def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
@@ -225,7 +239,7 @@ def _setting_notes(run: Mapping[str, Any]) -> list[Note]:
     config, notes = run.get("config") or {}, []
     if any("environment" in entry for entry in run.get("resumed") or []):
         text = "The run was resumed in another environment (see run.json): its latencies mix both."
-        notes.append(Note("warning", "latency_s", text))
+        notes.append(Note("unfit", "latency_s", text))
     noise = "the times are real, the images are noise, and no metric is computed."
     if config.get("random_weights"):
         notes.append(Note("warning", None, f"Random weights: {noise}"))

@@ -151,6 +151,12 @@ class RunFolder:
         self.figures.add(sample)
         self.images.setdefault(sample.label, []).extend([self.path / sample.image] if sample.image else [])
 
+    def record(self, **facts: Any) -> None:
+        """Write facts about the run into ``run.json``."""
+        if any(self.run.get(name) != fact for name, fact in facts.items()):
+            self.run |= facts
+            _write_json(self.path / "run.json", self.run)
+
     def replace(self, samples: Iterable[Sample]) -> None:
         """Rewrite ``samples.jsonl`` as a whole, atomically: for metrics computed after the run (``score``)."""
         found = Figures()

@@ -104,7 +104,7 @@ def samples_digest(path: Path) -> str | None:
     """The SHA-256 of a run folder's samples.jsonl; None where there is none."""
     try:
         with open_file(Path(path) / "samples.jsonl") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     except OSError:
         return None
 
