@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -149,8 +149,7 @@ def _notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
         return [Note("warning", None, "The run has no samples yet.")]
     text = "Intervals are 95 % bootstrap intervals over prompts; speedup is paired with `ar` by prompt and seed."
     prompts = run.get("prompts") or {}
-    notes = [Note("info", None, text), *_timing_notes(figures, run)]
-    notes += _progress_notes(figures, run)
+    notes = [Note("info", None, text), *_progress_notes(figures, run), *_timing_notes(figures, run)]
     fewest = min(len(np.unique(figures.codes("prompt")[figures.of(label)])) for label in figures.labels)
     if fewest == 1:
         notes.append(Note("warning", None, "A single prompt gives no intervals."))
@@ -163,14 +162,24 @@ def _notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
     return notes + _setting_notes(run) + [Note("info", None, str(note)) for note in prompts.get("notes") or []]
 
 
+def asked_for(run: Mapping[str, Any], now: Container[str] = ()) -> tuple[list[str], int]:
+    """The methods that a run was to measure, and of how many samples each.
+
+    A method left out to keep a time budget counts if it has samples ``now``.
+    """
+    prompts, config, left_out = run.get("prompts") or {}, run.get("config") or {}, run.get("left_out")
+    labels = [str(method.get("label")) for method in run.get("methods") or []]
+    each = (run.get("told_apart_after") or prompts.get("count") or 0, config.get("repeats") or 1)
+    absent = [label for label in left_out if label not in now] if isinstance(left_out, list) else []
+    wanted = [label for label in labels if label not in absent]
+    return wanted, each[0] * each[1] if all(isinstance(n, int) for n in each) else 0
+
+
 def _progress_notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
     """Notes on what the run was to measure and has not."""
-    prompts, config, notes = run.get("prompts") or {}, run.get("config") or {}, []
-    enough, now = run.get("told_apart_after"), counts(figures)
-    each = (enough or prompts.get("count") or 0) * (config.get("repeats") or 1)
-    labels = [str(method.get("label")) for method in run.get("methods") or []]
-    left_out = [label for label in run.get("left_out") or [] if label in labels and label not in now]
-    wanted = [label for label in labels if label not in left_out]
+    enough, now, notes = run.get("told_apart_after"), counts(figures), []
+    wanted, each = asked_for(run, now)
+    left_out = [label for label in map(str, run.get("left_out") or []) if label not in now]
     if any(now.get(label, 0) < each for label in wanted):
         text = (
             f"The run is not finished ({sum(now.values())} of {each * len(wanted)} samples): columns of different "
