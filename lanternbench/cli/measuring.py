@@ -62,8 +62,10 @@ def show(path: Path, summary: Summary, title: str | None = None) -> None:
         print(line)
     print_table(summary.rows)
     console = Console(stderr=True)
-    print_notes(notes[:NOTES], console)
-    more = f" (and {len(notes) - NOTES} more notes)" if len(notes) > NOTES else ""
+    missing = "; ".join(str(note) for note in notes if note.kind == "missing")  # one line for all
+    lines = list(dict.fromkeys(missing if note.kind == "missing" else str(note) for note in notes))
+    print_notes(lines[:NOTES], console)
+    more = f" (and {len(lines) - NOTES} more notes)" if len(lines) > NOTES else ""
     print_notes([f"{path}  ·  next: {program()} report{more}"], console)
 
 
