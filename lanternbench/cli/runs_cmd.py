@@ -20,6 +20,7 @@ def runs(results: options.Results = Path("results"), as_json: options.AsRows = F
     rows = listing(results)
     if not as_json:
         for row in rows:
+            row["date"] = row["date"][:10]
             row["finished"] = row["finished"] or f"{row['samples']} of {row['of']}"
             row["disturbed"] = "–" if row["disturbed"] is None else row["disturbed"]
     print_rows(rows, as_json, COLUMNS)
