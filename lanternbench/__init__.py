@@ -50,9 +50,10 @@ def load(
 
 
 def load_run(path: str | Path) -> RunFrames:
-    """A finished run as pandas frames: ``load_run("results/demo-9f6e6145").summary``, and ``.samples``.
+    """A run as pandas frames: ``load_run("demo").summary``, and ``.samples``.
 
-    ``path``: a run folder, or the id of a run under ``results/``.  Raises UserError when there is no such run.
+    ``path``: a run folder, or under ``results/`` the id of a run, or the name of which the newest counts.
+    Raises UserError when there is no such run.
     """
     from lanternbench.report.frames import run_frames
 

@@ -44,19 +44,22 @@ def test_a_lead_that_may_be_chance_is_called_so():
     chance = [one._replace(p=0.3) for one in PAIRS]
     said = answer(ROWS, chance, [])
     assert "That may be chance: the tests do not tell it from ar." in said[0]
-    assert "none of 6 pairs of methods is told apart in speed: measure more prompts" in said[2]
+    assert said[2] == (
+        "The tests over 20 prompts tell apart in speed 0 of 4 methods from ar and 0 of 2 pairs of them from each other "
+        "(p < 0.05): more prompts tell more apart."
+    )
 
 
-@pytest.mark.parametrize(("prompts", "says"), [(6, "that takes 8 prompts or more"), (9, "measure more prompts")])
+@pytest.mark.parametrize(("prompts", "says"), [(10, "measure 11 prompts or more"), (11, "more prompts tell more")])
 def test_too_few_prompts_for_any_test_are_told_with_their_number(prompts, says):
-    # 6 pairs: the least p of n prompts is 6 · 2 / 2^n, which is under 0.05 from n = 8 on
-    assert 6 * 2 / 2**8 < 0.05 < 6 * 2 / 2**7
+    # of four methods against ar, one prompt of n the other way: 4 · 2 (n + 1) / 2^n is under 0.05 from n = 11 on
+    assert 4 * 2 * 12 / 2**11 < 0.05 < 4 * 2 * 11 / 2**10
     said = answer(ROWS, [one._replace(p=0.3, prompts=prompts) for one in PAIRS], [])
     assert says in said[2]
 
 
 def test_methods_told_apart_are_counted():
-    assert "Over 20 prompts 5 of 6 pairs of methods are told apart in speed (p < 0.05)." in answer(ROWS, PAIRS, [])
+    assert "4 of 4 methods from ar and 1 of 2 pairs of them from each other (p < 0.05)" in answer(ROWS, PAIRS, [])[2]
 
 
 def test_quality_that_differs_from_ar_is_told_with_its_sign():
@@ -68,11 +71,30 @@ def test_quality_that_differs_from_ar_is_told_with_its_sign():
 
 
 def test_a_disturbed_clock_is_said_and_a_quiet_one_too():
-    note = Note("warning", "latency_s", "The clock was disturbed (…).")
-    assert answer(ROWS, PAIRS, [note])[-1] == note.text
+    note = Note("unfit", "latency_s", "The clock was disturbed (…): measure again.")
+    said = answer(ROWS, PAIRS, [note])
+    assert said[0] == "Preliminary, do not quote: the clock was disturbed (…)."
+    assert said[-1] == note.text
     steady = [Row("ar", "ar", 1, {"robust_latency_s": Estimate(1.0)}), *ROWS[1:]]
     assert answer(steady, PAIRS, [])[-1] == "The clock shows no sign of a disturbance."
     assert not any("clock" in sentence for sentence in answer(ROWS, PAIRS, []))
+
+
+def test_what_makes_a_run_unfit_stands_first_and_no_fastest_is_named_without_it():
+    notes = [
+        Note("info", None, "Intervals are 95 % bootstrap intervals."),
+        Note("unfit", None, "The run is not finished (34 of 64 samples): columns rest on different prompts."),
+        Note("unfit", "latency_s", "The run was resumed in another environment (see run.json): both are mixed."),
+    ]
+    said = answer(ROWS, PAIRS, notes)
+    assert said[0] == (
+        "Preliminary, do not quote: the run is not finished (34 of 64 samples); "
+        "the run was resumed in another environment (see run.json)."
+    )
+    fastest = [sentence for sentence in said if sentence.startswith("Fastest")]
+    assert len(fastest) == 2
+    assert all("(preliminary):" in sentence for sentence in fastest)
+    assert not any("reliminary" in sentence for sentence in answer(ROWS, PAIRS, notes[:1]))
 
 
 def test_a_run_without_speedups_claims_no_fastest_method():

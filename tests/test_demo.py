@@ -21,13 +21,16 @@ ROOT = Path(__file__).parents[1]
 SWEEP = {"methods": ["cool-sd"], "num_prompts": 3, "metrics": [], "baseline": False, "target": "tiny"}
 
 
-def test_a_time_budget_completes_one_prompt_and_the_same_command_goes_on(tmp_path):
-    asked = config.sweep(SWEEP | {"methods": ["eagle-1", "cool-sd"]})
-    counts = []
-    for _ in range(3):
-        path, _ = sweeps.run(asked, tmp_path, watch=sweeps.Callbacks(budget_s=0.0))
-        counts.append(len(results.read_samples(path)))
-    assert counts == [2, 4, 6]
+def test_a_time_budget_completes_one_prompt_of_one_method_and_the_same_command_goes_on(tmp_path):
+    asked = config.sweep(SWEEP | {"methods": ["eagle-1", "cool-sd"], "num_prompts": 2})
+    stored = []
+    for _ in range(4):
+        path, summary = sweeps.run(asked, tmp_path, watch=sweeps.Callbacks(budget_s=0.0))
+        stored.append([s.method for s in results.read_samples(path)])
+        left_out = any("Left out to keep the time budget: cool-sd" in note.text for note in summary.notes)
+        assert left_out == (len(stored) < 3)
+    assert stored[-1] == ["eagle-1", "eagle-1", "cool-sd", "cool-sd"]
+    assert [len(methods) for methods in stored] == [1, 2, 3, 4]
     whole = sweeps.run(asked, tmp_path / "whole")[0]
     tokens = [{s.key: s.token_ids for s in results.read_samples(p)} for p in (path, whole)]
     assert tokens[0] == tokens[1]
@@ -40,13 +43,20 @@ def test_a_time_budget_completes_a_whole_batch(tmp_path):
     assert len(results.read_samples(path)) == 2
 
 
-def test_the_command_line_says_that_the_budget_ended_it(tmp_path, monkeypatch):
+def test_an_unfinished_run_says_so_in_the_first_line_of_terminal_and_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "small.yaml").write_text("methods: [cool-sd]\nnum_prompts: 2\nmetrics: []\nbaseline: false\n")
-    for budget, says in ((["--time-budget", "0.001"], True), ([], False)):
+    (tmp_path / "small.yaml").write_text("methods: [eagle-1]\nnum_prompts: 2\nmetrics: []\n")
+    for budget, finished in ((["--time-budget", "0.001"], False), ([], True)):
         done = CliRunner().invoke(app, ["sweep", "small.yaml", *budget], catch_exceptions=False)
         assert done.exit_code == 0, done.stderr
-        assert ("1 of 2 images are made; the same command goes on" in done.stderr) == says
+        assert ("2 of 4 images are made; the same command goes on" in done.stderr) == (not finished)
+        assert len([line for line in done.stderr.splitlines() if line.startswith("· ")]) <= (4 if finished else 5)
+        shown = CliRunner().invoke(app, ["report"], catch_exceptions=False).stdout
+        page = next((tmp_path / "results").glob("*/report/table.md")).read_text().splitlines()
+        for first in (done.stdout.splitlines()[0], shown.splitlines()[0], page[2].removeprefix("- ")):
+            assert ("Preliminary, do not quote: the run is not finished (2 of 4 samples)" in first) == (not finished)
+        fastest = next(line for line in page if line.startswith("- Fastest lossless method"))
+        assert finished or "(preliminary)" in fastest
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")

@@ -197,7 +197,7 @@ def test_the_summary_states_what_the_samples_say():
 def test_an_unfinished_run_says_so():
     run = RUN | {"prompts": {"count": 4}}
     notes = texts(pair_of_methods(), run)
-    assert any("not finished: 6 of 8 samples" in note for note in notes)
+    assert any("not finished (6 of 8 samples)" in note for note in notes)
     assert not any("not finished" in note for note in texts(pair_of_methods()))
     one_left = [s for s in pair_of_methods() if s.label == "ar" or s.prompt_id == "0"]
     assert any("single prompt" in note for note in texts(one_left, run))

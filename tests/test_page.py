@@ -155,7 +155,7 @@ def test_the_page_is_as_wide_as_its_window_and_its_tables_fit(browse, page, widt
 def test_hostile_names_and_captions_are_text_in_the_browser(browse, tmp_path):
     bad = f"{EVIL} <a href='javascript:alert(1)'>x</a>"
     rows = [flat(), flat(bad, bad, 2.0, fidelity_loss=0.1, target=bad, **{bad: 1.0, f"{bad}_lo": 1.0})]
-    folder = make_run(tmp_path / "evil", [flat()], caption=bad, run_id=bad)
+    folder = make_run(tmp_path / "evil", rows, caption=bad, run_id=bad)
     kept = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(kept | {"rows": rows, "notes": [bad]}))
     seen = browse(report([folder], published=True, formats=["html"])[-1], """

@@ -60,7 +60,7 @@ ROWS = [flat("cool-sd λ=2", "cool-sd", 2.0, options={"lam": 2.0}, fidelity_loss
 def sample(
     folder: Path, prompt: int, of: dict, caption: str = "a red disc", seed: int = 0, size: int = 64, **more
 ) -> dict:
-    name = f"images/{prompt}-{of['method']}-{seed}.png"
+    name = f"images/{prompt}-{re.sub(r'[^a-z0-9-]', '', of['method'])}-{seed}.png"
     Image.new("RGB", (64, 64), "red").save(folder / name)
     return {"key": f"{prompt}|{of['label']}|{seed}", "prompt_id": str(prompt), "prompt": caption, "label": of["label"],
             "method": of["method"], "seed": seed, "tokens": 4, "steps": 2, "accept_lengths": [3, 1],
@@ -521,7 +521,7 @@ def test_captions_labels_and_names_cannot_inject_anything(tmp_path):
         flat(),
         flat(EVIL, EVIL, 2.0, fidelity_loss=0.1, options={EVIL: EVIL}, target=EVIL, **{EVIL: 1.0, EVIL + "_lo": 1.0}),
     ]
-    folder = make_run(tmp_path / "r", [flat()], caption=EVIL, run_id=EVIL)
+    folder = make_run(tmp_path / "r", rows, caption=EVIL, run_id=EVIL)
     (folder / "summary.json").write_text(json.dumps({"rows": rows, "notes": [EVIL]}))
     text = page(folder, published=True)
     plain = Tags(page(make_run(tmp_path / "plain", [flat()])))

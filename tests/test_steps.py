@@ -122,7 +122,7 @@ def test_contention_is_noticed_by_its_marks_and_said_in_one_sentence(marks, devi
     if says is None:
         assert note is None
     else:
-        assert (note.kind, note.metric) == ("warning", "latency_s")
+        assert (note.kind, note.metric) == ("unfit", "latency_s")
         assert says in note.text
         assert "measure again" in note.text
 

@@ -30,7 +30,7 @@ def contention(figures: Figures, environment: Mapping[str, Any]) -> Note | None:
     if not marks:
         return None
     return Note(
-        "warning",
+        "unfit",
         "latency_s",
         f"The clock was disturbed ({'; '.join(marks)}): stop other programs or give fewer --threads and measure again, "
         "or read the robust speedup.",

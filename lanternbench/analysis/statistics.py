@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, stdtrit
 
+ALPHA = 0.05
 RESAMPLES = 10_000
 MANY = 1000  # prompts, from which on a fifth of the draws will do
 _CHUNK = 1 << 21  # numbers held at a time
@@ -99,7 +100,7 @@ def _percentiles(top: Floats, bottom: Floats, resampled: Floats) -> Estimate:
 
 def _tail(units: int) -> float:
     """Hesterberg's expanded tail: Φ(−√(n/(n−1)) · t_{n−1}), which is 2.5 % for many prompts and less for few."""
-    return float(ndtr(math.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 - 0.95) / 2)))
+    return float(ndtr(math.sqrt(units / (units - 1)) * stdtrit(units - 1, ALPHA / 2)))
 
 
 def paired_test(a: ArrayLike, b: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> float:
@@ -147,3 +148,23 @@ def holm(p: ArrayLike) -> Floats:
     adjusted = np.empty_like(values)
     adjusted[order] = np.minimum(raised, 1.0)
     return adjusted
+
+
+def holm_in_two(p: ArrayLike, first: ArrayLike, looks: int = 1) -> Floats:
+    """``holm`` within each of two families, that of the tests marked ``first`` [tests] and that of all others.
+
+    looks: how often the tests may be looked at as prompts are added (Bonferroni).
+    """
+    values, chosen = np.minimum(looks * np.asarray(p, np.float64), 1), np.asarray(first, bool)
+    adjusted = np.empty_like(values)
+    for family in (chosen, ~chosen):
+        adjusted[family] = holm(values[family])
+    return adjusted
+
+
+def prompts_needed(tests: int, looks: int = 1) -> int:
+    """Prompts with which a family of ``tests`` can tell a difference of which one prompt goes the other way.
+
+    Of 2^n sign patterns 2·(n + 1) are then as extreme as the observed one; Holm multiplies their share by ``tests``.
+    """
+    return next(n for n in range(1, 64) if looks * max(tests, 1) * 2 * (n + 1) / 2**n < ALPHA)

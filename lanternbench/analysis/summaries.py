@@ -47,13 +47,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """``sets``: the figures that metrics of whole image sets gave; ``reference``: the real images they looked at."""
+    """``sets``: the figures that metrics of whole image sets gave; ``reference``: the real images they looked at.
+
+    ``samples``: the SHA-256 of the ``samples.jsonl`` that it sums up, None where it is not known.
+    """
 
     rows: list[Row]
     notes: list[Note] = field(default_factory=list)
     sets: list[str] = field(default_factory=list)
     costs: Costs = field(default_factory=dict)
     reference: dict[str, Any] | None = None
+    samples: str | None = None
 
     def all_notes(self) -> list[Note]:
         """The notes, with one on the real images and one on the time of each metric."""
@@ -95,7 +99,9 @@ def read_summary(folder: Path) -> Summary:
     if not sets:
         sets = sorted({name for entry in entries for name in names if f"{name}_n" in entry})
     notes = [_note(note, names) for note in _list(found.get("notes"))]
-    return Summary(rows, notes, sets, _costs(found.get("costs")), _reference(found.get("reference")))
+    digest = found.get("samples")
+    costs, reference = _costs(found.get("costs")), _reference(found.get("reference"))
+    return Summary(rows, notes, sets, costs, reference, digest if isinstance(digest, str) else None)
 
 
 def row_of(entry: Mapping[str, Any]) -> Row:

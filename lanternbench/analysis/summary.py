@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from lanternbench.analysis.figures import BASELINE, MEASURED, Figures
 from lanternbench.analysis.statistics import Estimate, bootstrap_ratios, draws, paired_test
 from lanternbench.analysis.summaries import Row, Summary
 from lanternbench.analysis.timing import setting_changes
+from lanternbench.analysis.told_apart import LOOKS
 from lanternbench.notes import Note
 
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow
@@ -45,6 +47,34 @@ def summarise(figures: Figures, run: Mapping[str, Any], sets: Sets | None = None
     if any(metrics.column(name).random for name in [*figures.metrics, *whole]):
         notes.append(RANDOM_NOTE)
     return Summary(rows, notes, whole)
+
+
+def counts(figures: Figures) -> dict[str, int]:
+    """Images by label."""
+    return {label: int(figures.of(label).sum()) for label in figures.labels}
+
+
+def kept_sets(figures: Figures, summary: Summary) -> Sets:
+    """The summary's figures of whole sets of images, where these are the same still."""
+    now = counts(figures)
+    return {
+        row.label: {name: row.figures[name] for name in summary.sets if name in row.figures}
+        for row in summary.rows
+        if row.n == now.get(row.label)
+    }
+
+
+def renewed(figures: Figures, run: Mapping[str, Any], old: Summary) -> Summary:
+    """The summary of a run that went on after ``old`` was written: of the samples that are there now."""
+    sets = kept_sets(figures, old)
+    new = summarise(figures, run, sets, int((run.get("config") or {}).get("seed") or 0))
+    kept = {name for found in sets.values() for name in found}
+    stale = {None, "speedup", "latency_s", "fidelity_loss", *old.sets} - kept
+    notes = [*new.notes, *(note for note in old.notes if note.metric not in stale)]
+    text = f"The run went on after it was summed up: all figures here are of its {len(figures)} samples now."
+    return replace(
+        new, notes=[*dict.fromkeys(notes), Note("info", None, text)], costs=old.costs, reference=old.reference
+    )
 
 
 def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, Estimate], seed: int) -> Row:
@@ -119,18 +149,7 @@ def _notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
         return [Note("warning", None, "The run has no samples yet.")]
     text = "Intervals are 95 % bootstrap intervals over prompts; speedup is paired with `ar` by prompt and seed."
     prompts = run.get("prompts") or {}
-    notes = [Note("info", None, text), *_timing_notes(figures, run)]
-    repeats = (run.get("config") or {}).get("repeats") or 1
-    planned = (prompts.get("count") or 0) * len(run.get("methods") or []) * repeats
-    if len(figures) < planned:
-        notes.append(
-            Note(
-                "warning",
-                None,
-                f"The run is not finished: {len(figures)} of {planned} samples are here, and columns of different "
-                "methods rest on different prompts; speedups alone are paired.",
-            )
-        )
+    notes = [Note("info", None, text), *_progress_notes(figures, run), *_timing_notes(figures, run)]
     fewest = min(len(np.unique(figures.codes("prompt")[figures.of(label)])) for label in figures.labels)
     if fewest == 1:
         notes.append(Note("warning", None, "A single prompt gives no intervals."))
@@ -141,6 +160,39 @@ def _notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
         text = "Metrics named -tiny come from the embedded evaluators and compare only with each other."
         notes.append(Note("info", None, text))
     return notes + _setting_notes(run) + [Note("info", None, str(note)) for note in prompts.get("notes") or []]
+
+
+def asked_for(run: Mapping[str, Any], now: Container[str] = ()) -> tuple[list[str], int]:
+    """The methods that a run was to measure, and of how many samples each.
+
+    A method left out to keep a time budget counts if it has samples ``now``.
+    """
+    prompts, config, left_out = run.get("prompts") or {}, run.get("config") or {}, run.get("left_out")
+    labels = [str(method.get("label")) for method in run.get("methods") or []]
+    each = (run.get("told_apart_after") or prompts.get("count") or 0, config.get("repeats") or 1)
+    absent = [label for label in left_out if label not in now] if isinstance(left_out, list) else []
+    wanted = [label for label in labels if label not in absent]
+    return wanted, each[0] * each[1] if all(isinstance(n, int) for n in each) else 0
+
+
+def _progress_notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
+    """Notes on what the run was to measure and has not."""
+    enough, now, notes = run.get("told_apart_after"), counts(figures), []
+    wanted, each = asked_for(run, now)
+    left_out = [label for label in map(str, run.get("left_out") or []) if label not in now]
+    if any(now.get(label, 0) < each for label in wanted):
+        text = (
+            f"The run is not finished ({sum(now.values())} of {each * len(wanted)} samples): columns of different "
+            "methods rest on different prompts, and speedups alone are paired."
+        )
+        notes.append(Note("unfit", None, text))
+    if left_out:
+        text = f"Left out to keep the time budget: {', '.join(left_out)}. The same command goes on with them."
+        notes.append(Note("warning", None, text))
+    if enough:
+        text = f"Every method was told apart from ar after {enough} prompts; p-values are corrected for {LOOKS} looks."
+        notes.append(Note("info", None, text))
+    return notes
 
 
 def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
@@ -196,7 +248,7 @@ def _setting_notes(run: Mapping[str, Any]) -> list[Note]:
     config, notes = run.get("config") or {}, []
     if any("environment" in entry for entry in run.get("resumed") or []):
         text = "The run was resumed in another environment (see run.json): its latencies mix both."
-        notes.append(Note("warning", "latency_s", text))
+        notes.append(Note("unfit", "latency_s", text))
     noise = "the times are real, the images are noise, and no metric is computed."
     if config.get("random_weights"):
         notes.append(Note("warning", None, f"Random weights: {noise}"))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,63 +17,70 @@ if TYPE_CHECKING:
     from lanternbench.analysis.change import Change
 
 FIGURES = ["speedup", "latency_s", "accept_len", "fidelity_loss"]
-
-
-class Condition(NamedTuple):
-    """A change that fails: ``speedup<-5%`` relative, ``fidelity_loss>0.01`` absolute."""
-
-    figure: str
-    sign: str
-    bound: float
-    relative: bool
-
-    def fails(self, change: Change) -> bool:
-        """Is the estimate beyond the bound, and no change outside its 95 % interval?"""
-        measured = change.relative if self.relative else change.difference
-        if change.figure != self.figure or measured is None:
-            return False
-        value, lo, hi = measured
-        return (value < self.bound and hi < 0) if self.sign == "<" else (value > self.bound and lo > 0)
+ROBUST = ["robust_speedup", "robust_latency_s"]
+CLOCKED = {"speedup", "latency_s", "tokens_per_s", "images_per_s", "end_to_end_s", "end_to_end_speedup"}
 
 
 def compare(
     old: Annotated[str, typer.Argument(help="Run id or folder.")],
     new: Annotated[str, typer.Argument(help="Run id or folder.")],
     fail_if: Annotated[
-        list[str] | None, typer.Option("--fail-if", help="FIGURE<BOUND or FIGURE>BOUND, of the change; % for relative.")
+        list[str] | None,
+        typer.Option(
+            "--fail-if", help="FIGURE<BOUND or FIGURE>BOUND, of the change; % for relative. Figures: speedup, tau, …"
+        ),
     ] = None,
     results: options.Results = Path("results"),
     as_json: options.AsRows = False,
 ) -> None:
-    """Compare the methods that two runs share, prompt by prompt; exit code 1 if a change fails.
+    """Compare the methods that two runs share, prompt by prompt; exit code 1 if the gate of --fail-if fails.
 
     A change fails if the estimate is beyond the bound and its 95 % interval excludes no change at all.
 
-    Example: lanternbench compare main-1a2b3c4d branch-5e6f7a8b --fail-if "speedup<-5%"
+    Example: lanternbench compare main-1a2b3c4d branch-5e6f7a8b --fail-if "speedup<-5%" --fail-if "tau<-2%"
     """
     from lanternbench.analysis.change import changes
+    from lanternbench.analysis.contention import contention
     from lanternbench.analysis.figures import Figures
+    from lanternbench.analysis.gate import condition, judge, not_compared
     from lanternbench.experiment import find, iter_samples, read_run
     from lanternbench.report.load import Run, differing
 
-    conditions = [_condition(text) for text in fail_if or []]
+    conditions = [condition(text) for text in fail_if or []]
     places = [find(results, [name])[0] for name in (old, new)]
-    if text := differing([Run(place, read_run(place), [], []) for place in places]):
-        print_notes([text], Console(stderr=True))
+    infos = [read_run(place) for place in places]
     before, after = (Figures(iter_samples(place)) for place in places)
-    names = list(dict.fromkeys([*FIGURES, *before.metrics, *(c.figure for c in conditions)]))
-    found = changes(before, after, names)
-    if not found:
+    notes = [differing([Run(place, info, [], []) for place, info in zip(places, infos)])]
+    disturbed = [contention(figures, info.get("environment") or {}) for figures, info in zip((before, after), infos)]
+    notes += [f"{place.name}: {note.text}" for place, note in zip(places, disturbed) if note]
+    print_notes([note for note in notes if note], Console(stderr=True))
+
+    names = [*FIGURES, *(ROBUST if any(disturbed) else []), *before.metrics, *after.metrics]
+    wanted = [c.figure for c in conditions]
+    shown, left = changes(before, after, list(dict.fromkeys([*names, *wanted])))
+    known = dict.fromkeys([*names, *ROBUST, *(c.figure for c in shown), *(u.figure for u in left)])
+    measured = {name for name in known for run in (before, after) if run.column(name)[1].any()}
+    if absent := [name for name in wanted if name not in measured]:
+        choice = ", ".join("tau" if name == "accept_len" else name for name in known if name in measured)
+        raise UserError(f"--fail-if {absent[0]}: neither run has such a figure; choose one of {choice}")
+    verdict = judge(before, after, conditions) if conditions else None
+    if verdict is None and not shown:
         raise UserError(f"{old} and {new} share no method with two prompts or more: compare runs of the same sweep")
-    if absent := [c.figure for c in conditions if c.figure not in {change.figure for change in found}]:
-        known = ", ".join(dict.fromkeys(change.figure for change in found))
-        raise UserError(f"--fail-if {absent[0]}: both runs have no such figure; choose one of {known}")
-    failed = [any(condition.fails(change) for condition in conditions) for change in found]
+    judged = {(change.label, change.figure): change for change in verdict.judged} if verdict else {}
+    shown = [judged.get((change.label, change.figure), change) for change in shown]
+    failed = [verdict is not None and change in verdict.failed for change in shown]
     if as_json:
-        print_json([{**change._asdict(), "failed": bad} for change, bad in zip(found, failed, strict=True)])
+        rows = [{**change._asdict(), "failed": bad} for change, bad in zip(shown, failed, strict=True)]
+        gate = verdict and {"passed": verdict.passed, "judged": len(verdict.judged), "said": verdict.sentence()}
+        print_json({"changes": rows, "unjudged": [one._asdict() for one in left], "gate": gate, "notes": notes})
     else:
-        _print(found, failed)
-    if any(failed):
+        _print(shown, failed)
+        said = verdict.sentence() if verdict else not_compared(left)
+        if verdict and any(disturbed) and not {c.figure for c in verdict.judged}.isdisjoint(CLOCKED):
+            said += "; a clock was disturbed: robust_speedup errs less"
+        if said:
+            print(said)
+    if verdict and not verdict.passed:
         raise typer.Exit(1)
 
 
@@ -87,12 +93,3 @@ def _print(found: list[Change], failed: list[bool]) -> None:
         numbers = (str(change.prompts), f"{change.old:.3f}", f"{change.new:.3f}", value, f"[{lo}, {hi}]")
         table.add_row(Text(change.label), Text(change.figure), *numbers, "FAILED" if bad else "")
     stdout().print(table)
-
-
-def _condition(text: str) -> Condition:
-
-    found = re.fullmatch(r"\s*([\w:/.+-]+?)\s*([<>])\s*([-+]?\d*\.?\d+)\s*(%?)\s*", text)
-    if not found:
-        raise UserError(f'--fail-if {text} cannot be read: write for example --fail-if "speedup<-5%"')
-    figure, sign, bound, percent = found.groups()
-    return Condition(figure, sign, float(bound) / (100 if percent else 1), bool(percent))

@@ -25,6 +25,7 @@ from lanternbench.cli import profile_cmd as profile
 from lanternbench.cli import prompts_cmd as prompts
 from lanternbench.cli import report_cmd as report
 from lanternbench.cli import run_cmd as run
+from lanternbench.cli import runs_cmd as runs
 from lanternbench.cli import score_cmd as score
 from lanternbench.cli import sweep_cmd as sweep
 from lanternbench.cli import targets_cmd as targets
@@ -85,8 +86,17 @@ def _options(
 
 TAKE_METHOD_OPTIONS: dict[str, Callable[..., None]] = {"run": run.run, "tune": tune.tune, "verify": verify.verify}
 COMMANDS: list[Callable[..., None]] = [
-    *(run.run, tune.tune, sweep.sweep, compare.compare, report.report, score.score, methods.methods, targets.targets),
-    *(prompts.prompts, fetch.fetch, doctor.doctor, profile.profile, predict.predict, codebook.codebook, verify.verify),
+    *(run.run, tune.tune, sweep.sweep, runs.runs, compare.compare, report.report, score.score, methods.methods),
+    *(
+        targets.targets,
+        prompts.prompts,
+        fetch.fetch,
+        doctor.doctor,
+        profile.profile,
+        predict.predict,
+        codebook.codebook,
+        verify.verify,
+    ),
 ]
 for command in COMMANDS:
     if command.__name__ in TAKE_METHOD_OPTIONS:  # listed alone: see ``Commands``

@@ -12,11 +12,14 @@ from rich.text import Text
 from lanternbench.cli.output import number_table, print_json, print_notes, print_table, stdout
 from lanternbench.cli.program import program
 from lanternbench.cli.progress import display
+from lanternbench.notes import by_importance, preliminary
 from lanternbench.utils.device import choose
 
 if TYPE_CHECKING:
     from lanternbench.analysis.summaries import Summary
     from lanternbench.experiment.config import Sweep
+
+NOTES = 3  # lines of them after a run
 
 
 def execute(
@@ -53,13 +56,17 @@ def execute(
 
 
 def show(path: Path, summary: Summary, title: str | None = None) -> None:
-    """The table of a run on stdout, what is to be known of it on stderr."""
-    if title:
-        print(title)
+    """The table of a run on stdout, below what makes it unfit to be quoted; the most important notes on stderr."""
+    notes = by_importance(summary.all_notes())
+    for line in filter(None, (preliminary(notes), title)):
+        print(line)
     print_table(summary.rows)
     console = Console(stderr=True)
-    print_notes(summary.all_notes(), console)
-    print_notes([f"{path}  ·  next: {program()} report"], console)
+    missing = "; ".join(str(note) for note in notes if note.kind == "missing")  # one line for all
+    lines = list(dict.fromkeys(missing if note.kind == "missing" else str(note) for note in notes))
+    print_notes(lines[:NOTES], console)
+    more = f" (and {len(lines) - NOTES} more notes)" if len(lines) > NOTES else ""
+    print_notes([f"{path}  ·  next: {program()} report{more}"], console)
 
 
 def show_plan(runs: list[Sweep], device: str, threads: int | None, as_json: bool) -> None:

@@ -65,9 +65,20 @@ RayAddress = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, and how long it takes here.")]
 TimeBudget = Annotated[
     float | None,
-    typer.Option("--time-budget", metavar="MINUTES", min=0, help="Begin no further prompt after it; one is completed."),
+    typer.Option(
+        "--time-budget",
+        metavar="MINUTES",
+        min=0,
+        help="Leave out the last methods that do not fit in it, and begin no further prompt after it.",
+    ),
 ]
-NumPrompts = Annotated[int | None, typer.Option("--num-prompts", "-n", help="How many prompts; 0 for all.")]
+UntilToldApart = Annotated[
+    bool, typer.Option("--until-told-apart", help="Add prompts until every method's speed is told apart from ar's.")
+]
+NumPrompts = Annotated[
+    int | None,
+    typer.Option("--num-prompts", "-n", help="How many; 0 for all (default: what tells its methods apart from ar)."),
+]
 
 
 def listed(text: str) -> list[str]:

@@ -28,8 +28,10 @@ def report(
     Example: lanternbench report --published
     """
     from lanternbench import experiment as store
+    from lanternbench.notes import preliminary
     from lanternbench.report import report as write
     from lanternbench.report.load import differing, joined_rows, load_runs
+    from lanternbench.utils.text import one_line
 
     folders = store.find(results, runs or [])
     files = write(folders, out, published, options.listed(formats) if formats is not None else None, budget)
@@ -38,7 +40,9 @@ def report(
     if as_json:
         print_json({"rows": rows, "files": [str(f) for f in files]})
         return
+    several = len(loaded) > 1
+    first = [(f"{run.run_id}: " if several else "") + line for run in loaded if (line := preliminary(run.notes))]
+    for line in filter(None, (differing(loaded), *first)):
+        print(one_line(line, 4000))
     print_table(rows)
-    if (text := differing(loaded)) is not None:
-        print_notes([text], Console(stderr=True))
     print_notes(files, Console(stderr=True), bullet="")

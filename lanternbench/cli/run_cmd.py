@@ -30,7 +30,7 @@ def run(
     random_weights: options.RandomWeights = False,
     simulate_acceptance: options.Simulate = None,
     prompts: options.Prompts = "demo",
-    num_prompts: options.NumPrompts = 8,
+    num_prompts: options.NumPrompts = None,
     caption: Annotated[str, typer.Option(help="Which caption of a COCO image: first, longest, random.")] = "first",
     seed: options.Seed = 0,
     repeats: options.Repeats = None,
@@ -56,12 +56,13 @@ def run(
 
     given = pairs(option or []) | (method_options or {})
     values = dict(
-        name=_name(methods), target=target, prompts=prompts, num_prompts=num_prompts,
+        name=_name(methods), target=target, prompts=prompts,
         caption=caption, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
         metrics=options.listed(metrics), baseline=baseline, methods=specs(methods, given),
         random_weights=random_weights, simulate_acceptance=simulate_acceptance, drafter=drafter, dtype=dtype,
         compile=compile_mode, repeats=1 if repeats is None else repeats,
     )  # fmt: skip
+    values |= {} if num_prompts is None else {"num_prompts": num_prompts}
     path, summary = execute(settings.sweep(values, "the command line"), device, threads, out, fresh)
     if as_json:
         print_json(record(path, summary))

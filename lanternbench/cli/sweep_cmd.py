@@ -32,12 +32,16 @@ def sweep(
     workers: options.Workers = None,
     ray_address: options.RayAddress = None,
     time_budget: options.TimeBudget = None,
+    until_told_apart: options.UntilToldApart = False,
     out: options.Out = Path("results"),
     fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure every method of a sweep file, interleaved prompt by prompt; continues where it stopped.
+
+    --until-told-apart tests each method against ar after 11 to 16 prompts and three times after twice as many, with p
+    corrected for four looks; it ends within --time-budget.
 
     A list as target, seed, temperature, top_k, guidance or batch makes a run of every combination.
 
@@ -48,8 +52,10 @@ def sweep(
     given = dict(
         prompts=prompts, seed=seed, temperature=temperature, batch=batch, target=target, drafter=drafter, dtype=dtype,
         compile=compile_mode, repeats=repeats, simulate_acceptance=simulate_acceptance, num_prompts=num_prompts,
-        random_weights=random_weights or None,
+        random_weights=random_weights or None, until_told_apart=until_told_apart or None,
     )  # fmt: skip
+    if until_told_apart and num_prompts is None:
+        given["num_prompts"] = 0  # the file's number is no bound
     runs = sweep_file.read(file, {k: v for k, v in given.items() if v is not None})
     if dry_run:
         show_plan(runs, device, threads, as_json)

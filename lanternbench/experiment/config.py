@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from lanternbench.analysis.figures import BASELINE
+from lanternbench.analysis.statistics import prompts_needed
+from lanternbench.analysis.told_apart import look_sizes
 from lanternbench.errors import UserError
 from lanternbench.methods.method import Method, method, takes_lists
 
@@ -30,6 +33,7 @@ class Sweep(BaseModel):
     simulate_acceptance: float | None = Field(None, ge=1, le=64)
     prompts: str = "demo"
     num_prompts: int | None = Field(8, ge=1, le=10**9)
+    until_told_apart: bool = False
     caption: Literal["first", "longest", "random"] = "first"
     seed: int = Field(0, ge=0, le=MAX_SEED)
     repeats: int = Field(1, ge=1, le=1000)
@@ -45,7 +49,7 @@ class Sweep(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _plain(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and info.field_name not in ("random_weights", "baseline"):
+        if isinstance(value, bool) and info.field_name not in ("random_weights", "baseline", "until_told_apart"):
             raise ValueError("must not be true or false")
         if isinstance(value, str) and any(len(part.encode("utf-8", "replace")) > 255 for part in value.split("/")):
             raise ValueError("is too long for a name")
@@ -105,7 +109,7 @@ class Sweep(BaseModel):
 
     def record(self) -> dict[str, Any]:
         """The settings that determine the results: all but the name, and those that are switched off."""
-        optional = ("drafter", "dtype", "compile", "random_weights", "simulate_acceptance")
+        optional = ("drafter", "dtype", "compile", "random_weights", "simulate_acceptance", "until_told_apart")
         off = {k for k in optional if not getattr(self, k)} | ({"repeats"} if self.repeats == 1 else set())
         return self.model_dump(by_alias=True, exclude={"name"} | off, mode="json")
 
@@ -115,10 +119,24 @@ def _is_whole(key: str, value: list) -> bool:
     return takes_lists(key) and not all(isinstance(v, str) for v in value)
 
 
+def _enough_prompts(config: Sweep, given: bool) -> int:
+    """How many prompts tell every method apart from the baseline; with ``until_told_apart`` the most there may be."""
+    methods = sum(m.label != BASELINE for m in config.methods())
+    if not config.until_told_apart:
+        return prompts_needed(methods)
+    if config.batch > 1 or config.repeats > 1 or not (methods and config.baseline):
+        raise UserError("--until-told-apart compares speeds with ar's, of one seed at batch 1: leave out what differs")
+    most = look_sizes(methods)[-1]
+    return min(most, config.num_prompts or most) if given else most
+
+
 def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
     """Validated settings.  Raises UserError naming the field and what is wrong with it."""
     try:
-        return Sweep(**values)
+        made = Sweep(**values)
+        if "num_prompts" in values and not made.until_told_apart:
+            return made
+        return made.model_copy(update={"num_prompts": _enough_prompts(made, "num_prompts" in values)})
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the file"

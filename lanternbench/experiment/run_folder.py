@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from lanternbench.analysis.samples import Sample, image_name
 from lanternbench.analysis.summaries import Summary
 from lanternbench.analysis.timing import setting_name, without_momentary
 from lanternbench.errors import UserError
-from lanternbench.experiment.run_reader import iter_samples, iter_tokens, read_run, whole_lines
+from lanternbench.experiment.run_reader import iter_samples, iter_tokens, read_run, samples_digest, whole_lines
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import config_hash, differences, plain
 
@@ -150,6 +151,12 @@ class RunFolder:
         self.figures.add(sample)
         self.images.setdefault(sample.label, []).extend([self.path / sample.image] if sample.image else [])
 
+    def record(self, **facts: Any) -> None:
+        """Write facts about the run into ``run.json``."""
+        if any(self.run.get(name) != fact for name, fact in facts.items()):
+            self.run |= facts
+            _write_json(self.path / "run.json", self.run)
+
     def replace(self, samples: Iterable[Sample]) -> None:
         """Rewrite ``samples.jsonl`` as a whole, atomically: for metrics computed after the run (``score``)."""
         found = Figures()
@@ -187,7 +194,7 @@ class RunFolder:
             with replacing(self.path / "tokens.safetensors", OUT) as file:
                 file.write(len(text).to_bytes(8, "little") + text)
                 shutil.copyfileobj(body, file, 2**20)
-        _write_json(self.path / "summary.json", plain(summary))
+        _write_json(self.path / "summary.json", plain(replace(summary, samples=samples_digest(self.path))))
 
     def close(self) -> None:
         """Give the folder back to other processes; calling it twice is harmless."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +17,16 @@ from lanternbench.analysis.samples import Sample
 from lanternbench.errors import UserError
 from lanternbench.utils.files import open_file
 
-_KINDS = {"config": dict, "environment": dict, "prompts": dict, "target": dict, "methods": list, "resumed": list}
+_HASH = r"-[0-9a-f]{8}(-\d+)?"  # what a run's folder has after its name
+_KINDS = {
+    "config": dict,
+    "environment": dict,
+    "prompts": dict,
+    "target": dict,
+    "methods": list,
+    "resumed": list,
+    "left_out": list,
+}
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -99,6 +110,15 @@ def iter_samples(path: Path) -> Iterator[Sample]:
     return (sample for _, sample in whole_lines(Path(path) / "samples.jsonl"))
 
 
+def samples_digest(path: Path) -> str | None:
+    """The SHA-256 of a run folder's samples.jsonl; None where there is none."""
+    try:
+        with open_file(Path(path) / "samples.jsonl") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    except OSError:
+        return None
+
+
 class _Tokens(BaseModel):
     key: str
     token_ids: list[int] = []
@@ -142,12 +162,16 @@ def latest(root: Path) -> Path:
 
 
 def find(root: Path, ids: Sequence[str] = ()) -> list[Path]:
-    """Folders of the named runs (ids under ``root`` or paths); the latest when none is named. Raises UserError."""
+    """Folders of the named runs: ids under ``root``, paths, or names, of which the latest counts.  Raises UserError.
+
+    Without any the latest run of all.
+    """
     if not ids:
         return [latest(root)]
     found = []
     for name in ids:
         places = [place for place in (Path(root) / name, Path(name)) if (place / "run.json").is_file()]
+        places = places or [path for path in runs(root) if re.fullmatch(rf"{re.escape(name)}{_HASH}", path.name)]
         if not places:
             known = [path.name for path in runs(root)]
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:3]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
@@ -15,16 +16,18 @@ from typing import NamedTuple
 import torch
 
 from lanternbench import prompts as prompt_sets
+from lanternbench.analysis.figures import BASELINE, Figures
 from lanternbench.analysis.summaries import Costs, Summary
-from lanternbench.analysis.summary import summarise
+from lanternbench.analysis.summary import kept_sets, summarise
+from lanternbench.analysis.told_apart import all_told_apart, look_sizes
 from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import Executor, Unit
 from lanternbench.experiment.executors import executor as make_executor
+from lanternbench.experiment.executors.base import labels
 from lanternbench.experiment.scoring import (
     files_exist,
     has_values,
-    kept_set_figures,
     previous_summary,
     score_sets,
     unique,
@@ -37,14 +40,16 @@ from lanternbench.models.expected import shortfall
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt, PromptSet
 
+MARGIN = 1.5  # an image on a busy machine takes longer than a few steps say: 1.5 times at a load of 8 on two cores
 Progress = Callable[[int, int, str], None]  # samples done, samples in all, what is being done or was just done
 
 
 class Callbacks(NamedTuple):
     """Callbacks of a run, and its time budget.
 
-    ``on_step`` (tokens done, of) is called after each step of an image, where this process decodes it.  ``budget_s``
-    seconds after the models are loaded no further prompt is begun, but at least one is completed.
+    ``on_step`` (tokens done, of) is called after each step of an image, where this process decodes it.  ``budget_s``:
+    seconds once the models are loaded.  The last methods that do not fit are left out; after that time no further
+    prompt is begun, but at least one is completed.
     """
 
     progress: Progress = lambda done, of, what: None
@@ -105,7 +110,7 @@ def _summary(
 ) -> Summary:
     """Score whole sets of images where that is still to be done, and sum up; ``spent``: on scores of single images."""
     old, groups = previous_summary(folder), folder.images  # ``score`` may have added to them
-    sets, intact = kept_set_figures(folder, old), files_exist(groups)
+    sets, intact = kept_sets(folder.figures, old), files_exist(groups)
     whole = [
         s
         for s in scorers
@@ -158,6 +163,23 @@ def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[
     return [unit for unit in units if unit]
 
 
+def within_budget(
+    units: list[Unit], order: list[str], seconds: Mapping[str, float], budget: float
+) -> tuple[list[Unit], list[str]]:
+    """The units that fit in ``budget`` seconds, and the methods left out of them: the last of ``order`` first.
+
+    The baseline and one method stay; ``seconds``: an image's, by method.
+    """
+    images = Counter({label: 0 for label in order if label in labels(units)})
+    for job in (job for unit in units for job in unit):
+        images[job.label] += len(job.prompts)
+    kept = list(images)
+    while len(kept) > 1 + (BASELINE in kept) and sum(seconds.get(label, 0) * images[label] for label in kept) > budget:
+        kept.pop()
+    fitting = [[job for job in unit if job.label in kept] for unit in units]
+    return [unit for unit in fitting if unit], [label for label in images if label not in kept]
+
+
 def _measure(
     folder: RunFolder,
     config: Sweep,
@@ -166,13 +188,27 @@ def _measure(
     watch: Callbacks,
 ) -> Costs:
     """Make and store the samples that are missing; returns the cost of the scores."""
-    units, total = missing_units(folder, config, prompts), len(prompts) * len(config.methods()) * config.repeats
+    names = [m.label for m in config.methods()]
+    units, total = missing_units(folder, config, prompts), len(prompts) * len(names) * config.repeats
 
     def say(what: str) -> None:
         watch.progress(len(folder.done()), total, what)
 
-    deadline = time.monotonic() + watch.budget_s
+    deadline, complete = time.monotonic() + watch.budget_s, len(prompts) * config.repeats - len(units)
+    left_out: list[str] = []
+    if units and watch.budget_s < inf:
+        say("estimating times")
+        found = executor.estimate(labels(units), [p.text for p in units[0][0].prompts])
+        units, left_out = within_budget(units, names, found, (deadline - time.monotonic()) / MARGIN)
+    looks = look_sizes(len(names) - 1) if config.until_told_apart else []
+    measured = [name for name in names if name not in left_out]
 
+    def told_apart() -> bool:
+        return complete in looks and all_told_apart(Figures(folder.samples()), measured)
+
+    done = told_apart()  # a run that stopped there before
+    if done:
+        units = []
     missing = {i: sum(len(job.prompts) for job in unit) for i, unit in enumerate(units)}
     unit_of = {(p.id, job.seed): i for i, unit in enumerate(units) for job in unit for p in job.prompts}
     made = executor.samples(units, prompts.prompts[0].text, say, watch.on_step) if units else ()
@@ -181,7 +217,10 @@ def _measure(
         say(f"{sample.label} · {sample.prompt}: {sample.decode_s:.2f} s")
         unit = unit_of[sample.prompt_id, sample.seed]
         missing[unit] -= 1
-        if not missing[unit] and time.monotonic() > deadline:
-            break
+        if not missing[unit]:
+            complete += 1
+            if (done := told_apart()) or time.monotonic() > deadline:
+                break
+    folder.record(left_out=left_out, told_apart_after=complete if done else None)
     say("scoring")
     return executor.costs

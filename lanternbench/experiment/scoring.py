@@ -20,7 +20,7 @@ from PIL import Image
 from lanternbench import prompts
 from lanternbench.analysis.statistics import Estimate, bootstrap_mean
 from lanternbench.analysis.summaries import Costs, Row, Summary, read_summary
-from lanternbench.analysis.summary import RANDOM_NOTE, Sets, summarise
+from lanternbench.analysis.summary import RANDOM_NOTE, Sets, kept_sets, summarise
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
 from lanternbench.metrics import ImageMetric, SetMetric, files, read_image, reference, scorers_for
@@ -121,7 +121,7 @@ def score_run(
         single = [scorer for scorer in scorers if isinstance(scorer, ImageMetric)]
         values, notes, costs = _score_singly(folder, single, again, progress)
         old, groups = previous_summary(folder), folder.images
-        sets, costs, real = kept_set_figures(folder, old), old.costs | costs, old.reference
+        sets, costs, real = kept_sets(folder.figures, old), old.costs | costs, old.reference
         now: set[str] = set()  # what was compared with the setup's real images
         kept = {scorer.name for scorer in scorers}
         for scorer in (scorer for scorer in scorers if not isinstance(scorer, ImageMetric)):
@@ -344,13 +344,3 @@ def previous_summary(folder: RunFolder) -> Summary:
         return read_summary(folder.path)
     except UserError:
         return Summary([])
-
-
-def kept_set_figures(folder: RunFolder, summary: Summary) -> Sets:
-    """The summary's figures of whole sets of images, where these are the same still."""
-    counts = {label: int(folder.figures.of(label).sum()) for label in folder.figures.labels}
-    return {
-        row.label: {name: row.figures[name] for name in summary.sets if name in row.figures}
-        for row in summary.rows
-        if row.n == counts.get(row.label)
-    }

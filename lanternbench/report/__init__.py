@@ -9,13 +9,14 @@ from pathlib import Path
 from lanternbench import metrics
 from lanternbench.analysis.figures import BASELINE
 from lanternbench.analysis.summary import RANDOM_NOTE
+from lanternbench.analysis.told_apart import LOOKS
 from lanternbench.errors import UserError
-from lanternbench.notes import Note
+from lanternbench.notes import Note, by_importance
 from lanternbench.report.answer import BUDGET, answer
 from lanternbench.report.categories import category_table
 from lanternbench.report.columns import metric_column, metric_keys
 from lanternbench.report.grid import PROMPTS
-from lanternbench.report.load import ReportRow, Run, differing, joined_rows, load_runs, read_contents
+from lanternbench.report.load import ReportRow, Run, differing, joined_rows, load_run, load_runs, read_contents
 from lanternbench.report.page import Part, html_page, templates
 from lanternbench.report.pairs import INTRO, compared, pair_table
 from lanternbench.report.pareto import speed_column, write_pareto
@@ -44,17 +45,21 @@ def report(
     if unknown := [name for name in formats or () if name not in FORMATS]:
         raise UserError(f"there is no report format {unknown[0]!r}: choose of {', '.join(FORMATS)}.")
     runs = load_runs([Path(folder) for folder in run_folders])
+    read = [read_contents(run, PROMPTS) for run in runs]
+    runs = [load_run(run.folder, contents.figures) for run, contents in zip(runs, read)]  # a run may be going on
     if out is None:
         out = runs[0].folder / "report" if len(runs) == 1 else runs[0].folder.resolve().parent / "report"
     rows, notes = joined_rows(runs), report_notes(runs)
     parts, damaged = [], 0
-    for run in runs:
-        contents = read_contents(run, PROMPTS)
-        pairs = compared(contents.figures, [row.label for row in run.rows])
+    for run, contents in zip(runs, read):
+        looks = LOOKS if run.part("config").get("until_told_apart") else 1
+        pairs = compared(contents.figures, [row.label for row in run.rows], looks)
         parts.append(Part(run, contents, pairs, answer(run.rows, pairs, run.notes, budget)))
         damaged += contents.damaged
     if damaged:
         notes.append(Note("warning", None, f"{damaged} damaged line(s) of samples.jsonl were left out."))
+    if apart := differing(runs):
+        parts[0].answer.insert(0, apart)
     beside = None
     texts = _texts(parts, rows, notes)
     if published:
@@ -121,8 +126,8 @@ def report_notes(runs: list[Run]) -> list[Note]:
     if speed_column(rows).key != "speedup":
         notes.append(Note("info", None, "The plots show step compression for want of speedups."))
     if apart := differing(runs):
-        notes.append(Note("warning", None, apart))
-    return notes + _metric_notes(rows, notes)
+        notes.append(Note("unfit", None, apart))
+    return by_importance(notes + _metric_notes(rows, notes))
 
 
 def _metric_notes(rows: Sequence, said: list[Note]) -> list[Note]:

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from lanternbench.analysis.figures import BASELINE
+from lanternbench.analysis.statistics import ALPHA, prompts_needed
 from lanternbench.analysis.summaries import Row
-from lanternbench.notes import Note
+from lanternbench.notes import Note, preliminary
 from lanternbench.report.columns import BASE, MISSING
 from lanternbench.report.pairs import SPEED, TAU, Pair
 from lanternbench.utils.text import one_line
 
 BUDGET = 0.1  # fidelity loss: total variation per token, a mean
-ALPHA = 0.05
 SPEEDUP = next(column for column in BASE if column.key == "speedup")
 LOSS = next(column for column in BASE if column.key == "fidelity_loss")
 
 
 def answer(rows: Sequence[Row], pairs: Sequence[Pair], notes: Sequence[Note], budget: float = BUDGET) -> list[str]:
-    """The sentences of one run: what is fastest, at what cost, what is not told apart, and whether to trust the clock.
+    """The sentences of one run: is it unfit to be quoted, what is fastest, at what cost, and what is not told apart.
 
     pairs: of the run's methods, with p-values corrected for their number; notes: the run's.
     """
     drafting = [row for row in rows if row.label != BASELINE and row.value("speedup") is not None]
-    said = []
+    said = [preliminary(notes)]
+    doubt = " (preliminary)" if said[0] else ""
     if drafting:
         lossless = [row for row in drafting if row.lossless]
-        said.append(_fastest("Fastest lossless method", lossless, pairs) or "No lossless method was timed beside ar.")
+        name = f"Fastest lossless method{doubt}"
+        said.append(_fastest(name, lossless, pairs) or "No lossless method was timed beside ar.")
         close = [row for row in drafting if not row.lossless and (loss := row.value("fidelity_loss")) is not None
                  and loss <= budget]  # fmt: skip
-        name = f"Fastest relaxed method within a fidelity loss of {budget:g}"
+        name = f"Fastest relaxed method within a fidelity loss of {budget:g}{doubt}"
         relaxed = any(row.lossless is False for row in drafting)
         said.append(_fastest(name, close, pairs) or (f"{name}: none." if relaxed else ""))
         said.append(_apart(pairs))
     else:
         said.append("No speedup was measured: methods are compared by accepted length alone.")
     said.append(_quality(pairs))
-    disturbed = [note.text for note in notes if note.metric == "latency_s" and note.kind == "warning"]
+    disturbed = [note.text for note in notes if note.metric == "latency_s" and note.kind in ("unfit", "warning")]
     if disturbed:
         said += disturbed
     elif any(row.value("robust_latency_s") is not None for row in rows):
@@ -67,16 +68,18 @@ def _told_apart(one: str, other: str, pairs: Sequence[Pair]) -> bool:
 def _apart(pairs: Sequence[Pair]) -> str:
     """How many pairs of methods the tests tell apart in speed."""
     speed = [pair for pair in pairs if pair.figure == SPEED]
-    told = sum(pair.p < ALPHA for pair in speed)
     if not speed:
         return "Too few prompts to tell any methods apart."
+    first = [pair for pair in speed if BASELINE in (pair.method, pair.against)]
+    others = [pair for pair in speed if pair not in first]
+    counts = [(family, sum(pair.p < ALPHA for pair in family)) for family in (first, others)]
     prompts = max(pair.prompts for pair in speed)
-    if not told:
-        # of 2^n sign patterns two are as extreme as the observed one, and Holm multiplies by the number of pairs
-        least = math.floor(math.log2(2 * len(speed) / ALPHA)) + 1
-        fix = f"that takes {least} prompts or more" if prompts < least else "measure more prompts"
-        return f"Over {prompts} prompts none of {len(speed)} pairs of methods is told apart in speed: {fix}."
-    return f"Over {prompts} prompts {told} of {len(speed)} pairs of methods are told apart in speed (p < {ALPHA:g})."
+    words = ("methods from ar", "pairs of them from each other")
+    said = [f"{told} of {len(family)} {what}" for (family, told), what in zip(counts, words) if family]
+    needed = prompts_needed(len(first or others))
+    fix = f"measure {needed} prompts or more" if prompts < needed else "more prompts tell more apart"
+    end = "" if all(told == len(family) for family, told in counts) else f": {fix}"
+    return f"The tests over {prompts} prompts tell apart in speed {' and '.join(said)} (p < {ALPHA:g}){end}."
 
 
 def _quality(pairs: Sequence[Pair]) -> str:

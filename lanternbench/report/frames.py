@@ -81,5 +81,5 @@ def _flat(sample: Sample) -> dict[str, Any]:
 
 
 def run_frames(path: str | Path) -> RunFrames:
-    """A run folder, or the id of a run under ``results/``.  Raises UserError when there is no such run."""
+    """A run folder, or the id or name of a run under ``results/``.  Raises UserError when there is no such run."""
     return RunFrames(load_run(find(Path("results"), [str(path)])[0]))

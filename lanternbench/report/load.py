@@ -9,8 +9,9 @@ from typing import Any
 from lanternbench.analysis.figures import BASELINE, Figures
 from lanternbench.analysis.samples import Sample
 from lanternbench.analysis.summaries import Row, read_summary
+from lanternbench.analysis.summary import counts, renewed
 from lanternbench.errors import UserError
-from lanternbench.experiment.run_reader import read_run, scan
+from lanternbench.experiment.run_reader import read_run, samples_digest, scan
 from lanternbench.notes import Note
 
 _SETTINGS = (
@@ -112,12 +113,20 @@ class Contents:
     damaged: int = 0
 
 
-def load_run(folder: Path) -> Run:
-    """One run folder. Raises UserError when it is no run, holds no results, or its JSON is damaged."""
+def load_run(folder: Path, figures: Figures | None = None) -> Run:
+    """One run folder, as its samples are now; ``figures``: of its samples, where they are read already.
+
+    Raises UserError when it is no run, holds no results, or its JSON is damaged.
+    """
     folder = Path(folder)
     if not (folder / "run.json").is_file():
         raise UserError(f"{folder} is not a run folder (no run.json): give a folder that `lanternbench run` wrote.")
     info, summary = read_run(folder), read_summary(folder)
+    changed = summary.samples not in (None, samples_digest(folder))
+    if figures is None and (changed or summary.samples is None):
+        figures = Figures(line.sample for line in scan(folder / "samples.jsonl") if line.sample)
+    if figures and (changed or (summary.rows and counts(figures) != {row.label: row.n for row in summary.rows})):
+        summary = renewed(figures, info, summary)
     if not summary.rows:
         raise UserError(f"{folder} holds no results (summary.json has no rows): run it again with --resume.")
     rows = sorted(summary.rows, key=lambda row: BASELINE not in (row.method, row.label))

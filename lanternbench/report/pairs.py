@@ -8,23 +8,24 @@ from typing import NamedTuple
 import numpy as np
 
 from lanternbench.analysis.figures import BASELINE, Figures
-from lanternbench.analysis.statistics import Floats, bootstrap_ratios, draws, holm, paired_tests
+from lanternbench.analysis.statistics import Floats, bootstrap_ratios, draws, holm_in_two, paired_tests
+from lanternbench.analysis.told_apart import FLIPS, values_by_prompt
 from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.tables import markdown
 
 TITLES = ["figure", "method", "against", "prompts", "difference", "95 %", "p"]
-FLIPS = 100_000  # sign patterns: the least p before its correction is 1 / FLIPS
 SPEED, TAU = "speed", "accept_len"
 FIGURES = {SPEED: "latency_s", TAU: "accept_len"}  # and every metric
 INTRO = (
     "Each line compares a method with another on the prompts that both have: the difference of τ or of a metric, and "
     "for speed how many times as fast, with 95 % bootstrap intervals over prompts. p is that of the two-sided paired "
-    "permutation test (of latencies' logarithms), corrected for the number of pairs by Holm's method."
+    "permutation test (of latencies' logarithms), corrected by Holm's method for the number of methods where they are "
+    "compared with ar, and for the number of all other pairs where they are compared with each other."
 )
 
 
 class Pair(NamedTuple):
-    """``value``: method − against, or for speed the ratio of their total latencies; ``p`` is adjusted within figure."""
+    """``value``: method − against, for speed the ratio of their total latencies; ``p``: adjusted within its family."""
 
     figure: str
     method: str
@@ -54,14 +55,17 @@ def pair_table(pairs: list[Pair]) -> str:
     return markdown(TITLES, [pair.cells() for pair in pairs], [False] * 3 + [True] * 4)
 
 
-def compared(figures: Figures, labels: list[str]) -> list[Pair]:
-    """Every figure and pair of methods that share two prompts or more, in the order of ``labels``."""
+def compared(figures: Figures, labels: list[str], looks: int = 1) -> list[Pair]:
+    """Every figure and pair of methods that share two prompts or more, in the order of ``labels``.
+
+    looks: of a run that was to go on until its methods are told apart.
+    """
     names = FIGURES | {name: name for name in figures.metrics}
-    return [pair for figure, name in names.items() for pair in _pairs(figure, name, figures, labels)]
+    return [pair for figure, name in names.items() for pair in _pairs(figure, name, figures, labels, looks)]
 
 
-def _pairs(figure: str, name: str, figures: Figures, labels: list[str]) -> list[Pair]:
-    table = {label: _by_prompt(figures, name, label) for label in labels if label in figures.labels}
+def _pairs(figure: str, name: str, figures: Figures, labels: list[str], looks: int) -> list[Pair]:
+    table = {label: values_by_prompt(figures, name, label) for label in labels if label in figures.labels}
     if figure == TAU:
         table.pop(BASELINE, None)  # 1 by definition
     pairs = [
@@ -83,19 +87,9 @@ def _pairs(figure: str, name: str, figures: Figures, labels: list[str]) -> list[
     else:
         tested = columns(ours) - columns(theirs)
         estimates = bootstrap_ratios(tested, np.stack(shared, 1).astype(np.float64), count)
-    adjusted = holm(paired_tests(tested, draws(len(tested), FLIPS)))
+    first = [BASELINE in (method, against) for method, against, _ in pairs]
+    adjusted = holm_in_two(paired_tests(tested, draws(len(tested), FLIPS)), first, looks)
     return [
         Pair(figure, method, against, int(here.sum()), estimate.value, estimate.lo, estimate.hi, float(p))
         for (method, against, here), estimate, p in zip(pairs, estimates, adjusted, strict=True)
     ]
-
-
-def _by_prompt(figures: Figures, name: str, label: str) -> Floats:
-    """A figure of one label by prompt, over its seeds: [all prompts], NaN where it has none."""
-    own = figures.of(label)
-    if name == FIGURES[SPEED]:  # as in ``speedup``: what was timed otherwise than its baseline's is left out
-        own &= figures.comparable | (figures.paired < 0)
-    top, bottom = figures.of_prompts(name, own)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        found = np.where(bottom > 0, top / bottom, np.nan)
-    return np.where(found > 0, found, np.nan) if name == FIGURES[SPEED] else found

@@ -37,6 +37,9 @@ class Executor(Protocol):
         ``on_step`` is told of every step of an image, where this process decodes it.
         """
 
+    def estimate(self, labels: list[str], captions: list[str]) -> dict[str, float]:
+        """Seconds an image by method, from a few steps of each; nothing where workers elsewhere make the samples."""
+
     def notes(self) -> list[str]:
         """Notes for the reader of the results."""
 

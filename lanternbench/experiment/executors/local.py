@@ -30,6 +30,9 @@ class LocalExecutor:
             say(str(job))
             yield from (Finished(sample, image) for sample, image in self.worker.work(job, on_step))
 
+    def estimate(self, labels: list[str], captions: list[str]) -> dict[str, float]:
+        return {label: self.worker.seconds_per_image(label, captions) for label in labels}
+
     def notes(self) -> list[str]:
         """On a CPU memory is the process's, whichever method runs."""
         if self.worker.device != "cpu":

@@ -90,6 +90,9 @@ class RayExecutor:
             except WorkerLost:
                 self._replace(self.pool[0], "the loading of the models")
 
+    def estimate(self, labels: list[str], captions: list[str]) -> dict[str, float]:
+        return {}
+
     def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Finished]:
         calls: Calls = {}
         try:
