@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lanternbench import metrics
+from lanternbench.analysis.acceptance import acceptance
 from lanternbench.analysis.contention import contention
 from lanternbench.analysis.figures import BASELINE, MEASURED, Figures
 from lanternbench.analysis.statistics import Estimate, bootstrap_ratios, draws, paired_test
@@ -81,6 +82,7 @@ def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, 
         accept_histogram=steps.histogram(),
         accept_len_by_position=steps.accept_len_by_position(),
         phases=steps.phase_shares(),
+        acceptance=acceptance(steps.histogram()),
     )
 
 

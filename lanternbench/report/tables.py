@@ -12,15 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from lanternbench.analysis.summaries import Row
-from lanternbench.report.columns import Column, columns, tex_escape
+from lanternbench.report.columns import Column, columns
 from lanternbench.utils.text import one_line
 
 FACTS = ("run", "label", "method", "options", "target", "dataset", "temperature", "lossless", "simulated", "n")
 
 
-def markdown_table(rows: Sequence[Row]) -> str:
-    """GitHub Markdown with every column that has a value; intervals in brackets."""
-    shown = columns(rows)
+def markdown_table(rows: Sequence[Row], shown: Sequence[Column] | None = None) -> str:
+    """GitHub Markdown, by default with the columns that a reader wants first; intervals in brackets."""
+    shown = columns(rows, "md") if shown is None else shown
     cells = [[column.cell(row) for column in shown] for row in rows]
     return markdown([c.title + c.arrow for c in shown], cells, [c.numeric for c in shown])
 
@@ -54,27 +54,6 @@ def csv_text(records: list[dict[str, Any]]) -> str:
 def csv_table(rows: Sequence[Row]) -> str:
     """`frame` as CSV."""
     return csv_text([{str(k): v for k, v in record.items()} for record in frame(rows).to_dict("records")])
-
-
-def latex_table(rows: Sequence[Row], caption: str = "") -> str:
-    """A booktabs table for a paper (needs \\usepackage{booktabs} and nothing else); all text escaped."""
-    shown = columns(rows, "tex")
-    arrows = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
-    lines = [
-        "% needs \\usepackage{booktabs}",
-        r"\begin{table}[t]",
-        r"\centering",
-        *([rf"\caption{{{tex_escape(caption, 4000)}}}"] if caption else []),
-        rf"\begin{{tabular}}{{{''.join('r' if c.numeric else 'l' for c in shown)}}}",
-        r"\toprule",
-        " & ".join(c.tex + arrows[c.better] for c in shown) + r" \\",
-        r"\midrule",
-        *(" & ".join(_tex_cell(c, row) for c in shown) + r" \\" for row in rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def terminal_table(rows: Sequence[Row], width: int | None = None) -> Table:
@@ -117,11 +96,3 @@ def csv_cell(value: Any) -> Any:
     if isinstance(value, str):
         value = value.replace("\r", " ")  # a reader may take it for the end of a row
     return "'" + value if isinstance(value, str) and value.lstrip().startswith(("=", "+", "-", "@")) else value
-
-
-def _tex_cell(column: Column, row: Row) -> str:
-    bounds = column.bounds(row)
-    value = tex_escape(column.value(row))
-    if value.startswith(("[", "*")):
-        value = "{}" + value  # else the \\ of the line before would take it as its own argument
-    return value + (rf" {{\scriptsize {tex_escape(bounds)}}}" if bounds else "")
