@@ -53,7 +53,7 @@ def report(
     if as_json:
         print_json({"rows": rows, "files": [str(f) for f in files]})
         return
-    print_table(rows)
+    print_table(rows, view.shown(rows, "terminal") if view.columns else None)
     if (text := differing(loaded)) is not None:
         print_notes([text], Console(stderr=True))
     print_notes(files, Console(stderr=True), bullet="")

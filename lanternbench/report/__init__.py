@@ -102,7 +102,7 @@ def _part(run: Run, labels: list[str], view: View, budget: float, prompts: int) 
 
 def _texts(parts: list[Part], rows: list[ReportRow], notes: list[Note], view: View) -> dict[str, str]:
     """Every file but the page, by name."""
-    recipes = [recipe_text(part.run, part.contents) for part in parts]
+    recipes = [recipe_text(part.run) for part in parts]
     table = templates().get_template("table.md")
     document = {
         "rows": rows,
@@ -141,7 +141,7 @@ def _texts(parts: list[Part], rows: list[ReportRow], notes: list[Note], view: Vi
 
 def _caption(part: Part) -> str:
     """The caption of a table in a paper: target, prompts, temperature."""
-    found = recipe(part.run, part.contents)
+    found = recipe(part.run)
     return f"Decoding methods on {found['target']} ({found['prompts']}, temperature {found['temperature']})"
 
 

@@ -62,7 +62,10 @@ def place_labels(
 
 def _best(point: Point, text: str, taken: Sequence[Box], lined: Sequence[Box], others: Sequence[Box], frame: Box,
           far: bool = False) -> Label | None:  # fmt: skip
-    """The label's place of the least price: its distance, the lines that it covers, other points nearer to it."""
+    """The label's place of the least price: its distance and the lines that it covers; ``far``: any free place.
+
+    Else only a place counts that is nearer to its point than to any other by 4 pixels.
+    """
     (x, y), best, least = point, None, math.inf
     for rank, (dx, dy, anchor) in enumerate(_places(far, frame)):
         label = Label(text, round(x + dx, 1), round(y + dy, 1), anchor)
@@ -72,7 +75,9 @@ def _best(point: Point, text: str, taken: Sequence[Box], lined: Sequence[Box], o
         if price >= least or not _inside(box, frame) or any(overlap(box, other) > 0 for other in taken):
             continue
         doubtful = any(_gap(box, other) < away + 4 for other in others)
-        price += sum(overlap(box, line) for line in lined) + 40.0 * doubtful
+        if doubtful and not far:
+            continue
+        price += sum(overlap(box, line) for line in lined) + 20.0 * doubtful
         if price < least:
             best, least = label, price
             if doubtful or away > NEAR / 3:

@@ -8,8 +8,8 @@ from lanternbench.analysis.summaries import Row
 from lanternbench.report.columns import MISSING, Column, columns, tex_escape
 from lanternbench.report.view import paper_name
 
-COLUMN, PAGE = 237.0, 496.0  # points: \\columnwidth and \\textwidth of two-column venues
-SIGN, BETWEEN = 4.4, 6.0  # points of a sign in \\small and between columns, \\tabcolsep being 3 points
+COLUMN, PAGE = 219.0, 455.0  # points: \\columnwidth and \\textwidth of ACL, the narrowest of two-column venues
+SIGN, BETWEEN = 4.7, 6.0  # points of a sign in \\small and between columns, \\tabcolsep being 3 points
 ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
 PLUS_MINUS = r"$\pm$: the farther end of the 95\,\% bootstrap interval over prompts."
 
@@ -54,9 +54,10 @@ def plus_minus(column: Column, row: Row) -> tuple[str, str]:
     def number(found: float) -> str:
         return column.print(found).rstrip("×%")
 
-    if not column.interval or low is None or high is None or low == high:
+    if not column.interval or low is None or high is None:
         return number(value), ""
-    return number(value), number(max(high - value, value - low, 0.0))
+    bound = number(max(high - value, value - low, 0.0))
+    return number(value), bound if float(bound) else ""
 
 
 def _head(column: Column) -> str:

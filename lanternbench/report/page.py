@@ -81,7 +81,7 @@ def html_page(
         several=len(parts) > 1,
         title=", ".join(part.run.run_id for part in parts),
         facts=_facts([part.run for part in parts]),
-        recipes=[recipe(part.run, part.contents) for part in parts],
+        recipes=[recipe(part.run) for part in parts],
         warnings=[note for note in dict.fromkeys(notes) if note.kind != "info"],
         remarks=[note for note in dict.fromkeys(notes) if note.kind == "info"],
         results=results_table(rows, view),

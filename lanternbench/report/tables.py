@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lanternbench.analysis.summaries import Row
-from lanternbench.report.columns import Column, columns
+from lanternbench.report.columns import Column, columns, glossary
 from lanternbench.utils.text import one_line
 
 FACTS = ("run", "label", "method", "options", "target", "dataset", "temperature", "lossless", "simulated", "n")
@@ -56,21 +56,27 @@ def csv_table(rows: Sequence[Row]) -> str:
     return csv_text([{str(k): v for k, v in record.items()} for record in frame(rows).to_dict("records")])
 
 
-def terminal_table(rows: Sequence[Row], width: int | None = None) -> Table:
+def terminal_table(rows: Sequence[Row], width: int | None = None, chosen: Sequence[Column] | None = None) -> Table:
     """The compact table for the terminal: method, speedup with its interval, τ, step compression, d̄, quality.
 
-    Rows keep the order of their run, the baseline `ar` first; a missing value prints as "–".
+    Rows keep the order of their run, the baseline `ar` first; a missing value prints as "–". The caption says what
+    columns mean and which have no room or place here. ``chosen``: the columns, instead of these.
     """
     runs = [getattr(row, "run", None) for row in rows]
     rows = sorted(rows, key=lambda row: (runs.index(getattr(row, "run", None)), row.label != "ar"))
-    shown = columns(rows, "terminal")
+    shown = list(chosen) if chosen is not None else columns(rows, "terminal")
+    wanted = list(chosen) if chosen is not None else columns(rows, "md")
     cells = {c.key: [one_line(c.cell(row) if c.key == "speedup" else c.value(row)) for row in rows] for c in shown}
     # a column costs its padding and a divider too
     room = {c.key: max(map(len, [c.title + c.arrow, *cells[c.key]])) + 3 for c in shown}
     while width and sum(room[c.key] for c in shown) > width and len(shown) > 2:
         least = next((c for key in ("tree_depth", "step_compression") for c in shown if c.key == key), shown[-1])
         shown = [c for c in shown if c is not least]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    said = glossary(shown)
+    if left_out := [one_line(c.title, 32) for c in wanted if c not in shown]:
+        said.append(f"not shown: {', '.join(left_out)} (lanternbench report writes all columns)")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", caption=Text("; ".join(said)) if said else None,
+                  caption_justify="left", caption_style="dim")  # fmt: skip
     for c in shown:
         table.add_column(Text(c.title + c.arrow), justify="right" if c.numeric else "left", no_wrap=True)
     for i in range(len(rows)):

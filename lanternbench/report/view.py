@@ -74,8 +74,7 @@ def paper_name(row: Row) -> str:
     """A label as papers write it: "Cool-SD (λ=2)"; one that --names changed stays."""
     if not row.label.startswith(row.method) or row.method not in PAPER_NAMES:
         return row.label
-    rest = row.label[len(row.method) :].strip()
-    return PAPER_NAMES[row.method] + (f" ({rest.replace(' ', ', ')})" if rest else "")
+    return _with_options(PAPER_NAMES[row.method], row.label, row.method)
 
 
 def read_names(path: Path) -> dict[str, str]:
@@ -93,4 +92,10 @@ def read_names(path: Path) -> dict[str, str]:
 def _named(label: str, method: str, names: Mapping[str, str]) -> str:
     if label in names:
         return names[label]
-    return names[method] + label[len(method) :] if method in names and label.startswith(method) else label
+    return _with_options(names[method], label, method) if method in names and label.startswith(method) else label
+
+
+def _with_options(name: str, label: str, method: str) -> str:
+    """A method's name and the options of its label: "Cool-SD (λ=2, ν=0.7)"."""
+    rest = label[len(method) :].strip()
+    return name + (f" ({rest.replace(' ', ', ')})" if rest else "")
