@@ -147,7 +147,9 @@ def test_every_label_of_21_methods_is_there_and_none_touches_another(browse, tmp
         places = [(box[0], [box[1], box[2] + 2, box[3], box[4] - 2]) for box in one["boxes"]]  # without line spacing
         touching = [(a, b) for (a, p), (b, q) in combinations(places, 2) if overlap(p, q) > 1]
         assert touching == [], one["key"]
-        cut = [a for a, (x0, y0, x1, y1) in places if x0 < -1 or y0 < -1 or x1 > one["width"] + 1 or y1 > one["height"] + 1]
+        cut = [
+            a for a, (x0, y0, x1, y1) in places if x0 < -1 or y0 < -1 or x1 > one["width"] + 1 or y1 > one["height"] + 1
+        ]
         assert cut == [], one["key"]
 
 

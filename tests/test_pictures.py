@@ -70,7 +70,9 @@ def test_21_methods_have_all_labels_and_none_touches_another_or_is_cut_off(width
     found = boxes(made)
     touching = [(a, b) for (a, one), (b, two) in combinations(found, 2) if overlap(one, two) > 1]
     assert touching == []
-    assert all(-1 <= x0 and x1 <= made.width + 1 and -1 <= y0 and y1 <= made.height + 1 for _, (x0, y0, x1, y1) in found)
+    assert all(
+        -1 <= x0 and x1 <= made.width + 1 and -1 <= y0 and y1 <= made.height + 1 for _, (x0, y0, x1, y1) in found
+    )
     said = re.sub(r"\W", "", "".join(text.text for text in texts(made)))
     assert [label for label in LABELS if re.sub(r"\W", "", label) not in said] == []
 
@@ -79,7 +81,9 @@ def test_21_methods_have_all_labels_and_none_touches_another_or_is_cut_off(width
 def test_no_label_covers_a_point_and_each_is_nearest_to_its_own(width):
     rows = rows_of(twenty_one())
     made = scatter(trade_off(rows, metric_column("fidelity_loss")), width)
-    marks = [(i.x - 5, i.y - 5, i.x + 5, i.y + 5) for g in made.groups if g.said for i in g.items if isinstance(i, Mark)]
+    marks = [
+        (i.x - 5, i.y - 5, i.x + 5, i.y + 5) for g in made.groups if g.said for i in g.items if isinstance(i, Mark)
+    ]
     labels = [t for g in made.groups if g.said for t in g.items if isinstance(t, Text)]
     assert len(labels) == len(marks) == 21
     from lanternbench.report.labels import Label
@@ -110,7 +114,9 @@ def knob_rows() -> list:
 
 def test_a_method_at_several_settings_is_one_line_in_the_order_of_its_knob():
     data = trade_off(knob_rows(), metric_column("fidelity_loss"))
-    assert [[data.spots[i].name for i in line] for line in data.knobs] == [["cool-sd λ=1.1", "cool-sd λ=2", "cool-sd λ=4"]]
+    assert [[data.spots[i].name for i in line] for line in data.knobs] == [
+        ["cool-sd λ=1.1", "cool-sd λ=2", "cool-sd λ=4"]
+    ]
     assert [name for name in short_names(data) if "λ" in name] == ["λ=2", "λ=1.1", "cool-sd λ=4"]
     drawn = [i for g in scatter(data, NARROW).groups for i in g.items if isinstance(i, Line) and i.role == "knob"]
     assert [len(line.points) for line in drawn if len(line.points) > 2] == [3]
@@ -119,7 +125,10 @@ def test_a_method_at_several_settings_is_one_line_in_the_order_of_its_knob():
 def test_the_scatter_is_of_trade_offs_alone():
     rows = knob_rows() + [row("sjd", "sjd", 1.2, fidelity_loss=0.0)]
     data = trade_off(rows, metric_column("fidelity_loss"))
-    assert {spot.row.label for spot in data.spots if spot.row.lossless} == {"ar", "eagle-1"}  # of the lossless the fastest
+    assert {spot.row.label for spot in data.spots if spot.row.lossless} == {
+        "ar",
+        "eagle-1",
+    }  # of the lossless the fastest
     assert quality_columns([r for r in rows if r.lossless]) == []
 
 
@@ -146,7 +155,9 @@ def test_one_wide_interval_does_not_stretch_the_axis():
     made = forest(rows_of([flat("a", "a", 1.4, speedup_lo=1.3, speedup_hi=1.5),
                            flat("b", "b", 2.0, speedup_lo=0.1, speedup_hi=9.0)]), WIDE)  # fmt: skip
     assert made is not None
-    heads = [i for g in made.groups if g.said.startswith("b") for i in g.items if isinstance(i, Line) and len(i.points) == 3]
+    heads = [
+        i for g in made.groups if g.said.startswith("b") for i in g.items if isinstance(i, Line) and len(i.points) == 3
+    ]
     assert len(heads) == 2  # its ends are arrow heads
     wide = axis(values, [(0.0, 4.0), (0.0, 4.0), (0.0, 4.0)], 0, 100)
     assert wide.low <= 0.0
@@ -242,12 +253,19 @@ def test_a_file_of_names_of_another_form_is_a_user_error(tmp_path, text):
 
 
 def test_labels_are_written_as_in_papers():
-    rows = [row("cool-sd λ=2 ν=0.7", "cool-sd"), row("lantern++", "lantern++"), row("mine λ=2", "mine"), row("x", "sjd")]
+    rows = [
+        row("cool-sd λ=2 ν=0.7", "cool-sd"),
+        row("lantern++", "lantern++"),
+        row("mine λ=2", "mine"),
+        row("x", "sjd"),
+    ]
     assert [paper_name(r) for r in rows] == ["Cool-SD (λ=2, ν=0.7)", "LANTERN++", "mine λ=2", "x"]
 
 
 def test_the_latex_table_is_as_wide_as_a_page_at_most_and_says_what_it_left_out():
-    narrow = latex_table(rows_of([flat(), flat("sjd", "sjd", 2.0, speedup_lo=1.9, speedup_hi=2.2, **{"clip-tiny": None})]))
+    narrow = latex_table(
+        rows_of([flat(), flat("sjd", "sjd", 2.0, speedup_lo=1.9, speedup_hi=2.2, **{"clip-tiny": None})])
+    )
     assert r"\begin{table}[t]" in narrow
     assert "$2.00{\\scriptstyle\\,\\pm\\,0.20}$" in narrow
     many = {f"metric-{i}": 0.5 for i in range(12)}

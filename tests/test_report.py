@@ -247,7 +247,9 @@ def test_the_csv_keeps_full_precision_and_runs_no_formula():
 
 def test_a_report_writes_all_tables_plots_and_the_page(tmp_path):
     drafted = {"accept_histogram": [0, 2, 1, 1]}
-    files = report([make_run(tmp_path / "r1", [flat(fidelity_loss=0.0, **FID), ROWS[0] | FID | drafted])], published=True)
+    files = report(
+        [make_run(tmp_path / "r1", [flat(fidelity_loss=0.0, **FID), ROWS[0] | FID | drafted])], published=True
+    )
     names = {file.name for file in files}
     pictures = ("speed", "pareto-fidelity_loss", "pareto-clip-tiny", "pareto-fid-tiny", "acceptance")
     plots = {f"{name}.{kind}" for name in pictures for kind in ("png", "svg", "pdf")}
@@ -507,7 +509,16 @@ def test_the_page_needs_no_network(tmp_path):
 def test_captions_labels_and_names_cannot_inject_anything(tmp_path):
     rows = [
         flat(),
-        flat(EVIL, EVIL, 2.0, lossless=False, fidelity_loss=0.1, options={EVIL: EVIL}, target=EVIL, **{EVIL: 1.0, EVIL + "_lo": 1.0}),
+        flat(
+            EVIL,
+            EVIL,
+            2.0,
+            lossless=False,
+            fidelity_loss=0.1,
+            options={EVIL: EVIL},
+            target=EVIL,
+            **{EVIL: 1.0, EVIL + "_lo": 1.0},
+        ),
     ]
     folder = make_run(tmp_path / "r", [flat()], caption=EVIL, run_id=EVIL)
     (folder / "summary.json").write_text(json.dumps({"rows": rows, "notes": [EVIL]}))

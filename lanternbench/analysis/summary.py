@@ -199,6 +199,13 @@ def _setting_notes(run: Mapping[str, Any]) -> list[Note]:
     if any("environment" in entry for entry in run.get("resumed") or []):
         text = "The run was resumed in another environment (see run.json): its latencies mix both."
         notes.append(Note("warning", "latency_s", text))
+    dataset = str((run.get("prompts") or {}).get("dataset") or "demo")
+    if (run.get("target") or {}).get("name") == "tiny" and dataset != "demo" and "." not in dataset:
+        text = (
+            f"The target tiny draws coloured shapes and knows no captions of {dataset}: its speed and fidelity count, "
+            "its images and their scores do not; --prompts demo has captions that it knows."
+        )
+        notes.append(Note("warning", None, text))
     noise = "the times are real, the images are noise, and no metric is computed."
     if config.get("random_weights"):
         notes.append(Note("warning", None, f"Random weights: {noise}"))

@@ -29,7 +29,9 @@ def report(
     names: Annotated[
         Path | None, typer.Option(metavar="FILE", help="YAML file of names in a paper, such as `eagle-1: EAGLE`.")
     ] = None,
-    grid: Annotated[bool, typer.Option("--grid", help="Write grid.png and grid.pdf: images, prompts × methods.")] = False,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Write grid.png and grid.pdf: images, prompts × methods.")
+    ] = False,
     grid_prompts: Annotated[int, typer.Option(min=1, help="How many prompts --grid shows.")] = 4,
     budget: Annotated[float, typer.Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")] = 0.1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows and the files written as JSON.")] = False,

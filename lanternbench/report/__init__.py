@@ -114,8 +114,9 @@ def _texts(parts: list[Part], rows: list[ReportRow], notes: list[Note], view: Vi
     chosen = view.shown(rows, "tex") if view.columns else None
     shown = view.shown(rows, "md")
     texts = {
-        "table.md": table.render(parts=parts, recipes=recipes, notes=notes, table=markdown_table(rows, shown),
-                                 glossary=glossary(shown)),  # fmt: skip
+        "table.md": table.render(
+            parts=parts, recipes=recipes, notes=notes, table=markdown_table(rows, shown), glossary=glossary(shown)
+        ),  # fmt: skip
         "table.csv": csv_table(rows),
         "table.tex": latex_table(rows, f"{caption}.", ". ".join(dict.fromkeys(recipes)), chosen),
         "table.json": json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n",

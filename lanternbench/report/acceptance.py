@@ -81,7 +81,9 @@ def _panel(row: Row, title: Sequence[str], left: float, width: float, top: float
     count = max(5, _positions([row]))  # across
     joint = row.acceptance["per_position"][:count]
     conditional = row.acceptance["conditional_per_position"][:count]
-    items: list[Item] = [Text(left, top - 11 - LINE * (len(title) - 1 - i), line, "name") for i, line in enumerate(title)]
+    items: list[Item] = [
+        Text(left, top - 11 - LINE * (len(title) - 1 - i), line, "name") for i, line in enumerate(title)
+    ]
     for share, text in ((0.0, "0"), (0.5, "½"), (1.0, "1")):
         y = top + (1 - share) * HEIGHT
         items += [Line(((left + 12, y), (left + width, y)), "grid"), Text(left + 9, y + 4, text, "tick", "end")]

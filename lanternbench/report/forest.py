@@ -59,7 +59,9 @@ def forest(rows: Sequence[Row], width: int) -> Scene | None:
     families = {family(row.method): colour(row.method) for row in shown}
     signs: list = [(name, shade, lambda x, y: Bar(x - 5, y - 5, 10, 10, "swatch")) for name, shade in families.items()]
     signs += [("ar = 1", "", lambda x, y: Line(((x - 6, y), (x + 7, y)), "reference"))]
-    return listed(entries, partial(axis, [1.0, *values], ends), 1.0, axis_title(speed), [*signs, *run_signs(runs)], width)
+    return listed(
+        entries, partial(axis, [1.0, *values], ends), 1.0, axis_title(speed), [*signs, *run_signs(runs)], width
+    )
 
 
 def phases(rows: Sequence[tuple[str, str, dict[str, float]]], width: int) -> Scene | None:

@@ -50,7 +50,10 @@ def image_grid(run: Run, contents: Contents, view: View) -> Grid:
     }  # fmt: skip
     each = ROOM // max(len(picked.cells), 1)
     lines = [
-        (caption, [_cell(run, picked.cells.get((prompt_id, label)), name, scales, each) for label, name in names.items()])
+        (
+            caption,
+            [_cell(run, picked.cells.get((prompt_id, label)), name, scales, each) for label, name in names.items()],
+        )
         for prompt_id, caption in list(picked.captions.items())[:PROMPTS]
     ]
     legends = {kind: legend(*bounds, kind) for kind, bounds in scales.items()} if run.grid else {}
@@ -79,9 +82,7 @@ def _cell(run: Run, sample: Sample | None, name: str, scales: dict[str, tuple[in
     for kind, values in (("accept", sample.accept_lengths), ("depth", sample.tree_depths)):
         if run.grid and values:
             maps[kind] = map_uri(token_map(values, sample.accept_lengths, run.grid), *scales[kind], kind)
-    return Cell(
-        name, image_uri(path, room) if path else None, maps.get("accept"), maps.get("depth"), _facts(sample)
-    )
+    return Cell(name, image_uri(path, room) if path else None, maps.get("accept"), maps.get("depth"), _facts(sample))
 
 
 def _facts(sample: Sample) -> list[tuple[str, str]]:

@@ -161,7 +161,10 @@ def interval(at: Axis, low: float, high: float, across: float, role: str = "inte
 
 def upright(at: Axis, low: float, high: float, across: float) -> list[Item]:
     """An interval along the vertical axis ``at``."""
-    return [Line(tuple((across, y) for y in (at.cut(low), at.cut(high))), "interval"), *_heads(at, low, high, across, True)]
+    return [
+        Line(tuple((across, y) for y in (at.cut(low), at.cut(high))), "interval"),
+        *_heads(at, low, high, across, True),
+    ]
 
 
 def _heads(at: Axis, low: float, high: float, across: float, turned: bool) -> Iterable[Item]:

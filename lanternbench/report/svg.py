@@ -33,7 +33,9 @@ def _item(item: Item) -> Markup:
         return _mark(item)
     turn = f"translate({item.x:g} {item.y:g}) rotate(-90)" if item.turned else ""
     place = Markup('transform="{}"').format(turn) if turn else Markup('x="{:g}" y="{:g}"').format(item.x, item.y)
-    return Markup('<text class="{}" {} text-anchor="{}">{}</text>').format(item.role, place, item.anchor, escape(item.text))
+    return Markup('<text class="{}" {} text-anchor="{}">{}</text>').format(
+        item.role, place, item.anchor, escape(item.text)
+    )
 
 
 def _mark(mark: Mark) -> Markup:
