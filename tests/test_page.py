@@ -106,7 +106,8 @@ def test_another_quality_axis_shows_another_plot(browse, page):
 
 def test_a_point_of_the_plot_tells_its_figures(browse, page):
     seen = browse(page, """
-        const plot = document.querySelector('[data-key="pareto-fidelity_loss"]'), points = [...plot.querySelectorAll(".point")];
+        const plot = document.querySelector('[data-key="pareto-fidelity_loss"]');
+        const points = [...plot.querySelectorAll(".point")];
         const point = points.find(one => one.textContent.includes("cool-sd"));
         plot.hidden = false; point.focus(); return { said: plot.querySelector(".said").textContent };""")  # fmt: skip
     assert "cool-sd λ=2: speedup over AR 2.00×" in seen["said"]

@@ -12,10 +12,11 @@ from test_report import flat, make_run, row
 
 from lanternbench.errors import UserError
 from lanternbench.report import report
+from lanternbench.report.acceptance import panels
 from lanternbench.report.columns import metric_column
 from lanternbench.report.drawing import scene_figure
 from lanternbench.report.forest import forest, phases
-from lanternbench.report.labels import box_of, overlap, place_labels
+from lanternbench.report.labels import Label, box_of, overlap, place_labels
 from lanternbench.report.latex import latex_table
 from lanternbench.report.palette import family
 from lanternbench.report.pareto import quality_columns, scatter, short_names, speed_column, trade_off
@@ -62,8 +63,6 @@ def boxes(scene: Scene) -> list[tuple]:
 @pytest.mark.parametrize("width", [NARROW, WIDE])
 @pytest.mark.parametrize("draw", ["scatter", "forest", "panels"])
 def test_21_methods_have_all_labels_and_none_touches_another_or_is_cut_off(width, draw):
-    from lanternbench.report.acceptance import panels
-
     rows = rows_of(twenty_one())
     made = {"scatter": lambda: scatter(trade_off(rows, metric_column("fidelity_loss")), width),
             "forest": lambda: forest(rows, width), "panels": lambda: panels(rows, width)}[draw]()  # fmt: skip
@@ -71,7 +70,7 @@ def test_21_methods_have_all_labels_and_none_touches_another_or_is_cut_off(width
     touching = [(a, b) for (a, one), (b, two) in combinations(found, 2) if overlap(one, two) > 1]
     assert touching == []
     assert all(
-        -1 <= x0 and x1 <= made.width + 1 and -1 <= y0 and y1 <= made.height + 1 for _, (x0, y0, x1, y1) in found
+        x0 >= -1 and x1 <= made.width + 1 and y0 >= -1 and y1 <= made.height + 1 for _, (x0, y0, x1, y1) in found
     )
     said = re.sub(r"\W", "", "".join(text.text for text in texts(made)))
     assert [label for label in LABELS if re.sub(r"\W", "", label) not in said] == []
@@ -86,8 +85,6 @@ def test_no_label_covers_a_point_and_each_is_nearest_to_its_own(width):
     ]
     labels = [t for g in made.groups if g.said for t in g.items if isinstance(t, Text)]
     assert len(labels) == len(marks) == 21
-    from lanternbench.report.labels import Label
-
     for text in labels:
         box = box_of(Label(text.text, text.x, text.y, text.anchor))
         assert not any(overlap(box, mark) for mark in marks), text
@@ -123,7 +120,7 @@ def test_a_method_at_several_settings_is_one_line_in_the_order_of_its_knob():
 
 
 def test_the_scatter_is_of_trade_offs_alone():
-    rows = knob_rows() + [row("sjd", "sjd", 1.2, fidelity_loss=0.0)]
+    rows = [*knob_rows(), row("sjd", "sjd", 1.2, fidelity_loss=0.0)]
     data = trade_off(rows, metric_column("fidelity_loss"))
     assert {spot.row.label for spot in data.spots if spot.row.lossless} == {
         "ar",
@@ -190,8 +187,7 @@ def test_runs_are_told_apart_by_fill_and_number():
 def test_the_forest_is_sorted_lossless_first_with_the_loss_beside_relaxed_methods():
     made = forest(rows_of(twenty_one(12)), WIDE)
     assert made is not None
-    heads = [t for t in texts(made, "heading")]
-    assert [t.text for t in heads] == ["lossless", "relaxed"]
+    assert [t.text for t in texts(made, "heading")] == ["lossless", "relaxed"]
     marks = [(i.y, i.x, i.shape) for g in made.groups if g.said for i in g.items if isinstance(i, Mark)]
     for shape, count in (("circle", 12), ("diamond", 8)):
         x = [x for _, x, kind in sorted(marks) if kind == shape]
@@ -238,8 +234,10 @@ def test_methods_columns_and_names_choose_what_tables_and_pictures_show(tmp_path
     assert "lantern" not in tex
 
 
-@pytest.mark.parametrize(("view", "words"), [(View(methods=("mine",)), "no run here has 'mine': choose of ar, "),
-                                             (View(columns=("mine",)), "have no 'mine': choose of label, ")])  # fmt: skip
+@pytest.mark.parametrize(("view", "words"), [
+    (View(methods=("mine",)), "no run here has 'mine': choose of ar, "),
+    (View(columns=("mine",)), "have no 'mine': choose of label, "),
+])  # fmt: skip
 def test_a_method_or_column_that_is_not_there_is_a_user_error(tmp_path, view, words):
     with pytest.raises(UserError, match=words):
         report([make_run(tmp_path / "r")], view=view)

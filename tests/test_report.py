@@ -188,7 +188,7 @@ def test_the_terminal_table_puts_ar_first_and_reads_no_markup_in_labels():
 def test_the_rows_of_two_runs_stay_apart_in_the_terminal():
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(terminal_table([row("x", "x", 2.0, run="second"), row(run="second"), row(run="first")]))
-    found = [line.split()[:2] for line in console.export_text().splitlines() if line.strip()]
+    found = [line.split()[:2] for line in console.export_text().partition("τ: ")[0].splitlines() if line.strip()]
     assert found[-3:] == [["second", "ar"], ["second", "x"], ["first", "ar"]]
 
 
@@ -253,10 +253,10 @@ def test_a_report_writes_all_tables_plots_and_the_page(tmp_path):
     names = {file.name for file in files}
     pictures = ("speed", "pareto-fidelity_loss", "pareto-clip-tiny", "pareto-fid-tiny", "acceptance")
     plots = {f"{name}.{kind}" for name in pictures for kind in ("png", "svg", "pdf")}
-    tables = {"table.md", "table.csv", "table.tex", "pairs.md", "pairs.csv", "published.md", "published.csv",
+    tables = {"table.md", "table.csv", "table.tex", "pairs.md", "pairs.csv", "published.md",
               "table.json", "acceptance.md", "acceptance.csv"}  # fmt: skip
     assert names == plots | tables | {"report.html"}
-    assert all(file.is_file() and file.stat().st_size > 100 for file in files)
+    assert all(file.is_file() and file.stat().st_size > 50 for file in files)
     assert {file.parent for file in files} == {tmp_path / "r1" / "report"}
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
+
 from lanternbench import metrics
 from lanternbench.analysis.figures import BASELINE
 from lanternbench.analysis.summary import RANDOM_NOTE
@@ -66,15 +68,10 @@ def report(
     beside = None
     texts = _texts(parts, rows, notes, view)
     if published:
-        from lanternbench.report.papers import NONE, cell, published_beside, title  # loads all methods
+        from lanternbench.report.papers import published_beside  # not for every report: it loads all methods
 
         beside = published_beside(rows)
-        records = [{str(name): value for name, value in line.items()} for line in beside.to_dict("records")]
-        right = [str(name).endswith((" measured", " paper")) for name in beside.columns]
-        cells = [[cell(name, value) for name, value in line.items()] for line in records]
-        table = markdown([title(str(name)) for name in beside.columns], cells, right)
-        texts["published.md"] = table if records else f"{NONE}\n"
-        texts["published.csv"] = csv_text(records)
+        texts |= _published(beside)
     wanted = tuple(FORMATS[name] for name in formats or FORMATS)
     texts = {name: text for name, text in texts.items() if name.endswith(wanted)}
     if ".html" in wanted:
@@ -116,7 +113,7 @@ def _texts(parts: list[Part], rows: list[ReportRow], notes: list[Note], view: Vi
     texts = {
         "table.md": table.render(
             parts=parts, recipes=recipes, notes=notes, table=markdown_table(rows, shown), glossary=glossary(shown)
-        ),  # fmt: skip
+        ),
         "table.csv": csv_table(rows),
         "table.tex": latex_table(rows, f"{caption}.", ". ".join(dict.fromkeys(recipes)), chosen),
         "table.json": json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
@@ -140,6 +137,19 @@ def _texts(parts: list[Part], rows: list[ReportRow], notes: list[Note], view: Vi
     return texts
 
 
+def _published(beside: pd.DataFrame) -> dict[str, str]:
+    """The papers' figures beside the measured ones as Markdown and CSV; a sentence where there are none."""
+    from lanternbench.report.papers import NONE, cell, title
+
+    if beside.empty:
+        return {"published.md": f"{NONE}\n"}
+    records = [{str(name): value for name, value in line.items()} for line in beside.to_dict("records")]
+    right = [str(name).endswith((" measured", " paper")) for name in beside.columns]
+    cells = [[cell(name, value) for name, value in line.items()] for line in records]
+    table = markdown([title(str(name)) for name in beside.columns], cells, right)
+    return {"published.md": table, "published.csv": csv_text(records)}
+
+
 def _caption(part: Part) -> str:
     """The caption of a table in a paper: target, prompts, temperature."""
     found = recipe(part.run)
@@ -159,12 +169,12 @@ def report_notes(runs: list[Run]) -> list[Note]:
             own.append(Note("missing", "speedup", text))
         notes += [note._replace(text=f"{run.run_id}: {note.text}") if several else note for note in own]
     rows = [row for run in runs for row in run.rows]
-    said = {
+    reasons = {
         "step_compression": "The pictures show step compression for want of speedups.",
         "robust_speedup": "Other programs disturbed the clock: the pictures show the robust speedup.",
     }
-    if (text := said.get(speed_column(rows).key)) is not None:
-        notes.append(Note("info", None, text))
+    if (key := speed_column(rows).key) in reasons:
+        notes.append(Note("info", None, reasons[key]))
     if apart := differing(runs):
         notes.append(Note("warning", None, apart))
     return notes + _metric_notes(rows, notes)

@@ -8,7 +8,23 @@ from lanternbench.analysis.summaries import Row
 from lanternbench.report.columns import MISSING
 from lanternbench.report.palette import colour
 from lanternbench.report.pareto import name_of, runs_of
-from lanternbench.report.scene import LINE, NARROW, Bar, Group, Item, Line, Mark, Scene, Text, legend, wrap
+from lanternbench.report.scene import (
+    LINE,
+    NARROW,
+    QUIET,
+    Bar,
+    Group,
+    Item,
+    Line,
+    Mark,
+    Scene,
+    Sign,
+    Text,
+    legend,
+    stroke,
+    swatch,
+    wrap,
+)  # fmt: skip
 from lanternbench.report.tables import markdown
 
 INTRO = (
@@ -65,10 +81,9 @@ def panels(rows: Sequence[Row], width: int) -> Scene | None:
         for i, (row, title) in enumerate(zip(line, titles)):
             groups.append(_panel(row, title, 6 + i * (each + 14), each, top))
         y = top + HEIGHT + 24
-    signs = [("accepted, with all before it (joint)", "#5f666e", lambda x, y: Bar(x - 5, y - 5, 10, 10, "share")),
-             ("accepted, given all before it were (conditional)", "#5f666e",
-              lambda x, y: Line(((x - 6, y), (x + 7, y)), "curve")),
-             ("across: position in the draft", "", None)]  # fmt: skip
+    signs: list[Sign] = [swatch("accepted, with all before it (joint)", QUIET, "share"),
+                         stroke("accepted, given all before it were (conditional)", "curve"),
+                         ("across: position in the draft", "", None)]  # fmt: skip
     below, bottom = legend(signs, 6, width - 6, y)
     return Scene("acceptance by position of the draft", width, bottom + 6, (*groups, *below))
 

@@ -77,7 +77,8 @@ APART = 0.05
 BASE = [
     Column("run", "run", "Run", "text", views=ALL),
     Column("label", "method", "Method", "text", views=ALL),
-    Column("lossless", "lossless", "Lossless", "yes", views=("full", "md"), help="does the method keep the target's distribution?"),
+    Column("lossless", "lossless", "Lossless", "yes", views=("full", "md"),
+           help="does the method keep the target's distribution?"),
     Column(
         "speedup", "speedup", "Speedup", ".2f×", "higher", True, ALL,
         "against ar, ratio of paired latencies, bootstrap 95 % interval over prompts",
@@ -100,7 +101,8 @@ BASE = [
         "step_compression", "step compr.", "Step compr.", ".2f×", "higher", True, LEAN,
         "step compression: tokens / target forwards, prefill included",
     ),
-    Column("tree_depth", "depth d̄", r"$\bar d$", ".2f", views=LEAN, help="depth d̄: mean depth of the draft tree, positions drafted ahead"),
+    Column("tree_depth", "depth d̄", r"$\bar d$", ".2f", views=LEAN,
+           help="depth d̄: mean depth of the draft tree, positions drafted ahead"),
     Column(
         "fidelity_loss", "fidelity loss", "Fidelity loss", ".3f", "lower", True, ALL,
         "mean over tokens of the total variation between the target's distribution and what the method draws from",
@@ -165,7 +167,7 @@ def disturbed(row: Row) -> bool:
 
 
 def columns(rows: Sequence[Row], view: str = "full") -> list[Column]:
-    """The columns to show for these rows in "full", "md", "tex" or "terminal"; a column without any value is left out."""
+    """The columns to show for these rows in "full", "md", "tex" or "terminal"; those without any value are left out."""
     quality = [metric_column(key) for key in metric_keys(rows)]
     tests = [Column(c.key, f"p, {c.title}", f"p, {c.tex}", ".3f", help=PAIRED, test=True) for c in quality]
     every = BASE + quality + tests + DETAIL

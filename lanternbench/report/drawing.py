@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
 from lanternbench.report.palette import PHASES
-from lanternbench.report.scene import SIZE, Bar, Item, Line, Mark, Scene, Text
+from lanternbench.report.scene import SIZE, Bar, Item, Line, Mark, Scene
 
 STYLE: Any = {
     "font.size": 8.5,

@@ -8,10 +8,37 @@ from typing import NamedTuple
 
 from lanternbench.analysis.figures import BASELINE
 from lanternbench.analysis.summaries import Row
-from lanternbench.report.palette import PHASES, colour, family
-from lanternbench.report.pareto import COLUMN, axis_title, name_of, run_signs, runs_of, shape, speed_column
+from lanternbench.report.palette import PHASES, colour
+from lanternbench.report.pareto import (
+    COLUMN,
+    axis_title,
+    family_signs,
+    name_of,
+    run_signs,
+    runs_of,
+    shape,
+    speed_column,
+)
 from lanternbench.report.scene import (
-    FILLS, LINE, NARROW, Axis, Bar, Group, Item, Line, Mark, Scene, Text, axis, interval, legend, text_width, wrap,
+    FILLS,
+    LINE,
+    NARROW,
+    Axis,
+    Bar,
+    Group,
+    Item,
+    Line,
+    Mark,
+    Scene,
+    Sign,
+    Text,
+    axis,
+    interval,
+    legend,
+    stroke,
+    swatch,
+    text_width,
+    wrap,
 )  # fmt: skip
 
 HEADINGS = {True: "lossless", False: "relaxed", None: "relaxed or not stated"}
@@ -52,16 +79,12 @@ def forest(rows: Sequence[Row], width: int) -> Scene | None:
             loss = (LOSS.value(row) if group is relaxed else "",) if losses else ()
             if group is relaxed and row.value(LOSS.key) is not None:
                 said += f", fidelity loss {LOSS.cell(row)}"
-            entries.append(Entry(name_of(row, runs), (speed.cell(row), *loss), colour(row.method), said,
-                                 partial(_estimate, row, speed.key, runs.index(getattr(row, "run", None)))))  # fmt: skip
+            draw = partial(_estimate, row, speed.key, runs.index(getattr(row, "run", None)))
+            entries.append(Entry(name_of(row, runs), (speed.cell(row), *loss), colour(row.method), said, draw))
     values = [float(row.value(speed.key) or 0.0) for row in shown]
     ends = [(f.lo, f.hi) for row in shown if (f := row.figure(speed.key)).lo is not None and f.hi is not None]
-    families = {family(row.method): colour(row.method) for row in shown}
-    signs: list = [(name, shade, lambda x, y: Bar(x - 5, y - 5, 10, 10, "swatch")) for name, shade in families.items()]
-    signs += [("ar = 1", "", lambda x, y: Line(((x - 6, y), (x + 7, y)), "reference"))]
-    return listed(
-        entries, partial(axis, [1.0, *values], ends), 1.0, axis_title(speed), [*signs, *run_signs(runs)], width
-    )
+    signs = [*family_signs(shown), stroke("ar = 1", "reference"), *run_signs(runs)]
+    return listed(entries, partial(axis, [1.0, *values], ends), 1.0, axis_title(speed), signs, width)
 
 
 def phases(rows: Sequence[tuple[str, str, dict[str, float]]], width: int) -> Scene | None:
@@ -75,13 +98,13 @@ def phases(rows: Sequence[tuple[str, str, dict[str, float]]], width: int) -> Sce
         whole = f"{sum(parts.values()):.1f} ms"
         entries.append(Entry(name, (whole,), colour(method), f"{name}: {whole} a step: {told}", partial(_stack, parts)))
     most = max(sum(parts.values()) for _, _, parts in shown)
-    signs = [(phase, PHASES[phase], partial(_swatch, role=phase)) for phase in PHASES]
+    signs = [swatch(phase, shade, phase) for phase, shade in PHASES.items()]
     title = "milliseconds of a step, mean"
     return listed(entries, lambda begin, end: Axis(0.0, 1.04 * most, begin, end), None, title, signs, width)
 
 
 def listed(entries: Sequence[Entry], to_axis: Callable[[float, float], Axis], reference: float | None, title: str,
-           signs: list, width: int) -> Scene:  # fmt: skip
+           signs: list[Sign], width: int) -> Scene:  # fmt: skip
     """Entries below each other: beside their drawing on a wide picture, above it on a narrow one."""
     stacked = width <= NARROW
     columns = max(len(entry.texts) for entry in entries)
@@ -131,7 +154,3 @@ def _stack(parts: dict[str, float], at: Axis, y: float) -> list[Item]:
         found.append(Bar(at(begin), y - 5, at(begin + ms) - at(begin), 10, phase))
         begin += ms
     return found
-
-
-def _swatch(x: float, y: float, role: str) -> Item:
-    return Bar(x - 5, y - 5, 10, 10, role)

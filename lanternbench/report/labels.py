@@ -1,10 +1,10 @@
-"""Labels beside points: each where it touches no other label and no point, as a number with a key if its name cannot."""
+"""Labels beside points: each where it touches no other label and no point, else as a number with a key."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import NamedTuple
 
 from lanternbench.report.scene import LINE, Anchor, Point, text_width
@@ -46,7 +46,7 @@ def place_labels(
     """
     marks = [(x - CLEAR, y - CLEAR, x + CLEAR, y + CLEAR) for x, y in points]
     lined = [box for line in lines for box in _boxes(line)]
-    taken, found, key = list(marks), dict[int, Label](), []
+    taken, found, key = list(marks), dict[int, Label](), list[tuple[int, str]]()
     crowd = [sum(math.dist(p, other) < 60 for other in points) for p in points]
     for i in sorted(range(len(points)), key=lambda i: (crowd[i], i)):
         others = [marks[j] for j in range(len(points)) if j != i]
@@ -97,8 +97,8 @@ def _places(far: bool, frame: Box) -> list[tuple[float, float, Anchor]]:
     places: list[tuple[float, float, Anchor]] = []
     for r in (8, 12, 18, 26, NEAR):
         places += [(r, middle, "start"), (0, -r, "middle"), (0, r + LINE - 3.5, "middle"), (-r, middle, "end")]
-        places += [(0.7 * r, middle + s * 0.8 * r, a) if a == "start" else (-0.7 * r, middle + s * 0.8 * r, a)
-                   for s, a in product((-1, 1), ("start", "end"))]  # fmt: skip
+        for side in (-0.8 * r, 0.8 * r):
+            places += [(0.7 * r, middle + side, "start"), (-0.7 * r, middle + side, "end")]
     if far:
         wide, high = int(frame[2] - frame[0]), int(frame[3] - frame[1])
         places += [(dx, dy, "middle") for dx in range(-wide, wide, 12) for dy in range(-high, high, 12)]

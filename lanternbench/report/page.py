@@ -71,7 +71,10 @@ def html_page(
     view: View,
     beside: pd.DataFrame | None = None,
 ) -> str:
-    """The whole page; ``pictures``: of speeds, and of steps. Every text that comes from a file is escaped; a CSP forbids network besides."""
+    """The whole page; ``pictures``: of speeds, and of steps.
+
+    Every text that comes from a file is escaped; a CSP forbids network besides.
+    """
     grids = [image_grid(part.run, part.contents, view) for part in parts]
     said = {sentence for part in parts for sentence in part.answer}
     notes = [note for note in notes if note.text not in said]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,8 +14,29 @@ from lanternbench.report.columns import BASE, Column, disturbed, metric_column, 
 from lanternbench.report.labels import place_labels
 from lanternbench.report.palette import colour, family
 from lanternbench.report.scene import (
-    FILLS, LINE, NARROW, Axis, Bar, Group, Item, Line, Mark, Point, Scene, Text, axis, frame, interval, legend,
-    round_numbers, text_width, upright, wrap,
+    FILLS,
+    LINE,
+    NARROW,
+    Axis,
+    Group,
+    Item,
+    Line,
+    Mark,
+    Point,
+    Scene,
+    Sign,
+    Text,
+    axis,
+    frame,
+    interval,
+    legend,
+    point,
+    round_numbers,
+    stroke,
+    swatch,
+    text_width,
+    upright,
+    wrap,
 )  # fmt: skip
 from lanternbench.utils.text import one_line
 
@@ -144,7 +164,7 @@ def scatter(data: TradeOff, width: int) -> Scene:
     points: list[Point] = [(x(s.x.value or 0.0), y(s.y.value or 0.0)) for s in data.spots]
     stairs = [_stairs([points[i] for i in frontier]) for frontier in data.frontiers]
     lines = [tuple(points[i] for i in line) for line in data.knobs]
-    bars = [_bars(spot, point, x, y) for spot, point in zip(data.spots, points)]
+    bars = [_bars(spot, place, x, y) for spot, place in zip(data.spots, points)]
     drawn = [line.points for items in bars for line in items if isinstance(line, Line)]
     labels, key = place_labels(points, short_names(data), [*stairs, *lines, *drawn],
                                (x.begin + 1, 3, width - 3, y.begin - 2))  # fmt: skip
@@ -152,10 +172,10 @@ def scatter(data: TradeOff, width: int) -> Scene:
     groups = [Group(tuple(frame(x, y, *titles)))]
     groups += [Group((Line(path, "frontier"),)) for path in stairs if len(path) > 1]
     groups += [Group((Line(path, "knob"),), colour(data.spots[i[0]].row.method)) for path, i in zip(lines, data.knobs)]
-    for spot, point, label, items in zip(data.spots, points, labels, bars):
+    for spot, place, label, items in zip(data.spots, points, labels, bars):
         leader: list[Item] = [Line(label.leader, "leader")] if label.leader else []
         figures = f"{titles[0].split('  ')[0]} {data.x.cell(spot.row)}, {data.y.title} {data.y.cell(spot.row)}"
-        mark = Mark(*point, shape(spot.row), FILLS[spot.run % len(FILLS)])
+        mark = Mark(*place, shape(spot.row), FILLS[spot.run % len(FILLS)])
         text = Text(label.x, label.y, label.text, "label", label.anchor)
         groups.append(Group((*items, *leader, mark, text), colour(spot.row.method), f"{spot.name}: {figures}"))
     top = y.begin + 36 + LINE * (len(wrap(titles[0], x.end - x.begin + 30)) - 1)
@@ -186,10 +206,10 @@ def _axes(data: TradeOff, width: int) -> tuple[Axis, Axis]:
     return axis([s.x.value or 0.0 for s in data.spots], ends[0], 14 + LINE * (lines - 1) + room + 10, width - 12), y
 
 
-def _bars(spot: Spot, point: Point, x: Axis, y: Axis) -> list[Item]:
+def _bars(spot: Spot, place: Point, x: Axis, y: Axis) -> list[Item]:
     """The intervals of both figures, as far as they are known; one need not hold its value."""
     found: list[Item] = []
-    for at, figure, across, draw in ((x, spot.x, point[1], interval), (y, spot.y, point[0], upright)):
+    for at, figure, across, draw in ((x, spot.x, place[1], interval), (y, spot.y, place[0], upright)):
         if figure.lo is not None and figure.hi is not None and figure.value is not None:
             found += draw(at, min(figure.lo, figure.value), max(figure.hi, figure.value), across)
     return found
@@ -203,31 +223,30 @@ def _stairs(corners: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(path)
 
 
-def _signs(data: TradeOff) -> list:
+def _signs(data: TradeOff) -> list[Sign]:
     """The legend: families, shapes, lines and runs, as far as they are drawn."""
-    found: list = [
-        (name, shade, lambda x, y: Bar(x - 5, y - 5, 10, 10, "swatch"))
-        for name, shade in {family(s.row.method): colour(s.row.method) for s in data.spots}.items()
-    ]
-    shapes = {shape(s.row): "" for s in data.spots}
-    found += [(name, "#5f666e", partial(Mark, shape=form)) for form, name in
-              (("circle", "lossless"), ("diamond", "relaxed")) if form in shapes]  # fmt: skip
-    stroke = lambda role: lambda x, y: Line(((x - 6, y), (x + 7, y)), role)  # noqa: E731
-    if any(len(frontier) > 1 for frontier in data.frontiers):
-        found.append(("Pareto frontier", "", stroke("frontier")))
-    if data.knobs:
-        found.append(("one method, other settings", "#5f666e", stroke("knob")))
-    if any(s.x.lo is not None or s.y.lo is not None for s in data.spots):
-        found.append(("95 % interval", "#5f666e", stroke("interval")))
-    return found + run_signs(data.runs)
+    shapes = {shape(s.row) for s in data.spots}
+    lines = {
+        "frontier": any(len(frontier) > 1 for frontier in data.frontiers),
+        "knob": bool(data.knobs),
+        "interval": any(s.x.lo is not None or s.y.lo is not None for s in data.spots),
+    }
+    names = {"circle": "lossless", "diamond": "relaxed", "frontier": "Pareto frontier",
+             "knob": "one method, other settings", "interval": "95 % interval"}  # fmt: skip
+    found = [point(names[form], form) for form in ("circle", "diamond") if form in shapes]
+    found += [stroke(names[role], role) for role, drawn in lines.items() if drawn]
+    return family_signs([s.row for s in data.spots]) + found + run_signs(data.runs)
 
 
-def run_signs(runs: Sequence[str | None]) -> list:
+def family_signs(rows: Sequence[Row]) -> list[Sign]:
+    """The legend's entries of the families of methods."""
+    return [swatch(name, shade) for name, shade in {family(r.method): colour(r.method) for r in rows}.items()]
+
+
+def run_signs(runs: Sequence[str | None]) -> list[Sign]:
     """The legend's entries of several runs."""
-    return [
-        (f"({i + 1}) {one_line(run or '', 40)}", "#5f666e", partial(Mark, shape="circle", fill=FILLS[i % len(FILLS)]))
-        for i, run in enumerate(runs) if len(runs) > 1
-    ]  # fmt: skip
+    named = enumerate(runs if len(runs) > 1 else [])
+    return [point(f"({i + 1}) {one_line(run or '', 40)}", "circle", FILLS[i % len(FILLS)]) for i, run in named]
 
 
 def runs_of(rows: Sequence[Row]) -> list[str | None]:

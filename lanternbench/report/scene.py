@@ -12,6 +12,7 @@ import matplotlib
 from matplotlib.ft2font import FT2Font
 
 WIDE, NARROW = 640, 360  # pixels: beside the page's text; a phone, or one column of a two-column paper
+QUIET = "#5f666e"
 SIZE, LINE = 11.5, 14.5  # pixels of a text, and of a line of it
 Anchor = Literal["start", "middle", "end"]
 Point = tuple[float, float]
@@ -110,6 +111,9 @@ def wrap(text: str, width: float, size: float = SIZE) -> list[str]:
     return lines
 
 
+Sign = tuple[str, str, Callable[[float, float], Item] | None]  # of a legend: its text, its colour, what it draws
+
+
 class Axis(NamedTuple):
     """Values low … high on pixels begin … end; ``ticks`` as (pixel, text)."""
 
@@ -175,8 +179,22 @@ def _heads(at: Axis, low: float, high: float, across: float, turned: bool) -> It
             yield Line(tuple((y, x) for x, y in points) if turned else points, "interval")
 
 
-def legend(entries: Sequence[tuple[str, str, Callable[[float, float], Item] | None]], left: float, right: float,
-           top: float) -> tuple[list[Group], float]:  # fmt: skip
+def swatch(text: str, colour: str, role: str = "swatch") -> Sign:
+    """A small square of a colour, or of a role's."""
+    return text, colour, lambda x, y: Bar(x - 5, y - 5, 10, 10, role)
+
+
+def stroke(text: str, role: str) -> Sign:
+    """A short line of a role, grey where lines have the colours of methods."""
+    return text, QUIET, lambda x, y: Line(((x - 6, y), (x + 7, y)), role)
+
+
+def point(text: str, shape: str, fill: str = "full") -> Sign:
+    """A grey mark."""
+    return text, QUIET, lambda x, y: Mark(x, y, shape, fill)
+
+
+def legend(entries: Sequence[Sign], left: float, right: float, top: float) -> tuple[list[Group], float]:
     """Entries (text, colour, sign) in lines between left and right; the groups, and where they end."""
     groups, x, y = [], left, top
     for text, colour, sign in entries:

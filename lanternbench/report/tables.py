@@ -75,8 +75,8 @@ def terminal_table(rows: Sequence[Row], width: int | None = None, chosen: Sequen
     said = glossary(shown)
     if left_out := [one_line(c.title, 32) for c in wanted if c not in shown]:
         said.append(f"not shown: {', '.join(left_out)} (lanternbench report writes all columns)")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", caption=Text("; ".join(said)) if said else None,
-                  caption_justify="left", caption_style="dim")  # fmt: skip
+    caption = Text("; ".join(said)) if said else None
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", caption=caption, caption_justify="left")
     for c in shown:
         table.add_column(Text(c.title + c.arrow), justify="right" if c.numeric else "left", no_wrap=True)
     for i in range(len(rows)):
