@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from itertools import combinations
 from pathlib import Path
 
@@ -283,3 +285,20 @@ def test_the_grid_holds_the_images_of_the_chosen_methods(tmp_path):
     # two prompts × two of at least three columns of red squares, the captions and the third column white
     assert 0.4 < red < 0.65
     assert Path(folder / "report" / "grid.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_table_and_the_pictures_fit_a_two_column_paper(tmp_path):
+    if shutil.which("pdflatex") is None:
+        pytest.skip("NO PDFLATEX: install texlive-latex-recommended to set the paper; nothing of it was checked")
+    folder = make_run(tmp_path / "r", twenty_one(12))
+    report([folder])
+    picture = folder / "report" / "pareto-fidelity_loss.pdf"
+    text = (
+        "\\documentclass[twocolumn]{article}\n\\usepackage[margin=0.75in]{geometry}\n\\usepackage{booktabs,graphicx}\n"
+    )
+    text += "\\begin{document}x\n\\input{%s}\n\\par\\noindent\\includegraphics{%s}\n\\end{document}\n"
+    (tmp_path / "p.tex").write_text(text % (folder / "report" / "table.tex", picture))
+    done = subprocess.run(["pdflatex", "-halt-on-error", "-interaction=batchmode", "p.tex"], cwd=tmp_path, timeout=120)
+    log = (tmp_path / "p.log").read_text(errors="replace")
+    assert done.returncode == 0, log[-2000:]
+    assert "Overfull \\hbox" not in log

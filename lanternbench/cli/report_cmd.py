@@ -58,4 +58,8 @@ def report(
     print_table(rows, view.shown(rows, "terminal") if view.columns else None)
     if (text := differing(loaded)) is not None:
         print_notes([text], Console(stderr=True))
-    print_notes(files, Console(stderr=True), bullet="")
+    page, kinds = [file for file in files if file.name == "report.html"], dict[str, list[str]]()
+    for file in files:
+        kinds.setdefault(file.stem, []).append(file.suffix)
+    named = ", ".join(f"{stem}{' '.join(endings)}" for stem, endings in kinds.items() if stem != "report")
+    print_notes([*([f"{files[0].parent}: {named}"] if named else []), *page], Console(stderr=True), bullet="")
