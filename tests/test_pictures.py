@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import subprocess
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from rich.console import Console
 from test_report import flat, make_run, row
 
 from lanternbench.errors import UserError
 from lanternbench.report import report
 from lanternbench.report.acceptance import panels
-from lanternbench.report.columns import metric_column
+from lanternbench.report.columns import columns, metric_column
 from lanternbench.report.drawing import scene_figure
 from lanternbench.report.forest import forest, phases
 from lanternbench.report.labels import Label, box_of, overlap, place_labels
@@ -24,6 +26,7 @@ from lanternbench.report.palette import family
 from lanternbench.report.pareto import quality_columns, scatter, short_names, speed_column, trade_off
 from lanternbench.report.scene import NARROW, WIDE, Line, Mark, Scene, Text, axis, text_width, wrap
 from lanternbench.report.svg import svg
+from lanternbench.report.tables import terminal_table
 from lanternbench.report.view import View, paper_name, read_names
 
 LABELS = [
@@ -302,3 +305,30 @@ def test_the_table_and_the_pictures_fit_a_two_column_paper(tmp_path):
     log = (tmp_path / "p.log").read_text(errors="replace")
     assert done.returncode == 0, log[-2000:]
     assert "Overfull \\hbox" not in log
+
+
+def test_the_terminal_table_names_what_it_leaves_out_and_says_what_columns_mean():
+    rows = rows_of([flat(tree_depth=5.0), flat("sjd", "sjd", 2.0, tree_depth=5.0)])
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(terminal_table(rows, 60))
+    text = " ".join(console.export_text().split())
+    assert "step compr." not in text.partition("τ: ")[0]
+    assert "not shown: lossless, latency (s), step compr., depth d̄" in text
+    assert "τ: accepted length, tokens committed per step, bonus token included" in text
+
+
+def test_the_markdown_table_is_the_one_that_a_reader_wants_first():
+    many = dict.fromkeys(
+        ("drafter_top1", "perplexity", "entropy", "step_p50_s", "tokens_per_s", "robust_latency_s"), 0.5
+    )
+    rows = rows_of([flat(**many), flat("sjd", "sjd", 2.0, tree_depth=5.0, **many)])
+    assert len(columns(rows, "md")) <= 10 < len(columns(rows))
+
+
+def test_the_page_says_its_recipe_once_and_what_to_read_before_quoting(tmp_path):
+    folder = make_run(tmp_path / "r", torn='{"key": "to\n{"key": "x')
+    (page,) = report([folder], published=True, formats=["html"])
+    text = page.read_text()
+    assert text.count('class="recipe"') == 1
+    assert "<h3>Before you quote this</h3>" in text
+    assert "Mind" not in text
