@@ -7,14 +7,17 @@ import json
 import re
 import shutil
 import subprocess
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from test_pictures import LABELS, twenty_one
 from test_report import EVIL, FID, flat, make_run
 
 from lanternbench import experiment as results
 from lanternbench.report import report
+from lanternbench.report.labels import overlap
 
 BROWSER = next((path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))), None)
 QUIET = [
@@ -36,6 +39,10 @@ const out = document.createElement("pre");
 out.id = "seen"; out.textContent = JSON.stringify(seen); document.body.append(out);
 </script></body>"""
 
+NARROWEST = 500  # pixels of a window
+PHONE = """<!doctype html><iframe style="border: 0; width: %dpx; height: 900px" srcdoc="%s"
+  onload="document.body.append(this.contentDocument.getElementById('seen').cloneNode(true))"></iframe>"""
+
 
 @pytest.fixture
 def browse(tmp_path):
@@ -44,8 +51,10 @@ def browse(tmp_path):
         pytest.skip("NO BROWSER: install chromium to check the page; nothing of it was checked")
 
     def run(page: Path, script: str, width: int = 1200) -> dict:
-        text = page.read_text().replace("<head>", "<head>" + WATCH, 1)
-        (tmp_path / "watched.html").write_text(text.replace("</body>", ASK % script))
+        text = page.read_text().replace("<head>", "<head>" + WATCH, 1).replace("</body>", ASK % script)
+        if width < NARROWEST:  # a phone: a frame of that width, whose answer comes out of it
+            text = PHONE % (width, html.escape(text))
+        (tmp_path / "watched.html").write_text(text)
         flags = [flag.replace("\u00a0", " ") for flag in QUIET]
         command = [
             BROWSER,
@@ -53,6 +62,7 @@ def browse(tmp_path):
             f"--user-data-dir={tmp_path / 'profile'}",
             f"--window-size={width},900",
             "--dump-dom",
+            "--virtual-time-budget=20000",
         ]
         done = subprocess.run(
             [*command, f"file://{tmp_path / 'watched.html'}"], capture_output=True, text=True, timeout=120, check=True
@@ -87,20 +97,61 @@ def test_a_heading_sorts_by_number_and_a_second_click_reverses(browse, page):
 
 def test_another_quality_axis_shows_another_plot(browse, page):
     seen = browse(page, """
-        const chooser = document.getElementById("metric"), plots = [...document.querySelectorAll("figure.plot")];
+        const chooser = document.getElementById("metric"), plots = [...document.querySelectorAll(".first figure.plot")];
         const shown = () => plots.filter(plot => plot.offsetHeight > 0).map(plot => plot.dataset.key);
-        const first = shown(); chooser.value = "2"; chooser.dispatchEvent(new Event("change"));
+        const first = shown(); chooser.value = "3"; chooser.dispatchEvent(new Event("change"));
         return { first, then: shown(), all: plots.length };""")  # fmt: skip
-    assert (seen["first"], seen["then"], seen["all"]) == (["fidelity_loss"], ["fid-tiny"], 3)
+    assert (seen["first"], seen["then"], seen["all"]) == (["speed"], ["pareto-fid-tiny"], 4)
 
 
 def test_a_point_of_the_plot_tells_its_figures(browse, page):
     seen = browse(page, """
-        const plot = document.querySelector("figure.plot"), points = [...plot.querySelectorAll(".point")];
+        const plot = document.querySelector('[data-key="pareto-fidelity_loss"]');
+        const points = [...plot.querySelectorAll(".point")];
         const point = points.find(one => one.textContent.includes("cool-sd"));
-        point.focus(); return { said: plot.querySelector(".said").textContent };""")  # fmt: skip
+        plot.hidden = false; point.focus(); return { said: plot.querySelector(".said").textContent };""")  # fmt: skip
     assert "cool-sd λ=2: speedup over AR 2.00×" in seen["said"]
     assert "fidelity loss 0.400" in seen["said"]
+
+
+GEOMETRY = """
+    const chooser = document.getElementById("metric"), found = [];
+    for (let i = 0; i < (chooser ? chooser.options.length : 0); i++) {
+      chooser.value = String(i); chooser.dispatchEvent(new Event("change"));
+      for (const plot of document.querySelectorAll("figure.plot")) {
+        const svg = [...plot.querySelectorAll("svg")].find(one => one.getBoundingClientRect().width > 0);
+        if (!svg || (i && !plot.closest(".first"))) continue;
+        const frame = svg.getBoundingClientRect();
+        const boxes = [...svg.querySelectorAll("text")].map(text => {
+          const box = text.getBoundingClientRect();
+          return [text.textContent, box.left - frame.left, box.top - frame.top, box.right - frame.left,
+                  box.bottom - frame.top, text.className.baseVal, getComputedStyle(text).visibility];
+        });
+        const letters = parseFloat(getComputedStyle(svg.querySelector("text")).fontSize);
+        const scale = frame.width / svg.viewBox.baseVal.width;
+        found.push({ key: plot.dataset.key, width: frame.width, height: frame.height, boxes, size: letters * scale });
+      }
+    }
+    return { found, page: document.documentElement.scrollWidth, window: innerWidth };"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_label_of_21_methods_is_there_and_none_touches_another(browse, tmp_path, width):
+    file = report([make_run(tmp_path / "run", twenty_one())], formats=["html"])[-1]
+    seen = browse(file, GEOMETRY, width)
+    assert seen["page"] <= seen["window"]
+    assert {one["key"] for one in seen["found"]} == {"speed", "pareto-fidelity_loss", "pareto-clip-tiny", "acceptance"}
+    for one in seen["found"]:
+        assert one["size"] > 9.5, one["key"]  # pixels on the screen
+        letters = re.sub(r"\W", "", "".join(box[0] for box in one["boxes"]))
+        assert [label for label in LABELS if re.sub(r"\W", "", label) not in letters] == [], one["key"]
+        places = [(box[0], [box[1], box[2] + 2, box[3], box[4] - 2]) for box in one["boxes"]]  # without line spacing
+        touching = [(a, b) for (a, p), (b, q) in combinations(places, 2) if overlap(p, q) > 1]
+        assert touching == [], one["key"]
+        cut = [
+            a for a, (x0, y0, x1, y1) in places if x0 < -1 or y0 < -1 or x1 > one["width"] + 1 or y1 > one["height"] + 1
+        ]
+        assert cut == [], one["key"]
 
 
 def test_a_column_is_shown_when_the_reader_asks_for_it(browse, page):
@@ -142,7 +193,7 @@ def test_the_maps_are_shown_on_demand(browse, page):
     assert seen["legend"] > 0
 
 
-@pytest.mark.parametrize("width", [500, 1200])
+@pytest.mark.parametrize("width", [390, 1200])
 def test_the_page_is_as_wide_as_its_window_and_its_tables_fit(browse, page, width):
     seen = browse(page, """
         const room = document.querySelector(".sheet .scroll"), page = document.documentElement.scrollWidth;

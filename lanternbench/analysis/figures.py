@@ -27,7 +27,8 @@ AGAINST_BASELINE = {
 }  # fmt: skip
 MEASURED = [
     *("latency_s", "speedup", "robust_latency_s", "robust_speedup", "end_to_end_s", "end_to_end_speedup"),
-    *("tokens_per_s", "images_per_s", "step_compression", "accept_len", "tree_depth", "first_token_acceptance"),
+    *("tokens_per_s", "images_per_s", "step_compression", "accept_len", "tree_depth", "acceptance_rate"),
+    "first_token_acceptance",
     *("fidelity_loss", "log_prob", "top1_prob", "entropy", "drafter_top1", "drafter_top3", "drafter_tv"),
     *("draft_fraction", "overhead_fraction"),
 ]
@@ -55,6 +56,7 @@ def of_sample(sample: Sample) -> Iterator[tuple[str, float, float]]:
     yield "step_compression", sample.tokens, sample.steps
     yield "accept_len", sum(sample.accept_lengths[1:]), len(sample.accept_lengths) - 1
     yield "tree_depth", sum(sample.tree_depths[1:]), len(sample.tree_depths[1:])
+    yield "acceptance_rate", sum(sample.accept_lengths[1:]) - (sample.steps - 1), sum(sample.tree_depths[1:])
     if sample.first_token_acceptance is not None:
         yield "first_token_acceptance", sample.first_token_acceptance * (sample.steps - 1), sample.steps - 1
     if sample.fidelity_loss is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from lanternbench.analysis.acceptance import acceptance
 from lanternbench.analysis.statistics import Estimate
 from lanternbench.errors import UserError
 from lanternbench.notes import Kind, Note
@@ -35,6 +36,7 @@ class Row:
     accept_histogram: list[int] = field(default_factory=list)  # steps that committed 0, 1, 2, … tokens
     accept_len_by_position: list[float | None] = field(default_factory=list)  # τ by sixteenth of the image
     phases: dict[str, float] = field(default_factory=dict)  # share of the decode in each
+    acceptance: dict[str, Any] = field(default_factory=dict)  # by position of the draft: `acceptance.acceptance`
 
     def figure(self, name: str) -> Estimate:
         """A figure by name, without a value where it was not measured."""
@@ -109,6 +111,7 @@ def row_of(entry: Mapping[str, Any]) -> Row:
     texts = {name: str(entry[name]) if entry.get(name) else None for name in ("label", "method", "target", "dataset")}
     figures = entry.get("figures")
     lossless = entry.get("lossless")
+    histogram = [max(_count(n) or 0, 0) for n in _list(entry.get("accept_histogram"))]
     if isinstance(figures, dict):
         read = {name: _estimate(value) for name, value in figures.items() if isinstance(value, dict)}
     else:
@@ -124,9 +127,10 @@ def row_of(entry: Mapping[str, Any]) -> Row:
         temperature=_number(entry.get("temperature")),
         lossless=lossless if isinstance(lossless, bool) else None,
         simulated=entry.get("simulated") is True,
-        accept_histogram=[_count(n) or 0 for n in _list(entry.get("accept_histogram"))],
+        accept_histogram=histogram,
         accept_len_by_position=[_number(n) for n in _list(entry.get("accept_len_by_position"))],
         phases={str(k): share for k, v in _dict(entry.get("phases")).items() if (share := _number(v)) is not None},
+        acceptance=acceptance(histogram),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lanternbench import metrics
+from lanternbench.analysis.acceptance import acceptance
 from lanternbench.analysis.contention import contention
 from lanternbench.analysis.figures import BASELINE, MEASURED, Figures
 from lanternbench.analysis.statistics import Estimate, bootstrap_ratios, draws, paired_test
@@ -111,6 +112,7 @@ def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, 
         accept_histogram=steps.histogram(),
         accept_len_by_position=steps.accept_len_by_position(),
         phases=steps.phase_shares(),
+        acceptance=acceptance(steps.histogram()),
     )
 
 
@@ -249,6 +251,13 @@ def _setting_notes(run: Mapping[str, Any]) -> list[Note]:
     if any("environment" in entry for entry in run.get("resumed") or []):
         text = "The run was resumed in another environment (see run.json): its latencies mix both."
         notes.append(Note("unfit", "latency_s", text))
+    dataset = str((run.get("prompts") or {}).get("dataset") or "demo")
+    if (run.get("target") or {}).get("name") == "tiny" and dataset != "demo" and "." not in dataset:
+        text = (
+            f"The target tiny draws coloured shapes and knows no captions of {dataset}: its speed and fidelity count, "
+            "its images and their scores do not; --prompts demo has captions that it knows."
+        )
+        notes.append(Note("warning", None, text))
     noise = "the times are real, the images are noise, and no metric is computed."
     if config.get("random_weights"):
         notes.append(Note("warning", None, f"Random weights: {noise}"))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lanternbench.analysis.summaries import Row, Summary
+    from lanternbench.report.columns import Column
 
 
 def print_json(value: Any) -> None:
@@ -38,12 +39,12 @@ def stdout() -> Console:
     return Console(width=None if sys.stdout.isatty() else 140)
 
 
-def print_table(rows: Sequence[Row]) -> None:
-    """The compact table: as many columns as a terminal has room for; all of them into a file or pipe."""
+def print_table(rows: Sequence[Row], shown: Sequence[Column] | None = None) -> None:
+    """The compact table, or these columns: as many as a terminal has room for; all of them into a file or pipe."""
     from lanternbench.report.tables import terminal_table
 
     console = stdout()
-    console.print(terminal_table(rows, console.width))
+    console.print(terminal_table(rows, console.width, shown))
 
 
 def print_notes(notes: Iterable[Any], console: Console, bullet: str = "· ") -> None:

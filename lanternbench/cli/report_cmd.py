@@ -20,10 +20,23 @@ def report(
     formats: Annotated[
         str | None, typer.Option("--format", help="Of md, csv, tex, html, json, comma-separated (default: all).")
     ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Show these alone, in this order: labels or names, comma-separated.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns of tables by key, comma-separated: speedup,accept_len,fidelity_loss.")
+    ] = None,
+    names: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="YAML file of names in a paper, such as `eagle-1: EAGLE`.")
+    ] = None,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Write grid.png and grid.pdf: images, prompts × methods.")
+    ] = False,
+    grid_prompts: Annotated[int, typer.Option(min=1, help="How many prompts --grid shows.")] = 4,
     budget: Annotated[float, typer.Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")] = 0.1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows and the files written as JSON.")] = False,
 ) -> None:
-    """Write tables (Markdown, CSV, LaTeX), Pareto plots (PNG, SVG, PDF) and one HTML page; the latest run by default.
+    """Write tables (Markdown, CSV, LaTeX), pictures (PNG, SVG, PDF) and one HTML page; the latest run by default.
 
     Example: lanternbench report --published
     """
@@ -31,12 +44,16 @@ def report(
     from lanternbench.notes import preliminary
     from lanternbench.report import report as write
     from lanternbench.report.load import differing, joined_rows, load_runs
+    from lanternbench.report.view import View, read_names
     from lanternbench.utils.text import one_line
 
     folders = store.find(results, runs or [])
-    files = write(folders, out, published, options.listed(formats) if formats is not None else None, budget)
-    loaded = load_runs(folders)
-    rows = joined_rows(loaded)
+    view = View(tuple(options.listed(methods or "")), tuple(options.listed(columns or "")),
+                read_names(names) if names else {})  # fmt: skip
+    form = options.listed(formats) if formats is not None else None
+    files = write(folders, out, published, form, budget, view, grid_prompts if grid else 0)
+    loaded = view.of(load_runs(folders))
+    rows = view.named(joined_rows(loaded))
     if as_json:
         print_json({"rows": rows, "files": [str(f) for f in files]})
         return
@@ -44,5 +61,9 @@ def report(
     first = [(f"{run.run_id}: " if several else "") + line for run in loaded if (line := preliminary(run.notes))]
     for line in filter(None, (differing(loaded), *first)):
         print(one_line(line, 4000))
-    print_table(rows)
-    print_notes(files, Console(stderr=True), bullet="")
+    print_table(rows, view.shown(rows, "terminal") if view.columns else None)
+    page, kinds = [file for file in files if file.name == "report.html"], dict[str, list[str]]()
+    for file in files:
+        kinds.setdefault(file.stem, []).append(file.suffix)
+    named = ", ".join(f"{stem}{' '.join(endings)}" for stem, endings in kinds.items() if stem != "report")
+    print_notes([*([f"{files[0].parent}: {named}"] if named else []), *page], Console(stderr=True), bullet="")

@@ -69,14 +69,16 @@ class Column:
         return f"{found:{self.form.rstrip('×')}}" + ("×" if self.form.endswith("×") else "")
 
 
-ALL = ("full", "tex", "terminal")
+ALL = ("full", "md", "tex", "terminal")
+LEAN = ("full", "md", "terminal")  # but not in a paper
 BATCHED = "batched"  # in every table with a row that has no latency, as those of batches
 DISTURBED = "disturbed"  # in every table with a row whose two speedups differ by more than APART
 APART = 0.05
 BASE = [
     Column("run", "run", "Run", "text", views=ALL),
     Column("label", "method", "Method", "text", views=ALL),
-    Column("lossless", "lossless", "Lossless", "yes", help="does the method keep the target's distribution?"),
+    Column("lossless", "lossless", "Lossless", "yes", views=("full", "md"),
+           help="does the method keep the target's distribution?"),
     Column(
         "speedup", "speedup", "Speedup", ".2f×", "higher", True, ALL,
         "against ar, ratio of paired latencies, bootstrap 95 % interval over prompts",
@@ -86,20 +88,21 @@ BASE = [
         "robust speedup: against ar, ratio of paired robust latencies",
     ),
     Column(
-        "latency_s", "latency (s)", "Latency (s)", ".3f", "lower", True, ("full", "tex"),
+        "latency_s", "latency (s)", "Latency (s)", ".3f", "lower", True, ("full", "md"),
         "decode time per image: the autoregressive loop only, at batch 1",
     ),
     Column("images_per_s", "images/s", "Images/s", ".3f", "higher", views=("full", BATCHED),
            help="images per second of decoding"),
     Column(
         "accept_len", "τ", r"$\tau$", ".2f", "higher", True, ALL,
-        "accepted length: tokens committed per step, bonus token included",
+        "τ: accepted length, tokens committed per step, bonus token included",
     ),
     Column(
-        "step_compression", "step compr.", "Step compr.", ".2f×", "higher", True, ALL,
-        "step compression: tokens / target forwards, the prefill included",
+        "step_compression", "step compr.", "Step compr.", ".2f×", "higher", True, LEAN,
+        "step compression: tokens / target forwards, prefill included",
     ),
-    Column("tree_depth", "depth d̄", r"$\bar d$", ".2f", views=ALL, help="mean depth of the draft tree"),
+    Column("tree_depth", "depth d̄", r"$\bar d$", ".2f", views=LEAN,
+           help="depth d̄: mean depth of the draft tree, positions drafted ahead"),
     Column(
         "fidelity_loss", "fidelity loss", "Fidelity loss", ".3f", "lower", True, ALL,
         "mean over tokens of the total variation between the target's distribution and what the method draws from",
@@ -107,6 +110,8 @@ BASE = [
 ]  # fmt: skip
 DETAIL = [  # shown after the quality metrics
     Column("n", "images", "Images", ".0f", help="number of images behind the row"),
+    Column("acceptance_rate", "acceptance rate", "Acc. rate", ".1%", "higher", True,
+           help="accepted drafted tokens / drafted positions (mean tree depth), bonus token not counted"),
     Column("first_token_acceptance", "first token", "First token", ".1%", "higher",
            help="first-token acceptance: share of steps whose next token was drafted, by any sibling on a tree"),
     Column("drafter_top1", "drafter top-1", "Drafter top-1", ".1%", "higher", True,
@@ -162,7 +167,7 @@ def disturbed(row: Row) -> bool:
 
 
 def columns(rows: Sequence[Row], view: str = "full") -> list[Column]:
-    """The columns to show for these rows in "full", "tex" or "terminal"; a column without any value is left out."""
+    """The columns to show for these rows in "full", "md", "tex" or "terminal"; those without any value are left out."""
     quality = [metric_column(key) for key in metric_keys(rows)]
     tests = [Column(c.key, f"p, {c.title}", f"p, {c.tex}", ".3f", help=PAIRED, test=True) for c in quality]
     every = BASE + quality + tests + DETAIL
@@ -172,6 +177,14 @@ def columns(rows: Sequence[Row], view: str = "full") -> list[Column]:
     if any(disturbed(row) for row in rows):
         views.add(DISTURBED)
     return [c for c in every if views & {*c.views} and any(c.value(row) != MISSING for row in rows)]
+
+
+EXPLAINED = ("accept_len", "step_compression", "tree_depth", "fidelity_loss", "robust_speedup")
+
+
+def glossary(shown: Sequence[Column]) -> list[str]:
+    """What the columns mean whose titles do not say it."""
+    return [c.help if ":" in c.help else f"{c.title}: {c.help}" for c in shown if c.key in EXPLAINED]
 
 
 TEX = {

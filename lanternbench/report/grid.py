@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from lanternbench.analysis.figures import BASELINE
 from lanternbench.analysis.samples import Sample
 from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.load import Contents, Run, image_path
 from lanternbench.report.maps import image_uri, legend, map_uri, token_map
+from lanternbench.report.view import View
 from lanternbench.utils.text import one_line
 
 PROMPTS = 32
@@ -33,12 +35,14 @@ class Grid(NamedTuple):
     notes: list[str]
 
 
-def image_grid(run: Run, contents: Contents) -> Grid:
+def image_grid(run: Run, contents: Contents, view: View) -> Grid:
     """The grid of one run, within about ``ROOM`` bytes of images."""
     picked = contents.picked
-    labels = [row.label for row in run.rows if row.label in contents.figures.labels]
-    labels += [label for label in contents.figures.labels if label not in labels]
-    samples = picked.cells.values()
+    methods = {label: method for label, (method, _) in contents.figures.methods.items()}
+    labels = [row.label for row in run.rows if row.label in methods]
+    labels += [label for label in methods if label not in labels and not view.methods]
+    names = {label: label if label == BASELINE else view.name(label, methods[label]) for label in labels}
+    samples = [sample for sample in picked.cells.values() if sample.label in labels]
     scales = {
         "accept": (1, max([2, *(n for s in samples for n in s.accept_lengths)])),
         "depth": (min([1, *(n for s in samples for n in s.tree_depths)]),
@@ -46,11 +50,14 @@ def image_grid(run: Run, contents: Contents) -> Grid:
     }  # fmt: skip
     each = ROOM // max(len(picked.cells), 1)
     lines = [
-        (caption, [_cell(run, picked.cells.get((prompt_id, label)), scales, each) for label in labels])
-        for prompt_id, caption in picked.captions.items()
+        (
+            caption,
+            [_cell(run, picked.cells.get((prompt_id, label)), name, scales, each) for label, name in names.items()],
+        )
+        for prompt_id, caption in list(picked.captions.items())[:PROMPTS]
     ]
     legends = {kind: legend(*bounds, kind) for kind, bounds in scales.items()} if run.grid else {}
-    return Grid(labels, lines, legends, _notes(contents))
+    return Grid(list(names.values()), lines, legends, _notes(contents))
 
 
 def _notes(contents: Contents) -> list[str]:
@@ -59,14 +66,15 @@ def _notes(contents: Contents) -> list[str]:
     if not picked.captions:
         return ["samples.jsonl holds no samples: the image grid is left out."]
     notes = []
-    if picked.prompts_total > len(picked.captions):
-        notes.append(f"The image grid shows the first {len(picked.captions)} of {picked.prompts_total} prompts.")
+    shown = min(len(picked.captions), PROMPTS)
+    if picked.prompts_total > shown:
+        notes.append(f"The image grid shows the first {shown} of {picked.prompts_total} prompts.")
     if picked.more_seeds:
         notes.append("The image grid shows one seed per prompt; the tables use all seeds.")
     return notes
 
 
-def _cell(run: Run, sample: Sample | None, scales: dict[str, tuple[int, int]], room: int) -> Cell | None:
+def _cell(run: Run, sample: Sample | None, name: str, scales: dict[str, tuple[int, int]], room: int) -> Cell | None:
     if sample is None:
         return None
     path = image_path(run, sample)
@@ -74,9 +82,7 @@ def _cell(run: Run, sample: Sample | None, scales: dict[str, tuple[int, int]], r
     for kind, values in (("accept", sample.accept_lengths), ("depth", sample.tree_depths)):
         if run.grid and values:
             maps[kind] = map_uri(token_map(values, sample.accept_lengths, run.grid), *scales[kind], kind)
-    return Cell(
-        sample.label, image_uri(path, room) if path else None, maps.get("accept"), maps.get("depth"), _facts(sample)
-    )
+    return Cell(name, image_uri(path, room) if path else None, maps.get("accept"), maps.get("depth"), _facts(sample))
 
 
 def _facts(sample: Sample) -> list[tuple[str, str]]:

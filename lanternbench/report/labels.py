@@ -1,25 +1,27 @@
-"""Labels beside points without overlaps: a greedy choice among places around each point."""
+"""Labels beside points: each where it touches no other label and no point, else as a number with a key."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
-from matplotlib.axes import Axes
-from matplotlib.patheffects import withStroke
-from matplotlib.text import Annotation
+from lanternbench.report.scene import LINE, Anchor, Point, text_width
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels
+NEAR = 34.0  # pixels: a label further from its point than this has a leader line to it
+CLEAR = 6.5  # half the side of the square around a point that no label covers
 
-# (dx, dy) in points from the marker, horizontal and vertical alignment: near places first, then far ones
-PLACES = [
-    (dx * far, dy * far, ha, va)
-    for far in (1.0, 2.2, 3.6, 5.2)
-    for dx, dy, ha, va in (
-        (7, 0, "left", "center"), (0, 7, "center", "bottom"), (0, -7, "center", "top"), (-7, 0, "right", "center"),
-        (6, 5, "left", "bottom"), (6, -5, "left", "top"), (-6, 5, "right", "bottom"), (-6, -5, "right", "top"),
-    )
-]  # fmt: skip
+
+class Label(NamedTuple):
+    """A label's text, where its baseline begins, ends or has its middle, and the leader's ends if there is one."""
+
+    text: str
+    x: float
+    y: float
+    anchor: Anchor
+    leader: tuple[Point, Point] | None = None
 
 
 def overlap(a: Box, b: Box) -> float:
@@ -28,66 +30,92 @@ def overlap(a: Box, b: Box) -> float:
     return max(0.0, width) * max(0.0, height)
 
 
-def cost(box: Box, taken: list[Box], frame: Box) -> float:
-    """How bad a place is: the area that it shares with what is there, and twenty times its area outside the frame."""
-    area = (box[2] - box[0]) * (box[3] - box[1])
-    return sum(overlap(box, other) for other in taken) + 20.0 * max(0.0, area - overlap(box, frame))
+def box_of(label: Label) -> Box:
+    """The rectangle that a label's text fills, a pixel of margin included."""
+    width = text_width(label.text)
+    left = label.x - {"start": 0.0, "middle": 0.5, "end": 1.0}[label.anchor] * width
+    return left - 1, label.y - LINE + 3.5, left + width + 1, label.y + 3.5
 
 
-def place_labels(axes: Axes, points: list[dict[str, Any]], frontiers: list[list[int]]) -> None:
-    """Write each point's name where it covers least of markers, bars, the frontiers, other labels and the outside.
+def place_labels(
+    points: Sequence[Point], names: Sequence[str], lines: Sequence[Sequence[Point]], frame: Box
+) -> tuple[list[Label], list[tuple[int, str]]]:
+    """A label for every point, and the key: (number, name) of points whose names have no place within ``frame``.
 
-    The figure must be drawn and its layout final: places are measured in pixels.
+    Labels touch neither each other nor a point; of such places they take the nearest that covers least of ``lines``.
     """
-    renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    extent = axes.get_window_extent(renderer)
-    frame = (extent.x0, extent.y0, extent.x1, extent.y1)
-    taken = [box for point in points for box in _obstacles(axes, point)]
-    for frontier in frontiers:
-        taken += _steps(axes, [(points[i]["x"], points[i]["y"]) for i in frontier])
-    for point in points:
-        label = axes.annotate(
-            point["name"], (point["x"], point["y"]), textcoords="offset points", fontsize=7.5, color="#222222",
-            parse_math=False, zorder=4, arrowprops={"arrowstyle": "-", "color": "#b0b4b9", "linewidth": 0.6,
-                                                    "shrinkA": 0, "shrinkB": 3},
-            path_effects=[withStroke(linewidth=2, foreground="white")],
-        )  # fmt: skip
-        best, box = min(
-            ((cost(candidate, taken, frame) + rank * 0.5, rank, candidate) for rank, candidate in
-             enumerate(_try(label, place, renderer) for place in PLACES)),
-            key=lambda found: found[:2],
-        )[1:]  # fmt: skip
-        _move(label, PLACES[best])
-        if best < 8 and label.arrow_patch is not None:
-            label.arrow_patch.set_visible(False)  # next to its point a label needs no leader
-        taken.append(box)
+    marks = [(x - CLEAR, y - CLEAR, x + CLEAR, y + CLEAR) for x, y in points]
+    lined = [box for line in lines for box in _boxes(line)]
+    taken, found, key = list(marks), dict[int, Label](), list[tuple[int, str]]()
+    crowd = [sum(math.dist(p, other) < 60 for other in points) for p in points]
+    for i in sorted(range(len(points)), key=lambda i: (crowd[i], i)):
+        others = [marks[j] for j in range(len(points)) if j != i]
+        label = _best(points[i], names[i], taken, lined, others, frame)
+        if label is None:
+            key.append((len(key) + 1, names[i]))
+            label = _best(points[i], str(len(key)), taken, lined, others, frame, far=True)
+        assert label is not None
+        found[i] = label
+        taken.append(box_of(label))
+    return [found[i] for i in range(len(points))], key
 
 
-def _obstacles(axes: Axes, point: dict[str, Any]) -> list[Box]:
-    to_pixels = axes.transData.transform
-    x, y = to_pixels((point["x"], point["y"]))
-    left, low = to_pixels((point["x"] - point["x_minus"], point["y"] - point["y_minus"]))
-    right, high = to_pixels((point["x"] + point["x_plus"], point["y"] + point["y_plus"]))
-    return [(x - 5, y - 5, x + 5, y + 5), (left, y - 1, right, y + 1), (x - 1, low, x + 1, high)]
+def _best(point: Point, text: str, taken: Sequence[Box], lined: Sequence[Box], others: Sequence[Box], frame: Box,
+          far: bool = False) -> Label | None:  # fmt: skip
+    """The label's place of the least price: its distance and the lines that it covers; ``far``: any free place.
+
+    Else only a place counts that is nearer to its point than to any other by 4 pixels.
+    """
+    (x, y), best, least = point, None, math.inf
+    for rank, (dx, dy, anchor) in enumerate(_places(far, frame)):
+        label = Label(text, round(x + dx, 1), round(y + dy, 1), anchor)
+        box = box_of(label)
+        away = _gap(box, (x - CLEAR, y - CLEAR, x + CLEAR, y + CLEAR))
+        price = 2.0 * away + 0.01 * rank
+        if price >= least or not _inside(box, frame) or any(overlap(box, other) > 0 for other in taken):
+            continue
+        doubtful = any(_gap(box, other) < away + 4 for other in others)
+        if doubtful and not far:
+            continue
+        price += sum(overlap(box, line) for line in lined) + 20.0 * doubtful
+        if price < least:
+            best, least = label, price
+            if doubtful or away > NEAR / 3:
+                end = (min(max(x, box[0]), box[2]), min(max(y, box[1] + 2), box[3] - 2))
+                best = label._replace(leader=((x, y), end))
+    return best
 
 
-def _steps(axes: Axes, corners: list[tuple[float, float]]) -> list[Box]:
-    """The frontier's stairs as thin boxes: up or down at the earlier point, then across to the later one."""
-    pixels = [tuple(axes.transData.transform(corner)) for corner in corners]
-    boxes = []
-    for (x0, y0), (x1, y1) in pairwise(pixels):
-        boxes += [(x0 - 1, min(y0, y1), x0 + 1, max(y0, y1)), (x0, y1 - 1, x1, y1 + 1)]
-    return boxes
+def _gap(a: Box, b: Box) -> float:
+    """Pixels between two boxes."""
+    return math.hypot(max(a[0] - b[2], b[0] - a[2], 0.0), max(a[1] - b[3], b[1] - a[3], 0.0))
 
 
-def _move(label: Annotation, place: tuple[float, float, str, str]) -> None:
-    label.set_position(place[:2])
-    label.set(horizontalalignment=place[2], verticalalignment=place[3])
+def _places(far: bool, frame: Box) -> list[tuple[float, float, Anchor]]:
+    """(dx, dy, anchor) of a label's baseline from its point, near places first; ``far``: anywhere in the frame."""
+    middle = LINE / 2 - 3.5
+    places: list[tuple[float, float, Anchor]] = []
+    for r in (8, 12, 18, 26, NEAR):
+        places += [(r, middle, "start"), (0, -r, "middle"), (0, r + LINE - 3.5, "middle"), (-r, middle, "end")]
+        for side in (-0.8 * r, 0.8 * r):
+            places += [(0.7 * r, middle + side, "start"), (-0.7 * r, middle + side, "end")]
+    if far:
+        wide, high = int(frame[2] - frame[0]), int(frame[3] - frame[1])
+        places += [(dx, dy, "middle") for dx in range(-wide, wide, 12) for dy in range(-high, high, 12)]
+    return places
 
 
-def _try(label: Annotation, place: tuple[float, float, str, str], renderer: Any) -> Box:
-    _move(label, place)
-    label.update_positions(renderer)
-    # the text's own extent: an Annotation's would include the leader
-    box = super(Annotation, label).get_window_extent(renderer)
-    return box.x0 - 1, box.y0 - 1, box.x1 + 1, box.y1 + 1
+def _inside(box: Box, frame: Box) -> bool:
+    return box[0] >= frame[0] and box[1] >= frame[1] and box[2] <= frame[2] and box[3] <= frame[3]
+
+
+def _boxes(line: Sequence[Point]) -> list[Box]:
+    """A polyline as small boxes, thin where it is horizontal or upright."""
+    found = []
+    for (x0, y0), (x1, y1) in pairwise(line):
+        pieces = 1 if x0 == x1 or y0 == y1 else 1 + int(math.dist((x0, y0), (x1, y1)) / 6)
+        for k in range(pieces):
+            a, b = k / pieces, (k + 1) / pieces
+            xs, ys = (x0 + a * (x1 - x0), x0 + b * (x1 - x0)), (y0 + a * (y1 - y0), y0 + b * (y1 - y0))
+            found.append((min(xs) - 1, min(ys) - 1, max(xs) + 1, max(ys) + 1))
+    return found

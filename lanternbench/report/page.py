@@ -13,18 +13,17 @@ from markupsafe import Markup
 from lanternbench.analysis.steps import Steps
 from lanternbench.notes import Note
 from lanternbench.report import pairs
-from lanternbench.report.columns import MISSING, columns
+from lanternbench.report.columns import MISSING, columns, glossary
 from lanternbench.report.grid import image_grid
 from lanternbench.report.load import Contents, ReportRow, Run
 from lanternbench.report.pairs import Pair
 from lanternbench.report.palette import colour
-from lanternbench.report.pareto import pareto_data, quality_columns
+from lanternbench.report.pictures import Picture
 from lanternbench.report.recipe import recipe
-from lanternbench.report.svg import plot
+from lanternbench.report.svg import svg
 from lanternbench.report.tables import markdown_escape
+from lanternbench.report.view import View
 from lanternbench.utils.text import one_line
-
-PHASES = ("draft", "verify", "commit", "other")
 
 
 class Part(NamedTuple):
@@ -59,15 +58,24 @@ def templates() -> Environment:
     found = Environment(loader=PackageLoader("lanternbench.report"), autoescape=True, undefined=StrictUndefined)
     found.trim_blocks = found.lstrip_blocks = True
     found.filters["plain"] = lambda text, limit=200: one_line(str(text), limit)
+    found.filters["svg"] = svg
     found.filters["md"] = lambda text, limit=200: Markup(markdown_escape(str(text), limit))
     return found
 
 
 def html_page(
-    parts: Sequence[Part], rows: list[ReportRow], notes: list[Note], beside: pd.DataFrame | None = None
+    parts: Sequence[Part],
+    rows: list[ReportRow],
+    notes: list[Note],
+    pictures: tuple[list[Picture], list[Picture]],
+    view: View,
+    beside: pd.DataFrame | None = None,
 ) -> str:
-    """The whole page. Every text that comes from a file is escaped; a CSP forbids network besides."""
-    grids = [image_grid(part.run, part.contents) for part in parts]
+    """The whole page; ``pictures``: of speeds, and of steps.
+
+    Every text that comes from a file is escaped; a CSP forbids network besides.
+    """
+    grids = [image_grid(part.run, part.contents, view) for part in parts]
     said = {sentence for part in parts for sentence in part.answer}
     notes = [note for note in notes if note.text not in said]
     notes += [Note("info", None, text) for grid in grids for text in grid.notes]
@@ -76,24 +84,21 @@ def html_page(
         several=len(parts) > 1,
         title=", ".join(part.run.run_id for part in parts),
         facts=_facts([part.run for part in parts]),
-        recipes=[recipe(part.run, part.contents) for part in parts],
+        recipes=[recipe(part.run) for part in parts],
         warnings=[note for note in dict.fromkeys(notes) if note.kind != "info"],
         remarks=[note for note in dict.fromkeys(notes) if note.kind == "info"],
-        results=results_table(rows),
-        plots=[plot(pareto_data(rows, quality)) for quality in quality_columns(rows)],
-        steps=[[_steps(label, part.contents.figures.methods[label][0], part.contents.figures.steps[label])
-                for label in _order(part)] for part in parts],
-        phases=PHASES,
+        results=results_table(rows, view),
+        glossary=glossary(columns(rows)),
+        plots=pictures[0],
+        step_pictures=pictures[1],
+        steps=[[_steps(view.name(row.label, row.method), row.method, part.contents.figures.steps[row.label])
+                for row in part.run.rows if row.label in part.contents.figures.steps] for part in parts],
         pair_intro=pairs.INTRO,
         pair_tables=[_pair_table(part.pairs) for part in parts],
         published=None if beside is None else _published(beside),
         grids=grids,
         environments=[[(name, _flat(part.run.part(name))) for name in ("environment", "config")] for part in parts],
     )  # fmt: skip
-
-
-def _order(part: Part) -> list[str]:
-    return [row.label for row in part.run.rows if row.label in part.contents.figures.labels]
 
 
 def _facts(runs: list[Run]) -> dict[str, str]:
@@ -108,35 +113,32 @@ def _facts(runs: list[Run]) -> dict[str, str]:
     }
 
 
-def results_table(rows: list[ReportRow]) -> Table:
-    """All columns; those that a terminal has no room for are folded."""
-    shown, compact = columns(rows), columns(rows, "terminal")
+def results_table(rows: list[ReportRow], view: View) -> Table:
+    """All columns; those that were not chosen, or else that a terminal has no room for, are folded."""
+    shown, compact = columns(rows), view.shown(rows, "terminal")
     lines = [
         [Cell(c.value(row), (c.figure(row).value if c.numeric else None), c.bounds(row)) for c in shown] for row in rows
     ]
     lines = [[cell._replace(value="") if c.numeric and cell.value is None else cell for c, cell in zip(shown, line)]
              for line in lines]  # fmt: skip
-    folded = frozenset(i for i, c in enumerate(shown) if c not in compact and c.key != "lossless")
+    folded = frozenset(i for i, c in enumerate(shown) if c not in compact and (view.columns or c.key != "lossless"))
     dispensable = frozenset(i for i, c in enumerate(shown) if c.key in ("lossless", "step_compression", "tree_depth"))
     return Table([(c.title + c.arrow, c.help, not c.numeric) for c in shown], lines, folded, dispensable)
 
 
 def _steps(label: str, method: str, steps: Steps) -> dict[str, Any]:
     """What the page draws of one method's steps."""
-    shares, percentiles, histogram = steps.phase_shares(), steps.percentiles(), steps.histogram()
+    percentiles, histogram = steps.percentiles(), steps.histogram()
     committed, by_position = sum(histogram), steps.accept_len_by_position()
-    known = [value for value in by_position if value is not None]
     return {
         "label": label,
         "colour": colour(method),
-        "shares": [(name, 100 * shares.get(name, 0.0)) for name in PHASES],
-        "mean_ms": 1000 * sum(steps.phases.values()) / committed if committed else 0.0,
         "times": [f"{1000 * percentiles[k]:.1f}" if k in percentiles else MISSING
                   for k in ("step_p50_s", "step_p95_s", "step_p99_s")],
         "histogram": [(n, 100 * count / committed) for n, count in enumerate(histogram) if n],
         "most": max((100 * count / committed for count in histogram[1:]), default=0.0),
         "by_position": by_position,
-        "highest": max(known, default=1.0),
+        "highest": max([value for value in by_position if value is not None], default=1.0),
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""One colour per family of methods and one marker per method; Okabe-Ito colours, told apart by colour-blind readers."""
+"""One colour per family of methods: Okabe-Ito colours, told apart by colour-blind readers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ FAMILIES = {
     "sjd-pac": ("Jacobi", "#e69f00"),
     "gsd": ("Jacobi", "#e69f00"),
     "adt-tree": ("ADT-Tree", "#009e73"),
-    "uniform-rsd": ("Cool-SD", "#cc79a7"),
-    "cool-sd": ("Cool-SD", "#cc79a7"),
+    "uniform-rsd": ("relaxed SD", "#cc79a7"),
+    "cool-sd": ("relaxed SD", "#cc79a7"),
 }
 OTHER = ("other", "#8a8a00")
-# matplotlib's markers; "o" is that of a family's first method, "P" of a method of the user's own
-MARKERS = {"ar": "X", "eagle-3": "s", "scd": "s", "sjd-pac": "^", "gsd": "v"}
-MARKERS |= dict.fromkeys(("medusa", "eagle-2", "lantern++", "sjd", "cool-sd"), "D")
+PHASES = {"draft": "#e69f00", "verify": "#0072b2", "commit": "#009e73", "other": "#9aa0a6"}  # of a step
 
 
 def family(method: str) -> str:
@@ -34,8 +32,3 @@ def family(method: str) -> str:
 def colour(method: str) -> str:
     """The family's colour as #rrggbb."""
     return FAMILIES.get(method, OTHER)[1]
-
-
-def marker(method: str) -> str:
-    """The matplotlib marker."""
-    return MARKERS.get(method, "o" if method in FAMILIES else "P")

@@ -30,6 +30,7 @@ QUANTITIES = {
     "aesthetic": "aesthetic",
 }
 DATASETS = {"coco2017": "coco2017-val", "coco2014": "coco2014-val", "parti": "partiprompts"}
+NONE = "No paper reports any of these methods on this target."
 NAMES = {"lam": "lambda", "λ": "lambda", "δ": "delta"}
 
 
@@ -46,19 +47,17 @@ def published_rows() -> tuple[dict[str, str], ...]:
 def published_beside(rows: list[ReportRow]) -> pd.DataFrame:
     """Measured rows with the papers' rows of the same method, closest setup first.
 
-    Shown for each row: the paper's rows of equal setup; else those of the same target, dataset and temperature; else
-    of the same target; else those of any target (the baseline `ar` left out), of the same temperature where there are
-    such. Columns: `label`, `source`, `table`, `paper setup`, "<quantity> measured" and "<quantity> paper" for each
-    quantity that either side has, and `differs in`.
+    Shown for each row: the papers' rows of equal setup; else those of the same target, dataset and temperature; else
+    of the same target. Figures of another target say nothing about this one. Columns: `label`, `source`, `table`,
+    `paper setup`, "<quantity> measured" and "<quantity> paper" for each quantity that either side has, `differs in`.
     """
     lines = []
     for row in rows:
         compared = [(paper, differences(row, paper)) for paper in published_rows() if same_method(row, paper)]
+        compared = [(paper, found) for paper, found in compared if "target" not in found]
         if not compared:
             continue
         closest = min(_tier(found) for _, found in compared)
-        if closest >= 3 and row.method == "ar":
-            continue  # the baseline of another model says nothing about this one
         kept = [(paper, found) for paper, found in compared if _tier(found) == closest]
         lines += [_line(row, paper, found) for paper, found in sorted(kept, key=lambda item: len(item[1]))]
     if not lines:
@@ -130,8 +129,6 @@ def cell(column: str, value: Any) -> str:
 
 
 def _tier(found: dict[str, str]) -> int:
-    if "target" in found:
-        return 4 if "temperature" in found else 3
     if "dataset" in found or "temperature" in found:
         return 2
     return 1 if "params" in found else 0

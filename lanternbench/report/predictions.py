@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lanternbench.analysis.predict import BASE, BATCHES, Prediction, Validation, record
+from lanternbench.report.drawing import STYLE
 from lanternbench.report.palette import colour
-from lanternbench.report.pareto import STYLE
 from lanternbench.report.tables import markdown
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import plain

@@ -12,15 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from lanternbench.analysis.summaries import Row
-from lanternbench.report.columns import Column, columns, tex_escape
+from lanternbench.report.columns import Column, columns, glossary
 from lanternbench.utils.text import one_line
 
 FACTS = ("run", "label", "method", "options", "target", "dataset", "temperature", "lossless", "simulated", "n")
 
 
-def markdown_table(rows: Sequence[Row]) -> str:
-    """GitHub Markdown with every column that has a value; intervals in brackets."""
-    shown = columns(rows)
+def markdown_table(rows: Sequence[Row], shown: Sequence[Column] | None = None) -> str:
+    """GitHub Markdown, by default with the columns that a reader wants first; intervals in brackets."""
+    shown = columns(rows, "md") if shown is None else shown
     cells = [[column.cell(row) for column in shown] for row in rows]
     return markdown([c.title + c.arrow for c in shown], cells, [c.numeric for c in shown])
 
@@ -56,42 +56,27 @@ def csv_table(rows: Sequence[Row]) -> str:
     return csv_text([{str(k): v for k, v in record.items()} for record in frame(rows).to_dict("records")])
 
 
-def latex_table(rows: Sequence[Row], caption: str = "") -> str:
-    """A booktabs table for a paper (needs \\usepackage{booktabs} and nothing else); all text escaped."""
-    shown = columns(rows, "tex")
-    arrows = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
-    lines = [
-        "% needs \\usepackage{booktabs}",
-        r"\begin{table}[t]",
-        r"\centering",
-        *([rf"\caption{{{tex_escape(caption, 4000)}}}"] if caption else []),
-        rf"\begin{{tabular}}{{{''.join('r' if c.numeric else 'l' for c in shown)}}}",
-        r"\toprule",
-        " & ".join(c.tex + arrows[c.better] for c in shown) + r" \\",
-        r"\midrule",
-        *(" & ".join(_tex_cell(c, row) for c in shown) + r" \\" for row in rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def terminal_table(rows: Sequence[Row], width: int | None = None) -> Table:
+def terminal_table(rows: Sequence[Row], width: int | None = None, chosen: Sequence[Column] | None = None) -> Table:
     """The compact table for the terminal: method, speedup with its interval, τ, step compression, d̄, quality.
 
-    Rows keep the order of their run, the baseline `ar` first; a missing value prints as "–".
+    Rows keep the order of their run, the baseline `ar` first; a missing value prints as "–". The caption says what
+    columns mean and which have no room or place here. ``chosen``: the columns, instead of these.
     """
     runs = [getattr(row, "run", None) for row in rows]
     rows = sorted(rows, key=lambda row: (runs.index(getattr(row, "run", None)), row.label != "ar"))
-    shown = columns(rows, "terminal")
+    shown = list(chosen) if chosen is not None else columns(rows, "terminal")
+    wanted = list(chosen) if chosen is not None else columns(rows, "md")
     cells = {c.key: [one_line(c.cell(row) if c.key == "speedup" else c.value(row)) for row in rows] for c in shown}
     # a column costs its padding and a divider too
     room = {c.key: max(map(len, [c.title + c.arrow, *cells[c.key]])) + 3 for c in shown}
     while width and sum(room[c.key] for c in shown) > width and len(shown) > 2:
         least = next((c for key in ("tree_depth", "step_compression") for c in shown if c.key == key), shown[-1])
         shown = [c for c in shown if c is not least]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    said = glossary(shown)
+    if left_out := [one_line(c.title, 32) for c in wanted if c not in shown]:
+        said.append(f"not shown: {', '.join(left_out)} (lanternbench report writes all columns)")
+    caption = Text("; ".join(said)) if said else None
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", caption=caption, caption_justify="left")
     for c in shown:
         table.add_column(Text(c.title + c.arrow), justify="right" if c.numeric else "left", no_wrap=True)
     for i in range(len(rows)):
@@ -117,11 +102,3 @@ def csv_cell(value: Any) -> Any:
     if isinstance(value, str):
         value = value.replace("\r", " ")  # a reader may take it for the end of a row
     return "'" + value if isinstance(value, str) and value.lstrip().startswith(("=", "+", "-", "@")) else value
-
-
-def _tex_cell(column: Column, row: Row) -> str:
-    bounds = column.bounds(row)
-    value = tex_escape(column.value(row))
-    if value.startswith(("[", "*")):
-        value = "{}" + value  # else the \\ of the line before would take it as its own argument
-    return value + (rf" {{\scriptsize {tex_escape(bounds)}}}" if bounds else "")

@@ -29,14 +29,13 @@ for (const sheet of all(".sheet")) {  // too wide: columns fold until the table 
   while (order.length && room.scrollWidth > room.clientWidth + 1) { order[0].checked = false; fold(order.shift()); }
 }
 
-// the plot: one figure per quality axis; a point says its figures
+// pictures: one at a time beside the answer; a point says its figures
 const chooser = document.getElementById("metric"), plots = all("figure.plot");
-if (chooser) chooser.addEventListener("change", () => plots.forEach((plot, i) => { plot.hidden = i !== Number(chooser.value); }));
+if (chooser) chooser.addEventListener("change", () => all(".first figure.plot").forEach((plot, i) => { plot.hidden = i !== Number(chooser.value); }));
 for (const plot of plots) for (const point of all(".point", plot)) for (const kind of ["pointerenter", "focus", "click"])
   point.addEventListener(kind, () => {
     plot.querySelector(".said").textContent = point.getAttribute("aria-label");
     all(".point", plot).forEach(other => other.classList.toggle("chosen", other === point));
-    point.parentNode.append(point);
   }, { passive: true, once: false, capture: kind === "focus" });
 
 // images

@@ -1,0 +1,98 @@
+"""Pictures as PNG, SVG and PDF files; the page draws the same ones in its template."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
+
+from lanternbench.report.palette import PHASES
+from lanternbench.report.scene import SIZE, Bar, Item, Line, Mark, Scene
+
+STYLE: Any = {
+    "font.size": 8.5,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#444444",
+    "axes.labelcolor": "#222222",
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "pdf.fonttype": 42,  # editable text: venues reject Type 3 fonts
+    "svg.hashsalt": "lanternbench",  # the same data gives the same file
+}
+POINT = 3.35 * 72 / 360  # of one pixel: a narrow picture is as wide as a column of a two-column paper
+# role -> colour (None: the group's), width in pixels, dashes, opacity; report.css has the same
+LINES: dict[str, tuple[str | None, float, Any, float]] = {
+    "grid": ("#e6e6e6", 0.8, "-", 1.0),
+    "reference": ("#5f666e", 1.0, (0, (3, 3)), 1.0),
+    "frontier": ("#5f666e", 1.2, (0, (5, 4)), 1.0),
+    "knob": (None, 2.2, "-", 0.8),
+    "curve": (None, 1.8, "-", 1.0),
+    "interval": (None, 1.2, "-", 0.65),
+    "leader": ("#9aa0a6", 0.8, "-", 1.0),
+}
+TEXTS = {"tick": "#5f666e", "title": "#3c4248", "legend": "#3c4248"}  # the others are ink
+INK = "#1d2126"
+
+
+def scene_figure(scene: Scene) -> Figure:
+    """The figure of a scene, a pixel of which is `POINT` points."""
+    figure = Figure(figsize=(scene.width * POINT / 72, scene.height * POINT / 72))
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, scene.width), ylim=(scene.height, 0))
+    axes.axis("off")
+    for order, group in enumerate(scene.groups):
+        for item in group.items:
+            _draw(axes, item, group.colour or INK, order)
+    return figure
+
+
+def write_scene(scene: Scene, stem: Path) -> list[Path]:
+    """``stem``.png, .svg and .pdf."""
+    files = []
+    for kind, metadata in (("png", {}), ("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
+        files.append(stem.with_name(f"{stem.name}.{kind}"))
+        with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a label with signs that the font lacks shows boxes
+            scene_figure(scene).savefig(files[-1], dpi=300, metadata=metadata)
+    return files
+
+
+def _draw(axes: Axes, item: Item, colour: str, order: int) -> None:
+    if isinstance(item, Line):
+        own, width, dashes, alpha = LINES[item.role]
+        x, y = zip(*item.points)
+        axes.plot(x, y, color=own or colour, linewidth=width * POINT, linestyle=dashes, alpha=alpha, zorder=2 + order)
+    elif isinstance(item, Bar):
+        fill = PHASES.get(item.role, colour)
+        alpha = 0.35 if item.role == "share" else 1.0
+        axes.add_patch(Rectangle((item.x, item.y), item.width, item.height, color=fill, alpha=alpha, linewidth=0,
+                                 zorder=2 + order))  # fmt: skip
+    elif isinstance(item, Mark):
+        face = colour if item.fill in ("full", "half") else "white"
+        sizes: Mapping[str, Any] = {"circle": ("o", 10.0), "diamond": ("D", 8.6), "small": ("o", 5.0)}
+        shape, size = sizes[item.shape]
+        look = {"marker": shape, "markersize": size * POINT, "linestyle": "none", "markeredgecolor": colour}
+        axes.plot(item.x, item.y, markerfacecolor=face, markeredgewidth=1.8 * POINT, zorder=2 + order,
+                  fillstyle="left" if item.fill == "half" else "full", markerfacecoloralt="white", **look)  # fmt: skip
+        if item.fill == "dot":
+            axes.plot(item.x, item.y, marker="o", markersize=3 * POINT, color=colour, zorder=2 + order)
+    else:
+        axes.text(
+            item.x, item.y, item.text, color=TEXTS.get(item.role, INK), fontsize=SIZE * POINT, parse_math=False,
+            ha={"start": "left", "middle": "center", "end": "right"}[item.anchor], va="baseline",
+            rotation=90 if item.turned else 0, rotation_mode="anchor",
+            fontweight="bold" if item.role == "heading" else "normal", zorder=2 + order,
+            path_effects=[withStroke(linewidth=2, foreground="white")] if item.role == "label" else None,
+            family="DejaVu Sans",
+        )  # fmt: skip

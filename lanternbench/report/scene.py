@@ -1,0 +1,227 @@
+"""Pictures as data: lines, marks, bars and texts in pixels, which the page and the files for papers draw alike."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Literal, NamedTuple
+
+import matplotlib
+from matplotlib.ft2font import FT2Font
+
+WIDE, NARROW = 640, 360  # pixels: beside the page's text; a phone, or one column of a two-column paper
+QUIET = "#5f666e"
+SIZE, LINE = 11.5, 14.5  # pixels of a text, and of a line of it
+Anchor = Literal["start", "middle", "end"]
+Point = tuple[float, float]
+
+
+class Line(NamedTuple):
+    """A polyline; ``role`` says what it means, and so its style: see `drawing.LINES` and report.css."""
+
+    points: tuple[Point, ...]
+    role: str
+
+
+class Mark(NamedTuple):
+    """A point of a plot. ``shape``: circle or diamond; ``fill``: which run, see `FILLS`."""
+
+    x: float
+    y: float
+    shape: str
+    fill: str = "full"
+
+
+class Bar(NamedTuple):
+    """A filled rectangle from its upper left corner."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    role: str
+
+
+class Text(NamedTuple):
+    """A line of text on its baseline; ``turned``: upwards."""
+
+    x: float
+    y: float
+    text: str
+    role: str = "label"
+    anchor: Anchor = "start"
+    turned: bool = False
+
+
+Item = Line | Mark | Bar | Text
+FILLS = ("full", "hollow", "half", "dot")  # of the first four runs
+
+
+class Group(NamedTuple):
+    """What belongs together: one method's items in its colour, with ``said`` as what the page says of it."""
+
+    items: tuple[Item, ...]
+    colour: str = ""
+    said: str = ""
+
+
+class Scene(NamedTuple):
+    """A picture of ``width`` × ``height`` pixels, y downwards."""
+
+    title: str
+    width: float
+    height: float
+    groups: tuple[Group, ...]
+
+
+@cache
+def _font() -> FT2Font:
+    font = FT2Font(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf")  # wider than what browsers choose
+    font.set_size(100, 72)
+    return font
+
+
+@cache
+def text_width(text: str, size: float = SIZE) -> float:
+    """Pixels of a line of text."""
+    font, units = _font(), 0.0  # hundredths of an em
+    for sign in text:
+        known = font.get_char_index(ord(sign))
+        units += font.load_char(ord(sign)).linearHoriAdvance / 65536 if known else 100.0
+    return units * size / 100
+
+
+def wrap(text: str, width: float, size: float = SIZE) -> list[str]:
+    """Lines no wider than ``width``, broken at blanks, and inside a word that is wider than a line."""
+    lines = [""]
+    for word in text.split():
+        joined = f"{lines[-1]} {word}".strip()
+        if text_width(joined, size) <= width:
+            lines[-1] = joined
+            continue
+        lines += [word] if lines[-1] else []
+        lines[-1] = lines[-1] or word
+        while text_width(lines[-1], size) > width and len(lines[-1]) > 1:
+            word, fits = lines[-1], 1
+            while text_width(word[: fits + 1], size) <= width:
+                fits += 1
+            lines[-1:] = [word[:fits], word[fits:]]
+    return lines
+
+
+Sign = tuple[str, str, Callable[[float, float], Item] | None]  # of a legend: its text, its colour, what it draws
+
+
+class Axis(NamedTuple):
+    """Values low … high on pixels begin … end; ``ticks`` as (pixel, text)."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return round(self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin), 1)
+
+    def cut(self, value: float) -> float:
+        """The pixel of a value, or the end of the axis that it lies beyond."""
+        return self(min(max(value, self.low), self.high))
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        return [(self(tick), f"{tick:g}") for tick in round_numbers(self.low, self.high)]
+
+
+def axis(values: Sequence[float], ends: Sequence[tuple[float, float]], begin: float, end: float) -> Axis:
+    """An axis that holds all values, and their intervals as far as a few wide ones do not stretch it.
+
+    An interval is cut where it goes further beyond all values than a third of their span or 1.5 times the median
+    half-width of the intervals, whichever is more.
+    """
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    halves = [(b - a) / 2 for a, b in ends if b > a]
+    reach = max((high - low) / 3, 1.5 * statistics.median_low(halves) if halves else 0.0)
+    first = max(min([low, *(a for a, _ in ends)]), low - reach)
+    last = min(max([high, *(b for _, b in ends)]), high + reach)
+    margin = 0.06 * ((last - first) or max(abs(high), 1.0))
+    return Axis(first - margin, last + margin, begin, end)
+
+
+def round_numbers(low: float, high: float) -> list[float]:
+    """Round numbers that cover low … high, about five of them."""
+    raw = (high - low) / 5 or 1.0
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw)
+    first = math.ceil(low / step - 1e-9)
+    return [float(f"{step * i:.10g}") for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def interval(at: Axis, low: float, high: float, across: float, role: str = "interval") -> list[Item]:
+    """An interval along ``at``, horizontal at height ``across``; an end beyond the axis is an arrow head."""
+    return [Line(tuple((x, across) for x in (at.cut(low), at.cut(high))), role), *_heads(at, low, high, across, False)]
+
+
+def upright(at: Axis, low: float, high: float, across: float) -> list[Item]:
+    """An interval along the vertical axis ``at``."""
+    return [
+        Line(tuple((across, y) for y in (at.cut(low), at.cut(high))), "interval"),
+        *_heads(at, low, high, across, True),
+    ]
+
+
+def _heads(at: Axis, low: float, high: float, across: float, turned: bool) -> Iterable[Item]:
+    for beyond, end, other in ((low < at.low, at.begin, at.end), (high > at.high, at.end, at.begin)):
+        if beyond:
+            back = end + math.copysign(5, other - end)
+            points = ((back, across - 3), (end, across), (back, across + 3))
+            yield Line(tuple((y, x) for x, y in points) if turned else points, "interval")
+
+
+def swatch(text: str, colour: str, role: str = "swatch") -> Sign:
+    """A small square of a colour, or of a role's."""
+    return text, colour, lambda x, y: Bar(x - 5, y - 5, 10, 10, role)
+
+
+def stroke(text: str, role: str) -> Sign:
+    """A short line of a role, grey where lines have the colours of methods."""
+    return text, QUIET, lambda x, y: Line(((x - 6, y), (x + 7, y)), role)
+
+
+def point(text: str, shape: str, fill: str = "full") -> Sign:
+    """A grey mark."""
+    return text, QUIET, lambda x, y: Mark(x, y, shape, fill)
+
+
+def legend(entries: Sequence[Sign], left: float, right: float, top: float) -> tuple[list[Group], float]:
+    """Entries (text, colour, sign) in lines between left and right; the groups, and where they end."""
+    groups, x, y = [], left, top
+    for text, colour, sign in entries:
+        lines = wrap(text, right - left - 16)
+        width = 16 + text_width(lines[0]) if sign else text_width(lines[0])
+        if x > left and (x + width > right or len(lines) > 1):
+            x, y = left, y + LINE
+        items: list[Item] = [sign(x + 6, y + LINE / 2)] if sign else []
+        for line in lines:
+            items.append(Text(x + (16 if sign else 0), y + LINE - 3.5, line, "legend"))
+            y += LINE
+        y -= LINE
+        groups.append(Group(tuple(items), colour))
+        x += width + 14
+    return groups, y + LINE
+
+
+def frame(x: Axis, y: Axis, x_title: str, y_title: str) -> list[Item]:
+    """Grid, numbers and titles of two axes."""
+    items: list[Item] = []
+    for at, text in x.ticks:
+        items += [Line(((at, y.begin), (at, y.end)), "grid"), Text(at, y.begin + 15, text, "tick", "middle")]
+    for at, text in y.ticks:
+        items += [Line(((x.begin, at), (x.end, at)), "grid"), Text(x.begin - 6, at + 4, text, "tick", "end")]
+    for i, line in enumerate(wrap(x_title, x.end - x.begin + 30)):
+        items.append(Text((x.begin + x.end) / 2, y.begin + 32 + i * LINE, line, "title", "middle"))
+    lines = wrap(y_title, y.begin - y.end + 10)
+    for i, line in enumerate(lines):
+        items.append(Text(11 + i * LINE, (y.begin + y.end) / 2, line, "title", "middle", True))
+    return items

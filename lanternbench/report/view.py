@@ -1,0 +1,101 @@
+"""What of the runs a report shows: methods, columns, and the names that they have in a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import yaml
+
+from lanternbench.analysis.summaries import Row
+from lanternbench.errors import UserError
+from lanternbench.report.columns import Column, columns
+from lanternbench.report.load import Run
+from lanternbench.utils.files import open_file
+
+# as their papers write them; what is not here keeps its name
+PAPER_NAMES = {
+    "ar": "AR", "sd": "SD", "medusa": "Medusa", "eagle-1": "EAGLE-1", "eagle-2": "EAGLE-2", "eagle-3": "EAGLE-3",
+    "lantern": "LANTERN", "lantern++": "LANTERN++", "jacobi": "Jacobi", "sjd": "SJD", "scd": "SJD with coupling",
+    "sjd-pac": "SJD-PAC", "gsd": "GSD", "adt-tree": "ADT-Tree", "uniform-rsd": "Uniform-RSD", "cool-sd": "Cool-SD",
+}  # fmt: skip
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+class View(NamedTuple):
+    """``methods``: labels or names of methods, in the order shown; ``columns``: keys; ``names``: by label or method.
+
+    Empty: all methods, the columns that each table chooses, the labels as they are.
+    """
+
+    methods: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    names: Mapping[str, str] = {}
+
+    def of(self, runs: Sequence[Run]) -> list[Run]:
+        """The runs with the chosen rows alone.  Raises UserError for a method that none of them has."""
+        if not self.methods:
+            return list(runs)
+        known = {name: None for run in runs for row in run.rows for name in (row.label, row.method)}
+        if unknown := [name for name in self.methods if name not in known]:
+            raise UserError(f"--methods: no run here has {unknown[0]!r}: choose of {', '.join(known)}.")
+        chosen = []
+        for run in runs:
+            rows = [row for name in self.methods for row in run.rows if name in (row.label, row.method)]
+            unique = {row.label: row for row in rows}
+            chosen += [replace(run, rows=list(unique.values()))] if rows else []
+        return chosen
+
+    def name(self, label: str, method: str = "") -> str:
+        """How a label is written: its own name, or the method's within it."""
+        return _named(label, method, self.names)
+
+    def named(self, rows: Sequence[AnyRow]) -> list[AnyRow]:
+        """The rows under their names."""
+        return [replace(row, label=self.name(row.label, row.method)) for row in rows]
+
+    def shown(self, rows: Sequence[Row], table: str) -> list[Column]:
+        """The columns of a table ("full", "md", "tex", "terminal"): the chosen ones, else those it chooses itself.
+
+        Raises UserError for a column that these rows do not have.
+        """
+        if not self.columns:
+            return columns(rows, table)
+        known = {c.key: c for c in columns(rows) if not c.test}
+        if unknown := [key for key in self.columns if key not in known]:
+            raise UserError(f"--columns: these runs have no {unknown[0]!r}: choose of {', '.join(known)}.")
+        first = [known[key] for key in ("run", "label") if key in known]
+        return first + [known[key] for key in dict.fromkeys(self.columns) if known[key] not in first]
+
+
+def paper_name(row: Row) -> str:
+    """A label as papers write it: "Cool-SD (λ=2)"; one that --names changed stays."""
+    if not row.label.startswith(row.method) or row.method not in PAPER_NAMES:
+        return row.label
+    return _with_options(PAPER_NAMES[row.method], row.label, row.method)
+
+
+def read_names(path: Path) -> dict[str, str]:
+    """Names by label or method, from a YAML or JSON file such as ``eagle-1: EAGLE``.  Raises UserError."""
+    try:
+        with open_file(path) as file:
+            found = yaml.safe_load(file.read())
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise UserError(f"--names: {path} cannot be read ({' '.join(str(error).split())}); give a YAML file.") from None
+    if not isinstance(found, dict) or any(isinstance(value, dict | list) for value in found.values()):
+        raise UserError(f"--names: {path} must have a line per method, such as `eagle-1: EAGLE`.")
+    return {str(key): str(value) for key, value in found.items()}
+
+
+def _named(label: str, method: str, names: Mapping[str, str]) -> str:
+    if label in names:
+        return names[label]
+    return _with_options(names[method], label, method) if method in names and label.startswith(method) else label
+
+
+def _with_options(name: str, label: str, method: str) -> str:
+    """A method's name and the options of its label: "Cool-SD (λ=2, ν=0.7)"."""
+    rest = label[len(method) :].strip()
+    return name + (f" ({rest.replace(' ', ', ')})" if rest else "")
