@@ -72,8 +72,11 @@ class Sample(BaseModel):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Sample:
-        if self.key != sample_key(self.prompt_id, self.label, self.seed):
-            raise ValueError("the key is not that of its prompt, label and seed")
+        method = self.key.removeprefix(f"{self.prompt_id}|").removesuffix(f"|{self.seed}")
+        if self.key != sample_key(self.prompt_id, method, self.seed):
+            raise ValueError("the key is not that of its prompt and seed")
+        if method != self.label and not re.fullmatch("[0-9a-f]{16}", method):
+            raise ValueError("the key is not that of a method")
         for name, most in _LIMITS.items():  # once a list: a bound on each entry would double the time of reading
             if (values := getattr(self, name)) and not 0 <= min(values) <= max(values) <= most:
                 raise ValueError(f"{name} has a number that no image can have")
@@ -84,9 +87,9 @@ class Sample(BaseModel):
         return self
 
 
-def sample_key(prompt_id: str, label: str, seed: int) -> str:
-    """The unique key of a sample."""
-    return f"{prompt_id}|{label}|{seed}"
+def sample_key(prompt_id: str, method: str, seed: int) -> str:
+    """The unique key of a sample; ``method``: the method's key, or its label in runs that recorded no keys."""
+    return f"{prompt_id}|{method}|{seed}"
 
 
 def image_name(sample: Sample) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -86,7 +87,10 @@ class Sweep(BaseModel):
         return [(self.seed + i) % (MAX_SEED + 1) for i in range(self.repeats)]
 
     def methods(self) -> list[Method]:
-        """Every method of the sweep, lists of option values expanded to their grid, each once; ``ar`` first."""
+        """Every method of the sweep, lists of option values expanded to their grid, each once; ``ar`` first.
+
+        No two have the same label: where two would, the later ones end with the start of their key.
+        """
         found: dict[str, Method] = {}
         specs = ([{"method": "ar"}] if self.baseline else []) + self.method_specs
         for spec in specs:
@@ -100,7 +104,9 @@ class Sweep(BaseModel):
             lists = [k for k, v in options.items() if isinstance(v, list) and not _is_whole(k, v)]
             for values in itertools.product(*(options[k] for k in lists)):
                 made = method(spec["method"], **options | dict(zip(lists, values, strict=True)))
-                found.setdefault(made.label, made)
+                if made.key not in found and made.label in {m.label for m in found.values()}:
+                    made = replace(made, mark=f"#{made.key[:6]}")
+                found.setdefault(made.key, made)
         return list(found.values())
 
     def record(self) -> dict[str, Any]:

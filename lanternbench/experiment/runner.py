@@ -17,6 +17,7 @@ import torch
 from lanternbench import prompts as prompt_sets
 from lanternbench.analysis.summaries import Costs, Summary
 from lanternbench.analysis.summary import summarise
+from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import Executor, Unit
@@ -88,7 +89,8 @@ def run(
                 prompts=selected.record(),
                 target=facts.target,
                 methods=[
-                    {"label": m.label, "method": m.preset, "options": m.options, "lossless": facts.lossless[m.label]}
+                    {"label": m.label, "key": m.key, "method": m.preset, "options": m.options}
+                    | {"lossless": facts.lossless[m.label]}
                     for m in methods
                 ],
             )
@@ -148,14 +150,27 @@ def plan(prompts: PromptSet, labels: list[str], seed: int, batch: int) -> Iterat
 
 
 def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
-    """The part of the plan that is not stored yet."""
-    done, labels = folder.done(), [m.label for m in config.methods()]
+    """The part of the plan that is not stored yet.
+
+    Raises UserError where it would be drawn by other methods, or with other seeds, than what is stored.
+    """
+    done, methods = folder.done(), {m.label: m.key for m in config.methods()}
+    recorded = {str(m.get("label")): m["key"] for m in folder.run["methods"] if "key" in m}
+    keys = methods if recorded else {label: label for label in methods}  # runs of before have labels as keys
     units = []
     for seed in config.seeds:
-        for group, order in plan(prompts, labels, seed, config.batch):
-            jobs = [Job(m, [p for p in group if sample_key(p.id, m, seed) not in done], seed) for m in order]
+        for group, order in plan(prompts, list(methods), seed, config.batch):
+            jobs = [Job(m, [p for p in group if sample_key(p.id, keys[m], seed) not in done], seed) for m in order]
             units.append([job for job in jobs if job.prompts])
-    return [unit for unit in units if unit]
+    units = [unit for unit in units if unit]
+    other = [label for label, key in methods.items() if recorded.get(label) != key]
+    if other and (recorded or units):
+        what = f"other options of '{other[0]}'" if recorded else "other seeds"
+        raise UserError(
+            f"run {folder.path.name!r} was begun with {what}, by another version of lanternbench or of a plug-in: "
+            "give --fresh to start a new run beside it"
+        )
+    return units
 
 
 def _measure(

@@ -18,6 +18,7 @@ from lanternbench.methods.component import Acceptance, Choices, Component, Propo
 from lanternbench.methods.presets import Preset
 from lanternbench.methods.residuals import LOSSLESS
 from lanternbench.registry import component, components
+from lanternbench.utils.json_values import config_hash
 
 KINDS = Choices._fields
 
@@ -31,6 +32,7 @@ class Method:
     proposal: Proposal
     tree: Tree
     acceptance: Acceptance
+    mark: str = ""  # ends the label, where another method of the run has the same one
 
     @property
     def lossless(self) -> bool:
@@ -61,6 +63,11 @@ class Method:
         return (*(() if self.proposal.tree_is_own else (self.tree,)), self.proposal, self.acceptance)
 
     @cached_property
+    def key(self) -> str:
+        """Names the method in the keys of samples and the seeds of draws: a hash of its preset and exact options."""
+        return config_hash({"preset": self.preset, **self.choices._asdict(), "options": self.read})[:16]
+
+    @cached_property
     def options(self) -> dict[str, Any]:
         """The options that labels show, by name: the relaxation, and whatever differs from the preset."""
         base = named(self.preset)
@@ -79,14 +86,15 @@ class Method:
 
     @cached_property
     def label(self) -> str:
-        """A unique short name: the preset, another rule if one was put on it, and its options."""
+        """A short name for people: the preset, another rule if one was put on it, and its options."""
         shown, name = dict(self.options), self.preset
         if "acceptance" in shown:
             name += f"+{shown.pop('acceptance')}"
             if shown.get("residual") == self.acceptance.usual_residual:
                 del shown["residual"]
         fields = fields_of(self._parts)
-        return " ".join([name, *(f"{symbol(fields, key)}={_compact(value)}" for key, value in shown.items())])
+        texts = [f"{symbol(fields, key)}={_compact(value)}" for key, value in shown.items()]
+        return " ".join([name, *texts, *([self.mark] if self.mark else [])])
 
 
 def fields_of(parts: tuple[Component, ...]) -> dict[str, Any]:
@@ -101,7 +109,7 @@ def symbol(fields: Mapping[str, Any], name: str) -> str:
 
 def _compact(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     if isinstance(value, list):
         return "[" + ",".join(".".join(map(str, path)) for path in value) + "]"
     return str(value).replace(" ", "")
