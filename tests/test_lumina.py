@@ -19,12 +19,12 @@ from lanternbench.engine import decode as engine
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.cached_stack import CachedStack
-from lanternbench.models.catalogue import entry
 from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
 from lanternbench.models.chameleon.prompt_ids import ROW_END, lumina_prompt
 from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.entries import entry
 from lanternbench.models.guidance import guide
 from lanternbench.models.slot_layout import SlotLayout, with_row_ends
 from lanternbench.models.target import Target

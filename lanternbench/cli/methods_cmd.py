@@ -4,40 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-
 from lanternbench.cli import options
-from lanternbench.cli.output import print_notes, print_rows, stdout
-
-WIDE = 120  # columns from which options have a place in the table
+from lanternbench.cli.output import print_rows
 
 
 def methods(as_json: options.AsRows = False) -> None:
-    """List every method: its four choices, options, paper, and whether it is lossless.
+    """List every method: its four choices, whether it is lossless, and its paper.
 
     Example: lanternbench methods --json
     """
     from lanternbench.methods.method import named
-    from lanternbench.methods.trees import dynamic, static
     from lanternbench.registry import components
 
     rows: list[dict[str, Any]] = []
     for name, preset in components("preset").items():
-        m = named(name)
-        options = {f: v for f, v in sorted(m.read.items()) if v is not None}
-        row = {"method": name, **m.choices._asdict(), "lossless": m.lossless}
-        rows.append(row | {"options": options, "paper": preset.paper or "–"})
-    names = ["method", "proposal", "tree", "acceptance", "residual", "lossless", "paper", "options"]
-    room = as_json or stdout().width >= WIDE
-    if not as_json:
-        for row in rows:
+        lossless = named(name).lossless if preset.lossless is None else preset.lossless
+        row = {"method": name, **preset.choices._asdict(), "lossless": lossless, "paper": preset.paper or "–"}
+        if as_json:
+            row["options"] = {f: v for f, v in sorted(named(name).read.items()) if v is not None}
+        else:
             row["paper"] = row["paper"].rpartition(" ")[2]  # its number in arXiv
-            row["options"].pop("variant")
-    print_rows(rows, as_json, {n: n for n in names if room or n != "options"})
-    notes = [] if room else ["options: in a wider terminal, or by --json"]
-    if not as_json:
-        notes.append(
-            "sizes of trees are the target's unless set; those of papers by --shape: "
-            f"{', '.join(static.named())} (static), {', '.join(dynamic.named())} (dynamic, adaptive)"
-        )
-    print_notes(notes, Console(stderr=True))
+        rows.append(row)
+    names = ("method", "proposal", "tree", "acceptance", "residual", "lossless", "paper")
+    print_rows(rows, as_json, {n: n for n in names})

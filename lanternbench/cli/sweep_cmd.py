@@ -44,6 +44,7 @@ def sweep(
     Example: lanternbench sweep configs/tradeoff.yaml
     """
     from lanternbench.experiment import sweep_file
+    from lanternbench.models.entries import check_target
 
     given = dict(
         prompts=prompts, seed=seed, temperature=temperature, batch=batch, target=target, drafter=drafter, dtype=dtype,
@@ -51,6 +52,8 @@ def sweep(
         random_weights=random_weights or None,
     )  # fmt: skip
     runs = sweep_file.read(file, {k: v for k, v in given.items() if v is not None})
+    for config in runs:
+        check_target(config.target)
     if dry_run:
         show_plan(runs, device, threads, as_json)
         return

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from lanternbench.errors import UserError
-from lanternbench.methods.method import Method, method, takes_lists
+from lanternbench.methods.method import Method, method, preset, takes_lists
 
 MAX_METHODS = 1000  # of a grid
 MAX_SEED = 2**63 - 1
@@ -76,6 +76,9 @@ class Sweep(BaseModel):
             texts = [x for x in (item if isinstance(item, list) else [item]) if isinstance(x, str) or key in _NAMES]
             if not isinstance(key, str) or not all(isinstance(x, str) and x.isprintable() for x in (key, *texts)):
                 raise ValueError(f"{str(key)!r} has a value that is no name")
+        for spec in specs:
+            if isinstance(spec, dict) and isinstance(spec.get("method"), str):
+                preset(spec["method"])
         grids = [math.prod(len(x) for x in v.values() if isinstance(x, list)) for v in specs if isinstance(v, dict)]
         if sum(grids) > MAX_METHODS:
             raise ValueError(f"lists of options make {sum(grids)} methods, and at most {MAX_METHODS} fit in one sweep")

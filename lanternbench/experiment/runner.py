@@ -33,7 +33,7 @@ from lanternbench.experiment.scoring import (
 from lanternbench.experiment.worker import Job, OnStep
 from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
-from lanternbench.models.catalogue import catalogue
+from lanternbench.models.entries import catalogue
 from lanternbench.models.expected import shortfall
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt, PromptSet

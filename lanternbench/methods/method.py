@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from lanternbench.errors import UserError, unknown
 from lanternbench.methods.component import Acceptance, Choices, Component, Proposal, Tree
 from lanternbench.methods.presets import Preset
-from lanternbench.methods.residuals import LOSSLESS
 from lanternbench.registry import component, components
 from lanternbench.utils.json_values import config_hash
 
@@ -37,6 +36,8 @@ class Method:
     @property
     def lossless(self) -> bool:
         """Does it claim to keep the target's distribution?  ``verify`` judges the claim."""
+        from lanternbench.methods.residuals import LOSSLESS  # mathematics, and so torch
+
         exact = all(part.lossless and (part.reference_lossless or part.variant == "paper") for part in self.parts)
         return exact and self.choices.residual in LOSSLESS
 
