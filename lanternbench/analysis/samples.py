@@ -61,7 +61,7 @@ class Sample(BaseModel):
     drafter: dict[str, Figure] | None = None
     stats: dict[str, Figure] | None = None
     # only what image_name makes: a samples.jsonl from elsewhere must not point outside its own folder
-    image: str | None = Field(default=None, pattern=r"^images/[A-Za-z0-9][A-Za-z0-9._-]*$")
+    image: str | None = Field(default=None, pattern=r"^images/[A-Za-z0-9][A-Za-z0-9._+-]*$")
     token_ids: list[int] = Field(default_factory=list)
     metrics: dict[str, Figure | None] = Field(default_factory=dict)
 
@@ -96,9 +96,9 @@ def image_name(sample: Sample) -> str:
     """A readable file name that is safe and unique for any prompt id and label."""
     parts = [_slug(sample.prompt_id), _slug(sample.label), str(sample.seed)]
     digest = hashlib.sha256(sample.key.encode("utf-8", "surrogatepass")).hexdigest()[:10]
-    return "-".join([part for part in parts if part] + [digest]).lstrip("-") + ".png"
+    return "-".join([part for part in parts if part] + [digest]).lstrip("+-") + ".png"
 
 
 def _slug(text: str) -> str:
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9]+", "-", plain)[:40].strip("-")
+    return re.sub(r"[^A-Za-z0-9+]+", "-", plain)[:40].strip("-")

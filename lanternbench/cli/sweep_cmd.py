@@ -33,6 +33,7 @@ def sweep(
     ray_address: options.RayAddress = None,
     time_budget: options.TimeBudget = None,
     out: options.Out = Path("results"),
+    name: options.RunName = None,
     fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
@@ -49,7 +50,7 @@ def sweep(
     given = dict(
         prompts=prompts, seed=seed, temperature=temperature, batch=batch, target=target, drafter=drafter, dtype=dtype,
         compile=compile_mode, repeats=repeats, simulate_acceptance=simulate_acceptance, num_prompts=num_prompts,
-        random_weights=random_weights or None,
+        random_weights=random_weights or None, name=name,
     )  # fmt: skip
     runs = sweep_file.read(file, {k: v for k, v in given.items() if v is not None})
     for config in runs:

@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from lanternbench.errors import UserError
 from lanternbench.methods.method import Method, method, preset, takes_lists
+from lanternbench.models.entries import catalogue
 
+EAGLES = ("eagle", "eagle-3")  # kinds of drafter that a file or folder may hold
 MAX_METHODS = 1000  # of a grid
 MAX_SEED = 2**63 - 1
 _NAMES = {"proposal", "tree", "acceptance", "residual"}  # options whose value is a component's name
@@ -106,11 +108,22 @@ class Sweep(BaseModel):
             options = {k: v for k, v in spec.items() if k != "method"}
             lists = [k for k, v in options.items() if isinstance(v, list) and not _is_whole(k, v)]
             for values in itertools.product(*(options[k] for k in lists)):
-                made = method(spec["method"], **options | dict(zip(lists, values, strict=True)))
+                made = self._drafted(method(spec["method"], **options | dict(zip(lists, values, strict=True))))
                 if made.key not in found and made.label in {m.label for m in found.values()}:
                     made = replace(made, mark=f"#{made.key[:6]}")
                 found.setdefault(made.key, made)
+        kinds = sorted({str(m.proposal.drafter) for m in found.values() if m.drafter == self.drafter})
+        if self.drafter and len(kinds) > 1:
+            raise UserError(
+                f"'{self.drafter}' cannot be a drafter of kind {' and '.join(kinds)} at once: name it as `drafter` "
+                "of the methods that it is for"
+            )
         return list(found.values())
+
+    def _drafted(self, made: Method) -> Method:
+        """``made`` with the sweep's drafter, where it may be one of the kind that it drafts with."""
+        kinds = () if not self.drafter else ("model",) if self.drafter.partition("=")[0] in catalogue() else EAGLES
+        return replace(made, drafter=self.drafter) if made.proposal.drafter in kinds and not made.drafter else made
 
     def record(self) -> dict[str, Any]:
         """The settings that determine the results: all but the name, and those that are switched off."""

@@ -128,11 +128,11 @@ def _summary(
 def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
     """A warning for each method whose published drafter starts far below what the catalogue expects of it."""
     row = catalogue().get(config.target.partition("=")[0])
-    if row is None or config.drafter or config.random_weights or config.simulate_acceptance is not None:
+    if row is None or config.random_weights or config.simulate_acceptance is not None:
         return []
     top, bottom = folder.figures.column("first_token_acceptance")
     notes = []
-    for m in config.methods():
+    for m in (m for m in config.methods() if not m.drafter):
         own = folder.figures.of(m.label)
         accepted, steps = round(top[own].sum()), round(bottom[own].sum())
         note = shortfall(row, m.proposal.drafter or "", m.choices.tree, config.temperature, accepted, steps)
