@@ -41,7 +41,7 @@ def load_unpacked(name: str, device: str = "cpu", random_weights: bool = False, 
     weights = None if dtype is None else dtype_named(dtype)
     if device.startswith("cuda"):
         set_device(device)
-    for kind in components("target"):
+    for kind in components("target") if name not in catalogue() else ():  # no folder shadows a name
         if family(kind).reads(Path(name)):
             here = family(kind).located(Path(name))
             return _from_files(Entry(name=here.name, family=kind, about=""), here, device, weights)
