@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from rich.cells import cell_len
 
 from lanternbench import registry
-from lanternbench.methods.method import named
+from lanternbench.cli.methods_cmd import methods
+from lanternbench.methods.method import flag, named
 
 HEAVY = ("torch", "scipy", "transformers", "ray", "matplotlib", "pandas")
 REPORTED = f"""
@@ -68,6 +70,25 @@ def test_presets_say_what_their_components_say():
     assert {n: p.lossless for n, p in presets.items() if n in registry._components["preset"]} == {
         name: named(name).lossless for name in presets
     }
+
+
+@pytest.mark.parametrize("name", list(registry.components("preset")))
+def test_a_methods_page_has_every_option_that_it_reads_in_80_columns(name, capsys):
+    methods(name)
+    text = capsys.readouterr().out
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert all(f"--{flag(option).replace('_', '-')}" in text for option in named(name).read)
+    assert registry.component("preset", name).paper in text
+
+
+def test_a_methods_page_says_symbol_default_and_bounds(capsys):
+    methods("lantern++")
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = (line for line in lines if line.startswith(" --lambda"))
+    assert line.split()[:4] == ["--lambda", "λ", "2.0", "component"]
+    assert "≥ 1, ≤ 1000" in line
+    (line,) = (line for line in lines if line.startswith(" --shape"))
+    assert line.split()[1:3] == ["–", "target"]
 
 
 @pytest.mark.parametrize("kind", ["proposal", "tree", "acceptance", "target"])
