@@ -36,7 +36,8 @@ def check_names(args: Sequence[str], positional: bool = False) -> None:
 
     leading = list(itertools.takewhile(lambda text: not text.startswith("-"), args)) if positional else []
     given = [(flag, value) for flag, value in itertools.pairwise(args) if flag in ("-m", "--method", "--target")]
-    given += [tuple(text.split("=", 1)) for text in args if text.startswith(("--method=", "--target="))]
+    joined = (text.partition("=") for text in args if text.startswith(("--method=", "--target=")))
+    given += [(flag, value) for flag, _, value in joined]
     for flag, value in [*(("-m", name) for name in leading), *given]:
         if flag == "--target":
             check_target(value)
