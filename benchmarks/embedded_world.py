@@ -99,7 +99,6 @@ def costs(target) -> dict[str, float]:
                 clock = perf_counter()
                 forward(state, draft)
                 figures.setdefault(name, []).append(perf_counter() - clock)
-                state._visible = None  # the two trees have masks of their own
             _, cursor = decoder.proposer.drafter.root(state, own.drafter)
             clock = perf_counter()
             decoder.proposer.drafter.expand(state, own.drafter, cursor, drafted.tokens[:, 1:2], None, None, 1)

@@ -20,10 +20,11 @@ import torch
 
 from lanternbench.analysis import step_profile as profile
 from lanternbench.engine import decode as engine
+from lanternbench.engine.address import causal, raster, run_address
+from lanternbench.engine.cache import DecoderCache
 from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.cached_stack import CachedStack, Lengths, causal
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.entries import Entry
@@ -50,14 +51,15 @@ def forwards(model: ImageDecoder, cases: list[tuple[int, int]], repeats: int = 1
     """Median milliseconds of a guided forward per (nodes, cached length), timed in turns."""
     rows, width = 2, max(n + base for n, base in cases)
     like = torch.zeros(rows, 1, model.config.decoder.dim)
-    stack = CachedStack(model, model.config.decoder, rows, width, model.rope, like)
+    cache = DecoderCache(
+        model, model.config.decoder, raster(width, 0, 0, 0, width, like.device), rows, model.rope, like
+    )
     times: list[list[float]] = [[] for _ in cases]
     for _ in range(repeats):
         for spent, (n, base) in zip(times, cases, strict=True):
             x = torch.randn(rows, n, model.config.decoder.dim)
             clock = perf_counter()
-            visible = None if n == 1 else causal(n, x.dtype, x.device)
-            model.output(stack.forward(x, range(base, base + n), Lengths(torch.tensor([base]), (base,)), 0, visible))
+            model.output(cache.forward(x, run_address(base, n, None if n == 1 else causal(n, x.device))))
             spent.append(1e3 * (perf_counter() - clock))
     return [median(spent) for spent in times]
 

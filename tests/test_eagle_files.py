@@ -20,7 +20,6 @@ from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.methods.proposals.drafting import StackState
 from lanternbench.methods.proposals.eagle import EagleDrafter
 from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.decoder import prefix_mask
@@ -199,17 +198,19 @@ def test_a_chameleon_drafter_s_table_is_of_all_ids(dialect, tmp_path, monkeypatc
     assert torch.equal(made.embed(torch.arange(len(ids)), other.model), table[ids])
     run = build(other, method("eagle-1", shape="chain-3"), 0.0)
     plain = engine.generate(build(other, method("ar"), 0.0), CAPTIONS)
-    init, stacks = EagleDrafter.init, []
+    init, states = EagleDrafter.init, []
 
     def noted(self: EagleDrafter, *given: Any) -> Any:
-        stacks.append(init(self, *given).stack)
-        return StackState(stacks[-1])
+        states.append((self, init(self, *given)))
+        return states[-1][1]
 
     monkeypatch.setattr(EagleDrafter, "init", noted)
     fast = engine.generate(run, CAPTIONS)
     if dialect == "lumina":
         hidden = torch.randn(2, 1, IMAGES.dim)
-        assert torch.equal(stacks[0].row_end(hidden), made.fuse(table[other.row_end].expand_as(hidden), hidden))
+        drafter, own = states[0]
+        read = drafter.row_end(own.cache, hidden, hidden)
+        assert torch.equal(read, made.fuse(table[other.row_end].expand_as(hidden), hidden))
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(plain, fast, strict=True))
 
 

@@ -11,7 +11,8 @@ import torch
 
 import lanternbench
 from lanternbench.engine import decode as engine
-from lanternbench.engine.state import DecodeState
+from lanternbench.engine.state import DecodeState, forward
+from lanternbench.engine.tree import Draft, from_paths
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import KINDS, method, named
@@ -275,3 +276,17 @@ def test_the_python_interface_gives_tokens_image_and_stats():
     assert torch.equal(made.tokens, again.tokens)
     assert made.image.size == (64, 64)
     assert made.stats.steps < len(made.tokens)
+
+
+def test_two_trees_of_one_size_in_a_decode_are_masked_by_their_own_ancestors(shallow):
+    """A mask that is kept by size alone would show the second tree's nodes the first one's ancestors."""
+    trees = [from_paths(paths) for paths in (((0,), (1,), (0, 0), (0, 1)), ((0,), (1,), (1, 0), (1, 1)))]
+    tokens = torch.tensor([[5, 1, 2, 3, 4]])
+
+    def q(*order):
+        state, _ = engine.begin(build(shallow, method("eagle-1")), ["a red star"], [1])
+        return [forward(state, Draft(tokens, static=trees[i]))[1] for i in order][-1]
+
+    with torch.inference_mode():
+        assert torch.equal(q(0, 1), q(1))
+        assert (q(0) - q(1)).abs().max() > 1e-4

@@ -15,10 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lanternbench.engine import decode as engine
+from lanternbench.engine.address import prefix_address, raster, run_address
+from lanternbench.engine.cache import DecoderCache
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.cached_stack import CachedStack, Lengths
 from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.entries import entry
 from lanternbench.models.janus.checkpoint import BOS, IMAGE_START, PAD, JanusFamily
@@ -151,13 +152,11 @@ def test_cached_decoding_gives_the_states_of_one_pass(loaded):
     n = prefix.valid.shape[1]
     tokens = torch.randint(0, CODES, (1, 6))
     whole = model.teacher_forced(prefix.embeddings, prefix.valid, tokens)
-    stack = CachedStack(model, model.config.decoder, 1, n + 8, model.rope, prefix.embeddings)
+    layout = raster(8, 0, n, 0, n + 8, prefix.embeddings.device)
+    cache = DecoderCache(model, model.config.decoder, layout, 1, model.rope, prefix.embeddings)
     x = torch.cat([prefix.embeddings, model.tok_embeddings(tokens[:, :-1])], 1)
-    visible = torch.zeros(1, n, n).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
-    made = [stack.prefill(x[:, :n], range(n), visible)[:, -1:]]
-    made += [
-        stack.forward(x[:, i : i + 1], range(i, i + 1), Lengths(torch.tensor([i]), (i,))) for i in range(n, x.shape[1])
-    ]
+    made = [cache.prefill(x[:, :n], prefix_address(prefix.valid), prefix.valid)[:, -1:]]
+    made += [cache.forward(x[:, i : i + 1], run_address(i, 1)) for i in range(n, x.shape[1])]
     assert torch.allclose(torch.cat(made, 1), whole, atol=1e-4)
 
 

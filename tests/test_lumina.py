@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.engine import decode as engine
+from lanternbench.engine.address import Lengths, raster
+from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.row_ends import token_in, with_row_ends
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.cached_stack import CachedStack
 from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
@@ -26,7 +28,6 @@ from lanternbench.models.chameleon.prompt_ids import ROW_END, lumina_prompt
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import entry
 from lanternbench.models.guidance import guide
-from lanternbench.models.slot_layout import SlotLayout, with_row_ends
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import image_tables
 from lanternbench.utils.graph_capture import Graphs
@@ -115,19 +116,19 @@ def test_ar_draws_what_an_uncached_forward_over_all_ids_draws(lumina, wholes, gr
 
 def test_a_row_end_costs_no_step_and_one_forward_in_a_row_reads_two_tokens(lumina, monkeypatch):
     sizes = []
-    forward = CachedStack.forward
+    forward = DecoderCache.forward
 
-    def counted(self: CachedStack, x: Tensor, *rest: Any, **options: Any) -> Tensor:
+    def counted(self: DecoderCache, x: Tensor, *rest: Any, **options: Any) -> Tensor:
         sizes.append(x.shape[1])
         return forward(self, x, *rest, **options)
 
-    monkeypatch.setattr(CachedStack, "forward", counted)
+    monkeypatch.setattr(DecoderCache, "forward", counted)
     made = decoded(lumina, "ar", CAPTIONS[:1])[0]
     assert made.accept_lengths == [1] * (SIDE * SIDE - 1)
-    assert sizes == ([1] * (SIDE - 1) + [2]) * (SIDE - 1) + [1] * (SIDE - 1)
+    assert sizes[1:] == ([1] * (SIDE - 1) + [2]) * (SIDE - 1) + [1] * (SIDE - 1)
     sizes.clear()
     decoded(replace(lumina, row_end=None), "ar", CAPTIONS[:1])
-    assert sizes == [1] * (SIDE * SIDE - 1)
+    assert sizes[1:] == [1] * (SIDE * SIDE - 1)  # after the prompt
 
 
 @pytest.mark.parametrize("name", ["ar", *DRAFTING])
@@ -137,6 +138,21 @@ def test_recorded_forwards_give_the_tokens_of_eager_ones_across_row_ends(lumina,
         want, made = (decoded(t, name, CAPTIONS[:1], temperature)[0] for t in (lumina, recorded))
         assert torch.equal(made.tokens, want.tokens)
         assert made.accept_lengths == want.accept_lengths
+
+
+@pytest.mark.parametrize("name", ["ar", "eagle-1", "sd", "sjd"])
+def test_one_recording_serves_prompts_of_every_length(lumina, name):
+    """The slots of image tokens depend on the prompt's length, and a recording must not keep those of the first."""
+    decoder = build(replace(lumina, graphs=Graphs(frozen)), method(name), 1.0)
+    lengths, recordings = set(), []
+    for caption in ("red", "a much longer caption", "red"):
+        (want,) = decoded(lumina, name, [caption], 1.0)
+        (made,) = engine.generate(decoder, [caption])
+        assert torch.equal(made.tokens, want.tokens)
+        lengths.add(lumina.prefix([caption], GUIDANCE).valid.shape[1])
+        recordings.append(len(decoder.recordings.made))
+    assert len(lengths) == 2
+    assert recordings[0] == recordings[-1]
 
 
 @pytest.mark.parametrize("name", ["ar", *DRAFTING, "cool-sd"])
@@ -215,7 +231,7 @@ def drafted(target: Target, whole: Chameleon, caption: str, tokens: Tensor, begu
     net, logits = target.drafters["eagle"], []
     for ids in written(target, caption, tokens):
         start = len(ids) - (SIDE * (SIDE + 1) - 1)
-        root = start + SlotLayout(SIDE, SIDE * SIDE).slot(begun - 1)
+        root = start + raster(SIDE * SIDE, SIDE, 0, 0, 99, torch.device("cpu")).slots[begun]
         ahead, feature = whole.tok_embeddings(torch.tensor([ids]))[:, 1:], states(whole, ids)[:, :root]
         row = []
         for at in range(root, len(ids)):
@@ -256,25 +272,24 @@ def test_the_catalogue_knows_the_three_sizes():
 
 @pytest.mark.parametrize(("width", "height"), [(6, 4), (2, 2)])
 def test_slots_are_the_places_in_the_image_as_written(width, height):
-    rule, rows = lumina_rule(VOCAB, width * 16, height * 16), SlotLayout(width, width * height)
-    tokens = torch.arange(width * height)
-    assert torch.equal(rows.slot(tokens), rule.drawn())
-    assert rows.slot(tokens, -1, 5).tolist() == [rows.slot(int(t), -1, 5) for t in tokens]
+    rule, length = lumina_rule(VOCAB, width * 16, height * 16), width * height
+    layout = raster(length, width, 0, 0, 99, torch.device("cpu"))
+    assert list(layout.slots[1 : length + 1]) == rule.drawn().tolist() == layout.slot_of[1 : length + 1].tolist()
+    assert raster(length, width, 5, 0, 99, torch.device("cpu")).slots == tuple(s + 5 for s in layout.slots)
     row_ends = [n for n in range(rule.length) if rule.forced(n) == ROW_END]
-    assert rows.slot(tokens)[rows.follows(tokens)].add(1).tolist() == row_ends[:-1]  # nothing is drawn after the last
-    assert [rows.end(n) for n in range(1, len(tokens) + 1)] == (rule.drawn() + 1).tolist()
-    assert rows.end(tokens).tolist() == [rows.end(int(t)) for t in tokens]
-    token, is_end = rows.token(torch.arange(rule.length - 2))
-    assert torch.equal(token[~is_end], tokens)
+    after = [layout.slots[n] + 1 for n in range(length + 1) if layout.row_end_after[n]]
+    assert after == row_ends[:-1]  # nothing is drawn after the last
+    assert layout.row_end_of.tolist() == list(layout.row_end_after)
+    token, is_end = token_in(torch.arange(rule.length - 2), width)
+    assert torch.equal(token[~is_end], torch.arange(length))
     assert torch.where(is_end)[0].tolist() == row_ends[:-1]
 
 
 def test_without_row_ends_a_slot_is_the_token_s_number():
-    rows, tokens = SlotLayout(0, 12), torch.arange(12)
-    assert rows.slot(tokens, -1, 5).tolist() == [t + 4 for t in range(12)]
-    assert torch.equal(rows.end(tokens), tokens)
-    assert not rows.any_follows(list(range(12)), 12)
-    assert rows.slots(3) == 16
+    layout = raster(12, 0, 5, 0, 99, torch.device("cpu"))
+    assert layout.slots[:16] == tuple(range(4, 20))
+    assert not any(layout.row_end_after)
+    assert not layout.any_row_end(Lengths.of(torch.tensor([12, 1]), (12, 1)), 12)
 
 
 def test_a_row_end_is_seen_by_the_descendants_of_its_node_alone():

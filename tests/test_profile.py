@@ -151,5 +151,8 @@ def test_on_a_gpu_phases_are_read_from_events_and_add_up_to_the_time_since_the_l
     for phase, seconds in (("draft", 1), (OFF_THE_CLOCK, 10), ("verify", 3), ("draft", 1)):
         now += seconds
         clock.tick(phase)
+        if phase == "verify":
+            clock.end_step()
     assert clock.stop() == 5
-    assert clock.spent == {"draft": 2, "verify": 3}
+    assert clock.spent == {"draft": 2, "verify": 3, "other": 0}
+    assert clock.step_s == [5]  # with what followed the last step

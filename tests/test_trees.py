@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lanternbench.engine import tree as trees
+from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.errors import UserError
 from lanternbench.lossless.plain.draft_trees import AdaptiveBounds, adt_step
@@ -18,7 +19,6 @@ from lanternbench.methods.method import method
 from lanternbench.methods.trees.adaptive import AdaptiveBuilder, Plan, Range, adapt, random_uniforms
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
 from lanternbench.methods.trees.static import named, static_tree
-from lanternbench.models.cached_stack import Lengths
 
 
 @pytest.mark.parametrize("name", [*named(), "chain-1", "chain-7"])
@@ -102,7 +102,7 @@ def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_deco
         for prompt, (count, size) in enumerate(zip(committed, own.now, strict=True)):
             histories[prompt] += [size] * count
             alphas[prompt] = (count if bonus else count - 1) / size[0]
-        state.now.last.advance = Lengths(torch.tensor(committed), committed)
+        state.now.last.advance = Lengths.of(torch.tensor(committed), committed)
         own = builder.update(state, own, None)
     assert len(seen) > 5
 

@@ -19,6 +19,7 @@ from lanternbench.analysis import fidelity
 from lanternbench.cli.verify_cmd import checks_table
 from lanternbench.engine import decode as engine
 from lanternbench.engine import verify
+from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.verify import RelaxedProb, at
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, verify_all
@@ -33,7 +34,6 @@ from lanternbench.methods.presets import preset
 from lanternbench.methods.proposals import jacobi
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.medusa import Medusa
-from lanternbench.models.kv_cache import KVCache
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.target import Target
 
@@ -210,7 +210,7 @@ def test_a_bonus_token_that_is_left_out_is_found(monkeypatch):
 
 @pytest.mark.parametrize("name", ["eagle-1", "eagle-2"])
 def test_a_branch_that_is_not_moved_in_the_cache_is_found(name, monkeypatch):
-    monkeypatch.setattr(KVCache, "move", lambda self, source, target: None)
+    monkeypatch.setattr(DecoderCache, "move", lambda self, source, target: None)
     assert deviation(name, Tables(3, 4, 1, "dense")) > 1e-3
 
 
@@ -286,7 +286,7 @@ def test_on_a_model_the_fidelity_loss_of_lossless_methods_is_zero_and_of_others_
 
 
 def test_on_a_model_a_broken_cache_is_found(small, monkeypatch):
-    monkeypatch.setattr(KVCache, "move", lambda self, source, target: None)
+    monkeypatch.setattr(DecoderCache, "move", lambda self, source, target: None)
     assert statistical.sampled_tests(small, method("eagle-2"), 4, 0).forward > 0.01
 
 

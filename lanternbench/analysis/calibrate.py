@@ -23,12 +23,12 @@ from lanternbench.analysis.predict import Case, by_levels
 from lanternbench.analysis.replay import Steps, Trace, batches
 from lanternbench.analysis.roofline import BYTES, LAYER, STEP, Values
 from lanternbench.analysis.step_profile import bandwidth, wait
+from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, begin, generate, start
 from lanternbench.engine.proposal import Drafter, Proposer
 from lanternbench.engine.state import DecodeState, forward
 from lanternbench.engine.tree import Draft, chain
-from lanternbench.models.cached_stack import Lengths
 from lanternbench.models.network import Network
 
 REPEATS, WARMUP, STEPS = 15, 3, 48
@@ -159,7 +159,6 @@ def probed_sizes(sizes: Sequence[int], most: int) -> list[int]:
 
 def _forward(state: DecodeState, nodes: int, length: int) -> float:
     set_length(state, length)
-    state._visible = None
     tokens = torch.zeros(state.batch, nodes, dtype=torch.long, device=state.device)
     draft = Draft(tokens, static=chain(nodes - 1).to(state.device))
     return _phase(state, "verify", lambda: forward(state, draft))
@@ -179,10 +178,10 @@ def _drafting(decoder: SpeculativeDecoder, drafter: Drafter, caption: str, cache
         for count in commits:
             last = state.now.last
             hidden = last.hidden[:, :1].expand(-1, count, -1)
-            ends = None if last.own is None else last.own[:, :1].expand(-1, count, -1)
-            advance = Lengths(torch.full_like(last.advance.device, count), PerPrompt((count,) * state.batch))
+            before = None if last.before is None else last.before[:, :1].expand(-1, count, -1)
+            advance = Lengths.of(torch.full_like(last.advance.device, count), PerPrompt((count,) * state.batch))
             tokens = last.tokens[:, :1].expand(-1, count)
-            new = last._replace(hidden=hidden, tokens=tokens, advance=advance, own=ends)
+            new = last._replace(hidden=hidden, tokens=tokens, advance=advance, before=before)
             state.now = state.now._replace(last=new)
             row.append(_phase(state, "draft", lambda: drafter.root(state, own.drafter)))
         roots.append(row)

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict
 from scipy.optimize import isotonic_regression, nnls
 
 from lanternbench.analysis.roofline import Values
+from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, begin, step
 from lanternbench.engine.state import DecodeState
-from lanternbench.models.cached_stack import Lengths
 
 WARMUP = 3  # steps at each length that do not count: memory is allocated, kernels are chosen
 
@@ -133,7 +133,7 @@ def time_steps(
 
 def set_length(state: DecodeState, length: int) -> None:
     """As if so many image tokens were committed: what was not decoded is in the cache as zeros, at the same cost."""
-    lengths = Lengths(torch.full_like(state.now.length.device, length), PerPrompt((length,) * state.batch))
+    lengths = Lengths.of(torch.full_like(state.now.length.device, length), PerPrompt((length,) * state.batch))
     state.now = state.now._replace(length=lengths)
     state.steps = 0  # uniforms are there for one image
 

@@ -17,9 +17,9 @@ from lanternbench.analysis.device_models import DeviceModel
 from lanternbench.analysis.replay import Steps, Trace, autoregressive, batches, stretched
 from lanternbench.analysis.roofline import Load, Values
 from lanternbench.analysis.samples import Sample
+from lanternbench.engine.cache import SPAN
 from lanternbench.engine.proposal import Proposer
 from lanternbench.errors import UserError
-from lanternbench.models.cached_stack import SPAN
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 

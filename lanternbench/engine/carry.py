@@ -1,7 +1,7 @@
 """Select and convert the state of a batch without knowing the names of its parts.
 
 State is any nesting of named tuples, tuples and dicts.  Its leaves are tensors whose first dimension is the batch B or
-its rows R (2B with guidance), ``PerPrompt`` values on the host, ``ImageStack`` objects, and constants.
+its rows R (2B with guidance), ``PerPrompt`` values on the host, caches, and constants.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lanternbench.models.image_stack import ImageStack
+from lanternbench.engine.cache import DecoderCache
 
 
 class PerPrompt(tuple):
@@ -28,8 +28,8 @@ def select(state: Any, prompts: list[int], batch: int) -> Any:
     def chosen(leaf: Any) -> Any:
         if isinstance(leaf, PerPrompt):
             return PerPrompt(leaf[i] for i in prompts)
-        if isinstance(leaf, ImageStack):
-            leaf.select(rows_of(index, leaf.stack.cache.rows, batch).to(leaf.stack.device))
+        if isinstance(leaf, DecoderCache):
+            return leaf.select(rows_of(index, leaf.rows, batch).to(leaf.device))
         if isinstance(leaf, Tensor):
             return leaf[rows_of(index, len(leaf), batch).to(leaf.device)]
         return leaf

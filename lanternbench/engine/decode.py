@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lanternbench.engine.cache import open_cache
 from lanternbench.engine.carry import select
 from lanternbench.engine.proposal import Proposer
-from lanternbench.engine.recording import Recordings, launch
+from lanternbench.engine.recording import Recordings, Work
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import simulate
 from lanternbench.engine.state import (
     CommitPlan,
     DecodeState,
     StepResult,
+    TreeStates,
     commit,
     forward,
-    open_stack,
     plan_commit,
     prefill,
     row_seed,
@@ -32,7 +33,6 @@ from lanternbench.engine.trace import Trace
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
 from lanternbench.errors import UserError
-from lanternbench.models.image_stack import TreeStates
 from lanternbench.models.target import Target
 from lanternbench.registry import plugin_errors
 
@@ -115,22 +115,22 @@ def _generate(
 ) -> list[Generation]:
     began = perf_counter()
     seeds = [row_seed(seed, key, decoder.method.label) for key in (keys or captions)]
-    state, own = begin(decoder, captions, seeds, trace)
+    state, drafting = begin(decoder, captions, seeds, trace)
     state.clock.start()  # waits for the device
-    log, cpu, tokens = Log(state), process_time(), state.batch  # the prefill gives each its first token
+    log, tokens = Log(state), state.batch  # the prefill gives each its first token
     encode_s = perf_counter() - began
     while state.active and state.steps != max_steps:
         if prompts := state.unfinished():
-            own = select(own, prompts, state.batch)
+            drafting = select(drafting, prompts, state.batch)
             state.select(prompts)
-        sizes = decoder.proposer.sizes(own)
-        own, result = step(decoder, state, own)
+        sizes = decoder.proposer.sizes(drafting)
+        drafting, result = step(decoder, state, drafting)
         log.note(state, sizes or ((result.draft.tree.max_depth, result.draft.tree.nodes),) * state.batch)
         if on_step is not None:
             tokens += sum(state.now.last.advance.host or ())
             on_step(tokens, state.limit * len(captions))
-    state.clock.tick("other")
-    decode_s, cpu_s = state.clock.stop(), process_time() - cpu
+        state.clock.end_step()
+    decode_s = state.clock.stop()
     if state.trace is not None:
         state.trace.cut(state.limit)
     if not bool(state.health.isfinite()):
@@ -138,24 +138,26 @@ def _generate(
             f"the logits of target '{state.target.name}' or its drafter became NaN or infinite while "
             f"'{decoder.method.label}' decoded; check the weights, or give --dtype float32"
         )
-    return log.generations(state, encode_s, decode_s, cpu_s)
+    return log.generations(state, encode_s, decode_s)
 
 
 def start(decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool) -> DecodeState:
     """The state after prefill and first token."""
-    target, proposer = decoder.target, decoder.proposer
+    target, proposer, model = decoder.target, decoder.proposer, decoder.target.model
     prefix, aux_layers = target.prefix(captions, decoder.guidance), proposer.aux_layers
-    room, row_end = max(proposer.nodes, proposer.room), target.row_end_input(target.model)
+    step_slots = max(proposer.nodes, proposer.max_step_slots)
     state = DecodeState(
         target,
         decoder.warp,
         decoder.guidance,
         seeds,
         prefix,
-        open_stack(target, target.model, prefix, room, row_end=row_end, aux_layers=aux_layers),
+        open_cache(
+            target, model, prefix, step_slots, row_end=lambda ids: model.prompt_embeddings(ids), aux_layers=aux_layers
+        ),
         row_uniforms(seeds, target.length, proposer.nodes + proposer.uniforms, target.device),
         proposer.nodes,
-        room,
+        step_slots,
         Clock(target.device),
         aux_layers=aux_layers,
     )
@@ -169,24 +171,25 @@ def start(decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], tr
 def begin(
     decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool = False
 ) -> tuple[DecodeState, Any]:
-    """The state after prefill and first token, and the proposer's own."""
+    """The state after prefill and first token, and the proposer's state."""
     state = start(decoder, captions, seeds, trace)
-    own = decoder.proposer.init(state)
+    drafting = decoder.proposer.init(state)
     state.prefix_states = None  # drafters have read them
-    return state, own
+    return state, drafting
 
 
-def step(decoder: SpeculativeDecoder, state: DecodeState, own: Any) -> tuple[Any, StepResult]:
+def step(decoder: SpeculativeDecoder, state: DecodeState, drafting: Any) -> tuple[Any, StepResult]:
     """One target forward that verifies a draft tree and commits at least one token per unfinished prompt.
 
-    ``own``: the proposer's state.  Each phase is launched, or replayed as one CUDA graph.
+    ``drafting``: the proposer's state.  Each phase is launched, or replayed as one CUDA graph.
     """
-    run = decoder.recordings.replay if state.recorded else launch
-    bucket = decoder.proposer.bucket(own)
+    run, bucket = launch, None
+    if state.recorded:
+        run, bucket = decoder.recordings.replay, decoder.proposer.bucket(drafting)
     u = state.step_uniforms(decoder.rule.by_position)
 
-    def propose(state: DecodeState, own: Any, u: Tensor) -> Draft:
-        return decoder.proposer.draft(state, own, u)
+    def propose(state: DecodeState, drafting: Any, u: Tensor) -> Draft:
+        return decoder.proposer.draft(state, drafting, u)
 
     def verify(
         state: DecodeState, draft: Draft, states: TreeStates, q: Tensor, u: Uniforms
@@ -196,13 +199,18 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, own: Any) -> tuple[Any
             result = simulate(draft, result, decoder.rates, u.verify[:, -1])
         return result, plan_commit(state, draft, result, states)
 
-    draft = run(state, "draft", bucket, propose, own, u.draft)
+    draft = run(state, "draft", bucket, propose, drafting, u.draft)
     states, q, health = run(state, "verify", None, check, draft)
     state.health += health
     result, plan = run(state, "commit", None, verify, draft, states, q, u)
     commit(state, draft, result, q, plan)
     done = StepResult(draft, q, result, plan.length - plan.advance, u)
-    return decoder.proposer.update(state, own, done), done
+    return decoder.proposer.update(state, drafting, done), done
+
+
+def launch(state: DecodeState, name: str, bucket: Hashable, work: Work, *arguments: Any) -> Any:
+    """Run a phase operation by operation; see ``Recordings.replay``."""
+    return work(state, *arguments)
 
 
 def check(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor, Tensor]:
@@ -217,8 +225,6 @@ class Log:
 
     def __init__(self, state: DecodeState):
         self.accepted, self.depths, self.nodes = ([[] for _ in range(state.batch)] for _ in range(3))  # type: ignore[var-annotated]
-        self.step_s: list[float] = []
-        self.last = perf_counter()
 
     def note(self, state: DecodeState, sizes: tuple[tuple[int, int], ...]) -> None:
         """``sizes``: depth and nodes of each prompt's tree."""
@@ -228,11 +234,9 @@ class Log:
                 self.accepted[prompt].append(count)
                 self.depths[prompt].append(depth)
                 self.nodes[prompt].append(nodes)
-        now = perf_counter()
-        self.step_s.append(now - self.last)
-        self.last = now
 
-    def generations(self, state: DecodeState, encode_s: float, decode_s: float, cpu_s: float) -> list[Generation]:
+    def generations(self, state: DecodeState, encode_s: float, decode_s: float) -> list[Generation]:
+        clock = state.clock
         return [
             Generation(
                 tokens,
@@ -241,9 +245,9 @@ class Log:
                 self.nodes[i],
                 decode_s,
                 encode_s,
-                cpu_s,
-                dict(state.clock.spent),
-                self.step_s,
+                clock.cpu_s,
+                dict(clock.spent),
+                clock.step_s,
                 state.syncs,
                 state.trace,
             )

@@ -8,7 +8,7 @@ graph may read only the tensors of the state.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -32,7 +32,7 @@ class Proposer:
     width: int  # widest family of siblings
     uniforms: int = 0  # uniforms that a step uses besides those of verification
     update_uniforms: int = 0  # how many of these, counted from the end, ``update`` reads
-    room: int  # maximum number of cache slots that a step fills after the committed prefix
+    max_step_slots: int  # cache slots that a step fills after the committed prefix
     samples: bool = True  # are children sampled from ``Draft.p``, or chosen?
     adapts: bool = False  # does a tree's size depend on what was accepted before?
     drafter: Drafter | None = None
@@ -80,8 +80,8 @@ class Drafter:
     per_level: bool = True
     aux_layers: tuple[int, ...] = ()  # see ``Proposer``
 
-    def init(self, state: DecodeState, room: int) -> Any:
-        """``room``: maximum number of nodes that one step expands."""
+    def init(self, state: DecodeState, max_nodes: int) -> Any:
+        """``max_nodes``: how many nodes one step expands at most."""
         return ()
 
     def root(self, state: DecodeState, own: Any) -> tuple[Tensor, Any]:
@@ -132,44 +132,3 @@ class TreeBuilder:
         By default all levels are assumed to have equal width.
         """
         return (-(-(nodes - 1) // max(depth, 1)),) * (depth - 1)
-
-
-class DraftedState(NamedTuple):
-    drafter: Any
-    tree: Any
-
-
-class DraftedTree(Proposer):
-    """A drafter and a tree policy."""
-
-    def __init__(self, drafter: Drafter, tree: TreeBuilder):
-        self.drafter: Drafter = drafter
-        self.tree, self.adapts = tree, tree.adapts
-        self.nodes, self.max_depth, self.width = tree.nodes, tree.max_depth, tree.width
-        self.uniforms, self.samples, self.aux_layers = tree.uniforms, tree.samples, drafter.aux_layers
-        self.room = tree.nodes + tree.width * max(tree.max_depth, 1)  # a dynamic tree expands more nodes than it keeps
-
-    def init(self, state: DecodeState) -> DraftedState:
-        return DraftedState(self.drafter.init(state, self.room), self.tree.init(state))
-
-    def draft(self, state: DecodeState, own: DraftedState, u: Tensor) -> Draft:
-        logits, cursor = self.drafter.root(state, own.drafter)
-
-        def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
-            nonlocal cursor
-            logits, cursor = self.drafter.expand(state, own.drafter, cursor, tokens, parent, visible, depth)
-            return logits
-
-        return self.tree.grow(state, own.tree, logits, expand, u)
-
-    def update(self, state: DecodeState, own: DraftedState, result: StepResult) -> DraftedState:
-        return own._replace(tree=self.tree.update(state, own.tree, result))
-
-    def sizes(self, own: DraftedState) -> PerPrompt | None:
-        return self.tree.sizes(own.tree)
-
-    def bucket(self, own: DraftedState) -> Hashable:
-        return self.tree.bucket(own.tree)
-
-    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        return self.tree.levels(depth, nodes) if self.drafter.per_level else ()

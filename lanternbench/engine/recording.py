@@ -12,16 +12,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from lanternbench.engine.address import Lengths
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
-from lanternbench.models.cached_stack import Lengths
 from lanternbench.utils.graph_capture import Replay
 
 Work = Callable[..., Any]  # (state, *arguments) -> tensors in any nesting
-
-
-def launch(state: DecodeState, name: str, bucket: Hashable, work: Work, *arguments: Any) -> Any:
-    """Run a phase operation by operation."""
-    return work(state, *arguments)
 
 
 class Recordings:
@@ -32,7 +27,7 @@ class Recordings:
         self.static: dict[int, Tensor] = {}  # outputs of recordings by id; the next phase reads them in place
 
     def replay(self, state: DecodeState, name: str, bucket: Hashable, work: Work, *arguments: Any) -> Any:
-        """As ``launch``, but recorded on the first call.  The outputs are valid until the next replay.
+        """``work(state, *arguments)``, recorded on the first call.  The outputs are valid until the next replay.
 
         ``bucket``: tells apart shapes that the arguments' tensors do not show.
         """
@@ -42,14 +37,13 @@ class Recordings:
             now = now._replace(last=None)
         leaves, form = tree_flatten((now, arguments))
         inputs = [x for x in leaves if isinstance(x, Tensor)]
-        slots = state.stack.stack.cache.slots  # another number of slots means another cache
         shape = (
             name,
             bucket,
-            slots,
+            state.cache.layout.capacity,  # another means another cache
             *(x.shape if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | int)),
         )
-        span, *longer = state.stack.spans(max(state.now.length.host), state.room)
+        span, *longer = state.spans()
         if (span, shape) not in self.made:  # with all longer spans, so that a timed decode records nothing
             for other in (span, *longer):
                 if (other, shape) not in self.made:
@@ -85,5 +79,5 @@ def unknown(now: Progress, span: int | None) -> Progress:
     """``now`` without the host's copy of its lengths."""
     last: LastCommit | None = now.last
     if last is not None:
-        now = now._replace(last=last._replace(advance=Lengths(last.advance.device, None, span)))
-    return now._replace(length=Lengths(now.length.device, None, span))
+        now = now._replace(last=last._replace(advance=Lengths(last.advance.device, None, span=span)))
+    return now._replace(length=Lengths(now.length.device, None, span=span))

@@ -6,24 +6,23 @@ B prompts, R rows (2B with guidance), L image tokens, P prefix slots, N tree nod
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lanternbench.engine import row_ends
+from lanternbench.engine.address import Lengths, additive, prefix_address, tree_address
+from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt, select
 from lanternbench.engine.sampling import BELOW_ONE, Warp, draw
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
-from lanternbench.engine.tree import Draft
+from lanternbench.engine.tree import Draft, StaticTree
 from lanternbench.engine.verify import Uniforms, VerifyResult
-from lanternbench.models.cached_stack import CachedStack, Lengths, additive
-from lanternbench.models.decoder import prefix_mask
-from lanternbench.models.image_stack import ImageStack, Mask, TreeStates, image_stack
 from lanternbench.models.target import Prefix, Target
-from lanternbench.models.transformer import DecoderConfig
 
 
 class LastCommit(NamedTuple):
@@ -32,7 +31,7 @@ class LastCommit(NamedTuple):
     hidden: Tensor  # [R, A, dim] the states that predicted each new token; (1 + aux) · dim wide with ``aux_layers``
     tokens: Tensor  # [B, A] the new tokens; entries past ``advance`` are undefined
     advance: Lengths  # how many
-    own: Tensor | None = None  # [R, A, dim] states of the tokens before, where row ends lie between
+    before: Tensor | None = None  # [R, A, dim] the states at the tokens before, where row ends may lie between
 
 
 class Progress(NamedTuple):
@@ -49,10 +48,10 @@ class CommitPlan(NamedTuple):
 
     tokens: Tensor  # [B, D + 1] new tokens; entries past ``advance`` are undefined
     hidden: Tensor  # [R, D + 1, dim] the states that predicted each
-    own: Tensor | None  # see ``LastCommit``
+    before: Tensor | None  # see ``LastCommit``
     length: Tensor  # [B] committed tokens, these included
     advance: Tensor  # [B]
-    source: Tensor | None = None  # cache entries that move to ``target``
+    source: Tensor | None = None  # places in the cache whose contents move to ``target``
     target: Tensor | None = None
 
 
@@ -75,10 +74,10 @@ class DecodeState:
     guidance: float
     seeds: list[int]
     prefix: Prefix
-    stack: ImageStack
+    cache: DecoderCache
     uniforms: Tensor  # [B, L + 1, N + U]
     max_nodes: int
-    room: int  # maximum number of cache slots that a step fills after the committed prefix
+    max_step_slots: int  # cache slots that a step fills after the committed prefix
     clock: Clock
     trace: Trace | None = None
     aux_layers: tuple[int, ...] = ()  # see ``Proposer``
@@ -95,7 +94,6 @@ class DecodeState:
         self.origin = list(range(self.batch))  # indices of the prompts that are still decoded
         self.prompts = torch.arange(self.batch, device=self.device)[:, None]  # [B, 1] the same
         self.images = torch.zeros(self.batch, self.limit, dtype=torch.long, device=self.device)
-        self._visible: Tensor | None = None
 
     @property
     def recorded(self) -> bool:
@@ -105,6 +103,12 @@ class DecodeState:
     @property
     def active(self) -> bool:
         return min(self.now.length.host or (0,)) < self.limit
+
+    def spans(self) -> list[int]:
+        """For recordings: the numbers of slots to attend to from the next step on, see ``DecoderCache.spans``."""
+        layout, drafted = self.cache.layout, self.max_step_slots
+        longest = layout.slots[max(self.now.length.host or (0,))] + 1
+        return self.cache.spans(longest + (2 * drafted + 1 if layout.width else drafted))
 
     def logits(self, states: Tensor) -> Tensor:
         """The target's states [R, N, (1 + aux) · dim] -> guided logits [B, N, V]."""
@@ -137,12 +141,13 @@ class DecodeState:
     def select(self, prompts: list[int]) -> None:
         """Drop all other prompts from the batch."""
         self.finish()
-        parts = (self.stack, self.now, self.uniforms, self.prompts)
-        self.stack, now, self.uniforms, self.prompts = select(parts, prompts, self.batch)
+        parts = (self.cache, self.now, self.uniforms, self.prompts)
+        self.cache, now, self.uniforms, self.prompts = select(parts, prompts, self.batch)
         last, most = now.last, max(now.last.advance.host or (0,))
-        own = None if last.own is None else last.own[:, :most]
-        last = last._replace(hidden=last.hidden[:, :most], tokens=last.tokens[:, :most], own=own)
-        self.now = now._replace(last=last)
+        before = None if last.before is None else last.before[:, :most]
+        advance, length = (Lengths.of(x.device, x.host or ()) for x in (last.advance, now.length))
+        last = LastCommit(last.hidden[:, :most], last.tokens[:, :most], advance, before)
+        self.now = now._replace(last=last, length=length)
         self.seeds, self.origin = ([x[i] for i in prompts] for x in (self.seeds, self.origin))
         self.batch = len(prompts)
 
@@ -164,109 +169,108 @@ def row_uniforms(seeds: list[int], length: int, count: int, device: torch.device
     return torch.stack(draws).clamp_(max=BELOW_ONE).to(device)
 
 
-def open_stack(
-    target: Target,
-    net: Any,
-    prefix: Prefix,
-    room: int,
-    *,
-    row_end: Callable[[Tensor], Tensor] | None,
-    borrowed: tuple[DecoderConfig, Tensor] | None = None,
-    lag: int = 0,
-    aux_layers: tuple[int, ...] = (),
-) -> ImageStack:
-    """A cache and its addressing for ``net``, the target's decoder or a drafter's.
-
-    ``row_end``: see ``RowEndStack``; ``borrowed``: shape and rotary table where ``net`` has none of its own; ``lag``:
-    see ``ImageStack``; ``aux_layers``: see ``transformer.Stack``.
-    """
-    rows, positions = prefix.valid.shape
-    shared = None if target.graphs is None else target.graphs.stacks
-    slots = positions + target.layout.slots(room)
-    config, rope = borrowed or (net.config.decoder, net.position_table)
-    stack = CachedStack(net, config, rows, slots, rope, prefix.embeddings, shared, aux_layers)
-    return image_stack(stack, target.layout, positions, lag, row_end if target.layout.width else None)
-
-
 def prefill(state: DecodeState) -> None:
-    """Run the prefix and draw the first token."""
+    """Run the prompt and draw the first token."""
     target, prefix = state.target, state.prefix
-    positions = prefix.valid.shape[1]
-    state.stack.stack.hide_pads(prefix.valid)
-    mask = additive(prefix_mask(prefix.valid, positions, target.pad_rows)[:, 0])
-    hidden = state.stack.stack.prefill(prefix.embeddings, range(positions), mask)
+    at = prefix_address(prefix.valid, 0, target.pad_rows)
+    hidden = state.cache.prefill(prefix.embeddings, at, prefix.valid)
     q = state.warp(state.logits(hidden[:, -1:]))  # [B, 1, V]
     first = q[:, 0].argmax(-1) if state.warp.greedy else draw(q[:, 0], state.uniforms[:, -1, 0])
     tokens = torch.zeros(state.batch, state.limit + state.max_nodes + 1, dtype=torch.long, device=state.device)
     tokens[:, 0] = first
-    ones = PerPrompt((1,) * state.batch)
-    one = torch.ones(state.batch, dtype=torch.long, device=state.device)
-    last = LastCommit(hidden[:, -1:], first[:, None], Lengths(one.clone(), ones))
-    state.now = Progress(Lengths(one, ones), first, tokens, last)
+    one = Lengths.of(torch.ones_like(first), PerPrompt((1,) * state.batch))
+    last = LastCommit(hidden[:, -1:], first[:, None], one._replace(device=one.device.clone()))
+    state.now = Progress(one, first, tokens, last)
     state.first, state.prefix_states = q[:, 0], hidden
     if state.trace is not None:
         state.trace.q[:, 0] = state.first
 
 
+class TreeStates(NamedTuple):
+    """The target's states over a tree: ``next`` [R, N, dim] predicts the token after each node.
+
+    Where row ends may lie in between, ``node`` [R, N, dim] is the state at the node itself.
+    """
+
+    next: Tensor
+    node: Tensor | None = None
+
+
 def forward(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor]:
     """The target over all nodes at once: their states and q [B, N, V]."""
     state.clock.tick("other")
-    model, tree = state.target.model, draft.tree
-    x = state.stack.stack.all_rows(model.tok_embeddings(draft.tokens))
-    mask = Mask(tree.ancestors, _visible(state, draft), draft.is_chain, tree.max_depth)
-    states = state.stack.tree(x, tree.depth, mask, state.now.length)
+    cache, tree, length = state.cache, draft.tree, state.now.length
+    x = cache.all_rows(state.target.model.tok_embeddings(draft.tokens))
+    if cache.layout.any_row_end(length, tree.max_depth):
+        assert cache.row_end is not None
+        follows = row_ends.tree_row_ends(cache.layout, length, tree)
+        x = torch.cat([x, cache.row_end.expand_as(x)], 1)
+        node, after = cache.forward(x, row_ends.tree_address(cache.layout, length, tree, follows)).chunk(2, 1)
+        states = TreeStates(torch.where(cache.per_row(follows)[..., None], after, node), node)
+    else:
+        at = tree_address(cache.layout, length, tree, ancestor_mask(draft), draft.is_chain)
+        states = TreeStates(cache.forward(x, at))
     logits = state.logits(states.next)
     state.clock.tick("verify")
     return states, state.warp(logits)
 
 
-def _visible(state: DecodeState, draft: Draft) -> Tensor | None:
-    """Additive ancestor mask [b, N, N] of a tree, None for a lone root; computed once for a static tree."""
-    if draft.tree.nodes == 1:
-        return None
-    if draft.static is None:
-        return additive(draft.tree.ancestors, state.stack.stack.dtype)
-    if state._visible is None:
-        state._visible = additive(draft.tree.ancestors, state.stack.stack.dtype)
-    return state._visible
+def ancestor_mask(draft: Draft) -> Tensor | None:
+    """Additive [b, N, N], None for a lone root; made once for a static tree."""
+    if draft.static is not None:
+        return static_mask(draft.static)
+    return additive(draft.tree.ancestors)
+
+
+@lru_cache(maxsize=64)
+def static_mask(static: StaticTree) -> Tensor | None:
+    return None if static.tree.nodes == 1 else additive(static.tree.ancestors)
 
 
 def plan_commit(state: DecodeState, draft: Draft, result: VerifyResult, states: TreeStates) -> CommitPlan:
     """New tokens, states, lengths and cache moves of a verification; changes nothing yet."""
-    path, accepted, token = result.path, result.accepted, result.token[:, None]
+    path, accepted, token, cache = result.path, result.accepted, result.token[:, None], state.cache
     length, columns = state.now.length, state.columns[: path.shape[1]]
     new = token  # [B, D + 1]
     if path.shape[1] > 1:
         drafted = (draft.tokens if draft.is_chain else draft.tokens.gather(1, path))[:, 1:]
         new = torch.cat([drafted, token], 1).scatter_(1, accepted[:, None], token)
-    settled = state.stack.settle(states, path, columns, length, draft.is_chain)
     longer = (length.device + accepted).add_(1).clamp_(max=state.limit)
-    return CommitPlan(new, settled.next, settled.own, longer, longer - length.device, settled.source, settled.target)
+    plan = CommitPlan(new, states.next, states.node, longer, longer - length.device)
+    if states.node is not None:
+        slots = row_ends.path_slots(cache.layout, length, path, columns, states.node.shape[1])
+        before = cache.states_at(states.node, path)
+    elif draft.is_chain or path.shape[1] == 1:
+        return plan  # every node is where it belongs
+    else:
+        root, before = cache.layout.slot_of[length.device][:, None], None
+        slots = root + path, root + columns
+    source, target = map(cache.places, slots)
+    return plan._replace(hidden=cache.states_at(states.next, path), before=before, source=source, target=target)
 
 
 def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, plan: CommitPlan) -> None:
     """Write tokens, move cache entries, advance.  The step's only host synchronisation is here."""
     now, n = state.now, plan.tokens.shape[1]
     start = plan.length - plan.advance  # a recorded commit has overwritten ``now.length`` already
-    if now.length.equal and now.length.host is not None:
-        now.tokens[:, now.length.host[0] : now.length.host[0] + n] = plan.tokens
+    if now.length.shared is not None:
+        now.tokens[:, now.length.shared : now.length.shared + n] = plan.tokens
     else:
         now.tokens.scatter_(1, start[:, None] + state.columns[:n], plan.tokens)
     if plan.source is not None and plan.target is not None:
-        state.stack.stack.cache.move(plan.source, plan.target)
+        state.cache.move(plan.source, plan.target)
     if state.trace is not None:
         with state.clock.aside("commit"):
             state.trace.record(state.prompts, start, draft, result, q)
-    length = Lengths(plan.length, PerPrompt(plan.length.tolist()))
+    length = Lengths.of(plan.length, PerPrompt(plan.length.tolist()))
     state.syncs += 1
     state.steps += 1
-    assert length.host is not None
-    assert now.length.host is not None
-    counts = PerPrompt(n - o for n, o in zip(length.host, now.length.host, strict=True))
-    new, hidden, own = plan.tokens, plan.hidden, plan.own
+    counts = PerPrompt(n - o for n, o in zip(length.host or (), now.length.host or (), strict=True))
+    new, hidden, before = plan.tokens, plan.hidden, plan.before
     if not state.recorded:  # recorded phases need fixed shapes
         most = max(counts)
-        new, hidden, own = new[:, :most], hidden[:, :most], None if own is None else own[:, :most]
-    last = LastCommit(hidden, new, Lengths(plan.advance, counts), own)
-    state.now = Progress(length, result.token, now.tokens, last)
+        new, hidden, before = new[:, :most], hidden[:, :most], None if before is None else before[:, :most]
+    state.now = Progress(
+        length, result.token, now.tokens, LastCommit(hidden, new, Lengths.of(plan.advance, counts), before)
+    )
     state.clock.tick("commit")

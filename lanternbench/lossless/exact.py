@@ -23,8 +23,8 @@ from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.lossless.plain.windows import inverse_cdf
 from lanternbench.lossless.tables import (
+    TableCache,
     Tables,
-    TableStack,
     first_token,
     table_state,
     table_target,
@@ -106,8 +106,8 @@ class World:
         own = self.decoder.proposer.canonical(own)
         found = [*self.padded(result), result.verified.token[:, None]]
         found += [x.flatten(1) for x in tensors(own) if not x.is_floating_point()]
-        assert isinstance(state.stack, TableStack)
-        memory = state.stack.memory.unflatten(0, (-1, state.batch)).transpose(0, 1).contiguous()
+        assert isinstance(state.cache, TableCache)
+        memory = state.cache.memory.unflatten(0, (-1, state.batch)).transpose(0, 1).contiguous()
         after = Rows(state.now.tokens, state.now.length.device, memory, own, rows.weight)
         return StepOutcome(after, torch.cat(found, 1), state, result)
 

@@ -1,7 +1,7 @@
 """A world small enough to be enumerated: target and drafter are random tables, the decoder around them is the real one.
 
-Every prefix of image tokens has its own logits, of target and drafter, with and without the prompt.  ``TableStack`` is
-the engine's stack with attention replaced by a look-up of the prefix that its cache holds; guidance, temperature, top-k
+Every prefix of image tokens has its own logits, of target and drafter, with and without the prompt.  ``TableCache`` is
+the engine's cache with attention replaced by a look-up of the prefix that its cache holds; guidance, temperature, top-k
 and top-p, state, trees, verification, commits, cache moves and traces are the code that decodes images.
 """
 
@@ -14,19 +14,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lanternbench.engine.address import Address, Lengths, raster
+from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.proposal import DraftedTree, Drafter, Proposer
+from lanternbench.engine.proposal import Drafter, Proposer
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
 from lanternbench.lossless.plain.world import Prefix, World
 from lanternbench.methods.method import Method
-from lanternbench.models.cached_stack import CachedStack, Lengths
+from lanternbench.methods.proposals.drafting import DraftedTree
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.image_stack import ImageStack, Mask, TreeStates
-from lanternbench.models.kv_cache import KVCache
-from lanternbench.models.slot_layout import SlotLayout
 
 
 def random_rows(count: int, vocab: int, kind: str, generator: torch.Generator) -> Tensor:
@@ -163,7 +162,7 @@ def table_target(tables: Tables, published: bool = False) -> Any:
         codebook=tables.codebook,
         near={},
         graphs=None,
-        layout=SlotLayout(0, tables.length),
+        row_width=0,
         model=TableModel(),
         options={} if published else options,
         top_k=tables.sampling.top_k,
@@ -195,72 +194,74 @@ class TableDrafter(Drafter):
         self.tables, self.head = tables, TableModel()
 
     def root(self, state: DecodeState, own: Any) -> tuple[Tensor, Codes]:
-        stack = state.stack
-        assert isinstance(stack, TableStack)
-        codes = stack.prefix_codes(state.now.length) * self.tables.vocab + stack.stack.all_rows(state.now.root)
+        cache = state.cache
+        assert isinstance(cache, TableCache)
+        codes = cache.prefix_codes(state.now.length) * self.tables.vocab + cache.all_rows(state.now.root)
         return self._logits(codes[:, None], state, 0)[:, 0], Codes(codes[:, None])
 
     def expand(
         self, state: DecodeState, own: Any, cursor: Codes, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, Codes]:  # fmt: skip
-        tokens = state.stack.stack.all_rows(tokens)
+        tokens = state.cache.all_rows(tokens)
         if depth == 1 or parent is None:
             before = cursor.codes[:, :1].expand_as(tokens)
         elif parent.ndim == 1:
             before = cursor.codes[:, parent]
         else:
-            before = cursor.codes.gather(1, state.stack.stack.all_rows(parent))
+            before = cursor.codes.gather(1, state.cache.all_rows(parent))
         codes = before * self.tables.vocab + tokens
         return self._logits(codes, state, depth), Codes(codes)
 
     def _logits(self, codes: Tensor, state: DecodeState, depth: int) -> Tensor:
-        length = state.stack.stack.all_rows(state.now.length.device[:, None]) + depth
+        length = state.cache.all_rows(state.now.length.device[:, None]) + depth
         return self.head.logits(self.tables.states(self.tables.drafter_logits, codes, length), state.guidance)
 
 
-class TableCache(CachedStack):
-    """A cache of one number per slot, the token that stands there."""
+class TableCache(DecoderCache):
+    """The cache holds tokens, one per slot; an input's state is that of the prefix that it attends to.
 
-    def __init__(self, memory: Tensor):
-        self.cache = KVCache(1, len(memory), memory.shape[1], 1, 1, memory)
-        self.cache.store[0, :, 0, :, 0] = memory
-        self.dtype, self.device = memory.dtype, memory.device
-
-
-class TableStack(ImageStack):
-    """The cache holds tokens, one per slot; a node's state is that of the prefix that it attends to."""
+    Which slots these are, and in which order they are read, is what an address says of them.
+    """
 
     def __init__(self, tables: Tables, memory: Tensor):
         """memory [R, slots]: the tokens in the cache."""
-        super().__init__(TableCache(memory), SlotLayout(0, tables.length), 0)
-        self.tables = tables
+        self.tables, self.dtype, self.device, self.pads = tables, memory.dtype, memory.device, None
+        self.layout = raster(tables.length, 0, 0, 0, memory.shape[1], memory.device)
+        self._hold(memory[None, :, None, :, None].clone())
 
     @property
     def memory(self) -> Tensor:
-        return self.stack.cache.store[0, :, 0, :, 0]
+        return self.store[0, :, 0, :, 0]
 
     def prefix_codes(self, lengths: Lengths) -> Tensor:
         """[R] the committed tokens but the last as a number, out of the cache, as attention would read them."""
-        length = self.stack.all_rows(lengths.device)
+        length = self.all_rows(lengths.device)
         code = torch.zeros_like(length)
         for slot in range(max(lengths.host or (1,)) - 1):
             code = torch.where(slot < length - 1, code * self.tables.vocab + self.memory[:, slot].long(), code)
         return code
 
-    def tree(self, x: Tensor, depth: Tensor, mask: Mask, lengths: Lengths) -> TreeStates:
-        tokens, depth = x[..., 0].long(), self.stack.all_rows(depth)
-        n, length = tokens.shape[1], self.stack.all_rows(lengths.device)
-        code = self.prefix_codes(lengths)[:, None].expand_as(tokens)
-        ancestors = self.stack.all_rows(mask.ancestors)
-        for level in range(mask.max_depth + 1):  # each node reads its ancestors from the root down
-            on_path = ancestors & (depth == level)[:, None]  # [R, N, N], one node at most
-            there = on_path.any(-1)
-            token = (on_path * tokens[:, None]).sum(-1)
-            code = torch.where(there, code * self.tables.vocab + token, code)
-        slots = (length - 1)[:, None] + torch.arange(n)
-        self.memory.scatter_(1, slots, tokens.to(self.memory.dtype))
-        return TreeStates(self.tables.states(self.tables.target_logits, code, length[:, None] + depth.clamp(min=0)))
+    def forward(self, x: Tensor, at: Address, last: bool = False) -> Tensor:
+        attended, position = self.write(x, at)
+        tokens = self.memory[:, None, : at.span].long()
+        code = torch.zeros(attended.shape[:2], dtype=torch.long)
+        for place in range(int(position.max()) + 1):
+            here = attended & (position == place)[:, None]  # [R, n, span], one slot at most
+            code = torch.where(here.any(-1), code * self.tables.vocab + (here * tokens).sum(-1), code)
+        return self.tables.states(self.tables.target_logits, code, attended.sum(-1))
+
+    def write(self, x: Tensor, at: Address) -> tuple[Tensor, Tensor]:
+        """Which slots each new token attends to, [R, n, span], and the position of every slot's token, [R, span]."""
+        rows, n, _ = x.shape
+        numbers = torch.arange(self.layout.capacity)
+        slots, positions = (
+            self.all_rows(numbers[None, i] if isinstance(i, slice) else i) for i in (at.slots, at.positions)
+        )
+        self.memory.scatter_(1, slots, x[..., 0].to(self.memory.dtype))
+        mask = torch.zeros(1, 1, 1, at.span) if at.mask is None else at.mask
+        attended = self.all_rows(mask[:, 0] == 0).expand(rows, n, -1)
+        return attended, numbers.expand(rows, -1).scatter(1, slots, positions)[:, : at.span]
 
 
 def table_state(
@@ -273,16 +274,16 @@ def table_state(
     """
     batch, device = len(tokens), tokens.device
     prefix: Any = None
-    stack = TableStack(tables, memory.transpose(0, 1).flatten(0, 1))
+    cache = TableCache(tables, memory.transpose(0, 1).flatten(0, 1))
     state = DecodeState(
-        table_target(tables), warp, tables.sampling.guidance, [0] * batch, prefix, stack, uniforms, nodes, nodes,
+        table_target(tables), warp, tables.sampling.guidance, [0] * batch, prefix, cache, uniforms, nodes, nodes,
         Clock(device),
     )  # fmt: skip
     root = tokens.gather(1, (length - 1)[:, None])[:, 0]
-    ones = Lengths(torch.ones_like(length), PerPrompt((1,) * batch))
+    ones = Lengths.of(torch.ones_like(length), PerPrompt((1,) * batch))
     states = torch.zeros(batch * tables.halves, 1, tables.vocab, dtype=torch.float64)
     state.now = Progress(
-        Lengths(length.clone(), PerPrompt(length.tolist())),
+        Lengths.of(length.clone(), PerPrompt(length.tolist())),
         root,
         tokens.clone(),
         LastCommit(states, root[:, None], ones),

@@ -11,7 +11,6 @@ from PIL import Image
 from torch import Tensor
 
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.slot_layout import SlotLayout
 
 if TYPE_CHECKING:
     from lanternbench.utils.graph_capture import Graphs
@@ -101,19 +100,14 @@ class Target:
         return self.grid[0] * self.grid[1]
 
     @property
-    def layout(self) -> SlotLayout:
-        """Where the model writes row ends."""
-        return SlotLayout(0 if self.row_end is None else self.grid[1], self.length)
+    def row_width(self) -> int:
+        """Image tokens a row where the model writes a token after each, else 0."""
+        return 0 if self.row_end is None else self.grid[1]
 
-    def row_end_input(self, model: ImageDecoder) -> Callable[[Tensor], Tensor] | None:
-        """How ``model`` (the target's decoder or an independent drafter) reads a row end: states -> its embedding.
-
-        None where the target writes none.
-        """
-        if self.row_end is None:
-            return None
-        embedding = model.prompt_embeddings(torch.tensor(self.row_end, device=self.device))
-        return lambda hidden: embedding.expand_as(hidden)
+    @property
+    def image_slots(self) -> int:
+        """Image tokens and the row ends between them, and one after the last."""
+        return self.length + (self.length // self.row_width if self.row_width else 0)
 
     @property
     def vocab(self) -> int:

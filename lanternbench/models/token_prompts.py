@@ -90,7 +90,7 @@ def frame_prompts(target: Target, captions: list[str], prompts: list[Prompt], gu
     Raises UserError for a caption that leaves no room for the image.
     """
     model = target.model
-    room = model.config.positions - target.layout.slot(target.length)
+    room = model.config.positions - target.image_slots
     for caption, prompt in zip(captions, prompts, strict=True):
         if len(prompt.cond) > room:
             raise UserError(

@@ -6,6 +6,7 @@ Shapes: R rows (batch × CFG), N new positions, S cache slots, H heads, d head w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanternbench.models.kv_cache import LayerCache, StepCache
+# A layer's number and its new keys and values [R, 2H, N, d] -> all that is attended to [R, 2H, S, d], keys' heads first
+Put = Callable[[int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class Attention(Direct):
             self.k_norm = HeadNorm(self.n_kv, self.head_dim)
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: LayerCache | None, last: bool = False
+        self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None, layer: int, last: bool = False
     ) -> Tensor:
         rows, n, _ = x.shape
         heads, n_kv = self.n_head, self.n_kv
@@ -137,7 +139,7 @@ class Attention(Direct):
             qk.copy_(torch.cat([self.q_norm(qk[:, :, :heads]), self.k_norm(qk[:, :, heads:])], 2))
         rotate(qk, rope)
         kv = qkv.narrow(2, heads, 2 * n_kv).transpose(1, 2)
-        k, v = (kv if cache is None else cache.put(kv)).chunk(2, 1)
+        k, v = (kv if put is None else put(layer, kv)).chunk(2, 1)
         if last:
             qkv, mask, n = qkv[:, -1:], None if mask is None else mask[..., -1:, :], 1
         q = qkv.narrow(2, 0, heads).transpose(1, 2)
@@ -169,14 +171,14 @@ class Layer(Direct):
         self.swin = cfg.swin_norm
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: LayerCache | None = None, last: bool = False
+        self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None = None, layer: int = 0, last: bool = False
     ) -> Tensor:
         """``last``: what the last position gives is wanted; of the others only keys and values are made."""
         own = x[:, -1:] if last else x
         if self.swin:
-            own = own + self.attention_norm(self.attention(x, rope, mask, cache, last))
+            own = own + self.attention_norm(self.attention(x, rope, mask, put, layer, last))
             return own + self.ffn_norm(self.feed_forward(own))
-        own = own + self.attention(self.attention_norm(x), rope, mask, cache, last)
+        own = own + self.attention(self.attention_norm(x), rope, mask, put, layer, last)
         return own + self.feed_forward(self.ffn_norm(own))
 
 
@@ -193,18 +195,19 @@ class Stack(Direct):
         x: Tensor,
         rope: Tensor,
         mask: Tensor | None,
-        cache: StepCache | None = None,
+        put: Put | None = None,
         last: bool = False,
         aux_layers: tuple[int, ...] = (),
     ) -> Tensor:
         """x [R, N, dim] -> hidden states after the final norm [R, N, dim], or [R, 1, dim] of the ``last`` alone.
 
-        ``rope`` [R|1, N, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, N, S], None for attending to all keys.
+        ``rope`` [R|1, N|1, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, N, S], None for attending to all keys.
+        ``put`` stores keys and values in a cache; None: there are none but those of x.
         ``aux_layers``: after how many layers the states are wanted too, beside the final ones: [R, N, (1 + aux) · dim].
         """
         seen = {}
         for i, layer in enumerate(self.layers):
-            x = layer(x, rope, mask, None if cache is None else cache[i], last and i == len(self.layers) - 1)
+            x = layer(x, rope, mask, put, i, last and i == len(self.layers) - 1)
             if i + 1 in aux_layers:
                 seen[i + 1] = x
         x = self.norm(x)

@@ -5,6 +5,7 @@ Source: Li et al. 2024 (EAGLE) for what it reads; the levels are those of EAGLE-
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lanternbench.engine.row_ends import token_in
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.slot_layout import SlotLayout
 from lanternbench.models.target import Prefix, Target
 
 DEEPER = 96  # positions of an image at which it trains on the levels past the first
@@ -47,7 +48,7 @@ class Feed(NamedTuple):
     hidden: Tensor  # [R, n + 1, (1 + aux) · dim] the target's states at positions 0 … n
     rope: Tensor  # [n, 1, d/2] of positions 1 … n
     seen: Tensor | None  # [R, P − 1] bool: which prefix entries may be attended to; None: all
-    rows: SlotLayout
+    row_width: int  # see ``Target``
     prefix: int  # P
 
     @property
@@ -57,7 +58,7 @@ class Feed(NamedTuple):
 
     def of_tokens(self, x: Tensor) -> Tensor:
         """x [R, S − 1, …] for slots 1 … S − 1 -> [R, L − 1, …] for tokens 1 … L − 1."""
-        return x[:, ~self.rows.token(self.slots)[1]] if self.rows.width else x
+        return x[:, ~token_in(self.slots, self.row_width)[1]] if self.row_width else x
 
 
 def slot_embeddings(target: Target, tokens: Tensor, net: Eagle | None = None) -> Tensor:
@@ -67,7 +68,7 @@ def slot_embeddings(target: Target, tokens: Tensor, net: Eagle | None = None) ->
     """
     model = target.model
     words = model.tok_embeddings(tokens) if net is None else net.embed(tokens, model)
-    if width := target.layout.width:
+    if width := target.row_width:
         words = words.unflatten(1, (-1, width))
         row_end = torch.tensor(target.row_end, device=tokens.device)
         end = model.prompt_embeddings(row_end) if net is None else net.embed_prompt(row_end, model)
@@ -93,18 +94,18 @@ def feed(target: Target, net: Eagle, ahead_ids: Tensor, seen: Tensor | None, tok
     ahead = torch.cat([net.embed_prompt(ahead_ids, target.model), words.repeat(len(hidden) // len(words), 1, 1)], 1)
     n, seen = ahead.shape[1], None if seen is None or seen.all() else seen
     rope = target.model.rope[1 : n + 1, None]
-    return Feed(ahead.float(), hidden.float(), rope, seen, target.layout, hidden.shape[1] - words.shape[1])
+    return Feed(ahead.float(), hidden.float(), rope, seen, target.row_width, hidden.shape[1] - words.shape[1])
 
 
 class History:
-    """Keys and values of one layer over successive calls, in place of a cache: differentiable."""
+    """Keys and values of all layers over successive calls, in place of a cache: differentiable."""
 
     def __init__(self) -> None:
-        self.kv: list[Tensor] = []
+        self.layers: dict[int, list[Tensor]] = defaultdict(list)
 
-    def put(self, kv: Tensor) -> Tensor:
-        self.kv.append(kv)
-        return torch.cat(self.kv, 2)
+    def put(self, layer: int, kv: Tensor) -> Tensor:
+        self.layers[layer].append(kv)
+        return torch.cat(self.layers[layer], 2)
 
 
 def levels(
@@ -122,9 +123,9 @@ def levels(
     ``at``, at + 1 …  Level d reads level d − 1's feature; it attends, as in decoding, to level 1's keys before the
     branch and to its own branch's keys since.
     """
-    n, history, device = embedding.shape[1], [History() for _ in net.layers], embedding.device
+    n, put, device = embedding.shape[1], History().put, embedding.device
     visible = torch.ones(n, n, dtype=torch.bool, device=device).tril() if seen is None else prefix_mask(seen, n)
-    found = [net(net.fuse(embedding, features), rope[None], visible, history)]  # type: ignore[arg-type]
+    found = [net(net.fuse(embedding, features), rope[None], visible, put)]
     earlier, own = torch.arange(n, device=device) < at[:, None], torch.eye(len(at), dtype=torch.bool, device=device)
     if seen is not None:
         earlier = earlier & F.pad(seen, (0, n - seen.shape[1]), value=True)[:, None, None]
@@ -133,7 +134,7 @@ def levels(
     for level in range(1, depths):
         here = at + level - 1
         visible = torch.cat([earlier, *[own] * level], -1)
-        feature = net(net.fuse(embedding[:, here], feature), rope[None, here], visible, history)  # type: ignore[arg-type]
+        feature = net(net.fuse(embedding[:, here], feature), rope[None, here], visible, put)
         found.append(feature)
     return found
 
@@ -151,7 +152,7 @@ def drafts(net: Eagle, fed: Feed, at: Tensor, depths: int) -> Drafts:
     Decoding reads the row end behind the last token with the drafter's own feature, before it knows the target's state:
     what it drafts first in a row comes from level 2.
     """
-    ends = fed.rows.token(fed.slots - 1)[1].nonzero()[:, 0]  # slots
+    ends = token_in(fed.slots - 1, fed.row_width)[1].nonzero()[:, 0]  # slots
     at = torch.cat([ends + fed.prefix - 1, at.to(ends.device)])
     depths = max(depths, 2) if len(ends) else depths
     own, *deeper = levels(net, fed.ahead, net.read(fed.hidden[:, :-1]), fed.rope, at, fed.seen, depths)
@@ -189,8 +190,8 @@ def losses(
         loss = loss + recipe.regression * F.smooth_l1_loss(found.own, fed.hidden[:, p:])
     rates = {"accept-1": accepted}
     for level, feature in enumerate(found.deeper, start=1):
-        token, is_end = fed.rows.token(found.at + level + 1 - p)  # what is drafted, which may be a row end
-        if fed.rows.width:
+        token, is_end = token_in(found.at + level + 1 - p, fed.row_width)  # what is drafted, which may be a row end
+        if fed.row_width:
             token, feature = token[~is_end], feature[:, ~is_end]
         more, accepted = divergence(logits(feature), wanted[:, token - 1])
         loss = loss + FALL**level * more

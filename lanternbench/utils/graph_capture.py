@@ -122,4 +122,4 @@ class Graphs:
 
     def __init__(self, record: Recorder = cuda_graph):
         self.record = record
-        self.stacks: dict[Any, Any] = {}  # see ``CachedStack``
+        self.caches: dict[Any, Any] = {}  # see ``open_cache``

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, cached, close, loaded, read, worst
-from lanternbench.models.cached_stack import CachedStack, Lengths, additive, causal
+from lanternbench.engine.address import additive, causal, raster, run_address
+from lanternbench.engine.cache import DecoderCache
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, config_from_hf, from_hf
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.guidance import guide
@@ -62,7 +63,7 @@ def by_layer(model: Chameleon, ids: Tensor) -> list[Tensor]:
     x = model.tok_embeddings(ids)
     states = [x]
     for layer in model.layers:
-        x = layer(x, model.rope[None, :n, None], causal(n, x.dtype, x.device)[:, None])
+        x = layer(x, model.rope[None, :n, None], causal(n, x.device)[:, None])
         states.append(x)
     return [*states[:-1], model.norm(x)]
 
@@ -71,15 +72,12 @@ def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, Te
     """Logits [B, L, V] with a cache, in pieces of recorded lengths, and layer 0's cache [2, B, heads, L, d]."""
     x = model.tok_embeddings(ids)
     rows, length, _ = x.shape
-    stack = CachedStack(model, model.config.decoder, rows, length, model.rope, x)
+    cache = DecoderCache(model, model.config.decoder, raster(length, 0, 0, 0, length, x.device), rows, model.rope, x)
     out, base = [], 0
     for n in (prefill, 1, 1, 3, length - prefill - 5):
-        position = torch.arange(base, base + n)[None]
-        new = x[:, base : base + n]
-        start = Lengths(torch.tensor([base]), (base,))
-        out.append(stack.forward(new, position, start, 0, causal(n, x.dtype, x.device)))
+        out.append(cache.forward(x[:, base : base + n], run_address(base, n, causal(n, x.device))))
         base += n
-    return model.output(torch.cat(out, 1)), cached(stack)
+    return model.output(torch.cat(out, 1)), cached(cache)
 
 
 def halves(keys: Tensor) -> Tensor:

@@ -12,19 +12,19 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.decode import Generation, generate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.cached_stack import CachedStack
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig, from_official
 from lanternbench.models.target import Prefix, Target
 
 FLOAT, IMAGE = 1e-4, 5e-4  # tolerances, absolute
 
 
-def cached(stack: CachedStack, layer: int = 0) -> Tensor:
+def cached(cache: DecoderCache, layer: int = 0) -> Tensor:
     """A layer's keys and values [2, R, H, S, d]."""
-    return stack.cache.store[layer].unflatten(1, (2, -1)).transpose(0, 1)
+    return cache.store[layer].unflatten(1, (2, -1)).transpose(0, 1)
 
 
 class Found(NamedTuple):

@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from golden_checks.common import Vectors, cached, loaded
+from lanternbench.engine.address import Lengths
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import LastCommit, Progress
 from lanternbench.engine.timing import Clock
 from lanternbench.methods.proposals.eagle import EagleDrafter
-from lanternbench.models.cached_stack import Lengths
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters.eagle import Eagle, from_published
 from lanternbench.models.llamagen.model import LlamaGenConfig
 from lanternbench.models.rope import rope_2d
-from lanternbench.models.slot_layout import SlotLayout
 from lanternbench.models.target import Prefix
 
 GRIDS = {"c2i": 24, "t2i": 16, "t2i2": 32}  # the reference derives the drafter's grid from its input type
@@ -68,7 +67,15 @@ class Recorded:
         ahead = torch.zeros(rows, positions - 1, dtype=torch.long)
         valid = torch.ones(rows, positions, dtype=torch.bool)
         prefix = Prefix(hidden, valid, hidden, ahead, valid[:, 1:])
-        target = SimpleNamespace(model=model, layout=SlotLayout(0, grid_of(vectors) ** 2), graphs=None)
+        length = grid_of(vectors) ** 2
+        target = SimpleNamespace(
+            model=model,
+            length=length,
+            image_slots=length,
+            row_width=0,
+            row_end=None,
+            graphs=None,
+        )
         self.state: Any = SimpleNamespace(
             target=target,
             warp=warp,
@@ -102,9 +109,9 @@ class Recorded:
 
     def cache(self) -> Tensor:
         """Keys and values of the committed slots: [2, R, heads, slots, head_dim]."""
-        end = self.own.stack.first + int(self.state.now.length.device)
-        return cached(self.own.stack.stack)[..., :end, :]
+        end = self.own.cache.layout.slots[int(self.state.now.length.device)] + 1
+        return cached(self.own.cache)[..., :end, :]
 
 
 def _lengths(n: int) -> Lengths:
-    return Lengths(torch.tensor([n]), (n,))
+    return Lengths.of(torch.tensor([n]), (n,))

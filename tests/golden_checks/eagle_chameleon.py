@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from golden_checks import tree_dynamic, tree_static
 from golden_checks.chameleon_lm import halves
 from golden_checks.common import Found, Vectors, cached, close, loaded, read, same, worst
+from lanternbench.engine.address import Address, additive, raster
+from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import from_paths
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
 from lanternbench.methods.trees.static import StaticBuilder
-from lanternbench.models.cached_stack import CachedStack, Lengths, additive
 from lanternbench.models.chameleon.model import ChameleonConfig
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
@@ -48,24 +50,25 @@ class Anole:
         self.shift = torch.tensor([0, b["prompt"] - 2])  # the unconditional row's positions start later
         tree = len(vectors.meta["static_tree_choices"]) + b["top_k"] * (b["depth"] + 2)  # nodes that are expanded
         slots = hidden.shape[1] + tree
-        self.stack = CachedStack(self.net, self.net.config, 2, slots, rope_1d(slots, cfg.head_dim), hidden)
-        self.stack.hide_pads(valid)
+        layout, rope = raster(slots, 0, 0, 0, slots, hidden.device), rope_1d(slots, cfg.head_dim)
+        self.cache = DecoderCache(self.net, self.net.config, layout, 2, rope, hidden)
         self.length = self.drafted = 0
 
     def run(self, x: Tensor, at: Tensor, visible: Tensor) -> Tensor:
         """x [2, n, dim] at distance ``at`` [n] from the first slot; visible bool [b, n, drafted + n]."""
         position = (at - self.shift[:, None]).clamp(min=0)
-        base = Lengths(torch.tensor([self.length]), (self.length,))
-        return self.stack.forward(x, position, base, self.drafted, additive(visible))
+        slots = slice(self.length + self.drafted, self.length + self.drafted + x.shape[1])
+        mask = F.pad(additive(visible)[:, None], (self.length, 0))
+        return self.cache.forward(x, Address(slots, position, mask, slots.stop))
 
     def commit(self, n: int) -> Tensor:
         """The next n recorded positions -> hidden [2, n, dim]."""
         start, stop = self.length, self.length + n
         x = self.net.fuse(self.embed(self.ids[:, start:stop]), self.hidden[:, start:stop])
         self.drafted = 0
-        pads, self.stack.pads = self.stack.pads, None if start == 0 else self.stack.pads  # a prefix brings its own mask
         hidden = self.run(x, torch.arange(start, stop), prefix_mask(self.valid[:, start:stop], n)[:, 0])
-        self.stack.pads = pads
+        if start == 0:  # a prefix brings its own mask
+            self.cache.hide_pads(self.valid)
         self.length = stop
         self.features = hidden[:, -1:]
         return hidden
@@ -100,7 +103,7 @@ def features(vectors: Vectors) -> list[Found]:
         close("hidden, conditional row alone", full[:1], vectors["plain.out_hidden"]),
     ]
     for layer in range(vectors.meta["build_config"]["layers"]):
-        key, value = cached(at.stack, layer)[..., :length, :]
+        key, value = cached(at.cache, layer)[..., :length, :]
         found += [
             close("cached keys", halves(key) * keys, vectors[f"full.cache_key_layer{layer}"] * keys),
             close("cached values", value * keys, vectors[f"full.cache_value_layer{layer}"] * keys),

@@ -16,36 +16,32 @@ from torch import Tensor
 from golden_checks.common import Found, Vectors, close, same, worst
 from golden_checks.window_model import StandIn, Window
 from lanternbench.engine import decode as engine
+from lanternbench.engine.address import Address, Lengths
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.verify import AcceptanceRule
-from lanternbench.lossless.tables import TableStack
+from lanternbench.lossless.tables import TableCache
 from lanternbench.methods.proposals.jacobi import JacobiWindow
 from lanternbench.methods.residuals import standard
-from lanternbench.models.cached_stack import Lengths
-from lanternbench.models.image_stack import Mask, TreeStates
-from lanternbench.models.slot_layout import SlotLayout
 
 Image = tuple[list[int], int]  # all tokens of a run after its prompt, and how many are committed when the engine starts
 
 
-class StandInStack(TableStack):
-    """A node's state is its logits; the committed tokens are read from the cache."""
+class StandInCache(TableCache):
+    """A node's state is its logits after the tokens that it attends to."""
 
     def __init__(self, model: StandIn, tables: Any, memory: Tensor):
         super().__init__(tables, memory)
         self.model = model
 
-    def tree(self, x: Tensor, depth: Tensor, mask: Mask, lengths: Lengths) -> TreeStates:
-        tokens, start = x[0, :, 0].long(), int(lengths.device[0]) - 1
-        before = self.model.run.prompt + self.memory[0, :start].long().tolist()
-        paths = [seen.nonzero()[:, 0] for seen in mask.ancestors[0]]
-        paths = [path[depth[0, path].argsort()] for path in paths]
-        self.memory[0, start : start + len(tokens)] = tokens.to(self.memory.dtype)
-        return TreeStates(torch.stack([self.model.logits(before + tokens[p].tolist()) for p in paths])[None])
+    def forward(self, x: Tensor, at: Address, last: bool = False) -> Tensor:
+        attended, position = self.write(x, at)
+        slots = [seen.nonzero()[:, 0] for seen in attended[0]]
+        images = [self.memory[0, s[position[0, s].argsort()]].long().tolist() for s in slots]
+        return torch.stack([self.model.logits(self.model.run.prompt + image) for image in images])[None]
 
 
 def target(model: StandIn, length: int, codebook: Tensor | None = None) -> Any:
@@ -54,7 +50,7 @@ def target(model: StandIn, length: int, codebook: Tensor | None = None) -> Any:
     )
     return SimpleNamespace(
         name="stand-in", vocab=model.vocab, length=length, grid=(1, length), device=torch.device("cpu"), graphs=None,
-        codebook=codebook, layout=SlotLayout(0, length), model=embedded,
+        codebook=codebook, row_width=0, model=embedded,
     )  # fmt: skip
 
 
@@ -63,13 +59,13 @@ def start(model: StandIn, made: Any, image: Image, nodes: int, uniforms: Tensor)
     memory = torch.zeros(1, made.length + nodes + 1)
     memory[0, : image[1] - 1] = tokens[0, : image[1] - 1].float()
     tables: Any = SimpleNamespace(length=made.length, vocab=model.vocab)
-    stack, prefix, one = StandInStack(model, tables, memory), None, (1,)
-    given: Any = prefix
-    state = DecodeState(made, Warp(), 1.0, [0], given, stack, uniforms, nodes, nodes, Clock(made.device))
+    cache, one = StandInCache(model, tables, memory), (1,)
+    prefix: Any = None
+    state = DecodeState(made, Warp(), 1.0, [0], prefix, cache, uniforms, nodes, nodes, Clock(made.device))
     root = tokens[:, image[1] - 1]
     tokens[0, image[1] :] = 0
-    last = LastCommit(torch.zeros(1, 1, model.vocab), root[:, None], Lengths(torch.ones(1).long(), PerPrompt(one)))
-    state.now = Progress(Lengths(length, PerPrompt((image[1],))), root, tokens, last)
+    last = LastCommit(torch.zeros(1, 1, model.vocab), root[:, None], Lengths.of(torch.ones(1).long(), PerPrompt(one)))
+    state.now = Progress(Lengths.of(length, PerPrompt((image[1],))), root, tokens, last)
     state.first = torch.zeros(1, model.vocab)
     return state
 

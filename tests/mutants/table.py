@@ -121,14 +121,9 @@ MUTANTS = (
         "the deepest accepted cache row is not moved",
         (
             (
-                "lanternbench/models/image_stack.py",
-                "places(base + self.stack.per_row(path))",
-                "places(base + self.stack.per_row(path[:, :-1]))",
-            ),
-            (
-                "lanternbench/models/image_stack.py",
-                "source, self.stack.cache.places(base + columns))",
-                "source, self.stack.cache.places(base + columns[:-1]))",
+                "lanternbench/engine/state.py",
+                "slots = root + path, root + columns",
+                "slots = root + path[:, :-1], root + columns[:-1]",
             ),
         ),
         "eagle-1",
@@ -215,8 +210,8 @@ MUTANTS = (
         (
             (
                 f"{PROPOSALS}/eagle.py",
-                "self.net.fuse(own.stack.stack.all_rows(self.net.embed(tokens, self.words)), parent)",
-                "self.net.fuse(own.stack.stack.all_rows(self.net.embed(tokens, self.words)), torch.zeros_like(parent))",
+                "self.net.fuse(embedding, states)",
+                "self.net.fuse(embedding, states * 0)",
             ),
         ),
         "eagle-1",

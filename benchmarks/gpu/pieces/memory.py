@@ -21,7 +21,7 @@ def measure(machine: Machine, result: Result) -> None:
         decoder = build(replace(target, graphs=graphs), method(name))
         captions = [f"prompt {i}" for i in range(size)]
         peak = machine.peak_bytes(lambda d=decoder, c=captions: generate(d, c, max_steps=4))  # type: ignore[misc]
-        caches = sum(s.cache.store.numel() * s.cache.store.element_size() for s in graphs.stacks.values())
+        caches = sum(c.store.numel() * c.store.element_size() for c in graphs.caches.values())
         held = shapes.weights(target) + caches
         worst = max(worst, peak / held - 1)
         row = {"weights": shapes.weights(target), "caches": caches, "peak": peak}

@@ -1,17 +1,24 @@
-"""Base classes of proposals with a drafter, and of drafters with a cached stack that reads committed tokens."""
+"""Proposals of a drafter and a tree policy, and drafters with a cached decoder of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lanternbench.engine.proposal import DraftedTree, Drafter, Proposer
-from lanternbench.engine.state import DecodeState
+from lanternbench.engine import row_ends
+from lanternbench.engine.address import append_address, level_address
+from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.proposal import Drafter, Proposer, TreeBuilder
+from lanternbench.engine.row_ends import ROOT, Group
+from lanternbench.engine.state import DecodeState, StepResult
+from lanternbench.engine.tree import Draft
 from lanternbench.errors import UserError
 from lanternbench.methods.component import Acceptance, Proposal, Tree
 from lanternbench.methods.proposals.none import LoneRoot
-from lanternbench.models.image_stack import Drafted, ImageStack
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 
@@ -42,61 +49,132 @@ class DrafterProposal(Proposal):
         return DraftedTree(self.make(net, target, builder.max_depth), builder)
 
 
-class StackState(NamedTuple):
-    stack: ImageStack
+class DraftedState(NamedTuple):
+    drafter: Any
+    tree: Any
+
+
+class DraftedTree(Proposer):
+    """A drafter and a tree policy."""
+
+    def __init__(self, drafter: Drafter, tree: TreeBuilder):
+        self.drafter: Drafter = drafter
+        self.tree, self.adapts = tree, tree.adapts
+        self.nodes, self.max_depth, self.width = tree.nodes, tree.max_depth, tree.width
+        self.uniforms, self.samples, self.aux_layers = tree.uniforms, tree.samples, drafter.aux_layers
+        self.max_step_slots = tree.nodes + tree.width * max(
+            tree.max_depth, 1
+        )  # dynamic trees expand more than they keep
+
+    def init(self, state: DecodeState) -> DraftedState:
+        return DraftedState(self.drafter.init(state, self.max_step_slots), self.tree.init(state))
+
+    def draft(self, state: DecodeState, own: DraftedState, u: Tensor) -> Draft:
+        logits, cursor = self.drafter.root(state, own.drafter)
+
+        def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+            nonlocal cursor
+            logits, cursor = self.drafter.expand(state, own.drafter, cursor, tokens, parent, visible, depth)
+            return logits
+
+        return self.tree.grow(state, own.tree, logits, expand, u)
+
+    def update(self, state: DecodeState, own: DraftedState, result: StepResult) -> DraftedState:
+        return own._replace(tree=self.tree.update(state, own.tree, result))
+
+    def sizes(self, own: DraftedState) -> PerPrompt | None:
+        return self.tree.sizes(own.tree)
+
+    def bucket(self, own: DraftedState) -> Hashable:
+        return self.tree.bucket(own.tree)
+
+    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
+        return self.tree.levels(depth, nodes) if self.drafter.per_level else ()
+
+
+class CachedState(NamedTuple):
+    cache: DecoderCache
 
 
 class Cursor(NamedTuple):
     """After one level of drafted nodes."""
 
-    hidden: Tensor  # [R, m, dim] their states
-    drafted: Drafted
+    states: Tensor  # [R, m, dim] that predict the tokens after them
+    slots: int = 0  # filled after the committed tokens in this step
+    groups: tuple[Group, ...] = ROOT  # what is in them, where row ends may be
 
 
-class StackDrafter(Drafter):
+class CachedDrafter(Drafter):
     """A drafter with a decoder of its own and a head, EAGLE's or an independent model's."""
 
-    def __init__(self, net: Any, words: Any):
-        """``words``: the decoder whose head is used."""
-        self.net, self.words = net, words
+    def __init__(self, net: Any, lm: Any):
+        """``lm``: the decoder whose head is used."""
+        self.net, self.lm = net, lm
 
     def network(self) -> Network:
-        return network(self.net, self.words, self.net.layers)
+        return network(self.net, self.lm, self.net.layers)
 
-    def append(self, state: DecodeState, own: StackState) -> tuple[Tensor, Drafted]:
-        """Read the tokens of the last commit -> the state [R, 1, dim] at the last of them."""
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Image tokens [B, m] -> [B, m, dim]."""
         raise NotImplementedError
 
-    def inputs(self, own: StackState, tokens: Tensor, parent: Tensor) -> Tensor:
-        """Drafted tokens [B, m] and their parents' states [R, m, dim] -> the stack's inputs [R, m, dim]."""
+    def read(self, embedding: Tensor, states: Tensor | None) -> Tensor:
+        """Embeddings of tokens and what stands for the states before them, [R, m, dim] -> the decoder's inputs."""
         raise NotImplementedError
 
-    def root(self, state: DecodeState, own: StackState) -> tuple[Tensor, Cursor]:
+    def target_states(self, states: Tensor | None) -> Tensor | None:
+        """The target's states, as ``read`` takes them; None where it takes none."""
+        return None
+
+    def root(self, state: DecodeState, own: CachedState) -> tuple[Tensor, Cursor]:
+        """The tokens of the last commit are appended."""
         state.clock.tick("other")
-        hidden, drafted = self.append(state, own)
-        return self._logits(state, hidden[:, 0]), Cursor(hidden, drafted)
+        cache, last, length = own.cache, state.now.last, state.now.length
+        x = self.read(cache.all_rows(self.embed(last.tokens)), self.target_states(last.hidden))
+        if cache.row_end is None:
+            at = append_address(cache.layout, length, last.advance, x.shape[1])
+            cursor = Cursor(cache.forward_last(x, at, last.advance))
+        else:
+            before = last.before
+            ends = None if before is None else partial(self.row_end, cache, self.target_states(before))
+            states, groups = row_ends.append(cache, x, ends, partial(self.row_end, cache), length, last.advance)
+            cursor = Cursor(states, groups=groups)
+        return self._logits(state, cursor.states[:, 0]), cursor
+
+    def row_end(self, cache: DecoderCache, states: Tensor | None, like: Tensor) -> Tensor:
+        """The inputs of row ends, of the shape of ``like``, after tokens with these states."""
+        assert cache.row_end is not None
+        return self.read(cache.row_end.expand_as(like), states)
 
     def expand(
-        self, state: DecodeState, own: StackState, cursor: Cursor, tokens: Tensor, parent: Tensor | None,
+        self, state: DecodeState, own: CachedState, cursor: Cursor, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, Cursor]:  # fmt: skip
         state.clock.tick("other")
-        x = self.inputs(own, tokens, parent_states(own.stack, cursor.hidden, parent, tokens.shape[1], depth))
-        hidden, drafted = own.stack.level(x, visible, depth, state.now.length, cursor.drafted)
-        return self._logits(state, hidden), Cursor(hidden, drafted)
+        cache, m, length = own.cache, tokens.shape[1], state.now.length
+        before = parent_states(cache, cursor.states, parent, m, depth)
+        x = self.read(cache.all_rows(self.embed(tokens)), before)
+        if cache.row_end is None:
+            states = cache.forward(x, level_address(cache.layout, length, cursor.slots, m, depth, visible))
+            cursor = Cursor(states, cursor.slots + m)
+        else:
+            states, groups = row_ends.level(
+                cache, x, cursor.groups, visible, depth, partial(self.row_end, cache), length
+            )
+            cursor = Cursor(states, groups=groups)
+        return self._logits(state, cursor.states), cursor
 
-    def _logits(self, state: DecodeState, hidden: Tensor) -> Tensor:
-        """hidden [R, …, dim] -> guided logits [B, …, V]."""
-        logits = self.words.logits(hidden, state.guidance)
+    def _logits(self, state: DecodeState, states: Tensor) -> Tensor:
+        """states [R, …, dim] -> guided logits [B, …, V]."""
+        logits = self.lm.logits(states, state.guidance)
         state.clock.tick("draft")
         return logits
 
 
-def parent_states(stack: ImageStack, hidden: Tensor, parent: Tensor | None, m: int, depth: int) -> Tensor:
-    """The states [R, m, dim] of the parents of m nodes, out of those of the last level (see ``Expand``)."""
+def parent_states(cache: DecoderCache, states: Tensor, parent: Tensor | None, m: int, depth: int) -> Tensor:
+    """The states [R, m, dim] at the parents of m nodes, out of those of the last level (see ``Expand``)."""
     if depth == 1 or parent is None:
-        return hidden.expand(-1, m, -1)
+        return states.expand(-1, m, -1)
     if parent.ndim == 1:
-        return hidden if m == 1 == hidden.shape[1] else hidden[:, parent]
-    index = stack.stack.per_row(parent)[..., None]
-    return hidden.gather(1, index.expand(len(hidden), -1, hidden.shape[-1]))
+        return states if m == 1 == states.shape[1] else states[:, parent]
+    return cache.states_at(states, parent)

@@ -2,57 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
+from lanternbench.engine.address import prefix_address
+from lanternbench.engine.cache import open_cache
 from lanternbench.engine.proposal import Drafter
-from lanternbench.engine.state import DecodeState, open_stack
-from lanternbench.methods.proposals.drafting import DrafterProposal, StackDrafter, StackState
-from lanternbench.models.cached_stack import additive
-from lanternbench.models.decoder import prefix_mask
-from lanternbench.models.image_stack import Drafted
+from lanternbench.engine.state import DecodeState
+from lanternbench.methods.proposals.drafting import CachedDrafter, CachedState, DrafterProposal
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
 
-class EagleDrafter(StackDrafter):
+class EagleDrafter(CachedDrafter):
     """Its entry for position t reads the target's states there and token t + 1: its cache lags one slot behind."""
 
-    def __init__(self, net: Any, words: Any):
-        super().__init__(net, words)
-        self.aux_layers = net.aux_layers(words)
+    def __init__(self, net: Any, lm: Any):
+        super().__init__(net, lm)
+        self.aux_layers = net.aux_layers(lm)
 
-    def init(self, state: DecodeState, room: int) -> StackState:
-        prefix, hidden = state.prefix, state.prefix_states
+    def init(self, state: DecodeState, max_nodes: int) -> CachedState:
+        prefix, hidden, net = state.prefix, state.prefix_states, self.net
         assert hidden is not None
-        borrowed = (self.net.config, self.words.rope)
-        row_end = self._row_end(state.target)
-        stack = open_stack(state.target, self.net, prefix, room, row_end=row_end, borrowed=borrowed, lag=1)
-        n = hidden.shape[1]
-        if n > 1:  # entry t: the state of position t, with what stands for token t + 1 and its position
-            x = self.net.fuse(self.net.embed_prompt(prefix.ahead_ids, self.words), self.net.read(hidden[:, :-1]))
-            mask = additive(prefix_mask(prefix.seen, n - 1)[:, 0])
-            stack.stack.prefill(x, range(1, n), mask)
-            stack.stack.hide_pads(prefix.seen)
-        return StackState(stack)
+        embed_ids, borrowed = partial(net.embed_prompt, model=self.lm), (net.config, self.lm.rope)
+        cache = open_cache(state.target, net, prefix, max_nodes, row_end=embed_ids, borrowed=borrowed, lag=1)
+        if hidden.shape[1] > 1:  # entry t: the state of position t, with what stands for token t + 1 and its position
+            x = net.fuse(net.embed_prompt(prefix.ahead_ids, self.lm), net.read(hidden[:, :-1]))
+            cache.prefill(x, prefix_address(prefix.seen, 1), prefix.seen)
+        return CachedState(cache)
 
-    def _row_end(self, target: Target) -> Callable[[Tensor], Tensor] | None:
-        if not target.layout.width:
-            return None
-        embedding = self.net.embed_prompt(torch.tensor(target.row_end, device=target.device), self.words)  # [dim]
-        return lambda hidden: self.net.fuse(embedding.expand_as(hidden), hidden)
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.net.embed(tokens, self.lm)
 
-    def append(self, state: DecodeState, own: StackState) -> tuple[Tensor, Drafted]:
-        last = state.now.last
-        x = self.inputs(own, last.tokens, self.net.read(last.hidden))
-        before = None if last.own is None else self.net.read(last.own)
-        return own.stack.append(x, before, state.now.length, last.advance)
+    def read(self, embedding: Tensor, states: Tensor | None) -> Tensor:
+        assert states is not None
+        return self.net.fuse(embedding, states)
 
-    def inputs(self, own: StackState, tokens: Tensor, parent: Tensor) -> Tensor:
-        return self.net.fuse(own.stack.stack.all_rows(self.net.embed(tokens, self.words)), parent)
+    def target_states(self, states: Tensor | None) -> Tensor | None:
+        return self.net.read(states)
 
 
 @register("proposal", "eagle")

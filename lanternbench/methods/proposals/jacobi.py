@@ -45,7 +45,7 @@ class JacobiWindow(Proposer):
         self.window, self.initial, self.by_position, self.one_hot = window, init, by_position, one_hot
         self.static = chain(window).to(target.device)
         self.columns = torch.arange(window + 1, device=target.device)
-        self.nodes = self.room = window + 1
+        self.nodes = self.max_step_slots = window + 1
         self.max_depth, self.uniforms, self.update_uniforms = window, 2 * window + 1, window + 1
 
     def init(self, state: DecodeState) -> Window:

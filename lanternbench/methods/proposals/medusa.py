@@ -10,7 +10,6 @@ from lanternbench.engine.proposal import Drafter
 from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
 from lanternbench.methods.proposals.drafting import DrafterProposal
-from lanternbench.models.image_stack import at_last
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 from lanternbench.registry import register
@@ -29,8 +28,9 @@ class MedusaDrafter(Drafter):
     def root(self, state: DecodeState, own: Any) -> tuple[Tensor, HeadLogits]:
         state.clock.tick("other")
         last = state.now.last
-        alone = state.batch == 1 and last.advance.host is not None  # else entries past ``advance`` are void
-        hidden = last.hidden[:, -1] if alone else at_last(last.hidden, last.advance, state.stack.stack)
+        hidden = last.hidden[:, -1]
+        if state.batch > 1 or last.advance.host is None:  # entries past ``advance`` are void
+            hidden = state.cache.states_at(last.hidden, (last.advance.device - 1).clamp(min=0)[:, None])[:, 0]
         logits = self.model.logits(self.net(hidden), state.guidance)
         state.clock.tick("draft")
         return logits[:, 0], HeadLogits(logits)

@@ -6,33 +6,27 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from lanternbench.engine.address import prefix_address
+from lanternbench.engine.cache import open_cache
 from lanternbench.engine.proposal import Drafter
-from lanternbench.engine.state import DecodeState, open_stack
-from lanternbench.methods.proposals.drafting import DrafterProposal, StackDrafter, StackState
-from lanternbench.models.cached_stack import additive
-from lanternbench.models.decoder import prefix_mask
-from lanternbench.models.image_stack import Drafted
+from lanternbench.engine.state import DecodeState
+from lanternbench.methods.proposals.drafting import CachedDrafter, CachedState, DrafterProposal
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
 
-class ModelDrafter(StackDrafter):
-    def init(self, state: DecodeState, room: int) -> StackState:
-        prefix, n = state.prefix, state.prefix.valid.shape[1]
-        row_end = state.target.row_end_input(self.net)
-        stack = open_stack(state.target, self.net, prefix, room, row_end=row_end)
-        mask = additive(prefix_mask(prefix.valid, n)[:, 0])
-        stack.stack.prefill(self.net.cls_embedding(prefix.features), range(n), mask)
-        stack.stack.hide_pads(prefix.valid)
-        return StackState(stack)
+class ModelDrafter(CachedDrafter):
+    def init(self, state: DecodeState, max_nodes: int) -> CachedState:
+        prefix, net = state.prefix, self.net
+        cache = open_cache(state.target, net, prefix, max_nodes, row_end=lambda ids: net.prompt_embeddings(ids))
+        cache.prefill(net.cls_embedding(prefix.features), prefix_address(prefix.valid), prefix.valid)
+        return CachedState(cache)
 
-    def append(self, state: DecodeState, own: StackState) -> tuple[Tensor, Drafted]:
-        last = state.now.last
-        x = own.stack.stack.all_rows(self.net.tok_embeddings(last.tokens))
-        return own.stack.append(x, x, state.now.length, last.advance)
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.net.tok_embeddings(tokens)
 
-    def inputs(self, own: StackState, tokens: Tensor, parent: Tensor) -> Tensor:
-        return own.stack.stack.all_rows(self.net.tok_embeddings(tokens))
+    def read(self, embedding: Tensor, states: Tensor | None) -> Tensor:
+        return embedding
 
 
 @register("proposal", "model")

@@ -16,7 +16,7 @@ from lanternbench.registry import register
 
 
 class LoneRoot(Proposer):
-    nodes, max_depth, width, room = 1, 0, 0, 1
+    nodes, max_depth, width, max_step_slots = 1, 0, 0, 1
 
     def __init__(self, device: torch.device):
         self.static = chain(0).to(device)

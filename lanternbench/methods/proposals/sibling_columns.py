@@ -73,7 +73,7 @@ class SiblingColumns(Proposer):
         self.law_column = node_column[self.static.inner_ids]
         self.chain = torch.tensor([paths.index((0,) * c) for c in range(window + 1)], device=target.device)
         self.columns = torch.arange(window, device=target.device)
-        self.nodes = self.room = self.static.tree.nodes
+        self.nodes = self.max_step_slots = self.static.tree.nodes
         self.max_depth, self.width = window, self.static.tree.width
         self.fresh_uniforms = self.tree_columns * siblings + window - self.tree_columns
         self.update_uniforms = 2 * window + self.tree_columns * (siblings - 1)  # keep W, draw W, siblings

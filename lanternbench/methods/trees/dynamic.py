@@ -12,13 +12,13 @@ import yaml
 from pydantic import field_validator
 from torch import Tensor
 
+from lanternbench.engine.address import additive
 from lanternbench.engine.proposal import Expand, TreeBuilder
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import MAX_DEPTH, Draft, chain, from_parents
 from lanternbench.errors import UserError
 from lanternbench.methods.component import Proposal, Search, Tree, option
 from lanternbench.methods.trees.static import StaticBuilder
-from lanternbench.models.cached_stack import additive
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 

@@ -10,13 +10,13 @@ import torch
 import yaml
 from torch import Tensor
 
+from lanternbench.engine.address import additive
 from lanternbench.engine.proposal import Expand, TreeBuilder
 from lanternbench.engine.sampling import draw_distinct
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import MAX_DEPTH, Draft, Paths, StaticTree, chain, from_paths
 from lanternbench.errors import UserError
 from lanternbench.methods.component import Choices, Proposal, Search, Tree, option
-from lanternbench.models.cached_stack import additive
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 

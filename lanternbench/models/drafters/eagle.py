@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.kv_cache import StepCache
 from lanternbench.models.loading import State, explain_errors, read_config, read_state
-from lanternbench.models.transformer import DecoderConfig, Direct, Layer
+from lanternbench.models.transformer import DecoderConfig, Direct, Layer, Put
 
 if TYPE_CHECKING:
     from lanternbench.models.target import Target
@@ -44,7 +43,7 @@ class Eagle(Direct):
         super().__init__()
         self.fusion = nn.Linear(3 * config.dim, config.dim, bias=False) if fused else None
         if self.fusion is not None:
-            nn.init.eye_(self.fusion.weight)  # what has learnt nothing reads the last states alone
+            nn.init.eye_(self.fusion.weight)  # untrained, it reads the last states alone
         self.config = replace(config, n_layer=layers, norm_eps=norm_eps)
         self.tok_embeddings = nn.Embedding(words, config.dim) if words else None
         self.prompt_embeddings = nn.Embedding(prompt_ids, config.dim) if prompt_ids else None
@@ -83,11 +82,11 @@ class Eagle(Direct):
         return self.fc(torch.cat([embedding, hidden], -1))
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: StepCache | None = None, last: bool = False
+        self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None = None, last: bool = False
     ) -> Tensor:
         """x [R, N, dim] -> features [R, N, dim], or [R, 1, dim] of the ``last`` position alone."""
         for i, layer in enumerate(self.layers):
-            x = layer(x, rope, mask, None if cache is None else cache[i], last and i == len(self.layers) - 1)
+            x = layer(x, rope, mask, put, i, last and i == len(self.layers) - 1)
         return x
 
     @property

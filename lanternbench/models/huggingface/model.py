@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.cached_stack import additive
-from lanternbench.models.kv_cache import LayerCache, StepCache
 from lanternbench.models.rope import rope_1d
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig
+from lanternbench.models.transformer import Put
 
 PROBED = 8  # ids on which the head over image tokens is compared with the model's own logits
 
@@ -23,13 +22,12 @@ PROBED = 8  # ids on which the head over image tokens is compared with the model
 class EngineCache:
     """The engine's cache during one forward, as transformers' layers use a cache of theirs."""
 
-    def __init__(self, cache: StepCache):
-        self.cache = cache
+    def __init__(self, put: Put):
+        self.put = put
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
         """Store keys and values [R, H, N, d] of a layer; return all that may be attended to [R, H, span, d]."""
-        kept: LayerCache = self.cache[layer]  # type: ignore[assignment]  # a NamedTuple's own annotation
-        keys, values = kept.put(torch.cat([keys, values], 1)).chunk(2, 1)
+        keys, values = self.put(layer, torch.cat([keys, values], 1)).chunk(2, 1)
         return keys, values
 
     def get_seq_length(self, layer: int = 0) -> int:
@@ -105,22 +103,22 @@ class TransformersDecoder(TokenDecoder):
         x: Tensor,
         rope: Tensor,
         mask: Tensor | None,
-        cache: StepCache | None = None,
+        put: Put | None = None,
         last: bool = False,
         aux_layers: tuple[int, ...] = (),
     ) -> Tensor:
-        """As ``Stack.forward``; ``rope`` [R|1, N, 1, 1] holds positions."""
+        """As ``Stack.forward``; ``rope`` [R|1, N|1, 1, 1] holds positions."""
+        rows, n, _ = x.shape
         if mask is None:
-            keys = x.shape[1] if cache is None else cache.span
-            mask = torch.zeros(1, 1, x.shape[1], keys, dtype=x.dtype, device=x.device)
+            mask = torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=x.device)  # transformers' own would be causal
         elif mask.dtype == torch.bool:
-            mask = additive(mask, x.dtype)
+            mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
         made = self.body(
             inputs_embeds=x,
             attention_mask=mask,
-            position_ids=rope[..., 0, 0],
-            past_key_values=None if cache is None else EngineCache(cache),
-            use_cache=cache is not None,
+            position_ids=rope[..., 0, 0].expand(rows, n),
+            past_key_values=None if put is None else EngineCache(put),
+            use_cache=put is not None,
             output_hidden_states=bool(aux_layers),
         )
         states = made.last_hidden_state

@@ -1,0 +1,174 @@
+"""A decoder together with its keys and values: one allocation per run, written by slot, committed in place.
+
+R rows (B prompts, or 2B with guidance, conditional rows first); whatever is given per prompt serves both halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lanternbench.engine.address import Address, Layout, Lengths, additive, raster
+from lanternbench.models.target import Prefix, Target
+from lanternbench.models.transformer import DecoderConfig
+
+SPAN = 512  # a recorded forward attends to a multiple of this many slots
+CAPACITY = 512  # its cache has a multiple of this many slots, so that prompts and methods share large caches
+
+
+class DecoderCache:
+    """``net``: (inputs, rotary embedding, mask, put, last) -> states, see ``transformer.Stack``."""
+
+    def __init__(
+        self, net: Callable[..., Tensor], config: DecoderConfig, layout: Layout, rows: int, rope: Tensor, like: Tensor
+    ):
+        """``rope``: rotary table [positions, …]; ``like`` gives dtype and device."""
+        self.net, self.layout, self.dtype, self.device = net, layout, like.dtype, like.device
+        beyond = rope[-1:].expand(max(0, layout.capacity + 1 - len(rope)), -1)  # drafts past the image need one too
+        self.rope = torch.cat([rope, beyond])[:, None]
+        self.pads: Tensor | None = None  # additive [R, 1, 1, capacity]
+        self.row_end: Tensor | None = None  # [dim] its embedding of a row end, where the target writes them
+        shape = (config.n_layer, rows, 2 * config.kv_heads, layout.capacity, config.head_dim)
+        self._hold(torch.zeros(shape, dtype=like.dtype, device=like.device))
+
+    def _hold(self, store: Tensor) -> None:
+        """``store`` [layers, R, 2H, capacity, d], the keys' heads first."""
+        self.store, self.rows, self.layers = store, store.shape[1], list(store)
+        lines = torch.arange(self.rows * store.shape[2], device=store.device)
+        self.lines = lines.view(self.rows, -1, 1) * store.shape[3]  # where each row's and head's slots begin
+
+    def reset(self) -> None:
+        """Empty it and hide no pads, in the memory that recordings read."""
+        self.store.zero_()
+        if self.pads is not None:
+            self.pads.zero_()
+
+    def forward(self, x: Tensor, at: Address, last: bool = False) -> Tensor:
+        """x [R, n, dim] -> states [R, n, dim], or [R, 1, dim] of the ``last`` input alone."""
+        positions, mask, span, layers = at.positions, at.mask, at.span, self.layers
+        rope = self.rope[positions]
+        if isinstance(positions, Tensor):
+            rope = self.per_row(rope)
+        if mask is not None:
+            mask = self.per_row(mask.to(self.dtype))
+        if self.pads is not None:
+            pads = self.pads[..., :span]
+            mask = pads.expand(-1, -1, x.shape[1], -1) if mask is None else mask + pads
+        if isinstance(at.slots, slice):
+            start = at.slots.start
+
+            def put(layer: int, kv: Tensor) -> Tensor:
+                layers[layer].narrow(2, start, kv.shape[2]).copy_(kv)
+                return layers[layer].narrow(2, 0, span)
+        else:
+            places = self.places(at.slots)
+
+            def put(layer: int, kv: Tensor) -> Tensor:
+                layers[layer].flatten(0, 2).index_copy_(0, places, kv.flatten(0, 2))
+                return layers[layer].narrow(2, 0, span)
+
+        return self.net(x, rope, mask, put, last)
+
+    def forward_last(self, x: Tensor, at: Address, count: Lengths) -> Tensor:
+        """The states [R, 1, dim] of each prompt's last entry, where entries past ``count`` are void."""
+        if len(count.device) == 1 and count.host is not None:  # a single prompt has none
+            return self.forward(x, at, True)
+        return self.states_at(self.forward(x, at), (count.device - 1).clamp(min=0)[:, None])
+
+    def prefill(self, x: Tensor, at: Address, valid: Tensor) -> Tensor:
+        """The prompt x [R, P, dim] -> states; from then on its slots that are not valid [R, P] are hidden."""
+        states = self.forward(x, at)
+        self.hide_pads(valid)
+        return states
+
+    def hide_pads(self, valid: Tensor) -> None:
+        if not bool(valid.all()):
+            pads = additive(F.pad(valid, (0, self.layout.capacity - valid.shape[1]), value=True), self.dtype)
+            pads = pads[:, None, None]
+            self.pads = pads if self.pads is None else self.pads.copy_(pads)  # recordings read it where it is
+
+    def places(self, slots: Tensor) -> Tensor:
+        """Slots [b, n] -> places [R · 2H · n] among all slots of all rows and heads."""
+        return (self.lines + self.per_row(slots)[:, None]).flatten()
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy what is in the places ``source`` to ``target`` in every layer: the commit of an accepted path."""
+        store = self.store.flatten(1, 3)
+        store.index_copy_(1, target, store.index_select(1, source))
+
+    def select(self, rows: Tensor) -> DecoderCache:
+        """A cache of these rows [R'] alone."""
+        other = copy(self)
+        other._hold(self.store.index_select(1, rows))
+        other.pads = None if self.pads is None else self.pads[rows]
+        return other
+
+    def per_row(self, x: Tensor) -> Tensor:
+        """[B, …] -> [R, …]: repeat for the unconditional half; a single prompt broadcasts instead."""
+        if x.shape[0] == 1 or x.shape[0] == self.rows:
+            return x
+        return x.repeat(self.rows // x.shape[0], *[1] * (x.ndim - 1))
+
+    def all_rows(self, x: Tensor) -> Tensor:
+        """[B, …] -> [R, …], a single prompt expanded as well."""
+        return self.per_row(x).expand(self.rows, *x.shape[1:])
+
+    def states_at(self, states: Tensor, index: Tensor) -> Tensor:
+        """states [R, N, dim] at index [B, n] -> [R, n, dim]."""
+        rows = self.per_row(index)[..., None]
+        return states.gather(1, rows.expand(len(states), -1, states.shape[-1]))
+
+    def spans(self, slots: int) -> list[int]:
+        """The span of a recording that needs ``slots``, and all longer ones.
+
+        These are recorded together, so that a timed decode records nothing.
+        """
+        return list(range(-(-slots // SPAN) * SPAN, self.layout.capacity + SPAN, SPAN))
+
+
+def open_cache(
+    target: Target,
+    net: Any,
+    prefix: Prefix,
+    step_slots: int,
+    *,
+    row_end: Callable[[Tensor], Tensor],
+    borrowed: tuple[DecoderConfig, Tensor] | None = None,
+    lag: int = 0,
+    aux_layers: tuple[int, ...] = (),
+) -> DecoderCache:
+    """A cache of ``net``, the target's decoder or a drafter's; ``step_slots``: slots that a step fills at most.
+
+    ``row_end``: its embedding of prompt ids, of which a row end is one; ``borrowed``: shape and rotary table where
+    ``net`` has none of its own; ``lag``: by how much its slots are below positions; ``aux_layers``: see
+    ``transformer.Stack``.
+    """
+    rows, positions = prefix.valid.shape
+    width, graphs = target.row_width, target.graphs
+    drafts = step_slots * (2 if width else 1)  # row ends included
+    capacity = positions + target.image_slots + drafts + 2  # the last slot is never read
+    if graphs is not None:
+        capacity = -(-capacity // CAPACITY) * CAPACITY
+    like, key = prefix.embeddings, (id(net), rows, capacity, prefix.embeddings.dtype)
+    config, rope = borrowed or (net.config.decoder, net.position_table)
+    layout = raster(target.length, width, positions - lag, lag, capacity, like.device)
+    run = (lambda *given: net(*given, aux_layers)) if aux_layers else net
+    if graphs is None:
+        cache = DecoderCache(run, config, layout, rows, rope, like)
+    else:  # recordings have addresses of memory: caches of one size share it, whatever the length of their prompts
+        if key not in graphs.caches:
+            own = replace(layout, slot_of=layout.slot_of.clone())
+            made = graphs.caches[key] = DecoderCache(run, config, own, rows, rope, like)
+            made.pads = torch.zeros(rows, 1, 1, capacity, dtype=like.dtype, device=like.device)
+        cache = copy(graphs.caches[key])
+        cache.net, cache.layout = run, replace(layout, slot_of=cache.layout.slot_of.copy_(layout.slot_of))
+        cache.reset()
+    if target.row_end is not None:
+        cache.row_end = row_end(torch.tensor(target.row_end, device=like.device))
+    return cache
