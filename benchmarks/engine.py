@@ -27,7 +27,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.family import Entry
+from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target

@@ -28,7 +28,7 @@ _LOAD = """
 import json, sys
 from pathlib import Path
 import torch
-from lanternbench.models.family import Entry
+from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 
 def peak(field):

@@ -19,7 +19,7 @@ from lanternbench.analysis import step_profile as profile
 from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.family import Entry
+from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.packed import packed
 

@@ -2,7 +2,8 @@
 and prompt sources.
 
 ``@register(kind, name)`` adds a component.  A package of someone else's names its modules as entry points in the group
-``lanternbench.plugins``; they are imported, and so registered, before the first look-up.
+``lanternbench.plugins``; they are imported, and so registered, when names are listed or one is
+looked up that is not ours.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
-from types import MappingProxyType
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from lanternbench.errors import UserError, unknown
 
-# kind -> the package that registers the built-in components when it is imported
+# kind -> the package that registers the built-in components when it is imported, or names their modules
 _BUILT_IN = {
     "proposal": "lanternbench.methods.proposals",
     "tree": "lanternbench.methods.trees",
@@ -42,7 +42,8 @@ def register(kind: str, name: str) -> Callable[[Component], Component]:
         raise UserError(f"there are no components of kind '{kind}': use one of {', '.join(_components)}")
 
     def add(component: Component) -> Component:
-        if _components[kind].setdefault(name, component) is not component:
+        module = _modules(kind).get(name, component.__module__)
+        if module != component.__module__ or _components[kind].setdefault(name, component) is not component:
             raise UserError(f"the {kind} '{name}' is registered already: choose another name")
         return component
 
@@ -50,26 +51,33 @@ def register(kind: str, name: str) -> Callable[[Component], Component]:
 
 
 @cache
-def _load(kind: str) -> None:
-    import_module(_BUILT_IN[kind])
+def _modules(kind: str) -> Mapping[str, str]:
+    """The modules of the built-in components that are imported one by one, by name; others come with their package."""
+    package = import_module(_BUILT_IN[kind])
+    return {name: f"{package.__name__}.{path}" for name, path in getattr(package, "MODULES", {}).items()}
 
 
 @cache
-def load_plugins() -> None:
-    """Import every plug-in.  Raises UserError naming the one that cannot be imported."""
-    points = entry_points(group=PLUGINS)
-    for kind in _BUILT_IN if points else ():  # not without need: some of ours import torch
-        _load(kind)  # first ours, so that a name taken by a plug-in is reported as the plug-in's
-    for point in points:
-        try:
-            point.load()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a plug-in that calls sys.exit must not end the command
-            reason = f"{type(error).__name__}: {error}"
-            raise UserError(
-                f"the plug-in '{point.name}' ({point.value}) cannot be loaded ({reason}): fix or uninstall it"
-            ) from error
+def _load_plugin(point: EntryPoint) -> None:
+    try:
+        point.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plug-in that calls sys.exit must not end the command
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"the plug-in '{point.name}' ({point.value}) cannot be loaded ({reason}): fix or uninstall it"
+        ) from error
+
+
+def load_plugins(kind: str = "", name: str = "") -> None:
+    """Import every plug-in, or one after the other until a component ``name`` is there, the one so called first.
+
+    Raises UserError naming the one that cannot be imported.
+    """
+    for point in sorted(entry_points(group=PLUGINS), key=lambda point: point.name != name):
+        if not kind or name not in _components[kind]:
+            _load_plugin(point)
 
 
 @contextmanager
@@ -91,11 +99,40 @@ def plugin_errors(*parts: Any) -> Iterator[None]:
         raise UserError(f"the plug-in module '{foreign[0]}' failed ({cause}): fix or uninstall it") from error
 
 
+class Components(Mapping[str, Any]):
+    """The components of a kind by name, built-in ones first: listing names imports no component of ours.
+
+    Plug-ins are imported when names are listed, or when a name is none of ours.
+    """
+
+    def __init__(self, kind: str):
+        self.kind, self._modules = kind, _modules(kind)
+
+    def __getitem__(self, name: str) -> Any:
+        known = _components[self.kind]
+        if name not in known and name in self._modules:
+            import_module(self._modules[name])
+        elif name not in known:
+            load_plugins(self.kind, name)
+        return known[name]
+
+    def __contains__(self, name: object) -> bool:
+        if name in self._modules or name in _components[self.kind]:
+            return True
+        load_plugins(self.kind, str(name))
+        return name in _components[self.kind]
+
+    def __iter__(self) -> Iterator[str]:
+        load_plugins()
+        return iter(dict.fromkeys([*self._modules, *_components[self.kind]]))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def components(kind: str) -> Mapping[str, Any]:
     """All components of a kind by name, built-in ones first."""
-    _load(kind)
-    load_plugins()
-    return MappingProxyType(_components[kind])
+    return Components(kind)
 
 
 def component(kind: str, name: str) -> Any:

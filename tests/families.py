@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
-from lanternbench.models.family import Entry
+from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.target import Target
 from lanternbench.models.vq import VQConfig

@@ -20,7 +20,7 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.eagle import EagleDrafter
-from lanternbench.models.catalogue import entry, load_target
+from lanternbench.models.catalogue import load_target
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
@@ -28,6 +28,7 @@ from lanternbench.models.chameleon.prompt_ids import ChameleonText
 from lanternbench.models.chameleon.vqgan import chameleon_vqgan
 from lanternbench.models.drafters.eagle import Eagle, to_published
 from lanternbench.models.drafters.medusa import Medusa
+from lanternbench.models.entries import entry
 from lanternbench.models.guidance import guide
 from lanternbench.models.loading import read_state
 from lanternbench.models.target import Target

@@ -30,7 +30,7 @@ calls: Counter[str] = Counter()
 def own_registry(monkeypatch):
     """What a test registers is gone afterwards."""
     for kind in registry._components:
-        registry.components(kind)
+        dict(registry.components(kind))  # imports them all
     monkeypatch.setattr(registry, "_components", {kind: dict(known) for kind, known in registry._components.items()})
     calls.clear()
 

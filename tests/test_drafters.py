@@ -14,9 +14,9 @@ from lanternbench.experiment import config as settings
 from lanternbench.experiment import runner as sweep
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models import catalogue
+from lanternbench.models import catalogue, entries
 from lanternbench.models.catalogue import with_drafter
-from lanternbench.models.family import Entry
+from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
@@ -54,7 +54,8 @@ def known(tmp_path, monkeypatch):
     row = Entry(name="small-c2i", family="llamagen", about="small", shape=SHAPE)
     monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path))
     rows = catalogue.catalogue() | {"small-c2i": row}
-    monkeypatch.setattr(catalogue, "catalogue", lambda: rows)
+    for module in (catalogue, entries):
+        monkeypatch.setattr(module, "catalogue", lambda: rows)
     (row.folder / "model").mkdir(parents=True)
     torch.save({"model": llamagen.to_official(random_llamagen(1).state_dict())}, row.folder / "model" / "small.pt")
     return row

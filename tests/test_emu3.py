@@ -18,9 +18,9 @@ from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.catalogue import entry
 from lanternbench.models.emu3 import checkpoint as emu3
 from lanternbench.models.emu3.checkpoint import NEGATIVE, QUALITY, Emu3Family
+from lanternbench.models.entries import entry
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
 

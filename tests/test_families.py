@@ -16,7 +16,8 @@ from lanternbench.methods.method import method
 from lanternbench.models import catalogue, packed
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.medusa import Medusa
-from lanternbench.models.family import Entry, Family
+from lanternbench.models.entries import Entry
+from lanternbench.models.family import Family
 from lanternbench.models.target import Target
 
 MODELS = Path(catalogue.__file__).parent

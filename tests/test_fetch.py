@@ -16,9 +16,8 @@ from lanternbench.cli.main import app
 from lanternbench.errors import UserError
 from lanternbench.experiment import fetching as fetch
 from lanternbench.metrics import scorers_for
-from lanternbench.models.catalogue import catalogue, load_target, missing
-from lanternbench.models.family import Entry, Source
-from lanternbench.models.loading import present
+from lanternbench.models.catalogue import load_target
+from lanternbench.models.entries import Entry, Source, catalogue, missing, present
 from lanternbench.registry import components
 
 CONTENT = b"weights" * 100

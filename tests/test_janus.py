@@ -20,7 +20,8 @@ from lanternbench.engine.cache import DecoderCache
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.catalogue import entry, with_drafter
+from lanternbench.models.catalogue import with_drafter
+from lanternbench.models.entries import entry
 from lanternbench.models.janus.checkpoint import BOS, IMAGE_START, PAD, JanusFamily
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target

@@ -21,12 +21,12 @@ from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.row_ends import token_in, with_row_ends
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.catalogue import entry
 from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
 from lanternbench.models.chameleon.prompt_ids import ROW_END, lumina_prompt
 from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.entries import entry
 from lanternbench.models.guidance import guide
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import image_tables

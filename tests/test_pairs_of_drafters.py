@@ -15,10 +15,9 @@ from lanternbench.cli.main import app
 from lanternbench.engine.decode import Generation
 from lanternbench.experiment import runner
 from lanternbench.experiment.config import sweep
-from lanternbench.models import catalogue
-from lanternbench.models.catalogue import entry
+from lanternbench.models import entries
+from lanternbench.models.entries import Entry, Expected, entry
 from lanternbench.models.expected import expectation, shortfall, upper_limit
-from lanternbench.models.family import Entry, Expected
 
 CAPTIONS = ["a red circle", "a large blue square"]
 ROW = Entry(
@@ -106,9 +105,9 @@ def test_a_pair_that_belongs_together_passes_and_a_scrambled_drafter_does_not(ta
 
 
 def test_doctor_ends_with_code_1_where_a_pair_fails(monkeypatch):
-    rows = catalogue.catalogue() | {"tiny": ROW.model_copy(update={"expects": (ROW.expects[0].model_copy(
+    rows = entries.catalogue() | {"tiny": ROW.model_copy(update={"expects": (ROW.expects[0].model_copy(
         update={"first_token_acceptance": 0.99}),)})}  # fmt: skip
-    monkeypatch.setattr(catalogue, "catalogue", lambda: rows)
+    monkeypatch.setattr(entries, "catalogue", lambda: rows)
     done = CliRunner().invoke(app, ["doctor", "--target", "tiny", "--device", "cpu", "--json"])
     assert done.exit_code == 1
     found = json.loads(done.stdout)
@@ -123,7 +122,7 @@ def test_doctor_asks_for_a_target():
 @pytest.mark.parametrize(("expected", "noted"), [(0.99, True), (0.05, False)])
 def test_a_run_notes_a_drafter_that_starts_far_below_what_is_published(monkeypatch, tmp_path, expected, noted):
     known = ROW.expects[0].model_copy(update={"first_token_acceptance": expected})
-    rows = catalogue.catalogue() | {"tiny": ROW.model_copy(update={"expects": (known,)})}
+    rows = entries.catalogue() | {"tiny": ROW.model_copy(update={"expects": (known,)})}
     monkeypatch.setattr(runner, "catalogue", lambda: rows)
     config = sweep(
         {"methods": ["eagle-2", "sjd"], "num_prompts": 1, "temperature": 0, "metrics": [], "baseline": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections import Counter
 from dataclasses import replace
@@ -22,6 +23,7 @@ from lanternbench.analysis.replay import Trace, autoregressive, batches, stretch
 from lanternbench.analysis.roofline import Load
 from lanternbench.analysis.samples import Sample
 from lanternbench.analysis.step_profile import Bandwidth
+from lanternbench.cli import predict_cmd
 from lanternbench.cli.main import app
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
@@ -352,3 +354,16 @@ def test_a_run_without_samples_or_without_trees_is_one_sentence(tmp_path, monkey
 def test_predictions_are_not_written_into_a_run(run, monkeypatch, capfd):
     said = mistake(monkeypatch, capfd, "predict", str(run), "--out", str(run))
     assert "is a run folder, which holds measurements" in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [("a100", "a100-40g"), ("A100-80G", "a100-80g"), ("RTX 4090", "rtx-4090"), ("H200", "h200"), ("l40", "l40s")],
+)
+def test_a_device_is_named_by_how_its_name_begins_in_any_spelling(asked, name):
+    assert device_model(asked).name == name
+
+
+def test_help_names_every_device_model():
+    device = inspect.signature(predict_cmd.predict, eval_str=True).parameters["device"].annotation
+    assert all(name in device.__metadata__[0].help for name in device_models())

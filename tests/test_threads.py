@@ -12,6 +12,9 @@ from torch import nn
 
 import lanternbench
 from lanternbench.errors import UserError
+from lanternbench.experiment import iter_samples
+from lanternbench.experiment.config import sweep
+from lanternbench.experiment.runner import run
 from lanternbench.utils import device
 
 TINY, LARGE = nn.Linear(8, 8), nn.Linear(2**13, 2**12, device="meta")
@@ -104,3 +107,14 @@ def test_cores_are_physical_ones_within_affinity_and_quota(tmp_path, monkeypatch
     monkeypatch.setattr(device, "_SYSTEM", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     assert device.cores() == wanted
+
+
+def test_a_sweep_over_targets_of_two_sizes_records_the_threads_of_each(unasked, monkeypatch, tmp_path):
+    monkeypatch.setattr(device, "cores", lambda: 2)
+    plain = {"methods": ["sjd"], "baseline": False, "num_prompts": 1, "metrics": [], "prompts": "imagenet"}
+    large = {"target": "llamagen-b-c2i:layers=1,grid=4", "random_weights": True}
+    threads = []
+    for name, given in (("small", {"prompts": "demo"}), ("large", large), ("again", {"prompts": "demo"})):
+        folder, _ = run(sweep(plain | given | {"name": name}), tmp_path)
+        threads += [sample.threads for sample in iter_samples(folder)]
+    assert threads == [1, 2, 1]

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from benchmarks.gpu.machine import Machine
-from lanternbench.models.catalogue import entry, family, load_target
+from lanternbench.models.catalogue import load_target
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
 from lanternbench.models.drafters.medusa import Medusa
-from lanternbench.models.family import Entry
+from lanternbench.models.entries import Entry, entry, family
 from lanternbench.models.janus.checkpoint import JanusFamily
 from lanternbench.models.loading import random_net
 from lanternbench.models.target import Target

@@ -16,8 +16,8 @@ from lanternbench.analysis.samples import Sample
 from lanternbench.engine.proposal import Proposer
 from lanternbench.errors import UserError
 from lanternbench.methods.method import Method, method
-from lanternbench.models.catalogue import catalogue, family, load_unpacked, with_drafter
-from lanternbench.models.family import Entry
+from lanternbench.models.catalogue import load_unpacked, with_drafter
+from lanternbench.models.entries import Entry, catalogue, family
 from lanternbench.models.network import Network
 from lanternbench.models.target import Target
 

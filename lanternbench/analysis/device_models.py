@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from functools import cache
 from pathlib import Path
 
@@ -46,8 +47,17 @@ def device_models() -> dict[str, DeviceModel]:
     return {name: DeviceModel(name=name, **row) for name, row in rows.items()}
 
 
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
 def device_model(name: str) -> DeviceModel:
-    """Raises UserError naming those there are."""
+    """By its name, or by how that begins, in any spelling: ``A100`` is ``a100-40g``.
+
+    Raises UserError naming those there are.
+    """
+    begins = [full for full in device_models() if _letters(name) and _letters(full).startswith(_letters(name))]
+    name = begins[0] if begins else name
     if name not in device_models():
         close = difflib.get_close_matches(name.lower(), device_models(), 1)
         hint = f"; did you mean '{close[0]}'?" if close else ""

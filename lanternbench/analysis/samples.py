@@ -61,7 +61,7 @@ class Sample(BaseModel):
     drafter: dict[str, Figure] | None = None
     stats: dict[str, Figure] | None = None
     # only what image_name makes: a samples.jsonl from elsewhere must not point outside its own folder
-    image: str | None = Field(default=None, pattern=r"^images/[A-Za-z0-9][A-Za-z0-9._-]*$")
+    image: str | None = Field(default=None, pattern=r"^images/[A-Za-z0-9][A-Za-z0-9._+-]*$")
     token_ids: list[int] = Field(default_factory=list)
     metrics: dict[str, Figure | None] = Field(default_factory=dict)
 
@@ -72,8 +72,11 @@ class Sample(BaseModel):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Sample:
-        if self.key != sample_key(self.prompt_id, self.label, self.seed):
-            raise ValueError("the key is not that of its prompt, label and seed")
+        method = self.key.removeprefix(f"{self.prompt_id}|").removesuffix(f"|{self.seed}")
+        if self.key != sample_key(self.prompt_id, method, self.seed):
+            raise ValueError("the key is not that of its prompt and seed")
+        if method != self.label and not re.fullmatch("[0-9a-f]{16}", method):
+            raise ValueError("the key is not that of a method")
         for name, most in _LIMITS.items():  # once a list: a bound on each entry would double the time of reading
             if (values := getattr(self, name)) and not 0 <= min(values) <= max(values) <= most:
                 raise ValueError(f"{name} has a number that no image can have")
@@ -84,18 +87,18 @@ class Sample(BaseModel):
         return self
 
 
-def sample_key(prompt_id: str, label: str, seed: int) -> str:
-    """The unique key of a sample."""
-    return f"{prompt_id}|{label}|{seed}"
+def sample_key(prompt_id: str, method: str, seed: int) -> str:
+    """The unique key of a sample; ``method``: the method's key, or its label in runs that recorded no keys."""
+    return f"{prompt_id}|{method}|{seed}"
 
 
 def image_name(sample: Sample) -> str:
     """A readable file name that is safe and unique for any prompt id and label."""
     parts = [_slug(sample.prompt_id), _slug(sample.label), str(sample.seed)]
     digest = hashlib.sha256(sample.key.encode("utf-8", "surrogatepass")).hexdigest()[:10]
-    return "-".join([part for part in parts if part] + [digest]).lstrip("-") + ".png"
+    return "-".join([part for part in parts if part] + [digest]).lstrip("+-") + ".png"
 
 
 def _slug(text: str) -> str:
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9]+", "-", plain)[:40].strip("-")
+    return re.sub(r"[^A-Za-z0-9+]+", "-", plain)[:40].strip("-")

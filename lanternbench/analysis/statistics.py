@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, stdtrit
 
 ALPHA = 0.05
 RESAMPLES = 10_000
@@ -100,6 +99,8 @@ def _percentiles(top: Floats, bottom: Floats, resampled: Floats) -> Estimate:
 
 def _tail(units: int) -> float:
     """Hesterberg's expanded tail: Φ(−√(n/(n−1)) · t_{n−1}), which is 2.5 % for many prompts and less for few."""
+    from scipy.special import ndtr, stdtrit  # takes longer to import than most commands run
+
     return float(ndtr(math.sqrt(units / (units - 1)) * stdtrit(units - 1, ALPHA / 2)))
 
 

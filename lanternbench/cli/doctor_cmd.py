@@ -36,7 +36,7 @@ def doctor(
         raise UserError("--drafter is checked against a target: give --target too")
     from lanternbench.experiment.environment import environment
     from lanternbench.metrics import names, scorers_for
-    from lanternbench.models.catalogue import catalogue, missing
+    from lanternbench.models.entries import catalogue, missing
 
     rows = [{"item": k, "value": v} for k, v in environment().items()]
     for name, entry in catalogue().items():
@@ -60,7 +60,8 @@ def _gpu(device: str, as_json: bool) -> None:
 def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, device: str, as_json: bool) -> None:
     from lanternbench import prompts as sets
     from lanternbench.analysis.pair_check import check_pair
-    from lanternbench.models.catalogue import catalogue, load_target, with_drafter
+    from lanternbench.models.catalogue import load_target, with_drafter
+    from lanternbench.models.entries import catalogue
 
     device = choose(device)
     loaded = load_target(target, device, random_weights)

@@ -12,7 +12,7 @@ from lanternbench.cli.program import program
 from lanternbench.errors import UserError
 
 if TYPE_CHECKING:
-    from lanternbench.models.family import Entry
+    from lanternbench.models.entries import Entry
 
 _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
@@ -28,7 +28,7 @@ def fetch(
     Example: lanternbench fetch llamagen-xl-stage1 --dry-run
     """
     from lanternbench.experiment.fetching import plain_files
-    from lanternbench.models.catalogue import catalogue, entry
+    from lanternbench.models.entries import catalogue, entry
     from lanternbench.utils.download import size_of
 
     for name in names:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import io
 import sys
@@ -32,9 +31,8 @@ from lanternbench.cli import targets_cmd as targets
 from lanternbench.cli import train_cmd as train
 from lanternbench.cli import tune_cmd as tune
 from lanternbench.cli import verify_cmd as verify
-from lanternbench.cli.method_options import with_method_options
+from lanternbench.cli.method_options import check_names, with_method_options
 from lanternbench.errors import UserError
-from lanternbench.registry import load_plugins
 
 
 class Commands(TyperGroup):
@@ -44,8 +42,9 @@ class Commands(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if name not in TAKE_METHOD_OPTIONS:
             return name, command, rest
+        check_names(rest, positional=name == "verify")
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        single.command(name)(_with_plugins(with_method_options(TAKE_METHOD_OPTIONS[name])))
+        single.command(name)(with_method_options(TAKE_METHOD_OPTIONS[name]))
         return name, typer.main.get_command(single), rest
 
 
@@ -56,17 +55,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-
-
-def _with_plugins(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that loads installed plug-ins first, whether it needs them or not: a broken one is never a surprise."""
-
-    @functools.wraps(command)
-    def whole(*args: Any, **options: Any) -> None:
-        load_plugins()
-        command(*args, **options)
-
-    return whole
 
 
 def _print_version(wanted: bool) -> None:
@@ -102,9 +90,9 @@ for command in COMMANDS:
     if command.__name__ in TAKE_METHOD_OPTIONS:  # listed alone: see ``Commands``
         app.command(command.__name__, help=(inspect.getdoc(command) or "").partition("\n")[0])(lambda: None)
     else:
-        app.command(command.__name__)(_with_plugins(command))
+        app.command(command.__name__)(command)
 for name, command in (("drafter", train.drafter), ("tiny", train.tiny)):
-    train.app.command(name)(_with_plugins(command))
+    train.app.command(name)(command)
 app.add_typer(train.app, name="train")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -22,6 +23,26 @@ _CHOICES = {
     "acceptance": "Acceptance rule",
     "residual": "What is sampled after a rejection",
 }
+
+
+def check_names(args: Sequence[str], positional: bool = False) -> None:
+    """Raises UserError for an unknown method or target among a command's arguments, before torch is imported.
+
+    ``positional``: do arguments before the first option name methods?
+    """
+    from lanternbench.methods import preset_file
+    from lanternbench.methods.method import preset
+    from lanternbench.models.entries import check_target
+
+    leading = list(itertools.takewhile(lambda text: not text.startswith("-"), args)) if positional else []
+    given = [(flag, value) for flag, value in itertools.pairwise(args) if flag in ("-m", "--method", "--target")]
+    joined = (text.partition("=") for text in args if text.startswith(("--method=", "--target=")))
+    given += [(flag, value) for flag, _, value in joined]
+    for flag, value in [*(("-m", name) for name in leading), *given]:
+        if flag == "--target":
+            check_target(value)
+        elif not preset_file.is_file(value):
+            preset(value)
 
 
 def with_method_options(command: Callable[..., None]) -> Callable[..., None]:

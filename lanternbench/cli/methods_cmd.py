@@ -1,43 +1,93 @@
-"""``methods``: every method, its choices and options."""
+"""``methods``: every method and its choices; ``methods NAME``: a page on one."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
+import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from lanternbench.cli import options
-from lanternbench.cli.output import print_notes, print_rows, stdout
+from lanternbench.cli.output import print_json, print_rows
 
-WIDE = 120  # columns from which options have a place in the table
+if TYPE_CHECKING:
+    from lanternbench.methods.method import Method
+    from lanternbench.methods.presets import Preset
+
+PAGE = 80  # columns
+_WIDEST = {"bounds": 13, "default": 12}  # columns of the page
+_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
-def methods(as_json: options.AsRows = False) -> None:
-    """List every method: its four choices, options, paper, and whether it is lossless.
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A page on this method.")] = None,
+    as_json: options.AsRows = False,
+) -> None:
+    """List every method: its four choices, whether it is lossless, and its paper; or all of one method.
 
-    Example: lanternbench methods --json
+    Example: lanternbench methods lantern++
     """
-    from lanternbench.methods.method import named
-    from lanternbench.methods.trees import dynamic, static
+    from lanternbench.methods.method import named, preset
     from lanternbench.registry import components
 
+    if name is not None:
+        found, made = preset(name), named(name)
+        if as_json:
+            print_json(_row(name, found, made) | {"about": option_rows(made, found)})
+        else:
+            _page(name, found, made)
+        return
     rows: list[dict[str, Any]] = []
-    for name, preset in components("preset").items():
-        m = named(name)
-        options = {f: v for f, v in sorted(m.read.items()) if v is not None}
-        row = {"method": name, **m.choices._asdict(), "lossless": m.lossless}
-        rows.append(row | {"options": options, "paper": preset.paper or "–"})
-    names = ["method", "proposal", "tree", "acceptance", "residual", "lossless", "paper", "options"]
-    room = as_json or stdout().width >= WIDE
-    if not as_json:
-        for row in rows:
-            row["paper"] = row["paper"].rpartition(" ")[2]  # its number in arXiv
-            row["options"].pop("variant")
-    print_rows(rows, as_json, {n: n for n in names if room or n != "options"})
-    notes = [] if room else ["options: in a wider terminal, or by --json"]
-    if not as_json:
-        notes.append(
-            "sizes of trees are the target's unless set; those of papers by --shape: "
-            f"{', '.join(static.named())} (static), {', '.join(dynamic.named())} (dynamic, adaptive)"
-        )
-    print_notes(notes, Console(stderr=True))
+    for title, entry in components("preset").items():
+        if as_json:
+            rows.append(_row(title, entry, named(title)))
+            continue
+        lossless = named(title).lossless if entry.lossless is None else entry.lossless
+        number = entry.paper.rpartition(" ")[2] or "–"  # in arXiv
+        rows.append({"method": title, **entry.choices._asdict(), "lossless": lossless, "paper": number})
+    names = ("method", "proposal", "tree", "acceptance", "residual", "lossless", "paper")
+    print_rows(rows, as_json, {n: n for n in names})
+
+
+def _row(name: str, preset: Preset, made: Method) -> dict[str, Any]:
+    row = {"method": name, **preset.choices._asdict(), "lossless": made.lossless, "paper": preset.paper or "–"}
+    return row | {"options": {f: v for f, v in sorted(made.read.items()) if v is not None}}
+
+
+def option_rows(made: Method, preset: Preset) -> list[dict[str, str]]:
+    """Of each option that a method reads: flag, symbol in labels, default, whose default it is, bounds, meaning."""
+    from lanternbench.methods.method import fields_of, flag, symbol
+
+    fields, rows = fields_of(made.parts), []
+    for name, value in made.read.items():
+        rules = [(sign, getattr(rule, kind, None)) for rule in fields[name].metadata for kind, sign in _SIGNS.items()]
+        limits = ", ".join(f"{sign} {bound}" for sign, bound in rules if bound is not None)
+        choices = get_args(fields[name].annotation) if get_origin(fields[name].annotation) is Literal else ()
+        meaning = fields[name].description or ""
+        unset = "target" if "the target's" in meaning else "–"  # else the option is off
+        source = unset if value is None else "preset" if name in preset.options else "component"
+        row = {"option": f"--{flag(name).replace('_', '-')}", "symbol": symbol(fields, name)}
+        row |= {"default": "–" if value is None else str(value), "source": source}
+        rows.append(row | {"bounds": limits or ", ".join(map(str, choices)), "meaning": meaning})
+    return rows
+
+
+def _page(name: str, preset: Preset, made: Method) -> None:
+    console = Console(width=PAGE, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for title in ("option", "symbol", "default", "of the", "bounds", "meaning"):
+        table.add_column(title, overflow="fold", no_wrap=title == "option", max_width=_WIDEST.get(title))
+    rows = option_rows(made, preset)
+    for row in rows:
+        shown = row | {"symbol": "" if row["symbol"] == row["option"][2:].replace("-", "_") else row["symbol"]}
+        table.add_row(*(Text(value) for value in shown.values()))
+    lossless = "lossless" if made.lossless else "not lossless"
+    console.print(Text(f"{name}: {lossless}; {preset.paper or 'no paper'}"))
+    console.print(Text(", ".join(f"{kind} {choice}" for kind, choice in preset.choices._asdict().items())))
+    console.print(table)
+    first = next((row for row in rows if row["default"] != "–" and row["option"] != "--variant"), None)
+    extra = f" {first['option']} {first['default']}" if first else ""
+    console.print(Text(f"Example: lanternbench run --method {name}{extra}"))

@@ -26,6 +26,7 @@ Repeats = Annotated[
 ]
 Results = Annotated[Path, typer.Option("--results", help="Folder of the run folders.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run folders.")]
+RunName = Annotated[str | None, typer.Option("--name", help="Of the run folder, before its hash.")]
 Fresh = Annotated[
     bool, typer.Option("--fresh/--resume", help="Start a new run beside an existing one, or continue it.")
 ]

@@ -26,7 +26,11 @@ def predict(
     run: Annotated[str, typer.Argument(help="Run id or folder.")],
     device: Annotated[
         list[str] | None,
-        typer.Option("--device", help="A device model, or `this`: this machine, probed; repeatable (default: h100)."),
+        typer.Option(
+            "--device",
+            help="a100-40g, a100-80g, h100, h200, rtx-4090, l40s, or `this`: this machine, probed; repeatable "
+            "(default: h100).",
+        ),
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="Of `lanternbench targets`, or chameleon-34b (default: the run's).")
@@ -57,7 +61,7 @@ def predict(
     from lanternbench.experiment.this_machine import probe
     from lanternbench.report.predictions import write
 
-    names = list(dict.fromkeys(device or [DEFAULT]))
+    names = list(dict.fromkeys(name if name == THIS else device_model(name).name for name in device or [DEFAULT]))
     models = {name: device_model(name) for name in names if name != THIS}
     sizes = _check(batch, dtype, compile_mode, out)
     folder = find(results, [run])[0]

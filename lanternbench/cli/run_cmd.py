@@ -44,6 +44,7 @@ def run(
     device: options.Device = "auto",
     threads: options.Threads = None,
     out: options.Out = Path("results"),
+    name: options.RunName = None,
     fresh: options.Fresh = False,
     as_json: options.AsJson = False,
     method_options: dict[str, Any] | None = None,
@@ -56,7 +57,7 @@ def run(
 
     given = pairs(option or []) | (method_options or {})
     values = dict(
-        name=_name(methods), target=target, prompts=prompts,
+        name=name or _name(methods, target, prompts), target=target, prompts=prompts,
         caption=caption, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
         metrics=options.listed(metrics), baseline=baseline, methods=specs(methods, given),
         random_weights=random_weights, simulate_acceptance=simulate_acceptance, drafter=drafter, dtype=dtype,
@@ -70,7 +71,12 @@ def run(
         show(path, summary)
 
 
-def _name(methods: list[str]) -> str:
-    """Of the run: a file's name stands for its path."""
+def _name(methods: list[str], target: str, prompts: str) -> str:
+    """Of the run: its methods, and the target and prompts where they are not the default."""
+    from lanternbench.experiment.sweep_file import name_part, prompts_name
+
     names = [Path(m).stem if m.endswith((".yaml", ".yml")) else m for m in methods]
-    return f"run-{'+'.join(names)}".replace("/", "-")[:80]
+    parts = ["run", "+".join(names)]
+    parts += [] if target == "tiny" else [Path(target.partition("=")[0]).name]
+    parts += [] if prompts == "demo" else [prompts_name(prompts)]
+    return name_part("-".join(parts))

@@ -89,7 +89,7 @@ def _export(layout: str, folder: Path, places: list[Path]) -> None:
             if sample.image:
                 images.setdefault(sample.label, {}).setdefault(sample.prompt, []).append(place / sample.image)
     for label, own in images.items():
-        place = folder / re.sub(r"[^\w.=-]+", "-", label)
+        place = folder / re.sub(r"[^\w.=+-]+", "-", label)
         print(f"{one_line(label)}: {export(layout, own, place)}")
 
 

@@ -34,6 +34,7 @@ def sweep(
     time_budget: options.TimeBudget = None,
     until_told_apart: options.UntilToldApart = False,
     out: options.Out = Path("results"),
+    name: options.RunName = None,
     fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
@@ -48,15 +49,18 @@ def sweep(
     Example: lanternbench sweep configs/tradeoff.yaml
     """
     from lanternbench.experiment import sweep_file
+    from lanternbench.models.entries import check_target
 
     given = dict(
         prompts=prompts, seed=seed, temperature=temperature, batch=batch, target=target, drafter=drafter, dtype=dtype,
         compile=compile_mode, repeats=repeats, simulate_acceptance=simulate_acceptance, num_prompts=num_prompts,
-        random_weights=random_weights or None, until_told_apart=until_told_apart or None,
+        random_weights=random_weights or None, until_told_apart=until_told_apart or None, name=name,
     )  # fmt: skip
     if until_told_apart and num_prompts is None:
         given["num_prompts"] = 0  # the file's number is no bound
     runs = sweep_file.read(file, {k: v for k, v in given.items() if v is not None})
+    for config in runs:
+        check_target(config.target)
     if dry_run:
         show_plan(runs, device, threads, as_json)
         return

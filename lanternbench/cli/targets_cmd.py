@@ -11,7 +11,7 @@ def targets(as_json: options.AsRows = False) -> None:
 
     Example: lanternbench targets
     """
-    from lanternbench.models.catalogue import catalogue, missing
+    from lanternbench.models.entries import catalogue, missing
 
     rows = []
     for name, entry in catalogue().items():

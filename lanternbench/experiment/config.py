@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -12,8 +13,10 @@ from lanternbench.analysis.figures import BASELINE
 from lanternbench.analysis.statistics import prompts_needed
 from lanternbench.analysis.told_apart import look_sizes
 from lanternbench.errors import UserError
-from lanternbench.methods.method import Method, method, takes_lists
+from lanternbench.methods.method import Method, method, preset, takes_lists
+from lanternbench.models.entries import catalogue
 
+EAGLES = ("eagle", "eagle-3")  # kinds of drafter that a file or folder may hold
 MAX_METHODS = 1000  # of a grid
 MAX_SEED = 2**63 - 1
 _NAMES = {"proposal", "tree", "acceptance", "residual"}  # options whose value is a component's name
@@ -79,6 +82,9 @@ class Sweep(BaseModel):
             texts = [x for x in (item if isinstance(item, list) else [item]) if isinstance(x, str) or key in _NAMES]
             if not isinstance(key, str) or not all(isinstance(x, str) and x.isprintable() for x in (key, *texts)):
                 raise ValueError(f"{str(key)!r} has a value that is no name")
+        for spec in specs:
+            if isinstance(spec, dict) and isinstance(spec.get("method"), str):
+                preset(spec["method"])
         grids = [math.prod(len(x) for x in v.values() if isinstance(x, list)) for v in specs if isinstance(v, dict)]
         if sum(grids) > MAX_METHODS:
             raise ValueError(f"lists of options make {sum(grids)} methods, and at most {MAX_METHODS} fit in one sweep")
@@ -90,7 +96,10 @@ class Sweep(BaseModel):
         return [(self.seed + i) % (MAX_SEED + 1) for i in range(self.repeats)]
 
     def methods(self) -> list[Method]:
-        """Every method of the sweep, lists of option values expanded to their grid, each once; ``ar`` first."""
+        """Every method of the sweep, lists of option values expanded to their grid, each once; ``ar`` first.
+
+        No two have the same label: where two would, the later ones end with the start of their key.
+        """
         found: dict[str, Method] = {}
         specs = ([{"method": "ar"}] if self.baseline else []) + self.method_specs
         for spec in specs:
@@ -103,9 +112,22 @@ class Sweep(BaseModel):
             options = {k: v for k, v in spec.items() if k != "method"}
             lists = [k for k, v in options.items() if isinstance(v, list) and not _is_whole(k, v)]
             for values in itertools.product(*(options[k] for k in lists)):
-                made = method(spec["method"], **options | dict(zip(lists, values, strict=True)))
-                found.setdefault(made.label, made)
+                made = self._drafted(method(spec["method"], **options | dict(zip(lists, values, strict=True))))
+                if made.key not in found and made.label in {m.label for m in found.values()}:
+                    made = replace(made, mark=f"#{made.key[:6]}")
+                found.setdefault(made.key, made)
+        kinds = sorted({str(m.proposal.drafter) for m in found.values() if m.drafter == self.drafter})
+        if self.drafter and len(kinds) > 1:
+            raise UserError(
+                f"'{self.drafter}' cannot be a drafter of kind {' and '.join(kinds)} at once: name it as `drafter` "
+                "of the methods that it is for"
+            )
         return list(found.values())
+
+    def _drafted(self, made: Method) -> Method:
+        """``made`` with the sweep's drafter, where it may be one of the kind that it drafts with."""
+        kinds = () if not self.drafter else ("model",) if self.drafter.partition("=")[0] in catalogue() else EAGLES
+        return replace(made, drafter=self.drafter) if made.proposal.drafter in kinds and not made.drafter else made
 
     def record(self) -> dict[str, Any]:
         """The settings that determine the results: all but the name, and those that are switched off."""

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import names, scorers_for
-from lanternbench.models.family import Entry
-from lanternbench.models.loading import UNFINISHED
+from lanternbench.models.entries import UNFINISHED, Entry
 from lanternbench.registry import components
 from lanternbench.utils.download import Remote, digest, file_errors
 from lanternbench.utils.files import cache_dir

@@ -87,7 +87,7 @@ def _sample(
     first = sum(n > 1 for n in made.accept_lengths) / max(made.steps, 1) if drafting else None
     overhead = {k: v for k, v in made.phases.items() if k not in ("draft", "verify")}
     return Sample(
-        key=sample_key(prompt.id, decoder.method.label, seed),
+        key=sample_key(prompt.id, decoder.method.key, seed),
         prompt_id=prompt.id,
         prompt=prompt.text,
         category=prompt.category,

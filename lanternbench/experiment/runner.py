@@ -20,6 +20,7 @@ from lanternbench.analysis.figures import BASELINE, Figures
 from lanternbench.analysis.summaries import Costs, Summary
 from lanternbench.analysis.summary import kept_sets, summarise
 from lanternbench.analysis.told_apart import all_told_apart, look_sizes
+from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import Executor, Unit
@@ -35,7 +36,7 @@ from lanternbench.experiment.scoring import (
 from lanternbench.experiment.worker import Job, OnStep
 from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
-from lanternbench.models.catalogue import catalogue
+from lanternbench.models.entries import catalogue
 from lanternbench.models.expected import shortfall
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt, PromptSet
@@ -93,7 +94,8 @@ def run(
                 prompts=selected.record(),
                 target=facts.target,
                 methods=[
-                    {"label": m.label, "method": m.preset, "options": m.options, "lossless": facts.lossless[m.label]}
+                    {"label": m.label, "key": m.key, "method": m.preset, "options": m.options}
+                    | {"lossless": facts.lossless[m.label]}
                     for m in methods
                 ],
             )
@@ -131,11 +133,11 @@ def _summary(
 def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
     """A warning for each method whose published drafter starts far below what the catalogue expects of it."""
     row = catalogue().get(config.target.partition("=")[0])
-    if row is None or config.drafter or config.random_weights or config.simulate_acceptance is not None:
+    if row is None or config.random_weights or config.simulate_acceptance is not None:
         return []
     top, bottom = folder.figures.column("first_token_acceptance")
     notes = []
-    for m in config.methods():
+    for m in (m for m in config.methods() if not m.drafter):
         own = folder.figures.of(m.label)
         accepted, steps = round(top[own].sum()), round(bottom[own].sum())
         note = shortfall(row, m.proposal.drafter or "", m.choices.tree, config.temperature, accepted, steps)
@@ -153,14 +155,27 @@ def plan(prompts: PromptSet, labels: list[str], seed: int, batch: int) -> Iterat
 
 
 def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
-    """The part of the plan that is not stored yet."""
-    done, labels = folder.done(), [m.label for m in config.methods()]
+    """The part of the plan that is not stored yet.
+
+    Raises UserError where it would be drawn by other methods, or with other seeds, than what is stored.
+    """
+    done, methods = folder.done(), {m.label: m.key for m in config.methods()}
+    recorded = {str(m.get("label")): m["key"] for m in folder.run["methods"] if "key" in m}
+    keys = methods if recorded else {label: label for label in methods}  # runs of before have labels as keys
     units = []
     for seed in config.seeds:
-        for group, order in plan(prompts, labels, seed, config.batch):
-            jobs = [Job(m, [p for p in group if sample_key(p.id, m, seed) not in done], seed) for m in order]
+        for group, order in plan(prompts, list(methods), seed, config.batch):
+            jobs = [Job(m, [p for p in group if sample_key(p.id, keys[m], seed) not in done], seed) for m in order]
             units.append([job for job in jobs if job.prompts])
-    return [unit for unit in units if unit]
+    units = [unit for unit in units if unit]
+    other = [label for label, key in methods.items() if recorded.get(label) != key]
+    if other and (recorded or units):
+        what = f"other options of '{other[0]}'" if recorded else "other seeds"
+        raise UserError(
+            f"run {folder.path.name!r} was begun with {what}, by another version of lanternbench or of a plug-in: "
+            "give --fresh to start a new run beside it"
+        )
+    return units
 
 
 def within_budget(

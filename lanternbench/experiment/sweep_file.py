@@ -24,7 +24,11 @@ def read(path: Path, changed: Mapping[str, Any] | None = None) -> list[Sweep]:
 
     Raises UserError for a missing file, broken YAML (with its line) and wrong settings.
     """
-    values = {"name": _name(path.stem) or "sweep"} | _values(path) | dict(changed or {})
+    changed = dict(changed or {})
+    values = {"name": name_part(path.stem) or "sweep"} | _values(path)
+    if "prompts" in changed and changed["prompts"] != values.get("prompts"):
+        values["name"] = f"{values['name']}+{prompts_name(str(changed['prompts']))}"[:80]
+    values |= changed
     if "methods" in values:
         values["methods"] = preset_file.expanded(values["methods"], path.parent)
     axes = {key: values[key] for key in AXES if isinstance(values.get(key), list)}
@@ -36,14 +40,19 @@ def read(path: Path, changed: Mapping[str, Any] | None = None) -> list[Sweep]:
     for choice in itertools.product(*axes.values()):
         chosen = dict(zip(axes, choice, strict=True))
         run = sweep(values | chosen, str(path))
-        name = "+".join([run.name, *(f"{key}-{_name(str(value))}" for key, value in chosen.items())])[:80]
+        name = "+".join([run.name, *(f"{key}-{name_part(str(value))}" for key, value in chosen.items())])[:80]
         if name in runs:
             raise UserError(f"{path} has two runs named {name}: give each value of a list once, and shorter names")
         runs[name] = run.model_copy(update={"name": name})
     return list(runs.values())
 
 
-def _name(text: str) -> str:
+def prompts_name(spec: str) -> str:
+    """Prompts in a run's name: their source, or their file."""
+    return name_part(Path(spec.partition(":")[0]).stem)
+
+
+def name_part(text: str) -> str:
     """``text`` as a part of a run's name."""
     return re.sub(r"[^A-Za-z0-9._+-]", "-", text).lstrip("._+-")[:80]
 

@@ -9,15 +9,17 @@ from typing import Any, NamedTuple
 
 from lanternbench.analysis.summaries import Costs
 from lanternbench.engine.decode import generate
+from lanternbench.errors import UserError
 from lanternbench.experiment import Sample
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.environment import environment
 from lanternbench.experiment.generate_samples import make_samples
 from lanternbench.experiment.scoring import prepare_scorer
 from lanternbench.methods.build import build
+from lanternbench.methods.method import Method
 from lanternbench.metrics import ImageMetric, scorers_for
 from lanternbench.metrics.setup import Setup
-from lanternbench.models.catalogue import load_with_drafter
+from lanternbench.models.catalogue import load_with_drafter, with_drafter
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt
 
@@ -54,9 +56,32 @@ class Worker:
         self.costs: Costs = {}  # what the scores took
         methods, c = config.methods(), config
         used = {m.choices.proposal for m in methods}
-        self.target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile)
+        named = {m.drafter: m for m in methods if m.drafter}
+        unused = None if named else c.drafter  # by any method, as loading it says
+        self.target = load_with_drafter(c.target, unused, device, c.random_weights, c.dtype, used, c.compile)
+        self.targets = {None: self.target} | {spec: self._drafted(m) for spec, m in named.items()}
         sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
-        self.decoders = {m.label: build(self.target, m, *sampling) for m in methods}
+        self.decoders = {m.label: build(self.targets[m.drafter], m, *sampling) for m in methods}
+
+    def _drafted(self, method: Method) -> Target:
+        """The target with a method's own drafter.  Raises UserError where that is of another kind."""
+        target, kind = with_drafter(self.target, str(method.drafter), self.device, self.config.random_weights)
+        if kind != method.proposal.drafter:
+            raise UserError(
+                f"'{method.drafter}' is a drafter of kind '{kind}', which '{method.label}' does not use: choose a "
+                f"method that does, see `lanternbench methods`, or give --proposal {kind}"
+            )
+        return target
+
+    @property
+    def _weights(self) -> dict[str, str]:
+        """Digests of the target's files and, as ``drafter.…``, of those of the drafters that methods name."""
+        found = dict(self.target.weights)
+        for spec, target in self.targets.items():
+            own = {part: digest for part, digest in target.weights.items() if part not in self.target.weights}
+            several = len(self.targets) > 2
+            found |= {part.replace("drafter", f"drafter.{spec}", 1) if several else part: d for part, d in own.items()}
+        return found
 
     @cached_property
     def scorers(self) -> list[ImageMetric]:
@@ -72,8 +97,14 @@ class Worker:
             self.device,
             next(iter(decoders.values())).guidance,
             {label: decoder.lossless for label, decoder in decoders.items()},
-            {"name": t.name, "grid": list(t.grid), "vocab": t.vocab, "evaluators": t.evaluators, "weights": t.weights}
-            | {"prompt_template": t.prompt_template}
+            {
+                "name": t.name,
+                "grid": list(t.grid),
+                "vocab": t.vocab,
+                "evaluators": t.evaluators,
+                "weights": self._weights,
+            }
+            | {"weights": self._weights, "prompt_template": t.prompt_template}
             | ({"remark": t.remark} if t.remark else {}),
             environment() | mode(t),
         )

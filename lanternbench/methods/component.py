@@ -7,13 +7,14 @@ check of options and the table of ``lanternbench methods`` are derived from the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lanternbench.engine.proposal import Proposer, TreeBuilder
-from lanternbench.engine.verify import AcceptanceRule
-from lanternbench.models.target import Target
+if TYPE_CHECKING:  # what a component is comes without torch; what it builds needs it
+    from lanternbench.engine.proposal import Proposer, TreeBuilder
+    from lanternbench.engine.verify import AcceptanceRule
+    from lanternbench.models.target import Target
 
 Search: TypeAlias = Literal["shape", "length", "growth", "bounds"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,8 +17,8 @@ from pydantic import ValidationError
 from lanternbench.errors import UserError, unknown
 from lanternbench.methods.component import Acceptance, Choices, Component, Proposal, Tree
 from lanternbench.methods.presets import Preset
-from lanternbench.methods.residuals import LOSSLESS
 from lanternbench.registry import component, components
+from lanternbench.utils.json_values import config_hash
 
 KINDS = Choices._fields
 
@@ -31,10 +32,14 @@ class Method:
     proposal: Proposal
     tree: Tree
     acceptance: Acceptance
+    drafter: str | None = None  # in place of the target's own: as `--drafter` takes it
+    mark: str = ""  # ends the label, where another method of the run has the same one
 
     @property
     def lossless(self) -> bool:
         """Does it claim to keep the target's distribution?  ``verify`` judges the claim."""
+        from lanternbench.methods.residuals import LOSSLESS  # mathematics, and so torch
+
         exact = all(part.lossless and (part.reference_lossless or part.variant == "paper") for part in self.parts)
         return exact and self.choices.residual in LOSSLESS
 
@@ -60,9 +65,18 @@ class Method:
     def _parts(self) -> tuple[Component, ...]:
         return (*(() if self.proposal.tree_is_own else (self.tree,)), self.proposal, self.acceptance)
 
+    @property
+    def _drafter(self) -> dict[str, str]:
+        return {"drafter": self.drafter} if self.drafter else {}
+
+    @cached_property
+    def key(self) -> str:
+        """Names the method in the keys of samples and the seeds of draws: a hash of its preset and exact options."""
+        return config_hash({"preset": self.preset, **self.choices._asdict(), "options": self.read | self._drafter})[:16]
+
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The options that labels show, by name: the relaxation, and whatever differs from the preset."""
+        """The options that labels show, by name: the relaxation, the drafter, and whatever differs from the preset."""
         base = named(self.preset)
         shown: dict[str, Any] = {
             kind: mine for kind, mine, usual in zip(KINDS, self.choices, base.choices, strict=True) if mine != usual
@@ -75,18 +89,21 @@ class Method:
             default = usual.get(name, fields[name].default)
             if fields[name].json_schema_extra.get("in_label") or value != default:
                 shown[name] = value
-        return shown
+        return shown | self._drafter
 
     @cached_property
     def label(self) -> str:
-        """A unique short name: the preset, another rule if one was put on it, and its options."""
+        """A short name for people: the preset, another rule if one was put on it, and its options."""
         shown, name = dict(self.options), self.preset
         if "acceptance" in shown:
             name += f"+{shown.pop('acceptance')}"
             if shown.get("residual") == self.acceptance.usual_residual:
                 del shown["residual"]
+        if self.drafter:  # a folder's name stands for its path
+            shown["drafter"] = PurePath(self.drafter.partition("=")[0]).name or self.drafter
         fields = fields_of(self._parts)
-        return " ".join([name, *(f"{symbol(fields, key)}={_compact(value)}" for key, value in shown.items())])
+        texts = [f"{symbol(fields, key)}={_compact(value)}" for key, value in shown.items()]
+        return " ".join([name, *texts, *([self.mark] if self.mark else [])])
 
 
 def fields_of(parts: tuple[Component, ...]) -> dict[str, Any]:
@@ -101,7 +118,7 @@ def symbol(fields: Mapping[str, Any], name: str) -> str:
 
 def _compact(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     if isinstance(value, list):
         return "[" + ",".join(".".join(map(str, path)) for path in value) + "]"
     return str(value).replace(" ", "")
@@ -149,8 +166,8 @@ def named(name: str) -> Method:
         raise UserError(f"the preset '{name}' is wrong: {error}") from None
 
 
-def method(name: str, **given: Any) -> Method:
-    """A preset with some of its choices and options replaced.
+def method(name: str, /, drafter: str | None = None, **given: Any) -> Method:
+    """A preset with some of its choices and options replaced, and with a ``drafter`` other than the target's own.
 
     Raises UserError for an unknown method or option, a value out of range, and a combination that cannot be run.
     """
@@ -171,7 +188,9 @@ def method(name: str, **given: Any) -> Method:
         raise UserError(
             f"method '{made.label}' does not read the option '{flag(idle[0])}' (it reads: {read}): leave it out"
         )
-    return made
+    if drafter is not None and made.proposal.drafter is None:
+        raise UserError(f"method '{made.label}' drafts without a drafter: leave out 'drafter'")
+    return replace(made, drafter=None if drafter is None else str(drafter))
 
 
 def canonical(key: str) -> str:

@@ -1,67 +1,27 @@
-"""Targets by name: the catalogue's entries, which files are missing, and loading, with any drafter."""
+"""Targets by name: loading, with any drafter."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import torch
-import yaml
 
 from lanternbench.errors import UserError
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.family import Entry, Family
+from lanternbench.models.entries import Entry, catalogue, entry, family
 from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.loading import dtype_named
 from lanternbench.models.packed import packed
 from lanternbench.models.target import Target
-from lanternbench.registry import component, components, plugin_errors
+from lanternbench.registry import components, plugin_errors
 from lanternbench.utils.device import fit_threads
 from lanternbench.utils.graph_capture import of_mode
 
 _CUT = re.compile(r"(?P<name>[^=:]+):(?P<sizes>(?:layers|grid)=[1-9]\d?(?:,(?:layers|grid)=[1-9]\d?)?)")
 _SIZES = {"layers": "n_layer", "grid": "grid"}
-
-
-@cache
-def family(name: str) -> Family:
-    """Raises UserError for a family that is not registered."""
-    return component("target", name)()
-
-
-@cache
-def catalogue() -> dict[str, Entry]:
-    """Every entry by name, family by family.  Raises UserError where two families have a row of the same name."""
-    found: dict[str, Entry] = {}
-    for kind in components("target"):
-        for name, row in yaml.safe_load(family(kind).rows.read_text(encoding="utf-8")).items():
-            if name in found:
-                raise UserError(
-                    f"the target families '{found[name].family}' and '{kind}' both have a target '{name}': uninstall "
-                    "one of the plug-ins"
-                )
-            found[name] = Entry(name=name, family=kind, **row)
-    return found
-
-
-def entry(name: str) -> Entry:
-    """Raises UserError for a name that the catalogue does not have."""
-    if name not in catalogue():
-        close = difflib.get_close_matches(name, catalogue(), 1)
-        raise UserError(
-            f"unknown target '{name}': it is neither in the catalogue ({', '.join(catalogue())}) nor a folder with a "
-            f"target.safetensors{f'; did you mean {close[0]}?' if close else ''}"
-        )
-    return catalogue()[name]
-
-
-def missing(row: Entry) -> list[str]:
-    """Roles whose files are missing or incomplete; drafters count, though a target works without them."""
-    return family(row.family).missing(row, family(row.family).home(row))
 
 
 def load_target(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:
@@ -81,7 +41,7 @@ def load_unpacked(name: str, device: str = "cpu", random_weights: bool = False, 
     weights = None if dtype is None else dtype_named(dtype)
     if device.startswith("cuda"):
         set_device(device)
-    for kind in components("target"):
+    for kind in components("target") if name not in catalogue() else ():  # no folder shadows a name
         if family(kind).reads(Path(name)):
             here = family(kind).located(Path(name))
             return _from_files(Entry(name=here.name, family=kind, about=""), here, device, weights)

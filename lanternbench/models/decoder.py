@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.models.guidance import guide
 from lanternbench.models.transformer import Stack
@@ -17,6 +16,15 @@ if TYPE_CHECKING:
     from lanternbench.models.drafters.eagle import Eagle
     from lanternbench.models.loading import State
     from lanternbench.models.target import Prefix, Target
+
+
+def causal_mask(valid: Tensor, n: int) -> Any:
+    """As ``prefix_mask``; where nothing is padded, a bias that attention recognises and makes no mask of."""
+    if not valid.all():
+        return prefix_mask(valid, n)
+    from torch.nn.attention.bias import causal_upper_left  # imports torch's compiler, which takes seconds
+
+    return causal_upper_left(n, n)
 
 
 def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
@@ -92,8 +100,7 @@ class ImageDecoder(Stack):
         """
         x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
         n = x.shape[1]
-        mask = causal_upper_left(n, n) if valid.all() else prefix_mask(valid, n)
-        return self(x, self.position_table[None, :n, None], mask)[:, prefix.shape[1] - 1 :]
+        return self(x, self.position_table[None, :n, None], causal_mask(valid, n))[:, prefix.shape[1] - 1 :]
 
     @property
     def about(self) -> str:

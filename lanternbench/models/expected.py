@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-from lanternbench.models.family import Entry, Expected
+from lanternbench.models.entries import Entry, Expected
 from lanternbench.notes import Note
 
 Z = 2.576  # of a two-sided 99 % interval

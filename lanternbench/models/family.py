@@ -11,62 +11,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.loading import dtype_for, present, random_net
+from lanternbench.models.entries import Entry, present
+from lanternbench.models.loading import dtype_for, random_net
 from lanternbench.models.target import Target
 from lanternbench.models.token_prompts import hashed_ids
 from lanternbench.models.vq import VQConfig, VQModel
-from lanternbench.utils.files import cache_dir
-
-
-class Source(BaseModel):
-    """Files of one repository on the Hugging Face hub; names may be patterns."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    repo: str
-    files: tuple[str, ...]
-
-
-class Expected(BaseModel):
-    """What is published of a drafter: on trees of kind ``tree``, the first drafted token is accepted at least so often.
-
-    Papers give mean tokens a step, which give the least f: τ − 1 = Σ P(i accepted) ≤ depth · f.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    drafter: str
-    tree: str
-    temperature: float
-    first_token_acceptance: float
-    source: str
-
-
-class Entry(BaseModel):
-    """A row of the catalogue.  ``files`` by role: ``model``, ``vq``, ``text``, and drafters by kind."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    family: str
-    about: str
-    licence: str = "Apache-2.0"
-    gigabytes: float = 0.0  # of all files
-    shape: dict[str, Any] = {}
-    guidance: float = 3.0
-    top_k: int = 0
-    files: dict[str, Source] = {}
-    expects: tuple[Expected, ...] = ()
-
-    @property
-    def folder(self) -> Path:
-        """Where ``fetch`` puts its files: a folder per role."""
-        return cache_dir() / "targets" / self.name
-
 
 EAGLES = {"eagle": False, "eagle-3": True}  # role of an EAGLE drafter -> does it read the target at three depths?
 
@@ -118,7 +70,7 @@ class Family:
 
     def missing(self, row: Entry, folder: Path) -> list[str]:
         """Roles that are not in ``folder`` whole; drafters count, though a target works without them."""
-        return [role for role in row.files or ("model",) if not present(folder, role)]
+        return row.absent(folder)
 
     def reads(self, folder: Path) -> bool:
         """Is ``folder`` a target of this family that says itself what it is, and needs no row of the catalogue?"""

@@ -18,7 +18,6 @@ from lanternbench.errors import UserError
 
 Net = TypeVar("Net", bound=nn.Module)
 State = dict[str, Tensor]
-UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
 MAX_CONFIG = 2**24  # bytes of a config.json
 MAX_MODULES, MAX_BUFFERED = 3000, 2**28  # of a network: twice those of the largest published
 _INNER = ("model", "module", "state_dict")  # under which official .pt files keep their weights
@@ -275,13 +274,6 @@ def read_config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path} ({error}); use the {path.name} published with the weights") from None
     return config
-
-
-def present(folder: Path, role: str) -> bool:
-    """Is a role's folder there with weights, and no download of it unfinished?"""
-    here = folder / role
-    weights = [p for pattern in ("*.pt", "*.pth", "*.bin", "*.safetensors", "*.ckpt") for p in here.rglob(pattern)]
-    return bool(weights) and not (here / UNFINISHED).exists()
 
 
 def dtype_for(device: str) -> torch.dtype:

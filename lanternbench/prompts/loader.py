@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from lanternbench.errors import UserError
+from lanternbench.models import entries
 from lanternbench.prompts import formats
 from lanternbench.prompts.coco import coco_prompts
 from lanternbench.prompts.prompt_set import Prompt, PromptSet
@@ -26,7 +27,7 @@ READERS: dict[str, Callable[[str, Path], formats.Rows]] = {
 
 def captions_for(target: str, count: int) -> list[str]:
     """Our own captions, or class names for a class-conditional target."""
-    return [prompt.text for prompt in load("imagenet" if "c2i" in target else "demo", count)]
+    return [prompt.text for prompt in load("imagenet" if entries.class_conditional(target) else "demo", count)]
 
 
 def load(spec: str, count: int | None = None, seed: int = 0, caption: Caption = "first") -> PromptSet:

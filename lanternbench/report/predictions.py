@@ -43,7 +43,7 @@ def heading(rows: Sequence[Prediction]) -> str:
 def cells(row: Prediction) -> list[str]:
     """One row of the table, a text for each of ``TITLES``."""
     if row.fits is False:
-        return [str(row.batch), row.label, f"{row.tau:.2f}", *["–"] * 4, f"needs {row.memory_gb:.0f} GB", _gains(row)]
+        return [str(row.batch), row.label, f"{row.tau:.2f}", *["–"] * 4, f"needs {row.memory_gb:.0f} GB", ""]
     return [
         str(row.batch), row.label, f"{row.tau:.2f}", f"{row.ms_per_token:.3g}", f"{row.latency_s:.3g}",
         f"{row.images_per_s:.3g}", f"{row.speedup:.2f}×", BOUND.get(row.bound, row.bound), _gains(row),
@@ -56,7 +56,9 @@ def _gains(row: Prediction) -> str:
         return ""
     if not row.fits_up_to or row.stops_at == 1:
         return "none"
-    return f"< {row.stops_at}" if row.stops_at and row.stops_at <= row.fits_up_to else f"all ≤ {row.fits_up_to}"
+    if row.stops_at and row.stops_at <= row.fits_up_to:
+        return f"below {row.stops_at}"
+    return f"up to {row.fits_up_to}"
 
 
 def terminal_table(rows: Sequence[Prediction]) -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,9 +73,8 @@ def requested() -> int | None:
     return _requested or (int(given) if given.isdigit() and int(given) else None)
 
 
-@cache
 def cpu_threads(device: torch.device) -> int | None:
-    """How many threads torch computes with on a CPU; None on another device."""
+    """How many threads torch computes with on a CPU now; None on another device."""
     import torch
 
     return torch.get_num_threads() if device.type == "cpu" else None

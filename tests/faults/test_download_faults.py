@@ -14,7 +14,7 @@ import pytest
 
 from lanternbench.errors import UserError
 from lanternbench.experiment import fetching
-from lanternbench.models.catalogue import entry
+from lanternbench.models.entries import entry
 from lanternbench.utils.download import Remote, download
 
 pytestmark = pytest.mark.usefixtures("in_time")

@@ -1,5 +1,6 @@
-"""Proposals: one file each.  Importing the package registers them."""
+"""Proposals: one file each, imported when one is used."""
 
-from lanternbench.methods.proposals import eagle, jacobi, medusa, model, none, scd, sjd_pac
-
-__all__ = ["eagle", "jacobi", "medusa", "model", "none", "scd", "sjd_pac"]
+MODULES = {
+    "eagle": "eagle", "eagle-3": "eagle", "jacobi": "jacobi", "medusa": "medusa", "model": "model", "none": "none",
+    "scd": "scd", "sjd-pac": "sjd_pac",
+}  # fmt: skip

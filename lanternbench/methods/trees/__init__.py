@@ -1,5 +1,3 @@
-"""Tree policies: one file each.  Importing the package registers them."""
+"""Tree policies: one file each, imported when one is used."""
 
-from lanternbench.methods.trees import adaptive, dynamic, static
-
-__all__ = ["adaptive", "dynamic", "static"]
+MODULES = {"adaptive": "adaptive", "dynamic": "dynamic", "none": "static", "static": "static", "chain": "static"}

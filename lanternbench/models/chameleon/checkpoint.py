@@ -36,14 +36,14 @@ from lanternbench.models.chameleon.prompt_ids import (
     lumina_text,
 )
 from lanternbench.models.chameleon.vocab import Vocabulary
-from lanternbench.models.family import Entry, PublishedFamily
+from lanternbench.models.entries import Entry, present
+from lanternbench.models.family import PublishedFamily
 from lanternbench.models.loading import (
     State,
     dtype_for,
     explain_errors,
     load_into,
     load_layers,
-    present,
     read_config,
     read_state,
 )

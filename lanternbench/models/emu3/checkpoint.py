@@ -21,14 +21,14 @@ from lanternbench.models.emu3 import model as emu3
 from lanternbench.models.emu3 import vq as emu3_vq
 from lanternbench.models.emu3.model import Emu3, Emu3Config
 from lanternbench.models.emu3.vq import Emu3VQ, Emu3VQConfig
-from lanternbench.models.family import Entry, PublishedFamily, decoder_shape
+from lanternbench.models.entries import Entry, present
+from lanternbench.models.family import PublishedFamily, decoder_shape
 from lanternbench.models.loading import (
     State,
     dtype_for,
     explain_errors,
     load_into,
     load_layers,
-    present,
     read_config,
     read_state,
 )

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from yaml import YAMLError
 
 from lanternbench.errors import UserError
-from lanternbench.models.family import Entry, Family, eagles_in
+from lanternbench.models.entries import Entry, present
+from lanternbench.models.family import Family, eagles_in
 from lanternbench.models.huggingface.model import TransformersDecoder
-from lanternbench.models.loading import dtype_for, load_into, present, read_state
+from lanternbench.models.loading import dtype_for, load_into, read_state
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.token_decoder import TokenDecoderConfig
 from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, frame_prompts

@@ -14,7 +14,8 @@ from typing import Any, cast
 import torch
 
 from lanternbench.models.chameleon.vqgan import to_pixels
-from lanternbench.models.family import Entry, PublishedFamily, decoder_shape
+from lanternbench.models.entries import Entry
+from lanternbench.models.family import PublishedFamily, decoder_shape
 from lanternbench.models.janus import model as janus
 from lanternbench.models.janus.model import Janus, JanusConfig
 from lanternbench.models.loading import (

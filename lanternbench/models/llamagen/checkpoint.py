@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from lanternbench.errors import UserError
-from lanternbench.models.family import Entry, PublishedFamily
+from lanternbench.models.entries import Entry
+from lanternbench.models.family import PublishedFamily
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.loading import dtype_for, load_into, load_layers, read_state

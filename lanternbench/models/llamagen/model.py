@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_upper_left
 
-from lanternbench.models.decoder import ImageDecoder, prefix_mask
+from lanternbench.models.decoder import ImageDecoder, causal_mask
 from lanternbench.models.drafters import eagle
 from lanternbench.models.loading import State, load_layers
 from lanternbench.models.rope import rope_2d
@@ -156,8 +155,8 @@ class LlamaGen(ImageDecoder):
         prefix, valid = prefix[:, pads:], valid[:, pads:]
         x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
         n = x.shape[1]
-        mask = causal_upper_left(n, n) if valid.all() else prefix_mask(valid, n)
-        h = self(x, self.rope[None, self.config.prefix - prefix.shape[1] :][:, :n, None], mask)
+        positions = self.rope[None, self.config.prefix - prefix.shape[1] :][:, :n, None]
+        h = self(x, positions, causal_mask(valid, n))
         return h[:, prefix.shape[1] - 1 :]
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from lanternbench.errors import UserError
 from lanternbench.models.drafters import eagle
 from lanternbench.models.drafters.medusa import Medusa
-from lanternbench.models.family import Entry, Family
+from lanternbench.models.entries import Entry
+from lanternbench.models.family import Family
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.loading import explain_errors, load_into

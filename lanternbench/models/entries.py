@@ -1,0 +1,134 @@
+"""The catalogue of targets: what each is, which files it needs, which are here.  Nothing here needs torch."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from lanternbench.errors import UserError
+from lanternbench.models import MODULES
+from lanternbench.registry import component, components
+from lanternbench.utils.files import cache_dir
+
+if TYPE_CHECKING:
+    from lanternbench.models.family import Family
+
+UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
+PREFIXES = ("hf",)  # of targets that describe themselves, as in hf:FOLDER
+_HERE = Path(__file__).parent
+
+
+class Source(BaseModel):
+    """Files of one repository on the Hugging Face hub; names may be patterns."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    repo: str
+    files: tuple[str, ...]
+
+
+class Expected(BaseModel):
+    """What is published of a drafter: on trees of kind ``tree``, the first drafted token is accepted at least so often.
+
+    Papers give mean tokens a step, which give the least f: τ − 1 = Σ P(i accepted) ≤ depth · f.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    drafter: str
+    tree: str
+    temperature: float
+    first_token_acceptance: float
+    source: str
+
+
+class Entry(BaseModel):
+    """A row of the catalogue.  ``files`` by role: ``model``, ``vq``, ``text``, and drafters by kind."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    family: str
+    about: str
+    licence: str = "Apache-2.0"
+    gigabytes: float = 0.0  # of all files
+    shape: dict[str, Any] = {}
+    guidance: float = 3.0
+    top_k: int = 0
+    files: dict[str, Source] = {}
+    expects: tuple[Expected, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Where ``fetch`` puts its files: a folder per role."""
+        return cache_dir() / "targets" / self.name
+
+    def absent(self, folder: Path) -> list[str]:
+        """Roles that are not in ``folder`` whole; drafters count, though a target works without them."""
+        return [role for role in self.files or ("model",) if not present(folder, role)]
+
+
+def present(folder: Path, role: str) -> bool:
+    """Is a role's folder there with weights, and no download of it unfinished?"""
+    here = folder / role
+    weights = [p for pattern in ("*.pt", "*.pth", "*.bin", "*.safetensors", "*.ckpt") for p in here.rglob(pattern)]
+    return bool(weights) and not (here / UNFINISHED).exists()
+
+
+@cache
+def family(name: str) -> Family:
+    """Raises UserError for a family that is not registered."""
+    return component("target", name)()
+
+
+@cache
+def catalogue() -> dict[str, Entry]:
+    """Every entry by name, family by family.  Raises UserError where two families have a row of the same name."""
+    found: dict[str, Entry] = {}
+    for kind in components("target"):
+        module = MODULES.get(kind)
+        rows = _HERE / module.split(".")[0] / "catalogue.yaml" if module else family(kind).rows
+        for name, row in yaml.safe_load(rows.read_text(encoding="utf-8")).items():
+            if name in found:
+                raise UserError(
+                    f"the target families '{found[name].family}' and '{kind}' both have a target '{name}': uninstall "
+                    "one of the plug-ins"
+                )
+            found[name] = Entry(name=name, family=kind, **row)
+    return found
+
+
+def entry(name: str) -> Entry:
+    """Raises UserError for a name that the catalogue does not have."""
+    if name not in catalogue():
+        close = difflib.get_close_matches(name, catalogue(), 1)
+        raise UserError(
+            f"unknown target '{name}': it is neither in the catalogue ({', '.join(catalogue())}) nor a folder with a "
+            f"target.safetensors{f'; did you mean {close[0]}?' if close else ''}"
+        )
+    return catalogue()[name]
+
+
+def check_target(name: str) -> None:
+    """Raises UserError for what names no target of the catalogue, nor any file or folder."""
+    title = name.partition("=")[0].partition(":")[0]
+    if title not in catalogue() and not Path(name).exists() and title not in PREFIXES:
+        entry(name)
+
+
+def class_conditional(name: str) -> bool:
+    """Does a target of the catalogue, or a part of one, draw a class rather than a caption?"""
+    row = catalogue().get(name.partition("=")[0].partition(":")[0])
+    return row is not None and row.shape.get("model_type") == "c2i"
+
+
+def missing(row: Entry) -> list[str]:
+    """Roles whose files are missing or incomplete; drafters count, though a target works without them."""
+    if row.family in MODULES:
+        return row.absent(row.folder) if row.files else []  # a target without files comes with the package
+    return family(row.family).missing(row, family(row.family).home(row))

@@ -1,0 +1,129 @@
+"""Commands that compute nothing start without what computes: imports are counted, not seconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from rich.cells import cell_len
+
+from lanternbench import registry
+from lanternbench.cli.methods_cmd import methods
+from lanternbench.methods.method import flag, named
+
+HEAVY = ("torch", "scipy", "transformers", "ray", "matplotlib", "pandas")
+REPORTED = f"""
+import json, sys
+sys.argv = json.loads(sys.argv[1])
+from lanternbench.cli import interrupts
+interrupts.finish = lambda code: print(json.dumps([m for m in {HEAVY} if m in sys.modules]), file=sys.stderr)
+from lanternbench.__main__ import main
+main()
+"""
+
+
+def imported(*args: str, cwd: object = None) -> tuple[str, list[str]]:
+    """What a command wrote to both streams, and which heavy packages it imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", REPORTED, json.dumps(["lanternbench", *args])], capture_output=True, text=True, cwd=cwd
+    )
+    text, _, last = done.stderr.rstrip().rpartition("\n")
+    return done.stdout + text, json.loads(last)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("--help",), ("methods",), ("targets",), ("prompts", "demo"), ("compare", "a", "b")],
+    ids=lambda args: args[0],
+)
+def test_a_command_that_computes_nothing_imports_nothing_that_computes(args, tmp_path):
+    text, heavy = imported(*args, cwd=tmp_path)
+    assert text
+    assert set(heavy) <= ({"matplotlib", "pandas"} if args[0] == "compare" else set())
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("run", "-m", "egle-1"), "did you mean 'eagle-1'?"),
+        (("run", "--method=block"), "'block' is an acceptance rule"),
+        (("run", "-m", "ar", "--target", "tiiny"), "did you mean tiny?"),
+        (("tune", "-m", "egle-1"), "did you mean 'eagle-1'?"),
+        (("verify", "egle-1"), "did you mean 'eagle-1'?"),
+        (("sweep", "wrong.yaml"), "did you mean 'eagle-1'?"),
+        (("sweep", "elsewhere.yaml"), "did you mean tiny?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_names_are_checked_before_torch_is_imported(args, said, tmp_path):
+    (tmp_path / "wrong.yaml").write_text("methods: [egle-1]\n")
+    (tmp_path / "elsewhere.yaml").write_text("methods: [ar]\ntarget: tiiny\n")
+    text, heavy = imported(*args, cwd=tmp_path)
+    assert said in text
+    assert "torch" not in heavy
+
+
+def test_presets_say_what_their_components_say():
+    presets = registry.components("preset")
+    assert {n: p.lossless for n, p in presets.items() if n in registry._components["preset"]} == {
+        name: named(name).lossless for name in presets
+    }
+
+
+@pytest.mark.parametrize("name", list(registry.components("preset")))
+def test_a_methods_page_has_every_option_that_it_reads_in_80_columns(name, capsys):
+    methods(name)
+    text = capsys.readouterr().out
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert all(f"--{flag(option).replace('_', '-')}" in text for option in named(name).read)
+    assert registry.component("preset", name).paper in text
+
+
+def test_a_methods_page_says_symbol_default_and_bounds(capsys):
+    methods("lantern++")
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = (line for line in lines if line.startswith(" --lambda"))
+    assert line.split()[:4] == ["--lambda", "λ", "2.0", "component"]
+    assert "≥ 1, ≤ 1000" in line
+    (line,) = (line for line in lines if line.startswith(" --shape"))
+    assert line.split()[1:3] == ["–", "target"]
+
+
+@pytest.mark.parametrize("kind", ["proposal", "tree", "acceptance", "target"])
+def test_every_component_is_listed_with_its_module(kind):
+    assert all(registry.components(kind)[name] for name in registry._modules(kind))
+    ours = {n for n, c in registry._components[kind].items() if c.__module__.startswith("lanternbench.")}
+    assert ours == set(registry._modules(kind))
+
+
+def test_torch_s_compiler_is_not_imported_to_decode():
+    code = (
+        "import sys; import lanternbench.api, lanternbench.models.catalogue; sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+class Plugin:
+    """An entry point that counts its loads and registers a component of its name."""
+
+    def __init__(self, name: str, loaded: list[str]):
+        self.name, self.value, self.loaded = name, f"{name}_module", loaded
+
+    def load(self) -> None:
+        self.loaded.append(self.name)
+        registry.register("residual", self.name)(lambda q, p, x, depth, rule: q)
+
+
+def test_a_plug_in_is_loaded_when_its_component_is_used_and_found_by_its_name(monkeypatch):
+    loaded: list[str] = []
+    residuals = registry.components("residual")
+    monkeypatch.setattr(registry, "_components", {kind: dict(known) for kind, known in registry._components.items()})
+    points = [Plugin("first", loaded), Plugin("second", loaded)]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    assert registry.component("residual", "standard")
+    assert loaded == []
+    assert registry.component("residual", "second")
+    assert loaded == ["second"]
+    assert list(residuals)[-2:] == ["second", "first"]
