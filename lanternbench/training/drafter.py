@@ -28,7 +28,7 @@ from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.target import Target
 from lanternbench.prompts import PromptSet
 from lanternbench.training import eagle, loop
-from lanternbench.utils.files import OUT, WORK, replacing, writing
+from lanternbench.utils.files import OUT, WORK, acquire, open_file, replacing, writing
 
 Log = Callable[[str], None]
 SHARD = 16384  # image tokens that are drawn together and kept in one file
@@ -96,6 +96,13 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
     """Sample, train and save; stopped at any point, the same call goes on.  Raises UserError."""
     if len(plan.prompts) < 2:
         raise UserError("one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more")
+    with writing(work, WORK):
+        work.mkdir(parents=True, exist_ok=True)
+    with acquire(work, WORK):
+        return _train(plan, device, work, out, log)
+
+
+def _train(plan: Plan, device: str, work: Path, out: Path, log: Log) -> Accepted:
     target = load_unpacked(plan.target, device, dtype=plan.dtype)
     net, recipe = initial_drafter(target, plan), eagle.RECIPES[plan.recipe]
     target = with_eagle(target, net)
@@ -180,12 +187,13 @@ def images(decoder: engine.SpeculativeDecoder, captions: list[str], keys: list[s
 
 
 def record(plan: Plan, target: Target, net: Eagle) -> dict[str, Any]:
-    """Everything that a training depends on; folders are left out, as they may name a person."""
+    """Everything that a training depends on, digests of the target's files among them; folders are left out, as they may name a person."""
     digest = hashlib.sha256()
     for value in net.state_dict().values():
         digest.update(value.cpu().numpy())
     return {
         "target": Path(plan.target.partition("=")[0]).name,
+        "weights": {part: found for part, found in target.weights.items() if part not in target.drafters},
         "dtype": str(target.dtype).removeprefix("torch."),
         "prompts": {k: v for k, v in plan.prompts.record().items() if k != "notes"},
         "start": digest.hexdigest(),
@@ -197,12 +205,14 @@ def refuse_others(folder: Path, settings: dict[str, Any], elsewhere: str) -> Non
     """Raises UserError where ``folder`` holds another training, or other files."""
     with writing(folder, elsewhere):
         folder.mkdir(parents=True, exist_ok=True)
-        found = sorted(p.name for p in folder.iterdir() if p.suffix != ".part")
+        found = sorted(p.name for p in folder.iterdir() if p.suffix != ".part" and p.name != ".lock")
     if found and RECIPE not in found:
         raise UserError(f"{folder} holds other files, such as {found[0]}: {elsewhere}")
     if found:
         try:
-            earlier = {"recipe": "eagle-1"} | json.loads((folder / RECIPE).read_text(encoding="utf-8"))["settings"]
+            known = {"recipe": "eagle-1", "weights": settings["weights"]}  # of trainings that recorded neither
+            with open_file(folder / RECIPE) as file:
+                earlier = known | json.loads(file.read())["settings"]
             changed = [k for k in settings if earlier[k] != settings[k]]
         except (OSError, ValueError, LookupError, TypeError):
             raise UserError(f"{folder / RECIPE} is not what a training wrote: {elsewhere}") from None
