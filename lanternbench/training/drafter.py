@@ -187,7 +187,7 @@ def images(decoder: engine.SpeculativeDecoder, captions: list[str], keys: list[s
 
 
 def record(plan: Plan, target: Target, net: Eagle) -> dict[str, Any]:
-    """Everything that a training depends on, digests of the target's files among them; folders are left out, as they may name a person."""
+    """Everything that a training depends on, with digests of files; folders are left out, as they may name a person."""
     digest = hashlib.sha256()
     for value in net.state_dict().values():
         digest.update(value.cpu().numpy())

@@ -102,9 +102,7 @@ def acquire(folder: Path, elsewhere: str) -> ExitStack:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(
-                    f"{folder} is in use by another process: wait for it to end, or {elsewhere}."
-                ) from None
+                raise UserError(f"{folder} is in use by another process: wait for it to end, or {elsewhere}.") from None
             except OSError as error:
                 if place != folder:
                     text = f"cannot lock {folder} ({error.strerror}): choose a local folder."

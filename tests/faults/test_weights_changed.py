@@ -140,7 +140,8 @@ def lighter(folder: Path) -> Path:
 
 def scale_target(folder: Path) -> None:
     state, meta = tiny.read(folder / "target.safetensors")
-    tiny.write(folder / "target.safetensors", {k: v * 1.01 if k == "norm.weight" else v for k, v in state.items()}, **meta)
+    scaled = {k: v * 1.01 if k == "norm.weight" else v for k, v in state.items()}
+    tiny.write(folder / "target.safetensors", scaled, **meta)
 
 
 def test_a_training_begun_on_other_weights_is_not_resumed(tmp_path):
