@@ -18,6 +18,7 @@ from lanternbench.analysis.summaries import Row
 from lanternbench.report.columns import BASE, Column, metric_column, metric_keys
 from lanternbench.report.labels import place_labels
 from lanternbench.report.palette import colour, family, marker
+from lanternbench.utils.files import OUT, replacing
 from lanternbench.utils.text import one_line
 
 COLUMN = {column.key: column for column in BASE}
@@ -127,9 +128,9 @@ def write_pareto(rows: Sequence[Row], out: Path) -> list[Path]:
         stem = "pareto-" + re.sub(r"[^A-Za-z0-9_-]+", "_", quality.key)[:60]
         for kind, metadata in (("png", {}), ("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
             files.append(out / f"{stem}.{kind}")
-            with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+            with matplotlib.rc_context(STYLE), warnings.catch_warnings(), replacing(files[-1], OUT) as file:
                 warnings.simplefilter("ignore", UserWarning)
-                figure.savefig(files[-1], dpi=200, metadata=metadata)
+                figure.savefig(file, format=kind, dpi=200, metadata=metadata)
     return files
 
 
