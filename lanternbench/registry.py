@@ -7,6 +7,7 @@ and prompt sources.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -76,6 +77,7 @@ def load_plugins() -> None:
 def plugin_errors(*parts: Any) -> Iterator[None]:
     """Turns whatever is raised while components of a plug-in work, sys.exit included, into a UserError naming it.
 
+    A GPU's lack of memory passes, as callers answer it with smaller batches.
     ``parts``: the components at work; where all are built in, nothing changes.
     """
     try:
@@ -83,6 +85,8 @@ def plugin_errors(*parts: Any) -> Iterator[None]:
     except (KeyboardInterrupt, GeneratorExit, UserError):
         raise
     except BaseException as error:
+        if (torch := sys.modules.get("torch")) and isinstance(error, torch.OutOfMemoryError):
+            raise
         modules = [getattr(part, "__module__", "lanternbench") for part in parts]
         foreign = [name for name in modules if name.partition(".")[0] != "lanternbench"]
         if not foreign:

@@ -18,6 +18,7 @@ from lanternbench.methods.component import Acceptance, Choices, Component, Propo
 from lanternbench.methods.presets import Preset
 from lanternbench.methods.residuals import LOSSLESS
 from lanternbench.registry import component, components
+from lanternbench.utils.text import one_line
 
 KINDS = Choices._fields
 
@@ -149,7 +150,7 @@ def named(name: str) -> Method:
         raise UserError(f"the preset '{name}' is wrong: {error}") from None
 
 
-def method(name: str, **given: Any) -> Method:
+def method(name: str, /, **given: Any) -> Method:
     """A preset with some of its choices and options replaced.
 
     Raises UserError for an unknown method or option, a value out of range, and a combination that cannot be run.
@@ -200,9 +201,9 @@ def _build(name: str, choices: Choices, usual: dict[str, Any], wanted: dict[str,
             parts[kind] = made(**own)
         except ValidationError as error:
             first = error.errors()[0]
-            where = flag(str(first["loc"][0])) if first["loc"] else "its options"
-            value = f" = {first['input']!r}" if first["loc"] else ""
-            raise UserError(f"method '{name}': option '{where}'{value} is wrong: {first['msg']}") from None
+            value = one_line(repr(first["input"]), 60)
+            where = f"option '{flag(str(first['loc'][0]))}' = {value} is wrong" if first["loc"] else "its options clash"
+            raise UserError(f"method '{name}': {where}: {first['msg'].removeprefix('Value error, ')}") from None
     whole = Method(name, choices, **parts)
     for part in parts.values():
         if reason := part.refuses(choices):

@@ -34,6 +34,7 @@ Log = Callable[[str], None]
 SHARD = 16384  # image tokens that are drawn together and kept in one file
 HELD_OUT = 16  # prompts kept out of training, or a quarter of them where that is fewer
 RECIPE, WEIGHTS = "recipe.json", "model.safetensors"
+LIMITS = {"steps": 10**9, "batch": 1024}
 MUON = 6  # its learning rate, in AdamW's
 
 
@@ -96,6 +97,9 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
     """Sample, train and save; stopped at any point, the same call goes on.  Raises UserError."""
     if len(plan.prompts) < 2:
         raise UserError("one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more")
+    for name, most in LIMITS.items():
+        if getattr(plan, name) > most:
+            raise UserError(f"--{name} is larger than {most}: lower it")
     with writing(work, WORK):
         work.mkdir(parents=True, exist_ok=True)
     with acquire(work, WORK):
