@@ -105,6 +105,6 @@ def components(kind: str) -> Mapping[str, Any]:
 def component(kind: str, name: str) -> Any:
     """The component called ``name``.  Raises UserError naming those there are."""
     known = components(kind)
-    if name not in known:
-        raise unknown(f"there is no {kind} called '{name}'", name, known)
+    if not isinstance(name, str) or name not in known:
+        raise unknown(f"there is no {kind} called '{name}'", str(name), known)
     return known[name]

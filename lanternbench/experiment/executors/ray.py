@@ -157,7 +157,9 @@ class RayExecutor:
         waited = False
         while True:
             self.connection.check()
-            if waited and self.room:  # not before the line above: Ray would wait a minute for a lost control process, and end us
+            if (
+                waited and self.room
+            ):  # not before the line above: Ray would wait a minute for a lost control process, and end us
                 self.room.check()
             if ended := self._ray.wait(calls, timeout=cluster.PULSE, fetch_local=False)[0]:
                 return ended[0]
