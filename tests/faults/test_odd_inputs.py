@@ -40,6 +40,7 @@ DIGITS = "9" * 400
         (["tune", "-m", "eagle-1", "--recorded", DIGITS], "'recorded' is wrong"),
         (["tune", "-m", "eagle-1", "--set", "name=x"], "has no option 'name'"),
         (["run", "-m", "eagle-1", "--set", "name=x"], "has no option 'name'"),
+        (["tune", "-m", "eagle-1", "--set", "tree=3"], "there is no tree called '3'"),
         (["verify", "eagle-1", "--set", "name=x"], "has no option 'name'"),
         (["profile", "ar", "--temperature", "1e300"], "'temperature' is wrong"),
         (["profile", "ar", "--simulate-acceptance", "nan"], "'simulate_acceptance' is wrong"),
