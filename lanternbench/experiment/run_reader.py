@@ -16,6 +16,8 @@ from lanternbench.errors import UserError
 from lanternbench.utils.files import open_file
 
 _KINDS = {"config": dict, "environment": dict, "prompts": dict, "target": dict, "methods": list, "resumed": list}
+_TEXTS = ("target", "drafter", "dtype", "compile", "prompts")  # of a configuration, as are the numbers
+_NUMBERS = ("seed", "batch", "repeats", "num_prompts", "temperature", "top_k", "top_p", "guidance")
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -30,6 +32,10 @@ def read_run(path: Path) -> dict[str, Any]:
                 raise ValueError(f"'{name}' is no JSON {'object' if kind is dict else 'list'}")
         if not all(isinstance(entry, dict) for name in ("methods", "resumed") for entry in run.get(name, [])):
             raise ValueError("'methods' and 'resumed' must hold JSON objects")
+        for names, kind in ((_TEXTS, str), (_NUMBERS, int | float)):
+            values = {name: run.get("config", {}).get(name) for name in names}
+            if wrong := [name for name, value in values.items() if value is not None and not isinstance(value, kind)]:
+                raise ValueError(f"the configuration's '{wrong[0]}' is no {'text' if kind is str else 'number'}")
     except OSError as error:
         raise UserError(
             f"{path} is no run folder (run.json: {error.strerror}): give a folder that `run` made."

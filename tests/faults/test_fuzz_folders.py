@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from test_fuzz import METHODS, OPTIONS, SENSIBLE, VALUES, one_sentence
@@ -36,7 +36,7 @@ from lanternbench.methods.method import method
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "12"))
 FUZZ = settings(
-    max_examples=INPUTS, deadline=20_000, derandomize=True, database=None,
+    max_examples=INPUTS, deadline=20_000, derandomize=True, database=None, phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 COUNTS: Counter[str] = Counter()

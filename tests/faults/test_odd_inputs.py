@@ -17,6 +17,7 @@ from lanternbench import prompts
 from lanternbench.analysis.figures import AGAINST_BASELINE, of_sample
 from lanternbench.analysis.samples import FIGURES, Sample
 from lanternbench.errors import UserError
+from lanternbench.experiment import read_run
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue
 from lanternbench.registry import plugin_errors
@@ -87,6 +88,13 @@ def test_a_prompt_file_that_contradicts_itself_is_named(name, text, says, tmp_pa
     with pytest.raises(UserError, match=says) as error:
         prompts.load(str(tmp_path / name))
     assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("config", [{"seed": [1]}, {"drafter": 3}, {"target": {}}, {"batch": "1"}])
+def test_a_run_whose_configuration_has_other_kinds_of_values_is_damaged(config, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"config": config}))
+    with pytest.raises(UserError, match=f"the configuration's '{next(iter(config))}' is no (text|number)"):
+        read_run(tmp_path)
 
 
 def test_a_metric_named_like_a_figure_is_a_damaged_line():
