@@ -32,10 +32,11 @@ def read_run(path: Path) -> dict[str, Any]:
                 raise ValueError(f"'{name}' is no JSON {'object' if kind is dict else 'list'}")
         if not all(isinstance(entry, dict) for name in ("methods", "resumed") for entry in run.get(name, [])):
             raise ValueError("'methods' and 'resumed' must hold JSON objects")
-        for names, kind in ((_TEXTS, str), (_NUMBERS, int | float)):
+        kinds: tuple[tuple[tuple[str, ...], tuple[type, ...]], ...] = ((_TEXTS, (str,)), (_NUMBERS, (int, float)))
+        for names, kind in kinds:
             values = {name: run.get("config", {}).get(name) for name in names}
             if wrong := [name for name, value in values.items() if value is not None and not isinstance(value, kind)]:
-                raise ValueError(f"the configuration's '{wrong[0]}' is no {'text' if kind is str else 'number'}")
+                raise ValueError(f"the configuration's '{wrong[0]}' is no {'text' if str in kind else 'number'}")
     except OSError as error:
         raise UserError(
             f"{path} is no run folder (run.json: {error.strerror}): give a folder that `run` made."

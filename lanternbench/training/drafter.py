@@ -129,14 +129,14 @@ def _train(plan: Plan, device: str, work: Path, out: Path, log: Log, progress: P
     before = samples.accepted(net, held_out, plan.batch, progress)
 
     def step_fn(step: int) -> eagle.Losses:
+        progress(step, plan.steps, "steps")
         rng = np.random.default_rng([23, plan.seed, step])
         picked = [seen[i] for i in rng.integers(len(seen), size=plan.batch)]
         fed, wanted = samples(picked)
         return eagle.losses(net, fed, rng, samples.logits, wanted, recipe)
 
     optims, warmup = loop.optimizers(net, plan.lr, MUON * plan.lr), max(1, min(50, plan.steps // 10))
-    losses = loop.fit("eagle", net, optims, step_fn, plan.steps, work, plan=loop.Plan(warmup, 1.0), log=log,
-                      progress=progress)  # fmt: skip
+    losses = loop.fit("eagle", net, optims, step_fn, plan.steps, work, plan=loop.Plan(warmup, 1.0), log=log)
     if not all(p.isfinite().all() for p in net.parameters()):
         raise UserError(f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}")
     found = Accepted(before, samples.accepted(net, held_out, plan.batch, progress))

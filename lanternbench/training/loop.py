@@ -76,7 +76,6 @@ def fit(
     *,
     plan: Plan = Plan(),  # noqa: B008  (immutable)
     log: Callable[[str], None] = print,
-    progress: Callable[[int, int, str], None] = lambda done, of, what: None,
 ) -> dict[str, float]:
     """Train ``model`` for ``steps`` calls of ``step_fn(step)`` → losses (the one called "loss" is minimised).
 
@@ -94,7 +93,6 @@ def fit(
         for optim, rates in zip(optims, base, strict=True):
             for group, rate in zip(optim.param_groups, rates, strict=True):
                 group["initial_lr"], group["lr"] = rate, rate * schedule(step, steps, plan.warmup, plan.decay)
-        progress(step, steps, f"{name} steps")
         losses = step_fn(step)
         losses["loss"].backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
