@@ -37,6 +37,8 @@ def read_run(path: Path) -> dict[str, Any]:
             values = {name: run.get("config", {}).get(name) for name in names}
             if wrong := [name for name, value in values.items() if value is not None and not isinstance(value, kind)]:
                 raise ValueError(f"the configuration's '{wrong[0]}' is no {'text' if str in kind else 'number'}")
+        if (run.get("config", {}).get("seed") or 0) < 0:
+            raise ValueError("the configuration's 'seed' is negative")
     except OSError as error:
         raise UserError(
             f"{path} is no run folder (run.json: {error.strerror}): give a folder that `run` made."
