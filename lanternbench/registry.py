@@ -8,6 +8,7 @@ looked up that is not ours.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -84,6 +85,7 @@ def load_plugins(kind: str = "", name: str = "") -> None:
 def plugin_errors(*parts: Any) -> Iterator[None]:
     """Turns whatever is raised while components of a plug-in work, sys.exit included, into a UserError naming it.
 
+    A GPU's lack of memory passes, as callers answer it with smaller batches.
     ``parts``: the components at work; where all are built in, nothing changes.
     """
     try:
@@ -91,6 +93,8 @@ def plugin_errors(*parts: Any) -> Iterator[None]:
     except (KeyboardInterrupt, GeneratorExit, UserError):
         raise
     except BaseException as error:
+        if (torch := sys.modules.get("torch")) and isinstance(error, torch.OutOfMemoryError):
+            raise
         modules = [getattr(part, "__module__", "lanternbench") for part in parts]
         foreign = [name for name in modules if name.partition(".")[0] != "lanternbench"]
         if not foreign:
@@ -138,6 +142,6 @@ def components(kind: str) -> Mapping[str, Any]:
 def component(kind: str, name: str) -> Any:
     """The component called ``name``.  Raises UserError naming those there are."""
     known = components(kind)
-    if name not in known:
-        raise unknown(f"there is no {kind} called '{name}'", name, known)
+    if not isinstance(name, str) or name not in known:
+        raise unknown(f"there is no {kind} called '{name}'", str(name), known)
     return known[name]

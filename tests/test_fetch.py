@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import os
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -19,6 +22,9 @@ from lanternbench.metrics import scorers_for
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.entries import Entry, Source, catalogue, missing, present
 from lanternbench.registry import components
+from lanternbench.utils import digests
+from lanternbench.utils.download import Remote
+from lanternbench.utils.files import acquire
 
 CONTENT = b"weights" * 100
 
@@ -38,12 +44,12 @@ class Hub:
     """A hub with two files; ``served`` is what a download brings, ``calls`` what was asked for."""
 
     def __init__(self, monkeypatch):
-        self.served, self.calls = CONTENT, []
+        self.served, self.calls, self.sha256 = CONTENT, [], hashlib.sha256(CONTENT).hexdigest()
         monkeypatch.setattr(huggingface_hub, "HfApi", lambda: self)
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", self.download)
 
     def model_info(self, repo, files_metadata):
-        lfs = SimpleNamespace(sha256=hashlib.sha256(CONTENT).hexdigest())
+        lfs = SimpleNamespace(sha256=self.sha256) if self.sha256 else None
         names = ("README.md", "toy.pt", "part-1.bin")
         return SimpleNamespace(siblings=[SimpleNamespace(rfilename=n, size=len(CONTENT), lfs=lfs) for n in names])
 
@@ -76,6 +82,80 @@ def test_a_damaged_file_is_removed_and_never_taken_for_whole(entry, monkeypatch)
     hub.served = CONTENT
     fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
     assert present(entry.folder, "model")
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_a_byte_that_changes_after_the_download_is_found(entry, monkeypatch, published):
+    hub = Hub(monkeypatch)
+    hub.sha256 = hub.sha256 if published else None
+    read: list[Path] = []
+    counted = lambda path, whole=digests.digest: read.append(path) or whole(path)  # noqa: E731
+    monkeypatch.setattr(digests, "digest", counted)
+    monkeypatch.setattr(fetch, "digest", counted)
+    fetched = lambda **options: fetch.fetch(entry, fetch.plan(entry), log=lambda line: None, **options)  # noqa: E731
+    path = fetched() / "model" / "toy.pt"
+    assert len(read) == 2
+    fetched()
+    assert len(read) == 2  # the digest is remembered
+    fetched(verify=True)
+    assert len(read) == 4
+    before = path.stat()
+    path.write_bytes(b"W" + CONTENT[1:])
+    with pytest.raises(UserError, match=r"toy\.pt is not the .*: delete it, and `fetch` gets it again"):
+        fetched()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a disk that errs
+    fetched()
+    with pytest.raises(UserError, match=r"toy\.pt is not the"):
+        fetched(verify=True)
+    path.unlink()
+    fetched(verify=True)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_changed_file_of_a_metric_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path))
+    remote = Remote("toy", "http://nowhere/toy.bin", tmp_path / "toy.bin")
+    monkeypatch.setattr(fetch, "plain_files", lambda name: [remote])
+    remote.path.write_bytes(CONTENT)
+    for given in ([], ["--verify"]):
+        assert "toy: here" in CliRunner().invoke(app, ["fetch", "toy", *given], catch_exceptions=False).stdout
+    remote.path.write_bytes(CONTENT + b"?")
+    with pytest.raises(UserError, match=r"toy\.bin is not the file that was downloaded"):
+        CliRunner().invoke(app, ["fetch", "toy"], catch_exceptions=False)
+
+
+def test_a_second_fetch_of_one_target_is_refused(entry, monkeypatch):
+    hub = Hub(monkeypatch)
+    entry.folder.mkdir(parents=True)
+    with acquire(entry.folder, "wait"), pytest.raises(UserError, match="in use by another process"):
+        fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
+    assert hub.calls == []
+
+
+def test_a_file_of_another_length_is_removed(entry, monkeypatch):
+    hub = Hub(monkeypatch)
+    hub.sha256, hub.served = None, CONTENT[:-1]
+    with pytest.raises(UserError, match="damaged"):
+        fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<html>",
+        SimpleNamespace(siblings=[SimpleNamespace(rfilename=3, size=1, lfs=None)]),
+        SimpleNamespace(siblings=[SimpleNamespace(rfilename="toy.pt", size="1", lfs=None)]),
+        SimpleNamespace(siblings=["toy.pt"]),
+        SimpleNamespace(siblings=3),
+    ],
+)
+def test_a_hub_that_lists_no_files_is_one_sentence(entry, monkeypatch, answer):
+    def info(repo, files_metadata):
+        return json.loads(answer) if isinstance(answer, str) else answer
+
+    Hub(monkeypatch).model_info = info
+    with pytest.raises(UserError, match=r"the hub's answer for someone/toy is no list of files"):
+        fetch.plan(entry)
 
 
 def test_an_interrupted_fetch_leaves_the_target_missing(entry, monkeypatch):

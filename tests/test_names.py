@@ -14,9 +14,7 @@ from lanternbench.experiment import iter_samples, sweep_file
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.runner import run
 from lanternbench.methods.method import method
-from lanternbench.models import entries
 from lanternbench.models.catalogue import load_target
-from lanternbench.prompts import captions_for
 from lanternbench.utils.files import WEIGHTS
 
 
@@ -83,15 +81,3 @@ def test_a_local_folder_does_not_shadow_a_target_of_its_name(tmp_path, monkeypat
     assert load_target("tiny").weights == load_target(str(WEIGHTS)).weights
     with pytest.raises(UserError, match="cannot read"):
         load_target("./tiny")
-
-
-def test_a_target_is_class_conditional_by_its_shape_not_by_its_name(monkeypatch):
-    rows = entries.catalogue()
-    named = rows["tiny"].model_copy(update={"name": "tiny-c2i"})
-    unnamed = rows["llamagen-b-c2i"].model_copy(update={"name": "classes"})
-    monkeypatch.setattr(entries, "catalogue", lambda: rows | {"tiny-c2i": named, "classes": unnamed})
-    captions, classes = captions_for("tiny", 2), captions_for("llamagen-b-c2i", 2)
-    assert captions != classes
-    assert captions_for("tiny-c2i", 2) == captions_for("folder/of-c2i", 2) == captions
-    assert captions_for("classes", 2) == captions_for("llamagen-b-c2i=folder", 2) == classes
-    assert captions_for("llamagen-b-c2i:layers=2", 2) == classes

@@ -190,7 +190,13 @@ def test_a_large_answer_is_not_asked_for_where_ray_would_end_this_process(monkey
     monkeypatch.setattr(cluster, "RESTART", 1.0)
     workers = on_ray.RayExecutor()
     workers.connection = cluster.Connection()
-    call = cluster.ray().remote(lambda: bytes(2**20)).remote()  # too large for anything but the node's object store
+    monkeypatch.setattr(cluster, "PULSE", 0.05)  # it is waited for more than once, as on a slow machine
+
+    def answer() -> bytes:
+        time.sleep(1)
+        return bytes(2**20)  # too large for anything but the node's object store
+
+    call = cluster.ray().remote(answer).remote()
     assert workers._first([call]) == call
     os.kill(process_of_the_cluster("raylet"), signal.SIGKILL)
     while workers.connection.has_store():  # it takes a moment to die

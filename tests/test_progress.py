@@ -13,12 +13,15 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from lanternbench import prompts
 from lanternbench.cli import progress
 from lanternbench.engine import decode as engine
 from lanternbench.experiment import runner as sweeps
 from lanternbench.experiment.config import sweep
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.training import drafter
+from lanternbench.utils.text import duration, pace
 
 
 @pytest.mark.parametrize("captions", [["a red circle"], ["a red circle", "a blue ring"]])
@@ -60,6 +63,47 @@ def test_without_a_terminal_the_first_line_comes_soon(monkeypatch, capfd):
     with progress.display("loading"):
         time.sleep(0.5)
     assert capfd.readouterr().err == "loading: 0 s so far\n"
+
+
+def test_a_training_tells_its_rate_and_what_is_left_also_in_a_terminal(tmp_path, monkeypatch, capfd):
+    """Every stage: no stretch of ten times the interval is silent, though each step sleeps for a fifth of it."""
+    monkeypatch.setattr(progress, "FIRST", 0.05)
+    monkeypatch.setattr(progress, "SILENCE", 0.05)
+    quick = engine.step
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.01)
+        return quick(*args)
+
+    monkeypatch.setattr(engine, "step", slow)
+    plan = drafter.Plan("tiny", prompts.load("demo", 2), steps=3, batch=1, lr=3e-3, seed=0)
+    with progress.lines("loading the target", each=False) as shown:
+        drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=str, progress=shown.show)
+    said = capfd.readouterr().err
+    rate = r"\d+(\.\d+)? an? (second|minute|hour), about [\d.]+ (s|min|h) left"
+    assert re.search(rf"^image tokens of samples: \d+ s so far, \d+/512, {rate}$", said, re.MULTILINE)
+    assert "[" not in said  # no line per step
+
+
+def test_a_rate_and_a_wait_are_told_in_fitting_units():
+    assert [pace(x) for x in (12.34, 0.5, 0.001)] == ["12.3 a second", "30 a minute", "3.6 an hour"]
+    assert [duration(x) for x in (59, 150, 3600, 9000)] == ["59 s", "2.5 min", "60 min", "2.5 h"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_in_a_terminal_figures_are_whole_and_captions_end_between_words(width):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width, color_system=None, legacy_windows=False)
+    what = "adt-tree λ=2 · a large noisy green ring on the left on a gradient black background beside a small fox"
+    with progress.bars(console) as bar:
+        shown = progress.Bars(bar, "sweep")
+        shown.show(17, 1280, what)
+        bar.refresh()
+    line = next(line for line in reversed(out.getvalue().splitlines()) if "adt-tree" in line)
+    assert re.search(r" 17/1280 \d:\d\d:\d\d -:--:--", line)
+    head = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).split("\r")[-1]
+    head = re.split(r"  +", head)[0]
+    assert head == what or (head.endswith("…") and set(head.rstrip("…").split()) <= set(what.split()))
 
 
 def test_a_slow_warm_up_tells_how_far_it_is(tmp_path, monkeypatch, capfd):

@@ -246,11 +246,13 @@ def test_where_memory_is_short_fewer_images_are_drawn_at_once_and_they_are_the_s
     decoder = build(tiny.load(shallow), method("ar"))
     honest, sizes = engine.generate, []
 
-    def scarce(decoder: engine.SpeculativeDecoder, captions: list[str], *rest: Any) -> list[engine.Generation]:
+    def scarce(
+        decoder: engine.SpeculativeDecoder, captions: list[str], *rest: Any, **more: Any
+    ) -> list[engine.Generation]:
         sizes.append(len(captions))
         if len(captions) > room:
             raise torch.OutOfMemoryError
-        return honest(decoder, captions, *rest)
+        return honest(decoder, captions, *rest, **more)
 
     monkeypatch.setattr(engine, "generate", scarce)
     texts, keys = [p.text for p in DEMO][:3], ["a", "b", "c"]

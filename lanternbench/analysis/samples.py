@@ -19,6 +19,16 @@ Figure = Annotated[float, Field(ge=-1e15, le=1e15)]
 _LIMITS = {"accept_lengths": 2**24, "tree_depths": 2**24, "tree_nodes": 2**24, "step_s": 1e9, "token_ids": 2**31 - 1}
 
 
+# names of the figures that follow from the other fields (``figures.of_sample``)
+FIGURES = frozenset(
+    {
+        *("latency_s", "end_to_end_s", "tokens_per_s", "robust_latency_s", "slow_steps", "cpu_share", "load"),
+        *("images_per_s", "step_compression", "accept_len", "tree_depth", "first_token_acceptance", "fidelity_loss"),
+        *("draft_fraction", "overhead_fraction", "peak_memory_mb", "speedup", "robust_speedup", "end_to_end_speedup"),
+    }
+)
+
+
 class Sample(BaseModel):
     """One line of ``samples.jsonl``: one image by one method. Times in seconds, memory in MB.
 
@@ -77,6 +87,9 @@ class Sample(BaseModel):
             raise ValueError("the key is not that of its prompt and seed")
         if method != self.label and not re.fullmatch("[0-9a-f]{16}", method):
             raise ValueError("the key is not that of a method")
+        names = [*(self.stats or {}), *(f"drafter_{name}" for name in self.drafter or {}), *self.metrics]
+        if len(set(names)) < len(names) or not FIGURES.isdisjoint(names):
+            raise ValueError("two figures have the same name")
         for name, most in _LIMITS.items():  # once a list: a bound on each entry would double the time of reading
             if (values := getattr(self, name)) and not 0 <= min(values) <= max(values) <= most:
                 raise ValueError(f"{name} has a number that no image can have")

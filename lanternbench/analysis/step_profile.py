@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -13,7 +15,7 @@ from torch import nn
 
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.utils.device import cores, last_level_cache
-from lanternbench.utils.files import TRACE, writing
+from lanternbench.utils.files import TRACE, replacing, writing
 
 PHASES = ("draft", "verify", "commit", "other")
 WARMUP_STEPS, TRACED_STEPS = 12, 8
@@ -150,4 +152,6 @@ def chrome_trace(decoder: SpeculativeDecoder, caption: str, path: Path) -> None:
         generate(decoder, [caption], max_steps=TRACED_STEPS)
     with writing(path, TRACE):
         path.parent.mkdir(parents=True, exist_ok=True)
-        trace.export_chrome_trace(str(path))
+    with replacing(path, TRACE) as whole, tempfile.NamedTemporaryFile(suffix=".json") as file:
+        trace.export_chrome_trace(file.name)
+        shutil.copyfileobj(file, whole)

@@ -14,6 +14,8 @@ from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 
+MAX_SIZE = 10**6
+
 
 def codebook(
     target: Annotated[str, typer.Argument(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
@@ -40,10 +42,12 @@ def codebook(
         sizes = sorted({int(x) for x in k.split(",")})
     except ValueError:
         raise UserError(f"--k {k} is no list of numbers: write for example --k 2,10,100") from None
+    if sizes[-1] > MAX_SIZE:
+        raise UserError(f"--k has a size over {MAX_SIZE}: give at most the size of the target's vocabulary")
     if out is not None:
         check_writable(out, OUT)
     model = load_target(target, choose(device, threads), dtype=dtype)
-    captions = prompts.captions_for(target, num_prompts)
+    captions = prompts.captions_for(model.labels, num_prompts)
     with display("drawing and swapping"):
         found = codebooks.study_codebook(model, captions, sizes, proximity, seed)
     if out is not None:

@@ -22,23 +22,29 @@ def fetch(
         list[str], typer.Argument(metavar="NAME...", help="Targets, metrics, prompt sets such as coco2017 or geneval.")
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be fetched, and how much.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read what is here again, and compare its digest.")] = False,
 ) -> None:
     """Download published files, resumably, and check them; what is here already is not fetched again.
+
+    A file that was changed since is reported; one without a published digest is compared with its first download.
 
     Example: lanternbench fetch llamagen-xl-stage1 --dry-run
     """
     from lanternbench.experiment.fetching import plain_files
     from lanternbench.models.entries import catalogue, entry
+    from lanternbench.utils.digests import checked
     from lanternbench.utils.download import size_of
 
     for name in names:
         remotes = plain_files(name)
         if remotes is None or name in catalogue():
-            _target(entry(name), dry_run)
+            _target(entry(name), dry_run, verify)
             continue
         if not remotes:
             _nothing(name)
         for remote in remotes:
+            if remote.path.is_file() and not dry_run:
+                checked(remote.path, remote.sha256, again=verify)
             if dry_run or remote.path.is_file():
                 state = "here: " if remote.path.is_file() else f"{size_of(remote)}, {remote.url} -> "
                 _CONSOLE.print(f"{remote.title}: {state}{remote.path}")
@@ -60,7 +66,7 @@ def _download(remote) -> None:
     _CONSOLE.print(f"{remote.title}: {remote.path}")
 
 
-def _target(row: Entry, dry_run: bool) -> None:
+def _target(row: Entry, dry_run: bool, verify: bool) -> None:
     from lanternbench.experiment import fetching
 
     if not row.files:
@@ -80,5 +86,5 @@ def _target(row: Entry, dry_run: bool) -> None:
             _CONSOLE.print(f"{file.role}: {file.name} of {file.repo}, {file.size / 1e9:.2f} GB")
         _CONSOLE.print(f"{sum(f.size for f in files) / 1e9:.2f} GB into {row.folder} (licence: {row.licence})")
         return
-    where = fetching.fetch(row, files, log=_CONSOLE.print)
+    where = fetching.fetch(row, files, _CONSOLE.print, verify)
     _CONSOLE.print(f"{where}  ·  next: {program()} run --target {row.name} --method cool-sd --lambda 2")

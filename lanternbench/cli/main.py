@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import io
 import sys
@@ -115,7 +116,23 @@ def main() -> None:
             raise SystemExit(2) from None
         if isinstance(error, BrokenPipeError):
             raise SystemExit(1) from None
+        if lost := _lost_output(error):
+            print(f"lanternbench: the output is lost ({lost}): free some space or write elsewhere", file=sys.stderr)
+            raise SystemExit(2) from None
         raise
+
+
+def _lost_output(error: BaseException) -> str | None:
+    """Why stdout did not take what was printed: the reason of ``error``, or of a last write as the command ends."""
+    if isinstance(error, SystemExit):
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:  # its reader has enough
+            return None
+        except OSError as failed:
+            return failed.strerror
+    disk = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    return error.strerror if isinstance(error, OSError) and error.filename is None and error.errno in disk else None
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def profile(
     random_weights: options.RandomWeights = False,
     simulate_acceptance: options.Simulate = None,
     num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")] = 4,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of a few steps of the last method.")] = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -34,11 +34,17 @@ def profile(
     """
     from lanternbench import prompts
     from lanternbench.analysis import step_profile as profiles
+    from lanternbench.experiment.config import Decoding, checked
     from lanternbench.methods.build import build
     from lanternbench.methods.method import method
     from lanternbench.models.catalogue import load_with_drafter
     from lanternbench.utils.files import TRACE, check_writable
 
+    checked(
+        Decoding,
+        dict(target=target, drafter=drafter, dtype=dtype, compile=compile_mode, random_weights=random_weights,
+             simulate_acceptance=simulate_acceptance, temperature=temperature),
+    )  # fmt: skip
     if trace is not None:
         check_writable(trace, TRACE)
     names = ["ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar")]
@@ -46,7 +52,7 @@ def profile(
     used = {m.choices.proposal for m in chosen}
     model = load_with_drafter(target, drafter, choose(device, threads), random_weights, dtype, used, compile_mode)
     decoders = [build(model, m, temperature, simulate_acceptance=simulate_acceptance) for m in chosen]
-    captions = prompts.captions_for(target, num_prompts)
+    captions = prompts.captions_for(model.labels, num_prompts)
     with display("profiling"):
         limit = profiles.bandwidth(model.device)
         found = profiles.profile(decoders, captions)

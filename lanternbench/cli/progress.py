@@ -1,4 +1,4 @@
-"""The progress of a long command: bars in a terminal, lines elsewhere, at least one a minute."""
+"""The progress of a long command: bars in a terminal, lines elsewhere, at least one every half minute."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from lanternbench.utils.text import one_line
+from lanternbench.utils.text import duration, one_line, pace, shortened
 
-SILENCE = 60.0  # seconds after which a line says that the work goes on
+SILENCE = 30.0  # seconds after which a line says that the work goes on
 FIRST = 10.0  # seconds after which one says so, where none was said before
+BAR, FIGURES = 12, 45  # columns of a bar, and of it with the figures beside it
 LONG = 2.0  # seconds after which an image gets a bar of its own
 REFRESH = 0.2  # seconds between updates of that bar: a step's time is measured, so it must not pay for more
 
@@ -35,27 +36,40 @@ def display(title: str) -> Iterator[Display]:
     """Bars on stderr if it is a terminal, else a line per finished piece."""
     console = Console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        with bars(console) as bar:
             yield Bars(bar, title)
     else:
-        lines = Lines(title)
-        try:
-            yield lines
-        finally:
-            lines.close()
+        with lines(title) as shown:
+            yield shown
+
+
+def bars(console: Console) -> Progress:
+    """Description, bar and figures in a line each."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(BAR), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+
+
+@contextmanager
+def lines(title: str, each: bool = True) -> Iterator[Lines]:
+    """Lines, in a terminal too; without ``each``, none for a finished piece."""
+    shown = Lines(title, each)
+    try:
+        yield shown
+    finally:
+        shown.close()
 
 
 class Bars:
     """A bar for all pieces, and one for the tokens of an image that takes long."""
 
     def __init__(self, bar: Progress, title: str):
-        self.bar, self.task = bar, bar.add_task(title, total=None)
+        self.room = max(20, bar.console.width - FIGURES)  # of the description, so that no figure is cut
+        self.bar, self.task = bar, bar.add_task(shortened(title, self.room), total=None)
         self.tokens = bar.add_task("tokens", total=None, visible=False)
         self.next = time.monotonic() + LONG
 
     def show(self, done: int, of: int, what: str) -> None:
-        self.bar.update(self.task, completed=done, total=of or None, description=one_line(what, 60))
+        self.bar.update(self.task, completed=done, total=of or None, description=shortened(what, self.room))
         self.bar.reset(self.tokens, visible=False)
         self.next = time.monotonic() + LONG
 
@@ -66,12 +80,13 @@ class Bars:
 
 
 class Lines:
-    """A line per finished piece, and one whenever nothing was said for a while."""
+    """A line per finished piece, and one with rate and estimate whenever nothing was said for a while."""
 
-    def __init__(self, title: str):
-        self.done, self.what = 0, title
+    def __init__(self, title: str, each: bool = True):
+        self.done, self.of, self.what, self.each = 0, 0, title, each
         self.tokens = (0, 0)
         self.begun = time.monotonic()
+        self.stage = self.begun, 0  # when the pieces that are counted now began, and how many were done then
         self.next = self.begun + FIRST
         self._closed = threading.Event()
         self._lock = threading.Lock()
@@ -79,11 +94,13 @@ class Lines:
 
     def show(self, done: int, of: int, what: str) -> None:
         with self._lock:
-            if done > self.done and of:
+            if done > self.done and of and self.each:
                 self._print(f"[{done}/{of}] {what}")
-            if what != self.what or done > self.done:
+            if what != self.what or (done > self.done and self.each):
                 self.begun, self.tokens = time.monotonic(), (0, 0)
-            self.done, self.what = done, what
+            if of != self.of or done < self.done or (not self.each and what != self.what):
+                self.stage = time.monotonic(), done
+            self.done, self.of, self.what = done, of, what
 
     def step(self, tokens: int, of: int) -> None:
         self.tokens = tokens, of
@@ -99,7 +116,15 @@ class Lines:
                 if now >= self.next:
                     tokens, of = self.tokens
                     decoded = f", {tokens} of {of} tokens" if of else ""
-                    self._print(f"{self.what}{decoded}: {now - self.begun:.0f} s so far")
+                    self._print(f"{self.what}{decoded}: {now - self.begun:.0f} s so far{self._estimate(now)}")
+
+    def _estimate(self, now: float) -> str:
+        """How many pieces are done, at which rate, and how long the others take."""
+        since, first = self.stage
+        if not self.of or self.done <= first:
+            return ""
+        rate = (self.done - first) / max(now - since, 1e-9)
+        return f", {self.done}/{self.of}, {pace(rate)}, about {duration((self.of - self.done) / rate)} left"
 
     def _print(self, line: str) -> None:
         self.next = time.monotonic() + SILENCE

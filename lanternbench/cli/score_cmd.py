@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -88,9 +89,21 @@ def _export(layout: str, folder: Path, places: list[Path]) -> None:
         for sample in read_samples(place):
             if sample.image:
                 images.setdefault(sample.label, {}).setdefault(sample.prompt, []).append(place / sample.image)
-    for label, own in images.items():
-        place = folder / re.sub(r"[^\w.=+-]+", "-", label)
-        print(f"{one_line(label)}: {export(layout, own, place)}")
+    for label, name in folder_names(images).items():
+        print(f"{one_line(label)}: {export(layout, images[label], folder / name)}")
+
+
+def folder_names(labels: Iterable[str]) -> dict[str, str]:
+    """A folder's name for each label, without signs that shells or paths read; a number tells equal ones apart."""
+    found: dict[str, str] = {}
+    for label in labels:
+        name = stem = re.sub(r"[^\w.=+-]+", "-", label).lstrip(".")[:60] or "method"
+        number = 1
+        while name in found.values():
+            number += 1
+            name = f"{stem}-{number}"
+        found[label] = name
+    return found
 
 
 def _print_metrics(row: Row) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from lanternbench.cli import options
 from lanternbench.cli.program import program
+from lanternbench.cli.progress import lines
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 
@@ -54,7 +55,8 @@ def drafter(
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     plan = Plan(target, sets.load(prompts, num_prompts or None, seed), steps, batch, lr, seed, start, dtype, recipe)
     try:
-        found = train(plan, chosen, work, out, log=console.print)
+        with lines("loading the target", each=False) as shown:
+            found = train(plan, chosen, work, out, log=console.print, progress=shown.show)
     except torch.OutOfMemoryError:
         raise UserError(f"{chosen} has too little memory: lower --batch, or give --dtype bfloat16") from None
     print(f"first tokens accepted in images held out: {found.before:.3f} before, {found.after:.3f} after training")

@@ -31,8 +31,8 @@ def tune(
     recorded: Annotated[int, typer.Option(min=1, help="Prompts whose drafts are recorded for the acceptance.")] = 4,
     few: Annotated[int, typer.Option(min=1, max=6, help="How many of the best expected sizes are measured.")] = 3,
     seed: options.Seed = 0,
-    temperature: Annotated[float, typer.Option(min=0, max=10, help="0 is greedy.")] = 1.0,
-    guidance: Annotated[float | None, typer.Option(min=0, help="CFG scale (default: the target's).")] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    guidance: Annotated[float | None, typer.Option(help="CFG scale (default: the target's).")] = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
     out: options.Out = Path("results"),
@@ -45,15 +45,17 @@ def tune(
     Example: lanternbench tune --method eagle-1
     """
     from lanternbench.experiment import tuning as search
+    from lanternbench.experiment.config import checked
     from lanternbench.experiment.tuning_result import Tune
     from lanternbench.report.tuning_plot import write_plot
 
-    config = Tune(
+    values = dict(
         method=method, options=pairs(option or []) | (method_options or {}), target=target, drafter=drafter,
         dtype=dtype, compile=compile_mode, random_weights=random_weights, simulate_acceptance=simulate_acceptance,
         prompts=prompts, num_prompts=num_prompts, recorded=recorded, few=few, seed=seed, temperature=temperature,
         guidance=guidance,
     )  # fmt: skip
+    config = checked(Tune, values)
     with display(f"tuning {method}") as shown:
         path, found = search.tune(config, out, fresh=fresh, device=choose(device, threads), progress=shown.show)
         plot, _ = write_plot(found, path.with_suffix(""))

@@ -42,7 +42,7 @@ class SpeculativeDecoder:
     """A method made ready for a target: build once, use for any number of prompts."""
 
     target: Target
-    method: Any  # methods.method.Method: its label seeds the draws
+    method: Any  # methods.method.Method: its key seeds the draws
     warp: Warp
     guidance: float
     proposer: Proposer
@@ -114,7 +114,7 @@ def _generate(
     on_step: Callable[[int, int], None] | None,
 ) -> list[Generation]:
     began = perf_counter()
-    seeds = [row_seed(seed, key, decoder.method.label) for key in (keys or captions)]
+    seeds = [row_seed(seed, key, decoder.method.key) for key in (keys or captions)]
     state, drafting = begin(decoder, captions, seeds, trace)
     state.clock.start()  # waits for the device
     log, tokens = Log(state), state.batch  # the prefill gives each its first token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -15,19 +15,20 @@ from lanternbench.analysis.told_apart import look_sizes
 from lanternbench.errors import UserError
 from lanternbench.methods.method import Method, method, preset, takes_lists
 from lanternbench.models.entries import catalogue
+from lanternbench.utils.limits import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE
 
 EAGLES = ("eagle", "eagle-3")  # kinds of drafter that a file or folder may hold
 MAX_METHODS = 1000  # of a grid
 MAX_SEED = 2**63 - 1
+Settings = TypeVar("Settings", bound=BaseModel)
 _NAMES = {"proposal", "tree", "acceptance", "residual"}  # options whose value is a component's name
 
 
-class Sweep(BaseModel):
-    """One sweep: methods that share target, prompts and clock.  ``method_specs`` are expanded by ``methods``."""
+class Decoding(BaseModel):
+    """What is decoded and how: the settings, and their limits, of every command that decodes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,79}$")
     target: str = "tiny"
     drafter: str | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -35,19 +36,9 @@ class Sweep(BaseModel):
     random_weights: bool = False
     simulate_acceptance: float | None = Field(None, ge=1, le=64)
     prompts: str = "demo"
-    num_prompts: int | None = Field(8, ge=1, le=10**9)
-    until_told_apart: bool = False
-    caption: Literal["first", "longest", "random"] = "first"
     seed: int = Field(0, ge=0, le=MAX_SEED)
-    repeats: int = Field(1, ge=1, le=1000)
-    temperature: float = Field(1.0, ge=0, le=10)
-    top_k: int | None = Field(None, ge=0, le=2**31)
-    top_p: float = Field(1.0, gt=0, le=1)
-    guidance: float | None = Field(None, ge=0, le=1000, allow_inf_nan=False)
-    batch: int = Field(1, ge=1, le=1024)
-    metrics: list[str] = ["clip", "fid"]
-    baseline: bool = True
-    method_specs: list[dict[str, Any]] = Field(alias="methods", min_length=1)
+    temperature: float = Field(1.0, ge=0, le=MAX_TEMPERATURE)
+    guidance: float | None = Field(None, ge=0, le=MAX_GUIDANCE, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -63,9 +54,25 @@ class Sweep(BaseModel):
     @field_validator("temperature")
     @classmethod
     def _greedy_is_zero(cls, value: float) -> float:
-        if 0 < value < 1e-3:
-            raise ValueError("must be 0, which is greedy, or at least 0.001")
+        if 0 < value < MIN_TEMPERATURE:
+            raise ValueError(f"must be 0, which is greedy, or at least {MIN_TEMPERATURE:g}")
         return value
+
+
+class Sweep(Decoding):
+    """One sweep: methods that share target, prompts and clock.  ``method_specs`` are expanded by ``methods``."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,79}$")
+    num_prompts: int | None = Field(8, ge=1, le=10**9)
+    until_told_apart: bool = False
+    caption: Literal["first", "longest", "random"] = "first"
+    repeats: int = Field(1, ge=1, le=1000)
+    top_k: int | None = Field(None, ge=0, le=2**31)
+    top_p: float = Field(1.0, gt=0, le=1)
+    batch: int = Field(1, ge=1, le=1024)
+    metrics: list[str] = ["clip", "fid"]
+    baseline: bool = True
+    method_specs: list[dict[str, Any]] = Field(alias="methods", min_length=1)
 
     @field_validator("num_prompts", mode="before")
     @classmethod
@@ -153,17 +160,22 @@ def _enough_prompts(config: Sweep, given: bool) -> int:
 
 
 def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
+    """Validated settings of a sweep.  Raises UserError as ``checked`` does."""
+    made = checked(Sweep, values, where)
+    if "num_prompts" in values and not made.until_told_apart:
+        return made
+    return made.model_copy(update={"num_prompts": _enough_prompts(made, "num_prompts" in values)})
+
+
+def checked(kind: type[Settings], values: dict[str, Any], where: str = "the command line") -> Settings:
     """Validated settings.  Raises UserError naming the field and what is wrong with it."""
     try:
-        made = Sweep(**values)
-        if "num_prompts" in values and not made.until_told_apart:
-            return made
-        return made.model_copy(update={"num_prompts": _enough_prompts(made, "num_prompts" in values)})
+        return kind(**values)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the file"
         if first["type"] == "extra_forbidden":
-            fields = ", ".join("methods" if f == "method_specs" else f for f in Sweep.model_fields)
+            fields = ", ".join("methods" if f == "method_specs" else f for f in kind.model_fields)
             raise UserError(f"{where} has no setting '{field}': the settings are {fields}") from None
         raise UserError(f"{where}: '{field}' is wrong ({first['msg']}); correct it") from None
     except TypeError:

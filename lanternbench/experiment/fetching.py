@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,8 +13,9 @@ from lanternbench.errors import UserError
 from lanternbench.metrics import names, scorers_for
 from lanternbench.models.entries import UNFINISHED, Entry
 from lanternbench.registry import components
-from lanternbench.utils.download import Remote, digest, file_errors
-from lanternbench.utils.files import cache_dir
+from lanternbench.utils.digests import checked, digest, remember
+from lanternbench.utils.download import Remote, file_errors
+from lanternbench.utils.files import HOME, acquire, cache_dir
 
 
 class File(NamedTuple):
@@ -45,48 +46,79 @@ def plain_files(name: str) -> list[Remote] | None:
 
 def plan(entry: Entry) -> list[File]:
     """The files of a target, as the hub lists them.  Raises UserError without a network or for a lost repository."""
-    from huggingface_hub import HfApi
-
     found = []
     for role, source in entry.files.items():
-        with hub_errors(source.repo):
-            siblings = HfApi().model_info(source.repo, files_metadata=True).siblings or []
-        named = [s for s in siblings if any(fnmatch.fnmatch(s.rfilename, pattern) for pattern in source.files)]
+        listed = _listed(role, source.repo)
+        named = [file for file in listed if any(fnmatch.fnmatch(file.name, pattern) for pattern in source.files)]
         if not named:
             raise UserError(f"the repository {source.repo} no longer holds {', '.join(source.files)}: get it by hand")
-        for path in (Path(s.rfilename) for s in named):
+        for path in (Path(file.name) for file in named):
             if path.is_absolute() or ".." in path.parts:
                 raise UserError(f"the repository {source.repo} names a file outside itself ({path}): do not use it")
-        found += [File(role, source.repo, s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None) for s in named]
+        found += named
     return found
 
 
-def fetch(entry: Entry, files: list[File], log: Callable[[str], None] = print) -> Path:
+def _listed(role: str, repo: str) -> list[File]:
+    """All files of a repository.  Raises UserError, also for an answer that lists no files."""
+    from huggingface_hub import HfApi
+
+    with hub_errors(repo):
+        try:
+            siblings = HfApi().model_info(repo, files_metadata=True).siblings or []
+            found = [File(role, repo, s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None) for s in siblings]
+            if all(type(f.name) is str and type(f.size) is int and isinstance(f.sha256, str | None) for f in found):
+                return found
+        except (ValueError, TypeError, LookupError, AttributeError):
+            pass
+    raise UserError(f"the hub's answer for {repo} is no list of files, perhaps a network's login page: try again later")
+
+
+def fetch(entry: Entry, files: list[File], log: Callable[[str], None] = print, verify: bool = False) -> Path:
     """Download what is not here yet into the target's folder; an interrupted download continues.
 
-    Raises UserError for a full disk, a missing permission, a lost network and a file that is not what the hub says.
+    ``verify``: read what is here again and compare its digest.  Raises UserError for a full disk, a missing permission,
+    a lost network, another process that fetches the same, and a file that is not what the hub says.
     """
+    folder = entry.folder
+    absent = [f for f in files if not _here(folder, f)]
+    room(folder, sum(f.size for f in absent if not _same(folder / f.role / f.name, f)))
+    with ExitStack() as held:
+        if absent:
+            with file_errors(str(folder)):
+                folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(acquire(folder, f"{HOME} to another folder"))
+        for file in files:
+            path = folder / file.role / file.name
+            if _here(folder, file):
+                checked(path, file.sha256 or "", again=verify)
+                log(f"{file.role}: {file.name} is here{' and whole' if verify else ''}")
+                continue
+            _fetch_one(folder / file.role, file)
+            if all(_same(folder / f.role / f.name, f) for f in files if f.role == file.role):
+                (folder / file.role / UNFINISHED).unlink(missing_ok=True)
+            log(f"{file.role}: {file.name}, {file.size / 1e9:.2f} GB")
+    return folder
+
+
+def _fetch_one(here: Path, file: File) -> None:
     from huggingface_hub import hf_hub_download
 
-    folder = entry.folder
-    room(folder, sum(f.size for f in files if not _same(folder / f.role / f.name, f)))
-    for file in files:
-        here = folder / file.role
-        path = here / file.name
-        if _same(path, file) and not (here / UNFINISHED).exists():
-            log(f"{file.role}: {file.name} is here")
-            continue
-        with hub_errors(file.repo):
-            here.mkdir(parents=True, exist_ok=True)
-            (here / UNFINISHED).touch()
-            hf_hub_download(file.repo, file.name, local_dir=here)
-        if file.sha256 and digest(path) != file.sha256:
-            path.unlink()
-            raise UserError(f"{file.name} arrived damaged and was removed: run the same command again")
-        if all(_same(here / f.name, f) for f in files if f.role == file.role):
-            (here / UNFINISHED).unlink()
-        log(f"{file.role}: {file.name}, {file.size / 1e9:.2f} GB")
-    return folder
+    path = here / file.name
+    with hub_errors(file.repo):
+        here.mkdir(parents=True, exist_ok=True)
+        (here / UNFINISHED).touch()
+        hf_hub_download(file.repo, file.name, local_dir=here)
+    found = digest(path) if _same(path, file) else None
+    if found is None or (file.sha256 and found != file.sha256):
+        path.unlink(missing_ok=True)
+        raise UserError(f"{file.name} arrived damaged and was removed: run the same command again")
+    remember(path, found)
+
+
+def _here(folder: Path, file: File) -> bool:
+    """Is a whole file of this size here?"""
+    return _same(folder / file.role / file.name, file) and not (folder / file.role / UNFINISHED).exists()
 
 
 def room(folder: Path, needed: int) -> None:

@@ -7,7 +7,6 @@ several devices made the samples.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -29,10 +28,8 @@ from lanternbench.analysis.summaries import Summary
 from lanternbench.analysis.timing import setting_name, without_momentary
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import iter_samples, iter_tokens, read_run, samples_digest, whole_lines
-from lanternbench.utils.files import OUT, replacing, writing
+from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, replacing, writing
 from lanternbench.utils.json_values import config_hash, differences, plain
-
-APPEND = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK  # through no link that someone planted, to no pipe
 
 
 class RunFolder:
@@ -79,7 +76,7 @@ class RunFolder:
         path = free(Path(root) / run_id) if fresh else Path(root) / run_id
         with writing(path, OUT):
             (path / "images").mkdir(parents=True, exist_ok=True)
-        lock = acquire(path)
+        lock = acquire(path, FRESH)
         try:
             new = {
                 "run_id": path.name,
@@ -101,7 +98,7 @@ class RunFolder:
     def existing(cls, path: Path) -> RunFolder:
         """Open a run folder as it is, for scoring its images again. Raises UserError when it is none or in use."""
         run = read_run(path)
-        lock = acquire(Path(path))
+        lock = acquire(Path(path), FRESH)
         try:
             return cls(Path(path), run, lock)
         except BaseException:
@@ -251,27 +248,6 @@ def free(path: Path) -> Path:
         number += 1
         found = path.with_name(f"{path.name}-{number}")
     return found
-
-
-def acquire(path: Path) -> ExitStack:
-    """The folder's locks: held while files are open, so a killed process leaves none behind.
-
-    The folder itself is locked too, as ``.lock`` may be deleted; some network file systems lock files alone.
-    """
-    with ExitStack() as held:
-        for place, flags in ((path / ".lock", os.O_CREAT | APPEND), (path, os.O_RDONLY)):
-            with writing(place, OUT):
-                fd = os.open(place, flags, 0o644)
-            held.callback(os.close, fd)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"{path} is in use by another process: wait for it to end, or give --fresh.") from None
-            except OSError as error:
-                if place != path:
-                    text = f"cannot lock {path} ({error.strerror}): choose a local folder with --out."
-                    raise UserError(text) from None
-        return held.pop_all()
 
 
 def _append_whole(fd: int, line: bytes) -> None:

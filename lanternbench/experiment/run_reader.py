@@ -27,6 +27,8 @@ _KINDS = {
     "resumed": list,
     "left_out": list,
 }
+_TEXTS = ("target", "drafter", "dtype", "compile", "prompts")  # of a configuration, as are the numbers
+_NUMBERS = ("seed", "batch", "repeats", "num_prompts", "temperature", "top_k", "top_p", "guidance")
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -41,6 +43,13 @@ def read_run(path: Path) -> dict[str, Any]:
                 raise ValueError(f"'{name}' is no JSON {'object' if kind is dict else 'list'}")
         if not all(isinstance(entry, dict) for name in ("methods", "resumed") for entry in run.get(name, [])):
             raise ValueError("'methods' and 'resumed' must hold JSON objects")
+        kinds: tuple[tuple[tuple[str, ...], tuple[type, ...]], ...] = ((_TEXTS, (str,)), (_NUMBERS, (int, float)))
+        for names, kind in kinds:
+            values = {name: run.get("config", {}).get(name) for name in names}
+            if wrong := [name for name, value in values.items() if value is not None and not isinstance(value, kind)]:
+                raise ValueError(f"the configuration's '{wrong[0]}' is no {'text' if str in kind else 'number'}")
+        if (run.get("config", {}).get("seed") or 0) < 0:
+            raise ValueError("the configuration's 'seed' is negative")
     except OSError as error:
         raise UserError(
             f"{path} is no run folder (run.json: {error.strerror}): give a folder that `run` made."

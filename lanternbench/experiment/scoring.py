@@ -27,7 +27,7 @@ from lanternbench.metrics import ImageMetric, SetMetric, files, read_image, refe
 from lanternbench.metrics.features import ImageFiles
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
-from lanternbench.utils.files import cache_dir
+from lanternbench.utils.files import APPEND, cache_dir
 
 BATCH = 32
 Progress = Callable[[int, int, str], None]  # done, of, what
@@ -92,7 +92,7 @@ class Journal:
             lines.append(json.dumps(entry).encode())
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._path, "ab") as file:
+            with open(os.open(self._path, os.O_CREAT | APPEND, 0o644), "ab") as file:
                 file.write(b"\n".join([*lines, b""]))
                 file.flush()
                 os.fsync(file.fileno())

@@ -37,7 +37,7 @@ from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.utils.device import cpu_threads, load_average
-from lanternbench.utils.files import OUT, replacing
+from lanternbench.utils.files import FRESH, OUT, replacing
 from lanternbench.utils.json_values import plain
 
 SEARCHES: dict[str | None, type[TreeSearch]] = {
@@ -81,7 +81,8 @@ def tune(
     here["gpus"] = [gpu["name"] for gpu in machine["gpus"]]
     root = f"tune-{config.method}-{config_hash(config.model_dump() | selected.record() | here)[:8]}"
     folder = free(out / root) if fresh else out / root
-    pieces = Pieces(folder, config)
+    about = {"selection": selected.hash, "machine": here, "weights": target.weights}
+    pieces = Pieces(folder, config.model_dump(mode="json") | about)
     try:
         captions = [p.text for p in selected]
         target.prepare(captions)
@@ -148,10 +149,10 @@ def _measure(
     decoders |= {name: setting.decoder(c.options) for name, c in chosen.items()}
     plan = pieces.json("candidates.json", lambda: {name: c.options for name, c in chosen.items()})
     if plan != plain({name: c.options for name, c in chosen.items()}):
-        raise UserError(f"{pieces.folder} has pieces of another search: give --fresh")
-    lines = pieces.measured()
-    done = {(line.name, line.prompt) for line in lines}
+        raise UserError(f"{pieces.folder} has pieces of another search: {FRESH}")
     jobs = list(_order(list(decoders), selected, setting.seed))
+    lines = pieces.measured({(name, prompt.id) for name, prompt in jobs})
+    done = {(line.name, line.prompt) for line in lines}
     if len(done) < len(jobs):
         for decoder in decoders.values():
             generate(decoder, [selected.prompts[0].text], max_steps=WARMUP_STEPS)

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lanternbench.analysis.forward_cost import StepCost, Timed
 from lanternbench.analysis.statistics import Estimate
 from lanternbench.analysis.tree_search import Candidate, Options
+from lanternbench.experiment.config import Decoding
 from lanternbench.methods.preset_file import EVIDENCE
 from lanternbench.utils.json_values import plain
 
@@ -20,26 +21,14 @@ DRIFT = 1.3  # by which steps may be slower, or faster, when they are measured t
 OWN, BASELINE = "default", "ar"
 
 
-class Tune(BaseModel):
+class Tune(Decoding):
     """Everything but the machine that the result of a search depends on."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     method: str
-    options: Options = {}
-    target: str = "tiny"
-    drafter: str | None = None
-    dtype: str | None = None
-    compile: str | None = None
-    random_weights: bool = False
-    simulate_acceptance: float | None = Field(None, ge=1, le=64)
-    temperature: float = Field(1.0, ge=0, le=10)
-    guidance: float | None = None
-    prompts: str = "demo"
-    num_prompts: int = Field(12, ge=1)  # measured
-    recorded: int = Field(4, ge=1)  # of them, decoded for the acceptance
-    few: int = Field(3, ge=1)  # candidates that are measured
-    seed: int = 0
+    options: Options = Field({})
+    num_prompts: int = Field(12, ge=1, le=10**9)  # measured
+    recorded: int = Field(4, ge=1, le=10**9)  # of them, decoded for the acceptance
+    few: int = Field(3, ge=1, le=6)  # candidates that are measured
 
 
 @dataclass(frozen=True)

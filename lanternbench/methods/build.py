@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import level_rates
@@ -11,6 +9,7 @@ from lanternbench.errors import UserError
 from lanternbench.methods.method import Method
 from lanternbench.models.target import Target
 from lanternbench.registry import components, plugin_errors
+from lanternbench.utils.limits import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE
 
 
 def build(
@@ -30,14 +29,15 @@ def build(
     needs, or one that does not fit.
     """
     within = {
-        "temperature": 0 <= temperature < inf,
+        "temperature": temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE,
         "top_k": top_k is None or top_k >= 0,
         "top_p": 0 < top_p <= 1,
-        "guidance": guidance is None or 0 <= guidance < inf,
+        "guidance": guidance is None or 0 <= guidance <= MAX_GUIDANCE,
     }
     if wrong := [name for name, good in within.items() if not good]:
         raise UserError(
-            f"{wrong[0]} is out of range: temperature, guidance and top_k (0: all) are 0 or more, top_p above 0 up to 1"
+            f"{wrong[0]} is out of range: temperature is 0 or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, guidance "
+            f"0 to {MAX_GUIDANCE:g}, top_k 0 (all) or more, top_p above 0 up to 1"
         )
     warp = Warp(temperature, target.top_k if top_k is None else top_k, top_p)
     with plugin_errors(*method.parts):

@@ -19,6 +19,7 @@ from lanternbench.methods.component import Acceptance, Choices, Component, Propo
 from lanternbench.methods.presets import Preset
 from lanternbench.registry import component, components
 from lanternbench.utils.json_values import config_hash
+from lanternbench.utils.text import one_line
 
 KINDS = Choices._fields
 
@@ -219,9 +220,9 @@ def _build(name: str, choices: Choices, usual: dict[str, Any], wanted: dict[str,
             parts[kind] = made(**own)
         except ValidationError as error:
             first = error.errors()[0]
-            where = flag(str(first["loc"][0])) if first["loc"] else "its options"
-            value = f" = {first['input']!r}" if first["loc"] else ""
-            raise UserError(f"method '{name}': option '{where}'{value} is wrong: {first['msg']}") from None
+            value = one_line(repr(first["input"]), 60)
+            where = f"option '{flag(str(first['loc'][0]))}' = {value} is wrong" if first["loc"] else "its options clash"
+            raise UserError(f"method '{name}': {where}: {first['msg'].removeprefix('Value error, ')}") from None
     whole = Method(name, choices, **parts)
     for part in parts.values():
         if reason := part.refuses(choices):

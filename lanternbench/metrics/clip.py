@@ -19,7 +19,7 @@ from lanternbench.metrics import files
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import Setup, seeded
 from lanternbench.registry import register
-from lanternbench.utils.download import digest
+from lanternbench.utils.digests import digest
 
 if TYPE_CHECKING:
     from torch import Tensor

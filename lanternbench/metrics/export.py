@@ -14,8 +14,9 @@ from lanternbench.metrics.images import read_image
 from lanternbench.prompts import load
 from lanternbench.prompts.geneval import read_metadata
 from lanternbench.registry import component
-from lanternbench.utils.files import OUT, writing
+from lanternbench.utils.files import OUT, replacing, writing
 
+MAX_NAME = 240  # bytes of a file name, less its ending
 GRID = 4  # images of a prompt in a DPG-Bench file, two by two
 
 
@@ -49,8 +50,10 @@ def export_geneval(images: Mapping[str, Sequence[Path]], metadata: Sequence[Mapp
             image = read_image(path)
             with writing(place, OUT):
                 (place / "samples").mkdir(parents=True, exist_ok=True)
-                (place / "metadata.jsonl").write_text(json.dumps(line), encoding="utf-8")
-                image.save(place / "samples" / f"{sample:04d}.png")
+            with replacing(place / "metadata.jsonl", OUT) as file:
+                file.write(json.dumps(line).encode())
+            with replacing(place / "samples" / f"{sample:04d}.png", OUT) as file:
+                image.save(file, format="PNG")
             count += 1
     if not count:
         raise UserError("no image has a prompt of GenEval: run with --prompts geneval, then export.")
@@ -62,8 +65,11 @@ def export_dpg(images: Mapping[str, Sequence[Path]], ids: Mapping[str, str], fol
 
     images: image files by prompt text; ids: DPG-Bench's id of each prompt text.  Returns how many files were written,
     and the side of one image in pixels, which is the scorer's ``--resolution``.
-    Raises UserError when none belongs to a prompt, images differ in size or are not square, or the disk is full.
+    Raises UserError when none belongs to a prompt, an id is no file name, images differ in size or are not square, or
+    the disk is full.
     """
+    if wrong := [name for name in ids.values() if Path(name).name != name or len(name.encode()) > MAX_NAME]:
+        raise UserError(f"the id {wrong[0][:60]!r} is no file name: correct it in the prompts of DPG-Bench.")
     sides, count = set(), 0
     for text, name in ids.items():
         parts = [read_image(path) for path in images.get(text, ())[:GRID]]
@@ -77,7 +83,8 @@ def export_dpg(images: Mapping[str, Sequence[Path]], ids: Mapping[str, str], fol
             )
         with writing(folder, OUT):
             folder.mkdir(parents=True, exist_ok=True)
-            _grid(parts).save(folder / f"{name}.png")
+        with replacing(folder / f"{name}.png", OUT) as file:
+            _grid(parts).save(file, format="PNG")
         count += 1
     if not count:
         raise UserError("no image has a prompt of DPG-Bench: run with --prompts dpg, then export.")

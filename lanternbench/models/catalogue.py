@@ -27,6 +27,8 @@ _SIZES = {"layers": "n_layer", "grid": "grid"}
 def load_target(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:
     """A target by catalogue name, NAME=FOLDER with its files, or a folder in the embedded format (``train tiny``).
 
+    A folder of a catalogue name is ./NAME.
+
     ``random_weights``: the architecture at full size, without any file; NAME:layers=N,grid=G has N layers of it and
     draws G × G tokens.  ``dtype``: of the weights, float32 or bfloat16 (default: float32 on a CPU and in the embedded
     format, else bfloat16).  Raises UserError for an unknown name or dtype and for weights that are missing or damaged.

@@ -121,12 +121,6 @@ def check_target(name: str) -> None:
         entry(name)
 
 
-def class_conditional(name: str) -> bool:
-    """Does a target of the catalogue, or a part of one, draw a class rather than a caption?"""
-    row = catalogue().get(name.partition("=")[0].partition(":")[0])
-    return row is not None and row.shape.get("model_type") == "c2i"
-
-
 def missing(row: Entry) -> list[str]:
     """Roles whose files are missing or incomplete; drafters count, though a target works without them."""
     if row.family in MODULES:

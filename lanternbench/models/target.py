@@ -63,7 +63,8 @@ class Target:
     ``pad_rows``: what padded prefix positions attend to, see ``prefix_mask``; ``eagle_pads``: the same with an EAGLE
     drafter of the user's, as those trained on the features of LANTERN's class expect ``uniform``.
     ``condition``: (target, captions, with unconditional rows?) -> prefix.  ``pixels``: what the tokeniser decodes ->
-    uint8 [B, H, W, 3].  ``row_end``: the prompt id that the model writes after each row of an image, if it does.
+    uint8 [B, H, W, 3].  ``labels``: are prompts classes?
+    ``row_end``: the prompt id that the model writes after each row of an image, if it does.
     ``prompt_template``: the text around a caption.  ``remark``: a note for readers of its figures.
     ``weights``: digests of the files that it was loaded from, by part; see ``fingerprints``.
     ``graphs``: where set, the phases of a step are replayed as CUDA graphs.  ``near``: nearest codes by kind of
@@ -83,6 +84,7 @@ class Target:
     eagle_pads: Pads = "alone"
     condition: Callable[[Target, list[str], bool], Prefix] = from_text
     pixels: Callable[[Tensor], Tensor] = rounded
+    labels: bool = False
     row_end: int | None = None
     prompt_template: str = "{caption}"
     remark: str = ""

@@ -76,12 +76,22 @@ def file_name(image: str | None) -> str | None:
 
 def parsed(text: str, path: Path, line: int | None = None) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise UserError(f"{path} line {line or error.lineno} is not valid JSON ({error.msg}): correct it.") from None
     except (ValueError, RecursionError) as error:
         where = f"{path} line {line}" if line else f"{path}"
         raise UserError(f"{where} is not valid JSON ({error}): correct it.") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; raises ValueError where a key is repeated."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        again = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key '{again[:60]}' is given twice")
+    return found
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import get_args
 
 from lanternbench.errors import UserError
-from lanternbench.models import entries
 from lanternbench.prompts import formats
 from lanternbench.prompts.coco import coco_prompts
 from lanternbench.prompts.prompt_set import Prompt, PromptSet
 from lanternbench.prompts.selection import select, unique
 from lanternbench.prompts.source import Caption
 from lanternbench.registry import components, plugin_errors
+from lanternbench.utils.text import one_line
 
 # the user's own files, by the ending of their name
 READERS: dict[str, Callable[[str, Path], formats.Rows]] = {
@@ -25,9 +25,9 @@ READERS: dict[str, Callable[[str, Path], formats.Rows]] = {
 }
 
 
-def captions_for(target: str, count: int) -> list[str]:
-    """Our own captions, or class names for a class-conditional target."""
-    return [prompt.text for prompt in load("imagenet" if entries.class_conditional(target) else "demo", count)]
+def captions_for(labels: bool, count: int) -> list[str]:
+    """Our own captions; with ``labels``, class names for a class-conditional target."""
+    return [prompt.text for prompt in load("imagenet" if labels else "demo", count)]
 
 
 def load(spec: str, count: int | None = None, seed: int = 0, caption: Caption = "first") -> PromptSet:
@@ -48,7 +48,9 @@ def load(spec: str, count: int | None = None, seed: int = 0, caption: Caption = 
     if not prompts:
         raise UserError(f"{source} has no prompts: give a file with a caption a line or in a column called prompt.")
     if count is not None and count > len(prompts):
-        raise UserError(f"{source} has {len(prompts)} prompts but {count} were asked for: lower --num-prompts.")
+        raise UserError(
+            f"{source} has {len(prompts)} prompts but {one_line(str(count), 20)} were asked for: lower --num-prompts."
+        )
     chosen = prompts[:count] if in_order else select(prompts, count, seed)
     return PromptSet(tuple(chosen), source, dataset, seed, tuple(notes))
 

@@ -16,6 +16,7 @@ from matplotlib.patheffects import withStroke
 
 from lanternbench.report.palette import PHASES
 from lanternbench.report.scene import SIZE, Bar, Item, Line, Mark, Scene
+from lanternbench.utils.files import OUT, replacing
 
 STYLE: Any = {
     "font.size": 8.5,
@@ -62,9 +63,9 @@ def write_scene(scene: Scene, stem: Path) -> list[Path]:
     files = []
     for kind, metadata in (("png", {}), ("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
         files.append(stem.with_name(f"{stem.name}.{kind}"))
-        with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        with matplotlib.rc_context(STYLE), warnings.catch_warnings(), replacing(files[-1], OUT) as file:
             warnings.simplefilter("ignore", UserWarning)  # a label with signs that the font lacks shows boxes
-            scene_figure(scene).savefig(files[-1], dpi=300, metadata=metadata)
+            scene_figure(scene).savefig(file, format=kind, dpi=300, metadata=metadata)
     return files
 
 

@@ -15,6 +15,7 @@ from lanternbench.report.load import Contents, Run, image_path
 from lanternbench.report.pareto import speed_column
 from lanternbench.report.scene import wrap
 from lanternbench.report.view import View
+from lanternbench.utils.files import OUT, replacing
 from lanternbench.utils.text import one_line
 
 WIDTH = 6.9 * 72  # points: both columns of a two-column paper
@@ -63,7 +64,8 @@ def write_grid(run: Run, contents: Contents, view: View, prompts: int, stem: Pat
         figure = grid_figure(run, contents, view, prompts)
         for kind, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
             files.append(stem.with_name(f"{stem.name}.{kind}"))
-            figure.savefig(files[-1], dpi=300, metadata=metadata)
+            with replacing(files[-1], OUT) as file:
+                figure.savefig(file, format=kind, dpi=300, metadata=metadata)
     return files
 
 

@@ -28,12 +28,15 @@ from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.target import Target
 from lanternbench.prompts import PromptSet
 from lanternbench.training import eagle, loop
-from lanternbench.utils.files import OUT, WORK, replacing, writing
+from lanternbench.utils.files import OUT, WORK, acquire, open_file, replacing, writing
 
 Log = Callable[[str], None]
+Progress = Callable[[int, int, str], None]  # done, of, what
+OnStep = Callable[[int, int], None]  # image tokens done, of
 SHARD = 16384  # image tokens that are drawn together and kept in one file
 HELD_OUT = 16  # prompts kept out of training, or a quarter of them where that is fewer
 RECIPE, WEIGHTS = "recipe.json", "model.safetensors"
+LIMITS = {"steps": 10**9, "batch": 1024}
 MUON = 6  # its learning rate, in AdamW's
 
 
@@ -59,6 +62,10 @@ class Accepted(NamedTuple):
     after: float
 
 
+def nothing(done: int, of: int, what: str) -> None:
+    """Shows no progress."""
+
+
 class Samples:
     """Prompts and the images that the target drew of them, tokens [N, L]."""
 
@@ -81,10 +88,11 @@ class Samples:
         return self.target.model.logits(features, self.target.guidance).float()
 
     @torch.no_grad()
-    def accepted(self, net: Eagle, images: list[int], batch: int) -> float:
+    def accepted(self, net: Eagle, images: list[int], batch: int, progress: Progress = nothing) -> float:
         """The mean of Σ min(p, q) over the first token drafted at every place of these images."""
         found = []
         for i in range(0, len(images), batch):
+            progress(i, len(images), "images held out")
             fed, q = self(images[i : i + batch])
             none = torch.empty(0, dtype=torch.long)
             p = self.warp(self.logits(eagle.drafts(net, fed, none, depths=1).first))
@@ -92,10 +100,20 @@ class Samples:
         return float(np.mean(found))
 
 
-def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> Accepted:
+def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print, progress: Progress = nothing) -> Accepted:
     """Sample, train and save; stopped at any point, the same call goes on.  Raises UserError."""
     if len(plan.prompts) < 2:
         raise UserError("one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more")
+    for name, most in LIMITS.items():
+        if getattr(plan, name) > most:
+            raise UserError(f"--{name} is larger than {most}: lower it")
+    with writing(work, WORK):
+        work.mkdir(parents=True, exist_ok=True)
+    with acquire(work, WORK):
+        return _train(plan, device, work, out, log, progress)
+
+
+def _train(plan: Plan, device: str, work: Path, out: Path, log: Log, progress: Progress) -> Accepted:
     target = load_unpacked(plan.target, device, dtype=plan.dtype)
     net, recipe = initial_drafter(target, plan), eagle.RECIPES[plan.recipe]
     target = with_eagle(target, net)
@@ -104,13 +122,14 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
         refuse_others(folder, settings, elsewhere)
     for folder, elsewhere in ((out, OUT), (work, WORK)):
         write_recipe(folder, elsewhere, settings)
-    samples = sample_images(target, net, plan, work, log)
+    samples = sample_images(target, net, plan, work, log, progress)
     order = np.random.default_rng([22, plan.seed]).permutation(len(plan.prompts)).tolist()
     held = max(1, min(HELD_OUT, len(order) // 4))
     held_out, seen = order[:held], order[held:]
-    before = samples.accepted(net, held_out, plan.batch)
+    before = samples.accepted(net, held_out, plan.batch, progress)
 
     def step_fn(step: int) -> eagle.Losses:
+        progress(step, plan.steps, "steps")
         rng = np.random.default_rng([23, plan.seed, step])
         picked = [seen[i] for i in rng.integers(len(seen), size=plan.batch)]
         fed, wanted = samples(picked)
@@ -120,7 +139,7 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print) -> A
     losses = loop.fit("eagle", net, optims, step_fn, plan.steps, work, plan=loop.Plan(warmup, 1.0), log=log)
     if not all(p.isfinite().all() for p in net.parameters()):
         raise UserError(f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}")
-    found = Accepted(before, samples.accepted(net, held_out, plan.batch))
+    found = Accepted(before, samples.accepted(net, held_out, plan.batch, progress))
     state = {k: v.to("cpu", target.dtype).contiguous() for k, v in target.model.eagle_state(net).items()}
     with replacing(out / WEIGHTS, OUT) as file:
         file.write(save(state))
@@ -140,7 +159,9 @@ def initial_drafter(target: Target, plan: Plan) -> Eagle:
     return (net.fused() if fused and net.fusion is None else net).trainable()
 
 
-def sample_images(target: Target, net: Eagle, plan: Plan, work: Path, log: Log) -> Samples:
+def sample_images(
+    target: Target, net: Eagle, plan: Plan, work: Path, log: Log, progress: Progress = nothing
+) -> Samples:
     """The target's own images of all prompts at its default settings, kept in ``work`` shard by shard."""
     prompts = plan.prompts.prompts
     target.prepare([p.text for p in prompts])
@@ -149,7 +170,12 @@ def sample_images(target: Target, net: Eagle, plan: Plan, work: Path, log: Log) 
         path = work / f"samples-{start:06d}.pt"
         few = prompts[start : start + size]
         if not path.exists():
-            loop.save_atomically(images(decoder, [p.text for p in few], [p.id for p in few], plan.seed), path)
+
+            def on_step(tokens: int, of: int, start: int = start) -> None:
+                progress(start * target.length + tokens, len(prompts) * target.length, "image tokens of samples")
+
+            made = images(decoder, [p.text for p in few], [p.id for p in few], plan.seed, on_step)
+            loop.save_atomically(made, path)
             log(f"samples {start + len(few)}/{len(prompts)}")
         parts.append(read_tokens(path, (len(few), target.length), target.vocab))
     return Samples(target, net, [p.text for p in prompts], torch.cat(parts))
@@ -165,10 +191,12 @@ def read_tokens(path: Path, shape: tuple[int, int], vocab: int) -> Tensor:
     return found
 
 
-def images(decoder: engine.SpeculativeDecoder, captions: list[str], keys: list[str], seed: int) -> Tensor:
+def images(
+    decoder: engine.SpeculativeDecoder, captions: list[str], keys: list[str], seed: int, on_step: OnStep | None = None
+) -> Tensor:
     """Tokens int16 [B, L]; in halves where a GPU has no room for all at once, as an image depends on its key alone."""
     try:
-        made = engine.generate(decoder, captions, keys, seed)
+        made = engine.generate(decoder, captions, keys, seed, on_step=on_step)
         return torch.stack([g.tokens for g in made]).short().cpu()
     except torch.OutOfMemoryError:
         if len(keys) == 1:
@@ -176,16 +204,17 @@ def images(decoder: engine.SpeculativeDecoder, captions: list[str], keys: list[s
     torch.cuda.empty_cache()
     half = len(keys) // 2
     halves = (slice(half), slice(half, None))
-    return torch.cat([images(decoder, captions[part], keys[part], seed) for part in halves])
+    return torch.cat([images(decoder, captions[part], keys[part], seed, on_step) for part in halves])
 
 
 def record(plan: Plan, target: Target, net: Eagle) -> dict[str, Any]:
-    """Everything that a training depends on; folders are left out, as they may name a person."""
+    """Everything that a training depends on, with digests of files; folders are left out, as they may name a person."""
     digest = hashlib.sha256()
     for value in net.state_dict().values():
         digest.update(value.cpu().numpy())
     return {
         "target": Path(plan.target.partition("=")[0]).name,
+        "weights": {part: found for part, found in target.weights.items() if part not in target.drafters},
         "dtype": str(target.dtype).removeprefix("torch."),
         "prompts": {k: v for k, v in plan.prompts.record().items() if k != "notes"},
         "start": digest.hexdigest(),
@@ -197,12 +226,14 @@ def refuse_others(folder: Path, settings: dict[str, Any], elsewhere: str) -> Non
     """Raises UserError where ``folder`` holds another training, or other files."""
     with writing(folder, elsewhere):
         folder.mkdir(parents=True, exist_ok=True)
-        found = sorted(p.name for p in folder.iterdir() if p.suffix != ".part")
+        found = sorted(p.name for p in folder.iterdir() if p.suffix != ".part" and p.name != ".lock")
     if found and RECIPE not in found:
         raise UserError(f"{folder} holds other files, such as {found[0]}: {elsewhere}")
     if found:
         try:
-            earlier = {"recipe": "eagle-1"} | json.loads((folder / RECIPE).read_text(encoding="utf-8"))["settings"]
+            known = {"recipe": "eagle-1", "weights": settings["weights"]}  # of trainings that recorded neither
+            with open_file(folder / RECIPE) as file:
+                earlier = known | json.loads(file.read())["settings"]
             changed = [k for k in settings if earlier[k] != settings[k]]
         except (OSError, ValueError, LookupError, TypeError):
             raise UserError(f"{folder / RECIPE} is not what a training wrote: {elsewhere}") from None

@@ -25,7 +25,10 @@ def schedule(step: int, steps: int, warmup: int, decay: float) -> float:
 def save_atomically(value: object, path: Path) -> None:
     """A file that is either the old one or the whole new one."""
     with replacing(path, WORK) as file:
-        torch.save(value, file)
+        try:
+            torch.save(value, file)
+        except RuntimeError as error:  # what torch makes of a write that failed
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
 def load_saved(path: Path) -> Any:

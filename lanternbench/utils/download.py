@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import http.client
 import os
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from lanternbench.errors import UserError
+from lanternbench.utils.digests import digest, remember
 from lanternbench.utils.files import HOME
 
 BLOCK = 1 << 20
@@ -48,7 +48,10 @@ def size_of(file: Remote) -> str:
 
 
 def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
-    """Fetch a file unless it is here.  Raises UserError when it cannot be had whole; what arrived is kept for later."""
+    """Fetch a file unless it is here, and remember its digest.
+
+    Raises UserError when it cannot be had whole; what arrived stays for later.
+    """
     if file.path.is_file():
         return file.path
     part = file.path.with_name(file.path.name + ".part")
@@ -64,9 +67,10 @@ def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
                     f"{file.url} answers {error.code} ({str(error.reason).partition(chr(10))[0]}): get the file by hand"
                 ) from None
             found = _extracted(part, file) if file.member else part
-            _check(found, file)
+            whole = _check(found, file)
             os.replace(found, file.path)
             part.unlink(missing_ok=True)
+            remember(file.path, whole)
     return file.path
 
 
@@ -95,8 +99,8 @@ def _alone(part: Path, whole: Path) -> Iterator[IO[bytes] | None]:
             return
 
 
-def _check(part: Path, file: Remote) -> None:
-    """Raises UserError, and removes ``part``, if it is not the published file."""
+def _check(part: Path, file: Remote) -> str:
+    """The digest of the published file.  Raises UserError, and removes ``part``, for another."""
     found = digest(part)
     if not found.startswith(file.sha256):
         part.unlink()
@@ -105,6 +109,7 @@ def _check(part: Path, file: Remote) -> None:
             f"{file.title} is not the published file (SHA-256 {found[:12]}…, not {file.sha256[:12]}…) and was "
             "removed: try again, or get it by hand"
         )
+    return found
 
 
 @contextmanager
@@ -172,9 +177,3 @@ def _extracted(archive: Path, file: Remote) -> Path:
         member.unlink(missing_ok=True)
         raise UserError(f"{file.url} is not the archive with {file.member}: get the file by hand") from None
     return member
-
-
-def digest(path: Path) -> str:
-    """SHA-256 (hex) of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

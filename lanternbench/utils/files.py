@@ -6,11 +6,12 @@ A crash leaves the old file or the whole new one, and a full disk costs one sent
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 from uuid import uuid4
@@ -21,6 +22,8 @@ OUT = "choose another folder with --out"  # ways to write elsewhere
 TRACE = "choose another file with --trace"
 WORK = "choose another folder with --work"
 HOME = "set LANTERNBENCH_HOME"
+FRESH = "give --fresh"
+APPEND = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK  # through no link that someone planted, to no pipe
 WEIGHTS = Path(__file__).parents[1] / "weights"  # of the embedded models
 
 
@@ -83,3 +86,25 @@ def replacing(path: Path, elsewhere: str, shared: bool = False) -> Iterator[IO[b
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def acquire(folder: Path, elsewhere: str) -> ExitStack:
+    """The locks of a folder: held while files are open, so a killed process leaves none behind.
+
+    The folder itself is locked too, as ``.lock`` may be deleted; some network file systems lock files alone.  Raises
+    UserError, which says how to write ``elsewhere``, where another process has them.
+    """
+    with ExitStack() as held:
+        for place, flags in ((folder / ".lock", os.O_CREAT | APPEND), (folder, os.O_RDONLY)):
+            with writing(place, elsewhere):
+                fd = os.open(place, flags, 0o644)
+            held.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{folder} is in use by another process: wait for it to end, or {elsewhere}.") from None
+            except OSError as error:
+                if place != folder:
+                    text = f"cannot lock {folder} ({error.strerror}): choose a local folder."
+                    raise UserError(text) from None
+        return held.pop_all()

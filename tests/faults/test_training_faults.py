@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from lanternbench import prompts
 from lanternbench.errors import UserError
 from lanternbench.training import drafter, loop
 from lanternbench.training.tiny_world import data
+from lanternbench.utils.files import WORK, acquire
 
 pytestmark = pytest.mark.usefixtures("in_time")
 CONTENTS = {
@@ -62,6 +64,16 @@ def test_samples_that_are_none_are_named(value, tmp_path):
     torch.save(value, tmp_path / "samples.pt")
     with pytest.raises(UserError, match=r"samples\.pt is damaged"):
         drafter.read_tokens(tmp_path / "samples.pt", (2, 4), 10)
+
+
+def test_a_second_training_on_a_work_folder_is_refused(tmp_path):
+    plan = drafter.Plan("tiny", prompts.load("demo", 2), steps=1, batch=1, lr=3e-3, seed=0)
+    (tmp_path / "work").mkdir()
+    held = acquire(tmp_path / "work", WORK)
+    with pytest.raises(UserError, match="work is in use by another process: wait for it to end, or choose another"):
+        drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=str)
+    held.close()
+    drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=str)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00", "of another size"])

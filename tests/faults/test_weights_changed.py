@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,16 +12,20 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from lanternbench import prompts
 from lanternbench.analysis.summaries import Row
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
-from lanternbench.experiment import RunFolder, read_run
+from lanternbench.experiment import RunFolder, read_run, tuning
 from lanternbench.experiment.config import Sweep
+from lanternbench.experiment.tuning_result import Tune
 from lanternbench.experiment.worker import Worker
 from lanternbench.models import fingerprints as prints
 from lanternbench.models.catalogue import load_target, with_drafter
 from lanternbench.models.fingerprints import fingerprints
+from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.report.load import Run, differing, joined_rows
+from lanternbench.training import drafter
 from lanternbench.utils.files import WEIGHTS
 
 pytestmark = pytest.mark.usefixtures("in_time")
@@ -118,3 +124,60 @@ def test_a_drafter_from_elsewhere_is_recorded_apart(tmp_path, target):
     made, kind = with_drafter(load_target("tiny"), str(tmp_path / "mine.safetensors"))
     assert (kind, net.config) == ("eagle", made.drafters["eagle"].config)
     assert set(made.weights) - set(load_target("tiny").weights) == {"drafter.mine"}
+
+
+def lighter(folder: Path) -> Path:
+    """The embedded target in ``folder`` with two of its layers."""
+    folder.mkdir()
+    for path in WEIGHTS.glob("*.safetensors"):
+        shutil.copy(path, folder)
+    state, meta = tiny.read(WEIGHTS / "target.safetensors")
+    meta["config"]["n_layer"] = 2
+    kept = {k: v for k, v in state.items() if not k.startswith("layers.") or int(k.split(".")[1]) < 2}
+    tiny.write(folder / "target.safetensors", kept, **meta)
+    return folder
+
+
+def scale_target(folder: Path) -> None:
+    state, meta = tiny.read(folder / "target.safetensors")
+    scaled = {k: v * 1.01 if k == "norm.weight" else v for k, v in state.items()}
+    tiny.write(folder / "target.safetensors", scaled, **meta)
+
+
+def test_a_training_begun_on_other_weights_is_not_resumed(tmp_path):
+    folder = lighter(tmp_path / "tiny")
+    plan = drafter.Plan(str(folder), prompts.load("demo", 3), steps=1, batch=1, lr=3e-3, seed=0)
+    where = "cpu", tmp_path / "work", tmp_path / "out"
+    assert drafter.train(plan, *where, log=str) == drafter.train(plan, *where, log=str)
+    change(folder, 1.5)  # the drafter that comes with the target plays no part
+    drafter.train(plan, *where, log=str)
+    scale_target(folder)
+    with pytest.raises(UserError, match=r"out belongs to a training with other settings \(weights\)"):
+        drafter.train(plan, *where, log=str)
+    recipe = tmp_path / "out" / "recipe.json"
+    assert set(json.loads(recipe.read_text())["settings"]["weights"]) >= {"target", "vq", "text"}
+
+
+def test_a_search_begun_on_other_weights_or_settings_is_not_resumed(tmp_path):
+    folder = lighter(tmp_path / "tiny")
+    config = Tune(method="eagle-1", target=str(folder), num_prompts=1)
+
+    def begun(**options: bool) -> Path:
+        def stop(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            tuning.tune(config, tmp_path / "out", progress=stop, **options)
+        return max((tmp_path / "out").glob("*/tune.json"), key=lambda path: path.parent.name)
+
+    path = begun()
+    assert begun() == path
+    whole = path.read_text()
+    path.write_text(whole.replace('"few": 3', '"few": 2'))
+    with pytest.raises(UserError, match=r"other settings \(few: 2 -> 3\).*--fresh"):
+        begun()
+    path.write_text(whole)
+    scale_target(folder)
+    with pytest.raises(UserError, match=r"begun with other weights \(target: .*--fresh"):
+        begun()
+    assert begun(fresh=True) != path

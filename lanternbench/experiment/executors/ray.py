@@ -74,6 +74,7 @@ class RayExecutor:
         self.pool: list[Any] = []
         self._losses: Counter[str] = Counter()
         self._ours, self._peak = False, 0.0
+        self.room: cluster.Room | None = None  # known when workers are asked for
 
     def start(self, config: Sweep, device: str, units: int) -> Facts:
         self._ours = cluster.connect(self.address, (self.workers or 1) * (self.threads or 1))
@@ -159,7 +160,9 @@ class RayExecutor:
         waited = False
         while True:
             self.connection.check()
-            if waited:  # not before the line above: Ray would wait a minute for a lost control process, and end us
+            if (
+                waited and self.room
+            ):  # not before the line above: Ray would wait a minute for a lost control process, and end us
                 self.room.check()
             if ended := self._ray.wait(calls, timeout=cluster.PULSE, fetch_local=False)[0]:
                 return ended[0]

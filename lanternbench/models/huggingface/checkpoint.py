@@ -100,7 +100,7 @@ class TransformersFamily(Family):
         special = [name for name in (said.row_end, said.pad) if name]
         before, found, after = said.prompt.partition("{caption}")
         if not found:
-            raise UserError(f"the prompt in {folder / SETTINGS} has no {{caption}}: say folder the caption goes")
+            raise UserError(f"the prompt in {folder / SETTINGS} has no {{caption}}: write it where the caption goes")
         text = IdTokeniser(folder / "tokenizer.json", special, (before, after))
         ids = image_ids(said.image_tokens, text.names)
         net = network(folder, dtype or dtype_for(device)).to(device).eval().requires_grad_(False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
@@ -24,7 +24,7 @@ from lanternbench.models.target import Target
 from lanternbench.models.tiny import text_encoder as text
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
-from lanternbench.utils.files import WEIGHTS
+from lanternbench.utils.files import OUT, WEIGHTS, replacing, writing
 
 # what suits a machine on which every verified node costs, by the costs and acceptance that `tune` measures
 OPTIONS: dict[str, Any] = {
@@ -43,9 +43,16 @@ OPTIONS: dict[str, Any] = {
 
 def write(path: Path, state: dict[str, Tensor], **meta: Any) -> None:
     """Half-precision safetensors with ``meta`` as JSON strings in the header."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     halves = {k: v.detach().half().contiguous() for k, v in state.items()}
-    save_file(halves, path, {k: json.dumps(v) for k, v in meta.items()})
+    write_tensors(path, halves, {k: json.dumps(v) for k, v in meta.items()})
+
+
+def write_tensors(path: Path, state: dict[str, Tensor], meta: dict[str, str]) -> None:
+    """Safetensors under their name only when whole.  Raises UserError where the disk is full or not writable."""
+    with writing(path, OUT):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, OUT) as file:
+        file.write(save(state, meta))
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

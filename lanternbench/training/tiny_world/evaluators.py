@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from lanternbench.models.tiny import clip as clip_tiny
+from lanternbench.models.tiny.checkpoint import write_tensors
 from lanternbench.models.tiny.feature_net import FEATURES, WIDTHS, FeatureNet
 from lanternbench.models.vq import VQModel
 from lanternbench.training import loop
@@ -205,14 +205,12 @@ def _halves(module: nn.Module) -> dict[str, Tensor]:
 
 def export_clip(clip: nn.Module, out: Path, steps: int) -> None:
     """Write ``out/clip.safetensors``: float16 weights; how they came about as metadata."""
-    out.mkdir(parents=True, exist_ok=True)
     about = {"model": "CLIP-tiny", "config": json.dumps(clip_tiny.CONFIG), "seed": str(CLIP_SEED), "steps": str(steps)}
-    save_file(_halves(clip), out / "clip.safetensors", about | {"scenes": f"{COUNT} of seed {data.SEED}"})
+    write_tensors(out / "clip.safetensors", _halves(clip), about | {"scenes": f"{COUNT} of seed {data.SEED}"})
 
 
 def export_fid(net: FeatureNet, out: Path, steps: int, count: int = REFERENCE) -> None:
     """Write ``out/fid.safetensors``: float16 weights and the statistics of ``count`` held-out real scenes."""
-    out.mkdir(parents=True, exist_ok=True)
     rounded = FeatureNet()
     rounded.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in _halves(net).items()})
     metric = FrechetInceptionDistance(feature=rounded.eval())
@@ -226,4 +224,4 @@ def export_fid(net: FeatureNet, out: Path, steps: int, count: int = REFERENCE) -
     }
     about = {"model": "FID-tiny", "config": json.dumps({"widths": WIDTHS, "features": FEATURES})}
     about |= {"seed": str(FID_SEED), "steps": str(steps), "scenes": f"{COUNT} of seed {data.SEED}"}
-    save_file(tensors, out / "fid.safetensors", about | {"reference": f"{count} scenes of seed {REFERENCE_SEED}"})
+    write_tensors(out / "fid.safetensors", tensors, about | {"reference": f"{count} scenes of seed {REFERENCE_SEED}"})
