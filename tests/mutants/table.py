@@ -103,15 +103,9 @@ MUTANTS = (
         (
             (
                 f"{TREES}/static.py",
-                "        p = warp(logits)[:, None]\n",
-                "        raw = logits\n        p = warp(raw)[:, None]\n",
+                "p_all.append(warp(logits))\n                drawn = draw_distinct(p_all[-1],",
+                "p_all.append(logits.softmax(-1))\n                drawn = draw_distinct(warp(logits),",
             ),
-            (
-                f"{TREES}/static.py",
-                "                p = warp(expand(expanded, parents, mask, i))\n",
-                "                raw = expand(expanded, parents, mask, i)\n                p = warp(raw)\n",
-            ),
-            (f"{TREES}/static.py", "p_all.append(p)", "p_all.append(raw.softmax(-1).view_as(p))"),
         ),
         "sd",
         ("tests/test_engine_against_plain.py::test_guided_and_warped_the_engine_samples_what_the_papers_define[sd]",),
