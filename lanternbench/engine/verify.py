@@ -69,7 +69,7 @@ class AcceptanceRule:
     a subclass that defines ``relax`` gets the general forms back, so that its ``relax`` is really called.
     """
 
-    group_size: int = 1  # values of q, or of codes, that are read for one token
+    group_size: int = 1  # values of q that are read for one token
     by_position: ClassVar[bool] = False  # does it need one uniform per image token, the same in every step?
     _general: ClassVar[tuple[str, ...]] = (
         "everywhere", "accept", "accepted_prob", "accept_greedily", "verify_chosen", "verify_sampled",

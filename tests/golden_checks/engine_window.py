@@ -48,13 +48,13 @@ class StandInStack(TableStack):
         return TreeStates(torch.stack([self.model.logits(before + tokens[p].tolist()) for p in paths])[None])
 
 
-def target(model: StandIn, length: int, codebook: Tensor | None = None) -> Any:
+def target(model: StandIn, length: int) -> Any:
     embedded = SimpleNamespace(
         tok_embeddings=lambda tokens: tokens[..., None].float(), logits=lambda states, guidance: states
     )
     return SimpleNamespace(
         name="stand-in", vocab=model.vocab, length=length, grid=(1, length), device=torch.device("cpu"), graphs=None,
-        codebook=codebook, layout=SlotLayout(0, length), model=embedded,
+        codebook=None, layout=SlotLayout(0, length), model=embedded,
     )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def window_run(
     last = next((t for t in range(first, len(sizes)) if sizes[t] != size), len(sizes))
     prompt, counts = len(run["prompt"]), want["accepted"].tolist()
     image = want["tokens"][prompt:].tolist()
-    made = target(model, len(image), vectors.tensors.get("in.model.emb"))
+    made = target(model, len(image))
     begun = sum(counts[:first])
     window = proposer(made, size - 1, begun)
     settings, steps = Window.of(run), []
