@@ -60,7 +60,7 @@ def in_code(row: Default) -> list[Any]:
         return [getattr(entry(name), row.option) for name in targets]
     name, _, rule = row.who.partition(" --acceptance ")
     made = method(name, acceptance=rule or None)
-    target = SimpleNamespace(options=options_of(row.target), device=torch.device("cpu"))
+    target: Any = SimpleNamespace(options=options_of(row.target), device=torch.device("cpu"))
     if row.option == "shape":
         built: Any = made.tree.tree(target, made.proposal)  # type: ignore[attr-defined]
         return [row.value if same_tree(built, row.value) else built.tree.nodes]
