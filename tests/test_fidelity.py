@@ -10,7 +10,7 @@ from windows_on_tables import output_distribution
 from lanternbench.analysis import fidelity
 from lanternbench.engine.sampling import draw_distinct
 from lanternbench.engine.trace import Trace
-from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
+from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at, normalised
 from lanternbench.lossless.tables import Tables, random_rows
 from lanternbench.methods import residuals
 from lanternbench.methods.acceptance.annealed import AnnealedRule
@@ -67,6 +67,24 @@ def test_lanterns_short_cut_is_the_sum_over_rejected_tokens(nodes, rule):
     rejected = (p - torch.minimum(p, rule.everywhere(q, depth))).clamp(min=0)
     slow = fidelity._any_rest(q, p, rejected, depth, rule, residuals.lantern)
     assert torch.allclose(fidelity._lantern_rest(q, p, rejected, depth, rule), slow, atol=1e-12)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_every_stage_of_a_node_has_its_loss(nodes, sampled):
+    """The third stage is what the first one is of the q and p that two rejections leave."""
+    q, p, children, _, depth = nodes
+    q, p, children, depth = (x[(p > 0).sum(-1) > 3] for x in (q, p, children, depth))
+    rule, given = LanternRule(NEAR, "multiplicative", 3.0), p if sampled else None
+    three = torch.full((len(q),), 3)
+    losses = fidelity.node_losses(q, given, children, three, depth, rule, residuals.lantern)
+    for j in range(2):
+        q = normalised(residuals.lantern(q, given, children[:, j], depth, rule), q)
+        if given is not None:
+            given = given.scatter(-1, children[:, j, None], 0.0)
+            given = given / given.sum(-1, keepdim=True)
+    last = fidelity.node_losses(q, given, children[:, 2:], three - 2, depth, rule, residuals.lantern)
+    assert torch.allclose(losses[:, 2], last[:, 0])
+    assert last.max() > 0.01
 
 
 def test_no_residual_loses_less_than_the_optimal_one(nodes):

@@ -8,7 +8,7 @@ from windows_on_tables import enumerate_images, tv
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
-from lanternbench.lossless import plain
+from lanternbench.lossless import on_tables, plain
 from lanternbench.lossless.plain.windows import WindowSpec
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.build import build
@@ -28,6 +28,11 @@ def test_siblings_are_lossless_and_the_plain_definition(kind):
     defined = plain.output_distribution(tables.world(), WindowSpec(redraw="maximal", siblings=2, tree_depth=3))
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert float((got - tables.joint()).abs().max()) < EXACT
+
+
+def test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition():
+    """Images long enough for a draft of the chain to be judged by a later step; steps are compared, too."""
+    assert on_tables(method("sjd-pac", siblings=1, depth=2), (2, 4, "dense"), 5).wrong(lossless=True) < EXACT
 
 
 def test_more_siblings_than_tokens_are_lossless(monkeypatch):

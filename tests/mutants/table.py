@@ -274,4 +274,84 @@ MUTANTS = (
         "sd",
         ("tests/test_block.py::test_it_is_lossless_and_the_plain_definition[dense]",),
     ),
+    Mutant(
+        "law-beyond-the-tree",
+        "SJD-PAC: beyond the tree the recorded law is that of the column before",
+        (
+            (
+                f"{PROPOSALS}/sibling_columns.py",
+                "\n        return SiblingWindow(tokens, p, w - accepted)",
+                "\n        p = torch.cat([p[:, :t], p[:, max(t, 1) - 1 : -1]], 1)\n"
+                "        return SiblingWindow(tokens, p, w - accepted)",
+            ),
+        ),
+        "sjd-pac",
+        ("tests/test_sjd_pac.py::test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition",),
+    ),
+    Mutant(
+        "context-beyond-the-tree",
+        "SJD-PAC: beyond the tree a column is redrawn after the token before last (changes speed alone)",
+        ((f"{PROPOSALS}/sibling_columns.py", "chain[c].expand_as(accepted)", "chain[c - 1].expand_as(accepted)"),),
+        "sjd-pac",
+        ("tests/test_sjd_pac.py::test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition",),
+    ),
+    Mutant(
+        "seeds-shared",
+        "all prompts of a batch share their uniforms",
+        (
+            (
+                "lanternbench/engine/state.py",
+                "manual_seed(s)) for s in seeds]",
+                "manual_seed(seeds[0])) for s in seeds]",
+            ),
+        ),
+        "ar",
+        ("tests/test_verification.py::test_images_of_one_caption_that_are_equal_are_counted",),
+    ),
+    Mutant(
+        "loss-of-two-stages",
+        "the fidelity loss stops after two stages of a node",
+        (
+            (
+                "lanternbench/analysis/fidelity.py",
+                "for j in range(int(tried.max())",
+                "for j in range(min(2, int(tried.max()))",
+            ),
+        ),
+        "lantern",
+        ("tests/test_fidelity.py::test_every_stage_of_a_node_has_its_loss",),
+    ),
+    Mutant(
+        "row-end-positions",
+        "the position after a row end is that of the row end",
+        (
+            (
+                "lanternbench/models/image_stack.py",
+                "torch.cat([slot, slot + 1], 1), base, 0, visible)",
+                "torch.cat([slot, slot], 1), base, 0, visible)",
+            ),
+        ),
+        "eagle-1",
+        ("tests/test_verification.py::test_row_ends_are_checked_against_a_plain_forward",),
+    ),
+    Mutant(
+        "compaction-swaps-rows",
+        "a batch that drops finished prompts swaps its unconditional rows",
+        (("lanternbench/engine/carry.py", "[prompts, prompts + batch]", "[prompts, prompts.flip(0) + batch]"),),
+        "eagle-1",
+        ("tests/test_engine.py::test_any_static_tree_is_lossless_when_greedy[twig-8]",),
+    ),
+    Mutant(
+        "fusion-order",
+        "EAGLE-3 reads middle, high and low states in the places of high, low and middle (changes speed alone)",
+        (
+            (
+                "lanternbench/models/drafters/eagle.py",
+                "else self.fusion(states)",
+                "else self.fusion(states.roll(states.shape[-1] // 3, -1))",
+            ),
+        ),
+        "eagle-3",
+        ("tests/test_verification.py::test_a_drafter_that_reads_other_states_than_it_was_trained_on_is_noticed",),
+    ),
 )
