@@ -45,7 +45,7 @@ WORLDS: tuple[tuple[Any, ...], ...] = (  # see ``Tables``: vocabulary, length, k
     (2, 6, "dense", Sampling(1.5, 0.9), True),
     (3, 5, "dense", Sampling(2.0, 1.2, 2), True),
 )
-TREES, WINDOWS = (4, 3, "dense"), (3, 4, "dense")  # of other forms: third children are judged; drafts outlive a step
+TREES, WINDOWS = (4, 3, "dense"), (3, 4, "dense")  # of other forms; a window's drafts outlive a step
 
 
 class Row(NamedTuple):

@@ -318,7 +318,7 @@ MUTANTS = (
                 "for j in range(min(2, int(tried.max()))",
             ),
         ),
-        "lantern",
+        "lantern++",
         ("tests/test_fidelity.py::test_every_stage_of_a_node_has_its_loss",),
     ),
     Mutant(
