@@ -339,16 +339,16 @@ MUTANTS = (
         "a batch that drops finished prompts swaps its unconditional rows",
         (("lanternbench/engine/carry.py", "[prompts, prompts + batch]", "[prompts, prompts.flip(0) + batch]"),),
         "eagle-1",
-        ("tests/test_engine.py::test_any_static_tree_is_lossless_when_greedy[twig-8]",),
+        ("tests/test_verification.py::test_row_ends_are_checked_against_a_plain_forward",),
     ),
     Mutant(
         "fusion-order",
-        "EAGLE-3 reads middle, high and low states in the places of high, low and middle (changes speed alone)",
+        "EAGLE-3 reads low, middle and high states in the places of high, low and middle (changes speed alone)",
         (
             (
                 "lanternbench/models/drafters/eagle.py",
                 "else self.fusion(states)",
-                "else self.fusion(states.roll(states.shape[-1] // 3, -1))",
+                "else self.fusion(states.roll(-states.shape[-1] // 3, -1))",
             ),
         ),
         "eagle-3",
