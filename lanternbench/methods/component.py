@@ -73,7 +73,7 @@ class Component(BaseModel):
         for name, extra in fields.items():
             set_to = getattr(self, name)
             if "small" in extra and set_to is not None:
-                fits = isinstance(set_to, int) and extra["small"] is not None and set_to <= extra["small"]
+                fits = extra["small"] is not None and set_to <= extra["small"]
                 sizes[name] = set_to if fits else extra["small"]
         return self.model_copy(update=sizes)
 
