@@ -111,7 +111,7 @@ def test_guided_and_warped_the_engine_samples_what_the_papers_define(name):
 
 def test_every_form_of_a_rule_is_held_against_its_definition(monkeypatch):
     monkeypatch.setattr(lossless, "WORLDS", ((3, 3, "dense"),))
-    monkeypatch.setattr(lossless, "VARIED", (3, 3, "dense"))
+    monkeypatch.setattr(lossless, "TREES", (3, 3, "dense"))
     labels = {m.label for m in lossless.variations(method("cool-sd"))}
     assert {"cool-sd λ=1", "cool-sd λ=2 schedule=linear", "cool-sd residual=standard λ=2"} <= labels
     honest = dict(registry.components("residual"))["optimal"]

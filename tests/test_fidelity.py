@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from windows_on_tables import output_distribution
 
 from lanternbench.analysis import fidelity
 from lanternbench.engine.sampling import draw_distinct
 from lanternbench.engine.trace import Trace
+from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at, normalised
 from lanternbench.lossless.tables import Tables, random_rows
 from lanternbench.methods import residuals
 from lanternbench.methods.acceptance.annealed import AnnealedRule
@@ -67,6 +69,24 @@ def test_lanterns_short_cut_is_the_sum_over_rejected_tokens(nodes, rule):
     assert torch.allclose(fidelity._lantern_rest(q, p, rejected, depth, rule), slow, atol=1e-12)
 
 
+@pytest.mark.parametrize("sampled", [True, False])
+def test_every_stage_of_a_node_has_its_loss(nodes, sampled):
+    """The third stage is what the first one is of the q and p that two rejections leave."""
+    q, p, children, _, depth = nodes
+    q, p, children, depth = (x[(p > 0).sum(-1) > 3] for x in (q, p, children, depth))
+    rule, given = LanternRule(NEAR, "multiplicative", 3.0), p if sampled else None
+    three = torch.full((len(q),), 3)
+    losses = fidelity.node_losses(q, given, children, three, depth, rule, residuals.lantern)
+    for j in range(2):
+        q = normalised(residuals.lantern(q, given, children[:, j], depth, rule), q)
+        if given is not None:
+            given = given.scatter(-1, children[:, j, None], 0.0)
+            given = given / given.sum(-1, keepdim=True)
+    last = fidelity.node_losses(q, given, children[:, 2:], three - 2, depth, rule, residuals.lantern)
+    assert torch.allclose(losses[:, 2], last[:, 0])
+    assert last.max() > 0.01
+
+
 def test_no_residual_loses_less_than_the_optimal_one(nodes):
     q, p, children, _, depth = nodes
     first = torch.ones(N, dtype=torch.long)
@@ -116,6 +136,48 @@ def test_the_loss_is_the_mean_over_tokens_and_the_total_their_sum_however_chunke
     assert torch.allclose(fidelity.fidelity_loss(trace, rule, residuals.standard, total=True), one * N / 2)
     monkeypatch.setattr(fidelity, "CHUNK", 50)
     assert torch.allclose(fidelity.fidelity_loss(trace, rule, residuals.standard), one)
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor made; a view counts as what it is a view of."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for x in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
+        return made
+
+
+class EntropyRule(AcceptanceRule):
+    """As a plug-in may define one: from ``relax`` alone, which reads all of q for every token."""
+
+    def relax(self, q, x, depth):
+        return RelaxedProb(at(q, x) * (1 + torch.special.entr(q).sum(-1)))
+
+
+@pytest.mark.parametrize(("rule", "most"), [(EntropyRule(), 1 << 20), (TypicalRule(0.09), 4 * 2 * 4096)])
+@pytest.mark.parametrize("residual", [residuals.standard, residuals.optimal])
+def test_the_loss_of_any_rule_takes_bounded_memory(rule, most, residual, monkeypatch):
+    """Two nodes of 4,096 tokens: all pairs of tokens would be 33 million elements."""
+    monkeypatch.setattr("lanternbench.engine.verify.PIECE", 1 << 20)
+    generator, vocab = torch.Generator().manual_seed(3), 4096
+    trace = Trace(1, 2, vocab, 1, torch.device("cpu"))
+    trace.q, trace.p = (torch.rand(1, 2, vocab, generator=generator).pow(9) for _ in "qp")
+    trace.q, trace.p = (x / x.sum(-1, keepdim=True) for x in (trace.q, trace.p))
+    trace.children, trace.tried = torch.tensor([[[5], [9]]]), torch.ones(1, 2, dtype=torch.long)
+    trace.depth = torch.ones(1, 2, dtype=torch.long)
+    with Largest() as largest:
+        loss = fidelity.fidelity_loss(trace, rule, residual, True)
+    assert largest.elements <= most
+    q, p = trace.q[0].double(), trace.p[0].double()
+    values = [rule.relax(row.expand(64, -1), x, x).value for row in q for x in torch.arange(vocab).split(64)]
+    accepted = torch.minimum(p, torch.cat(values).view(2, -1))
+    rest = (q - p if residual is residuals.standard else q - accepted).clamp(min=0)
+    drawn = accepted + (1 - accepted.sum(-1, keepdim=True)) * rest / rest.sum(-1, keepdim=True)
+    assert float(loss) == pytest.approx(float(tv(q, drawn).mean()), rel=1e-4)
 
 
 def test_an_image_without_drafts_loses_nothing(nodes):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from windows_on_tables import enumerate_images, output_distribution, tv
@@ -47,6 +50,15 @@ def test_on_trees_sampled_or_chosen_image_and_loss_are_the_plain_ones(name, rule
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert bound == pytest.approx(loss, abs=1e-5)
     assert 1e-3 < tv(got, tables.joint()) <= bound + EXACT
+
+
+@pytest.mark.parametrize(("variant", "alike"), [("paper", [0, 1]), ("reference", [0, 2])])
+def test_the_paper_compares_codes_and_the_public_code_input_embeddings(variant, alike):
+    codes, embeddings = torch.tensor([[0.0], [0.6], [1.0]]), torch.tensor([[0.0, 0.0], [5.0, 5.0], [0.1, 0.1]])
+    model = SimpleNamespace(tok_embeddings=torch.nn.Embedding.from_pretrained(embeddings))
+    target: Any = SimpleNamespace(codebook=codes, model=model, vocab=3, device=codes.device)
+    rule: Any = method("gsd", variant=variant).acceptance.build(target, 1)
+    assert rule.alike[0].nonzero()[:, 0].tolist() == alike
 
 
 def test_a_group_has_no_residual_of_lanterns():

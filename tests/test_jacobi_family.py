@@ -81,10 +81,10 @@ def test_groups_are_the_plain_ones(ranks):
     q, p = distributions(40, 20, seed=1, scale=0.7), distributions(40, 20, seed=2)
     codes = torch.randn(20, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64) / 2
     x = torch.arange(40) % 20
-    bounds = Bounds.of(ranks, 0.02, 0.5)
-    found = group(q, x, codes, bounds)
+    judged = GsdRule(codes, 0.5, Bounds.of(ranks, 0.02))
+    found = group(q, x, judged.alike, judged.bounds)
     rule = Rule("grouped", ranks=ranks, dq=0.02, codebook=tuple(map(tuple, codes.tolist())))
-    accepted = GsdRule(codes, bounds).accepted_prob(q, p, torch.ones(40))
+    accepted = judged.accepted_prob(q, p, torch.ones(40))
     for i in range(40):
         members = gsd_group(rule, q[i].tolist(), int(x[i]))
         assert sorted(found.ids[i][found.inside[i]].tolist()) == sorted(members)
@@ -97,9 +97,9 @@ def test_groups_are_the_plain_ones(ranks):
 
 def test_the_public_group_is_one_rank_shorter_above_and_leaves_low_ranks_alone():
     q = torch.arange(1.0, 21.0).double() / 210
-    codes, x = torch.zeros(20, 1, dtype=torch.float64), torch.arange(20)
-    bounds = (Bounds.of(7, 1.0, 0.5, variant) for variant in ("paper", "reference"))
-    exact, public = (group(q.expand(20, -1), x, codes, b) for b in bounds)
+    all_alike, x = torch.ones(20, 20, dtype=torch.bool), torch.arange(20)
+    bounds = (Bounds.of(7, 1.0, variant) for variant in ("paper", "reference"))
+    exact, public = (group(q.expand(20, -1), x, all_alike, b) for b in bounds)
     size = lambda found, i: sorted(found.ids[i][found.inside[i]].tolist())  # noqa: E731
     assert size(exact, 10) == list(range(3, 18))
     assert size(public, 10) == list(range(3, 17))

@@ -30,6 +30,7 @@ from lanternbench.lossless.plain.rules import (
 )
 from lanternbench.lossless.plain.windows import WindowSpec
 from lanternbench.lossless.plain.world import World, guide, random_world, total_variation, warp
+from lanternbench.methods.trees.adaptive import _flock
 
 EXACT = 1e-12
 SMALL = ((0,), (1,), (2,), (0, 0), (0, 1))
@@ -285,13 +286,24 @@ def test_random_start_is_uniform_over_the_ranges_not_an_earlier_tree():
 
 def test_token_flock_weighs_by_rows_above():
     # δ = 2, three tokens a row, next token in row 2, column 1: same row weighs 3/2, one above 1, two above 1/2
-    history = [(1, 4)] * 3 + [(4, 8)] * 3 + [(8, 12)]
-    weights = [0.5] * 3 + [1.0] * 3 + [1.5]
-    expected = sum(w * d for w, (d, _) in zip(weights, history, strict=True)) / sum(weights)
-    assert token_flock(history, 3, 2)[0] == pytest.approx(expected)
-    # δ = 1, five tokens a row, next token in row 1, column 1: columns 0 to 2, the same row weighs 2
+    history = [(9, 13), (1, 4), (9, 13), (4, 8), (5, 8), (6, 8), (8, 12)]
+    assert token_flock(history, 3, 2) == pytest.approx(((0.5 * 1 + 15 + 1.5 * 8) / 5, (0.5 * 4 + 24 + 1.5 * 12) / 5))
+    # δ = 1, five tokens a row, next token in row 1, column 1: the token above weighs 1, the one to the left 2
     history = [(1, 4), (2, 5), (3, 6), (9, 13), (9, 13), (5, 8)]
-    assert token_flock(history, 5, 1) == pytest.approx(((1 + 2 + 3 + 2 * 5) / 5, (4 + 5 + 6 + 2 * 8) / 5))
+    assert token_flock(history, 5, 1) == pytest.approx(((2 + 2 * 5) / 3, (5 + 2 * 8) / 3))
+
+
+@pytest.mark.parametrize("flock", [token_flock, _flock], ids=["definition", "engine"])
+def test_token_flock_reads_the_tokens_at_a_euclidean_distance_of_at_most_delta(flock):
+    # of seven rows of seven, the token in row 3, column 3: six earlier tokens lie within 2, of the square around it 12
+    side, at = 7, (3, 3)
+    blank = [(1, 4)] * (at[0] * side + at[1])
+    read = set()
+    for i in range(len(blank)):
+        trees = (*blank[:i], (9, 13), *blank[i + 1 :])
+        if flock(trees, side, 2) != pytest.approx((1, 4)):
+            read.add((i // side - at[0], i % side - at[1]))
+    assert read == {(0, -1), (0, -2), (-1, -1), (-1, 0), (-1, 1), (-2, 0)}
 
 
 def test_adaptation_goes_deeper_and_narrower_after_success():

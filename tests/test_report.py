@@ -650,6 +650,12 @@ def test_every_table_has_its_recipe(tmp_path):
 # --- beside the papers ---
 
 
+def test_the_sizes_that_a_paper_s_first_tree_starts_from_are_read_as_the_options_of_that_name():
+    paper = next(row for row in published_rows() if row["params"] == "depth0=1 width0=25")
+    same = row("a", "adt-tree", options={"depth": 1, "draft_top_k": 25})
+    assert "params" not in differences(same, paper)
+
+
 def test_the_carried_figures_are_the_published_ones():
     """Row by row; CLIP scores in one unit, options by the names that they have here."""
     folder = Path(__file__).parents[2] / "shared" / "published"

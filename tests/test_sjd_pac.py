@@ -8,11 +8,12 @@ from windows_on_tables import enumerate_images, tv
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
-from lanternbench.lossless import plain
+from lanternbench.lossless import on_tables, plain
 from lanternbench.lossless.plain.windows import WindowSpec
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.methods.proposals.longest_path import RowTree
 from lanternbench.methods.proposals.sjd_pac import SjdPac
 
 EXACT = 1e-6
@@ -29,6 +30,11 @@ def test_siblings_are_lossless_and_the_plain_definition(kind):
     assert float((got - tables.joint()).abs().max()) < EXACT
 
 
+def test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition():
+    """Images long enough for a draft of the chain to be judged by a later step; steps are compared, too."""
+    assert on_tables(method("sjd-pac", siblings=1, depth=2), (2, 5, "dense"), 5).wrong(lossless=True) < EXACT
+
+
 def test_more_siblings_than_tokens_are_lossless(monkeypatch):
     monkeypatch.setattr(SjdPac, "small", lambda self: self)
     tables = Tables(2, 2, 3, "zeros")
@@ -40,6 +46,15 @@ def test_the_public_code_is_not_lossless():
     tables = Tables(3, 3, 5, "dense")
     assert tv(enumerate_images(tables, "sjd-pac", variant="reference"), tables.joint()) > 1e-3
     assert not method("sjd-pac", variant="reference").lossless
+
+
+def test_the_public_tree_numbers_its_nodes_breadth_first():
+    """The chain, then what leaves it, the deepest first, then the children of those, generation after generation."""
+    tree = RowTree.of(17, 2, 4)
+    assert tree.paths[:6] == [(0,) * c for c in range(6)]
+    leaving = [(0, 0, 1), (0, 1), (1,)]
+    children = [(0, 1, 0), (0, 1, 1), (1, 0), (1, 1)]
+    assert tree.paths[6:] == [*leaving, *children, (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1)]
 
 
 def test_what_cannot_run_together_is_refused_with_the_reason():

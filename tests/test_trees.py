@@ -12,13 +12,14 @@ import torch
 from lanternbench.engine import tree as trees
 from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.sampling import Warp
 from lanternbench.errors import UserError
 from lanternbench.lossless.plain.draft_trees import AdaptiveBounds, adt_step
 from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.method import method
 from lanternbench.methods.trees.adaptive import AdaptiveBuilder, Plan, Range, adapt, random_uniforms
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
-from lanternbench.methods.trees.static import named, static_tree
+from lanternbench.methods.trees.static import StaticBuilder, named, static_tree
 
 
 @pytest.mark.parametrize("name", [*named(), "chain-1", "chain-7"])
@@ -125,6 +126,16 @@ def test_a_dynamic_tree_keeps_the_parents_of_children_that_are_sure(bounds, logi
     second = logits.index(0.3)
     nodes = sorted((d, t) for d, t in zip(depth, draft.tokens[0].tolist(), strict=True) if d > 0)
     assert nodes == sorted([(1, best), (2, best), (3, best), (1, second), (2, second)])
+
+
+@pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)], ids=["greedy", "sampling"])
+def test_a_static_tree_ranks_children_whose_probabilities_are_0_in_float32(warp):
+    """Logits more than 105 below the first: their softmax is 0 in float32, and says nothing of their order."""
+    logits, static = torch.tensor([[-300.0, 0.0, -350.0, -200.0, -250.0]]), static_tree([[0], [1], [2], [0, 0], [0, 1]])
+    builder: Any = StaticBuilder(static, False, torch.device("cpu"))
+    state: Any = SimpleNamespace(now=SimpleNamespace(root=torch.tensor([4])), warp=warp)
+    draft = builder.grow(state, None, logits, lambda *given: logits[:, None], torch.zeros(1, 0))
+    assert draft.tokens[0].tolist() == [4, 1, 3, 4, 1, 3]
 
 
 def test_adt_says_the_size_of_each_prompt_s_tree():

@@ -18,13 +18,14 @@ from lanternbench import registry
 from lanternbench.analysis import fidelity
 from lanternbench.cli.verify_cmd import checks_table
 from lanternbench.engine import decode as engine
-from lanternbench.engine import verify
+from lanternbench.engine import row_ends, verify
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.verify import RelaxedProb, at
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, verify_all
 from lanternbench.lossless.exact import decode_tables
 from lanternbench.lossless.large_tables import sampled_tables
+from lanternbench.lossless.row_ends import row_end_target
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.acceptance import exact
 from lanternbench.methods.acceptance.exact import Exact, ExactRule
@@ -44,7 +45,8 @@ RELAXED = ["lantern", "lantern++", "uniform-rsd", "cool-sd"]
 @pytest.fixture(autouse=True)
 def _inference(monkeypatch):
     monkeypatch.setattr(verification, "WORLDS", ((3, 3, "dense"),))
-    monkeypatch.setattr(verification, "VARIED", (2, 3, "dense"))
+    monkeypatch.setattr(verification, "TREES", (2, 3, "dense"))
+    monkeypatch.setattr(verification, "WINDOWS", (2, 3, "dense"))
     monkeypatch.setattr(verification, "DECODES", 200)
     with torch.inference_mode():
         yield
@@ -290,6 +292,29 @@ def test_on_a_model_a_broken_cache_is_found(small, monkeypatch):
     assert statistical.sampled_tests(small, method("eagle-2"), 4, 0).forward > 0.01
 
 
+def test_images_of_one_caption_that_are_equal_are_counted(small, monkeypatch):
+    assert statistical.sampled_tests(small, method("ar"), 4, 0).alike == 0
+    monkeypatch.setattr(engine, "row_seed", lambda seed, key, label: seed)
+    assert statistical.sampled_tests(small, method("ar"), 4, 0).alike == 2
+
+
+def test_row_ends_are_checked_against_a_plain_forward(monkeypatch):
+    """Eight images, of which the last four to finish go on without the others."""
+    assert statistical.sampled_tests(row_end_target(), method("eagle-1"), 8, 0).forward < 1e-4
+
+    def one_early(layout, lengths, tree):
+        return layout.row_end_of[lengths.device[:, None] + tree.depth + 1]
+
+    monkeypatch.setattr(row_ends, "tree_row_ends", one_early)
+    assert statistical.sampled_tests(row_end_target(), method("eagle-1"), 4, 0).forward > 0.01
+
+
+def test_a_drafter_that_reads_other_states_than_it_was_trained_on_is_noticed(target):
+    """Four images: 0.15 is three standard errors; states in each other's places cost 0.2."""
+    overlap = statistical.sampled_tests(target, method("eagle-3"), 4, 0).overlap
+    assert overlap > verification.OVERLAP["eagle-3"] - verification.SHORT
+
+
 def test_an_adaptive_tree_with_as_many_nodes_as_levels_is_recorded_as_the_tree_it_is(target):
     made = method("adt-tree", total_nodes=8, depth_range=(0, 8))
     assert statistical.sampled_tests(target, made, 4, 0).forward < 1e-3
@@ -301,11 +326,11 @@ def test_a_lossless_method_that_one_sample_speaks_against_is_judged_by_a_larger_
     def unlucky(target, method, images, seed):
         sizes.append(images)
         found = honest(target, method, images, seed)
-        return found._replace(log_q=found.log_q._replace(p_value=1e-4)) if len(sizes) == 1 else found
+        return found._replace(log_q=found.log_q._replace(p_value=1e-4)) if images == 4 else found
 
     monkeypatch.setattr(verification, "sampled_tests", unlucky)
     rows = list(verification.verify_method(method("ar"), small, 0, 4))
-    assert sizes == [4, 16]
+    assert sizes == [8, 4, 16]  # of a model with row ends; then of this one
     assert all(row.passed for row in rows)
     sizes.clear()
     monkeypatch.setattr(

@@ -17,6 +17,8 @@ from torch import Tensor
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.tree import Draft, StaticTree, Tree, parents, path_to
 
+PIECE = 1 << 24  # probabilities that ``everywhere`` reads at once
+
 
 class VerifyResult(NamedTuple):
     """What a verification decides."""
@@ -69,7 +71,7 @@ class AcceptanceRule:
     a subclass that defines ``relax`` gets the general forms back, so that its ``relax`` is really called.
     """
 
-    group_size: int = 1  # values of q, or of codes, that are read for one token
+    group_size: int = 1  # values of q that are read for one token
     by_position: ClassVar[bool] = False  # does it need one uniform per image token, the same in every step?
     _general: ClassVar[tuple[str, ...]] = (
         "everywhere", "accept", "accepted_prob", "accept_greedily", "verify_chosen", "verify_sampled",
@@ -87,9 +89,13 @@ class AcceptanceRule:
         raise NotImplementedError
 
     def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
-        """q̃(y) for every token y: [..., V]."""
-        tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
-        return self.relax(q[..., None, :].expand(*q.shape, -1), tokens, depth[..., None]).value
+        """q̃(y) for every token y: [..., V].  The general form takes O(V²) time, in pieces of bounded memory."""
+        shape, tokens = q.shape[:-1], torch.arange(q.shape[-1], device=q.device)
+        values = []
+        for x in tokens.split(max(1, PIECE // q.numel())):
+            rows = q[..., None, :].expand(*shape, len(x), -1)
+            values.append(self.relax(rows, x.expand(*shape, -1), depth[..., None]).value)
+        return torch.cat(values, -1)
 
     def accept(self, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
         """Is x, sampled from p [..., V], accepted?  q [..., V]; x, depth, u [...] -> bool [...].

@@ -21,16 +21,21 @@ from lanternbench.lossless.definitions import definition
 from lanternbench.lossless.exact import Enumerated, decode_tables, enumerate_images
 from lanternbench.lossless.large_tables import DECODES, sampled_tables
 from lanternbench.lossless.plain import decode_by_steps
+from lanternbench.lossless.row_ends import row_end_target
 from lanternbench.lossless.statistical import ALPHA, FACTORS, greedy_difference, sampled_tests
 from lanternbench.lossless.tables import Sampling, Tables, with_small_sizes
 from lanternbench.lossless.variations import variations
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, named
+from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.target import Target
 from lanternbench.registry import component, plugin_errors
+from lanternbench.utils.files import WEIGHTS
 
 EXACT = 1e-6  # largest deviation of a sequence's probability
 IMAGES = 8  # of a statistical test
+OVERLAP = {"eagle": 0.59, "eagle-3": 0.62}  # of the embedded drafters, mean of 24 images
+SHORT = 0.15  # five standard errors of eight images
 FORWARD = 1e-3  # largest deviation of a cached forward's probability from a plain one's
 GUIDED = Sampling(guidance=1.5, temperature=1.3, top_k=3, top_p=0.95)
 WORLDS: tuple[tuple[Any, ...], ...] = (  # see ``Tables``: vocabulary, length, kind, sampling, deep
@@ -40,9 +45,7 @@ WORLDS: tuple[tuple[Any, ...], ...] = (  # see ``Tables``: vocabulary, length, k
     (2, 6, "dense", Sampling(1.5, 0.9), True),
     (3, 5, "dense", Sampling(2.0, 1.2, 2), True),
 )
-
-
-VARIED = (3, 3, "dense")
+TREES, WINDOWS = (4, 3, "dense"), (3, 4, "dense")  # of other forms; a window's drafts outlive a step
 
 
 class Row(NamedTuple):
@@ -100,6 +103,7 @@ def verify_method(
         yield _timed(method, "large tables, published sizes: token ranks", _published, method, seed)
     if lossless:
         yield _timed(method, "tables: greedy identity", _greedy_tables, method, seed)
+    yield from _row_ends(method, seed)
     if target is None:
         return
     try:
@@ -229,7 +233,7 @@ def _variation(method: Method, seed: int) -> float | None:
     if method.proposal.lasting_noise:
         evidence, limit, _ = _sampled(method, seed)
         return 0.0 if evidence <= limit else evidence
-    one = on_tables(method, VARIED, seed)
+    one = on_tables(method, WINDOWS if method.proposal.tree_is_own else TREES, seed)
     return one.wrong(method.lossless) if method.lossless or one.defined is not None else None
 
 
@@ -272,6 +276,20 @@ def _greedy_target(target: Target, method: Method, seed: int, images: int) -> Ou
     )
 
 
+def _row_ends(method: Method, seed: int) -> Iterator[Row]:
+    """The cached forwards of a small random model that writes row ends, in decodes of this method."""
+    try:
+        build(row_end_target(), method)
+    except UserError:
+        return  # it has no drafter of this kind
+
+    def run() -> Outcome:
+        found = sampled_tests(row_end_target(), method, IMAGES, seed)
+        return found.forward, FORWARD, "max |q in the loop − q of a plain forward|, a random model with row ends"
+
+    yield _timed(method, "row ends: cached forward", run)
+
+
 def _statistics(target: Target, method: Method, seed: int, images: int, lossless: bool) -> Iterator[Row]:
     start = time.perf_counter()
     found = sampled_tests(target, method, images, seed)
@@ -280,6 +298,13 @@ def _statistics(target: Target, method: Method, seed: int, images: int, lossless
     detail = f"max |q in the loop − q of a plain forward|, {sample}"
     passed = bool(found.forward <= FORWARD)
     yield Row(method.label, f"{target.name}: cached forward", passed, found.forward, FORWARD, detail, seconds)
+    detail = f"pairs of images with one caption that are equal, of {images // 2}"
+    yield Row(method.label, f"{target.name}: prompts differ", not found.alike, float(found.alike), 0.0, detail, 0.0)
+    trained = OVERLAP.get(method.proposal.drafter or "")
+    if trained is not None and target.weights == fingerprints(WEIGHTS) and found.overlap == found.overlap:
+        detail = f"by how much Σ min(p, q) of first drafts falls short of the {trained} that it was trained to"
+        short = trained - found.overlap
+        yield Row(method.label, f"{target.name}: drafter", bool(short <= SHORT), short, SHORT, detail, 0.0)
     if not lossless:
         return
     if min(found.ranks.p_value, found.log_q.p_value) < ALPHA:  # among dozens of tests one in ALPHA is to be expected:

@@ -30,8 +30,9 @@ from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.guidance import guide
-from lanternbench.models.target import Target
+from lanternbench.models.target import Prefix, Target
 
 ALPHA = 1e-3  # chance that one test of a lossless method fails
 BINS = 16
@@ -60,9 +61,22 @@ class Finding(NamedTuple):
 def teacher_forced(target: Target, captions: list[str], tokens: Tensor, warp: Warp) -> Tensor:
     """q_t of finished images [N, L, V], by one uncached forward pass over their tokens [N, L]."""
     prefix = target.prefix(captions, target.guidance)
-    rows = tokens.repeat(len(prefix.valid) // len(tokens), 1)
-    hidden = target.model.teacher_forced(prefix.embeddings, prefix.valid, rows)
+    hidden = _hidden(target, prefix, tokens.repeat(len(prefix.valid) // len(tokens), 1))
     return warp(guide(target.model.output(hidden), target.guidance))
+
+
+def _hidden(target: Target, prefix: Prefix, tokens: Tensor) -> Tensor:
+    """The states that predict tokens [R, L], with an end after each row but the last where the model writes one."""
+    model, length, width = target.model, tokens.shape[1], target.grid[1]
+    if target.row_end is None:
+        return model.teacher_forced(prefix.embeddings, prefix.valid, tokens)
+    rows = model.tok_embeddings(tokens).unflatten(1, (-1, width))
+    end = model.prompt_embeddings(torch.tensor(target.row_end, device=tokens.device))
+    image = torch.cat([rows, end.expand_as(rows[:, :, :1])], 2).flatten(1, 2)[:, :-2]  # nothing reads the last two
+    x = torch.cat([prefix.embeddings, image], 1)
+    n, t = x.shape[1], torch.arange(length, device=x.device)
+    states = model(x, model.position_table[None, :n, None], prefix_mask(prefix.valid, n))
+    return states[:, prefix.valid.shape[1] - 1 + t + t // width]
 
 
 def favoured_tokens(trace: Trace, q: Tensor) -> Tensor:
@@ -163,17 +177,19 @@ class Sampled(NamedTuple):
     ranks: Finding
     log_q: Finding
     forward: float  # largest |q in the loop − q of a plain forward|
+    alike: int  # pairs of images of one caption, but of other keys, that are equal
+    overlap: float  # mean Σ min(p, q) of first drafted tokens; NaN where children are not sampled
     powers: tuple[float, ...]  # chances that a rule 1.1×, 1.2×, 1.5× too generous would have been found by its ranks
 
 
 @torch.inference_mode()
 def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Sampled:
-    """Generate ``count`` images in one batch and test their tokens.
+    """Generate ``count`` images in one batch, two a caption, and test their tokens.
 
     Raises UserError if the target cannot run the method.
     """
     decoder = build(target, method)
-    captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]
+    captions = [CAPTIONS[i // 2 % len(CAPTIONS)] for i in range(count)]
     made = engine.generate(decoder, captions, [f"verify-{i}" for i in range(count)], seed, trace=True)
     tokens = torch.stack([g.tokens for g in made])
     trace = made[0].trace
@@ -181,7 +197,12 @@ def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Samp
     q = teacher_forced(target, captions, tokens, decoder.warp)
     f = uniforms(q, tokens, favoured_tokens(trace, q), seed)
     forward = float((trace.q - q).abs().max())
-    return Sampled(rank_test(f), log_q_test(q, tokens), forward, powers(trace, q, decoder, tokens.numel()))
+    alike = int((tokens[: count // 2 * 2 : 2] == tokens[1::2]).all(-1).sum())
+    first = (trace.p.sum(-1) > 0) & (trace.depth == 1)
+    overlap = float(torch.minimum(trace.p, trace.q).sum(-1)[first].mean())
+    return Sampled(
+        rank_test(f), log_q_test(q, tokens), forward, alike, overlap, powers(trace, q, decoder, tokens.numel())
+    )
 
 
 @torch.inference_mode()

@@ -40,8 +40,8 @@ def option(
 ) -> Any:
     """A field that users set: ``symbol`` names it in labels, ``in_label`` shows it there even at its default.
 
-    ``small``: the value that ``verify`` uses in place of the set one, so that it can enumerate all outcomes.  ``also``:
-    a second value that ``verify`` tries, for formulas that the default does not reach.
+    ``small``: the value that ``verify`` uses in place of a larger one, so that it can enumerate all outcomes.
+    ``also``: a second value that ``verify`` tries, for formulas that the default does not reach.
     """
     extra = {"symbol": symbol, "in_label": in_label, "also": also} | ({} if small is ... else {"small": small})
     return Field(default, description=description, json_schema_extra=extra, **field)
@@ -66,12 +66,17 @@ class Component(BaseModel):
         return set()
 
     def small(self) -> Self:
-        """This component with sizes that can be enumerated (see ``option``)."""
+        """This component with sizes that can be enumerated (see ``option``); what is no larger stays."""
         fields: dict[str, Any] = {
             name: field.json_schema_extra or {} for name, field in type(self).model_fields.items()
         }
-        sizes = {name: extra["small"] for name, extra in fields.items() if "small" in extra}
-        return self.model_copy(update={n: v for n, v in sizes.items() if getattr(self, n) is not None})
+        sizes = {}
+        for name, extra in fields.items():
+            set_to = getattr(self, name)
+            if "small" in extra and set_to is not None:
+                fits = extra["small"] is not None and set_to <= extra["small"]
+                sizes[name] = set_to if fits else extra["small"]
+        return self.model_copy(update=sizes)
 
 
 class Acceptance(Component):

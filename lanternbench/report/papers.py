@@ -31,7 +31,7 @@ QUANTITIES = {
 }
 DATASETS = {"coco2017": "coco2017-val", "coco2014": "coco2014-val", "parti": "partiprompts"}
 NONE = "No paper reports any of these methods on this target."
-NAMES = {"lam": "lambda", "λ": "lambda", "δ": "delta"}
+NAMES = {"lam": "lambda", "λ": "lambda", "δ": "delta", "depth0": "depth", "width0": "draft_top_k"}
 
 
 @cache
@@ -161,7 +161,8 @@ def _defaults(row: ReportRow) -> dict[str, Any]:
 
 
 def _params(paper: dict[str, str]) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in paper["params"].split())
+    pairs = (part.split("=", 1) for part in paper["params"].split())
+    return {NAMES.get(name, name): value for name, value in pairs}
 
 
 def _param_differences(options: dict[str, Any], params: dict[str, str], defaults: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,13 @@ def one(vectors: Vectors, kind: str) -> list[Found]:
     logits = model.output(hidden[-1])
     images = [i for name, i in config["vocabulary_map"].items() if name.startswith("IMGIMG")]
     masked = logits.index_fill(-1, torch.tensor(images), torch.finfo(logits.dtype).min)
-    stepwise, cache = incremental(model, ids, vectors.meta["prefill_len"])
+    stepwise, stack = incremental(model, ids, vectors.meta["prefill_len"])
     return [
         worst("hidden states", [close("", h, want[f"hidden_states.{i}"]) for i, h in enumerate(hidden)]),
         close("logits", logits, want["logits"]),
         close("logits as transformers returns them", masked, want["hf_logits"]),
         close("logits with the cache", stepwise, want["incremental_logits"]),
-        close("cached keys", halves(cache[0]), want["kv_cache_layer0_key"]),
-        close("cached values", cache[1], want["kv_cache_layer0_value"]),
+        *caches(stack, want),
         *guided(model, vectors, want),
     ]
 
@@ -68,8 +68,8 @@ def by_layer(model: Chameleon, ids: Tensor) -> list[Tensor]:
     return [*states[:-1], model.norm(x)]
 
 
-def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, Tensor]:
-    """Logits [B, L, V] with a cache, in pieces of recorded lengths, and layer 0's cache [2, B, heads, L, d]."""
+def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, DecoderCache]:
+    """Logits [B, L, V] with a cache, in pieces of recorded lengths, and the cache."""
     x = model.tok_embeddings(ids)
     rows, length, _ = x.shape
     cache = DecoderCache(model, model.config.decoder, raster(length, 0, 0, 0, length, x.device), rows, model.rope, x)
@@ -77,7 +77,21 @@ def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, Te
     for n in (prefill, 1, 1, 3, length - prefill - 5):
         out.append(cache.forward(x[:, base : base + n], run_address(base, n, causal(n, x.device))))
         base += n
-    return model.output(torch.cat(out, 1)), cached(cache)
+    return model.output(torch.cat(out, 1)), cache
+
+
+def caches(cache: DecoderCache, want: dict[str, Tensor]) -> list[Found]:
+    """The cached keys and values of every layer that the file holds."""
+    held = [int(m[1]) for name in want if (m := re.fullmatch(r"kv_cache_layer(\d+)_key", name))]
+    assert held
+    found = []
+    for layer in held:
+        key, value = cached(cache, layer)
+        found += [
+            close(f"cached keys, layer {layer}", halves(key), want[f"kv_cache_layer{layer}_key"]),
+            close(f"cached values, layer {layer}", value, want[f"kv_cache_layer{layer}_value"]),
+        ]
+    return found
 
 
 def halves(keys: Tensor) -> Tensor:

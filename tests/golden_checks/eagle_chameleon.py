@@ -27,6 +27,8 @@ from lanternbench.models.token_decoder import drafter_from_published
 
 FIRST_IMAGE = 4  # image ids are 4 … n_img + 3
 
+KEYS = "full.cache_key_layer"  # and the layer, of those that the file holds
+
 
 def check(folder: Path) -> list[Found]:
     vectors = read(folder / "eagle_chameleon.safetensors")
@@ -102,10 +104,10 @@ def features(vectors: Vectors) -> list[Found]:
         close("hidden", full * valid, vectors["full.out_hidden"]),
         close("hidden, conditional row alone", full[:1], vectors["plain.out_hidden"]),
     ]
-    for layer in range(vectors.meta["build_config"]["layers"]):
+    for layer in (int(name[len(KEYS) :]) for name in vectors.tensors if name.startswith(KEYS)):
         key, value = cached(at.cache, layer)[..., :length, :]
         found += [
-            close("cached keys", halves(key) * keys, vectors[f"full.cache_key_layer{layer}"] * keys),
+            close("cached keys", halves(key) * keys, vectors[f"{KEYS}{layer}"] * keys),
             close("cached values", value * keys, vectors[f"full.cache_value_layer{layer}"] * keys),
         ]
     at = Anole(vectors)

@@ -44,13 +44,13 @@ class StandInCache(TableCache):
         return torch.stack([self.model.logits(self.model.run.prompt + image) for image in images])[None]
 
 
-def target(model: StandIn, length: int, codebook: Tensor | None = None) -> Any:
+def target(model: StandIn, length: int) -> Any:
     embedded = SimpleNamespace(
         tok_embeddings=lambda tokens: tokens[..., None].float(), logits=lambda states, guidance: states
     )
     return SimpleNamespace(
         name="stand-in", vocab=model.vocab, length=length, grid=(1, length), device=torch.device("cpu"), graphs=None,
-        codebook=codebook, row_width=0, model=embedded,
+        codebook=None, row_width=0, model=embedded,
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def window_run(
     last = next((t for t in range(first, len(sizes)) if sizes[t] != size), len(sizes))
     prompt, counts = len(run["prompt"]), want["accepted"].tolist()
     image = want["tokens"][prompt:].tolist()
-    made = target(model, len(image), vectors.tensors.get("in.model.emb"))
+    made = target(model, len(image))
     begun = sum(counts[:first])
     window = proposer(made, size - 1, begun)
     settings, steps = Window.of(run), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,11 +15,10 @@ from golden_checks.engine_window import window_run
 from golden_checks.window_model import StandIn, Step, Window, accepted, compare_decode, decode
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.verify import at
-from lanternbench.methods.acceptance.gsd import Bounds, GsdRule, group
+from lanternbench.methods.acceptance.gsd import Gsd, GsdRule, group
 from lanternbench.methods.proposals.jacobi import JacobiWindow
 from lanternbench.methods.proposals.scd import maximal
 
-PUBLIC = Bounds.of(7, 0.15, 0.5, "reference")
 FALLBACK_FROM = 14  # tokens in the vocabulary from which on the public code's low ranks fall back
 
 
@@ -37,23 +37,33 @@ def check(folder: Path) -> list[Found]:
             found += window_run(
                 vectors, name, run, lambda u, size: u["sample_u"],
                 lambda target, window, _: JacobiWindow(target, window, "random", one_hot=True),
-                GsdRule(vectors["in.model.emb"], PUBLIC),
+                public_rule(vectors["in.model.emb"]),
             )  # fmt: skip
     return found
+
+
+def public_rule(embeddings: Tensor) -> GsdRule:
+    """What ``--variant reference`` builds for a target with these input embeddings, whose codebook has equal rows."""
+    model = SimpleNamespace(tok_embeddings=torch.nn.Embedding.from_pretrained(embeddings))
+    codebook = torch.zeros(len(embeddings), 1)
+    target: Any = SimpleNamespace(model=model, vocab=len(codebook), device=codebook.device, codebook=codebook)
+    rule = Gsd(variant="reference").build(target, 1)
+    assert isinstance(rule, GsdRule)
+    return rule
 
 
 class PublicStep:
     """The public sampler: SJD's step with the group's mass in place of the token's."""
 
-    def __init__(self, codebook: Tensor):
-        self.codebook = codebook
+    def __init__(self, embeddings: Tensor):
+        self.rule = public_rule(embeddings)
 
     def redraw(self, p: Tensor, u: Tensor) -> Tensor:
         return draw(p, u)
 
     def accept_prob(self, drafts: Tensor, p_prev: Tensor, p_cur: Tensor) -> Tensor:
         """Of the drafts at input index 1 …: [L − 1]."""
-        members = group(p_cur[:-1], drafts[1:], self.codebook, PUBLIC)
+        members = group(p_cur[:-1], drafts[1:], self.rule.alike, self.rule.bounds)
         return (members.mass(p_cur[:-1]) / members.mass(p_prev[1:])).clamp(max=1)
 
     def window(self, drafts: Tensor, p_prev: Tensor, p_cur: Tensor, u: dict[str, Tensor]) -> Step:
@@ -75,7 +85,7 @@ def unit(vectors: Vectors, name: str) -> list[Found]:
     step = sampler.window(drafts, p_prev, p_cur, given)
     prob, wanted = sampler.accept_prob(drafts, p_prev, p_cur), want["accept_prob"][1:]
     reached = wanted >= 0
-    everywhere = GsdRule(given["emb"], PUBLIC).accepted_prob(p_cur[:-1], p_prev[1:], torch.zeros(()))
+    everywhere = sampler.rule.accepted_prob(p_cur[:-1], p_prev[1:], torch.zeros(()))
     together = at(everywhere, drafts[1:]) / at(p_prev[1:], drafts[1:])
     rank = (p_cur[:-1].sort(dim=-1, stable=True).indices == drafts[1:, None]).long().argmax(-1)
     return [

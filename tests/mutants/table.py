@@ -103,15 +103,9 @@ MUTANTS = (
         (
             (
                 f"{TREES}/static.py",
-                "        p = warp(logits)[:, None]\n",
-                "        raw = logits\n        p = warp(raw)[:, None]\n",
+                "p_all.append(warp(logits))\n                drawn = draw_distinct(p_all[-1],",
+                "p_all.append(logits.softmax(-1))\n                drawn = draw_distinct(warp(logits),",
             ),
-            (
-                f"{TREES}/static.py",
-                "                p = warp(expand(expanded, parents, mask, i))\n",
-                "                raw = expand(expanded, parents, mask, i)\n                p = warp(raw)\n",
-            ),
-            (f"{TREES}/static.py", "p_all.append(p)", "p_all.append(raw.softmax(-1).view_as(p))"),
         ),
         "sd",
         ("tests/test_engine_against_plain.py::test_guided_and_warped_the_engine_samples_what_the_papers_define[sd]",),
@@ -274,5 +268,85 @@ MUTANTS = (
         ),
         "sd",
         ("tests/test_block.py::test_it_is_lossless_and_the_plain_definition[dense]",),
+    ),
+    Mutant(
+        "law-beyond-the-tree",
+        "SJD-PAC: beyond the tree the recorded law is that of the column before",
+        (
+            (
+                f"{PROPOSALS}/sibling_columns.py",
+                "\n        return SiblingWindow(tokens, p, w - accepted)",
+                "\n        p = torch.cat([p[:, :t], p[:, max(t, 1) - 1 : -1]], 1)\n"
+                "        return SiblingWindow(tokens, p, w - accepted)",
+            ),
+        ),
+        "sjd-pac",
+        ("tests/test_sjd_pac.py::test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition",),
+    ),
+    Mutant(
+        "context-beyond-the-tree",
+        "SJD-PAC: beyond the tree a column is redrawn after the token before last (changes speed alone)",
+        ((f"{PROPOSALS}/sibling_columns.py", "chain[c].expand_as(accepted)", "chain[c - 1].expand_as(accepted)"),),
+        "sjd-pac",
+        ("tests/test_sjd_pac.py::test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition",),
+    ),
+    Mutant(
+        "seeds-shared",
+        "all prompts of a batch share their uniforms",
+        (
+            (
+                "lanternbench/engine/state.py",
+                "manual_seed(s)) for s in seeds]",
+                "manual_seed(seeds[0])) for s in seeds]",
+            ),
+        ),
+        "ar",
+        ("tests/test_verification.py::test_images_of_one_caption_that_are_equal_are_counted",),
+    ),
+    Mutant(
+        "loss-of-two-stages",
+        "the fidelity loss stops after two stages of a node",
+        (
+            (
+                "lanternbench/analysis/fidelity.py",
+                "for j in range(int(tried.max())",
+                "for j in range(min(2, int(tried.max()))",
+            ),
+        ),
+        "lantern++",
+        ("tests/test_fidelity.py::test_every_stage_of_a_node_has_its_loss",),
+    ),
+    Mutant(
+        "row-end-positions",
+        "the position after a row end is that of the row end",
+        (
+            (
+                "lanternbench/engine/row_ends.py",
+                "both = torch.cat([positions, positions + 1], 1)",
+                "both = torch.cat([positions, positions], 1)",
+            ),
+        ),
+        "eagle-1",
+        ("tests/test_verification.py::test_row_ends_are_checked_against_a_plain_forward",),
+    ),
+    Mutant(
+        "compaction-swaps-rows",
+        "a batch that drops finished prompts swaps its unconditional rows",
+        (("lanternbench/engine/carry.py", "[prompts, prompts + batch]", "[prompts, prompts.flip(0) + batch]"),),
+        "eagle-1",
+        ("tests/test_verification.py::test_row_ends_are_checked_against_a_plain_forward",),
+    ),
+    Mutant(
+        "fusion-order",
+        "EAGLE-3 reads low, middle and high states in the places of high, low and middle (changes speed alone)",
+        (
+            (
+                "lanternbench/models/drafters/eagle.py",
+                "else self.fusion(states)",
+                "else self.fusion(states.roll(-states.shape[-1] // 3, -1))",
+            ),
+        ),
+        "eagle-3",
+        ("tests/test_verification.py::test_a_drafter_that_reads_other_states_than_it_was_trained_on_is_noticed",),
     ),
 )

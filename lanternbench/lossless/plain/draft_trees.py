@@ -98,7 +98,7 @@ def adt_step(
 def adt_start(
     history: list[Tree], bounds: AdaptiveBounds, init: str, grid_width: int, radius: int, u: tuple[float, float]
 ) -> tuple[float, float]:
-    """(d̃, k̃) by adjacency (eq. 3–8).  Where ``vertical`` has no token above, the last one's tree stands in."""
+    """(d̃, k̃) by adjacency.  Where ``vertical`` has no token above, the last one's tree stands in."""
     at = len(history)
     if init == "random":  # uniform over the two ranges, whatever the trees so far
         return (_uniform(bounds.d, u[0]), _uniform(bounds.k, u[1]))
@@ -118,25 +118,24 @@ def _uniform(interval: tuple[int, int], u: float) -> int:
 
 
 def token_flock(history: list[Tree], grid_width: int, radius: int) -> tuple[float, float]:
-    """d̃ = Σ w·d / Σ w and k̃ likewise, over the earlier tokens at most δ columns and δ rows away (eq. 6–8).
+    """d̃ = Σ w·d / Σ w and k̃ likewise, over the earlier tokens at a Euclidean distance of at most δ (eq. 6).
 
     A token Δy rows above weighs w = (δ − Δy + 1)/δ.
     """
-    row, column = divmod(len(history), grid_width)
-    weights, depths, widths = [], [], []
+    here = divmod(len(history), grid_width)
+    near = []
     for i, (d, k) in enumerate(history):
-        dy, dx = row - i // grid_width, column - i % grid_width
-        if dy <= radius and abs(dx) <= radius:
-            weights.append((radius - dy + 1) / radius)
-            depths.append(weights[-1] * d)
-            widths.append(weights[-1] * k)
-    if not weights:
+        there = divmod(i, grid_width)
+        if math.dist(here, there) <= radius:
+            near.append(((radius - (here[0] - there[0]) + 1) / radius, d, k))
+    if not near:
         return history[-1]
-    return (sum(depths) / sum(weights), sum(widths) / sum(weights))
+    total = sum(w for w, _, _ in near)
+    return (sum(w * d for w, d, _ in near) / total, sum(w * k for w, _, k in near) / total)
 
 
 def adt_adapt(start: tuple[float, float], alpha: float | None, bounds: AdaptiveBounds) -> Tree:
-    """Bisectional adaptation (eq. 9–10): α ≥ β makes the next tree deeper and narrower, else shallower and wider.
+    """Bisectional adaptation: α ≥ β makes the next tree deeper and narrower, else shallower and wider.
 
     The intervals are open.  The width is held inside its own only where d̃ ± l_d > 1: of a tree of one level every
     child is a leaf.

@@ -1,6 +1,6 @@
 """Grouped acceptance (GSD, arXiv 2508.07747): a draft is judged by the mass of the tokens that could stand for it.
 
-Every function works on any leading shape [...].  V vocabulary, d width of the codebook, C candidates for a group.
+Every function works on any leading shape [...].  V vocabulary, d width of a code, C candidates for a group.
 """
 
 from __future__ import annotations
@@ -18,20 +18,30 @@ from lanternbench.registry import register
 
 
 class Bounds(NamedTuple):
-    """Which tokens y belong to C(x): r(y) − r(x) in −``below`` … ``above``, r the rank in ascending order of q, with
-    |q(y) − q(x)| < ``margin`` and |c_y − c_x|² < ``radius``.  Below rank ``alone`` C(x) is x."""
+    """Which tokens y that are ``alike`` belong to C(x): r(y) − r(x) in −``below`` … ``above``, r the rank in ascending
+    order of q, with |q(y) − q(x)| < ``margin``.  Below rank ``alone`` C(x) is x."""
 
     below: int
     above: int
     margin: float
-    radius: float
     alone: int = 0
 
     @classmethod
-    def of(cls, ranks: int, margin: float, radius: float, variant: str = "paper") -> Bounds:
+    def of(cls, ranks: int, margin: float, variant: str = "paper") -> Bounds:
         """The public code's ranks are −7 … +6, and x stands alone where its rank is below 7."""
         public = variant == "reference"
-        return cls(ranks, ranks - public, margin, radius, ranks * public)
+        return cls(ranks, ranks - public, margin, ranks * public)
+
+
+def alike(codes: Tensor, radius: float) -> Tensor:
+    """[V, V] bool: is |c_y − c_x|² < ``radius``?  codes [V, d]; a block of rows at a time, in float64."""
+    codes = codes.detach().double()
+    square = codes.square().sum(-1)
+    blocks = [
+        (square[rows, None] + square - 2 * codes[rows] @ codes.T).clamp(min=0) < radius
+        for rows in torch.arange(len(codes), device=codes.device).split(1024)
+    ]
+    return torch.cat(blocks)
 
 
 class Group(NamedTuple):
@@ -45,29 +55,29 @@ class Group(NamedTuple):
         return torch.where(self.inside, p.gather(-1, self.ids), 0.0).sum(-1)
 
 
-def group(q: Tensor, x: Tensor, codebook: Tensor, bounds: Bounds) -> Group:
-    """C(x), to which x belongs.  q [..., V], x [...], codebook [V, d]."""
+def group(q: Tensor, x: Tensor, alike: Tensor, bounds: Bounds) -> Group:
+    """C(x), to which x belongs.  q [..., V], x [...], alike [V, V]."""
     order = q.sort(dim=-1, stable=True).indices
     rank = (order == x[..., None]).long().argmax(-1, keepdim=True)
     near = rank + torch.arange(-bounds.below, bounds.above + 1, device=q.device)
     exists = (near >= 0) & (near < q.shape[-1]) & (rank >= bounds.alone)
     ids = order.gather(-1, near.clamp(0, q.shape[-1] - 1))
-    close = (codebook[ids] - codebook[x][..., None, :]).square().sum(-1) < bounds.radius
+    close = alike[x[..., None], ids]
     close &= (q.gather(-1, ids) - q.gather(-1, x[..., None])).abs() < bounds.margin
     return Group(ids, exists & close | (near == rank))
 
 
-def every_mass(q: Tensor, p: Tensor, codebook: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+def every_mass(q: Tensor, p: Tensor, alike: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     """Σ_C(x) q and Σ_C(x) p for every token x: [..., V] each, in O(V·C)."""
     vocab, order = q.shape[-1], q.sort(dim=-1, stable=True).indices
-    sorted_q, sorted_p, codes = q.gather(-1, order), p.gather(-1, order), codebook[order]
+    sorted_q, sorted_p = q.gather(-1, order), p.gather(-1, order)
     total_q, total_p = sorted_q.clone(), sorted_p.clone()
     for offset in range(max(-bounds.below, 1 - vocab), min(bounds.above, vocab - 1) + 1):
         if offset:
             first = max(bounds.alone, -offset)
             x = slice(first, max(first, vocab - max(offset, 0)))
             y = slice(x.start + offset, x.stop + offset)
-            inside = (codes[..., y, :] - codes[..., x, :]).square().sum(-1) < bounds.radius
+            inside = alike[order[..., x], order[..., y]]
             inside &= (sorted_q[..., y] - sorted_q[..., x]).abs() < bounds.margin
             total_q[..., x] += torch.where(inside, sorted_q[..., y], 0.0)
             total_p[..., x] += torch.where(inside, sorted_p[..., y], 0.0)
@@ -77,22 +87,22 @@ def every_mass(q: Tensor, p: Tensor, codebook: Tensor, bounds: Bounds) -> tuple[
 class GsdRule(AcceptanceRule):
     """f(x) = min(1, Σ_C q / Σ_C p).  A chosen child has p = 1, so that its group's mass of q is q̃(x)."""
 
-    def __init__(self, codebook: Tensor, bounds: Bounds):
-        self.codebook, self.bounds = codebook, bounds
-        self.group_size = max(bounds.below + bounds.above + 1, codebook.shape[-1])
+    def __init__(self, codes: Tensor, radius: float, bounds: Bounds):
+        self.alike, self.bounds = alike(codes, radius), bounds
+        self.group_size = bounds.below + bounds.above + 1
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
-        return RelaxedProb(group(q, x, self.codebook, self.bounds).mass(q))
+        return RelaxedProb(group(q, x, self.alike, self.bounds).mass(q))
 
     def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
-        return every_mass(q, q, self.codebook, self.bounds)[0]
+        return every_mass(q, q, self.alike, self.bounds)[0]
 
     def accept(self, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
-        found = group(q, x, self.codebook, self.bounds)
+        found = group(q, x, self.alike, self.bounds)
         return (u * found.mass(p) < found.mass(q)) & (at(p, x) > 0)
 
     def accepted_prob(self, q: Tensor, p: Tensor, depth: Tensor) -> Tensor:
-        total_q, total_p = every_mass(q, p, self.codebook, self.bounds)
+        total_q, total_p = every_mass(q, p, self.alike, self.bounds)
         return torch.where(p > 0, p * (total_q / total_p).clamp(max=1), 0.0)
 
     def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
@@ -106,10 +116,18 @@ class Gsd(Acceptance):
     lossless: ClassVar[bool] = False
     ranks: int = option(7, "how many ranks away, in the order of q, a token's group reaches", small=1, ge=0, le=1024)
     margin: float = option(0.15, "bound on |q(y) − q(x)| in a group", ge=0, le=2)
-    radius: float = option(0.5, "bound on the squared distance of codes in a group", ge=0, allow_inf_nan=False)
+    radius: float = option(
+        0.5,
+        "bound on the squared distance of codes in a group",
+        ge=0,
+        allow_inf_nan=False,
+    )
 
     def build(self, target: Target, max_depth: int) -> AcceptanceRule:
-        return GsdRule(target.codebook, Bounds.of(self.ranks, self.margin, self.radius, self.variant))
+        codes = target.codebook
+        if self.variant == "reference":  # the public code compares rows of the target's embed_tokens.weight
+            codes = target.model.tok_embeddings(torch.arange(target.vocab, device=target.device))
+        return GsdRule(codes, self.radius, Bounds.of(self.ranks, self.margin, self.variant))
 
     def refuses(self, choices: Choices) -> str | None:
         if choices.residual in ("standard", "optimal"):

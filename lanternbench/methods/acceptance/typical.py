@@ -21,9 +21,15 @@ class TypicalRule(AcceptanceRule):
         self.epsilon = epsilon
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
+        return RelaxedProb(self._infinite(at(q, x), q))
+
+    def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
+        return self._infinite(q, q[..., None, :])
+
+    def _infinite(self, qx: Tensor, q: Tensor) -> Tensor:
         entropy = torch.special.entr(q).sum(-1)  # H(q), nats
         threshold = (self.epsilon**0.5 * torch.exp(-entropy)).clamp(max=self.epsilon)
-        return RelaxedProb(q.new_zeros(x.shape).masked_fill_(at(q, x) > threshold, torch.inf))
+        return torch.where(qx > threshold, torch.inf, 0.0).to(q.dtype)
 
     def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
         return draft.tokens == best.gather(1, parent)  # the paper's rule is for temperatures above 0

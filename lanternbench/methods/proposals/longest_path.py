@@ -62,8 +62,8 @@ def sibling_tests(stages: StageLaws, siblings: Tensor, u: Tensor) -> Tensor:
 class RowTree:
     """The tree as rows of nodes.
 
-    The first row, which goes on as a chain, is numbered first; the others follow, those that leave it last first, and
-    column by column.
+    The first row, which goes on as a chain, is numbered first; then the nodes that leave it, the deepest first; then
+    their children, generation after generation.
     """
 
     k: int
@@ -79,7 +79,8 @@ class RowTree:
         columns = depth + nodes - sum(k**d for d in range(depth))
         main = [(0,) * c for c in range(columns)]
         others = [ranks for c in range(1, depth) for ranks in product(range(k), repeat=c) if any(ranks)]
-        others.sort(key=lambda ranks: -next(c for c, rank in enumerate(ranks) if rank))  # where it leaves the chain
+        leaves = {ranks: next(c for c, rank in enumerate(ranks) if rank) for ranks in others}  # the chain, at column c
+        others.sort(key=lambda ranks: (len(ranks) - leaves[ranks], -leaves[ranks]))
         ids = {ranks: i for i, ranks in enumerate(main + others)}
         ends = [main[-1], *(ranks for ranks in product(range(k), repeat=depth - 1) if any(ranks))]
         rows = [[ids[end[:c]] for c in range(len(end) + 1)] + [-1] * (columns - 1 - len(end)) for end in ends]

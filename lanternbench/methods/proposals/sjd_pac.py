@@ -25,7 +25,7 @@ class SjdPac(Proposal):
     }  # fmt: skip
 
     siblings: int = option(3, "drafts of one position", symbol="K", small=2, ge=1, le=64)
-    depth: int = option(3, "depth from which on the tree is a chain", symbol="D", small=3, ge=1, le=8)
+    depth: int = option(3, "depth from which on the tree is a chain", symbol="D", small=3, also=2, ge=1, le=8)
     window: int = option(16, "drafted positions per step", symbol="L", small=2, ge=1, le=256)
 
     def small(self) -> Self:

@@ -5,6 +5,7 @@ The bookkeeping is a few integers per image and lives on the host, which knows e
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -43,7 +44,8 @@ def inside(x: float, interval: tuple[int, int]) -> int:
 
 
 def adapt(start: tuple[float, float], alpha: float | None, within: Range) -> TreeSize:
-    """d̂, k̂ from (d̃, k̃): deeper and narrower after success (α ≥ β), shallower and wider after failure (eq. 9–10).
+    """d̂, k̂ from (d̃, k̃): deeper and narrower after success (α ≥ β), shallower and wider after failure
+    (bisectional adaptation).
 
     Before the first tree there is no α, and it starts where it is initialised.  The width is held inside its interval
     only where d̃ ± l_d > 1.
@@ -62,7 +64,7 @@ class History(NamedTuple):
 
 
 def start(history: History, width: int, init: str, within: Range) -> tuple[float, float]:
-    """(d̃, k̃) for the tree that will produce the next token (eq. 3–8); ``width``: tokens a row."""
+    """(d̃, k̃) for the tree that will produce the next token; ``width``: tokens a row."""
     trees = history.trees
     at = len(trees)
     if init == "random":  # uniform over both ranges, whatever the trees so far
@@ -86,15 +88,14 @@ def _uniform(interval: tuple[int, int], u: float) -> int:
 
 
 def _flock(trees: tuple[TreeSize, ...], width: int, radius: int = 2) -> tuple[float, float]:
-    """Weighted mean of the known trees within δ = ``radius`` columns and rows (eq. 6–8): Δy rows above weigh
-    (δ − Δy + 1)/δ."""
+    """Weighted mean of the known trees in the disk of radius δ (eq. 6): Δy rows above weigh (δ − Δy + 1)/δ."""
     y, x = divmod(len(trees), width)
     near = []
     for dy in range(min(radius, y) + 1):
-        weight = (radius - dy + 1) / radius
+        weight, reach = (radius - dy + 1) / radius, math.isqrt(radius**2 - dy**2)  # Δx² + Δy² ≤ δ²
         row = (y - dy) * width
-        last = min(x + radius, width - 1) if dy else x - 1
-        near += [(weight, tree) for tree in trees[row + max(0, x - radius) : row + last + 1]]
+        last = min(x + reach, width - 1) if dy else x - 1
+        near += [(weight, tree) for tree in trees[row + max(0, x - reach) : row + last + 1]]
     near = near or [(1.0, trees[-1])]
     total = sum(w for w, _ in near)
     return (sum(w * t[0] for w, t in near) / total, sum(w * t[1] for w, t in near) / total)
@@ -112,8 +113,7 @@ class Plan(NamedTuple):
 class AdaptiveBuilder(TreeBuilder):
     """Depth d̂ and width k̂ of its own per tree; at most ``total`` nodes with the root, as in EAGLE-2.
 
-    ``fixed``: depth and width of the paper's ablations, where one of the two is held constant.  ``bonus``: does α count
-    the bonus token?
+    ``fixed``: depth and width that are held constant.  ``bonus``: does α count the bonus token?
     """
 
     samples, adapts = False, True
@@ -201,8 +201,8 @@ class Adaptive(Grown):
         None, "open interval of the width (default: the target's)", small=None
     )
     bonus: bool = option(True, "count the bonus token in α = τ/d̂", also=False)
-    fixed_depth: int | None = option(None, "ablation: adapt the width alone", small=2, ge=1, le=MAX_DEPTH)
-    fixed_width: int | None = option(None, "ablation: adapt the depth alone", small=2, ge=1, le=1024)
+    fixed_depth: int | None = option(None, "a constant depth: only the width adapts", small=2, ge=1, le=MAX_DEPTH)
+    fixed_width: int | None = option(None, "a constant width: only the depth adapts", small=2, ge=1, le=1024)
 
     @model_validator(mode="after")
     def _ordered(self) -> Adaptive:

@@ -177,7 +177,7 @@ class Grown(Tree):
     shape: str | None = option(None, "a name of grown_trees.yaml (default: the target's sizes)", small=None)
     depth: int | None = option(None, "levels below the root (default: the target's)", small=None, ge=0, le=MAX_DEPTH)
     draft_top_k: int | None = option(
-        None, "children per expanded node (default: the target's)", small=None, ge=1, le=1024
+        None, "children per expanded node (default: the target's)", small=3, also=3, ge=1, le=1024
     )
     total_nodes: int | None = option(None, "nodes with the root (default: the target's)", small=None, ge=2, le=1024)
 

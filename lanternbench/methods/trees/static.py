@@ -66,20 +66,19 @@ class StaticBuilder(TreeBuilder):
     def grow(self, state: DecodeState, own: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         static, warp = self.static, state.warp
         sampled = self.samples and not warp.greedy
-        tokens, p_all, used = [state.now.root[:, None]], [], 0
-        p = warp(logits)[:, None]
+        tokens, p_all, used, logits = [state.now.root[:, None]], [], 0, logits[:, None]
         for i, level in enumerate(static.levels):
             if i:
                 index, parents, mask = self.plan[i - 1]
                 expanded = tokens[-1] if static.is_chain else tokens[-1][:, index]
-                p = warp(expand(expanded, parents, mask, i))
-            p_all.append(p)
+                logits = expand(expanded, parents, mask, i)
             m, w = len(level.parents), max(level.widths)
             if sampled:
-                drawn = draw_distinct(p, u[:, used : used + m * w].view(-1, m, w))
+                p_all.append(warp(logits))
+                drawn = draw_distinct(p_all[-1], u[:, used : used + m * w].view(-1, m, w))
                 used += m * w
             else:
-                drawn = p.topk(w).indices
+                drawn = logits.topk(w).indices  # of logits: far below the first their softmax is 0
             tokens.append(drawn.flatten(1) if m * w == len(level.rows) else drawn[:, level.rows, level.ranks])
         return Draft(torch.cat(tokens, 1), torch.cat(p_all, 1) if sampled else None, static)
 

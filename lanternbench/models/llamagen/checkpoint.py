@@ -23,7 +23,8 @@ from lanternbench.models.loading import dtype_for, load_into, load_layers, read_
 from lanternbench.models.target import Pads, Target
 from lanternbench.registry import register
 
-OPTIONS = {"l_k": 10, "width_range": (3, 40)}  # ADT-Tree's own for LlamaGen
+# LANTERN++'s tree, and ADT-Tree's bounds for LlamaGen
+OPTIONS = {"static": "naive_extend_57", "l_k": 10, "width_range": (3, 40)}
 EAGLE_PADS: Pads = "uniform"  # LANTERN trained its drafters on hidden states whose pads see the caption
 
 
