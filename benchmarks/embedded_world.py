@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from lanternbench.engine import decode as engine
+from lanternbench.engine import opening
 from lanternbench.engine.state import forward
 from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build
@@ -90,7 +91,7 @@ def costs(target) -> dict[str, float]:
     decoder, single = build(target, method("eagle-1", shape="chain-5")), build(target, method("ar")).proposer
     caption = "a small red circle in the center on a plain blue background"
     with torch.inference_mode():
-        state = engine.start(decoder, [caption], [1], trace=False)
+        state = opening.start(decoder, [caption], [1], trace=False)
         own = decoder.proposer.init(state)
         u = state.step_uniforms(False).draft
         for _ in range(40):

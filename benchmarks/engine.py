@@ -29,7 +29,7 @@ from lanternbench.models.catalogue import load_target
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
-from lanternbench.models.packed import packed
+from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
 from lanternbench.prompts import load
 from lanternbench.registry import components

@@ -21,7 +21,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
-from lanternbench.models.packed import packed
+from lanternbench.models.packing import packed
 
 SHAPE = {"dim": 512, "n_layer": 24, "n_head": 8, "grid": 16}
 PUBLIC_MS = {"ar": 73.0, "eagle-1": 290.0, "eagle-2": 290.0, "lantern": 290.0}

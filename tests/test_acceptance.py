@@ -13,11 +13,10 @@ import torch
 from scipy.spatial.distance import jensenshannon
 
 from lanternbench.engine.sampling import BELOW_ONE, Warp, draw, draw_distinct
-from lanternbench.engine.verify import AcceptanceRule, Uniforms, normalised
+from lanternbench.engine.verify import AcceptanceRule, ExactRule, Uniforms, normalised
 from lanternbench.methods import residuals
 from lanternbench.methods.acceptance import lantern
 from lanternbench.methods.acceptance.annealed import AnnealedRule, schedule
-from lanternbench.methods.acceptance.exact import ExactRule
 from lanternbench.methods.acceptance.lantern import LanternRule, PublicLanternRule, jensen_shannon
 from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.build import build

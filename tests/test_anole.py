@@ -16,20 +16,22 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.engine import decode as engine
+from lanternbench.engine import opening
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.methods.proposals.eagle import EagleDrafter
+from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
 from lanternbench.models.chameleon.prompt_ids import ChameleonText
 from lanternbench.models.chameleon.vqgan import chameleon_vqgan
-from lanternbench.models.drafters.eagle import Eagle, to_published
+from lanternbench.models.decoder import guide
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.eagle_files import to_published
 from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.entries import entry
-from lanternbench.models.guidance import guide
 from lanternbench.models.loading import read_state
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import image_tables
@@ -138,7 +140,7 @@ def test_the_eagle_drafter_reads_the_prompt_one_id_ahead_and_no_padding(anole):
     model, net = anole.model, anole.drafters["eagle"]
     decoder = build(anole, method("eagle-1", shape="chain-3"), 0.0)
     with torch.inference_mode():
-        state = engine.start(decoder, CAPTIONS, [0, 1], trace=False)
+        state = opening.start(decoder, CAPTIONS, [0, 1], trace=False)
         prefix, hidden = state.prefix, state.prefix_states
         drafter = EagleDrafter(net, model)
         got, _ = drafter.root(state, drafter.init(state, 4))

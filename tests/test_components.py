@@ -9,13 +9,14 @@ import pytest
 
 from lanternbench import registry
 from lanternbench.engine import decode as engine
-from lanternbench.engine.verify import RelaxedProb
+from lanternbench.engine.verify import ExactRule, RelaxedProb
 from lanternbench.errors import UserError
-from lanternbench.methods.acceptance.exact import Exact, ExactRule
+from lanternbench.methods.acceptance.exact import Exact
 from lanternbench.methods.acceptance.lantern import Lantern, LanternRule
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.methods.proposals.eagle import EagleDrafter, EagleProposal
+from lanternbench.methods.proposals.drafters import EagleProposal
+from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.methods.proposals.jacobi import Jacobi, JacobiWindow
 from lanternbench.methods.residuals import standard
 from lanternbench.methods.trees.dynamic import Dynamic, DynamicBuilder

@@ -25,7 +25,8 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_unpacked, load_with_drafter, with_drafter
-from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.eagle_files import from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny

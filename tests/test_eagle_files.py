@@ -20,11 +20,11 @@ from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.methods.proposals.eagle import EagleDrafter
+from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models.catalogue import with_drafter
-from lanternbench.models.decoder import prefix_mask
-from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
-from lanternbench.models.guidance import guide
+from lanternbench.models.decoder import guide, prefix_mask
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.eagle_files import from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.target import Target
 

@@ -21,7 +21,7 @@ from lanternbench.methods.method import method
 from lanternbench.models.emu3 import checkpoint as emu3
 from lanternbench.models.emu3.checkpoint import NEGATIVE, QUALITY, Emu3Family
 from lanternbench.models.entries import entry
-from lanternbench.models.packed import packed
+from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
 
 CODES, SIDE, GUIDANCE = 48, 8, 3.0

@@ -16,7 +16,7 @@ from lanternbench.engine.tree import Draft, from_paths
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import KINDS, method, named
-from lanternbench.models.guidance import guide
+from lanternbench.models.decoder import guide
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.prompts import load
 from lanternbench.registry import components

@@ -13,7 +13,7 @@ from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models import catalogue, packed
+from lanternbench.models import catalogue, packing
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.entries import Entry
@@ -79,7 +79,7 @@ def test_a_drafter_says_what_keeps_it_from_a_target(target):
 
 def test_packing_leaves_a_model_s_dtype_and_device_to_be_asked(target):
     assert (target.dtype, target.device) == (torch.float32, torch.device("cpu"))
-    assert (packed.packed(small("anole")).dtype) == torch.float32
+    assert (packing.packed(small("anole")).dtype) == torch.float32
 
 
 @pytest.mark.parametrize("name", ["llamagen-b-c2i", "janus-pro-1b"])

@@ -10,11 +10,10 @@ from windows_on_tables import output_distribution
 from lanternbench.analysis import fidelity
 from lanternbench.engine.sampling import draw_distinct
 from lanternbench.engine.trace import Trace
-from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at, normalised
+from lanternbench.engine.verify import AcceptanceRule, ExactRule, RelaxedProb, at, normalised
 from lanternbench.lossless.tables import Tables, random_rows
 from lanternbench.methods import residuals
 from lanternbench.methods.acceptance.annealed import AnnealedRule
-from lanternbench.methods.acceptance.exact import ExactRule
 from lanternbench.methods.acceptance.lantern import LanternRule
 from lanternbench.methods.acceptance.typical import TypicalRule
 from lanternbench.methods.method import method

@@ -13,6 +13,7 @@ from torch.cuda._utils import _get_device_index as cuda_index  # as ``torch.cuda
 import lanternbench
 from lanternbench.engine import cache as cached
 from lanternbench.engine import decode as engine
+from lanternbench.engine import opening
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -136,7 +137,7 @@ def test_a_warm_up_records_all_that_later_images_need(shallow, monkeypatch):
 
 @pytest.mark.parametrize("name", ["ar", "eagle-2"])
 def test_prompts_whose_caches_differ_in_size_do_not_share_recordings(shallow, name, monkeypatch):
-    monkeypatch.setattr(cached, "CAPACITY", 1)
+    monkeypatch.setattr(opening, "CAPACITY", 1)
 
     def condition(target, captions, guided):
         prefix, cut = shallow.condition(target, captions, guided), 16 * (captions[0] == CAPTIONS[1])

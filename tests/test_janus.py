@@ -23,7 +23,7 @@ from lanternbench.methods.method import method
 from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.entries import entry
 from lanternbench.models.janus.checkpoint import BOS, IMAGE_START, PAD, JanusFamily
-from lanternbench.models.packed import packed
+from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
 
 CODES, SIDE, GUIDANCE = 64, 8, 5.0

@@ -31,7 +31,8 @@ from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
 from lanternbench.models.chameleon.prompt_ids import ROW_END
 from lanternbench.models.chameleon.vocab import read
 from lanternbench.models.chameleon.vqgan import chameleon_vqgan
-from lanternbench.models.drafters.eagle import Eagle, to_published
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.eagle_files import to_published
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig

@@ -25,9 +25,9 @@ from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
 from lanternbench.models.chameleon.prompt_ids import ROW_END, lumina_prompt
+from lanternbench.models.decoder import guide
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import entry
-from lanternbench.models.guidance import guide
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import image_tables
 from lanternbench.utils.graph_capture import Graphs

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from lanternbench.engine.carry import PerPrompt, select
 from lanternbench.engine.tree import Draft, StaticTree, from_parents, from_paths, parents, path_to
-from lanternbench.engine.verify import Uniforms
+from lanternbench.engine.verify import ExactRule, Uniforms
 from lanternbench.methods.acceptance.annealed import AnnealedRule
-from lanternbench.methods.acceptance.exact import ExactRule
 from lanternbench.methods.residuals import optimal, standard
 
 MANY = settings(max_examples=60, deadline=None, derandomize=True)

@@ -23,10 +23,11 @@ from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.methods.proposals.eagle import EagleDrafter
+from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models import catalogue
 from lanternbench.models import token_decoder as chameleon
-from lanternbench.models.drafters.eagle import Eagle, from_published, to_published
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.eagle_files import from_published, to_published
 from lanternbench.models.emu3.checkpoint import Emu3Family
 from lanternbench.models.family import Family
 from lanternbench.models.janus.checkpoint import JanusFamily

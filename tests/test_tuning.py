@@ -33,6 +33,7 @@ from lanternbench.analysis.statistics import Estimate
 from lanternbench.analysis.tree_search import Candidate, GrowthSearch, OptionSearch, Setting, ShapeSearch
 from lanternbench.cli.main import app
 from lanternbench.engine import decode as engine
+from lanternbench.engine import opening
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.tree import Draft, chain, parents
@@ -93,7 +94,7 @@ def paths(draft: Draft) -> set[tuple[int, ...]]:
 def test_a_smaller_dynamic_tree_has_the_best_nodes_of_the_recorded_one(shallow):
     decoder = build(shallow, method("eagle-2"))
     with torch.inference_mode():
-        state = engine.start(decoder, [CAPTION], [3], trace=False)
+        state = opening.start(decoder, [CAPTION], [3], trace=False)
 
     def first_draft(builder: ScoredBuilder) -> Draft:
         proposer = with_tree_builder(decoder, builder).proposer

@@ -20,7 +20,7 @@ from lanternbench.cli.verify_cmd import checks_table
 from lanternbench.engine import decode as engine
 from lanternbench.engine import row_ends, verify
 from lanternbench.engine.cache import DecoderCache
-from lanternbench.engine.verify import RelaxedProb, at
+from lanternbench.engine.verify import ExactRule, RelaxedProb, at
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, verify_all
 from lanternbench.lossless.exact import decode_tables
@@ -28,7 +28,7 @@ from lanternbench.lossless.large_tables import sampled_tables
 from lanternbench.lossless.row_ends import row_end_target
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.acceptance import exact
-from lanternbench.methods.acceptance.exact import Exact, ExactRule
+from lanternbench.methods.acceptance.exact import Exact
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.presets import preset

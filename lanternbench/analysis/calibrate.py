@@ -25,7 +25,8 @@ from lanternbench.analysis.roofline import BYTES, LAYER, STEP, Values
 from lanternbench.analysis.step_profile import bandwidth, wait
 from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.decode import SpeculativeDecoder, begin, generate, start
+from lanternbench.engine.decode import SpeculativeDecoder, begin, generate
+from lanternbench.engine.opening import start
 from lanternbench.engine.proposal import Drafter, Proposer
 from lanternbench.engine.state import DecodeState, forward
 from lanternbench.engine.tree import Draft, chain

@@ -29,9 +29,10 @@ from torch import Tensor
 
 from lanternbench.analysis.best_tree import Table
 from lanternbench.engine.decode import SpeculativeDecoder, begin, step
+from lanternbench.engine.opening import row_seed
 from lanternbench.engine.proposal import Expand, TreeBuilder
 from lanternbench.engine.sampling import BELOW_ONE, draw_distinct
-from lanternbench.engine.state import DecodeState, StepResult, row_seed
+from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft, chain, from_paths
 from lanternbench.engine.verify import AcceptanceRule, Uniforms, VerifyResult
 from lanternbench.methods.method import Method

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.address import Address, Layout, Lengths, additive, raster
-from lanternbench.models.target import Prefix, Target
+from lanternbench.engine.address import Address, Layout, Lengths, additive
 from lanternbench.models.transformer import DecoderConfig
 
 SPAN = 512  # a recorded forward attends to a multiple of this many slots
-CAPACITY = 512  # its cache has a multiple of this many slots, so that prompts and methods share large caches
 
 
 class DecoderCache:
@@ -130,45 +126,3 @@ class DecoderCache:
         These are recorded together, so that a timed decode records nothing.
         """
         return list(range(-(-slots // SPAN) * SPAN, self.layout.capacity + SPAN, SPAN))
-
-
-def open_cache(
-    target: Target,
-    net: Any,
-    prefix: Prefix,
-    step_slots: int,
-    *,
-    row_end: Callable[[Tensor], Tensor],
-    borrowed: tuple[DecoderConfig, Tensor] | None = None,
-    lag: int = 0,
-    aux_layers: tuple[int, ...] = (),
-) -> DecoderCache:
-    """A cache of ``net``, the target's decoder or a drafter's; ``step_slots``: slots that a step fills at most.
-
-    ``row_end``: its embedding of prompt ids, of which a row end is one; ``borrowed``: shape and rotary table where
-    ``net`` has none of its own; ``lag``: by how much its slots are below positions; ``aux_layers``: see
-    ``transformer.Stack``.
-    """
-    rows, positions = prefix.valid.shape
-    width, graphs = target.row_width, target.graphs
-    drafts = step_slots * (2 if width else 1)  # row ends included
-    capacity = positions + target.image_slots + drafts + 2  # the last slot is never read
-    if graphs is not None:
-        capacity = -(-capacity // CAPACITY) * CAPACITY
-    like, key = prefix.embeddings, (id(net), rows, capacity, prefix.embeddings.dtype)
-    config, rope = borrowed or (net.config.decoder, net.position_table)
-    layout = raster(target.length, width, positions - lag, lag, capacity, like.device)
-    run = (lambda *given: net(*given, aux_layers)) if aux_layers else net
-    if graphs is None:
-        cache = DecoderCache(run, config, layout, rows, rope, like)
-    else:  # recordings have addresses of memory: caches of one size share it, whatever the length of their prompts
-        if key not in graphs.caches:
-            own = replace(layout, slot_of=layout.slot_of.clone())
-            made = graphs.caches[key] = DecoderCache(run, config, own, rows, rope, like)
-            made.pads = torch.zeros(rows, 1, 1, capacity, dtype=like.dtype, device=like.device)
-        cache = copy(graphs.caches[key])
-        cache.net, cache.layout = run, replace(layout, slot_of=cache.layout.slot_of.copy_(layout.slot_of))
-        cache.reset()
-    if target.row_end is not None:
-        cache.row_end = row_end(torch.tensor(target.row_end, device=like.device))
-    return cache

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanternbench.engine.cache import open_cache
 from lanternbench.engine.carry import select
+from lanternbench.engine.generation import Generation, Log
+from lanternbench.engine.opening import begin, row_seed
 from lanternbench.engine.proposal import Proposer
 from lanternbench.engine.recording import Recordings, Work
 from lanternbench.engine.sampling import Warp
@@ -24,12 +25,7 @@ from lanternbench.engine.state import (
     commit,
     forward,
     plan_commit,
-    prefill,
-    row_seed,
-    row_uniforms,
 )
-from lanternbench.engine.timing import Clock
-from lanternbench.engine.trace import Trace
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
 from lanternbench.errors import UserError
@@ -60,27 +56,6 @@ class SpeculativeDecoder:
     def parts(self) -> tuple[Any, ...]:
         """The method's components, and the target's model."""
         return (*self.method.parts, self.residual, self.target.model)
-
-
-@dataclass
-class Generation:
-    """The tokens of one image, and what decoding them took."""
-
-    tokens: Tensor  # [L]
-    accept_lengths: list[int]  # tokens committed per step, the residual or bonus token included; sums to L − 1
-    tree_depths: list[int]  # depth that each tree was grown to; the nodes that were kept may reach less deep
-    tree_nodes: list[int]
-    decode_s: float  # seconds of the whole batch's loop, after prefill and first token
-    encode_s: float  # seconds of the whole batch's captions, prefill and first token
-    cpu_s: float = 0.0  # CPU time of this process during decode_s, all threads together
-    phases: dict[str, float] = field(default_factory=dict)
-    step_s: list[float] = field(default_factory=list)  # seconds of every step of the whole batch
-    syncs: int = 0
-    trace: Trace | None = None  # of its whole batch
-
-    @property
-    def steps(self) -> int:
-        return len(self.accept_lengths)
 
 
 @torch.inference_mode()
@@ -141,43 +116,6 @@ def _generate(
     return log.generations(state, encode_s, decode_s)
 
 
-def start(decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool) -> DecodeState:
-    """The state after prefill and first token."""
-    target, proposer, model = decoder.target, decoder.proposer, decoder.target.model
-    prefix, aux_layers = target.prefix(captions, decoder.guidance), proposer.aux_layers
-    step_slots = max(proposer.nodes, proposer.max_step_slots)
-    state = DecodeState(
-        target,
-        decoder.warp,
-        decoder.guidance,
-        seeds,
-        prefix,
-        open_cache(
-            target, model, prefix, step_slots, row_end=lambda ids: model.prompt_embeddings(ids), aux_layers=aux_layers
-        ),
-        row_uniforms(seeds, target.length, proposer.nodes + proposer.uniforms, target.device),
-        proposer.nodes,
-        step_slots,
-        Clock(target.device),
-        aux_layers=aux_layers,
-    )
-    if trace:
-        slack = target.length + proposer.nodes + 1
-        state.trace = Trace(state.batch, slack, target.vocab, max(proposer.width, 1), target.device)
-    prefill(state)
-    return state
-
-
-def begin(
-    decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool = False
-) -> tuple[DecodeState, Any]:
-    """The state after prefill and first token, and the proposer's state."""
-    state = start(decoder, captions, seeds, trace)
-    drafting = decoder.proposer.init(state)
-    state.prefix_states = None  # drafters have read them
-    return state, drafting
-
-
 def step(decoder: SpeculativeDecoder, state: DecodeState, drafting: Any) -> tuple[Any, StepResult]:
     """One target forward that verifies a draft tree and commits at least one token per unfinished prompt.
 
@@ -218,38 +156,3 @@ def check(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor, Tensor]
     states, q = forward(state, draft)
     total = q[..., 0].sum()
     return states, q, total if draft.p is None else total + draft.p[..., 0].sum()
-
-
-class Log:
-    """Per-step figures of a batch, from values that the step's one host synchronisation transfers anyway."""
-
-    def __init__(self, state: DecodeState):
-        self.accepted, self.depths, self.nodes = ([[] for _ in range(state.batch)] for _ in range(3))  # type: ignore[var-annotated]
-
-    def note(self, state: DecodeState, sizes: tuple[tuple[int, int], ...]) -> None:
-        """``sizes``: depth and nodes of each prompt's tree."""
-        counts = state.now.last.advance.host or ()
-        for prompt, count, (depth, nodes) in zip(state.origin, counts, sizes, strict=True):
-            if count:
-                self.accepted[prompt].append(count)
-                self.depths[prompt].append(depth)
-                self.nodes[prompt].append(nodes)
-
-    def generations(self, state: DecodeState, encode_s: float, decode_s: float) -> list[Generation]:
-        clock = state.clock
-        return [
-            Generation(
-                tokens,
-                self.accepted[i],
-                self.depths[i],
-                self.nodes[i],
-                decode_s,
-                encode_s,
-                clock.cpu_s,
-                dict(clock.spent),
-                clock.step_s,
-                state.syncs,
-                state.trace,
-            )
-            for i, tokens in enumerate(state.finish())
-        ]

@@ -116,6 +116,7 @@ class TreeBuilder:
         raise NotImplementedError
 
     def update(self, state: DecodeState, own: Any, result: StepResult) -> Any:
+        """The next state, where ``init`` gives one; called once after each commit."""
         return own
 
     def sizes(self, own: Any) -> PerPrompt | None:

@@ -5,7 +5,6 @@ B prompts, R rows (2B with guidance), L image tokens, P prefix slots, N tree nod
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,10 +13,10 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine import row_ends
-from lanternbench.engine.address import Lengths, additive, prefix_address, tree_address
+from lanternbench.engine.address import Lengths, additive, tree_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt, select
-from lanternbench.engine.sampling import BELOW_ONE, Warp, draw
+from lanternbench.engine.sampling import Warp
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.tree import Draft, StaticTree
@@ -155,35 +154,6 @@ class DecodeState:
         """All images [B, L], including those of dropped prompts."""
         self.images[self.origin] = self.now.tokens[:, : self.limit]
         return self.images
-
-
-def row_seed(seed: int, key: str, method: str) -> int:
-    """The seed of one image: a function of (seed, prompt, method) and of nothing else."""
-    digest = hashlib.blake2b(f"{seed}\0{key}\0{method}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def row_uniforms(seeds: list[int], length: int, count: int, device: torch.device) -> Tensor:
-    """Uniforms [B, length + 1, count]: a row per step, and the last row for token 0."""
-    draws = [torch.rand(length + 1, count, generator=torch.Generator().manual_seed(s)) for s in seeds]
-    return torch.stack(draws).clamp_(max=BELOW_ONE).to(device)
-
-
-def prefill(state: DecodeState) -> None:
-    """Run the prompt and draw the first token."""
-    target, prefix = state.target, state.prefix
-    at = prefix_address(prefix.valid, 0, target.pad_rows)
-    hidden = state.cache.prefill(prefix.embeddings, at, prefix.valid)
-    q = state.warp(state.logits(hidden[:, -1:]))  # [B, 1, V]
-    first = q[:, 0].argmax(-1) if state.warp.greedy else draw(q[:, 0], state.uniforms[:, -1, 0])
-    tokens = torch.zeros(state.batch, state.limit + state.max_nodes + 1, dtype=torch.long, device=state.device)
-    tokens[:, 0] = first
-    one = Lengths.of(torch.ones_like(first), PerPrompt((1,) * state.batch))
-    last = LastCommit(hidden[:, -1:], first[:, None], one._replace(device=one.device.clone()))
-    state.now = Progress(one, first, tokens, last)
-    state.first, state.prefix_states = q[:, 0], hidden
-    if state.trace is not None:
-        state.trace.q[:, 0] = state.first
 
 
 class TreeStates(NamedTuple):

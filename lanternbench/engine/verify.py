@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.engine.sampling import draw
@@ -151,6 +152,40 @@ class AcceptanceRule:
         if draft.p is not None:
             return self.verify_sampled(draft, q, u.verify, residual)
         return self.verify_chosen(draft, q, u.verify, residual)
+
+
+def standard(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
+    """∝ [q − p]₊ (Leviathan et al. 2023, eq. 2)."""
+    return q.scatter(-1, x[..., None], 0.0) if p is None else (q - p).clamp_(min=0)
+
+
+class ExactRule(AcceptanceRule):
+    """q̃ = q (Leviathan et al. 2023)."""
+
+    def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
+        return RelaxedProb(at(q, x))
+
+    def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
+        return q
+
+    def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
+        return draft.tokens == best.gather(1, parent)
+
+    def verify_chosen(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
+        """In closed form: a_j = q(x_j) / (1 − Σ_{i<j} q(x_i)), with the standard residual."""
+        if residual is not standard:
+            return super().verify_chosen(draft, q, u, residual)
+        tree, vocab = draft.tree, q.shape[-1]
+        exists, x, u_child, _ = Families.of(tree.children.expand(len(q), -1, -1), draft, u)
+        qx = torch.where(exists, q.gather(-1, x), 0.0)
+        left = 1.0 - (qx.cumsum(-1) - qx)
+        path, accepted, tried = walk(tree, exists, exists & (u_child * left < qx))
+        stop = path[:, -1]
+        q_stop = rows_at(q, stop)
+        struck = rows_at(torch.where(exists, x, vocab), stop)  # [B, W]; absent children strike a spare cell
+        rest = F.pad(q_stop, (0, 1)).scatter(-1, struck, 0.0)[:, :vocab]
+        final = torch.where(rest.sum(-1, keepdim=True) > 0, rest, q_stop)
+        return VerifyResult(path, accepted, draw(final, u[:, 0]), tried)
 
 
 def lone_root(draft: Draft, q: Tensor, u: Tensor, greedy: bool) -> VerifyResult:

@@ -30,8 +30,7 @@ from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
-from lanternbench.models.decoder import prefix_mask
-from lanternbench.models.guidance import guide
+from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.target import Prefix, Target
 
 ALPHA = 1e-3  # chance that one test of a lossless method fails

@@ -11,14 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lanternbench.engine.verify import AcceptanceRule, at
+from lanternbench.engine.verify import AcceptanceRule, at, standard
 from lanternbench.registry import register
 
-
-@register("residual", "standard")
-def standard(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
-    """∝ [q − p]₊ (Leviathan et al. 2023, eq. 2)."""
-    return q.scatter(-1, x[..., None], 0.0) if p is None else (q - p).clamp_(min=0)
+register("residual", "standard")(standard)
 
 
 @register("residual", "lantern")

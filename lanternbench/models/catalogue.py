@@ -14,7 +14,7 @@ from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import Entry, catalogue, entry, family
 from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.loading import dtype_named
-from lanternbench.models.packed import packed
+from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
 from lanternbench.registry import components, plugin_errors
 from lanternbench.utils.device import fit_threads

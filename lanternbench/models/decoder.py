@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanternbench.models.guidance import guide
 from lanternbench.models.transformer import Stack
 
 if TYPE_CHECKING:
@@ -25,6 +24,14 @@ def causal_mask(valid: Tensor, n: int) -> Any:
     from torch.nn.attention.bias import causal_upper_left  # imports torch's compiler, which takes seconds
 
     return causal_upper_left(n, n)
+
+
+def guide(logits: Tensor, scale: float) -> Tensor:
+    """Classifier-free guidance, rows [2B, …] (conditional first) -> [B, …]: uncond + scale · (cond − uncond)."""
+    if scale == 1.0:
+        return logits
+    cond, uncond = logits.chunk(2)
+    return torch.lerp(uncond, cond, scale)
 
 
 def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.drafters.eagle import Eagle, from_published, shape_of, to_published
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.eagle_files import from_published, shape_of, to_published
 from lanternbench.models.loading import State, load_layers
 from lanternbench.models.rope import rope_1d
 from lanternbench.models.transformer import DecoderConfig

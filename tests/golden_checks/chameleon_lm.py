@@ -13,8 +13,7 @@ from golden_checks.common import Found, Vectors, cached, close, loaded, read, wo
 from lanternbench.engine.address import additive, causal, raster, run_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, config_from_hf, from_hf
-from lanternbench.models.decoder import prefix_mask
-from lanternbench.models.guidance import guide
+from lanternbench.models.decoder import guide, prefix_mask
 
 
 def check(folder: Path) -> list[Found]:

@@ -15,9 +15,10 @@ from lanternbench.engine.address import Lengths
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import LastCommit, Progress
 from lanternbench.engine.timing import Clock
-from lanternbench.methods.proposals.eagle import EagleDrafter
+from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.drafters.eagle import Eagle, from_published
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.eagle_files import from_published
 from lanternbench.models.llamagen.model import LlamaGenConfig
 from lanternbench.models.rope import rope_2d
 from lanternbench.models.target import Prefix

@@ -19,9 +19,8 @@ from lanternbench.engine.tree import from_paths
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
 from lanternbench.methods.trees.static import StaticBuilder
 from lanternbench.models.chameleon.model import ChameleonConfig
-from lanternbench.models.decoder import prefix_mask
+from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.guidance import guide
 from lanternbench.models.rope import rope_1d
 from lanternbench.models.token_decoder import drafter_from_published
 

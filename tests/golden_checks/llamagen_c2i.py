@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from golden_checks.common import Found, close, greedy, official_model, read, same
-from lanternbench.models.guidance import guide
+from lanternbench.models.decoder import guide
 from lanternbench.models.target import Target
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from golden_checks.common import Found, captioned, close, greedy, loaded, logits_in_float64, read, same
 from lanternbench.engine.address import additive
-from lanternbench.models.decoder import prefix_mask
-from lanternbench.models.guidance import guide
+from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig, from_hf
 
 

@@ -13,7 +13,7 @@ from golden_checks.common import Found, Vectors, close, read, same, worst
 from golden_checks.engine_window import window_run
 from golden_checks.window_model import StandIn, Step, Window, accepted, compare_decode, decode
 from lanternbench.engine.sampling import draw
-from lanternbench.methods.acceptance.exact import ExactRule
+from lanternbench.engine.verify import ExactRule
 from lanternbench.methods.proposals.scd import PUBLIC_EPSILON, GumbelWindow, MaximalWindow, gumbel, maximal
 
 

@@ -15,9 +15,8 @@ from lanternbench.engine import verify as verification
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.tree import Draft, chain
-from lanternbench.engine.verify import Uniforms, VerifyResult
+from lanternbench.engine.verify import ExactRule, Uniforms, VerifyResult
 from lanternbench.methods.acceptance import unchanged
-from lanternbench.methods.acceptance.exact import ExactRule
 from lanternbench.methods.proposals.jacobi import JacobiWindow
 from lanternbench.methods.residuals import standard
 

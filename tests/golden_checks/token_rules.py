@@ -12,7 +12,7 @@ from golden_checks.common import Found, Vectors, close, read, same
 from lanternbench.engine.sampling import Warp
 from lanternbench.models.chameleon.prompt_ids import SIZE_UNIT, size_id
 from lanternbench.models.chameleon.vocab import Vocabulary, published
-from lanternbench.models.guidance import guide
+from lanternbench.models.decoder import guide
 
 
 def check(folder: Path) -> list[Found]:

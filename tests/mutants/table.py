@@ -70,7 +70,7 @@ MUTANTS = (
             (
                 "lanternbench/engine/state.py",
                 "    logits = state.logits(states.next)\n    state.clock.tick",
-                "    from lanternbench.models.guidance import guide\n"
+                "    from lanternbench.models.decoder import guide\n"
                 "    warped = state.warp(model.output(states.next)).clamp(min=1e-12).log()\n"
                 "    state.clock.tick",
             ),
@@ -203,7 +203,7 @@ MUTANTS = (
         "EAGLE drafts without the target's features (changes speed alone)",
         (
             (
-                f"{PROPOSALS}/eagle.py",
+                f"{PROPOSALS}/drafting.py",
                 "self.net.fuse(embedding, states)",
                 "self.net.fuse(embedding, states * 0)",
             ),
@@ -224,8 +224,8 @@ MUTANTS = (
         (
             (
                 f"{PROPOSALS}/scd.py",
-                "position_noise(state.uniforms[:, -1, 1:3], position, state",
-                "position_noise(state.uniforms[:, -1, 1:3], 0 * position, state",
+                "position_noise(state.uniforms[:, -1, 1:3], position, self",
+                "position_noise(state.uniforms[:, -1, 1:3], 0 * position, self",
             ),
         ),
         "scd",
@@ -295,7 +295,7 @@ MUTANTS = (
         "all prompts of a batch share their uniforms",
         (
             (
-                "lanternbench/engine/state.py",
+                "lanternbench/engine/opening.py",
                 "manual_seed(s)) for s in seeds]",
                 "manual_seed(seeds[0])) for s in seeds]",
             ),

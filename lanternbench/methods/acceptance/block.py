@@ -9,8 +9,7 @@ from torch import Tensor
 
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.tree import Draft
-from lanternbench.engine.verify import Residual, VerifyResult, at, rows_at
-from lanternbench.methods.acceptance.exact import ExactRule
+from lanternbench.engine.verify import ExactRule, Residual, VerifyResult, at, rows_at
 from lanternbench.methods.component import Acceptance, Choices
 from lanternbench.models.target import Target
 from lanternbench.registry import component, register

@@ -1,6 +1,6 @@
 """Proposals: one file each, imported when one is used."""
 
 MODULES = {
-    "eagle": "eagle", "eagle-3": "eagle", "jacobi": "jacobi", "medusa": "medusa", "model": "model", "none": "none",
-    "scd": "scd", "sjd-pac": "sjd_pac",
+    "eagle": "drafters", "eagle-3": "drafters", "jacobi": "jacobi", "medusa": "medusa", "model": "drafters",
+    "none": "none", "scd": "scd", "sjd-pac": "sjd_pac",
 }  # fmt: skip

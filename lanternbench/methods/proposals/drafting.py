@@ -1,4 +1,4 @@
-"""Proposals of a drafter and a tree policy, and drafters with a cached decoder of their own."""
+"""Drafts of a drafter and a tree policy, and drafters with a cached decoder of their own: EAGLE's and a model's."""
 
 from __future__ import annotations
 
@@ -9,44 +9,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lanternbench.engine import row_ends
-from lanternbench.engine.address import append_address, level_address
+from lanternbench.engine.address import append_address, level_address, prefix_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.opening import open_cache
 from lanternbench.engine.proposal import Drafter, Proposer, TreeBuilder
 from lanternbench.engine.row_ends import ROOT, Group
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
-from lanternbench.errors import UserError
-from lanternbench.methods.component import Acceptance, Proposal, Tree
-from lanternbench.methods.proposals.none import LoneRoot
 from lanternbench.models.network import Network, network
-from lanternbench.models.target import Target
-
-
-class DrafterProposal(Proposal):
-    """A proposal that drafts with a drafter of the target, by any tree policy."""
-
-    def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
-        raise NotImplementedError
-
-    def build(self, target: Target, tree: Tree, rule: Acceptance) -> Proposer:
-        """Raises UserError if the target has no drafter of this kind, or one that does not fit."""
-        builder = tree.build(target, self)
-        if builder.max_depth == 0:
-            return LoneRoot(target.device)
-        net = target.drafters.get(str(self.drafter))
-        if net is None:
-            have = ", ".join(sorted(target.drafters)) or "none"
-            raise UserError(
-                f"target '{target.name}' has no drafter of kind '{self.drafter}' (it has: {have}); "
-                "choose another method or give one with --drafter"
-            )
-        if other := net.misfit(target):
-            raise UserError(
-                f"the drafter of kind '{self.drafter}' does not fit target '{target.name}': {other}; give a drafter "
-                "made for it"
-            )
-        return DraftedTree(self.make(net, target, builder.max_depth), builder)
 
 
 class DraftedState(NamedTuple):
@@ -80,6 +51,8 @@ class DraftedTree(Proposer):
         return self.tree.grow(state, own.tree, logits, expand, u)
 
     def update(self, state: DecodeState, own: DraftedState, result: StepResult) -> DraftedState:
+        if own.tree == ():  # a tree policy without a state has nothing to update
+            return own
         return own._replace(tree=self.tree.update(state, own.tree, result))
 
     def sizes(self, own: DraftedState) -> PerPrompt | None:
@@ -169,6 +142,53 @@ class CachedDrafter(Drafter):
         logits = self.lm.logits(states, state.guidance)
         state.clock.tick("draft")
         return logits
+
+
+class EagleDrafter(CachedDrafter):
+    """EAGLE-1 to 3 (Li et al. 2024, 2025): a few layers over the target's states and the next tokens' embeddings.
+
+    Its entry for position t reads the target's states there and token t + 1: its cache lags one slot behind.
+    """
+
+    def __init__(self, net: Any, lm: Any):
+        super().__init__(net, lm)
+        self.aux_layers = net.aux_layers(lm)
+
+    def init(self, state: DecodeState, max_nodes: int) -> CachedState:
+        prefix, hidden, net = state.prefix, state.prefix_states, self.net
+        assert hidden is not None
+        embed_ids, borrowed = partial(net.embed_prompt, model=self.lm), (net.config, self.lm.rope)
+        cache = open_cache(state.target, net, prefix, max_nodes, row_end=embed_ids, borrowed=borrowed, lag=1)
+        if hidden.shape[1] > 1:  # entry t: the state of position t, with what stands for token t + 1 and its position
+            x = net.fuse(net.embed_prompt(prefix.ahead_ids, self.lm), net.read(hidden[:, :-1]))
+            cache.prefill(x, prefix_address(prefix.seen, 1), prefix.seen)
+        return CachedState(cache)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.net.embed(tokens, self.lm)
+
+    def read(self, embedding: Tensor, states: Tensor | None) -> Tensor:
+        assert states is not None
+        return self.net.fuse(embedding, states)
+
+    def target_states(self, states: Tensor | None) -> Tensor | None:
+        return self.net.read(states)
+
+
+class ModelDrafter(CachedDrafter):
+    """An independent, smaller model of the target's kind (Leviathan et al. 2023); it reads the same prompt."""
+
+    def init(self, state: DecodeState, max_nodes: int) -> CachedState:
+        prefix, net = state.prefix, self.net
+        cache = open_cache(state.target, net, prefix, max_nodes, row_end=lambda ids: net.prompt_embeddings(ids))
+        cache.prefill(net.cls_embedding(prefix.features), prefix_address(prefix.valid), prefix.valid)
+        return CachedState(cache)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.net.tok_embeddings(tokens)
+
+    def read(self, embedding: Tensor, states: Tensor | None) -> Tensor:
+        return embedding
 
 
 def parent_states(cache: DecoderCache, states: Tensor, parent: Tensor | None, m: int, depth: int) -> Tensor:

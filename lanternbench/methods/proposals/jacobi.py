@@ -43,13 +43,14 @@ class JacobiWindow(Proposer):
 
     def __init__(self, target: Target, window: int, init: str, by_position: bool = False, one_hot: bool = False):
         self.window, self.initial, self.by_position, self.one_hot = window, init, by_position, one_hot
+        self.vocab, self.row = target.vocab, target.grid[1]
         self.static = chain(window).to(target.device)
         self.columns = torch.arange(window + 1, device=target.device)
         self.nodes = self.max_step_slots = window + 1
         self.max_depth, self.uniforms, self.update_uniforms = window, 2 * window + 1, window + 1
 
     def init(self, state: DecodeState) -> Window:
-        b, v, w = state.batch, state.target.vocab, self.window
+        b, v, w = state.batch, self.vocab, self.window
         known = None
         if self.initial.endswith("sample"):
             known = torch.zeros(b, state.limit, v, device=state.device, dtype=state.first.dtype)
@@ -69,7 +70,7 @@ class JacobiWindow(Proposer):
 
     def _fresh(self, state: DecodeState, own: Window, u: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [B, W] and their p [B, W, V], as if every window position were new."""
-        v, width = state.target.vocab, state.target.grid[1]
+        v, width = self.vocab, self.row
         random, uniform = (u * v).long().clamp(max=v - 1), torch.full_like(own.p, 1.0 / v)
         if self.initial == "random":
             return random, uniform

@@ -21,8 +21,7 @@ from torch import Tensor
 from lanternbench.engine.sampling import draw_distinct
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
-from lanternbench.engine.verify import AcceptanceRule, Residual, VerifyResult
-from lanternbench.methods.acceptance.exact import ExactRule
+from lanternbench.engine.verify import AcceptanceRule, ExactRule, Residual, VerifyResult
 from lanternbench.methods.proposals.sibling_columns import SiblingColumns, SiblingWindow
 from lanternbench.models.target import Target
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from lanternbench.engine.proposal import Drafter
 from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
-from lanternbench.methods.proposals.drafting import DrafterProposal
+from lanternbench.methods.proposals.drafters import DrafterProposal
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 from lanternbench.registry import register

@@ -118,7 +118,7 @@ class GumbelWindow(JacobiWindow):
 
     def noise(self, state: DecodeState, position: Tensor) -> Tensor:
         """Uniforms [B, n, V] of image positions [B, n]; the image's key is two uniforms that no step reads."""
-        return position_noise(state.uniforms[:, -1, 1:3], position, state.target.vocab)
+        return position_noise(state.uniforms[:, -1, 1:3], position, self.vocab)
 
 
 @register("proposal", "scd")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models import token_decoder
-from lanternbench.models.guidance import guide
+from lanternbench.models.decoder import guide
 from lanternbench.models.loading import State
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, llama_fields
 from lanternbench.models.transformer import DecoderConfig

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.models.decoder import ImageDecoder, causal_mask
-from lanternbench.models.drafters import eagle
+from lanternbench.models.drafters import eagle, eagle_files
 from lanternbench.models.loading import State, load_layers
 from lanternbench.models.rope import rope_2d
 from lanternbench.models.target import Prefix
@@ -138,16 +138,18 @@ class LlamaGen(ImageDecoder):
         return eagle.Eagle(replace(self.config.decoder, first_norm=False), fused=fused)
 
     def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> eagle.Eagle:
-        config, bias, layers, ids, fused, eps = eagle.shape_of(path, replace(self.config.decoder, first_norm=False))
+        config, bias, layers, ids, fused, eps = eagle_files.shape_of(
+            path, replace(self.config.decoder, first_norm=False)
+        )
         words = ids and self.config.vocab_size
 
         def make() -> eagle.Eagle:
             return eagle.Eagle(config, bias, eps or 1e-6, layers, words, fused=fused)
 
-        return load_layers(make, path, eagle.from_published, device, dtype or self.dtype, strict=True)
+        return load_layers(make, path, eagle_files.from_published, device, dtype or self.dtype, strict=True)
 
     def eagle_state(self, net: eagle.Eagle) -> State:
-        return eagle.to_published(net.state_dict())
+        return eagle_files.to_published(net.state_dict())
 
     def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
         """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L] -> [B, L, dim]."""
@@ -187,4 +189,4 @@ def from_hf(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     top = {"model.embed_tokens.weight": "tok_embeddings.weight", "lm_head.weight": "output.weight"}
     layers = {k.removeprefix("model."): v for k, v in state.items() if k not in top}  # named as in the drafter
-    return eagle.from_published(layers) | {top[k]: v for k, v in state.items() if k in top}
+    return eagle_files.from_published(layers) | {top[k]: v for k, v in state.items() if k in top}

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.drafters import eagle
+from lanternbench.models.drafters import eagle, eagle_files
 from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family
@@ -75,8 +75,8 @@ def export(folder: Path, target: LlamaGen, encoder: text.TextEncoder, vq: VQMode
     )
     write(folder / "text.safetensors", encoder.state_dict(), **meta)
     write(folder / "vq.safetensors", vq.state_dict(), config=asdict(vq.config), **meta)
-    write(folder / "eagle.safetensors", eagle.to_published(drafters.eagle.state_dict()), **meta)
-    write(folder / "eagle-3.safetensors", eagle.to_published(drafters.eagle3.state_dict()), **meta)
+    write(folder / "eagle.safetensors", eagle_files.to_published(drafters.eagle.state_dict()), **meta)
+    write(folder / "eagle-3.safetensors", eagle_files.to_published(drafters.eagle3.state_dict()), **meta)
     write(folder / "medusa.safetensors", drafters.medusa.state_dict(), **meta)
     small = drafters.model
     write(folder / "model.safetensors", llamagen.to_official(small.state_dict()), config=asdict(small.config), **meta)
@@ -92,8 +92,8 @@ def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
 def _eagle(path: Path, model: LlamaGen, device: str, dtype: torch.dtype) -> eagle.Eagle:
     state, _ = read(path)
     with explain_errors(path, "is no EAGLE drafter of this target"):
-        shape = eagle.shape_in(state, replace(model.config.decoder, first_norm=False))
-        weights = eagle.from_published(state)
+        shape = eagle_files.shape_in(state, replace(model.config.decoder, first_norm=False))
+        weights = eagle_files.from_published(state)
     return load_into(lambda: eagle.Eagle(shape.config, fused=shape.fused), weights, path, device, dtype)
 
 

@@ -1,0 +1,135 @@
+"""The beginning of a decode: caches and uniforms are allocated, the prompt is read, the first token is drawn."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lanternbench.engine.address import Lengths, prefix_address, raster
+from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.sampling import BELOW_ONE, draw
+from lanternbench.engine.state import DecodeState, LastCommit, Progress
+from lanternbench.engine.timing import Clock
+from lanternbench.engine.trace import Trace
+from lanternbench.models.target import Prefix, Target
+from lanternbench.models.transformer import DecoderConfig
+
+if TYPE_CHECKING:
+    from lanternbench.engine.decode import SpeculativeDecoder
+
+CAPACITY = 512  # a recorded decode's caches have a multiple of this many slots, so that prompts and methods share them
+
+
+def start(decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool) -> DecodeState:
+    """The state after prefill and first token."""
+    target, proposer, model = decoder.target, decoder.proposer, decoder.target.model
+    prefix, aux_layers = target.prefix(captions, decoder.guidance), proposer.aux_layers
+    step_slots = max(proposer.nodes, proposer.max_step_slots)
+    state = DecodeState(
+        target,
+        decoder.warp,
+        decoder.guidance,
+        seeds,
+        prefix,
+        open_cache(
+            target, model, prefix, step_slots, row_end=lambda ids: model.prompt_embeddings(ids), aux_layers=aux_layers
+        ),
+        row_uniforms(seeds, target.length, proposer.nodes + proposer.uniforms, target.device),
+        proposer.nodes,
+        step_slots,
+        Clock(target.device),
+        aux_layers=aux_layers,
+    )
+    if trace:
+        slack = target.length + proposer.nodes + 1
+        state.trace = Trace(state.batch, slack, target.vocab, max(proposer.width, 1), target.device)
+    prefill(state)
+    return state
+
+
+def begin(
+    decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool = False
+) -> tuple[DecodeState, Any]:
+    """The state after prefill and first token, and the proposer's state."""
+    state = start(decoder, captions, seeds, trace)
+    drafting = decoder.proposer.init(state)
+    state.prefix_states = None  # drafters have read them
+    return state, drafting
+
+
+def row_seed(seed: int, key: str, method: str) -> int:
+    """The seed of one image: a function of (seed, prompt, method) and of nothing else."""
+    digest = hashlib.blake2b(f"{seed}\0{key}\0{method}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def row_uniforms(seeds: list[int], length: int, count: int, device: torch.device) -> Tensor:
+    """Uniforms [B, length + 1, count]: a row per step, and the last row for token 0."""
+    draws = [torch.rand(length + 1, count, generator=torch.Generator().manual_seed(s)) for s in seeds]
+    return torch.stack(draws).clamp_(max=BELOW_ONE).to(device)
+
+
+def prefill(state: DecodeState) -> None:
+    """Run the prompt and draw the first token."""
+    target, prefix = state.target, state.prefix
+    at = prefix_address(prefix.valid, 0, target.pad_rows)
+    hidden = state.cache.prefill(prefix.embeddings, at, prefix.valid)
+    q = state.warp(state.logits(hidden[:, -1:]))  # [B, 1, V]
+    first = q[:, 0].argmax(-1) if state.warp.greedy else draw(q[:, 0], state.uniforms[:, -1, 0])
+    tokens = torch.zeros(state.batch, state.limit + state.max_nodes + 1, dtype=torch.long, device=state.device)
+    tokens[:, 0] = first
+    one = Lengths.of(torch.ones_like(first), PerPrompt((1,) * state.batch))
+    last = LastCommit(hidden[:, -1:], first[:, None], one._replace(device=one.device.clone()))
+    state.now = Progress(one, first, tokens, last)
+    state.first, state.prefix_states = q[:, 0], hidden
+    if state.trace is not None:
+        state.trace.q[:, 0] = state.first
+
+
+def open_cache(
+    target: Target,
+    net: Any,
+    prefix: Prefix,
+    step_slots: int,
+    *,
+    row_end: Callable[[Tensor], Tensor],
+    borrowed: tuple[DecoderConfig, Tensor] | None = None,
+    lag: int = 0,
+    aux_layers: tuple[int, ...] = (),
+) -> DecoderCache:
+    """A cache of ``net``, the target's decoder or a drafter's; ``step_slots``: slots that a step fills at most.
+
+    ``row_end``: its embedding of prompt ids, of which a row end is one; ``borrowed``: shape and rotary table where
+    ``net`` has none of its own; ``lag``: by how much its slots are below positions; ``aux_layers``: see
+    ``transformer.Stack``.
+    """
+    rows, positions = prefix.valid.shape
+    width, graphs = target.row_width, target.graphs
+    drafts = step_slots * (2 if width else 1)  # row ends included
+    capacity = positions + target.image_slots + drafts + 2  # the last slot is never read
+    if graphs is not None:
+        capacity = -(-capacity // CAPACITY) * CAPACITY
+    like, key = prefix.embeddings, (id(net), rows, capacity, prefix.embeddings.dtype)
+    config, rope = borrowed or (net.config.decoder, net.position_table)
+    layout = raster(target.length, width, positions - lag, lag, capacity, like.device)
+    run = (lambda *given: net(*given, aux_layers)) if aux_layers else net
+    if graphs is None:
+        cache = DecoderCache(run, config, layout, rows, rope, like)
+    else:  # recordings have addresses of memory: caches of one size share it, whatever the length of their prompts
+        if key not in graphs.caches:
+            own = replace(layout, slot_of=layout.slot_of.clone())
+            made = graphs.caches[key] = DecoderCache(run, config, own, rows, rope, like)
+            made.pads = torch.zeros(rows, 1, 1, capacity, dtype=like.dtype, device=like.device)
+        cache = copy(graphs.caches[key])
+        cache.net, cache.layout = run, replace(layout, slot_of=cache.layout.slot_of.copy_(layout.slot_of))
+        cache.reset()
+    if target.row_end is not None:
+        cache.row_end = row_end(torch.tensor(target.row_end, device=like.device))
+    return cache
