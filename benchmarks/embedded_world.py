@@ -28,7 +28,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.metrics.clip import tiny_encoder
 from lanternbench.models.catalogue import load_target
-from lanternbench.training.tiny_world import data, scenes
+from tools.train_tiny import data, scenes
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED, COUNT = 991, 64  # held-out scenes with captions that all differ

@@ -14,8 +14,8 @@ from lanternbench.models.tiny import clip as clip_tiny
 from lanternbench.models.tiny import feature_net as fid_tiny
 from lanternbench.models.tiny import text_encoder as text
 from lanternbench.models.vq import VQModel
-from lanternbench.training.tiny_world import data, evaluators, scenes
-from lanternbench.training.tiny_world.vq import CONFIG
+from tools.train_tiny import data, evaluators, scenes
+from tools.train_tiny.vq import CONFIG
 
 
 @pytest.fixture(scope="module")

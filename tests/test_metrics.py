@@ -21,8 +21,8 @@ from lanternbench.metrics.fid import Fid, reference_statistics
 from lanternbench.metrics.frechet import sums
 from lanternbench.metrics.nets import plain_image
 from lanternbench.metrics.setup import Setup
-from lanternbench.training.tiny_world import data, scenes
 from lanternbench.utils.files import cache_dir
+from tools.train_tiny import data, scenes
 
 SEED = 4242  # scenes that no training saw
 

@@ -10,7 +10,7 @@ import pytest
 
 from lanternbench import prompts
 from lanternbench.errors import UserError
-from lanternbench.training.tiny_world.scenes import COLOURS, PLACES, RADII, SHAPES, TEXTURES
+from tools.train_tiny.scenes import COLOURS, PLACES, RADII, SHAPES, TEXTURES
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 COCO = SHARED / "coco" / "captions_val2017.json"

@@ -11,11 +11,11 @@ from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.models.tiny import text_encoder as text
-from lanternbench.training import eagle, loop, muon, rollouts
-from lanternbench.training.tiny_world import drafters, scenes
-from lanternbench.training.tiny_world import target as target_training
-from lanternbench.training.tiny_world import text as text_training
-from lanternbench.training.tiny_world.world import train
+from lanternbench.training import eagle, loop, muon
+from tools.train_tiny import drafters, rollouts, scenes
+from tools.train_tiny import target as target_training
+from tools.train_tiny import text as text_training
+from tools.train_tiny.world import train
 
 
 def test_a_scene_is_a_function_of_seed_and_index():

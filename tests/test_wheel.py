@@ -43,6 +43,17 @@ def test_the_wheel_finds_its_sweeps_prompts_and_weights_outside_the_repository(i
     assert "cool-sd" in done.stdout
 
 
+def test_the_wheel_says_where_the_makers_of_the_embedded_weights_are(installed, tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(installed / "site")}
+    command = [sys.executable, "-m", "lanternbench", "train", "tiny"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "tools/train_tiny" in done.stderr
+    assert "checkout" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_wheel_is_typed_small_and_starts_by_its_command(installed):
     (wheel,) = installed.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -51,5 +62,5 @@ def test_the_wheel_is_typed_small_and_starts_by_its_command(installed):
     assert f"-{lanternbench.__version__}-" in wheel.name
     assert "lanternbench/py.typed" in names
     assert "lanternbench = lanternbench.__main__:main" in points
-    assert not [name for name in names if name.startswith(("tests", "benchmarks", "results"))]
+    assert not [name for name in names if name.startswith(("tests", "tools", "benchmarks", "results"))]
     assert wheel.stat().st_size < 60e6

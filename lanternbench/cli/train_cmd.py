@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from lanternbench import __version__
 from lanternbench.cli import options
 from lanternbench.cli.program import program
 from lanternbench.cli.progress import lines
@@ -74,13 +76,20 @@ def tiny(
     """Render scenes, then train tokeniser, target, drafters and evaluators; about eight hours on two cores.
 
     Stopped at any point, the same command continues from the last checkpoint.  Use the result with
-    `--target OUT`.
+    `--target OUT`.  It needs a checkout of the source.
 
     Example: lanternbench train tiny --out weights
     """
     from rich.console import Console
 
-    from lanternbench.training.tiny_world.world import train
+    checkout = Path(__file__).resolve().parents[2]
+    if not (checkout / "tools/train_tiny").is_dir():
+        raise UserError(
+            "`train tiny` needs the folder tools/train_tiny, which an installed package lacks: run it in a checkout of "
+            f"lanternbench {__version__}'s source (`pip install --editable .`)"
+        )
+    sys.path.insert(0, str(checkout))
+    from tools.train_tiny.world import train
 
     choose("cpu", threads)
     console = Console(stderr=True)

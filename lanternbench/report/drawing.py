@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ STYLE: Any = {
     "pdf.fonttype": 42,  # editable text: venues reject Type 3 fonts
     "svg.hashsalt": "lanternbench",  # the same data gives the same file
 }
+DATES: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # left out of files
 POINT = 3.35 * 72 / 360  # of one pixel: a narrow picture is as wide as a column of a two-column paper
 # role -> colour (None: the group's), width in pixels, dashes, opacity; report.css has the same
 LINES: dict[str, tuple[str | None, float, Any, float]] = {
@@ -60,12 +61,18 @@ def scene_figure(scene: Scene) -> Figure:
 
 def write_scene(scene: Scene, stem: Path) -> list[Path]:
     """``stem``.png, .svg and .pdf."""
-    files = []
-    for kind, metadata in (("png", {}), ("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
-        files.append(stem.with_name(f"{stem.name}.{kind}"))
-        with matplotlib.rc_context(STYLE), warnings.catch_warnings(), replacing(files[-1], OUT) as file:
-            warnings.simplefilter("ignore", UserWarning)  # a label with signs that the font lacks shows boxes
-            scene_figure(scene).savefig(file, format=kind, dpi=300, metadata=metadata)
+    return save(lambda: scene_figure(scene), stem, ("png", "svg", "pdf"))
+
+
+def save(draw: Callable[[], Figure], stem: Path, kinds: Sequence[str], dpi: int = 300) -> list[Path]:
+    """The figure in our style as ``stem``.KIND; the same data gives the same bytes."""
+    files = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a label with signs that the font lacks shows boxes
+        figure = draw()
+        for path, kind in zip(files, kinds):
+            with replacing(path, OUT) as file:
+                figure.savefig(file, format=kind, dpi=dpi, metadata=DATES.get(kind, {}))
     return files
 
 

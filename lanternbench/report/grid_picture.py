@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lanternbench.report.drawing import INK, STYLE
+from lanternbench.report.drawing import INK, save
 from lanternbench.report.load import Contents, Run, image_path
 from lanternbench.report.pareto import speed_column
 from lanternbench.report.scene import wrap
 from lanternbench.report.view import View
-from lanternbench.utils.files import OUT, replacing
 from lanternbench.utils.text import one_line
 
 WIDTH = 6.9 * 72  # points: both columns of a two-column paper
@@ -59,14 +57,7 @@ def grid_figure(run: Run, contents: Contents, view: View, prompts: int) -> Figur
 
 def write_grid(run: Run, contents: Contents, view: View, prompts: int, stem: Path) -> list[Path]:
     """``stem``.png and .pdf."""
-    files = []
-    with matplotlib.rc_context(STYLE):
-        figure = grid_figure(run, contents, view, prompts)
-        for kind, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
-            files.append(stem.with_name(f"{stem.name}.{kind}"))
-            with replacing(files[-1], OUT) as file:
-                figure.savefig(file, format=kind, dpi=300, metadata=metadata)
-    return files
+    return save(lambda: grid_figure(run, contents, view, prompts), stem, ("png", "pdf"))
 
 
 def _head(name: str, speed: str, side: float) -> list[str]:

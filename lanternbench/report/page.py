@@ -13,7 +13,7 @@ from markupsafe import Markup
 from lanternbench.analysis.steps import Steps
 from lanternbench.notes import Note
 from lanternbench.report import pairs
-from lanternbench.report.columns import MISSING, columns, glossary
+from lanternbench.report.columns import MISSING, Column, columns, glossary
 from lanternbench.report.grid import image_grid
 from lanternbench.report.load import Contents, ReportRow, Run
 from lanternbench.report.pairs import Pair
@@ -116,11 +116,12 @@ def _facts(runs: list[Run]) -> dict[str, str]:
 def results_table(rows: list[ReportRow], view: View) -> Table:
     """All columns; those that were not chosen, or else that a terminal has no room for, are folded."""
     shown, compact = columns(rows), view.shown(rows, "terminal")
-    lines = [
-        [Cell(c.value(row), (c.figure(row).value if c.numeric else None), c.bounds(row)) for c in shown] for row in rows
-    ]
-    lines = [[cell._replace(value="") if c.numeric and cell.value is None else cell for c, cell in zip(shown, line)]
-             for line in lines]  # fmt: skip
+
+    def cell(c: Column, row: ReportRow) -> Cell:
+        found = c.figure(row).value if c.numeric else None
+        return Cell(c.value(row), "" if c.numeric and found is None else found, c.bounds(row))
+
+    lines = [[cell(c, row) for c in shown] for row in rows]
     folded = frozenset(i for i, c in enumerate(shown) if c not in compact and (view.columns or c.key != "lossless"))
     dispensable = frozenset(i for i, c in enumerate(shown) if c.key in ("lossless", "step_compression", "tree_depth"))
     return Table([(c.title + c.arrow, c.help, not c.numeric) for c in shown], lines, folded, dispensable)
@@ -153,7 +154,6 @@ def _pair_table(found: list[Pair]) -> Table | None:
 
 
 def _published(beside: pd.DataFrame) -> Table:
-
     from lanternbench.report import papers  # not for every report: it loads all methods
 
     names = [str(name) for name in beside.columns]
@@ -161,12 +161,8 @@ def _published(beside: pd.DataFrame) -> Table:
     lines = []
     for record in beside.to_dict("records"):
         texts = [papers.cell(name, record[name]) for name in names]
-        lines.append(
-            [
-                Cell(text, ("" if text == MISSING else record[name]) if number else None)
-                for name, text, number in zip(names, texts, numeric)
-            ]
-        )
+        sorts = [("" if text == MISSING else record[name]) for name, text in zip(names, texts)]
+        lines.append([Cell(text, by if number else None) for text, by, number in zip(texts, sorts, numeric)])
     return Table([(papers.title(name), "", not number) for name, number in zip(names, numeric)], lines, tall=True)
 
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-FAMILIES = {
-    "ar": ("AR", "#7a7f87"),
-    "sd": ("draft model", "#56b4e9"),
-    "medusa": ("draft model", "#56b4e9"),
-    "eagle-1": ("EAGLE", "#0072b2"),
-    "eagle-2": ("EAGLE", "#0072b2"),
-    "eagle-3": ("EAGLE", "#0072b2"),
-    "lantern": ("LANTERN", "#d55e00"),
-    "lantern++": ("LANTERN", "#d55e00"),
-    "jacobi": ("Jacobi", "#e69f00"),
-    "sjd": ("Jacobi", "#e69f00"),
-    "scd": ("Jacobi", "#e69f00"),
-    "sjd-pac": ("Jacobi", "#e69f00"),
-    "gsd": ("Jacobi", "#e69f00"),
-    "adt-tree": ("ADT-Tree", "#009e73"),
-    "uniform-rsd": ("relaxed SD", "#cc79a7"),
-    "cool-sd": ("relaxed SD", "#cc79a7"),
+_FAMILIES = {
+    ("AR", "#7a7f87"): "ar",
+    ("draft model", "#56b4e9"): "sd medusa",
+    ("EAGLE", "#0072b2"): "eagle-1 eagle-2 eagle-3",
+    ("LANTERN", "#d55e00"): "lantern lantern++",
+    ("Jacobi", "#e69f00"): "jacobi sjd scd sjd-pac gsd",
+    ("ADT-Tree", "#009e73"): "adt-tree",
+    ("relaxed SD", "#cc79a7"): "uniform-rsd cool-sd",
 }
+FAMILIES = {method: family for family, methods in _FAMILIES.items() for method in methods.split()}
 OTHER = ("other", "#8a8a00")
 PHASES = {"draft": "#e69f00", "verify": "#0072b2", "commit": "#009e73", "other": "#9aa0a6"}  # of a step
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich import box
@@ -14,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lanternbench.analysis.predict import BASE, BATCHES, Prediction, Validation, record
-from lanternbench.report.drawing import STYLE
+from lanternbench.report.drawing import save
 from lanternbench.report.palette import colour
 from lanternbench.report.tables import markdown
 from lanternbench.utils.files import OUT, replacing, writing
@@ -115,30 +114,26 @@ def write(
     for name, whole in (("json", f"{text}\n"), ("md", f"{markdown_tables(rows)}\n{said}\n")):
         with replacing(out / f"predictions.{name}", OUT) as file:
             file.write(whole.encode())
-    plot(curve, out / "predictions.png")
+    save(lambda: plot(curve), out / "predictions", ("png",), dpi=200)
 
 
-def plot(rows: Sequence[Prediction], path: Path) -> None:
-    """Speedup against batch size, a panel for each setup; what does not fit in memory is left out.  Writes a PNG."""
+def plot(rows: Sequence[Prediction]) -> Figure:
+    """Speedup against batch size, a panel for each setup; what does not fit in memory is left out."""
     groups = setups(rows)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.4 * min(len(groups), 3), 3.0 * -(-len(groups) // 3)), layout="constrained")
-        FigureCanvasAgg(figure)
-        for i, group in enumerate(groups):
-            axes = figure.add_subplot(-(-len(groups) // 3), min(len(groups), 3), i + 1)
-            axes.grid(color="#e6e6e6", linewidth=0.6)
-            axes.axhline(1.0, color="#9aa0a6", linewidth=1.1, linestyle=(0, (4, 2)))
-            for j, label in enumerate(dict.fromkeys(row.label for row in group if row.method != BASE)):
-                own = [row for row in group if row.label == label and row.fits is not False]
-                shade = colour(next(r.method for r in group if r.label == label))
-                x, y = [row.batch for row in own], [row.speedup for row in own]
-                axes.plot(x, y, color=shade, marker="os^vDPX"[j % 7], markersize=4, linewidth=1.1, label=label)
-            axes.set_xscale("log", base=2)
-            axes.set_xlim(BATCHES[0] * 0.9, BATCHES[-1] * 1.1)
-            axes.set_title(f"{group[0].target}, {group[0].device}, {group[0].dtype}", fontsize=8.5, parse_math=False)
-            axes.set_xlabel("batch")
-            axes.set_ylabel("predicted speedup over ar")
-            axes.legend(frameon=False, fontsize=7)
-        figure.suptitle(f"{TITLE} (roofline)", fontsize=8.5)
-        with replacing(path, OUT) as file:
-            figure.savefig(file, format="png", dpi=200)
+    figure = Figure(figsize=(3.4 * min(len(groups), 3), 3.0 * -(-len(groups) // 3)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for i, group in enumerate(groups):
+        axes = figure.add_subplot(-(-len(groups) // 3), min(len(groups), 3), i + 1)
+        axes.grid(color="#e6e6e6", linewidth=0.6)
+        axes.axhline(1.0, color="#9aa0a6", linewidth=1.1, linestyle=(0, (4, 2)))
+        for j, label in enumerate(dict.fromkeys(row.label for row in group if row.method != BASE)):
+            own = [row for row in group if row.label == label and row.fits is not False]
+            shade = colour(next(r.method for r in group if r.label == label))
+            x, y = [row.batch for row in own], [row.speedup for row in own]
+            axes.plot(x, y, color=shade, marker="os^vDPX"[j % 7], markersize=4, linewidth=1.1, label=label)
+        axes.set_xscale("log", base=2)
+        axes.set(xlim=(BATCHES[0] * 0.9, BATCHES[-1] * 1.1), xlabel="batch", ylabel="predicted speedup over ar")
+        axes.set_title(f"{group[0].target}, {group[0].device}, {group[0].dtype}", fontsize=8.5, parse_math=False)
+        axes.legend(frameon=False, fontsize=7)
+    figure.suptitle(f"{TITLE} (roofline)", fontsize=8.5)
+    return figure

@@ -160,15 +160,14 @@ def round_numbers(low: float, high: float) -> list[float]:
 
 def interval(at: Axis, low: float, high: float, across: float, role: str = "interval") -> list[Item]:
     """An interval along ``at``, horizontal at height ``across``; an end beyond the axis is an arrow head."""
-    return [Line(tuple((x, across) for x in (at.cut(low), at.cut(high))), role), *_heads(at, low, high, across, False)]
+    line = Line(((at.cut(low), across), (at.cut(high), across)), role)
+    return [line, *_heads(at, low, high, across, False)]
 
 
 def upright(at: Axis, low: float, high: float, across: float) -> list[Item]:
     """An interval along the vertical axis ``at``."""
-    return [
-        Line(tuple((across, y) for y in (at.cut(low), at.cut(high))), "interval"),
-        *_heads(at, low, high, across, True),
-    ]
+    line = Line(((across, at.cut(low)), (across, at.cut(high))), "interval")
+    return [line, *_heads(at, low, high, across, True)]
 
 
 def _heads(at: Axis, low: float, high: float, across: float, turned: bool) -> Iterable[Item]:

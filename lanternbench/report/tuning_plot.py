@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from lanternbench.experiment.tuning_result import BASELINE, OWN, Tuning
-from lanternbench.report.drawing import STYLE
-from lanternbench.utils.files import OUT, replacing
+from lanternbench.report.drawing import save
 
 COLOURS = ("#7a7f87", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the method's own first
 
 
 def write_plot(tuning: Tuning, stem: Path) -> list[Path]:
     """``stem``.png and .svg."""
-    files = [stem.with_suffix(f".{kind}") for kind in ("png", "svg")]
-    with matplotlib.rc_context(STYLE):
-        figure = tuning_figure(tuning)
-        for path in files:
-            with replacing(path, OUT) as file:
-                figure.savefig(
-                    file, format=path.suffix[1:], dpi=160, metadata={"Date": None} if path.suffix == ".svg" else {}
-                )
-    return files
+    return save(lambda: tuning_figure(tuning), stem, ("png", "svg"), dpi=160)
 
 
 def tuning_figure(tuning: Tuning) -> Figure:
@@ -47,10 +37,8 @@ def _cost(axes: Axes, tuning: Tuning) -> None:
     cost = tuning.cost
     for length, row in zip(cost.cached, cost.forward_s):
         axes.plot(cost.nodes, [1e3 * s for s in row], marker="o", markersize=3, label=f"{length} cached tokens")
-    axes.set_xlabel("nodes of a forward")
-    axes.set_ylabel("ms")
     axes.set_ylim(bottom=0)
-    axes.set_title("the target's forward")
+    axes.set(xlabel="nodes of a forward", ylabel="ms", title="the target's forward")
     axes.legend(frameon=False, fontsize=7)
 
 
@@ -60,10 +48,7 @@ def _acceptance(axes: Axes, tuning: Tuning) -> None:
         assert r.expected is not None
         reach = r.expected.reach
         axes.plot(range(1, len(reach) + 1), reach, marker="o", markersize=3, color=colour, label=_name(tuning, r.name))
-    axes.set_xlabel("drafted tokens i")
-    axes.set_ylabel("P(accepted ≥ i)")
-    axes.set_ylim(0, 1)
-    axes.set_title("acceptance by depth")
+    axes.set(xlabel="drafted tokens i", ylabel="P(accepted ≥ i)", ylim=(0, 1), title="acceptance by depth")
     axes.legend(frameon=False, fontsize=7)
 
 
@@ -86,8 +71,7 @@ def _speed(axes: Axes, tuning: Tuning) -> None:
     axes.fill_between(
         ends, [0.85 * e for e in ends], [1.15 * e for e in ends], color="#9aa0a6", alpha=0.15, linewidth=0
     )
-    axes.set_xlabel("expected tokens/s")
-    axes.set_ylabel("measured tokens/s, robust")
+    axes.set(xlabel="expected tokens/s", ylabel="measured tokens/s, robust")
     axes.set_title("expected against measured (band: 15 %)")
     axes.legend(frameon=False, fontsize=7)
 

@@ -20,7 +20,7 @@ from lanternbench.methods.method import method
 from lanternbench.metrics.export import export_dpg, export_geneval
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.report.pareto import write_pareto
-from lanternbench.training.tiny_world.evaluators import export_clip
+from tools.train_tiny.evaluators import export_clip
 
 pytestmark = pytest.mark.usefixtures("in_time")
 ROWS = [

@@ -10,8 +10,8 @@ from torch import nn
 from lanternbench import prompts
 from lanternbench.errors import UserError
 from lanternbench.training import drafter, loop
-from lanternbench.training.tiny_world import data
 from lanternbench.utils.files import WORK, acquire
+from tools.train_tiny import data
 
 pytestmark = pytest.mark.usefixtures("in_time")
 CONTENTS = {

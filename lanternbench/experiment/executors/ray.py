@@ -179,7 +179,10 @@ class RayExecutor:
             raise WorkerLost from error
 
     def _replace(self, worker: Any, what: str) -> Any:
-        """Another worker for one that was lost over ``what``.  Raises UserError if others were before it."""
+        """Another worker for one that was lost over ``what``.  Raises UserError if others were before it.
+
+        Ray's ``max_task_retries`` repeats a call before a lost node is known to be lost, and writes to the terminal.
+        """
         self.connection.check()
         self._ray.kill(worker)  # it may be out of reach only
         self._losses[what] += 1

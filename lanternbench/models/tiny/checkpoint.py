@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +66,6 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"cannot read the embedded weights {path} ({error}); reinstall, or remake them with "
             "`lanternbench train tiny`"
         ) from None
-
-
-def export(folder: Path, target: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: Any, **meta: Any) -> None:
-    """Write the embedded world's generating half into ``folder``."""
-    write(
-        folder / "target.safetensors", llamagen.to_official(target.state_dict()), config=asdict(target.config), **meta
-    )
-    write(folder / "text.safetensors", encoder.state_dict(), **meta)
-    write(folder / "vq.safetensors", vq.state_dict(), config=asdict(vq.config), **meta)
-    write(folder / "eagle.safetensors", eagle_files.to_published(drafters.eagle.state_dict()), **meta)
-    write(folder / "eagle-3.safetensors", eagle_files.to_published(drafters.eagle3.state_dict()), **meta)
-    write(folder / "medusa.safetensors", drafters.medusa.state_dict(), **meta)
-    small = drafters.model
-    write(folder / "model.safetensors", llamagen.to_official(small.state_dict()), config=asdict(small.config), **meta)
 
 
 def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:

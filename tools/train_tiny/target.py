@@ -20,8 +20,8 @@ from lanternbench.models.tiny import text_encoder as text
 from lanternbench.models.transformer import Layer
 from lanternbench.models.vq import VQModel
 from lanternbench.training import loop
-from lanternbench.training.tiny_world import data, scenes
-from lanternbench.training.tiny_world.vq import to_float
+from tools.train_tiny import data, scenes
+from tools.train_tiny.vq import to_float
 
 CONFIG = LlamaGenConfig(
     dim=128, n_layer=32, n_head=4, vocab_size=1024, caption_dim=text.WIDTH, cls_token_num=text.WORDS, multiple_of=32

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from lanternbench.training import loop
-from lanternbench.training.tiny_world import scenes
 from lanternbench.utils.files import WORK, replacing
+from tools.train_tiny import scenes
 
 SEED = 20260  # of the training scenes; evaluation uses other seeds
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from lanternbench.models.drafters import eagle_files
+from lanternbench.models.llamagen import model as llamagen
+from lanternbench.models.llamagen.model import LlamaGen
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.training import rollouts
-from lanternbench.training.tiny_world import drafters, evaluators, target, text, vq
+from lanternbench.models.tiny import text_encoder
+from lanternbench.models.vq import VQModel
 from lanternbench.utils.files import OUT, WORK, check_writable
+from tools.train_tiny import drafters, evaluators, rollouts, target, text, vq
 
 STEPS = {
     "vq": 2500, "text": 1000,
@@ -47,5 +53,28 @@ def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] 
     deep = work / "deep"
     made = target.deepen(deep, half, batches, steps["deep-target"], log)
     helpers = train_drafters(deep, made, "deep-", helpers)
-    tiny.export(out, made.target, made.text, tokeniser, helpers, steps=steps, scenes=count)
+    export(out, made.target, made.text, tokeniser, helpers, steps=steps, scenes=count)
     evaluators.train(work, out, tokeniser, steps["clip"], steps["fid"], count, log)
+
+
+def export(
+    folder: Path,
+    model: LlamaGen,
+    encoder: text_encoder.TextEncoder,
+    tokeniser: VQModel,
+    nets: drafters.Drafters,
+    **meta: Any,
+) -> None:
+    """Write the embedded world's generating half into ``folder``."""
+    tensors = llamagen.to_official
+    for name, state, config in (
+        ("target", tensors(model.state_dict()), asdict(model.config)),
+        ("text", encoder.state_dict(), None),
+        ("vq", tokeniser.state_dict(), asdict(tokeniser.config)),
+        ("eagle", eagle_files.to_published(nets.eagle.state_dict()), None),
+        ("eagle-3", eagle_files.to_published(nets.eagle3.state_dict()), None),
+        ("medusa", nets.medusa.state_dict(), None),
+        ("model", tensors(nets.model.state_dict()), asdict(nets.model.config)),
+    ):
+        about = meta if config is None else {"config": config} | meta
+        tiny.write(folder / f"{name}.safetensors", state, **about)

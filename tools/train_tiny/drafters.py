@@ -22,8 +22,8 @@ from lanternbench.models.llamagen.model import LlamaGen
 from lanternbench.models.target import Target
 from lanternbench.training import eagle, loop
 from lanternbench.training.eagle import DEEPER, Losses, divergence
-from lanternbench.training.rollouts import Rollouts
-from lanternbench.training.tiny_world.target import CONFIG
+from tools.train_tiny.rollouts import Rollouts
+from tools.train_tiny.target import CONFIG
 
 SMALL = replace(CONFIG, n_layer=2)
 HEADS = 4

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.training import loop
-from lanternbench.training.tiny_world import data
+from tools.train_tiny import data
 
 CONFIG = VQConfig(ch=32, ch_mult=(1, 1, 1), num_res_blocks=0, z_channels=32, codebook_size=1024, norm_groups=4)
 BATCH = 32

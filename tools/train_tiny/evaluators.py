@@ -18,9 +18,9 @@ from lanternbench.models.tiny.checkpoint import write_tensors
 from lanternbench.models.tiny.feature_net import FEATURES, WIDTHS, FeatureNet
 from lanternbench.models.vq import VQModel
 from lanternbench.training import loop
-from lanternbench.training.tiny_world import data, scenes
-from lanternbench.training.tiny_world import target as target_training
 from lanternbench.utils.files import WORK, replacing
+from tools.train_tiny import data, scenes
+from tools.train_tiny import target as target_training
 
 BATCH = 64
 COUNT = 40000  # scenes: the ones that the target is trained on

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lanternbench.models.tiny import text_encoder as text
 from lanternbench.training import loop
-from lanternbench.training.tiny_world import scenes
+from tools.train_tiny import scenes
 
 BATCH = 64
 _PARTS = (scenes.SHAPES, tuple(scenes.COLOURS), tuple(scenes.RADII))

@@ -21,7 +21,7 @@ from lanternbench.models.target import Target
 from lanternbench.models.tiny.text_encoder import read
 from lanternbench.training import loop
 from lanternbench.training.eagle import target_states
-from lanternbench.training.tiny_world.target import caption
+from tools.train_tiny.target import caption
 
 SEED = 777  # of the captions; those of the training scenes and of the evaluations are others
 SHARD, BATCH = 640, 64  # images a file, images decoded together
