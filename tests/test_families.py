@@ -29,7 +29,6 @@ def plugged(tmp_path, monkeypatch):
     rows = tmp_path / "rows.yaml"
     rows.write_text("theirs-1b:\n  about: somebody's target\n  licence: MIT\n  gigabytes: 2\n  guidance: 4.5\n")
 
-    @registry.register("target", "theirs")
     class Theirs(Family):
         needs = ()
 
@@ -38,8 +37,8 @@ def plugged(tmp_path, monkeypatch):
 
     Theirs.rows = rows
     catalogue.catalogue.cache_clear()
-    yield rows
-    registry._components["target"].pop("theirs")
+    with registry.temporary({"target": {"theirs": Theirs}}):
+        yield rows
     catalogue.family.cache_clear()
     catalogue.catalogue.cache_clear()
 

@@ -244,14 +244,12 @@ def test_a_grid_of_options_is_expanded_and_each_method_kept_once():
     assert labels[0] == "ar"
 
 
-def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target, monkeypatch):
-    wrong = {"forgets": lambda q, p, x, depth, rule: q}
-    registry.components("residual")  # ours are registered
-    monkeypatch.setitem(registry._components, "residual", registry._components["residual"] | wrong)
-    made = method("eagle-1", residual="forgets")
-    assert not made.lossless
-    decoder = build(target, made)
-    made = engine.generate(decoder, ["a red circle"], trace=True)
+def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target):
+    with registry.temporary({"residual": {"forgets": lambda q, p, x, depth, rule: q}}):
+        made = method("eagle-1", residual="forgets")
+        assert not made.lossless
+        decoder = build(target, made)
+        made = engine.generate(decoder, ["a red circle"], trace=True)
     assert decoder.lossless is False
     assert samples.figures(decoder, made)[0]["fidelity_loss"] > 0.02
 

@@ -140,9 +140,9 @@ def mutate(monkeypatch, module, name: str, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sd", "eagle-1", "sjd"])
-def test_a_wrong_residual_is_found(name, monkeypatch):
-    monkeypatch.setitem(registry._components["residual"], "standard", lambda q, *_: q)
-    assert deviation(name) > 1e-3
+def test_a_wrong_residual_is_found(name):
+    with registry.temporary({"residual": {"standard": lambda q, *_: q}}):
+        assert deviation(name) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["medusa", "eagle-2"])
@@ -398,10 +398,7 @@ def test_an_unknown_method_is_the_users_mistake():
         verify_all(["nope"])
 
 
-def test_a_registered_method_that_wrongly_claims_to_be_lossless_fails(monkeypatch):
-    registry.load_plugins()
-    monkeypatch.setattr(registry, "_components", {kind: dict(made) for kind, made in registry._components.items()})
-
+def test_a_registered_method_that_wrongly_claims_to_be_lossless_fails():
     class GenerousRule(ExactRule):
         def relax(self, q, x, depth):
             return RelaxedProb(at(q, x) + 0.1)
@@ -410,8 +407,8 @@ def test_a_registered_method_that_wrongly_claims_to_be_lossless_fails(monkeypatc
         def build(self, target, max_depth):
             return GenerousRule()
 
-    registry.register("acceptance", "generous")(TooGenerous)
-    preset("mine", proposal="model", tree="chain", acceptance="generous", residual="standard")
-    rows = verify_all(["mine"])
+    with registry.temporary({"acceptance": {"generous": TooGenerous}}):
+        preset("mine", proposal="model", tree="chain", acceptance="generous", residual="standard")
+        rows = verify_all(["mine"])
     assert rows[0].check == "tables: exact distribution"
     assert rows[0].passed is False
