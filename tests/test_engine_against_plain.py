@@ -127,6 +127,7 @@ def test_a_method_without_a_plain_definition_is_judged_by_its_bound_alone(monkey
     assert "bound only" in row.detail
 
 
+@pytest.mark.slow
 def test_a_plug_in_s_rule_and_residual_are_held_against_their_own_definitions(monkeypatch):
     monkeypatch.setattr(lossless, "WORLDS", ((3, 3, "dense"), (3, 4, "dense", lossless.GUIDED, True)))
 

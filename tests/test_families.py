@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import slow_but
 from test_anole import small
 
 from lanternbench import registry
@@ -81,7 +82,7 @@ def test_packing_leaves_a_model_s_dtype_and_device_to_be_asked(target):
     assert (packed.packed(small("anole")).dtype) == torch.float32
 
 
-@pytest.mark.parametrize("name", ["llamagen-b-c2i", "janus-pro-1b"])
+@pytest.mark.parametrize("name", slow_but(["llamagen-b-c2i"], ["llamagen-b-c2i", "janus-pro-1b"]))
 def test_a_smaller_part_of_a_target_is_run_with_random_weights_alone(name):
     target = catalogue.load_target(f"{name}:layers=1,grid=3", random_weights=True)
     whole = catalogue.entry(name).shape

@@ -75,6 +75,7 @@ def test_a_sweep_stores_every_method_for_every_prompt(swept):
     assert all((run / s.image).is_file() for s in results.read_samples(run))
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_continues_to_the_same_results_and_computes_nothing_twice(swept, tmp_path):
     (tmp_path / "small.yaml").write_text(SWEEP)
     process = subprocess.Popen([*CLI, "sweep", "small.yaml"], cwd=tmp_path, stderr=subprocess.DEVNULL)
@@ -175,6 +176,7 @@ def test_methods_that_say_nothing_sensible_are_refused(methods, says):
         config.sweep({"methods": methods}, "test").methods()
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     run = [sys.executable, "-m", "lanternbench", "run", "-m", "ar", "-n", "0", "--out", str(tmp_path)]
     said = interrupted(run, tmp_path, lambda: any(tmp_path.glob("*/run.json")))

@@ -145,6 +145,7 @@ def test_a_wrong_residual_is_found(name):
         assert deviation(name) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["medusa", "eagle-2"])
 def test_a_residual_that_keeps_a_rejected_child_is_found(name, monkeypatch):
     mutate(monkeypatch, exact, "ExactRule.verify_chosen", ".scatter(-1, struck, 0.0)", "")
@@ -156,16 +157,19 @@ def test_wrong_acceptance_is_found(monkeypatch):
     assert deviation("sd") > 1e-3
 
 
+@pytest.mark.slow
 def test_siblings_that_are_not_renormalised_are_found(monkeypatch):
     mutate(monkeypatch, verify, "_sampled_tree", "p_j = normalised(p_left, torch.zeros_like(p_left))", "p_j = p_left")
     assert deviation("eagle-1") > 1e-3
 
 
+@pytest.mark.slow
 def test_siblings_that_keep_the_old_target_are_found(monkeypatch):
     mutate(monkeypatch, verify, "_sampled_tree", "normalised(residual(q_j, p_j, before, depth, rule), q_j)", "q_j")
     assert deviation("eagle-1") > 1e-3
 
 
+@pytest.mark.slow
 def test_chosen_siblings_that_are_not_renormalised_are_found(monkeypatch):
     mutate(
         monkeypatch, exact, "ExactRule.verify_chosen", "left = 1.0 - (qx.cumsum(-1) - qx)", "left = torch.ones_like(qx)"
@@ -174,6 +178,7 @@ def test_chosen_siblings_that_are_not_renormalised_are_found(monkeypatch):
     assert deviation("medusa") > 1e-3
 
 
+@pytest.mark.slow
 def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
     # a family narrower than the tree pads with node 0, whose token may be that of a rejected child
     mutate(
@@ -186,6 +191,7 @@ def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
     assert deviation("medusa") > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "function", "line"),
     [
