@@ -133,6 +133,7 @@ def test_a_gpu_is_made_the_one_that_graphs_are_made_on(device, index, monkeypatc
     torch.backends.cuda.enable_cudnn_sdp(True)
 
 
+@pytest.mark.slow
 def test_a_warm_up_records_all_that_later_images_need(shallow, monkeypatch):
     monkeypatch.setattr(cached, "SPAN", 160)
     recorded = replace(shallow, graphs=Graphs(frozen))
