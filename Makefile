@@ -7,7 +7,7 @@ MINUTES ?= 4
 TORCH   ?=
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint verify mutants bench gpu gpu-packages clean
+.PHONY: demo test test-all lint verify mutants bench gpu gpu-packages clean
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,7 +26,10 @@ demo: $(VENV)/.installed
 	  "$$(ls -t results/*/report/report.html | head -n 1)" $(BIN)/lanternbench
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not slow and not browser'
+
+test-all: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --durations=10
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

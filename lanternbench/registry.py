@@ -145,3 +145,21 @@ def component(kind: str, name: str) -> Any:
     if not isinstance(name, str) or name not in known:
         raise unknown(f"there is no {kind} called '{name}'", str(name), known)
     return known[name]
+
+
+@contextmanager
+def temporary(replaced: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[None]:
+    """Afterwards the registry is as it was before: what is registered inside is gone.
+
+    ``replaced``: kind -> name -> component, used inside in place of the registered one, or beside those there are.
+    All components and plug-ins are imported first, since no import is repeated.
+    """
+    before = {kind: dict(components(kind)) for kind in _components}
+    for kind, known in (replaced or {}).items():
+        _components[kind].update(known)
+    try:
+        yield
+    finally:
+        for kind, known in before.items():
+            _components[kind].clear()
+            _components[kind].update(known)

@@ -39,6 +39,7 @@ def test_larger_neighbourhoods_hold_more_probability_and_change_images_more(targ
     assert [len(row) for row in found.images] == [5, 5]
 
 
+@pytest.mark.slow
 def test_near_codes_are_better_substitutes_than_random_ones(target):
     near, other = (codebook.study_codebook(target, CAPTIONS[:1], [10], p).likenesses[0] for p in ("l2", "random"))
     assert near.psnr > other.psnr + 5

@@ -104,6 +104,7 @@ def test_run_takes_several_methods_and_each_reads_its_own_options(here, monkeypa
         mistake(monkeypatch, capfd, "run", "-m", "eagle-1", "-m", "cool-sd", *wrong)
 
 
+@pytest.mark.slow
 def test_a_plan_makes_nothing_and_its_estimate_is_near(tmp_path):
     (tmp_path / "small.yaml").write_text("methods: [cool-sd]\nnum_prompts: 3\nmetrics: []\n")
     plan = json.loads(cli("sweep", "small.yaml", "--dry-run", "--json", cwd=tmp_path).stdout)

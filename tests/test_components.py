@@ -28,12 +28,11 @@ calls: Counter[str] = Counter()
 
 
 @pytest.fixture(autouse=True)
-def own_registry(monkeypatch):
+def _registry():
     """What a test registers is gone afterwards."""
-    for kind in registry._components:
-        dict(registry.components(kind))  # imports them all
-    monkeypatch.setattr(registry, "_components", {kind: dict(known) for kind, known in registry._components.items()})
     calls.clear()
+    with registry.temporary():
+        yield
 
 
 def run(target: Any, name: str, temperature: float, **options: Any) -> engine.SpeculativeDecoder:
@@ -149,3 +148,22 @@ def test_a_name_that_is_taken_and_an_unknown_kind_are_one_sentence():
 def test_relaxed_rules_do_not_claim_to_be_lossless():
     rules = registry.components("acceptance")
     assert {name for name, rule in rules.items() if rule.lossless} == {"exact", "block", "unchanged"}
+
+
+def test_what_is_registered_or_replaced_in_a_temporary_registry_is_gone_after_an_error_too():
+    presets, honest = list(registry.components("preset")), registry.component("residual", "standard")
+
+    def forget(q, p, x, depth, rule):
+        return q
+
+    def fail():
+        with registry.temporary({"residual": {"standard": forget}}):
+            register("residual", "forget")(forget)
+            assert registry.component("residual", "standard") is registry.component("residual", "forget") is forget
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert registry.component("residual", "standard") is honest
+    assert "forget" not in registry.components("residual")
+    assert list(registry.components("preset")) == presets

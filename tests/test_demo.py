@@ -43,6 +43,7 @@ def test_a_time_budget_completes_a_whole_batch(tmp_path):
     assert len(results.read_samples(path)) == 2
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_says_so_in_the_first_line_of_terminal_and_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.yaml").write_text("methods: [eagle-1]\nnum_prompts: 2\nmetrics: []\n")
@@ -59,6 +60,7 @@ def test_an_unfinished_run_says_so_in_the_first_line_of_terminal_and_page(tmp_pa
         assert finished or "(preliminary)" in fastest
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
 def test_make_demo_ends_with_the_page_and_a_command_that_works_here(tmp_path):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")

@@ -160,6 +160,7 @@ def test_logits_are_those_of_transformers(loaded, theirs):
     assert (got - want).abs().max() < 1e-4 * max(1, float(want.abs().max()))
 
 
+@pytest.mark.slow
 def test_64_greedy_guided_tokens_are_those_of_transformers_generate(loaded, theirs):
     cond, uncond = prompts(loaded, CAPTIONS[1])
     first = VOCAB["<|visual token 000000|>"]

@@ -63,12 +63,14 @@ def measured(name: str, machine: Rehearsal, folder: Path) -> Result:
 ON_THE_HOST = ("machine", "plain", "embedded", "networks")  # none of them records a step of its own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PIECES if name not in ON_THE_HOST])
 def test_every_piece_runs_on_the_stand_in_and_keeps_the_bars_that_need_no_gpu(name, stood, tmp_path):
     kept = measured(name, stood, tmp_path)
     assert all(b["passed"] for b in kept.bars if b["bar"] not in bars.GPU_ONLY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_THE_HOST)
 def test_pieces_that_record_no_step_run_on_the_host(name, tmp_path):
     kept = measured(name, rehearsal(), tmp_path)
@@ -119,6 +121,7 @@ def run(folder: Path, faults: dict[str, str], limit_s: float = 20.0, needs: tupl
     return list(run_all(faults, measure, lambda name: is_done(folder, name, "a GPU", False), 1.0))
 
 
+@pytest.mark.slow
 def test_a_piece_that_raises_hangs_or_is_killed_leaves_the_others_whole_and_is_measured_next_time(
     tmp_path, monkeypatch
 ):
@@ -194,6 +197,7 @@ def command(*options: str, python: tuple[str, ...] = ()) -> subprocess.Completed
     return subprocess.run(run, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_the_command_measures_what_it_is_asked_for_and_a_second_call_nothing_more(tmp_path):
     out = tmp_path / "gpu"
     options = ("--rehearse", "--out", str(out))

@@ -160,6 +160,7 @@ def test_cached_decoding_gives_the_states_of_one_pass(loaded):
     assert torch.allclose(torch.cat(made, 1), whole, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_64_greedy_guided_tokens_are_those_of_transformers_generate(loaded, theirs):
     ids = torch.tensor([prompt_ids(loaded, CAPTIONS[0])])
     theirs.generation_config.generation_kwargs = {"boi_token_id": WORDS.index(IMAGE_START)}
@@ -190,6 +191,7 @@ def test_pixels_are_those_of_transformers(loaded, theirs):
     assert loaded.images(tokens)[0].size == (2 * side, 2 * side)
 
 
+@pytest.mark.slow
 def test_a_drafter_is_trained_saved_and_read(loaded, tmp_path):
     net = loaded.model.new_eagle().eval().requires_grad_(False)
     save_file(loaded.model.eagle_state(net), tmp_path / "drafter.safetensors")

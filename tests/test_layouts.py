@@ -322,6 +322,7 @@ def test_meta_s_parameters_without_a_width_are_refused(tmp_path, chameleon):
         ChameleonFamily().decoder(small_row({}), tmp_path, "cpu")
 
 
+@pytest.mark.slow
 def test_loading_takes_hardly_more_memory_than_the_checkpoint_s_size():
     script = Path(__file__).resolve().parents[1] / "benchmarks" / "loading.py"
     done = subprocess.run([sys.executable, str(script), "150"], capture_output=True, text=True, check=True)

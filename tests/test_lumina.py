@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import slow_but
 from fake_cuda_graph import frozen, in_place
 from families import random_chameleon
 from image_ids import lumina_rule
@@ -131,7 +132,7 @@ def test_a_row_end_costs_no_step_and_one_forward_in_a_row_reads_two_tokens(lumin
     assert sizes[1:] == [1] * (SIDE * SIDE - 1)  # after the prompt
 
 
-@pytest.mark.parametrize("name", ["ar", *DRAFTING])
+@pytest.mark.parametrize("name", slow_but(["ar", "sjd"], ["ar", *DRAFTING]))
 def test_recorded_forwards_give_the_tokens_of_eager_ones_across_row_ends(lumina, name):
     recorded = replace(lumina, graphs=Graphs(frozen))
     for temperature in (0.0, 1.0):
@@ -140,7 +141,7 @@ def test_recorded_forwards_give_the_tokens_of_eager_ones_across_row_ends(lumina,
         assert made.accept_lengths == want.accept_lengths
 
 
-@pytest.mark.parametrize("name", ["ar", "eagle-1", "sd", "sjd"])
+@pytest.mark.parametrize("name", slow_but(["ar", "sjd"], ["ar", "eagle-1", "sd", "sjd"]))
 def test_one_recording_serves_prompts_of_every_length(lumina, name):
     """The slots of image tokens depend on the prompt's length, and a recording must not keep those of the first."""
     decoder = build(replace(lumina, graphs=Graphs(frozen)), method(name), 1.0)
@@ -155,6 +156,7 @@ def test_one_recording_serves_prompts_of_every_length(lumina, name):
     assert recordings[0] == recordings[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ar", *DRAFTING, "cool-sd"])
 def test_recorded_batches_give_the_tokens_of_their_prompts_alone_across_row_ends(lumina, name):
     """To the end, when one prompt is finished and its rows are computed all the same."""
@@ -189,6 +191,7 @@ def test_prompts_in_different_columns_of_a_row_get_what_they_get_alone(lumina, n
     assert together[1].accept_lengths == alone[0].accept_lengths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["ar", *DRAFTING, "lantern", "cool-sd"])
 def test_in_bfloat16_the_row_ends_stand_where_they_stand_in_float32(lumina, wholes, name, temperature):

@@ -31,15 +31,14 @@ def test_a_key_is_that_of_the_exact_options_however_they_are_given():
     assert len({method(name).key for name in registry.components("preset")}) == len(registry.components("preset"))
 
 
-def test_labels_that_are_equal_are_told_apart_by_the_key(monkeypatch):
+def test_labels_that_are_equal_are_told_apart_by_the_key():
     class Spaced(Exact):
         spelling: Literal["a b", "ab"] = option("ab", "a text")
 
-    registry.components("acceptance")
-    monkeypatch.setitem(registry._components["acceptance"], "spaced", Spaced)
     spec = {"method": "eagle-1", "acceptance": "spaced"}
-    made = Sweep(methods=[spec | {"spelling": "a b"}], baseline=False).methods()
-    both = Sweep(methods=[spec | {"spelling": ["a b", "ab"]}, {"method": "eagle-1"}], baseline=False).methods()
+    with registry.temporary({"acceptance": {"spaced": Spaced}}):
+        made = Sweep(methods=[spec | {"spelling": "a b"}], baseline=False).methods()
+        both = Sweep(methods=[spec | {"spelling": ["a b", "ab"]}, {"method": "eagle-1"}], baseline=False).methods()
     labels = [m.label for m in both]
     assert len(set(labels)) == 3
     assert made[0].key == both[0].key

@@ -61,6 +61,7 @@ def inception_file(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resize", nets.RESIZES)
 def test_fid_of_photographs_is_that_of_torchmetrics_own_class(shared, no_caches, put_weights, inception_file, resize):
     paths = sorted((shared / "coco" / "val2017").glob("*.jpg"))

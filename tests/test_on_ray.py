@@ -87,6 +87,7 @@ def known(folder: Path) -> dict[str, tuple]:
     return {s.key: (s.token_ids, s.metrics, s.fidelity_loss, s.accept_lengths) for s in samples}
 
 
+@pytest.mark.slow
 def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray, tmp_path):
     undisturbed, shared = tmp_path / "local", tmp_path / "ray"
     sweeps.run(ALONE, undisturbed)
@@ -106,11 +107,13 @@ def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray,
     assert summary.costs["clip-tiny"]["images"] == 5
 
 
+@pytest.mark.slow
 def test_workers_compute_at_the_priority_of_the_command(ray):
     module = cluster.ray()
     assert module.get(module.remote(lambda: os.nice(0)).remote()) == os.nice(0)
 
 
+@pytest.mark.slow
 def test_too_many_losses_are_one_sentence_and_another_executor_continues(ray, two_layers_here, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "ATTEMPTS", 1)
     undisturbed, shared = tmp_path / "local", tmp_path / "ray"
@@ -126,6 +129,7 @@ def test_too_many_losses_are_one_sentence_and_another_executor_continues(ray, tw
     assert known(shared) == known(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_worker_s_mistake_is_the_caller_s(ray, tmp_path):
     wrong = config.sweep({"methods": ["ar"], "target": "nope"})
     with pytest.raises(UserError, match="unknown target 'nope'"):
@@ -135,6 +139,7 @@ def test_a_worker_s_mistake_is_the_caller_s(ray, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path):
     pytest.importorskip("ray")
     (tmp_path / "ar.yaml").write_text("methods: [ar]\nmetrics: []\n")
@@ -184,6 +189,7 @@ def process_of_the_cluster(name: str) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_a_large_answer_is_not_asked_for_where_ray_would_end_this_process(monkeypatch):
     pytest.importorskip("ray")
     cluster.connect("local", cpus=2)
@@ -207,6 +213,7 @@ def test_a_large_answer_is_not_asked_for_where_ray_would_end_this_process(monkey
     cluster.ray().shutdown()  # another test gets another cluster
 
 
+@pytest.mark.slow
 def test_workers_whose_last_node_is_lost_are_not_waited_for_without_end(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
@@ -227,6 +234,7 @@ def test_workers_whose_last_node_is_lost_are_not_waited_for_without_end(tmp_path
         nodes.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("process", "name"), [("gcs_server", "control process"), ("raylet", "node process (raylet)")])
 def test_a_lost_process_of_the_cluster_is_one_sentence_and_the_finished_images_stay(
     process, name, tmp_path, monkeypatch, capfd

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from functools import partial
 
 import pytest
@@ -115,15 +114,24 @@ def test_the_command_prints_a_row_per_method(few_passes):
 def test_what_is_kept_for_measures_afterwards_is_off_the_clock(target, monkeypatch):
     record = Trace.record
 
+    now = 0.0
+
+    def read():  # a second passes between two looks at the clock
+        nonlocal now
+        now += 1
+        return now
+
     def slow(self, *rest):
-        time.sleep(0.02)
+        nonlocal now
+        now += 1000
         record(self, *rest)
 
     monkeypatch.setattr(Trace, "record", slow)
-    decoder, clock = build(target, method("eagle-1")), time.perf_counter()
+    monkeypatch.setattr("lanternbench.engine.timing.perf_counter", read)
+    decoder = build(target, method("eagle-1"))
     made = engine.generate(decoder, ["a small red circle"], trace=True, max_steps=20)[0]
-    assert sum(made.phases.values()) == pytest.approx(made.decode_s, rel=1e-2)  # but for the last call
-    assert time.perf_counter() - clock - made.decode_s - made.encode_s > 20 * 0.02
+    assert now > 20 * 1000
+    assert sum(made.phases.values()) == made.decode_s < 1000
 
 
 def test_on_a_gpu_phases_are_read_from_events_and_add_up_to_the_time_since_the_last_start(monkeypatch):

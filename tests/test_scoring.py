@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -64,18 +65,18 @@ class Count(SetMetric):
 
 
 @pytest.fixture
-def brightness(monkeypatch) -> type[Brightness]:
+def brightness(monkeypatch) -> Iterator[type[Brightness]]:
     made = type("Fresh", (Brightness,), {"asked": []})
-    monkeypatch.setitem(registry._components["metric"], "brightness", made)
     monkeypatch.setattr(scoring, "BATCH", 2)
-    return made
+    with registry.temporary({"metric": {"brightness": made}}):
+        yield made
 
 
 @pytest.fixture
-def count(monkeypatch) -> type[Count]:
+def count() -> Iterator[type[Count]]:
     made = type("Fresh", (Count,), {})
-    monkeypatch.setitem(registry._components["metric"], "count", made)
-    return made
+    with registry.temporary({"metric": {"count": made}}):
+        yield made
 
 
 @pytest.fixture
@@ -186,9 +187,9 @@ def test_missing_weights_are_told_once_and_never_score_0(run, brightness):
     assert not any(note.metric == "brightness" for note in summary.notes)
 
 
-def test_a_score_that_a_run_could_not_compute_is_added(run, monkeypatch, brightness):
-    monkeypatch.setitem(registry._components["metric"], "image-reward", brightness)
-    summary = scoring.score_run(run, ["image-reward"])
+def test_a_score_that_a_run_could_not_compute_is_added(run, brightness):
+    with registry.temporary({"metric": {"image-reward": brightness}}):
+        summary = scoring.score_run(run, ["image-reward"])
     assert values(run, "image-reward") == ALL
     assert "image-reward: gone" not in texts(summary)
 

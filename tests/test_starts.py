@@ -119,11 +119,11 @@ class Plugin:
 def test_a_plug_in_is_loaded_when_its_component_is_used_and_found_by_its_name(monkeypatch):
     loaded: list[str] = []
     residuals = registry.components("residual")
-    monkeypatch.setattr(registry, "_components", {kind: dict(known) for kind, known in registry._components.items()})
     points = [Plugin("first", loaded), Plugin("second", loaded)]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points)
-    assert registry.component("residual", "standard")
-    assert loaded == []
-    assert registry.component("residual", "second")
-    assert loaded == ["second"]
-    assert list(residuals)[-2:] == ["second", "first"]
+    with registry.temporary():
+        monkeypatch.setattr(registry, "entry_points", lambda group: points)
+        assert registry.component("residual", "standard")
+        assert loaded == []
+        assert registry.component("residual", "second")
+        assert loaded == ["second"]
+        assert list(residuals)[-2:] == ["second", "first"]

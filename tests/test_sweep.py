@@ -75,6 +75,7 @@ def test_a_sweep_stores_every_method_for_every_prompt(swept):
     assert all((run / s.image).is_file() for s in results.read_samples(run))
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_continues_to_the_same_results_and_computes_nothing_twice(swept, tmp_path):
     (tmp_path / "small.yaml").write_text(SWEEP)
     process = subprocess.Popen([*CLI, "sweep", "small.yaml"], cwd=tmp_path, stderr=subprocess.DEVNULL)
@@ -175,6 +176,7 @@ def test_methods_that_say_nothing_sensible_are_refused(methods, says):
         config.sweep({"methods": methods}, "test").methods()
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     run = [sys.executable, "-m", "lanternbench", "run", "-m", "ar", "-n", "0", "--out", str(tmp_path)]
     said = interrupted(run, tmp_path, lambda: any(tmp_path.glob("*/run.json")))
@@ -244,14 +246,12 @@ def test_a_grid_of_options_is_expanded_and_each_method_kept_once():
     assert labels[0] == "ar"
 
 
-def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target, monkeypatch):
-    wrong = {"forgets": lambda q, p, x, depth, rule: q}
-    registry.components("residual")  # ours are registered
-    monkeypatch.setitem(registry._components, "residual", registry._components["residual"] | wrong)
-    made = method("eagle-1", residual="forgets")
-    assert not made.lossless
-    decoder = build(target, made)
-    made = engine.generate(decoder, ["a red circle"], trace=True)
+def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target):
+    with registry.temporary({"residual": {"forgets": lambda q, p, x, depth, rule: q}}):
+        made = method("eagle-1", residual="forgets")
+        assert not made.lossless
+        decoder = build(target, made)
+        made = engine.generate(decoder, ["a red circle"], trace=True)
     assert decoder.lossless is False
     assert samples.figures(decoder, made)[0]["fidelity_loss"] > 0.02
 

@@ -156,6 +156,7 @@ def test_what_it_learns_from_is_the_distribution_that_verifies_it(kind, target):
     assert torch.allclose(samples([0, 1])[1][:, :15], trace.q[:, 1:16], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_it_learns_on_another_device_as_on_the_host():
     tokens = torch.randint(0, 16, (2, 16), generator=torch.Generator().manual_seed(0))
     figures = []
@@ -173,6 +174,7 @@ def test_it_learns_on_another_device_as_on_the_host():
 # ---- what it leaves ----
 
 
+@pytest.mark.slow
 def test_a_training_that_was_stopped_anywhere_gives_the_weights_of_an_undisturbed_one(tmp_path, monkeypatch):
     plan, honest = PLAN, loop.fit
     monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: small("lumina"))
@@ -205,6 +207,7 @@ def test_a_training_that_was_stopped_anywhere_gives_the_weights_of_an_undisturbe
     assert drafter.train(gone_on, "cpu", tmp_path / "more", tmp_path / "next", log=lines.append).before == whole.after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tiny", "anole", "lumina", "classes"])
 def test_what_is_saved_loads_as_a_drafter_and_keeps_the_target_s_tokens(kind, shallow, tmp_path, monkeypatch):
     made = catalogue.load_unpacked(str(shallow)) if kind == "tiny" else classes() if kind == "classes" else small(kind)
@@ -236,6 +239,7 @@ def test_a_chameleon_s_layout_is_the_published_one_shared_heads_included():
     assert all(torch.equal(v, state[k]) for k, v in from_published(to_published(state)).items())
 
 
+@pytest.mark.slow
 def test_a_few_dozen_steps_raise_first_token_acceptance(tmp_path):
     plan = replace(PLAN, target="tiny", prompts=prompts.load("demo", 12), steps=32, batch=1, lr=0.01)
     found = drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
@@ -289,6 +293,7 @@ def command(shallow, tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_a_training_ends_with_what_it_gained_and_the_next_command(command, shallow, tmp_path):
     code, err, out = command("--out", "made", "--work", "kept")
     assert code == 0
@@ -306,6 +311,7 @@ def test_a_training_ends_with_what_it_gained_and_the_next_command(command, shall
     assert "choose another folder with --out" in command("--out", "made", "--work", "new", "--lr", "0.1")[1]
 
 
+@pytest.mark.slow
 def test_an_eagle_3_drafter_goes_on_from_an_eagle_1_drafter(command, shallow):
     assert command("--out", "one", "--work", "a")[0] == 0
     code, err, _ = command("--recipe", "eagle-3", "--start", "one", "--out", "three", "--work", "b")

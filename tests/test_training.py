@@ -120,6 +120,7 @@ def test_padding_that_all_rows_share_changes_nothing(target):
     assert torch.allclose(cut, padded, atol=1e-3 * float(padded.abs().max()))
 
 
+@pytest.mark.slow
 def test_training_that_was_stopped_continues_as_if_it_was_not(tmp_path):
     whole = text_training.train(tmp_path / "whole", steps=4)
 
@@ -186,6 +187,7 @@ def test_deeper_levels_see_what_they_will_see_in_decoding(teacher):
         assert not torch.allclose(third[:, j], first[:, s + 1], atol=1e-2)
 
 
+@pytest.mark.slow
 def test_each_drafter_learns_the_rollouts(teacher, tmp_path):
     _batches, target, samples = teacher
     figures: dict[str, list[float]] = {}
@@ -204,6 +206,7 @@ def test_each_drafter_learns_the_rollouts(teacher, tmp_path):
         assert late < early, kind
 
 
+@pytest.mark.slow
 def test_all_of_it_is_remade_and_loads(tmp_path):
     train(tmp_path / "work", tmp_path / "out", scale=0.0001, log=lambda line: None)
     made = tiny.load(tmp_path / "out")

@@ -241,6 +241,7 @@ def tuned(out, name: str, *more: str) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cool-sd", "adt-tree"])
 def test_a_tuned_preset_has_its_evidence_and_runs(small, tmp_path, name):
     found = tuned(tmp_path, name, *(["--lambda", "1.5"] if name == "cool-sd" else []))
@@ -284,6 +285,7 @@ def test_windows_are_tried_one_option_after_the_other(shallow, monkeypatch):
     assert (own.options, own.tau, own.reach) == ({}, 2.5, [0.75, 0.25, 0.25, 0.25])
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on_where_it_stopped(small, tmp_path, monkeypatch):
     config = Tune(method="eagle-2", num_prompts=1, recorded=1, few=1)
 

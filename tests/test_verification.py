@@ -140,11 +140,12 @@ def mutate(monkeypatch, module, name: str, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sd", "eagle-1", "sjd"])
-def test_a_wrong_residual_is_found(name, monkeypatch):
-    monkeypatch.setitem(registry._components["residual"], "standard", lambda q, *_: q)
-    assert deviation(name) > 1e-3
+def test_a_wrong_residual_is_found(name):
+    with registry.temporary({"residual": {"standard": lambda q, *_: q}}):
+        assert deviation(name) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["medusa", "eagle-2"])
 def test_a_residual_that_keeps_a_rejected_child_is_found(name, monkeypatch):
     mutate(monkeypatch, exact, "ExactRule.verify_chosen", ".scatter(-1, struck, 0.0)", "")
@@ -156,16 +157,19 @@ def test_wrong_acceptance_is_found(monkeypatch):
     assert deviation("sd") > 1e-3
 
 
+@pytest.mark.slow
 def test_siblings_that_are_not_renormalised_are_found(monkeypatch):
     mutate(monkeypatch, verify, "_sampled_tree", "p_j = normalised(p_left, torch.zeros_like(p_left))", "p_j = p_left")
     assert deviation("eagle-1") > 1e-3
 
 
+@pytest.mark.slow
 def test_siblings_that_keep_the_old_target_are_found(monkeypatch):
     mutate(monkeypatch, verify, "_sampled_tree", "normalised(residual(q_j, p_j, before, depth, rule), q_j)", "q_j")
     assert deviation("eagle-1") > 1e-3
 
 
+@pytest.mark.slow
 def test_chosen_siblings_that_are_not_renormalised_are_found(monkeypatch):
     mutate(
         monkeypatch, exact, "ExactRule.verify_chosen", "left = 1.0 - (qx.cumsum(-1) - qx)", "left = torch.ones_like(qx)"
@@ -174,6 +178,7 @@ def test_chosen_siblings_that_are_not_renormalised_are_found(monkeypatch):
     assert deviation("medusa") > 1e-3
 
 
+@pytest.mark.slow
 def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
     # a family narrower than the tree pads with node 0, whose token may be that of a rejected child
     mutate(
@@ -186,6 +191,7 @@ def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
     assert deviation("medusa") > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "function", "line"),
     [
@@ -398,10 +404,7 @@ def test_an_unknown_method_is_the_users_mistake():
         verify_all(["nope"])
 
 
-def test_a_registered_method_that_wrongly_claims_to_be_lossless_fails(monkeypatch):
-    registry.load_plugins()
-    monkeypatch.setattr(registry, "_components", {kind: dict(made) for kind, made in registry._components.items()})
-
+def test_a_registered_method_that_wrongly_claims_to_be_lossless_fails():
     class GenerousRule(ExactRule):
         def relax(self, q, x, depth):
             return RelaxedProb(at(q, x) + 0.1)
@@ -410,8 +413,8 @@ def test_a_registered_method_that_wrongly_claims_to_be_lossless_fails(monkeypatc
         def build(self, target, max_depth):
             return GenerousRule()
 
-    registry.register("acceptance", "generous")(TooGenerous)
-    preset("mine", proposal="model", tree="chain", acceptance="generous", residual="standard")
-    rows = verify_all(["mine"])
+    with registry.temporary({"acceptance": {"generous": TooGenerous}}):
+        preset("mine", proposal="model", tree="chain", acceptance="generous", residual="standard")
+        rows = verify_all(["mine"])
     assert rows[0].check == "tables: exact distribution"
     assert rows[0].passed is False

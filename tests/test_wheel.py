@@ -28,6 +28,7 @@ def installed(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_wheel_finds_its_sweeps_prompts_and_weights_outside_the_repository(installed, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(installed / "site")}
     code = (
@@ -43,6 +44,7 @@ def test_the_wheel_finds_its_sweeps_prompts_and_weights_outside_the_repository(i
     assert "cool-sd" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_wheel_says_where_the_makers_of_the_embedded_weights_are(installed, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(installed / "site")}
     command = [sys.executable, "-m", "lanternbench", "train", "tiny"]
@@ -54,6 +56,7 @@ def test_the_wheel_says_where_the_makers_of_the_embedded_weights_are(installed, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_wheel_is_typed_small_and_starts_by_its_command(installed):
     (wheel,) = installed.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

@@ -16,7 +16,7 @@ from lanternbench.experiment import sweep_file, worker
 from lanternbench.experiment.config import Sweep
 
 FUZZ = settings(
-    max_examples=40, deadline=20_000, derandomize=True, database=None,
+    max_examples=40, deadline=300_000, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 SCALARS = st.one_of(

@@ -33,7 +33,7 @@ from lanternbench.report.tables import csv_table, latex_table, markdown_table, t
 from lanternbench.utils.files import WEIGHTS
 
 FUZZ = settings(
-    max_examples=100, deadline=20_000, derandomize=True, database=None,
+    max_examples=100, deadline=300_000, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 COUNTS: Counter[str] = Counter()

@@ -36,7 +36,7 @@ from lanternbench.methods.method import method
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "12"))
 FUZZ = settings(
-    max_examples=INPUTS, deadline=20_000, derandomize=True, database=None, phases=[Phase.generate],
+    max_examples=INPUTS, deadline=300_000, derandomize=True, database=None, phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 COUNTS: Counter[str] = Counter()
@@ -121,6 +121,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @FUZZ
 @given(**CHANGES, device=st.sampled_from(["h100", "a100", "", "this\n", "x"]), batch=st.text("0189,-", max_size=4))
 def test_any_folder_is_predicted_or_one_sentence(run, config, sample, content, device, batch, folder, copy):
@@ -130,6 +131,7 @@ def test_any_folder_is_predicted_or_one_sentence(run, config, sample, content, d
     assert found is None or found["predicted"] is True
 
 
+@pytest.mark.slow
 @FUZZ
 @given(**CHANGES, condition=st.sampled_from(["speedup<-5%", "tokens>1", "x", "clip-tiny<0", "accept_len>1e9"]))
 def test_any_folder_is_compared_or_one_sentence(run, config, sample, content, condition, folder, copy):
@@ -138,6 +140,7 @@ def test_any_folder_is_compared_or_one_sentence(run, config, sample, content, co
         judged(lambda pair=pair: command("compare", *pair))
 
 
+@pytest.mark.slow
 @FUZZ
 @given(**CHANGES, metric=st.sampled_from(["clip", "fid", "clip-tiny", "x", ""]), again=st.booleans())
 def test_any_folder_is_scored_or_one_sentence(run, config, sample, content, metric, again, folder, copy):
@@ -145,6 +148,7 @@ def test_any_folder_is_scored_or_one_sentence(run, config, sample, content, metr
     judged(lambda: command("score", str(place), "--metrics", metric, *(["--again"] if again else [])))
 
 
+@pytest.mark.slow
 @FUZZ
 @given(
     image=BYTES, captions=BYTES | st.just(b"image\tprompt\na.png\ta fox\n"), name=st.sampled_from(["c.tsv", "c.json"])
@@ -159,6 +163,7 @@ def test_any_plain_folder_is_scored_or_one_sentence(image, captions, name, tmp_p
     judged(lambda: command("score", str(tmp_path / "images"), *options))
 
 
+@pytest.mark.slow
 @FUZZ
 @given(
     name=st.sampled_from(["tune.json", "digests.json", "costs.json", "chain-0.npz", "measured.jsonl"]),
@@ -172,6 +177,7 @@ def test_any_folder_of_a_search_goes_on_or_is_one_sentence(name, content, tmp_pa
     assert found in (None, WHOLE)
 
 
+@pytest.mark.slow
 @FUZZ
 @given(
     name=st.sampled_from(METHODS),

@@ -21,7 +21,6 @@ from lanternbench.metrics import ImageMetric
 from lanternbench.metrics.setup import Setup
 from lanternbench.models import entries
 from lanternbench.prompts import Prompt, PromptSource, load
-from lanternbench.registry import register
 
 pytestmark = pytest.mark.usefixtures("in_time")
 
@@ -58,15 +57,14 @@ def rule():
         def relax(self, q, x, depth):
             return faults["relax"]()
 
-    @register("acceptance", "theirs")
     class TheirRule(Acceptance):
         lossless = False
 
         def build(self, target, max_depth):
             return faults.get("build", Theirs)()
 
-    yield faults
-    registry._components["acceptance"].pop("theirs")
+    with registry.temporary({"acceptance": {"theirs": TheirRule}}):
+        yield faults
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -113,17 +111,14 @@ def test_a_metric_and_a_prompt_source_that_fail_are_named():
     with pytest.raises(UserError, match="the plug-in module 'test_plugin_faults' failed"):
         Broken("broken", Setup()).score([object()], ["a"])
 
-    @register("prompts", "broken")
     class Prompts(PromptSource):
         def read(self, path, seed, caption):
             yield Prompt("1", "a")
             leave()
 
-    try:
-        with pytest.raises(UserError, match="the plug-in module 'test_plugin_faults' failed"):
-            load("broken")
-    finally:
-        registry._components["prompts"].pop("broken")
+    failed = pytest.raises(UserError, match="the plug-in module 'test_plugin_faults' failed")
+    with registry.temporary({"prompts": {"broken": Prompts}}), failed:
+        load("broken")
 
 
 class Odd:
