@@ -42,9 +42,9 @@ def report(
     """
     from lanternbench import experiment as store
     from lanternbench.notes import preliminary
-    from lanternbench.report import report as write
     from lanternbench.report.load import differing, joined_rows, load_runs
     from lanternbench.report.view import View, read_names
+    from lanternbench.report.write import report as write
     from lanternbench.utils.text import one_line
 
     folders = store.find(results, runs or [])
