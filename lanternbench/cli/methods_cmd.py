@@ -11,13 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from lanternbench.cli import options
-from lanternbench.cli.output import print_json, print_rows
+from lanternbench.cli.output import PAGE, print_json, print_rows
 
 if TYPE_CHECKING:
     from lanternbench.methods.method import Method
     from lanternbench.methods.presets import Preset
 
-PAGE = 80  # columns
 _WIDEST = {"bounds": 13, "default": 12}  # columns of the page
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 

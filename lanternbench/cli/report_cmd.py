@@ -36,7 +36,7 @@ def report(
     budget: Annotated[float, typer.Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")] = 0.1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows and the files written as JSON.")] = False,
 ) -> None:
-    """Write tables (Markdown, CSV, LaTeX), pictures (PNG, SVG, PDF) and one HTML page; the latest run by default.
+    """Write tables, pictures and one HTML page; the latest run by default.
 
     Example: lanternbench report --published
     """
