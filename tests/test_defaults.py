@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from lanternbench.cli.methods_cmd import option_rows
 from lanternbench.methods.acceptance.lantern import NEIGHBOURS
 from lanternbench.methods.defaults import Default, table
-from lanternbench.methods.method import flag, method
+from lanternbench.methods.method import flag, method, named, preset
 from lanternbench.methods.trees.static import static_tree
 from lanternbench.models.catalogue import catalogue, entry
 from lanternbench.models.chameleon.checkpoint import split_shape
@@ -55,6 +56,19 @@ def in_code(row: Default) -> list[Any]:
 
 def same_tree(built: Any, name: str) -> bool:
     return torch.equal(built.tree.children, static_tree(name).tree.children)
+
+
+@pytest.mark.parametrize("target", ["tiny", "llamagen-xl-stage1", "anole-7b", "lumina-mgpt-7b-768", "janus-pro-1b"])
+def test_a_methods_page_shows_the_defaults_that_the_code_has_on_a_target(target):
+    sourced = 0
+    for name in components("preset"):
+        for row in option_rows(named(name), preset(name), target):
+            if row["default"] != "–" and row["source"] not in ("component", "preset", "target"):
+                said = Default(f"{name} on {target}", row["option"][2:].replace("-", "_"), row["default"], "", "")
+                (found,) = in_code(said)
+                assert said.says(found) or said.default == _text(found), (name, said)
+                sourced += 1
+    assert sourced > 40
 
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: f"{row.of} {row.option}")
