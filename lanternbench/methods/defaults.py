@@ -75,8 +75,10 @@ def default_of(name: str, choices: Choices, option: str, target: str) -> Default
     kind = reader(choices, option)
 
     def fits(row: Default) -> bool:
+        if row.option != option or (row.target and not fnmatch(target, row.target)):
+            return False
         preset = components("preset").get(row.method)
-        if row.option != option or preset is None or (row.target and not fnmatch(target, row.target)):
+        if preset is None:
             return False
         theirs = preset.choices._replace(acceptance=row.rule) if row.rule else preset.choices
         if kind == "tree":  # a proposal says which of a target's trees it takes
