@@ -15,9 +15,9 @@ from lanternbench.analysis.acceptance import acceptance, conditional_rates, join
 from lanternbench.analysis.figures import Figures
 from lanternbench.analysis.samples import Sample
 from lanternbench.analysis.summaries import read_summary
-from lanternbench.report import report
 from lanternbench.report.acceptance import panels, table
 from lanternbench.report.scene import WIDE, Bar
+from lanternbench.report.write import report
 
 
 def made(label: str, lengths: list[list[int]], depth: int) -> list[Sample]:

@@ -9,9 +9,9 @@ import pytest
 
 from lanternbench.analysis.figures import Figures
 from lanternbench.experiment import Sample
-from lanternbench.report import report
 from lanternbench.report.categories import category_rows, category_table
 from lanternbench.report.load import load_run, read_contents
+from lanternbench.report.write import report
 
 ROWS = [{"label": "ar", "method": "ar", "speedup": 1.0}, {"label": "fast", "method": "fast", "speedup": 2.0}]
 

@@ -7,11 +7,13 @@ import json
 import numpy as np
 import pytest
 from conftest import mistake
+from scipy.special import stdtrit
 from typer.testing import CliRunner
 
 from lanternbench.analysis.change import changes
 from lanternbench.analysis.figures import Figures
 from lanternbench.analysis.gate import condition, judge
+from lanternbench.analysis.statistics import student_t
 from lanternbench.cli.main import app
 from lanternbench.experiment import RunFolder, Sample
 
@@ -44,6 +46,12 @@ def test_the_interval_of_a_change_covers_it_as_often_as_it_says():
         (change,), _ = changes(old, new, ["speedup"])
         covered += change.relative[1] < -0.2 < change.relative[2]
     assert 88 <= covered <= 100  # of 95 expected, ± 2.2
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.05, 0.05 / 300])
+def test_students_t_is_that_of_scipy(alpha):
+    for df in (*range(1, 40), 299, 4999):
+        assert student_t(df, alpha) == pytest.approx(stdtrit(df, 1 - alpha / 2), rel=1e-9)
 
 
 def test_a_slower_method_fails_and_chance_does_not(stored):

@@ -12,9 +12,9 @@ import pytest
 from lanternbench.analysis.statistics import Estimate
 from lanternbench.analysis.summary import summarise
 from lanternbench.experiment import RunFolder, Sample, read_run
-from lanternbench.report import report
 from lanternbench.report.frames import run_frames
 from lanternbench.report.load import load_run
+from lanternbench.report.write import report
 
 
 def sample(label: str, prompt: int, seconds: float) -> Sample:

@@ -16,8 +16,8 @@ from test_pictures import LABELS, twenty_one
 from test_report import EVIL, FID, flat, make_run
 
 from lanternbench import experiment as results
-from lanternbench.report import report
 from lanternbench.report.labels import overlap
+from lanternbench.report.write import report
 
 BROWSER = next((path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))), None)
 QUIET = [

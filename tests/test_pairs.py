@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lanternbench.analysis.statistics import holm, paired_test, paired_tests
-from lanternbench.report import report
 from lanternbench.report.load import load_run, read_contents
 from lanternbench.report.pairs import Pair, compared
+from lanternbench.report.write import report
 
 
 def make_run(folder, samples, labels=("ar", "a", "b")):

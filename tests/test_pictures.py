@@ -15,7 +15,6 @@ from rich.console import Console
 from test_report import flat, make_run, row
 
 from lanternbench.errors import UserError
-from lanternbench.report import report
 from lanternbench.report.acceptance import panels
 from lanternbench.report.columns import columns, metric_column
 from lanternbench.report.drawing import scene_figure
@@ -28,6 +27,7 @@ from lanternbench.report.scene import NARROW, WIDE, Line, Mark, Scene, Text, axi
 from lanternbench.report.svg import svg
 from lanternbench.report.tables import terminal_table
 from lanternbench.report.view import View, paper_name, read_names
+from lanternbench.report.write import report
 
 LABELS = [
     "sd", "medusa", "eagle-1", "eagle-1 tree=chain shape=chain-5 acceptance=block", "eagle-3",

@@ -27,7 +27,6 @@ from lanternbench.analysis.summary import RANDOM_NOTE
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.notes import Note
-from lanternbench.report import report
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.latex import latex_table
 from lanternbench.report.load import ReportRow, image_path, joined_rows, load_run, load_runs, read_contents
@@ -35,6 +34,7 @@ from lanternbench.report.maps import image_uri, token_map
 from lanternbench.report.papers import NONE, differences, published_beside, published_rows
 from lanternbench.report.pareto import pareto_frontier, quality_columns, speed_column, trade_off
 from lanternbench.report.tables import csv_table, markdown_table, terminal_table
+from lanternbench.report.write import report
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)> ${plotly} \" | & \u0000"
 

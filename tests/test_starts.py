@@ -8,10 +8,15 @@ import sys
 
 import pytest
 from rich.cells import cell_len
+from test_compare import samples
 
 from lanternbench import registry
 from lanternbench.cli.methods_cmd import methods
+from lanternbench.cli.metrics_cmd import metrics
+from lanternbench.cli.targets_cmd import DRAFTERS, _methods, targets
+from lanternbench.experiment import RunFolder
 from lanternbench.methods.method import flag, named
+from lanternbench.models.entries import catalogue, entry
 
 HEAVY = ("torch", "scipy", "transformers", "ray", "matplotlib", "pandas")
 REPORTED = f"""
@@ -35,13 +40,28 @@ def imported(*args: str, cwd: object = None) -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize(
     "args",
-    [("--help",), ("methods",), ("targets",), ("prompts", "demo"), ("compare", "a", "b")],
-    ids=lambda args: args[0],
+    [
+        ("--help",),
+        ("methods",),
+        ("targets",),
+        ("targets", "anole-7b"),
+        ("metrics",),
+        ("metrics", "fid"),
+        ("prompts", "demo"),
+        ("runs",),
+        ("compare", "first", "second"),
+    ],
+    ids=" ".join,
 )
 def test_a_command_that_computes_nothing_imports_nothing_that_computes(args, tmp_path):
+    for seed, name in enumerate(("first", "second") if args[0] in ("runs", "compare") else ()):
+        with RunFolder.open(tmp_path / "results", name, {"name": name}) as folder:
+            for sample in samples(1.0, seed):
+                folder.append(sample)
     text, heavy = imported(*args, cwd=tmp_path)
+    assert "lanternbench: " not in text  # what an error begins with
     assert text
-    assert set(heavy) <= ({"matplotlib", "pandas"} if args[0] == "compare" else set())
+    assert heavy == []
 
 
 @pytest.mark.parametrize(
@@ -89,6 +109,42 @@ def test_a_methods_page_says_symbol_default_and_bounds(capsys):
     assert "≥ 1, ≤ 1000" in line
     (line,) = (line for line in lines if line.startswith(" --shape"))
     assert line.split()[1:3] == ["–", "target"]
+
+
+@pytest.mark.parametrize("name", list(catalogue()))
+def test_a_targets_page_is_whole_in_80_columns(name, capsys):
+    targets(name)
+    text = capsys.readouterr().out
+    found, words = entry(name), " ".join(text.split())
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert found.licence in words
+    assert f"guidance (CFG) {found.guidance:g} " in words
+    assert f"{found.shape['grid'] ** 2:,} an image" in words
+    assert all(source.repo in words for source in found.files.values())
+    assert all(method in words for method in registry.components("preset"))
+
+
+def test_a_targets_page_says_which_methods_need_a_drafter(target):
+    assert set(DRAFTERS) == set(target.drafters)
+    for name, preset in registry.components("preset").items():
+        needed = registry.component("proposal", preset.choices.proposal).drafter
+        assert needed == (preset.choices.proposal if preset.choices.proposal in DRAFTERS else None), name
+    assert (target.guidance, target.top_k) == (entry("tiny").guidance, entry("tiny").top_k)
+    ready, given, never = _methods(["eagle"])
+    assert ("eagle-2" in ready, "sjd" in ready, given, never) == (True, True, "sd, eagle-3", "medusa")
+
+
+@pytest.mark.parametrize("name", list(registry.components("metric")))
+def test_a_metrics_page_is_whole_in_80_columns(name, capsys):
+    metrics(name)
+    text, kind = capsys.readouterr().out, registry.component("metric", name)
+    words = " ".join(text.split())
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert kind.paper
+    assert kind.paper in words
+    assert f"better {'higher' if kind.higher_is_better else 'lower'} " in words
+    assert all(weights.title in words for weights in kind.weights)
+    assert kind.embedded or f"lanternbench fetch {name}" in words
 
 
 @pytest.mark.parametrize("kind", ["proposal", "tree", "acceptance", "target"])

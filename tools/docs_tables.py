@@ -1,4 +1,5 @@
-"""The tables of README and docs that the code knows better: methods, targets, commands, what a plug-in may read.
+"""The tables of README and docs that the code knows better: methods, targets, commands, defaults, what a
+plug-in may read.
 
     python -m tools.docs_tables
 
@@ -20,7 +21,7 @@ Rows = Iterator[tuple[str, ...]]
 # in the order of a first reading; a command that is not here comes last
 ORDER = (
     *("run", "sweep", "report", "score", "compare", "predict", "tune", "profile", "verify"),
-    *("methods", "targets", "fetch", "prompts", "doctor", "codebook"),
+    *("methods", "targets", "metrics", "fetch", "prompts", "doctor", "codebook"),
 )
 # fields of the state that proposals, trees and rules may read, and what those are that the code gives no comment
 STATE = {
@@ -87,6 +88,14 @@ def first_clause(text: str) -> str:
     return found[0] if len(found[0].split()) > 2 else f"{found[0]}: {found[1].strip()}"
 
 
+def defaults() -> Rows:
+    from lanternbench.methods.defaults import table
+
+    yield "of", "option", "default", "source", "elsewhere"
+    for row in table():
+        yield f"`{row.of}`", f"`{row.option}`", row.default, row.source, row.elsewhere
+
+
 def fields() -> Rows:
     """From the classes' source: names, and the comments beside them."""
     from lanternbench.engine import state, tree, verify
@@ -124,13 +133,14 @@ TABLES: dict[str, tuple[str, Callable[[], Rows]]] = {
     "commands": ("README.md", commands),
     "methods": ("README.md", methods),
     "targets": ("README.md", targets),
+    "defaults": ("docs/fidelity.md", defaults),
     "fields": ("docs/extend.md", fields),
 }
 
 
 def markdown(rows: Rows) -> str:
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    head, *body = ("| " + " | ".join(row) + " |" for row in cells)
+    head, *body = (f"| {' | '.join(row)} |".replace("|  |", "| |") for row in cells)
     return "\n".join([head, "|---" * len(cells[0]) + "|", *body])
 
 

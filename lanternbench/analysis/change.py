@@ -11,10 +11,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from lanternbench.analysis.figures import AGAINST_BASELINE, BASELINE, Figures
-from lanternbench.analysis.statistics import ALPHA, Floats
+from lanternbench.analysis.statistics import ALPHA, Floats, student_t
 
 DEFINED = {*AGAINST_BASELINE, "accept_len", "step_compression", "fidelity_loss"}  # figures that ar has by definition
 Interval = tuple[float, float, float]  # value, lower and upper bound
@@ -77,7 +76,7 @@ def _change(sums: Floats, tests: int) -> tuple[float, float, Interval | None, In
     moved_old, moved_new = (
         (sums[:, i] - value * sums[:, i + 1]) / sums[:, i + 1].mean() for i, value in ((0, old), (2, new))
     )
-    t = float(stdtrit(n - 1, 1 - ALPHA / (2 * tests)))
+    t = student_t(n - 1, ALPHA / tests)
 
     def half_width(moved: Floats) -> float:
         return t * math.sqrt(float(moved @ moved) / (n * (n - 1)))

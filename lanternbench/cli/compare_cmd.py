@@ -37,7 +37,7 @@ def compare(
 
     A change fails if the estimate is beyond the bound and its 95 % interval excludes no change at all.
 
-    Example: lanternbench compare main-1a2b3c4d branch-5e6f7a8b --fail-if "speedup<-5%" --fail-if "tau<-2%"
+    Example: lanternbench compare main-1a2b3c4d branch-5e6f7a8b --fail-if "speedup<-5%"
     """
     from lanternbench.analysis.change import changes
     from lanternbench.analysis.contention import contention

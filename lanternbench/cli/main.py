@@ -20,6 +20,7 @@ from lanternbench.cli import doctor_cmd as doctor
 from lanternbench.cli import fetch_cmd as fetch
 from lanternbench.cli import interrupts
 from lanternbench.cli import methods_cmd as methods
+from lanternbench.cli import metrics_cmd as metrics
 from lanternbench.cli import predict_cmd as predict
 from lanternbench.cli import profile_cmd as profile
 from lanternbench.cli import prompts_cmd as prompts
@@ -77,6 +78,7 @@ TAKE_METHOD_OPTIONS: dict[str, Callable[..., None]] = {"run": run.run, "tune": t
 COMMANDS: list[Callable[..., None]] = [
     *(run.run, tune.tune, sweep.sweep, runs.runs, compare.compare, report.report, score.score, methods.methods),
     *(
+        metrics.metrics,
         targets.targets,
         prompts.prompts,
         fetch.fetch,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from lanternbench.analysis.summaries import Row, Summary
     from lanternbench.report.columns import Column
 
+PAGE = 80  # columns
+
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout, NaN as null, and no sign that a terminal obeys."""
@@ -67,6 +69,20 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool, columns: dict[str, str
     for row in rows:
         table.add_row(*(_cell(row[key]) for key in columns))
     stdout().print(table)
+
+
+def print_page(title: str, about: dict[str, str]) -> None:
+    """A page of 80 columns: a title, and texts beside their names."""
+    from lanternbench.utils.text import one_line
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in about.items():
+        table.add_row(Text(name), Text(one_line(text, 4000)))
+    console = Console(width=PAGE, highlight=False)
+    console.print(Text(one_line(title)))
+    console.print(table)
 
 
 def number_table(titles: Iterable[str], words: Iterable[str] = (), overflow: Any = "ellipsis", **style: Any) -> Table:

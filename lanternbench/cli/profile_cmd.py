@@ -28,7 +28,7 @@ def profile(
     threads: options.Threads = None,
     as_json: options.AsRows = False,
 ) -> None:
-    """Split a method's step into draft, verification, commit and host, beside the limit of this machine's memory.
+    """Split a method's step into draft, verification, commit and host.
 
     Example: lanternbench profile eagle-1 cool-sd
     """

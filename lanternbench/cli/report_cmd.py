@@ -36,15 +36,15 @@ def report(
     budget: Annotated[float, typer.Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")] = 0.1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows and the files written as JSON.")] = False,
 ) -> None:
-    """Write tables (Markdown, CSV, LaTeX), pictures (PNG, SVG, PDF) and one HTML page; the latest run by default.
+    """Write tables, pictures and one HTML page; the latest run by default.
 
     Example: lanternbench report --published
     """
     from lanternbench import experiment as store
     from lanternbench.notes import preliminary
-    from lanternbench.report import report as write
     from lanternbench.report.load import differing, joined_rows, load_runs
     from lanternbench.report.view import View, read_names
+    from lanternbench.report.write import report as write
     from lanternbench.utils.text import one_line
 
     folders = store.find(results, runs or [])

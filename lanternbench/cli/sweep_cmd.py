@@ -49,7 +49,6 @@ def sweep(
     Example: lanternbench sweep configs/tradeoff.yaml
     """
     from lanternbench.experiment import sweep_file
-    from lanternbench.models.entries import check_target
 
     given = dict(
         prompts=prompts, seed=seed, temperature=temperature, batch=batch, target=target, drafter=drafter, dtype=dtype,
@@ -59,8 +58,6 @@ def sweep(
     if until_told_apart and num_prompts is None:
         given["num_prompts"] = 0  # the file's number is no bound
     runs = sweep_file.read(file, {k: v for k, v in given.items() if v is not None})
-    for config in runs:
-        check_target(config.target)
     if dry_run:
         show_plan(runs, device, threads, as_json)
         return

@@ -35,7 +35,7 @@ def drafter(
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
-    """Train an EAGLE drafter on the target's own samples, an image per prompt.
+    """Train an EAGLE drafter on the target's own samples.
 
     eagle-1 reads the target's last states and learns to predict them and its distributions, three levels deep; eagle-3
     reads low, middle and last states and learns the distributions alone, five levels deep.

@@ -12,6 +12,7 @@ from typing import Any
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep, sweep
 from lanternbench.methods import preset_file
+from lanternbench.models.entries import check_target
 from lanternbench.utils import yaml_text
 from lanternbench.utils.files import shipped
 
@@ -22,7 +23,7 @@ MAX_RUNS = 1000
 def read(path: Path, changed: Mapping[str, Any] | None = None) -> list[Sweep]:
     """The runs of a sweep file, with settings ``changed``; each is named after its values along the axes.
 
-    Raises UserError for a missing file, broken YAML (with its line) and wrong settings.
+    Raises UserError for a missing file, broken YAML (with its line), an unknown target and wrong settings.
     """
     changed = dict(changed or {})
     values = {"name": name_part(path.stem) or "sweep"} | _values(path)
@@ -36,6 +37,9 @@ def read(path: Path, changed: Mapping[str, Any] | None = None) -> list[Sweep]:
         raise UserError(f"{path}: '{empty[0]}' is an empty list: give a value")
     if (count := math.prod(map(len, axes.values()))) > MAX_RUNS:
         raise UserError(f"{path} is {count} runs: give at most {MAX_RUNS} combinations of {', '.join(axes)}")
+    for name in axes.get("target", [values.get("target")]):
+        if isinstance(name, str):
+            check_target(name)  # before methods are built, which takes torch
     runs: dict[str, Sweep] = {}
     for choice in itertools.product(*axes.values()):
         chosen = dict(zip(axes, choice, strict=True))

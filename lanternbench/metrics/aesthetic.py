@@ -56,6 +56,7 @@ def score_function(encoder: Encoder, path: Path | None, width: int = 768) -> Sco
 class Aesthetic(ImageMetric):
     """The published head on CLIP ViT-L/14."""
 
+    paper = "LAION 2022, github.com/christophschuhmann/improved-aesthetic-predictor"
     title, form, captions = "Aesthetic", ".3f", False
     weights = (AESTHETIC, CLIP_VIT_L14)
 

@@ -139,6 +139,7 @@ def _archive(path: Path, weights: files.Weights) -> dict[str, Tensor]:
 class Clip(ImageMetric):
     """OpenAI's ViT-B/32."""
 
+    paper = "Hessel et al. 2021, arXiv 2104.08718"
     title, stand_in, weights = "CLIP", "clip-tiny", (CLIP_VIT_B32,)
 
     def load(self) -> ScoreFunction:
@@ -150,6 +151,7 @@ class Clip(ImageMetric):
 class ClipTiny(ImageMetric):
     """The embedded CLIP, trained on this package's own scenes."""
 
+    paper = "Hessel et al. 2021, arXiv 2104.08718"
     title, embedded, weights = "CLIP-tiny", True, (CLIP_TINY,)
 
     def load(self) -> ScoreFunction:
@@ -180,6 +182,7 @@ def open_clip_weights(name: str) -> files.Weights:
 class OpenClip(ImageMetric):
     """Any model of open_clip with its own preparation of images.  Raises UserError for no such."""
 
+    paper = "Hessel et al. 2021, arXiv 2104.08718"
     extra = True
 
     def __init__(self, name: str, setup: Setup):

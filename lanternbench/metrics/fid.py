@@ -60,6 +60,7 @@ def few_images_note(count: int, width: int) -> str:
 class Fid(FeatureMetric):
     """Inception-V3 2048 against the setup's real images, scaled as torchmetrics does."""
 
+    paper = "Heusel et al. 2017, arXiv 1706.08500"
     title, higher_is_better, form = "FID", False, ".2f"
     weights = (INCEPTION,)
     stand_in = "fid-tiny"
@@ -99,6 +100,7 @@ class Fid(FeatureMetric):
 class FidClean(Fid):
     """Scaled as clean-fid does."""
 
+    paper = "Parmar et al. 2021, arXiv 2104.11222"
     title, resize, stand_in, extra = "FID (clean-fid resize)", "-clean", "", True
 
 
@@ -129,6 +131,8 @@ class FidTiny(Fid):
 
 class Infinity(Fid):
     """FID∞ in place of FID; without a value where there are too few images."""
+
+    paper = "Chong and Forsyth 2019, arXiv 1911.07023"
 
     def compare(self, made: Tensor) -> SetScore:
         """The distance of finite features [N, D]."""

@@ -59,6 +59,7 @@ def read_names(path: Path) -> list[str]:
 class GenEval(ImageMetric):
     """``FILE``: the official metadata, with geneval_object_names.txt beside it; by default both as fetched."""
 
+    paper = "Ghosh et al. 2023, arXiv 2310.11513"
     title, key, form, extra = "GenEval", "geneval", ".3f", True
     weights = (MASK2FORMER, CLIP_VIT_L14, METADATA, NAMES)
     over_categories = True

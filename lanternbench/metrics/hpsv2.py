@@ -82,6 +82,7 @@ def load(
 class HpsV2(ImageMetric):
     """The checkpoint of v2.0: a cosine, about 0.2…0.35."""
 
+    paper = "Wu et al. 2023, arXiv 2306.09341"
     title, weights = "HPSv2", (HPS_V2,)
 
     def load(self) -> ScoreFunction:

@@ -31,6 +31,7 @@ BERT_VOCABULARY = files.Weights(
 class ImageReward(ImageMetric):
     """``ImageReward.pt`` in transformers' BLIP parts."""
 
+    paper = "Xu et al. 2023, arXiv 2304.05977"
     title, weights = "ImageReward", (IMAGE_REWARD, BERT_VOCABULARY)
 
     def load(self) -> ScoreFunction:

@@ -35,6 +35,7 @@ def _score(logits: Tensor) -> Tensor:
 class InceptionScore(FeatureMetric):
     """By Inception-V3's 1008 logits without bias."""
 
+    paper = "Salimans et al. 2016, arXiv 1606.03498"
     title, form, compares = "Inception Score", ".2f", False
     weights = (INCEPTION,)
 

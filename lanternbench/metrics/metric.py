@@ -65,6 +65,7 @@ class Metric:
 
     title: ClassVar[str] = ""  # of the column; the metric's name where it is empty
     key: ClassVar[str] = ""  # of the column in results; the metric's name where it is empty
+    paper: ClassVar[str] = ""  # authors, year, arXiv number
     higher_is_better: ClassVar[bool | None] = True
     form: ClassVar[str] = ".4f"
     more: ClassVar[tuple[Extra, ...]] = ()  # further columns

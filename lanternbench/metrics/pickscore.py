@@ -62,6 +62,7 @@ def score_function(model: Any, device: str = "cpu") -> ScoreFunction:
 class PickScore(ImageMetric):
     """About 18…23."""
 
+    paper = "Kirstain et al. 2023, arXiv 2305.01569"
     title, form, weights = "PickScore", ".3f", (PICK_SCORE,)
 
     def load(self) -> ScoreFunction:

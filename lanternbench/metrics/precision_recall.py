@@ -48,6 +48,7 @@ def precision_recall(real: Tensor, made: Tensor) -> tuple[float, float]:
 class PrecisionRecall(FeatureMetric):
     """Two columns, on Inception-V3's 2048 features; both without a value when images are too few."""
 
+    paper = "Kynkäänniemi et al. 2019, arXiv 1904.06991"
     title, form, key = "Precision", ".3f", "precision"
     more = (Extra("recall", "Recall", form=".3f"),)
     weights = (INCEPTION,)
