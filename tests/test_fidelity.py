@@ -167,9 +167,9 @@ def test_the_loss_of_any_rule_takes_bounded_memory(rule, most, residual, monkeyp
     trace.q, trace.p = (torch.rand(1, 2, vocab, generator=generator).pow(9) for _ in "qp")
     trace.q, trace.p = (x / x.sum(-1, keepdim=True) for x in (trace.q, trace.p))
     trace.children, trace.tried = torch.tensor([[[5], [9]]]), torch.ones(1, 2, dtype=torch.long)
-    trace.depth = torch.ones(1, 2, dtype=torch.long)
+    trace.depth, trace.sampled = torch.ones(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool)
     with Largest() as largest:
-        loss = fidelity.fidelity_loss(trace, rule, residual, True)
+        loss = fidelity.fidelity_loss(trace, rule, residual)
     assert largest.elements <= most
     q, p = trace.q[0].double(), trace.p[0].double()
     values = [rule.relax(row.expand(64, -1), x, x).value for row in q for x in torch.arange(vocab).split(64)]

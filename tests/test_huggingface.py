@@ -93,7 +93,8 @@ def test_the_command_runs_it_and_records_its_template(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     info = json.loads(next(tmp_path.glob("results/*/run.json")).read_text())
     assert info["target"]["prompt_template"] == SAID["prompt"]
-    assert "the target runs through transformers' own layers" in " ".join(done.stderr.split() + done.stdout.split())
+    summary = json.loads(next(tmp_path.glob("results/*/summary.json")).read_text())
+    assert any("the target runs through transformers' own layers" in note["text"] for note in summary["notes"])
 
 
 @pytest.mark.parametrize(

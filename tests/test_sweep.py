@@ -133,7 +133,7 @@ def test_official_prompts_run(shared, tmp_path, name):
         (["run", "--method", "ar", "--device", "tpu"], "unknown device"),
         (["run", "--method", "ar", "--dtype", "float16"], "'dtype' is wrong (Input should be 'float32' or 'bfloat16')"),
         (["sweep", "fine.yaml", "--dtype", "half"], "'dtype' is wrong (Input should be 'float32' or 'bfloat16')"),
-        (["profile", "--dtype", "float16"], "unknown dtype 'float16': use float32 or bfloat16"),
+        (["profile", "--dtype", "float16"], "'dtype' is wrong (Input should be 'float32' or 'bfloat16')"),
         (["profile", "eagle-1", "--drafter", "tiny"], "of kind 'model', which no method of this run uses"),
         (["sweep", "broken.yaml"], "began on line 3"),
         (["sweep", "missing.yaml"], "no sweep file"),

@@ -161,9 +161,13 @@ def test_steps_are_timed_at_the_length_that_was_asked_for(shallow):
     spans = []
     forward = shallow.model.forward
 
-    def noted(x, rope, mask, cache, last):
-        spans.append(cache.span)
-        return forward(x, rope, mask, cache, last)
+    def noted(x, rope, mask, put, last):
+        def seen(layer, kv):
+            kept = put(layer, kv)
+            spans.append(kept.shape[2])
+            return kept
+
+        return forward(x, rope, mask, seen, last)
 
     shallow.model.forward = noted
     try:

@@ -387,7 +387,7 @@ def test_rows_of_all_presets_pass_and_print(small):
     rows = verify_all(["sd", "lantern", "jacobi"], small, images=4, on_row=seen.append)
     assert rows == seen
     assert all(row.passed for row in rows), rows
-    assert {row.check.split(":")[0].split(",")[0] for row in rows} == {"tables", "large tables", "random"}
+    assert {row.check.split(":")[0].split(",")[0] for row in rows} == {"tables", "large tables", "random", "row ends"}
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(checks_table(rows))
     assert "FAIL" not in console.export_text()

@@ -24,6 +24,7 @@ FIGURES = frozenset(
     {
         *("latency_s", "end_to_end_s", "tokens_per_s", "robust_latency_s", "slow_steps", "cpu_share", "load"),
         *("images_per_s", "step_compression", "accept_len", "tree_depth", "first_token_acceptance", "fidelity_loss"),
+        "acceptance_rate",
         *("draft_fraction", "overhead_fraction", "peak_memory_mb", "speedup", "robust_speedup", "end_to_end_speedup"),
     }
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +151,6 @@ def chrome_trace(decoder: SpeculativeDecoder, caption: str, path: Path) -> None:
         generate(decoder, [caption], max_steps=TRACED_STEPS)
     with writing(path, TRACE):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, TRACE) as whole, tempfile.NamedTemporaryFile(suffix=".json") as file:
-        trace.export_chrome_trace(file.name)
-        shutil.copyfileobj(file, whole)
+    with replacing(path, TRACE) as whole, tempfile.TemporaryDirectory() as folder:
+        trace.export_chrome_trace(str(made := Path(folder) / "trace.json"))  # a file of that name replaces another
+        whole.write(made.read_bytes())

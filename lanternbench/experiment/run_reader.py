@@ -44,10 +44,12 @@ def read_run(path: Path) -> dict[str, Any]:
         if not all(isinstance(entry, dict) for name in ("methods", "resumed") for entry in run.get(name, [])):
             raise ValueError("'methods' and 'resumed' must hold JSON objects")
         kinds: tuple[tuple[tuple[str, ...], tuple[type, ...]], ...] = ((_TEXTS, (str,)), (_NUMBERS, (int, float)))
-        for names, kind in kinds:
+        for names, allowed in kinds:
             values = {name: run.get("config", {}).get(name) for name in names}
-            if wrong := [name for name, value in values.items() if value is not None and not isinstance(value, kind)]:
-                raise ValueError(f"the configuration's '{wrong[0]}' is no {'text' if str in kind else 'number'}")
+            if wrong := [
+                name for name, value in values.items() if value is not None and not isinstance(value, allowed)
+            ]:
+                raise ValueError(f"the configuration's '{wrong[0]}' is no {'text' if str in allowed else 'number'}")
         if (run.get("config", {}).get("seed") or 0) < 0:
             raise ValueError("the configuration's 'seed' is negative")
     except OSError as error:

@@ -142,8 +142,8 @@ def all_options() -> dict[str, list[Any]]:
 
 def takes_lists(name: str) -> bool:
     """May the value of an option be a list itself?"""
-    field = options().get(canonical(name))
-    return field is not None and any(word in str(field.annotation) for word in ("list[", "tuple["))
+    fields = all_options().get(canonical(name), [])
+    return any(word in str(field.annotation) for field in fields for word in ("list[", "tuple["))
 
 
 def preset(name: str) -> Preset:

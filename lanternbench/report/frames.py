@@ -62,12 +62,14 @@ class RunFrames:
 
         Raises UserError where the run has no such figure.
         """
-        from lanternbench.report.pareto import pareto_data, pareto_figure, quality_columns
+        from lanternbench.report.drawing import scene_figure
+        from lanternbench.report.pareto import quality_columns, scatter, trade_off
+        from lanternbench.report.scene import NARROW
 
         known = {column.key: column for column in quality_columns(self.run.rows)}
         if quality not in known:
             raise UserError(f"the run has no {quality} to plot: choose of {', '.join(known) or 'none'}")
-        return pareto_figure(pareto_data(self.run.rows, known[quality]))
+        return scene_figure(scatter(trade_off(self.run.rows, known[quality]), NARROW))
 
     def _repr_html_(self) -> str:
         shown = [name for name in SHOWN if name in self.summary]

@@ -27,8 +27,9 @@ from lanternbench.experiment import RunFolder, Sample, read_run
 from lanternbench.experiment.run_reader import scan
 from lanternbench.models.loading import read_state
 from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.report.latex import latex_table
 from lanternbench.report.load import joined_rows, load_run
-from lanternbench.report.tables import csv_table, latex_table, markdown_table, terminal_table
+from lanternbench.report.tables import csv_table, markdown_table, terminal_table
 from lanternbench.report.write import report_notes
 from lanternbench.utils.files import WEIGHTS
 

@@ -19,7 +19,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.metrics.export import export_dpg, export_geneval
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.report.pareto import write_pareto
+from lanternbench.report.pictures import speed_pictures, write_pictures
 from tools.train_tiny.evaluators import export_clip
 
 pytestmark = pytest.mark.usefixtures("in_time")
@@ -27,14 +27,14 @@ ROWS = [
     Row("ar", "ar", 2, {"speedup": Estimate(1.0), "clip-tiny": Estimate(0.3)}),
     Row("eagle-1", "eagle-1", 2, {"speedup": Estimate(1.4), "clip-tiny": Estimate(0.3)}),
 ]
-PLACES = ["pareto-clip-tiny.png", "pareto-clip-tiny.pdf", "00000/samples/0000.png", "00000/metadata.jsonl", "7.png",
+PLACES = ["speed.png", "speed.pdf", "00000/samples/0000.png", "00000/metadata.jsonl", "7.png",
           "trace.json", "target.safetensors", "clip.safetensors"]  # fmt: skip
 
 
 def write_all(out: Path, source: Path, target) -> None:
     """Every command that writes a file of a name that is known beforehand."""
     Image.new("RGB", (8, 8)).save(source)
-    write_pareto(ROWS, out)
+    write_pictures(speed_pictures(ROWS), out)
     export_geneval({"a": [source]}, [{"prompt": "a"}], out)
     export_dpg({"a": [source]}, {"a": "7"}, out)
     chrome_trace(build(target, method("ar")), "a red circle", out / "trace.json")
@@ -55,7 +55,7 @@ def test_what_is_planted_is_replaced_and_where_it_leads_is_untouched(tmp_path, s
 
 
 def test_a_plot_that_is_stopped_leaves_the_old_one(tmp_path, monkeypatch):
-    (path, *_) = write_pareto(ROWS, tmp_path)
+    (path, *_) = write_pictures(speed_pictures(ROWS), tmp_path)
     whole = path.read_bytes()
 
     def stop(figure, file, **options) -> None:
@@ -64,7 +64,7 @@ def test_a_plot_that_is_stopped_leaves_the_old_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", stop)
     with pytest.raises(KeyboardInterrupt):
-        write_pareto(ROWS, tmp_path)
+        write_pictures(speed_pictures(ROWS), tmp_path)
     assert path.read_bytes() == whole
 
 

@@ -39,7 +39,7 @@ def changed(name: str, change: Callable[[State], object], folder: Path) -> None:
     state = {k: v.clone() for k, v in state.items()}
     change(state)
     path.unlink()
-    tiny.save_file(state, path, {k: json.dumps(v) for k, v in meta.items()})
+    save_file(state, path, {k: json.dumps(v) for k, v in meta.items()})
 
 
 def headed(name: str, header: dict[str, str], folder: Path) -> None:
