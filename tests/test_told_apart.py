@@ -13,6 +13,7 @@ from lanternbench.analysis.statistics import holm_in_two, paired_test, prompts_n
 from lanternbench.analysis.told_apart import LOOKS, all_told_apart, look_sizes
 from lanternbench.errors import UserError
 from lanternbench.experiment import config, read_run, read_samples, runner, sweep_file
+from lanternbench.methods.method import method
 from lanternbench.report.pairs import SPEED, compared
 
 ROOT = Path(__file__).parents[1]
@@ -131,7 +132,7 @@ class Pretended:
             seconds = self.seconds[job.label] * self.noise.lognormal(0, 0.05)
             made = sample(job.label, 0, seconds).model_dump()
             prompt = job.prompts[0].id
-            yield Finished(Sample(**made | {"key": f"{prompt}|{job.label}|0", "prompt_id": prompt}), None)
+            yield Finished(Sample(**made | {"key": f"{prompt}|{method(job.label).key}|0", "prompt_id": prompt}), None)
 
     def notes(self):
         return []

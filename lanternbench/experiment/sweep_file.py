@@ -38,7 +38,7 @@ def read(path: Path, changed: Mapping[str, Any] | None = None) -> list[Sweep]:
     if (count := math.prod(map(len, axes.values()))) > MAX_RUNS:
         raise UserError(f"{path} is {count} runs: give at most {MAX_RUNS} combinations of {', '.join(axes)}")
     for name in axes.get("target", [values.get("target")]):
-        if isinstance(name, str):
+        if isinstance(name, str) and name.isprintable() and len(name) < 256:
             check_target(name)  # before methods are built, which takes torch
     runs: dict[str, Sweep] = {}
     for choice in itertools.product(*axes.values()):

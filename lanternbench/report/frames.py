@@ -57,19 +57,24 @@ class RunFrames:
         """
         return pd.DataFrame([_flat(sample) for sample in iter_samples(self.path)])
 
-    def plot(self, quality: str = "fidelity_loss") -> Figure:
-        """Speedup against ``fidelity_loss`` or a metric, with error bars and the Pareto frontier.
+    def plot(self, quality: str | None = None) -> Figure:
+        """Speeds with their intervals; or speedup against ``fidelity_loss`` or a metric, of methods that trade it.
 
         Raises UserError where the run has no such figure.
         """
         from lanternbench.report.drawing import scene_figure
+        from lanternbench.report.forest import forest
         from lanternbench.report.pareto import quality_columns, scatter, trade_off
         from lanternbench.report.scene import NARROW
 
-        known = {column.key: column for column in quality_columns(self.run.rows)}
+        rows = self.run.rows
+        known = {column.key: column for column in quality_columns(rows)}
+        if quality is None and (scene := forest(rows, NARROW)) is not None:
+            return scene_figure(scene)
         if quality not in known:
-            raise UserError(f"the run has no {quality} to plot: choose of {', '.join(known) or 'none'}")
-        return scene_figure(scatter(trade_off(self.run.rows, known[quality]), NARROW))
+            what = "speeds" if quality is None else quality
+            raise UserError(f"the run has no {what} to plot: choose of {', '.join(known) or 'none'}")
+        return scene_figure(scatter(trade_off(rows, known[quality]), NARROW))
 
     def _repr_html_(self) -> str:
         shown = [name for name in SHOWN if name in self.summary]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_fuzz import VALUES, one_sentence
 
 from lanternbench.analysis.figures import Figures
@@ -174,5 +174,5 @@ def test_any_config_of_a_target_is_one_sentence_or_loads(changes, tmp_path):
     source = WEIGHTS / "model.safetensors"
     config = tiny.read(source)[1]["config"] | changes
     path = tmp_path / "model.safetensors"
-    tiny.save_file(load_file(source), path, {"config": json.dumps(config)})
+    save_file(load_file(source), path, {"config": json.dumps(config)})
     judged(lambda: tiny._llamagen(path, "cpu", tiny.torch.float32))
