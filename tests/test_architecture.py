@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from pathlib import Path
 
+import torch
+
 import lanternbench
+from lanternbench.engine import decode as engine
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 
 ROOT = Path(lanternbench.__file__).parent
 # a package may import those before it; equal numbers do not import each other
@@ -122,3 +129,33 @@ def test_engine_and_methods_ask_no_component_for_its_type():
                     if what not in allowed:
                         asked.append(f"{name}: {ast.unparse(node)}")
     assert asked == []
+
+
+def files_of_a_step(target, name):
+    """Our files whose functions run in one step, some steps after the beginning."""
+    decoder, opened = build(target, method(name)), set()
+
+    def hook(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
+            opened.add(str(Path(frame.f_code.co_filename).relative_to(ROOT)))
+
+    with torch.inference_mode():
+        state, drafting = engine.begin(decoder, ["a red star"], [1])
+        state.clock.start()
+        for _ in range(3):
+            drafting, _ = engine.step(decoder, state, drafting)
+        sys.setprofile(hook)
+        engine.step(decoder, state, drafting)
+        sys.setprofile(None)
+    return opened
+
+
+def test_a_reader_of_one_step_opens_the_files_that_the_page_lists(target):
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([\w/]+\.py)`", page.partition("\n1. ")[2].partition("\n## ")[0]))
+    assert files_of_a_step(target, "eagle-1") | {"models/packed.py"} == listed  # not every machine packs
+    assert len(listed) <= 14
+
+
+def test_a_jacobi_step_runs_through_twelve_files(target):
+    assert len(files_of_a_step(target, "sjd") | {"models/packed.py"}) <= 12

@@ -82,7 +82,7 @@ def clip_net(setup: Setup) -> Net:
 class Cmmd(FeatureMetric):
     """The paper's estimator, on unit embeddings."""
 
-    paper = "Jayasumana et al. 2023, arXiv 2401.09603"
+    paper = "Jayasumana et al. 2024, arXiv 2401.09603"
     title, form, higher_is_better = "CMMD", ".3f", False
     weights = (CLIP_VIT_L14_336,)
     extra = True
