@@ -33,7 +33,7 @@ def test_every_family_has_a_section():
         ("emu3/checkpoint.py", "not every one once"),
         ("emu3/checkpoint.py", "name the target that it belongs to"),
         ("token_prompts.py", "has no token"),
-        ("drafters/eagle.py", "attention heads but the target has"),
+        ("drafters/eagle_files.py", "attention heads but the target has"),
     ],
 )
 def test_what_is_called_loud_is_an_error(file, said):

@@ -19,6 +19,7 @@ from lanternbench.analysis import fidelity
 from lanternbench.cli.verify_cmd import checks_table
 from lanternbench.engine import decode as engine
 from lanternbench.engine import row_ends, verify
+from lanternbench.engine import verify as exact
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.verify import ExactRule, RelaxedProb, at
 from lanternbench.errors import UserError
@@ -27,7 +28,6 @@ from lanternbench.lossless.exact import decode_tables
 from lanternbench.lossless.large_tables import sampled_tables
 from lanternbench.lossless.row_ends import row_end_target
 from lanternbench.lossless.tables import Tables
-from lanternbench.methods.acceptance import exact
 from lanternbench.methods.acceptance.exact import Exact
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method

@@ -14,7 +14,6 @@ from lanternbench.engine import verify as verification
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
-from lanternbench.methods.acceptance import exact
 from lanternbench.methods.acceptance.lantern import PublicLanternRule
 from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.residuals import lantern_reference, standard
@@ -68,7 +67,7 @@ def recorded_draft(case: dict[str, Any], given: dict[str, Tensor]) -> tuple[Draf
 def rule_of(case: dict[str, Any], codebook: Tensor) -> AcceptanceRule:
     """The reference's k leaves out the token itself; its δ above 1 is LANTERN++'s λ."""
     if not case["lantern"]:
-        return exact.ExactRule()
+        return verification.ExactRule()
     bound = "multiplicative" if case["lantern_delta"] > 1 else "tvd"
     table = nearest(codebook, case["lantern_k"] + 2)
     return PublicLanternRule(table[:, : case["lantern_k"] + 1], bound, case["lantern_delta"], table)
@@ -90,7 +89,7 @@ def walk(
         return weights.argmax(-1)
 
     node, used = 0, 0
-    with patch.object(verification, "draw", recording), patch.object(exact, "draw", recording):
+    with patch.object(verification, "draw", recording):
         while True:
             children = [c for c in draft.tree.children[0, node].tolist() if c >= 0]
             u[0, children] = uniforms[used : used + len(children)]
