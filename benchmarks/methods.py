@@ -23,8 +23,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lanternbench.analysis.summaries import Row, read_summary
 from lanternbench.experiment import read_run
+from lanternbench.measure.summaries import Row, read_summary
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT, PICTURE = ROOT / "benchmarks/results/methods.md", ROOT / "docs/images/fidelity.png"

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lanternbench.analysis.cases import sketch
-from lanternbench.analysis.device_models import device_model
-from lanternbench.analysis.predict import BASE, Case, Roofline, latency, shape_of
-from lanternbench.analysis.replay import Trace, autoregressive
-from lanternbench.analysis.roofline import BYTES
+from lanternbench.costs.device_models import device_model
+from lanternbench.costs.roofline import BYTES
 from lanternbench.errors import UserError
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target
+from lanternbench.predict.cases import sketch
+from lanternbench.predict.predict import BASE, Case, Roofline, latency, shape_of
+from lanternbench.predict.replay import Trace, autoregressive
 from lanternbench.registry import components
 from lanternbench.report.papers import published_rows
 from lanternbench.report.tables import markdown

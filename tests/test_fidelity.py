@@ -7,11 +7,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from windows_on_tables import output_distribution
 
-from lanternbench.analysis import fidelity
 from lanternbench.engine.sampling import draw_distinct
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, ExactRule, RelaxedProb, at, normalised
 from lanternbench.lossless.tables import Tables, random_rows
+from lanternbench.measure import fidelity
 from lanternbench.methods import residuals
 from lanternbench.methods.acceptance.annealed import AnnealedRule
 from lanternbench.methods.acceptance.lantern import LanternRule

@@ -10,8 +10,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lanternbench.analysis.pair_check import check_pair, drafting_method, first_tokens
 from lanternbench.cli.main import app
+from lanternbench.doctor.pair_check import check_pair, drafting_method, first_tokens
 from lanternbench.engine.decode import Generation
 from lanternbench.experiment import runner
 from lanternbench.experiment.config import sweep

@@ -14,9 +14,24 @@ import yaml
 from conftest import mistake
 from typer.testing import CliRunner
 
-from lanternbench.analysis import tree_search
-from lanternbench.analysis.forward_cost import Shape, Timed, fit, lengths_of, time_steps
-from lanternbench.analysis.recorded_drafts import (
+from lanternbench.cli.main import app
+from lanternbench.costs.forward_cost import Shape, Timed, fit, lengths_of, time_steps
+from lanternbench.engine import decode as engine
+from lanternbench.engine import opening
+from lanternbench.engine.sampling import draw
+from lanternbench.engine.state import StepResult
+from lanternbench.engine.tree import Draft, chain, parents
+from lanternbench.errors import UserError
+from lanternbench.experiment import sweep_file, tuning, worker
+from lanternbench.measure.statistics import Estimate
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method, named
+from lanternbench.methods.proposals.sjd_pac import SjdPac
+from lanternbench.methods.trees.static import StaticBuilder
+from lanternbench.registry import components
+from lanternbench.tune import tree_search
+from lanternbench.tune.plot import tuning_figure
+from lanternbench.tune.recorded_drafts import (
     ChainRecord,
     GrowthRecord,
     RecordingBuilder,
@@ -29,23 +44,8 @@ from lanternbench.analysis.recorded_drafts import (
     recorded_steps,
     with_tree_builder,
 )
-from lanternbench.analysis.statistics import Estimate
-from lanternbench.analysis.tree_search import Candidate, GrowthSearch, OptionSearch, Setting, ShapeSearch
-from lanternbench.cli.main import app
-from lanternbench.engine import decode as engine
-from lanternbench.engine import opening
-from lanternbench.engine.sampling import draw
-from lanternbench.engine.state import StepResult
-from lanternbench.engine.tree import Draft, chain, parents
-from lanternbench.errors import UserError
-from lanternbench.experiment import sweep_file, tuning, worker
-from lanternbench.experiment.tuning_result import OWN, Result, Tune, Tuning, best
-from lanternbench.methods.build import build
-from lanternbench.methods.method import method, named
-from lanternbench.methods.proposals.sjd_pac import SjdPac
-from lanternbench.methods.trees.static import StaticBuilder
-from lanternbench.registry import components
-from lanternbench.report.tuning_plot import tuning_figure
+from lanternbench.tune.result import OWN, Result, Tune, Tuning, best
+from lanternbench.tune.tree_search import Candidate, GrowthSearch, OptionSearch, Setting, ShapeSearch
 
 CAPTION = "a small red circle in the center on a plain blue background"
 P = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05, 0.0])

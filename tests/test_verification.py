@@ -15,7 +15,6 @@ from windows_on_tables import output_distribution
 
 from lanternbench import lossless as verification
 from lanternbench import registry
-from lanternbench.analysis import fidelity
 from lanternbench.cli.verify_cmd import checks_table
 from lanternbench.engine import decode as engine
 from lanternbench.engine import row_ends, verify
@@ -28,6 +27,7 @@ from lanternbench.lossless.exact import decode_tables
 from lanternbench.lossless.large_tables import sampled_tables
 from lanternbench.lossless.row_ends import row_end_target
 from lanternbench.lossless.tables import Tables
+from lanternbench.measure import fidelity
 from lanternbench.methods.acceptance.exact import Exact
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method

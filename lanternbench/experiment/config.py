@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from lanternbench.analysis.figures import BASELINE
-from lanternbench.analysis.statistics import prompts_needed
-from lanternbench.analysis.told_apart import look_sizes
 from lanternbench.errors import UserError
+from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.statistics import prompts_needed
+from lanternbench.measure.told_apart import look_sizes
 from lanternbench.methods.method import Method, method, preset, takes_lists
 from lanternbench.models.entries import catalogue
 from lanternbench.utils.limits import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE

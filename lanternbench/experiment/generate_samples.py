@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from lanternbench.analysis.fidelity import decode_loss, drafter_figures, target_figures
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.experiment import Sample, sample_key
+from lanternbench.measure.fidelity import decode_loss, drafter_figures, target_figures
 from lanternbench.prompts import Prompt
 from lanternbench.utils.device import cpu_threads
 from lanternbench.utils.parallel import process_count, side_by_side

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from lanternbench import prompts
-from lanternbench.analysis.statistics import Estimate, bootstrap_mean
-from lanternbench.analysis.summaries import Costs, Row, Summary, read_summary
-from lanternbench.analysis.summary import RANDOM_NOTE, Sets, kept_sets, summarise
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
+from lanternbench.measure.statistics import Estimate, bootstrap_mean
+from lanternbench.measure.summaries import Costs, Row, Summary, read_summary
+from lanternbench.measure.summary import RANDOM_NOTE, Sets, kept_sets, summarise
 from lanternbench.metrics import ImageMetric, SetMetric, files, read_image, reference, scorers_for
 from lanternbench.metrics.features import ImageFiles
 from lanternbench.metrics.setup import Setup

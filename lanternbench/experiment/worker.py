@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from lanternbench.analysis.summaries import Costs
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
 from lanternbench.experiment import Sample
@@ -15,6 +14,7 @@ from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.environment import environment
 from lanternbench.experiment.generate_samples import make_samples
 from lanternbench.experiment.scoring import prepare_scorer
+from lanternbench.measure.summaries import Costs
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
 from lanternbench.metrics import ImageMetric, scorers_for

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lanternbench.analysis.fidelity import decode_loss
 from lanternbench.engine import decode as engine
 from lanternbench.engine.carry import PerPrompt, double, select
 from lanternbench.engine.sampling import draw
@@ -32,6 +31,7 @@ from lanternbench.lossless.tables import (
     with_small_sizes,
     with_tables,
 )
+from lanternbench.measure.fidelity import decode_loss
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
 

@@ -22,12 +22,12 @@ from scipy.optimize import brentq
 from scipy.stats import chi2, ncx2, norm
 from torch import Tensor
 
-from lanternbench.analysis.fidelity import kernel
 from lanternbench.engine import decode as engine
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
+from lanternbench.measure.fidelity import kernel
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
 from lanternbench.models.decoder import guide, prefix_mask

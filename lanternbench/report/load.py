@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lanternbench.analysis.figures import BASELINE, Figures
-from lanternbench.analysis.samples import Sample
-from lanternbench.analysis.summaries import Row, read_summary
-from lanternbench.analysis.summary import counts, renewed
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import read_run, samples_digest, scan
+from lanternbench.measure.figures import BASELINE, Figures
+from lanternbench.measure.samples import Sample
+from lanternbench.measure.summaries import Row, read_summary
+from lanternbench.measure.summary import counts, renewed
 from lanternbench.notes import Note
 
 _SETTINGS = (

@@ -10,7 +10,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from lanternbench.analysis.steps import Steps
+from lanternbench.measure.steps import Steps
 from lanternbench.notes import Note
 from lanternbench.report import pairs
 from lanternbench.report.columns import MISSING, Column, columns, glossary

@@ -10,10 +10,10 @@ from pathlib import Path
 import pandas as pd
 
 from lanternbench import metrics
-from lanternbench.analysis.figures import BASELINE
-from lanternbench.analysis.summary import RANDOM_NOTE
-from lanternbench.analysis.told_apart import LOOKS
 from lanternbench.errors import UserError
+from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.summary import RANDOM_NOTE
+from lanternbench.measure.told_apart import LOOKS
 from lanternbench.notes import Note, by_importance
 from lanternbench.report import acceptance
 from lanternbench.report.answer import BUDGET, answer

@@ -153,7 +153,7 @@ MUTANTS = (
     Mutant(
         "loss-doubled",
         "the fidelity loss is doubled",
-        (("lanternbench/analysis/fidelity.py", "local = 0.5 * (q - kernel", "local = (q - kernel"),),
+        (("lanternbench/measure/fidelity.py", "local = 0.5 * (q - kernel", "local = (q - kernel"),),
         "cool-sd",
         ("tests/test_fidelity.py::test_on_a_single_decision_of_a_chain_the_loss_is_the_total_variation",),
     ),
@@ -308,7 +308,7 @@ MUTANTS = (
         "the fidelity loss stops after two stages of a node",
         (
             (
-                "lanternbench/analysis/fidelity.py",
+                "lanternbench/measure/fidelity.py",
                 "for j in range(int(tried.max())",
                 "for j in range(min(2, int(tried.max()))",
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lanternbench.analysis.figures import Figures
+from lanternbench.measure.figures import Figures
 from lanternbench.notes import Note
 
 SLOW_SHARE = 0.02  # of steps that took twice their median or more

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from lanternbench.analysis import roofline
-from lanternbench.analysis import steps as timed_steps
-from lanternbench.analysis.device_models import DeviceModel
-from lanternbench.analysis.replay import Steps, Trace, autoregressive, batches, stretched
-from lanternbench.analysis.roofline import Load, Values
-from lanternbench.analysis.samples import Sample
+from lanternbench.costs import roofline
+from lanternbench.costs.device_models import DeviceModel
+from lanternbench.costs.roofline import Load, Values
 from lanternbench.engine.cache import SPAN
 from lanternbench.engine.proposal import Proposer
 from lanternbench.errors import UserError
+from lanternbench.measure import steps as timed_steps
+from lanternbench.measure.samples import Sample
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
+from lanternbench.predict.replay import Steps, Trace, autoregressive, batches, stretched
 
 BATCHES = tuple(2**i for i in range(11))  # of which the first is sought that no longer gains
 BASE = "ar"

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lanternbench.analysis import calibrate
-from lanternbench.analysis.cases import Cases, recorded_sizes, sketch
-from lanternbench.analysis.predict import BASE, Roofline, shape_of
 from lanternbench.experiment.config import sweep
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_with_drafter
+from lanternbench.predict import calibrate
+from lanternbench.predict.cases import Cases, recorded_sizes, sketch
+from lanternbench.predict.predict import BASE, Roofline, shape_of
 from lanternbench.utils.device import choose, cores, load_average
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lanternbench.analysis.tree_search import Record
 from lanternbench.errors import UserError
+from lanternbench.tune.tree_search import Record
 from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, open_file, replacing, writing
 from lanternbench.utils.json_values import differences, plain
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from lanternbench import metrics
-from lanternbench.analysis.acceptance import acceptance
-from lanternbench.analysis.contention import contention
-from lanternbench.analysis.figures import BASELINE, MEASURED, Figures
-from lanternbench.analysis.statistics import Estimate, bootstrap_ratios, draws, paired_test
-from lanternbench.analysis.summaries import Row, Summary
-from lanternbench.analysis.timing import setting_changes
-from lanternbench.analysis.told_apart import LOOKS
+from lanternbench.measure.acceptance import acceptance
+from lanternbench.measure.contention import contention
+from lanternbench.measure.figures import BASELINE, MEASURED, Figures
+from lanternbench.measure.statistics import Estimate, bootstrap_ratios, draws, paired_test
+from lanternbench.measure.summaries import Row, Summary
+from lanternbench.measure.timing import setting_changes
+from lanternbench.measure.told_apart import LOOKS
 from lanternbench.notes import Note
 
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow

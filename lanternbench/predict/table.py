@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from lanternbench.analysis.predict import BASE, BATCHES, Prediction, Validation, record
+from lanternbench.predict.predict import BASE, BATCHES, Prediction, Validation, record
 from lanternbench.report.drawing import save
 from lanternbench.report.palette import colour
 from lanternbench.report.tables import markdown

@@ -15,9 +15,17 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from lanternbench.analysis.best_tree import best_trees, expected_length
-from lanternbench.analysis.forward_cost import Shape, StepCost
-from lanternbench.analysis.recorded_drafts import (
+from lanternbench.costs.forward_cost import Shape, StepCost
+from lanternbench.engine.decode import SpeculativeDecoder, generate
+from lanternbench.engine.simulation import level_rates
+from lanternbench.engine.tree import Paths, StaticTree, chain, from_paths
+from lanternbench.errors import UserError
+from lanternbench.methods.build import build
+from lanternbench.methods.method import Method, method
+from lanternbench.methods.trees.static import StaticBuilder
+from lanternbench.models.target import Target
+from lanternbench.tune.best_tree import best_trees, expected_length
+from lanternbench.tune.recorded_drafts import (
     ChainRecord,
     Floats,
     GrowthRecord,
@@ -30,14 +38,6 @@ from lanternbench.analysis.recorded_drafts import (
     recorded_steps,
     with_tree_builder,
 )
-from lanternbench.engine.decode import SpeculativeDecoder, generate
-from lanternbench.engine.simulation import level_rates
-from lanternbench.engine.tree import Paths, StaticTree, chain, from_paths
-from lanternbench.errors import UserError
-from lanternbench.methods.build import build
-from lanternbench.methods.method import Method, method
-from lanternbench.methods.trees.static import StaticBuilder
-from lanternbench.models.target import Target
 
 Options = dict[str, Any]
 Record = Mapping[str, Floats]  # what one recording found

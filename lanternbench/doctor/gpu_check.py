@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lanternbench.analysis.step_profile import bandwidth
+from lanternbench.costs.bandwidth import bandwidth
 from lanternbench.engine.decode import Generation, generate
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build

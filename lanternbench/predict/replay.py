@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lanternbench.analysis.roofline import Values
+from lanternbench.costs.roofline import Values
 
 Ints = NDArray[np.int64]
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanternbench import metrics
-from lanternbench.analysis.samples import Sample
-from lanternbench.analysis.statistics import Floats
-from lanternbench.analysis.steps import Steps, robust
-from lanternbench.analysis.timing import same_load
+from lanternbench.measure.samples import Sample
+from lanternbench.measure.statistics import Floats
+from lanternbench.measure.steps import Steps, robust
+from lanternbench.measure.timing import same_load
 
 BASELINE = "ar"
 # the ratio of the baseline's figure to the method's, over samples of the same prompt and seed

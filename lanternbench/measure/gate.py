@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lanternbench.analysis.change import Change, Unjudged, changes
-from lanternbench.analysis.figures import Figures
 from lanternbench.errors import UserError
+from lanternbench.measure.change import Change, Unjudged, changes
+from lanternbench.measure.figures import Figures
 
 ALIASES = {"tau": "accept_len", "τ": "accept_len"}
 

@@ -9,12 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from lanternbench import prompts as prompt_sets
-from lanternbench.analysis.adaptive_search import BoundsSearch
-from lanternbench.analysis.fidelity import decode_loss
-from lanternbench.analysis.forward_cost import Shape, Timed, fit, lengths_of, time_steps
-from lanternbench.analysis.statistics import bootstrap_ratio
-from lanternbench.analysis.steps import robust
-from lanternbench.analysis.tree_search import (
+from lanternbench.costs.forward_cost import Shape, Timed, fit, lengths_of, time_steps
+from lanternbench.engine.decode import SpeculativeDecoder, generate
+from lanternbench.errors import UserError
+from lanternbench.experiment import config_hash
+from lanternbench.experiment.environment import environment
+from lanternbench.experiment.run_folder import free
+from lanternbench.experiment.worker import WARMUP_STEPS, mode
+from lanternbench.measure.fidelity import decode_loss
+from lanternbench.measure.statistics import bootstrap_ratio
+from lanternbench.measure.steps import robust
+from lanternbench.methods.build import build
+from lanternbench.methods.method import Method, method
+from lanternbench.models.catalogue import load_with_drafter
+from lanternbench.prompts import Prompt, PromptSet
+from lanternbench.tune.adaptive_search import BoundsSearch
+from lanternbench.tune.pieces import Measured, Pieces
+from lanternbench.tune.result import BASELINE, OWN, Result, Tune, Tuning, best, preset_text
+from lanternbench.tune.tree_search import (
     LEVELS,
     Candidate,
     GrowthSearch,
@@ -24,18 +36,6 @@ from lanternbench.analysis.tree_search import (
     ShapeSearch,
     TreeSearch,
 )
-from lanternbench.engine.decode import SpeculativeDecoder, generate
-from lanternbench.errors import UserError
-from lanternbench.experiment import config_hash
-from lanternbench.experiment.environment import environment
-from lanternbench.experiment.run_folder import free
-from lanternbench.experiment.tuning_pieces import Measured, Pieces
-from lanternbench.experiment.tuning_result import BASELINE, OWN, Result, Tune, Tuning, best, preset_text
-from lanternbench.experiment.worker import WARMUP_STEPS, mode
-from lanternbench.methods.build import build
-from lanternbench.methods.method import Method, method
-from lanternbench.models.catalogue import load_with_drafter
-from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.utils.device import cpu_threads, load_average
 from lanternbench.utils.files import FRESH, OUT, replacing
 from lanternbench.utils.json_values import plain

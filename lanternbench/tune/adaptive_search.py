@@ -9,10 +9,10 @@ from statistics import fmean
 
 import numpy as np
 
-from lanternbench.analysis.forward_cost import Shape, StepCost
-from lanternbench.analysis.recorded_drafts import Floats, grown_lengths
-from lanternbench.analysis.tree_search import Candidate, GrowthSearch, Options, Record, largest
+from lanternbench.costs.forward_cost import Shape, StepCost
 from lanternbench.methods.trees.adaptive import AdaptiveBuilder, Range, adapt
+from lanternbench.tune.recorded_drafts import Floats, grown_lengths
+from lanternbench.tune.tree_search import Candidate, GrowthSearch, Options, Record, largest
 
 REPLAYED = 300  # steps
 DEPTHS = ((0, 3), (0, 4), (0, 5), (0, 6), (1, 7), (0, 10))  # open intervals

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lanternbench.analysis.statistics import Floats
+from lanternbench.measure.statistics import Floats
 from lanternbench.utils.json_values import config_hash, differences
 
 # what of an environment changes a time, from other machines to other versions

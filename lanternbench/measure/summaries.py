@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from lanternbench.analysis.acceptance import acceptance
-from lanternbench.analysis.statistics import Estimate
 from lanternbench.errors import UserError
+from lanternbench.measure.acceptance import acceptance
+from lanternbench.measure.statistics import Estimate
 from lanternbench.notes import Kind, Note
 from lanternbench.utils.files import open_file
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lanternbench.analysis.figures import AGAINST_BASELINE, BASELINE, Figures
-from lanternbench.analysis.statistics import ALPHA, Floats, student_t
+from lanternbench.measure.figures import AGAINST_BASELINE, BASELINE, Figures
+from lanternbench.measure.statistics import ALPHA, Floats, student_t
 
 DEFINED = {*AGAINST_BASELINE, "accept_len", "step_compression", "fidelity_loss"}  # figures that ar has by definition
 Interval = tuple[float, float, float]  # value, lower and upper bound

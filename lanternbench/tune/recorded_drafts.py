@@ -27,7 +27,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lanternbench.analysis.best_tree import Table
 from lanternbench.engine.decode import SpeculativeDecoder, begin, step
 from lanternbench.engine.opening import row_seed
 from lanternbench.engine.proposal import Expand, TreeBuilder
@@ -37,6 +36,7 @@ from lanternbench.engine.tree import Draft, chain, from_paths
 from lanternbench.engine.verify import AcceptanceRule, Uniforms, VerifyResult
 from lanternbench.methods.method import Method
 from lanternbench.methods.trees.dynamic import Bounds, DynamicBuilder, candidates, keep_best
+from lanternbench.tune.best_tree import Table
 
 JUDGEMENTS = 8  # judgements of each recorded draft
 PRIOR = 20.0  # reached nodes' worth of the level above that a level's shares start from: deep nodes are seldom reached

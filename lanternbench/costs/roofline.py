@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lanternbench.analysis.device_models import DeviceModel
+from lanternbench.costs.device_models import DeviceModel
 from lanternbench.models.network import Network
 
 Values = NDArray[np.float64]

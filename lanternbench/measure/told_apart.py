@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lanternbench.analysis.figures import BASELINE, Figures
-from lanternbench.analysis.statistics import ALPHA, Floats, draws, holm, paired_tests, prompts_needed
+from lanternbench.measure.figures import BASELINE, Figures
+from lanternbench.measure.statistics import ALPHA, Floats, draws, holm, paired_tests, prompts_needed
 
 LOOKS = 4  # of a run that goes on until its methods are told apart; each takes twice the prompts of the one before
 FLIPS = 100_000  # sign patterns: the least p before its correction is 1 / FLIPS

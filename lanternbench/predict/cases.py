@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lanternbench.analysis.predict import BASE, Case, Shape, shape_of, traces_of
-from lanternbench.analysis.replay import Trace
-from lanternbench.analysis.samples import Sample
 from lanternbench.engine.proposal import Proposer
 from lanternbench.errors import UserError
+from lanternbench.measure.samples import Sample
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_unpacked, with_drafter
 from lanternbench.models.entries import Entry, catalogue, family
 from lanternbench.models.network import Network
 from lanternbench.models.target import Target
+from lanternbench.predict.predict import BASE, Case, Shape, shape_of, traces_of
+from lanternbench.predict.replay import Trace
 
 
 @cache

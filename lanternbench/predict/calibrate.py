@@ -17,12 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lanternbench.analysis.device_models import THIS, DeviceModel
-from lanternbench.analysis.forward_cost import Curve, set_length
-from lanternbench.analysis.predict import Case, by_levels
-from lanternbench.analysis.replay import Steps, Trace, batches
-from lanternbench.analysis.roofline import BYTES, LAYER, STEP, Values
-from lanternbench.analysis.step_profile import bandwidth, wait
+from lanternbench.costs.bandwidth import bandwidth, wait
+from lanternbench.costs.device_models import THIS, DeviceModel
+from lanternbench.costs.forward_cost import Curve, set_length
+from lanternbench.costs.roofline import BYTES, LAYER, STEP, Values
 from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, begin, generate
@@ -31,6 +29,8 @@ from lanternbench.engine.proposal import Drafter, Proposer
 from lanternbench.engine.state import DecodeState, forward
 from lanternbench.engine.tree import Draft, chain
 from lanternbench.models.network import Network
+from lanternbench.predict.predict import Case, by_levels
+from lanternbench.predict.replay import Steps, Trace, batches
 
 REPEATS, WARMUP, STEPS = 15, 3, 48
 SIZES = 7  # numbers of nodes that are timed

@@ -9,11 +9,11 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from lanternbench.analysis.forward_cost import StepCost, Timed
-from lanternbench.analysis.statistics import Estimate
-from lanternbench.analysis.tree_search import Candidate, Options
+from lanternbench.costs.forward_cost import StepCost, Timed
 from lanternbench.experiment.config import Decoding
+from lanternbench.measure.statistics import Estimate
 from lanternbench.methods.preset_file import EVIDENCE
+from lanternbench.tune.tree_search import Candidate, Options
 from lanternbench.utils.json_values import plain
 
 LOSSIER = 1.1  # times the fidelity loss of the method's own sizes, that a lossy method's new ones may have

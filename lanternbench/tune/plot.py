@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from lanternbench.experiment.tuning_result import BASELINE, OWN, Tuning
 from lanternbench.report.drawing import save
+from lanternbench.tune.result import BASELINE, OWN, Tuning
 
 COLOURS = ("#7a7f87", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the method's own first
 

@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from scipy.optimize import isotonic_regression, nnls
 
-from lanternbench.analysis.roofline import Values
+from lanternbench.costs.roofline import Values
 from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, begin, step
