@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import Emu3VQVAEConfig
 
 from lanternbench.errors import UserError
 from lanternbench.models.chameleon.vqgan import to_pixels
 from lanternbench.models.emu3 import model as emu3
 from lanternbench.models.emu3 import vq as emu3_vq
 from lanternbench.models.emu3.model import Emu3, Emu3Config
-from lanternbench.models.emu3.vq import Emu3VQ, Emu3VQConfig
+from lanternbench.models.emu3.vq import Emu3VQ
 from lanternbench.models.entries import Entry, present
 from lanternbench.models.family import PublishedFamily, decoder_shape
 from lanternbench.models.loading import (
@@ -83,7 +84,7 @@ class Emu3Family(PublishedFamily):
     network, configuration = Emu3, Emu3Config
 
     def new_vq(self, row: Entry) -> Emu3VQ:
-        return Emu3VQ(Emu3VQConfig(**row.shape.get("vq", {})))
+        return Emu3VQ(Emu3VQVAEConfig(**row.shape.get("vq", {})))
 
     def vq(self, row: Entry, folder: Path, device: str) -> Emu3VQ:
         where = folder / ("vq" if present(folder, "vq") else "model")
