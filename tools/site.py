@@ -1,4 +1,4 @@
-"""Hooks of the documentation site (``make docs``): README is its home, measurements are pages, paths in the source text.
+"""Hooks of the documentation site (``make docs``): README is its home, measurements are pages, other paths are text.
 
 The Markdown stays readable in a checkout, where links lead to files outside ``docs``.
 """
