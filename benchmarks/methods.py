@@ -110,7 +110,7 @@ def section(run: Path) -> tuple[str, list[str]]:
     if config["batch"] == 1:
         return temperature, [about(run), "", *table(run, COLUMNS)]
     name = run.resolve().name.split("-")[0]
-    if name == "methods":
+    if name in ("methods", "study"):
         return f"{temperature}, by batches", [about(run), "", *table(run, UNTIMED)]
     if name in POINTS:
         return POINTS[name], [about(run), "", *points(read_summary(run).rows)]
@@ -124,7 +124,7 @@ def main(runs: list[Path]) -> None:
     sections = {title: text.strip().splitlines() for title, _, text in (part.partition("\n") for part in parts)}
     sections |= dict(map(section, runs))
     lines = [head.strip(), ""]
-    for title, text in sections.items():
+    for title, text in sorted(sections.items(), key=lambda part: not part[0].startswith("T =")):
         lines += [f"## {title}", "", *text, ""]
     RESULT.write_text("\n".join(lines))
     print("\n".join(lines))
