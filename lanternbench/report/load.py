@@ -1,4 +1,4 @@
-"""Runs as a report sees them: possibly torn, possibly incomplete, never trusted."""
+"""Runs as a report sees them: damaged or incomplete ones too, none of whose values is relied on."""
 
 from __future__ import annotations
 
