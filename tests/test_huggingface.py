@@ -100,8 +100,9 @@ def test_the_command_runs_it_and_records_its_template(folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"grid": 1}, "grid: Input should be greater than or equal to 2"),
-        ({"grid": 100}, "512 positions, too few for 100 × 100"),
+        ({"grid": 1}, "grid.0: Input should be greater than or equal to 2"),
+        ({"grid": [4, 200]}, "grid.1: Input should be less than or equal to 128"),
+        ({"grid": 100}, "512 positions, too few for 100×100"),
         ({"image_tokens": "<|nothing {}|>"}, "the tokeniser has no token '<|nothing 0|>'"),
         ({"image_tokens": "<|visual token|>"}, "has no place for a number"),
         ({"image_tokens": "<|visual token {:99999999d}|>"}, "has no place for a number"),

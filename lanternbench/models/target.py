@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.grids import Grid
 
 if TYPE_CHECKING:
     from lanternbench.utils.graph_capture import Graphs
@@ -93,8 +94,9 @@ class Target:
     near: dict[str, Tensor] = field(default_factory=dict)
 
     @property
-    def grid(self) -> tuple[int, int]:
-        return (self.model.config.grid, self.model.config.grid)
+    def grid(self) -> Grid:
+        """Rows and columns of image tokens."""
+        return self.model.config.grid
 
     @property
     def length(self) -> int:

@@ -18,6 +18,7 @@ from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.eagle_files import from_published, shape_of, to_published
+from lanternbench.models.grids import Grid, grid_of
 from lanternbench.models.loading import State, load_layers
 from lanternbench.models.rope import rope_1d
 from lanternbench.models.transformer import DecoderConfig
@@ -28,7 +29,7 @@ class TokenDecoderConfig:
     """Shape of the decoder.
 
     ``positions``: rows of the rotary table.  Prompt and image must fit; it costs nothing else.
-    ``grid``: image tokens a side.
+    ``grid``: rows and columns of image tokens; a number for a square.
     ``prompt_ids``: 0 where one table holds all ids; otherwise prompts have a table of this size, and ``vocab_size``
     counts the image tokens alone (``image_tables``).
     ``first_image_id``: the prompt id of image token 0 where ids follow the order of the codebook, to go by when no
@@ -45,10 +46,13 @@ class TokenDecoderConfig:
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
     swin_norm: bool = False
-    grid: int = 32
+    grid: Grid = (32, 32)
     prompt_ids: int = 0
     qk_norm: bool = False
     first_image_id: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grid", grid_of(self.grid))
 
     @property
     def decoder(self) -> DecoderConfig:

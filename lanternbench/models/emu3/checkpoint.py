@@ -24,6 +24,7 @@ from lanternbench.models.emu3.model import Emu3, Emu3Config
 from lanternbench.models.emu3.vq import Emu3VQ
 from lanternbench.models.entries import Entry, present
 from lanternbench.models.family import PublishedFamily, decoder_shape
+from lanternbench.models.grids import grid_of, written
 from lanternbench.models.loading import (
     State,
     dtype_for,
@@ -102,7 +103,7 @@ class Emu3Family(PublishedFamily):
         return text
 
     def fields(self, row: Entry, model: Emu3, text: IdTokeniser | None) -> dict[str, Any]:
-        beside = (f"{model.config.grid}*{model.config.grid}", NEGATIVE)
+        beside = ("{}*{}".format(*model.config.grid), NEGATIVE)
         if text is None:
             size = model.config.prompt_ids
             ids = {name: i % size for name, i in PUBLISHED.items()}
@@ -122,10 +123,10 @@ class Emu3Family(PublishedFamily):
         said = read_config(here / "config.json")
         with explain_errors(here / "config.json", "is no config of Emu3"):
             config = emu3.config_from_published(said)
-        if "image_area" in said and config.grid != row.shape.get("grid", config.grid):
+        if "image_area" in said and config.grid != grid_of(row.shape.get("grid", config.grid)):
             raise UserError(
-                f"config.json is of images of {config.grid} × {config.grid} tokens but target '{row.name}' has "
-                f"{row.shape['grid']} a side: name the target that it belongs to"
+                f"config.json is of images of {written(config.grid)} tokens but target '{row.name}' has "
+                f"{written(row.shape['grid'])}: name the target that it belongs to"
             )
         config = replace(config, vocab_size=len(to_id), **decoder_shape(row))
 

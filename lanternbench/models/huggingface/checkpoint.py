@@ -8,19 +8,21 @@ A folder holds config.json, safetensors and tokenizer.json as ``save_pretrained`
 from __future__ import annotations
 
 import json
+import math
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from torch import Tensor, nn
 from yaml import YAMLError
 
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry, present
 from lanternbench.models.family import Family, eagles_in
+from lanternbench.models.grids import Grid, written
 from lanternbench.models.huggingface.model import TransformersDecoder
 from lanternbench.models.loading import dtype_for, load_into, read_state
 from lanternbench.models.target import Prefix, Target
@@ -42,9 +44,13 @@ _EXAMPLE = (
 _NUMBERED = re.compile(r"([^{}]*)\{(?::0(\d)d)?\}([^{}]*)")
 
 
+Side = Annotated[int, Field(ge=2, le=128)]  # tokens
+
+
 class Settings(BaseModel):
     """Settings that transformers' files do not contain.
 
+    ``grid``: rows and columns of image tokens, or one number for both.
     ``image_tokens``: how the tokeniser names image token i, or [id of the first, how many].  ``prompt``,
     ``unconditional``: what stands before the first image token; names of special tokens count as such.  ``row_end``:
     the token that the model writes after each row, if it does.  ``pad``: a token for shorter prompts of a batch.
@@ -52,7 +58,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    grid: int = Field(ge=2, le=128)
+    grid: tuple[Side, Side]
     image_tokens: str | tuple[int, int]
     prompt: str = "{caption}"
     unconditional: str = ""
@@ -60,6 +66,11 @@ class Settings(BaseModel):
     pad: str | None = None
     guidance: float = Field(3.0, ge=0, le=1000)
     top_k: int = Field(0, ge=0)
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _square(cls, value: Any) -> Any:
+        return (value, value) if isinstance(value, int) else value
 
 
 class OwnTokeniser(nn.Module):
@@ -196,7 +207,7 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
     return net
 
 
-def shape(net: Any, grid: int, vocab: int) -> TokenDecoderConfig:
+def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
     """Raises UserError for a model without the usual fields, or whose heads do not divide its width."""
     text = net.config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
@@ -220,8 +231,8 @@ def shape(net: Any, grid: int, vocab: int) -> TokenDecoderConfig:
         ) from None
     if getattr(text, "head_dim", None) not in (None, config.decoder.head_dim):
         raise UserError(f"its heads are {text.head_dim} wide, not {config.decoder.head_dim}: it needs a target family")
-    if config.positions < grid**2:
-        raise UserError(f"the model has {config.positions} positions, too few for {grid} × {grid} image tokens")
+    if config.positions < math.prod(grid):
+        raise UserError(f"the model has {config.positions} positions, too few for {written(grid)} image tokens")
     return config
 
 
