@@ -175,11 +175,24 @@ class Plugin:
 def test_a_plug_in_is_loaded_when_its_component_is_used_and_found_by_its_name(monkeypatch):
     loaded: list[str] = []
     residuals = registry.components("residual")
-    points = [Plugin("first", loaded), Plugin("second", loaded)]
+    points = (Plugin("first", loaded), Plugin("second", loaded))
     with registry.temporary():
-        monkeypatch.setattr(registry, "entry_points", lambda group: points)
+        monkeypatch.setattr(registry, "plugins", lambda: points)
         assert registry.component("residual", "standard")
         assert loaded == []
         assert registry.component("residual", "second")
         assert loaded == ["second"]
         assert list(residuals)[-2:] == ["second", "first"]
+
+
+def test_plug_ins_are_looked_for_once_a_process(monkeypatch):
+    looked: list[str] = []
+    monkeypatch.setattr(registry, "entry_points", lambda group: looked.append(group) or [])
+    registry.plugins.cache_clear()
+    try:
+        for kind in ("residual", "metric", "preset"):
+            assert "nobody's" not in registry.components(kind)
+            assert list(registry.components(kind))
+    finally:
+        registry.plugins.cache_clear()
+    assert looked == [registry.PLUGINS]

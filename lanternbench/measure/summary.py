@@ -158,7 +158,10 @@ def _notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
     elif fewest < FEW_PROMPTS:
         text = f"{fewest} prompts are too few: intervals under {FEW_PROMPTS} prompts are too narrow."
         notes.append(Note("warning", None, text))
-    if (run.get("target") or {}).get("evaluators") == "tiny":
+    if (evaluators := (run.get("target") or {}).get("evaluators")) == "none":
+        text = "The target has no image tokeniser: its speed, τ and fidelity are measured, no images and no quality."
+        notes.append(Note("missing", None, text))
+    if evaluators == "tiny":
         text = "Metrics named -tiny come from the embedded evaluators and compare only with each other."
         notes.append(Note("info", None, text))
     return notes + _setting_notes(run) + [Note("info", None, str(note)) for note in prompts.get("notes") or []]

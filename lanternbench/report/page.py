@@ -97,6 +97,7 @@ def html_page(
         pair_tables=[_pair_table(part.pairs) for part in parts],
         published=None if beside is None else _published(beside),
         grids=grids,
+        drawn=any(part.run.draws for part in parts),
         environments=[[(name, _flat(part.run.part(name))) for name in ("environment", "config")] for part in parts],
     )  # fmt: skip
 

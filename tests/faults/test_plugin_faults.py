@@ -140,7 +140,7 @@ class Odd:
 )  # fmt: skip
 def test_a_plug_in_that_cannot_be_loaded_is_named_where_it_might_be_used(args, monkeypatch, capfd, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Odd()])
+    monkeypatch.setattr(registry, "plugins", lambda: (Odd(),))
     entries.catalogue.cache_clear()
     assert "the plug-in 'odd' (odd_module) cannot be loaded" in mistake(monkeypatch, capfd, *args)
 
@@ -148,5 +148,5 @@ def test_a_plug_in_that_cannot_be_loaded_is_named_where_it_might_be_used(args, m
 @pytest.mark.parametrize("args", [("compare", "a", "b"), ("report",)])
 def test_a_plug_in_is_not_loaded_where_it_is_not_used(args, monkeypatch, capfd, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Odd()])
+    monkeypatch.setattr(registry, "plugins", lambda: (Odd(),))
     assert "there is no run" in mistake(monkeypatch, capfd, *args)

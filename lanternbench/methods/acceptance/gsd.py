@@ -124,9 +124,10 @@ class Gsd(Acceptance):
     )
 
     def build(self, target: Target, max_depth: int) -> AcceptanceRule:
-        codes = target.codebook
         if self.variant == "reference":  # the public code compares rows of the target's embed_tokens.weight
             codes = target.model.tok_embeddings(torch.arange(target.vocab, device=target.device))
+        else:
+            codes = target.codebook
         return GsdRule(codes, self.radius, Bounds.of(self.ranks, self.margin, self.variant))
 
     def refuses(self, choices: Choices) -> str | None:

@@ -2,7 +2,8 @@
 
 A folder holds config.json, safetensors and tokenizer.json as ``save_pretrained`` writes them, and ``lanternbench.yaml``
 (``Settings``).  Images are decoded by the model's own ``vqmodel``, or by an image tokeniser of LlamaGen's kind in
-``vq``.  Slower than a family of ours: transformers' layers are not fused, and each forward passes through its checks.
+``vq``; without either, speed alone is measured.  Slower than a family of ours: transformers' layers are not fused, and
+each forward passes through its checks.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from torch import Tensor, nn
 from yaml import YAMLError
 
 from lanternbench.errors import UserError
-from lanternbench.models.entries import Entry, present
+from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family, eagles_in
 from lanternbench.models.grids import Grid, written
 from lanternbench.models.huggingface.model import TransformersDecoder
 from lanternbench.models.loading import dtype_for, load_into, read_state
-from lanternbench.models.target import Prefix, Target
+from lanternbench.models.target import Prefix, Target, Tokeniser
 from lanternbench.models.token_decoder import TokenDecoderConfig
 from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, frame_prompts
 from lanternbench.models.vq import VQConfig, VQModel
@@ -124,7 +125,7 @@ class TransformersFamily(Family):
         return Target(
             folder.name,
             model,
-            image_tokeniser(net, folder, device),
+            image_tokeniser(net, folder, device, len(ids)),
             text,
             said.guidance,
             said.top_k,
@@ -236,15 +237,22 @@ def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
     return config
 
 
-def image_tokeniser(net: Any, folder: Path, device: str) -> Any:
-    """Raises UserError where nothing decodes image tokens."""
-    own = getattr(getattr(net, "model", net), "vqmodel", None)
+def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Tokeniser | None:
+    """The model's own, or that of ``folder``; None without either.  Raises UserError unless it has ``vocab`` codes."""
+    own, where = getattr(getattr(net, "model", net), "vqmodel", None), folder / "vq"
     if own is not None and hasattr(own, "decode"):
-        return OwnTokeniser(own.float())
-    if present(folder, "vq"):
-        where = folder / "vq"
-        return load_into(lambda: VQModel(VQConfig()), read_state(where), where, device, torch.float32)
-    raise UserError(
-        f"transformers decodes no images of a {type(net).__name__}: put an image tokeniser of LlamaGen's kind into "
-        f"{folder / 'vq'}"
-    )
+        found: Any = OwnTokeniser(own.float())
+    elif where.exists():
+        state = read_state(where)
+        shape: tuple[int, ...] = getattr(state.get("quantize.embedding.weight"), "shape", ())
+        codes, width = shape if len(shape) == 2 else (VQConfig.codebook_size, VQConfig.codebook_dim)
+        config = VQConfig(codebook_size=codes, codebook_dim=width)
+        found = load_into(lambda: VQModel(config), state, where, device, torch.float32)
+    else:
+        return None
+    if (size := len(found.quantize.codes())) != vocab:
+        raise UserError(
+            f"the image tokeniser of {folder} has {size} codes but its image_tokens are {vocab} tokens: correct "
+            f"image_tokens in {SETTINGS}, or use the tokeniser that the model was trained with"
+        )
+    return found
