@@ -178,7 +178,7 @@ def test_random_weights_decode_without_any_file(anole):
 def test_the_catalogue_knows_the_shape_licence_and_files_of_anole(tmp_path):
     row = entry("anole-7b")
     cfg = ChameleonConfig(**row.shape)
-    assert (cfg.dim, cfg.n_layer, cfg.grid, cfg.vocab_size, row.guidance) == (4096, 32, 32, 8192, 3.0)
+    assert (cfg.dim, cfg.n_layer, cfg.grid, cfg.vocab_size, row.guidance) == (4096, 32, (32, 32), 8192, 3.0)
     assert row.licence == "Chameleon Research License"
     with pytest.raises(UserError, match="'anole-7b' lacks its model"):
         load_target(f"anole-7b={tmp_path}")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -72,7 +73,7 @@ def resized(row: Entry, sizes: str, random_weights: bool) -> Entry:
     if not random_weights and not ("layers" not in given and written(given["grid"]) in map(written, row.grids)):
         offered = f", or name one of its grids: {', '.join(row.grids)}" if row.grids else ""
         raise UserError(f"'{row.name}:{sizes}' has sizes without weights: add --random-weights{offered}")
-    shape = {"n_layer": int(given["layers"])} if "layers" in given else {}
+    shape: dict[str, Any] = {"n_layer": int(given["layers"])} if "layers" in given else {}
     shape |= {"grid": grid_of(given["grid"])} if "grid" in given else {}
     return row.model_copy(update={"shape": row.shape | shape, "about": f"{row.about}, {sizes}"})
 
