@@ -127,7 +127,7 @@ def test_a_targets_page_is_whole_in_80_columns(name, capsys):
 def test_a_targets_page_says_which_methods_need_a_drafter(target):
     assert set(DRAFTERS) == set(target.drafters)
     for name, preset in registry.components("preset").items():
-        needed = registry.component("proposal", preset.choices.proposal).drafter
+        needed = registry.component("proposal", preset.choices.proposal).drafter_kind
         assert needed == (preset.choices.proposal if preset.choices.proposal in DRAFTERS else None), name
     assert (target.guidance, target.top_k) == (entry("tiny").guidance, entry("tiny").top_k)
     ready, given, never = _methods(["eagle"])

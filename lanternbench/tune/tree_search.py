@@ -22,21 +22,21 @@ from lanternbench.engine.tree import Paths, StaticTree, chain, from_paths
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method
-from lanternbench.methods.trees.static import StaticBuilder
+from lanternbench.methods.trees.static import FixedTree, static_tree
 from lanternbench.models.target import Target
 from lanternbench.tune.best_tree import best_trees, expected_length
 from lanternbench.tune.recorded_drafts import (
     ChainRecord,
     Floats,
     GrowthRecord,
-    RecordingBuilder,
-    ScoredBuilder,
+    RecordingTree,
+    ScoredTree,
     bounds,
     chain_lengths,
     child_table,
     grown_lengths,
     recorded_steps,
-    with_tree_builder,
+    with_tree_policy,
 )
 
 Options = dict[str, Any]
@@ -171,8 +171,8 @@ class ShapeSearch(TreeSearch):
         self.own = self._static(setting.method())
 
     def _static(self, made: Method) -> StaticTree:
-        builder = made.tree.build(self.setting.target, made.proposal)
-        return builder.static  # type: ignore[attr-defined]
+        tree: Any = made.resolve(self.setting.target.options).tree
+        return static_tree(tree.shape)
 
     def probes(self) -> list[tuple[Options, Shape]]:
         found: list[tuple[Options, Shape]] = []
@@ -191,11 +191,10 @@ class ShapeSearch(TreeSearch):
     def record(self, what: Any) -> Record:
         number, caption = what
         plain = self.setting.decoder()
-        builder = RecordingBuilder(
-            StaticBuilder(chain(self.levels), plain.method.proposal.samples, self.setting.target.device)
-        )
-        decoder = with_tree_builder(plain, builder)
-        found = ChainRecord(decoder, builder, self.ranks, seed=number)
+        shape, sampled = chain(self.levels), plain.method.proposal.samples
+        tree = RecordingTree.of(FixedTree().drafting(shape, sampled, self.setting.target.device))
+        decoder = with_tree_policy(plain, tree)
+        found = ChainRecord(decoder, tree, self.ranks, seed=number)
         for result in recorded_steps(decoder, caption, str(number), self.setting.seed):
             found.add(result)
         return {"reached": found.reached, "children": found.children, "steps": np.array(float(found.steps))}
@@ -294,9 +293,9 @@ class GrowthSearch(TreeSearch):
 
     def record(self, what: Any) -> Record:
         width, nodes, number, caption = what
-        builder = ScoredBuilder(bounds(self.levels, width, nodes))
-        decoder = with_tree_builder(self.setting.decoder(), builder)
-        found = GrowthRecord(decoder, builder, seed=number)
+        tree = ScoredTree().growing(bounds(self.levels, width, nodes))
+        decoder = with_tree_policy(self.setting.decoder(), tree)
+        found = GrowthRecord(decoder, tree, seed=number)
         for result in recorded_steps(decoder, caption, str(number), self.setting.seed):
             found.add(result)
         return {"seen": np.stack(found.seen), "level": np.stack(found.level)}
