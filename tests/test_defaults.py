@@ -12,10 +12,7 @@ from lanternbench.methods.defaults import Default, table
 from lanternbench.methods.method import flag, method, named, preset
 from lanternbench.methods.trees.static import static_tree
 from lanternbench.models.catalogue import catalogue, entry
-from lanternbench.models.chameleon.checkpoint import split_shape
-from lanternbench.models.janus.checkpoint import OPTIONS as JANUS
-from lanternbench.models.llamagen.checkpoint import OPTIONS as LLAMAGEN
-from lanternbench.models.tiny.checkpoint import OPTIONS as TINY
+from lanternbench.models.entries import family
 from lanternbench.registry import components
 
 TREES = ("depth", "draft_top_k", "total_nodes", "depth_range", "width_range", "l_k")
@@ -26,9 +23,7 @@ def options_of(target: str) -> dict[str, Any]:
     if not target:
         return {}
     row = entry(next(name for name in catalogue() if fnmatch(name, target)))
-    if row.family == "chameleon":
-        return split_shape(row.shape)[1].options
-    return {"llamagen": LLAMAGEN, "janus": JANUS, "tiny": TINY}.get(row.family, {})
+    return family(row.family).options(row)
 
 
 def in_code(row: Default) -> list[Any]:

@@ -12,14 +12,13 @@ from typing import Any, ClassVar, NamedTuple, Self
 from torch import Tensor
 
 from lanternbench.component import Prepared
-from lanternbench.engine import row_ends
 from lanternbench.engine.address import append_address, level_address, prefix_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.opening import open_cache
 from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.proposal import Drafter, Proposal, TreePolicy
-from lanternbench.engine.row_ends import ROOT, Group
+from lanternbench.engine.row_ends import ROOT, Group, RowEnds
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule
@@ -147,7 +146,7 @@ class CachedDrafter(Drafter):
         else:
             before = last.before
             ends = None if before is None else partial(self.row_end, cache, self.target_states(before))
-            states, groups = row_ends.append(cache, x, ends, partial(self.row_end, cache), length, last.advance)
+            states, groups = RowEnds(cache, partial(self.row_end, cache), length).append(x, ends, last.advance)
             cursor = Cursor(states, groups=groups)
         return self._logits(state, cursor.states[:, 0]), cursor
 
@@ -168,9 +167,8 @@ class CachedDrafter(Drafter):
             states = cache.forward(x, level_address(cache.layout, length, cursor.slots, m, depth, visible))
             cursor = Cursor(states, cursor.slots + m)
         else:
-            states, groups = row_ends.level(
-                cache, x, cursor.groups, visible, depth, partial(self.row_end, cache), length
-            )
+            ends = RowEnds(cache, partial(self.row_end, cache), length)
+            states, groups = ends.level(x, cursor.groups, visible, depth)
             cursor = Cursor(states, groups=groups)
         return self._logits(state, cursor.states), cursor
 

@@ -93,11 +93,13 @@ class ChameleonFamily(PublishedFamily):
             check_sizes(text.names)
         return text
 
+    def options(self, row: Entry) -> dict[str, Any]:
+        return dict(split_shape(row.shape)[1].options)
+
     def fields(self, row: Entry, model: Chameleon, text: ChameleonText | None) -> dict[str, Any]:
         vocab = chameleon_vocab.published(model.config.vocab_size) if text is None else text.vocab
         dialect = split_shape(row.shape)[1]
         return {
-            "options": dict(dialect.options),
             "condition": partial(dialect.prefix, vocab),
             "pixels": chameleon_vqgan.to_pixels,
             "row_end": dialect.row_end,
