@@ -47,7 +47,7 @@ def summarise(figures: Figures, run: Mapping[str, Any], sets: Sets | None = None
     notes = _notes(figures, run) + _false_claims(rows, run)
     if any(metrics.column(name).random for name in [*figures.metrics, *whole]):
         notes.append(RANDOM_NOTE)
-    return Summary(rows, notes, whole)
+    return Summary(rows, notes, whole, suite=(run.get("config") or {}).get("suite"))
 
 
 def counts(figures: Figures) -> dict[str, int]:

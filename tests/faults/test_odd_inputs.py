@@ -94,7 +94,7 @@ def test_a_prompt_file_that_contradicts_itself_is_named(name, text, says, tmp_pa
 @pytest.mark.parametrize("config", [{"seed": [1]}, {"drafter": 3}, {"target": {}}, {"batch": "1"}, {"seed": -6e16}])
 def test_a_run_whose_configuration_has_other_kinds_of_values_is_damaged(config, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"config": config}))
-    with pytest.raises(UserError, match=f"the configuration's '{next(iter(config))}' is (no|negative)"):
+    with pytest.raises(UserError, match=rf"damaged \(config\.{next(iter(config))}: Input should be"):
         read_run(tmp_path)
 
 
