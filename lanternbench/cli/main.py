@@ -28,6 +28,7 @@ from lanternbench.cli import report_cmd as report
 from lanternbench.cli import run_cmd as run
 from lanternbench.cli import runs_cmd as runs
 from lanternbench.cli import score_cmd as score
+from lanternbench.cli import suite_cmd as suite
 from lanternbench.cli import sweep_cmd as sweep
 from lanternbench.cli import targets_cmd as targets
 from lanternbench.cli import train_cmd as train
@@ -88,6 +89,7 @@ COMMANDS: list[Callable[..., None]] = [
         codebook.codebook,
         verify.verify,
     ),
+    suite.suite,
 ]
 for command in COMMANDS:
     if command.__name__ in TAKE_METHOD_OPTIONS:  # listed alone: see ``Commands``

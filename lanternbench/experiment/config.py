@@ -63,6 +63,7 @@ class Sweep(Decoding):
     """One sweep: methods that share target, prompts and clock.  ``method_specs`` are expanded by ``methods``."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,79}$")
+    suite: str | None = None  # name and hash of the protocol that it follows
     num_prompts: int | None = Field(8, ge=1, le=10**9)
     until_told_apart: bool = False
     caption: Literal["first", "longest", "random"] = "first"
@@ -138,7 +139,7 @@ class Sweep(Decoding):
 
     def record(self) -> dict[str, Any]:
         """The settings that determine the results: all but the name, and those that are switched off."""
-        optional = ("drafter", "dtype", "compile", "random_weights", "simulate_acceptance", "until_told_apart")
+        optional = ("drafter", "dtype", "compile", "random_weights", "simulate_acceptance", "until_told_apart", "suite")
         off = {k for k in optional if not getattr(self, k)} | ({"repeats"} if self.repeats == 1 else set())
         return self.model_dump(by_alias=True, exclude={"name"} | off, mode="json")
 
@@ -175,7 +176,7 @@ def checked(kind: type[Settings], values: dict[str, Any], where: str = "the comm
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the file"
         if first["type"] == "extra_forbidden":
-            fields = ", ".join("methods" if f == "method_specs" else f for f in kind.model_fields)
+            fields = ", ".join("methods" if f == "method_specs" else f for f in kind.model_fields if f != "suite")
             raise UserError(f"{where} has no setting '{field}': the settings are {fields}") from None
         raise UserError(f"{where}: '{field}' is wrong ({first['msg']}); correct it") from None
     except TypeError:

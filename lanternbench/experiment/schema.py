@@ -29,7 +29,7 @@ class RunConfig(_Part):
     compile: str | None = None
     prompts: str | None = None
     suite: str | None = None
-    seed: int | None = Field(None, ge=0)
+    seed: int | None = Field(default=None, ge=0)
     batch: int | None = None
     repeats: int | None = None
     num_prompts: int | None = None
