@@ -44,7 +44,7 @@ def test_a_protocol_names_what_there_is(name):
     frozen = {k: v for k, v in found.settings.items() if k not in ("prompts_hash", "weights")}
     made = config.sweep(frozen | {"methods": found.methods})
     assert made.target in catalogue()
-    assert [m.label for m in made.methods()][0] == "ar"
+    assert next(m.label for m in made.methods()) == "ar"
 
 
 def test_the_frozen_prompts_are_the_official_ones(shared):

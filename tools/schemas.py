@@ -9,26 +9,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from lanternbench.analysis.samples import Sample
-from lanternbench.experiment.schema import RunFile, summary_file
+from lanternbench.experiment.schema import RunFile, SummaryFile
+from lanternbench.suite.submission import Submission
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schema"
+MODELS = {"run": RunFile, "summary": SummaryFile, "sample": Sample, "submission": Submission}
 
 
-def models() -> dict[str, type[BaseModel]]:
-    return {"run": RunFile, "summary": summary_file(), "sample": Sample}
+class _Generator(GenerateJsonSchema):
+    """Named tuples are objects in what we write."""
+
+    def named_tuple_schema(self, schema: Any) -> JsonSchemaValue:
+        return self.kw_arguments_schema([{"name": f["name"], "schema": f["schema"]} for f in schema["fields"]], None)
 
 
 def current() -> dict[Path, str]:
     """The schema files as they should be."""
+    found = {name: TypeAdapter(kind).json_schema(schema_generator=_Generator) for name, kind in MODELS.items()}
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return {
-        FOLDER / f"{name}.schema.json": json.dumps(dialect | model.model_json_schema(), indent=1) + "\n"
-        for name, model in models().items()
-    }
+    return {FOLDER / f"{n}.schema.json": json.dumps(dialect | schema, indent=1) + "\n" for n, schema in found.items()}
 
 
 def main() -> None:

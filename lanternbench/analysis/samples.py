@@ -16,6 +16,7 @@ Count = Annotated[int, Field(ge=0, le=2**24)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Figure = Annotated[float, Field(ge=-1e15, le=1e15)]
 
+IMPORTED = "imported"  # the method of samples that other code made
 _LIMITS = {"accept_lengths": 2**24, "tree_depths": 2**24, "tree_nodes": 2**24, "step_s": 1e9, "token_ids": 2**31 - 1}
 
 

@@ -89,7 +89,7 @@ COMMANDS: list[Callable[..., None]] = [
         codebook.codebook,
         verify.verify,
     ),
-    suite.suite,
+    *(suite.suite, suite.submit, suite.leaderboard),
 ]
 for command in COMMANDS:
     if command.__name__ in TAKE_METHOD_OPTIONS:  # listed alone: see ``Commands``
