@@ -13,6 +13,7 @@ from lanternbench import metrics
 from lanternbench.analysis.acceptance import acceptance
 from lanternbench.analysis.contention import contention
 from lanternbench.analysis.figures import BASELINE, MEASURED, Figures
+from lanternbench.analysis.samples import IMPORTED
 from lanternbench.analysis.statistics import Estimate, bootstrap_ratios, draws, paired_test
 from lanternbench.analysis.summaries import Row, Summary
 from lanternbench.analysis.timing import setting_changes
@@ -212,7 +213,11 @@ def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
                 notes.append(Note("warning", "speedup", text))
             if apart := int(((figures.paired >= 0) & timed & ~figures.comparable)[own].sum()):
                 notes.append(_apart(label, apart, int((timed & own).sum()), run))
-    untimed = [label for label in figures.labels if not timed[figures.of(label)].any()]
+    imported = [label for label, (method, _) in figures.methods.items() if method == IMPORTED]
+    untimed = [label for label in figures.labels if not timed[figures.of(label)].any() and label not in imported]
+    if imported:
+        text = f"Not measured here: {', '.join(imported)}; steps and seconds are as their makers state them."
+        notes.append(Note("info", None, text))
     if untimed:
         text = f"No latency for {', '.join(untimed)}: latency is only valid at batch 1."
         notes.append(Note("missing", "latency_s", text))
