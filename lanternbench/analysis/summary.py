@@ -267,7 +267,8 @@ def _setting_notes(run: Mapping[str, Any]) -> list[Note]:
     if config.get("random_weights"):
         notes.append(Note("warning", None, f"Random weights: {noise}"))
     if config.get("simulate_acceptance"):
-        mean = f"{config['simulate_acceptance']:g}"
-        text = f"Accepted lengths are simulated to a mean of {mean} tokens a step: {noise}"
+        asked = config["simulate_acceptance"]
+        to = f"rates of {asked} by position" if isinstance(asked, list) else f"a mean of {asked:g} tokens a step"
+        text = f"Accepted lengths are simulated to {to}: {noise}"
         notes.append(Note("warning", None, text))
     return notes

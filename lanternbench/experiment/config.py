@@ -34,7 +34,7 @@ class Decoding(BaseModel):
     dtype: Literal["float32", "bfloat16"] | None = None
     compile: Literal["eager", "graphs"] | None = None
     random_weights: bool = False
-    simulate_acceptance: float | None = Field(None, ge=1, le=64)
+    simulate_acceptance: float | list[float] | None = None
     prompts: str = "demo"
     seed: int = Field(0, ge=0, le=MAX_SEED)
     temperature: float = Field(1.0, ge=0, le=MAX_TEMPERATURE)
@@ -49,6 +49,21 @@ class Decoding(BaseModel):
             raise ValueError("is too long for a name")
         if isinstance(value, str) and not value.isprintable():
             raise ValueError("must not have control characters")
+        return value
+
+    @field_validator("simulate_acceptance", mode="before")
+    @classmethod
+    def _mean_or_rates(cls, value: Any) -> Any:
+        """The mean tokens a step, or acceptance rates by position such as 0.8,0.7,0.6."""
+        if isinstance(value, str):
+            rates = [float(x) for x in value.split(",")]
+            value = rates if len(rates) > 1 else rates[0]
+        if isinstance(value, list) and value:
+            good = all(type(x) in (int, float) and 0 <= x <= 1 for x in value)
+        else:
+            good = value is None or (isinstance(value, int | float) and 1 <= value <= 64)
+        if not good:
+            raise ValueError("must be a mean from 1 to 64 tokens a step, or rates from 0 to 1 such as 0.8,0.7,0.6")
         return value
 
     @field_validator("temperature")
