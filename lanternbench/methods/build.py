@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import reach
@@ -21,7 +19,7 @@ def build(
     top_k: int | None = None,
     top_p: float = 1.0,
     guidance: float | None = None,
-    simulate_acceptance: float | Sequence[float] | None = None,
+    simulate_acceptance: float | list[float] | None = None,
 ) -> SpeculativeDecoder:
     """A decoder for ``method`` on ``target``; sampling options default to the target's.
 
