@@ -44,7 +44,7 @@ class SpeculativeDecoder:
     proposer: Proposal
     rule: AcceptanceRule
     residual: Residual
-    rates: Tensor | None = None  # [D + 1], where acceptance is simulated
+    rates: Tensor | None = None  # [D + 1, D] where acceptance is simulated: ``simulation.reach``
     recordings: Recordings = field(default_factory=Recordings)
 
     @property
