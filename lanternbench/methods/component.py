@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, Type
 from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:  # what a component is comes without torch; what it builds needs it
+    from lanternbench.engine.decode import SpeculativeDecoder
     from lanternbench.engine.proposal import Proposer, TreeBuilder
     from lanternbench.engine.verify import AcceptanceRule
     from lanternbench.models.target import Target
@@ -20,12 +21,13 @@ Search: TypeAlias = Literal["shape", "length", "growth", "bounds"]
 
 
 class Choices(NamedTuple):
-    """The names of a method's four components."""
+    """The names of a method's five components."""
 
     proposal: str
     tree: str
     acceptance: str
     residual: str
+    order: str = "raster"
 
 
 def option(
@@ -65,6 +67,10 @@ class Component(BaseModel):
         """Options that make no difference, given the others."""
         return set()
 
+    def unread_beside(self, choices: Choices) -> set[str]:
+        """Options that make no difference in a method of these ``choices``."""
+        return set()
+
     def small(self) -> Self:
         """This component with sizes that can be enumerated (see ``option``); what is no larger stays."""
         fields: dict[str, Any] = {
@@ -85,6 +91,7 @@ class Acceptance(Component):
     usual_residual: ClassVar[str] = "standard"  # the residual to use when the rule replaces a preset's
     by_position: ClassVar[bool] = False  # see ``AcceptanceRule``
     by_depth: ClassVar[bool] = False  # does the rule depend on how deep drafts are?
+    by_draft: ClassVar[bool] = True  # does it judge each draft by itself?
     # A plug-in's rule in scalar Python, a method (q, p or None, x, depth) -> probability of acceptance, q and p lists
     # of floats: what ``verify`` holds the engine against.
     plain: ClassVar[Callable[..., float] | None] = None
@@ -92,6 +99,14 @@ class Acceptance(Component):
     def build(self, target: Target, max_depth: int) -> AcceptanceRule:
         """The rule for drafts of at most ``max_depth`` levels."""
         raise NotImplementedError
+
+
+class Order(Component):
+    """In which order the tokens of an image are drawn, and its options."""
+
+    def apply(self, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
+        """``decoder``, which draws in raster order, made to draw in this one."""
+        return decoder
 
 
 class Tree(Component):
@@ -116,6 +131,7 @@ class Proposal(Component):
     static_trees: ClassVar[dict[str, str]] = {"chain": "chain", "static": "static"}  # tree -> the target's default
     tree_names: ClassVar[tuple[str, ...] | None] = None  # trees that it drafts; None: any but "none"
     tree_is_own: ClassVar[bool] = False  # is the tree implied by the proposal, its options unused?
+    in_rows: ClassVar[bool] = False  # can it draw several rows at once?
     no_joint_sample: ClassVar[str | None] = None  # why a chain's tokens are no sample of the product of their p
 
     def build(self, target: Target, tree: Tree, rule: Acceptance) -> Proposer:

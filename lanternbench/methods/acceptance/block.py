@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,6 +60,8 @@ class BlockRule(ExactRule):
 @register("acceptance", "block")
 class BlockVerification(Acceptance):
     """accept the longest chain whose tokens pass together"""
+
+    by_draft: ClassVar[bool] = False
 
     def build(self, target: Target, max_depth: int) -> BlockRule:
         return BlockRule()

@@ -34,6 +34,7 @@ class Unchanged(Acceptance):
     """accept while the redraw leaves the token unchanged"""
 
     by_position: ClassVar[bool] = True
+    by_draft: ClassVar[bool] = False
 
     def build(self, target: Target, max_depth: int) -> AcceptanceRule:
         return UnchangedRule()

@@ -124,6 +124,7 @@ class Jacobi(Proposal):
 
     tree_names: ClassVar[tuple[str, ...] | None] = ("chain",)
     tree_is_own: ClassVar[bool] = True
+    in_rows: ClassVar[bool] = True
     tuned: ClassVar[dict[str, tuple[int, ...]]] = {"window": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)}
 
     init: Literal["random", "horizontal-repeat", "vertical-repeat", "horizontal-sample", "vertical-sample"] = option(

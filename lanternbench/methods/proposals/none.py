@@ -31,6 +31,7 @@ class NoDraft(Proposal):
 
     tree_names: ClassVar[tuple[str, ...] | None] = ("none",)
     tree_is_own: ClassVar[bool] = True
+    in_rows: ClassVar[bool] = True
 
     def build(self, target: Target, tree: Tree, rule: Acceptance) -> Proposer:
         return LoneRoot(target.device)

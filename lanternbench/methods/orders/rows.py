@@ -1,0 +1,71 @@
+"""Several rows of the image at once: ZipAR without drafts, parallel Jacobi decoding with a Jacobi window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.rows import step
+from lanternbench.errors import UserError
+from lanternbench.methods.component import Choices, Order, option
+from lanternbench.methods.orders.pjd import RowWindows
+from lanternbench.methods.orders.zipar import ZipAR
+from lanternbench.registry import component, register
+
+DRAFTED, ALONE = {"c", "reuse"}, {"window", "s_min", "auxiliary"}  # options with drafts, and without
+REUSE = 0.5  # of the public code
+
+
+@register("order", "rows")
+class Rows(Order):
+    """several rows at once, each ahead of the one below"""
+
+    lossless: ClassVar[bool] = False
+
+    window: Annotated[int, Field(ge=1, le=256)] | Literal["adaptive"] | None = option(
+        None, "tokens by which a row leads the next, or adaptive; by default the target's", symbol="s", small=2
+    )
+    s_min: int = option(4, "least lead of adaptive windows", small=1, ge=1, le=256)
+    auxiliary: Literal["hidden", "seen"] = option(
+        "hidden", "may tokens see the stand-in for a row's last token that begins the next row?"
+    )
+    c: int = option(9, "tokens that a row has when the next begins", small=2, ge=1, le=256)
+    reuse: float = option(1.0, "ratio above which a waiting draft stays; 1: all are redrawn", also=0.5, ge=0, le=1)
+
+    def unread_beside(self, choices: Choices) -> set[str]:
+        if choices.tree == "none":
+            return DRAFTED | (set() if self.window == "adaptive" else {"s_min"})
+        return ALONE | ({"reuse"} if self.variant == "reference" else set())
+
+    def refuses(self, choices: Choices) -> str | None:
+        proposal, rule = (component(kind, getattr(choices, kind)) for kind in ("proposal", "acceptance"))
+        if not proposal.in_rows:
+            return f"rows are drawn without drafts or from Jacobi windows, and the proposal is '{choices.proposal}'"
+        if not rule.by_draft:
+            return f"a row commits drafts one by one, and the rule '{choices.acceptance}' does not judge them so"
+        if self.variant == "reference" and choices.acceptance != "exact":
+            return "the public code accepts as the rule 'exact' does; leave --acceptance or --variant out"
+        if self.variant == "reference" and self.window == "adaptive":
+            return "the public code has no adaptive window; leave --window adaptive or --variant out"
+        return None
+
+    def apply(self, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
+        """Raises UserError for a Jacobi window that is not filled at random."""
+        target, public, drafts = decoder.target, self.variant == "reference", decoder.proposer.max_depth
+        height, width = target.grid
+        rows: Any
+        if drafts == 0:
+            adaptive = self.window == "adaptive"
+            lead = self.s_min if adaptive else self.window or target.options.get("row_window", 8)
+            shown = width - 1 if self.auxiliary == "seen" and not target.row_width else None
+            rows = ZipAR(target, lead, adaptive, -1 if public and not target.row_width else shown)
+        else:
+            if getattr(decoder.method.proposal, "init", "random") != "random":
+                raise UserError("the windows of several rows are filled with random tokens: leave --init out")
+            if self.c >= width or height == 1:
+                return decoder  # one row at a time: plain speculative Jacobi decoding
+            rows = RowWindows(target, self.c, drafts, REUSE if public else self.reuse, public, None)
+        return replace(decoder, proposer=rows, step=step)
