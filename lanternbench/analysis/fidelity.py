@@ -85,12 +85,12 @@ def row_laws(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor:
     gives none, and the place waits, only accepted drafts get there: r ∝ ℓ·f.
     """
     assert trace.seen is not None
-    laws, flat = trace.seen.clone(), {name: store.flatten(0, 1) for name, store in vars(trace).items()}
+    laws, names = trace.seen.clone(), ("seen", "p", "children", "depth", "final")
     for part in (trace.tried > 0).flatten().nonzero()[:, 0].split(max(1, CHUNK // (trace.q.shape[-1] * rule.group_size))):
-        q, p, depth, final = (flat[name][part] for name in ("seen", "p", "depth", "final"))
-        law = flat["law"][part] if trace.law.shape == trace.q.shape else p
+        q, p, x, depth, final = (getattr(trace, name).flatten(0, 1)[part] for name in names)
+        law = trace.law.flatten(0, 1)[part] if trace.law.shape == trace.seen.shape else p
         certain = ((law > 0) & (p == 0)).any(-1)  # any token would have been drafted with p = 1: exact, x by x
-        drawn = kernel(q, p, flat["children"][part, 0], depth, rule, residual, law)
+        drawn = kernel(q, p, x[:, 0], depth, rule, residual, law)
         waiting = normalised(accepted_mass(q, p, depth, rule, law), q)
         r = torch.where(final[:, None], torch.where(certain[:, None], q, drawn), waiting)
         laws.view(-1, laws.shape[-1])[part] = r

@@ -69,6 +69,7 @@ class RowTrace(Trace):
         super().__init__(state.batch, state.limit + 2, state.target.vocab, 1, state.device)
         self.of = state
         self.seen, self.final, self.law = torch.zeros_like(self.q), torch.zeros_like(self.sampled), self.q[..., :0]
+        self.seen[:, 0] = state.first
 
     def cut(self, length: int) -> None:
         """Drop entries past the image; q is what the target gives each token after all that precede it."""
@@ -116,6 +117,11 @@ class RowProposer(Proposer):
     def sizes(self, own: RowState) -> PerPrompt:
         assert own.ahead is not None
         return PerPrompt((self.drafts, rows * self.inputs) for rows, *_ in own.ahead)
+
+    def canonical(self, own: RowState) -> RowState:
+        void = torch.arange(own.drafts.shape[2], device=own.kept.device) >= own.kept[..., None]
+        law = None if own.law is None else own.law.masked_fill(void[..., None], 0.0)
+        return own._replace(drafts=own.drafts.masked_fill(void, 0), p=own.p.masked_fill(void[..., None], 0.0), law=law)
 
     def active(self, count: Tensor, rows: int) -> Active:
         top = (count == self.columns).long().cumprod(1).sum(1)
@@ -166,8 +172,13 @@ class RowProposer(Proposer):
         raise NotImplementedError
 
 
-def step(decoder: SpeculativeDecoder, state: DecodeState, own: RowState) -> tuple[RowState, Decision]:
-    """One target forward over all rows that are worked on; it commits at least one token per unfinished prompt."""
+def step(
+    decoder: SpeculativeDecoder, state: DecodeState, own: RowState
+) -> tuple[RowState, tuple[RowState, Decision]]:
+    """One target forward over all rows that are worked on; it commits at least one token per unfinished prompt.
+
+    Returns the next state; this one with the drafts that were tested, and what became of them.
+    """
     proposer: Any = decoder.proposer
     assert own.ahead is not None
     run: Any = decoder.recordings.replay if state.recorded else launch
@@ -204,7 +215,7 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, own: RowState) -> tupl
     if trace is not None:
         with state.clock.aside("commit"):
             record(trace, state.prompts, own, made, at, q)
-    return after._replace(ahead=commit(state, made, at, figures)), made
+    return after._replace(ahead=commit(state, made, at, figures)), (own, made)
 
 
 def forward(
@@ -213,7 +224,7 @@ def forward(
     """q [B, many, V] after the first ``many`` inputs."""
     cache = state.cache
     x = cache.all_rows(state.target.model.tok_embeddings(given.tokens))
-    if cache.row_end is not None:
+    if proposer.ends:
         x = torch.where(cache.per_row(given.column == proposer.columns)[..., None], cache.row_end, x)
     at = rows_address(cache.layout, proposer.columns, given, count, span, proposer.shown)
     logits = state.logits(cache.forward(x, at)[:, :many])

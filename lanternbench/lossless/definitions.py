@@ -12,12 +12,13 @@ from typing import Any
 
 from lanternbench.lossless.plain import MethodSpec, WindowSpec
 from lanternbench.lossless.plain.draft_trees import AdaptiveBounds
+from lanternbench.lossless.plain.rows import RowSpec
 from lanternbench.lossless.plain.rules import Rule, nearest
 from lanternbench.lossless.tables import Tables, table_target
 from lanternbench.methods.method import Method
 from lanternbench.methods.residuals import PLAIN as OWN_RESIDUALS
 
-Spec = MethodSpec | WindowSpec
+Spec = MethodSpec | WindowSpec | RowSpec
 RESIDUALS = ("standard", "lantern", "optimal")
 
 
@@ -27,6 +28,8 @@ def definition(method: Method, tables: Tables) -> Spec | None:
     windows = WINDOWS.get(method.choices.proposal)
     if rule is None or (windows is not None and method.choices.acceptance == "block"):
         return None
+    if method.choices.order != "raster":
+        return _rows(method, rule, table_target(tables).options["row_window"])
     if windows is not None:
         return windows(method.proposal, rule, method.choices.residual)
     if method.choices.proposal == "none":
@@ -161,6 +164,17 @@ def _siblings(part: Any, rule: Rule, residual: str) -> WindowSpec | None:
     return WindowSpec(
         part.window, rule=rule, residual=residual, redraw="maximal", siblings=part.siblings, tree_depth=part.depth
     )
+
+
+def _rows(method: Method, rule: Rule, lead: int) -> RowSpec | None:
+    order, window = method.order, getattr(method.proposal, "window", 0)
+    if order.variant != "paper":
+        return None
+    rule = replace(rule, length=max(window, 1))
+    if window:
+        return RowSpec(order.c, window, reuse=order.reuse, rule=rule, residual=method.choices.residual)
+    adaptive = order.window == "adaptive"
+    return RowSpec(order.s_min if adaptive else order.window or lead, 0, adaptive, order.auxiliary == "seen")
 
 
 WINDOWS: dict[str, Callable[[Any, Rule, str], WindowSpec | None]] = {

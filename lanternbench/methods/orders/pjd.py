@@ -66,7 +66,7 @@ class RowWindows(RowProposer):
             new = self._reused(own, new, now, q, accepted)
         source = (advance[..., None] + self.steps[:-1]).clamp(max=self.drafts)
         shift = of_rows(new._replace(kept=new.drafts), lambda x: _take(x, source))
-        left = (now.room + 1 - advance).clamp(0, self.drafts)
+        left = torch.minimum(now.room + 1, self.columns - now.count).sub(advance).clamp(0, self.drafts)
         idle, kept = ~now.on, torch.where(now.on, left, own.kept)
         after = RowState(own.count, own.closed, _where(idle, own.drafts, shift.drafts), _where(idle, own.p, shift.p), kept,
                          None if own.law is None or shift.law is None else _where(idle, own.law, shift.law))  # fmt: skip

@@ -26,7 +26,7 @@ class Rows(Order):
     lossless: ClassVar[bool] = False
 
     window: Annotated[int, Field(ge=1, le=256)] | Literal["adaptive"] | None = option(
-        None, "tokens by which a row leads the next, or adaptive; by default the target's", symbol="s", small=2
+        None, "tokens by which a row leads the next, or adaptive; by default the target's", symbol="s"
     )
     s_min: int = option(4, "least lead of adaptive windows", small=1, ge=1, le=256)
     auxiliary: Literal["hidden", "seen"] = option(
