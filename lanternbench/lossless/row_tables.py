@@ -7,7 +7,7 @@ number whose digits are the tokens by position, 0 for none; whole views are pref
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -123,6 +123,12 @@ class RowWorld(World):
     def committed(self, own: Any) -> Tensor:
         """[R, L] which positions have a token."""
         return (torch.arange(self.tables.shape[1]) < own.count[..., None]).flatten(1)
+
+
+def few_drafts(method: Method) -> Method:
+    """``method`` with one draft a row, so that the outcomes of larger images can be enumerated."""
+    one = {"window": 1} if "window" in type(method.proposal).model_fields else {}
+    return replace(method, proposal=method.proposal.model_copy(update=one))
 
 
 def merged(rows: LossRows, live: Tensor) -> LossRows:

@@ -158,7 +158,7 @@ def table_target(tables: Tables, published: bool = False) -> Any:
     """The interface of a target over tables; its default trees can be enumerated, or are the ``published`` ones."""
     paths, levels = (DEEP, 3) if tables.deep else (SMALL, 2)
     options: dict[str, Any] = {"chain": f"chain-{levels}", "static": paths, "medusa": paths, "near": 3}
-    options |= {"depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3), "l_k": 1, "row_window": 2}
+    options |= {"depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3), "l_k": 1, "row_window": 1}
     # never run: the table drafts
     net = SimpleNamespace(heads=8, aux_layers=lambda model: (), misfit=lambda target: None)
     return SimpleNamespace(

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.rows import step
-from lanternbench.errors import UserError
 from lanternbench.methods.component import Choices, Order, option
 from lanternbench.methods.orders.pjd import RowWindows
 from lanternbench.methods.orders.zipar import ZipAR
@@ -26,7 +25,7 @@ class Rows(Order):
     lossless: ClassVar[bool] = False
 
     window: Annotated[int, Field(ge=1, le=256)] | Literal["adaptive"] | None = option(
-        None, "tokens by which a row leads the next, or adaptive; by default the target's", symbol="s"
+        None, "tokens by which a row leads the next, or adaptive; by default the target's", symbol="s", also="adaptive"
     )
     s_min: int = option(4, "least lead of adaptive windows", small=1, ge=1, le=256)
     auxiliary: Literal["hidden", "seen"] = option(
@@ -53,7 +52,6 @@ class Rows(Order):
         return None
 
     def apply(self, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
-        """Raises UserError for a Jacobi window that is not filled at random."""
         target, public, drafts = decoder.target, self.variant == "reference", decoder.proposer.max_depth
         height, width = target.grid
         rows: Any
@@ -63,8 +61,6 @@ class Rows(Order):
             shown = width - 1 if self.auxiliary == "seen" and not target.row_width else None
             rows = ZipAR(target, lead, adaptive, -1 if public and not target.row_width else shown)
         else:
-            if getattr(decoder.method.proposal, "init", "random") != "random":
-                raise UserError("the windows of several rows are filled with random tokens: leave --init out")
             if self.c >= width or height == 1:
                 return decoder  # one row at a time: plain speculative Jacobi decoding
             rows = RowWindows(target, self.c, drafts, REUSE if public else self.reuse, public, None)

@@ -13,7 +13,7 @@ from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft, chain
 from lanternbench.engine.verify import rows_at
-from lanternbench.methods.component import Acceptance, Proposal, Tree, option
+from lanternbench.methods.component import Acceptance, Choices, Proposal, Tree, option
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -131,6 +131,9 @@ class Jacobi(Proposal):
         "random", "what enters SJD's window"
     )
     window: int = option(16, "drafted tokens per step", small=2, ge=1, le=256)
+
+    def unread_beside(self, choices: Choices) -> set[str]:
+        return {"init"} if choices.order != "raster" else set()  # windows of several rows are filled at random
 
     def build(self, target: Target, tree: Tree, rule: Acceptance) -> Proposer:
         return JacobiWindow(target, self.window, self.init, rule.by_position, self.variant == "reference")
