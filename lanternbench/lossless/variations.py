@@ -27,8 +27,7 @@ def variations(method: Method) -> list[Method]:
 
 
 def _changes(method: Method) -> Iterator[dict[str, Any]]:
-    parts = (method.proposal, method.tree, method.acceptance)
-    for part in parts:
+    for part in method.parts:
         for name, field in type(part).model_fields.items():
             if name == "variant" or name not in method.read:
                 continue
