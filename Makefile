@@ -7,7 +7,7 @@ MINUTES ?= 4
 TORCH   ?=
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all lint verify mutants bench gpu gpu-packages clean
+.PHONY: demo test test-all lint docs verify mutants bench gpu gpu-packages clean
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +35,10 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed
+	$(PIP) --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 verify: $(VENV)/.installed
 	$(BIN)/lanternbench verify --all

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lanternbench.analysis.summaries import Row, Summary, read_summary
+from lanternbench.measure.summaries import Row, Summary, read_summary
 
 METHODS = ("eagle-1", "eagle-2", "sjd", "cool-sd")
 SPEEDUPS = {"wall": "speedup", "robust": "robust_speedup"}

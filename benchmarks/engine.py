@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lanternbench.analysis import step_profile as profile
+from lanternbench.costs.bandwidth import bandwidth
 from lanternbench.engine import decode as engine
 from lanternbench.engine.address import causal, raster, run_address
 from lanternbench.engine.cache import DecoderCache
@@ -31,6 +31,7 @@ from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
+from lanternbench.profile import step_profile as profile
 from lanternbench.prompts import load
 from lanternbench.registry import components
 from lanternbench.utils.parallel import process_count, side_by_side
@@ -200,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     torch.set_num_threads(parser.parse_args().threads)
-    limit = profile.bandwidth(torch.device("cpu")).best
+    limit = bandwidth(torch.device("cpu")).best
     tiny, captions = load_target("tiny"), [p.text for p in load("demo", 32)]
     small_tables = {  # before anything large is loaded: a batch's processes are forked from this one
         "The loop beside the forwards (tiny, 4 prompts, T = 1)": loop(tiny, list(components("preset")), captions[:4]),

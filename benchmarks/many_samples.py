@@ -56,8 +56,8 @@ def write(folder: Path, count: int) -> Path:
 
 def resume(path: Path) -> None:
     """What a run does before its first image and after its last."""
-    from lanternbench.analysis.summary import summarise
     from lanternbench.experiment import RunFolder
+    from lanternbench.measure.summary import summarise
 
     with RunFolder.open(path.parent, path.name, {"seed": 0}) as run:
         run.done()

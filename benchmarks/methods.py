@@ -23,8 +23,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lanternbench.analysis.summaries import Row, read_summary
 from lanternbench.experiment import read_run
+from lanternbench.measure.summaries import Row, read_summary
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT, PICTURE = ROOT / "benchmarks/results/methods.md", ROOT / "docs/images/fidelity.png"
@@ -110,7 +110,7 @@ def section(run: Path) -> tuple[str, list[str]]:
     if config["batch"] == 1:
         return temperature, [about(run), "", *table(run, COLUMNS)]
     name = run.resolve().name.split("-")[0]
-    if name == "methods":
+    if name in ("methods", "study"):
         return f"{temperature}, by batches", [about(run), "", *table(run, UNTIMED)]
     if name in POINTS:
         return POINTS[name], [about(run), "", *points(read_summary(run).rows)]
@@ -124,7 +124,7 @@ def main(runs: list[Path]) -> None:
     sections = {title: text.strip().splitlines() for title, _, text in (part.partition("\n") for part in parts)}
     sections |= dict(map(section, runs))
     lines = [head.strip(), ""]
-    for title, text in sections.items():
+    for title, text in sorted(sections.items(), key=lambda part: not part[0].startswith("T =")):
         lines += [f"## {title}", "", *text, ""]
     RESULT.write_text("\n".join(lines))
     print("\n".join(lines))

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import torch
 
-from lanternbench.analysis import step_profile as profile
+from lanternbench.costs.bandwidth import bandwidth
 from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.packing import packed
+from lanternbench.profile import step_profile as profile
 
 SHAPE = {"dim": 512, "n_layer": 24, "n_head": 8, "grid": 16}
 PUBLIC_MS = {"ar": 73.0, "eagle-1": 290.0, "eagle-2": 290.0, "lantern": 290.0}
@@ -42,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     torch.set_num_threads(parser.parse_args().threads)
-    limit = profile.bandwidth(torch.device("cpu")).best
+    limit = bandwidth(torch.device("cpu")).best
     lines = [
         "# Against the public code, at 100 M parameters",
         "",

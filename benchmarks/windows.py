@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from lanternbench import load_run
-from lanternbench.analysis.statistics import Estimate, bootstrap_mean
+from lanternbench.measure.statistics import Estimate, bootstrap_mean
 from lanternbench.methods.method import method
 
 ROOT = Path(__file__).resolve().parents[1]

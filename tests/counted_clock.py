@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lanternbench.analysis import calibrate, step_profile
+from lanternbench.costs import bandwidth
 from lanternbench.engine import decode, timing
+from lanternbench.predict import calibrate
 
 
 class CountedClock(TorchDispatchMode):
@@ -19,7 +20,7 @@ class CountedClock(TorchDispatchMode):
         super().__init__()
         self.seconds = 0.0
         monkeypatch.setattr(time, "perf_counter", lambda: self.seconds)
-        for module in (calibrate, step_profile, decode, timing):
+        for module in (bandwidth, calibrate, decode, timing):
             monkeypatch.setattr(module, "perf_counter", lambda: self.seconds)
         monkeypatch.setattr(timing, "process_time", lambda: self.seconds)
 

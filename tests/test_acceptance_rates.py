@@ -10,11 +10,11 @@ import pytest
 from test_report import flat, make_run, row
 
 from lanternbench import experiment as results
-from lanternbench.analysis import summary as measure
-from lanternbench.analysis.acceptance import acceptance, conditional_rates, joint_rates
-from lanternbench.analysis.figures import Figures
-from lanternbench.analysis.samples import Sample
-from lanternbench.analysis.summaries import read_summary
+from lanternbench.measure import summary as measure
+from lanternbench.measure.acceptance import acceptance, conditional_rates, joint_rates
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.samples import Sample
+from lanternbench.measure.summaries import read_summary
 from lanternbench.report.acceptance import panels, table
 from lanternbench.report.scene import WIDE, Bar
 from lanternbench.report.write import report

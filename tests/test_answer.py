@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lanternbench.analysis.statistics import Estimate
-from lanternbench.analysis.summaries import Row
+from lanternbench.measure.statistics import Estimate
+from lanternbench.measure.summaries import Row
 from lanternbench.notes import Note
 from lanternbench.report.answer import answer
 from lanternbench.report.pairs import Pair

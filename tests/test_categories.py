@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lanternbench.analysis.figures import Figures
 from lanternbench.experiment import Sample
+from lanternbench.measure.figures import Figures
 from lanternbench.report.categories import category_rows, category_table
 from lanternbench.report.load import load_run, read_contents
 from lanternbench.report.write import report

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lanternbench.analysis import code_swaps as codebook
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
+from lanternbench.measure import code_swaps as codebook
 from lanternbench.methods.acceptance.neighbours import nearest
 
 CAPTIONS = ["a red circle on a blue background", "$x^{2$ [bold] <b>a green star</b>"]

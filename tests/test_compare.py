@@ -10,12 +10,12 @@ from conftest import mistake
 from scipy.special import stdtrit
 from typer.testing import CliRunner
 
-from lanternbench.analysis.change import changes
-from lanternbench.analysis.figures import Figures
-from lanternbench.analysis.gate import condition, judge
-from lanternbench.analysis.statistics import student_t
 from lanternbench.cli.main import app
 from lanternbench.experiment import RunFolder, Sample
+from lanternbench.measure.change import changes
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.gate import condition, judge
+from lanternbench.measure.statistics import student_t
 
 
 def samples(factor: float, seed: int, prompts: int = 24) -> list[Sample]:

@@ -30,7 +30,10 @@ SPECIAL = [emu3.PAD, emu3.ROW_END, "<|extra_201|>", emu3.BOS, "<|extra_204|>", e
 SPECIAL += ["<|image end|>", "<image>", *(f"<|visual token {i:06d}|>" for i in range(CODES))]
 WORDS = sorted({*re.findall(r"\w+|[^\w\s]", NEGATIVE + QUALITY + " ".join(CAPTIONS)), "8", "<unk>", "*"})
 VOCAB = {w: i for i, w in enumerate([*WORDS, *SPECIAL])}
-VQ = {"ch": 32, "ch_mult": [1, 2], "num_res_blocks": 1, "attention": [1], "codebook_size": CODES}
+VQ = {
+    "base_channels": 32, "channel_multiplier": [1, 2], "num_res_blocks": 1, "attn_resolutions": [1],
+    "codebook_size": CODES, "hidden_size": 64,
+}  # fmt: skip
 ROW = small_row({"grid": SIDE, "vq": VQ}, GUIDANCE)
 
 
@@ -207,7 +210,7 @@ def test_files_that_do_not_belong_together_are_refused(theirs, tmp_path):
 def test_a_checkpoint_for_another_image_size_is_refused(theirs, tmp_path):
     here = write(tmp_path, theirs, "original") / "model" / "config.json"
     here.write_text(json.dumps(json.loads(here.read_text()) | {"image_area": 720 * 720}))
-    with pytest.raises(UserError, match="images of 90 × 90 tokens but target 'small' has 8 a side"):
+    with pytest.raises(UserError, match="images of 90×90 tokens but target 'small' has 8×8"):
         Emu3Family().decoder(ROW, tmp_path, "cpu")
 
 

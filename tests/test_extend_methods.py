@@ -123,7 +123,7 @@ def test_the_proposal_of_ours_reports_the_loss_of_a_relaxed_rule(installed, tmp_
     """Its children are chosen, as its drafts have no p, whatever the class says."""
     code = (
         "import json, lanternbench, torch\n"
-        "from lanternbench.analysis.fidelity import decode_loss\n"
+        "from lanternbench.measure.fidelity import decode_loss\n"
         "from lanternbench.engine.decode import generate\n"
         "from lanternbench.methods.build import build\n"
         "from lanternbench.methods.method import method\n"

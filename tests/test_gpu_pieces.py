@@ -19,8 +19,8 @@ from benchmarks.gpu.machine import Rehearsal, again, rehearsal
 from benchmarks.gpu.pieces import PIECES, equal
 from benchmarks.gpu.result import DONE, FAILED, RUNNING, Result, read
 from benchmarks.gpu.runner import is_done, run_all, run_piece
-from lanternbench.analysis import gpu_check
-from lanternbench.analysis.step_profile import Bandwidth
+from lanternbench.costs.bandwidth import Bandwidth
+from lanternbench.doctor import gpu_check
 from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.utils.graph_capture import Graphs

@@ -266,7 +266,7 @@ def test_the_catalogue_knows_the_three_sizes():
     for side in (512, 768, 1024):
         row = entry(f"lumina-mgpt-7b-{side}")
         shape, dialect = published_chameleon.split_shape(row.shape)
-        assert ChameleonConfig(**shape).grid * 16 == side
+        assert [16 * n for n in ChameleonConfig(**shape).grid] == [side, side]
         assert (row.guidance, row.top_k, dialect.row_end) == (3.0, 2000, ROW_END)
 
 

@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 
-from lanternbench.analysis.figures import Figures
-from lanternbench.analysis.statistics import Estimate, bootstrap_mean, bootstrap_ratio, paired_test
-from lanternbench.analysis.summaries import Row, Summary
-from lanternbench.analysis.summary import RANDOM_NOTE, summarise
-from lanternbench.analysis.timing import setting_name
 from lanternbench.experiment import Sample, sample_key
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.statistics import Estimate, bootstrap_mean, bootstrap_ratio, paired_test
+from lanternbench.measure.summaries import Row, Summary
+from lanternbench.measure.summary import RANDOM_NOTE, summarise
+from lanternbench.measure.timing import setting_name
 from lanternbench.notes import Note
 from lanternbench.report.pairs import compared
 

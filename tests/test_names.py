@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 
-from lanternbench.analysis.samples import Sample, image_name, sample_key
 from lanternbench.cli.run_cmd import _name
 from lanternbench.errors import UserError
 from lanternbench.experiment import iter_samples, sweep_file
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.runner import run
+from lanternbench.measure.samples import Sample, image_name, sample_key
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_target
 from lanternbench.utils.files import WEIGHTS

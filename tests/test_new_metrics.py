@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from lanternbench.analysis.figures import Figures
-from lanternbench.analysis.summary import summarise
 from lanternbench.errors import UserError
 from lanternbench.experiment import Sample, sample_key
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.summary import summarise
 from lanternbench.metrics import cmmd, geneval, geneval_detector, pickscore, read_image, scorers_for
 from lanternbench.metrics.clip import Encoder, openai_pixels
 from lanternbench.metrics.geneval_rules import COLOURS, Detection, correct, kept, relations

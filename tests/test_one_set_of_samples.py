@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lanternbench.analysis.statistics import Estimate
-from lanternbench.analysis.summary import summarise
 from lanternbench.experiment import RunFolder, Sample, read_run
+from lanternbench.measure.statistics import Estimate
+from lanternbench.measure.summary import summarise
 from lanternbench.report.frames import run_frames
 from lanternbench.report.load import load_run
 from lanternbench.report.write import report

@@ -9,7 +9,6 @@ import torch
 from families import random_llamagen
 from torch import nn
 
-from lanternbench.analysis import step_profile as profile
 from lanternbench.engine import decode as engine
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -18,6 +17,7 @@ from lanternbench.models.packed import HalfLinear, PackedLinear, QuickNorm, Tran
 from lanternbench.models.packing import pack
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.models.transformer import DecoderConfig, FeedForward, RMSNorm
+from lanternbench.profile import step_profile as profile
 
 pytestmark = pytest.mark.skipif(not available(), reason="this build of torch has no packed linear layers")
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from lanternbench.analysis.statistics import holm, paired_test, paired_tests
+from lanternbench.measure.statistics import holm, paired_test, paired_tests
 from lanternbench.report.load import load_run, read_contents
 from lanternbench.report.pairs import Pair, compared
 from lanternbench.report.write import report

@@ -17,27 +17,28 @@ from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
-from lanternbench.analysis import calibrate, predict, roofline
-from lanternbench.analysis.cases import cases, sketch
-from lanternbench.analysis.device_models import DeviceModel, device_model, device_models
-from lanternbench.analysis.replay import Trace, autoregressive, batches, stretched
-from lanternbench.analysis.roofline import Load
-from lanternbench.analysis.samples import Sample
-from lanternbench.analysis.step_profile import Bandwidth
 from lanternbench.cli import predict_cmd
 from lanternbench.cli.main import app
+from lanternbench.costs import roofline
+from lanternbench.costs.bandwidth import Bandwidth
+from lanternbench.costs.device_models import DeviceModel, device_model, device_models
+from lanternbench.costs.roofline import Load
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.generate_samples import make_samples
+from lanternbench.measure.samples import Sample
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.network import Network
 from lanternbench.models.transformer import DecoderConfig, Layer
+from lanternbench.predict import calibrate, predict
+from lanternbench.predict.cases import cases, sketch
+from lanternbench.predict.replay import Trace, autoregressive, batches, stretched
+from lanternbench.predict.table import terminal_table
 from lanternbench.prompts import Prompt
-from lanternbench.report.predictions import terminal_table
 
 A100 = device_model("a100-40g")
 # 36 × (4·1280² of attention + 3·1280·3584 of the MLP + 2 norms) + a norm; a head of 1280 × 16384

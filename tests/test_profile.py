@@ -9,14 +9,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lanternbench.analysis import step_profile as profile
 from lanternbench.cli.main import app
+from lanternbench.costs import bandwidth
 from lanternbench.engine import decode as engine
 from lanternbench.engine.timing import OFF_THE_CLOCK, Clock
 from lanternbench.engine.trace import Trace
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.profile import step_profile as profile
 from lanternbench.utils import device
 from lanternbench.utils.device import last_level_cache
 
@@ -49,11 +50,11 @@ def test_bandwidth_is_the_best_of_many_passes_with_all_cores_over_more_than_the_
         return summed(self)
 
     monkeypatch.setattr(torch.Tensor, "sum", counted)
-    monkeypatch.setattr(profile, "cores", lambda: 2)
-    found = profile.bandwidth(torch.device("cpu"), seconds=0)
+    monkeypatch.setattr(bandwidth, "cores", lambda: 2)
+    found = bandwidth.bandwidth(torch.device("cpu"), seconds=0)
     assert {size for size, _ in read} == {max(2**28, 4 * last_level_cache())}
     assert {threads for _, threads in read} == {2} == {found.threads}
-    assert found.passes == profile.PASSES == len(read) - 1
+    assert found.passes == bandwidth.PASSES == len(read) - 1
     assert 0.1 < found.median <= found.best < 10_000
     assert found.spread == pytest.approx(1 - found.median / found.best)
     assert torch.get_num_threads() == 1
@@ -84,7 +85,7 @@ def test_a_trace_that_cannot_be_written_is_told_before_anything_is_measured(tmp_
 @pytest.fixture
 def few_passes(monkeypatch):
     """The memory's bandwidth is no promise of these."""
-    monkeypatch.setattr(profile, "bandwidth", partial(profile.bandwidth, seconds=0.0))
+    monkeypatch.setattr(bandwidth, "bandwidth", partial(bandwidth.bandwidth, seconds=0.0))
 
 
 def test_the_command_profiles_the_drafter_and_the_dtype_that_it_is_given(few_passes, monkeypatch):

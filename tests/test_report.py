@@ -19,13 +19,13 @@ from PIL import Image
 from rich.console import Console
 
 from lanternbench import experiment as results
-from lanternbench.analysis import summary as measure
-from lanternbench.analysis.figures import Figures
-from lanternbench.analysis.statistics import Estimate
-from lanternbench.analysis.summaries import read_summary, row_of
-from lanternbench.analysis.summary import RANDOM_NOTE
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
+from lanternbench.measure import summary as measure
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.statistics import Estimate
+from lanternbench.measure.summaries import read_summary, row_of
+from lanternbench.measure.summary import RANDOM_NOTE
 from lanternbench.notes import Note
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.latex import latex_table
@@ -283,7 +283,7 @@ def test_summaries_reports_and_comparisons_do_not_import_torch(tmp_path):
         "import sys\n"
         "from contextlib import suppress\n"
         "from pathlib import Path\n"
-        "from lanternbench.analysis.summary import summarise\n"
+        "from lanternbench.measure.summary import summarise\n"
         "from lanternbench.cli.main import main\n"
         "from lanternbench.experiment import RunFolder\n"
         "with RunFolder.existing(Path('results/r1')) as run:\n"
@@ -292,7 +292,7 @@ def test_summaries_reports_and_comparisons_do_not_import_torch(tmp_path):
         "    sys.argv = ['lanternbench', *command.split()]\n"
         "    with suppress(SystemExit):\n"
         "        main()\n"
-        "assert 'lanternbench.analysis.change' in sys.modules\n"
+        "assert 'lanternbench.measure.change' in sys.modules\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

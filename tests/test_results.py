@@ -17,11 +17,11 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from lanternbench import experiment as results
-from lanternbench.analysis.statistics import Estimate
-from lanternbench.analysis.summaries import Row, Summary, read_summary
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key
 from lanternbench.experiment.environment import environment
+from lanternbench.measure.statistics import Estimate
+from lanternbench.measure.summaries import Row, Summary, read_summary
 from lanternbench.notes import Note
 from lanternbench.utils.json_values import differences
 

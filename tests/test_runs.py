@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lanternbench import load_run
-from lanternbench.analysis.summary import summarise
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, find
+from lanternbench.measure.summary import summarise
 
 
 def make(root: Path, name: str, prompts: int, of: int, load: float = 0.1, finish: bool = True) -> Path:

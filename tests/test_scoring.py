@@ -16,12 +16,12 @@ from PIL import Image
 
 from lanternbench import experiment as results
 from lanternbench import registry
-from lanternbench.analysis.figures import Figures
-from lanternbench.analysis.summaries import Row, Summary, read_summary
-from lanternbench.analysis.summary import RANDOM_NOTE, summarise
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key, scoring
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.summaries import Row, Summary, read_summary
+from lanternbench.measure.summary import RANDOM_NOTE, summarise
 from lanternbench.metrics import Extra, ImageMetric, SetMetric, SetScore, files
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note

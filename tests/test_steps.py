@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lanternbench.analysis.contention import contention
-from lanternbench.analysis.figures import Figures
-from lanternbench.analysis.steps import PARTS, Steps, by_position, robust
-from lanternbench.analysis.summary import summarise
 from lanternbench.experiment import Sample, sample_key
+from lanternbench.measure.contention import contention
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.steps import PARTS, Steps, by_position, robust
+from lanternbench.measure.summary import summarise
 
 
 def sample(prompt: int, label: str, step_s: list[float] | None, lengths: list[int] | None = None, **more) -> Sample:

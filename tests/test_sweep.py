@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from lanternbench import experiment as results
 from lanternbench import registry
-from lanternbench.analysis.summaries import read_summary
 from lanternbench.cli import run_cmd, sweep_cmd
 from lanternbench.cli.main import app, main
 from lanternbench.engine import decode as engine
@@ -28,6 +27,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import config, sweep_file, worker
 from lanternbench.experiment import generate_samples as samples
 from lanternbench.experiment import runner as sweeps
+from lanternbench.measure.summaries import read_summary
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 

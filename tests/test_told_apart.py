@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lanternbench.analysis.figures import BASELINE, Figures
-from lanternbench.analysis.samples import Sample
-from lanternbench.analysis.statistics import holm_in_two, paired_test, prompts_needed
-from lanternbench.analysis.told_apart import LOOKS, all_told_apart, look_sizes
 from lanternbench.errors import UserError
 from lanternbench.experiment import config, read_run, read_samples, runner, sweep_file
+from lanternbench.measure.figures import BASELINE, Figures
+from lanternbench.measure.samples import Sample
+from lanternbench.measure.statistics import holm_in_two, paired_test, prompts_needed
+from lanternbench.measure.told_apart import LOOKS, all_told_apart, look_sizes
 from lanternbench.methods.method import method
 from lanternbench.report.pairs import SPEED, compared
 

@@ -34,7 +34,7 @@ def codebook(
     Example: lanternbench codebook tiny --k 2,10,100 --out codebook.png
     """
     from lanternbench import prompts
-    from lanternbench.analysis import code_swaps as codebooks
+    from lanternbench.measure import code_swaps as codebooks
     from lanternbench.models.catalogue import load_target
     from lanternbench.utils.files import OUT, check_writable
 

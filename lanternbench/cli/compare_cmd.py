@@ -14,7 +14,7 @@ from lanternbench.cli.output import number_table, print_json, print_notes, stdou
 from lanternbench.errors import UserError
 
 if TYPE_CHECKING:
-    from lanternbench.analysis.change import Change
+    from lanternbench.measure.change import Change
 
 FIGURES = ["speedup", "latency_s", "accept_len", "fidelity_loss"]
 ROBUST = ["robust_speedup", "robust_latency_s"]
@@ -39,11 +39,11 @@ def compare(
 
     Example: lanternbench compare main-1a2b3c4d branch-5e6f7a8b --fail-if "speedup<-5%"
     """
-    from lanternbench.analysis.change import changes
-    from lanternbench.analysis.contention import contention
-    from lanternbench.analysis.figures import Figures
-    from lanternbench.analysis.gate import condition, judge, not_compared
     from lanternbench.experiment import find, iter_samples, read_run
+    from lanternbench.measure.change import changes
+    from lanternbench.measure.contention import contention
+    from lanternbench.measure.figures import Figures
+    from lanternbench.measure.gate import condition, judge, not_compared
     from lanternbench.report.load import Run, differing
 
     conditions = [condition(text) for text in fail_if or []]

@@ -49,7 +49,7 @@ def doctor(
 
 
 def _gpu(device: str, as_json: bool) -> None:
-    from lanternbench.analysis.gpu_check import check_gpu
+    from lanternbench.doctor.gpu_check import check_gpu
     from lanternbench.experiment.environment import environment
 
     with display("checking the GPU"):
@@ -59,7 +59,7 @@ def _gpu(device: str, as_json: bool) -> None:
 
 def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, device: str, as_json: bool) -> None:
     from lanternbench import prompts as sets
-    from lanternbench.analysis.pair_check import check_pair
+    from lanternbench.doctor.pair_check import check_pair
     from lanternbench.models.catalogue import load_target, with_drafter
     from lanternbench.models.entries import catalogue
 

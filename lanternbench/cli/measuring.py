@@ -16,8 +16,8 @@ from lanternbench.notes import by_importance, preliminary
 from lanternbench.utils.device import choose
 
 if TYPE_CHECKING:
-    from lanternbench.analysis.summaries import Summary
     from lanternbench.experiment.config import Sweep
+    from lanternbench.measure.summaries import Summary
 
 NOTES = 3  # lines of them after a run
 

@@ -16,7 +16,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lanternbench.analysis.summaries import Row, Summary
+    from lanternbench.measure.summaries import Row, Summary
     from lanternbench.report.columns import Column
 
 PAGE = 80  # columns

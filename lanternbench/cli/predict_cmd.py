@@ -15,9 +15,9 @@ from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
 
 if TYPE_CHECKING:
-    from lanternbench.analysis.cases import Cases
-    from lanternbench.analysis.device_models import DeviceModel
-    from lanternbench.analysis.predict import Machine, Prediction, Roofline, Validation
+    from lanternbench.costs.device_models import DeviceModel
+    from lanternbench.predict.cases import Cases
+    from lanternbench.predict.predict import Machine, Prediction, Roofline, Validation
 
 DEFAULT = "h100"
 
@@ -54,12 +54,12 @@ def predict(
 
     Example: lanternbench predict RUN --device h100 --device rtx-4090 --target anole-7b --batch 1,16
     """
-    from lanternbench.analysis import cases as replayed
-    from lanternbench.analysis.device_models import THIS, device_model
-    from lanternbench.analysis.predict import BATCHES, Roofline, record, validate
+    from lanternbench.costs.device_models import THIS, device_model
     from lanternbench.experiment import find, read_run, read_samples
-    from lanternbench.experiment.this_machine import probe
-    from lanternbench.report.predictions import write
+    from lanternbench.predict import cases as replayed
+    from lanternbench.predict.predict import BATCHES, Roofline, record, validate
+    from lanternbench.predict.table import write
+    from lanternbench.predict.this_machine import probe
 
     names = list(dict.fromkeys(name if name == THIS else device_model(name).name for name in device or [DEFAULT]))
     models = {name: device_model(name) for name in names if name != THIS}
@@ -121,8 +121,8 @@ def _check(batch: str, dtype: str, compile_mode: str, out: Path | None) -> list[
 
 def _rows(machine: Machine, roof: Roofline, found: Cases, sizes: list[int]) -> list[Prediction]:
     """Batches on a probed machine come from the device model that the probe gave: it decoded single images."""
-    from lanternbench.analysis.predict import predict as predicted
-    from lanternbench.analysis.predict import with_limits
+    from lanternbench.predict.predict import predict as predicted
+    from lanternbench.predict.predict import with_limits
 
     if not sizes:
         return []
@@ -150,7 +150,7 @@ def _source(model: DeviceModel, compile_mode: str) -> str:
 
 
 def _print(rows: list[Prediction], checked: list[Validation], notes: list[str]) -> None:
-    from lanternbench.report import predictions as shown
+    from lanternbench.predict import table as shown
 
     console = stdout()
     for group in shown.setups(rows):

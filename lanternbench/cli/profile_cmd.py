@@ -33,11 +33,12 @@ def profile(
     Example: lanternbench profile eagle-1 cool-sd
     """
     from lanternbench import prompts
-    from lanternbench.analysis import step_profile as profiles
+    from lanternbench.costs.bandwidth import bandwidth
     from lanternbench.experiment.config import Decoding, checked
     from lanternbench.methods.build import build
     from lanternbench.methods.method import method
     from lanternbench.models.catalogue import load_with_drafter
+    from lanternbench.profile import step_profile
     from lanternbench.utils.files import TRACE, check_writable
 
     checked(
@@ -54,10 +55,10 @@ def profile(
     decoders = [build(model, m, temperature, simulate_acceptance=simulate_acceptance) for m in chosen]
     captions = prompts.captions_for(model.labels, num_prompts)
     with display("profiling"):
-        limit = profiles.bandwidth(model.device)
-        found = profiles.profile(decoders, captions)
+        limit = bandwidth(model.device)
+        found = step_profile.profile(decoders, captions)
         if trace is not None:
-            profiles.chrome_trace(decoders[-1], captions[0], trace)
+            step_profile.chrome_trace(decoders[-1], captions[0], trace)
     if as_json:
         print_json({"bandwidth": limit.best, "bandwidth_median": limit.median, "methods": found})
         return

@@ -18,7 +18,7 @@ from lanternbench.utils.device import choose
 from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
-    from lanternbench.analysis.summaries import Row, Summary
+    from lanternbench.measure.summaries import Row, Summary
 
 
 def score(

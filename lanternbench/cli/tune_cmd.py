@@ -44,10 +44,10 @@ def tune(
 
     Example: lanternbench tune --method eagle-1
     """
-    from lanternbench.experiment import tuning as search
     from lanternbench.experiment.config import checked
-    from lanternbench.experiment.tuning_result import Tune
-    from lanternbench.report.tuning_plot import write_plot
+    from lanternbench.tune import tuning as search
+    from lanternbench.tune.plot import write_plot
+    from lanternbench.tune.result import Tune
 
     values = dict(
         method=method, options=pairs(option or []) | (method_options or {}), target=target, drafter=drafter,

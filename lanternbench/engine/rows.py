@@ -22,7 +22,6 @@ from torch import Tensor
 from lanternbench.engine.address import Lengths, RowInputs, rows_address
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, launch
-from lanternbench.engine.proposal import Proposer
 from lanternbench.engine.state import DecodeState, LastCommit
 from lanternbench.engine.teacher_forced import teacher_forced
 from lanternbench.engine.trace import Trace
@@ -79,14 +78,15 @@ class RowTrace(Trace):
         self.q = teacher_forced(state.target, state.prefix, state.finish(), state.guidance, state.warp)
 
 
-class RowProposer(Proposer):
+class RowProposer:
     """Which rows a step works on, and what it feeds; ``decide`` says what is committed.
 
     ``second``: tokens that the first row has when the second begins.  ``shown``: see ``rows_address``.  ``per_row``:
     uniforms of one row in one step.
     """
 
-    nodes, width, max_step_slots = 1, 1, 1
+    nodes, width, max_step_slots, update_uniforms, adapts = 1, 1, 1, 0, False  # as the engine reads a ``Proposal``'s
+    drafter, aux_layers = None, ()
 
     def __init__(
         self, target: Any, lead: int, drafts: int, per_row: int, second: int | None = None, shown: int | None = None
@@ -101,7 +101,7 @@ class RowProposer(Proposer):
         self.slots = torch.arange(self.rows, device=target.device)
         self.steps = torch.arange(self.inputs, device=target.device)
 
-    def init(self, state: DecodeState, stored: int | None = None, law: bool = False) -> RowState:
+    def begin(self, state: DecodeState, stored: int | None = None, law: bool = False) -> RowState:
         """``stored``: drafts of a row that outlive a step."""
         shape = (state.batch, self.rows, self.drafts if stored is None else stored)
         zero = torch.zeros(shape, dtype=torch.long, device=state.device)
@@ -168,13 +168,11 @@ class RowProposer(Proposer):
         return own
 
     def decide(self, decoder: SpeculativeDecoder, own: RowState, now: Active, q: Tensor, u: Tensor) -> Decision:
-        """What becomes of the drafts, given q [B, A, K, V] after each input; the drafts of ``own`` before the rows move."""
+        """What becomes of the drafts, given q [B, A, K, V] after each input; its ``own`` is of the rows as they are."""
         raise NotImplementedError
 
 
-def step(
-    decoder: SpeculativeDecoder, state: DecodeState, own: RowState
-) -> tuple[RowState, tuple[RowState, Decision]]:
+def step(decoder: SpeculativeDecoder, state: DecodeState, own: RowState) -> tuple[RowState, tuple[RowState, Decision]]:
     """One target forward over all rows that are worked on; it commits at least one token per unfinished prompt.
 
     Returns the next state; this one with the drafts that were tested, and what became of them.
@@ -218,9 +216,7 @@ def step(
     return after._replace(ahead=commit(state, made, at, figures)), (own, made)
 
 
-def forward(
-    state: DecodeState, given: RowInputs, count: Tensor, span: int, proposer: RowProposer, many: int
-) -> Tensor:
+def forward(state: DecodeState, given: RowInputs, count: Tensor, span: int, proposer: RowProposer, many: int) -> Tensor:
     """q [B, many, V] after the first ``many`` inputs."""
     cache = state.cache
     x = cache.all_rows(state.target.model.tok_embeddings(given.tokens))
@@ -243,7 +239,11 @@ def moved(own: RowState, top: Tensor, proposer: RowProposer) -> RowState:
     rows = own.kept.shape[1]
     source = proposer.slots + ((own.count == proposer.columns).long().cumprod(1).sum(1) - top)[:, None]
     index = source.clamp(max=rows - 1)
-    own = of_rows(own, lambda x: x.gather(1, index.view(*index.shape, *[1] * (x.ndim - 2)).expand(-1, -1, *x.shape[2:])))
+
+    def move(x: Tensor) -> Tensor:
+        return x.gather(1, index.view(*index.shape, *[1] * (x.ndim - 2)).expand(-1, -1, *x.shape[2:]))
+
+    own = of_rows(own, move)
     return own._replace(kept=torch.where(source < rows, own.kept, 0))
 
 

@@ -79,7 +79,7 @@ class DecodeState:
     max_step_slots: int  # cache slots that a step fills after the committed prefix
     clock: Clock
     trace: Trace | None = None
-    aux_layers: tuple[int, ...] = ()  # see ``Proposer``
+    aux_layers: tuple[int, ...] = ()  # see ``Proposal``
     now: Progress = field(init=False)
     first: Tensor = field(init=False)  # [B, V] the distribution of token 0
     prefix_states: Tensor | None = None  # [R, P, dim] of the target, until drafters have read them

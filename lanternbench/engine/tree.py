@@ -64,6 +64,7 @@ class StaticTree:
     inner_index: Tensor  # [N] index of each node among the inner ones, −1 for leaves
     ranks: tuple[Rank, ...]  # first children, second children, …
     sizes: Tensor  # [1, N] number of children of every node
+    paths: Paths  # of every node but the root, ranks from the root
 
     @property
     def is_chain(self) -> bool:
@@ -127,7 +128,7 @@ def from_paths(paths: Paths) -> StaticTree:
     inner_index[ids] = torch.arange(len(inner))
     by_rank = tuple(Rank((c >= 0).nonzero()[:, 0], c[c >= 0]) for c in children[0, ids].T)
     tree = Tree(torch.tensor([[len(p) for p in index]]), children, ancestors[None], deepest)
-    return StaticTree(tree, tuple(levels), inner, ids, inner_index, by_rank, (children >= 0).sum(-1))
+    return StaticTree(tree, tuple(levels), inner, ids, inner_index, by_rank, (children >= 0).sum(-1), tuple(nodes))
 
 
 def chain(length: int) -> StaticTree:

@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from lanternbench.analysis.figures import BASELINE
-from lanternbench.analysis.statistics import prompts_needed
-from lanternbench.analysis.told_apart import look_sizes
 from lanternbench.errors import UserError
+from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.statistics import prompts_needed
+from lanternbench.measure.told_apart import look_sizes
 from lanternbench.methods.method import Method, method, preset, takes_lists
 from lanternbench.models.entries import catalogue
 from lanternbench.utils.limits import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE
@@ -123,7 +123,7 @@ class Sweep(Decoding):
                 if made.key not in found and made.label in {m.label for m in found.values()}:
                     made = replace(made, mark=f"#{made.key[:6]}")
                 found.setdefault(made.key, made)
-        kinds = sorted({str(m.proposal.drafter) for m in found.values() if m.drafter == self.drafter})
+        kinds = sorted({str(m.proposal.drafter_kind) for m in found.values() if m.drafter == self.drafter})
         if self.drafter and len(kinds) > 1:
             raise UserError(
                 f"'{self.drafter}' cannot be a drafter of kind {' and '.join(kinds)} at once: name it as `drafter` "
@@ -134,7 +134,7 @@ class Sweep(Decoding):
     def _drafted(self, made: Method) -> Method:
         """``made`` with the sweep's drafter, where it may be one of the kind that it drafts with."""
         kinds = () if not self.drafter else ("model",) if self.drafter.partition("=")[0] in catalogue() else EAGLES
-        return replace(made, drafter=self.drafter) if made.proposal.drafter in kinds and not made.drafter else made
+        return replace(made, drafter=self.drafter) if made.proposal.drafter_kind in kinds and not made.drafter else made
 
     def record(self) -> dict[str, Any]:
         """The settings that determine the results: all but the name, and those that are switched off."""

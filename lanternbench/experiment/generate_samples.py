@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from lanternbench.analysis.fidelity import decode_loss, drafter_figures, target_figures
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.experiment import Sample, sample_key
+from lanternbench.measure.fidelity import decode_loss, drafter_figures, target_figures
 from lanternbench.prompts import Prompt
 from lanternbench.utils.device import cpu_threads
 from lanternbench.utils.parallel import process_count, side_by_side
@@ -59,7 +59,7 @@ def figures(decoder: SpeculativeDecoder, made: list[Generation]) -> list[dict[st
         return [{} for _ in made]
     tokens = torch.stack([g.tokens for g in made])
     loss = decode_loss(decoder, trace, tokens)
-    drafter = drafter_figures(trace) if method.proposal.drafter is not None else {}
+    drafter = drafter_figures(trace) if method.proposal.drafter_kind is not None else {}
     target = target_figures(trace, tokens)
     return [
         {"fidelity_loss": float(loss[i]), "stats": _row(target, i), "drafter": _row(drafter, i)}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lanternbench.analysis.summaries import read_summary
-from lanternbench.analysis.summary import asked_for
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import read_run, runs
+from lanternbench.measure.summaries import read_summary
+from lanternbench.measure.summary import asked_for
 from lanternbench.utils.files import open_file
 
 

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lanternbench.analysis.figures import Figures
-from lanternbench.analysis.samples import Sample, image_name
-from lanternbench.analysis.summaries import Summary
-from lanternbench.analysis.timing import setting_name, without_momentary
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import iter_samples, iter_tokens, read_run, samples_digest, whole_lines
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.samples import Sample, image_name
+from lanternbench.measure.summaries import Summary
+from lanternbench.measure.timing import setting_name, without_momentary
 from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, replacing, writing
 from lanternbench.utils.json_values import config_hash, differences, plain
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from lanternbench.analysis.samples import Sample
 from lanternbench.errors import UserError
+from lanternbench.measure.samples import Sample
 from lanternbench.utils.files import open_file
 
 _HASH = r"-[0-9a-f]{8}(-\d+)?"  # what a run's folder has after its name

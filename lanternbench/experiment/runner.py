@@ -16,10 +16,6 @@ from typing import NamedTuple
 import torch
 
 from lanternbench import prompts as prompt_sets
-from lanternbench.analysis.figures import BASELINE, Figures
-from lanternbench.analysis.summaries import Costs, Summary
-from lanternbench.analysis.summary import kept_sets, summarise
-from lanternbench.analysis.told_apart import all_told_apart, look_sizes
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
@@ -34,6 +30,10 @@ from lanternbench.experiment.scoring import (
     unique,
 )
 from lanternbench.experiment.worker import Job, OnStep
+from lanternbench.measure.figures import BASELINE, Figures
+from lanternbench.measure.summaries import Costs, Summary
+from lanternbench.measure.summary import kept_sets, summarise
+from lanternbench.measure.told_apart import all_told_apart, look_sizes
 from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.entries import catalogue
@@ -140,7 +140,7 @@ def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
     for m in (m for m in config.methods() if not m.drafter):
         own = folder.figures.of(m.label)
         accepted, steps = round(top[own].sum()), round(bottom[own].sum())
-        note = shortfall(row, m.proposal.drafter or "", m.choices.tree, config.temperature, accepted, steps)
+        note = shortfall(row, m.proposal.drafter_kind or "", m.choices.tree, config.temperature, accepted, steps)
         notes += [] if note is None else [Note(note.kind, note.metric, f"{m.label}: {note.text}")]
     return notes
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from lanternbench.analysis.summaries import Costs
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
 from lanternbench.experiment import Sample
@@ -15,6 +14,7 @@ from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.environment import environment
 from lanternbench.experiment.generate_samples import make_samples
 from lanternbench.experiment.scoring import prepare_scorer
+from lanternbench.measure.summaries import Costs
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
 from lanternbench.metrics import ImageMetric, scorers_for
@@ -66,7 +66,7 @@ class Worker:
     def _drafted(self, method: Method) -> Target:
         """The target with a method's own drafter.  Raises UserError where that is of another kind."""
         target, kind = with_drafter(self.target, str(method.drafter), self.device, self.config.random_weights)
-        if kind != method.proposal.drafter:
+        if kind != method.proposal.drafter_kind:
             raise UserError(
                 f"'{method.drafter}' is a drafter of kind '{kind}', which '{method.label}' does not use: choose a "
                 f"method that does, see `lanternbench methods`, or give --proposal {kind}"

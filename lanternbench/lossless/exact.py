@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lanternbench.analysis.fidelity import decode_loss
 from lanternbench.engine import decode as engine
 from lanternbench.engine.carry import PerPrompt, double, select
 from lanternbench.engine.sampling import draw
@@ -32,6 +31,7 @@ from lanternbench.lossless.tables import (
     with_small_sizes,
     with_tables,
 )
+from lanternbench.measure.fidelity import decode_loss
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
 
@@ -86,7 +86,7 @@ class World:
         tokens = torch.zeros(v, slots, dtype=torch.long)
         tokens[:, 0] = torch.arange(v)
         rows = Rows(tokens, torch.ones(v, dtype=torch.long), self.memory(v), (), self.first)
-        rows.own = double(self.decoder.proposer.init(self.state(rows, torch.zeros(v, 1, self.uniforms))))
+        rows.own = double(self.decoder.proposer.begin(self.state(rows, torch.zeros(v, 1, self.uniforms))))
         return rows.take((rows.weight > 0).nonzero()[:, 0])
 
     def memory(self, count: int) -> Tensor:
@@ -119,7 +119,7 @@ class World:
         state = self.state(rows, u)
         if trace:
             state.trace = table_trace(self.tables, count, self.width)
-        own = double(self.decoder.proposer.init(state))
+        own = double(self.decoder.proposer.begin(state))
         while state.active:
             own, _ = engine.step(self.decoder, state, own)
         return state
@@ -178,7 +178,7 @@ def split(world: World, rows: Rows, u: Tensor, k: int) -> tuple[Tensor, Tensor, 
 
 
 def branches(world: World, rows: Rows) -> tuple[Rows, Tensor]:
-    """These decodes, once for each way that their next step can go, with probabilities; and uniforms that lead there."""
+    """These decodes, once for each way that their next step can go, with probabilities, and uniforms for it."""
     u = torch.full((len(rows.weight), world.uniforms), 0.5, dtype=torch.float64)
     for k in world.order:
         row, middle, width = split(world, rows, u, k)

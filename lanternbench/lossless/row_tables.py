@@ -8,33 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.analysis.fidelity import row_laws
 from lanternbench.engine.address import Address
 from lanternbench.engine.carry import double
 from lanternbench.engine.rows import RowTrace
-from lanternbench.engine.state import DecodeState
 from lanternbench.lossless.exact import Enumerated, Rows, StepOutcome, World, branches, groups, tensors
 from lanternbench.lossless.plain.world import Prefix
 from lanternbench.lossless.tables import Sampling, TableCache, Tables, random_rows
+from lanternbench.measure.fidelity import row_laws
 from lanternbench.methods.method import Method
 
 
 class RowTables(Tables):
     """Logits after every view of an image of ``shape`` = rows, columns."""
 
-    def __init__(self, vocab: int, shape: tuple[int, int], seed: int, kind: str = "dense", sampling: Sampling = Sampling()):  # noqa: B008  # fmt: skip
+    def __init__(
+        self,
+        vocab: int,
+        shape: tuple[int, int],
+        seed: int,
+        kind: str = "dense",
+        sampling: Sampling = Sampling(),  # noqa: B008  (immutable)
+    ):
         super().__init__(vocab, shape[0] * shape[1], seed, kind, sampling)
         self.shape = shape
         generator = torch.Generator().manual_seed(seed)
         count = (vocab + 1) ** (self.length - 1)
-        self.views = torch.stack([random_rows(count, vocab, kind, generator), random_rows(count, vocab, "dense", generator)])
-        self.views = self.views.log()  # [2, views, V], conditional first
+        both = [random_rows(count, vocab, style, generator) for style in (kind, "dense")]
+        self.views = torch.stack(both).log()  # [2, views, V], conditional first
         self.target_logits = self.views[:, [self.code(prefix) for n in range(self.length) for prefix in self._all(n)]]
 
     @property
@@ -42,7 +49,7 @@ class RowTables(Tables):
         return self.shape
 
     def _all(self, n: int) -> list[Prefix]:
-        return [tuple(x) for x in torch.cartesian_prod(*[torch.arange(self.vocab)] * n).view(-1, n).tolist()] if n else [()]
+        return list(product(range(self.vocab), repeat=n))
 
     def code(self, view: Prefix) -> int:
         return sum((x + 1) * (self.vocab + 1) ** i for i, x in enumerate(view))
@@ -67,7 +74,8 @@ class RowCache(TableCache):
         tables: Any = self.tables
         attended, position = self.write(x, at)
         tokens = self.memory[:, : at.span].long()
-        digits = torch.where(position < tables.length - 1, (tokens + 1) * (tables.vocab + 1) ** position.clamp(max=tables.length), 0)
+        place = (tables.vocab + 1) ** position.clamp(max=tables.length)
+        digits = torch.where(position < tables.length - 1, (tokens + 1) * place, 0)
         code = (attended * digits[:, None]).sum(-1)
         half = torch.arange(len(code)) >= len(code) // tables.halves
         found = tables.views[half.long()[:, None], code.clamp(0, tables.views.shape[1] - 1)]
@@ -148,15 +156,17 @@ def enumerate_rows(tables: RowTables, method: Method) -> Enumerated:
     rows, images, v, length = world.start(), [], tables.vocab, tables.length
     image = torch.tensor(tables._all(length))
     plain = tables.world()
-    q = [torch.tensor([plain.q(tuple(x)) for x in image[:, :i].tolist()], dtype=torch.float64) for i in range(length)]  # [V ** L, V] each
+    q = [[plain.q(tuple(x)) for x in image[:, :i].tolist()] for i in range(length)]
+    target = torch.tensor(q, dtype=torch.float64)  # [L, V ** L, V]
     bound = 0.0
     while len(rows.weight):
         before, u = branches(world, rows)
         done = world.step(before, u, trace=True)
         fresh = world.committed(done.rows.own) & ~world.committed(before.own)
-        laws, lost = row_laws(done.state.trace, world.decoder.rule, world.decoder.residual), before.lost  # type: ignore[arg-type]
+        trace: Any = done.state.trace
+        laws, lost = row_laws(trace, world.decoder.rule, world.decoder.residual), before.lost
         for i in range(1, length):
-            tv = 0.5 * (laws[fresh[:, i], i, None] - q[i]).abs().sum(-1)
+            tv = 0.5 * (laws[fresh[:, i], i, None] - target[i]).abs().sum(-1)
             lost[fresh[:, i]] += tv
         rows = LossRows(**vars(done.rows), lost=lost)
         there = F.pad(world.committed(rows.own), (0, 2))

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.proposal import Proposal, TreePolicy
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import level_rates
+from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.errors import UserError
 from lanternbench.methods.method import Method
 from lanternbench.models.target import Target
 from lanternbench.registry import components, plugin_errors
 from lanternbench.utils.limits import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE
+
+
+def prepared_proposal(target: Target, method: Method, tree: TreePolicy | None = None) -> Proposal:
+    """The method's proposal, ready to decode; ``tree``: a prepared policy in place of the method's."""
+    method = method.resolve(target.options)
+    proposal = method.proposal
+    if tree is None:
+        tree = method.tree if proposal.tree_is_own else method.tree.prepare(target, proposal)
+    return proposal.prepare(target, tree, method.acceptance)
+
+
+def prepared_rule(target: Target, method: Method, proposal: Proposal) -> AcceptanceRule:
+    """The rule that verifies the drafts of the prepared ``proposal``, ready to decode."""
+    rule = method.resolve(target.options).acceptance
+    return proposal.verification(rule.prepare(target, proposal.max_depth))
 
 
 def build(
@@ -41,8 +58,8 @@ def build(
         )
     warp = Warp(temperature, target.top_k if top_k is None else top_k, top_p)
     with plugin_errors(*method.parts):
-        proposer = method.proposal.build(target, method.tree, method.acceptance)
-        rule = proposer.verification(method.acceptance.build(target, proposer.max_depth))
+        proposer = prepared_proposal(target, method)
+        rule = prepared_rule(target, method, proposer)
     known, name = components("residual"), method.choices.residual
     public = f"{name}-{method.acceptance.variant}"  # ``lantern-reference``: as the public code samples it
     rates = None
@@ -50,4 +67,5 @@ def build(
         rates = level_rates(simulate_acceptance, proposer.max_depth).to(target.device)
     scale = target.guidance if guidance is None else guidance
     residual = known.get(public, known[name])
-    return method.order.apply(SpeculativeDecoder(target, method, warp, scale, proposer, rule, residual, rates))
+    decoder = SpeculativeDecoder(target, method, warp, scale, proposer, rule, residual, rates)
+    return method.resolve(target.options).order.apply(decoder)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lanternbench.registry import component, components
 
 if TYPE_CHECKING:
-    from lanternbench.methods.component import Choices
+    from lanternbench.component import Choices
 
 
 class Default(NamedTuple):

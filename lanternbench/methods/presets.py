@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from lanternbench.methods.component import Choices
+from lanternbench.component import Choices
 from lanternbench.registry import register
 
 
@@ -28,7 +28,8 @@ def preset(
     **options: Any,
 ) -> Preset:
     """Register a named method.  Raises UserError if the name is taken."""
-    return register("preset", name)(Preset(Choices(proposal, tree, acceptance, residual, order), options, paper, lossless))
+    choices = Choices(proposal, tree, acceptance, residual, order)
+    return register("preset", name)(Preset(choices, options, paper, lossless))
 
 
 _COOL_SD = "Cool-SD 2026, arXiv 2601.09212"

@@ -1,4 +1,4 @@
-"""GenEval's eyes: Mask2Former finds objects, CLIP ViT-L/14 names their colours."""
+"""GenEval's detector: Mask2Former finds objects, CLIP ViT-L/14 names their colours."""
 
 from __future__ import annotations
 

@@ -100,8 +100,12 @@ class PublishedFamily(Family):
         return VQModel(VQConfig(**row.shape.get("vq", {})))
 
     def vq(self, row: Entry, folder: Path, device: str) -> Any:
-        """The image tokeniser from its files, in float32."""
+        """The image tokeniser from its files, in float32; None where no code here decodes images."""
         raise NotImplementedError
+
+    def random_vq(self, row: Entry, device: str) -> Any:
+        """The same with random weights."""
+        return random_net(lambda: self.new_vq(row), device, torch.float32)
 
     def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> Any:
         """``Target.text`` from its files."""
@@ -126,7 +130,7 @@ class PublishedFamily(Family):
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
         dtype = dtype or dtype_for(device)
         model, text = self.random_decoder(row, device, dtype), self.random_text(row, device, dtype)
-        vq = random_net(lambda: self.new_vq(row), device, torch.float32)
+        vq = self.random_vq(row, device)
         fields = self.fields(row, model, None)
         drafters = random_eagles(model, device, dtype)
         return Target(row.name, model, vq, text, row.guidance, row.top_k, drafters=drafters, **fields)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lanternbench.analysis.summaries import Row
+from lanternbench.measure.summaries import Row
 from lanternbench.report.columns import MISSING
 from lanternbench.report.palette import colour
 from lanternbench.report.pareto import name_of, runs_of

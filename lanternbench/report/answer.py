@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lanternbench.analysis.figures import BASELINE
-from lanternbench.analysis.statistics import ALPHA, prompts_needed
-from lanternbench.analysis.summaries import Row
+from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.statistics import ALPHA, prompts_needed
+from lanternbench.measure.summaries import Row
 from lanternbench.notes import Note, preliminary
 from lanternbench.report.columns import BASE, MISSING
 from lanternbench.report.pairs import SPEED, TAU, Pair

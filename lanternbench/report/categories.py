@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lanternbench.analysis.figures import Figures
-from lanternbench.analysis.statistics import Estimate
-from lanternbench.analysis.summaries import Row
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.statistics import Estimate
+from lanternbench.measure.summaries import Row
 from lanternbench.report.columns import columns
 from lanternbench.report.tables import markdown
 

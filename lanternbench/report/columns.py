@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lanternbench import metrics
-from lanternbench.analysis.statistics import Estimate
-from lanternbench.analysis.summaries import Row
+from lanternbench.measure.statistics import Estimate
+from lanternbench.measure.summaries import Row
 from lanternbench.utils.text import one_line
 
 MISSING = "–"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from lanternbench.analysis.figures import BASELINE
-from lanternbench.analysis.summaries import Row
+from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.summaries import Row
 from lanternbench.report.palette import PHASES, colour
 from lanternbench.report.pareto import (
     COLUMN,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from lanternbench.analysis.samples import Sample
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import find, iter_samples
+from lanternbench.measure.samples import Sample
 from lanternbench.notes import Note
 from lanternbench.report.load import Run, load_run
 from lanternbench.report.recipe import recipe

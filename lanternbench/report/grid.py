@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from lanternbench.analysis.figures import BASELINE
-from lanternbench.analysis.samples import Sample
+from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.samples import Sample
 from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.load import Contents, Run, image_path
 from lanternbench.report.maps import image_uri, legend, map_uri, token_map

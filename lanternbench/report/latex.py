@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lanternbench.analysis.summaries import Row
+from lanternbench.measure.summaries import Row
 from lanternbench.report.columns import MISSING, Column, columns, tex_escape
 from lanternbench.report.view import paper_name
 

@@ -1,4 +1,4 @@
-"""Runs as a report sees them: possibly torn, possibly incomplete, never trusted."""
+"""Runs as a report sees them: damaged or incomplete ones too, none of whose values is relied on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lanternbench.analysis.figures import BASELINE, Figures
-from lanternbench.analysis.samples import Sample
-from lanternbench.analysis.summaries import Row, read_summary
-from lanternbench.analysis.summary import counts, renewed
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import read_run, samples_digest, scan
+from lanternbench.measure.figures import BASELINE, Figures
+from lanternbench.measure.samples import Sample
+from lanternbench.measure.summaries import Row, read_summary
+from lanternbench.measure.summary import counts, renewed
 from lanternbench.notes import Note
 
 _SETTINGS = (
@@ -73,6 +73,11 @@ class Run:
         if isinstance(grid, list) and len(grid) == 2 and all(isinstance(n, int) and 0 < n <= 4096 for n in grid):
             return grid[0], grid[1]
         return None
+
+    @property
+    def draws(self) -> bool:
+        """Has its target an image tokeniser?"""
+        return self.part("target").get("evaluators") != "none"
 
     @property
     def hardware(self) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from lanternbench.analysis.steps import Steps
+from lanternbench.measure.steps import Steps
 from lanternbench.notes import Note
 from lanternbench.report import pairs
 from lanternbench.report.columns import MISSING, Column, columns, glossary
@@ -97,6 +97,7 @@ def html_page(
         pair_tables=[_pair_table(part.pairs) for part in parts],
         published=None if beside is None else _published(beside),
         grids=grids,
+        drawn=any(part.run.draws for part in parts),
         environments=[[(name, _flat(part.run.part(name))) for name in ("environment", "config")] for part in parts],
     )  # fmt: skip
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lanternbench.analysis.figures import BASELINE, Figures
-from lanternbench.analysis.statistics import Floats, bootstrap_ratios, draws, holm_in_two, paired_tests
-from lanternbench.analysis.told_apart import FLIPS, values_by_prompt
+from lanternbench.measure.figures import BASELINE, Figures
+from lanternbench.measure.statistics import Floats, bootstrap_ratios, draws, holm_in_two, paired_tests
+from lanternbench.measure.told_apart import FLIPS, values_by_prompt
 from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.tables import markdown
 

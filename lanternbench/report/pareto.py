@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from lanternbench.analysis.figures import BASELINE
-from lanternbench.analysis.statistics import Estimate
-from lanternbench.analysis.summaries import Row
+from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.statistics import Estimate
+from lanternbench.measure.summaries import Row
 from lanternbench.report.columns import BASE, Column, disturbed, metric_column, metric_keys
 from lanternbench.report.labels import place_labels
 from lanternbench.report.palette import colour, family

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lanternbench.analysis.steps import Steps
-from lanternbench.analysis.summaries import Row
+from lanternbench.measure.steps import Steps
+from lanternbench.measure.summaries import Row
 from lanternbench.report.acceptance import panels
 from lanternbench.report.drawing import write_scene
 from lanternbench.report.forest import forest, phases

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from lanternbench.analysis.summaries import Row
+from lanternbench.measure.summaries import Row
 from lanternbench.report.columns import Column, columns, glossary
 from lanternbench.utils.text import one_line
 

@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 
 import yaml
 
-from lanternbench.analysis.summaries import Row
 from lanternbench.errors import UserError
+from lanternbench.measure.summaries import Row
 from lanternbench.report.columns import Column, columns
 from lanternbench.report.load import Run
 from lanternbench.utils.files import open_file

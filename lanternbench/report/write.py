@@ -10,10 +10,10 @@ from pathlib import Path
 import pandas as pd
 
 from lanternbench import metrics
-from lanternbench.analysis.figures import BASELINE
-from lanternbench.analysis.summary import RANDOM_NOTE
-from lanternbench.analysis.told_apart import LOOKS
 from lanternbench.errors import UserError
+from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.summary import RANDOM_NOTE
+from lanternbench.measure.told_apart import LOOKS
 from lanternbench.notes import Note, by_importance
 from lanternbench.report import acceptance
 from lanternbench.report.answer import BUDGET, answer
@@ -68,6 +68,8 @@ def report(
     read = {run.folder: read_contents(run, max(PROMPTS, grid)) for run in loaded}
     every = [load_run(folder, contents.figures) for folder, contents in read.items()]  # a run may be going on
     runs = view.of(every)
+    if grid and (empty := [run.run_id for run in runs if not run.draws]):
+        raise UserError(f"{empty[0]} has no images, as its target has no image tokeniser: leave out --grid.")
     if out is None:
         out = every[0].folder / "report" if len(every) == 1 else every[0].folder.resolve().parent / "report"
     rows, notes = view.named(joined_rows(runs)), report_notes(runs)

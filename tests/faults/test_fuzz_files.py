@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from test_fuzz import VALUES, one_sentence
 
-from lanternbench.analysis.figures import Figures
-from lanternbench.analysis.samples import sample_key
-from lanternbench.analysis.summaries import read_summary
-from lanternbench.analysis.summary import summarise
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, read_run
 from lanternbench.experiment.run_reader import scan
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.samples import sample_key
+from lanternbench.measure.summaries import read_summary
+from lanternbench.measure.summary import summarise
 from lanternbench.models.loading import read_state
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.report.latex import latex_table

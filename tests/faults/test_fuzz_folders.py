@@ -23,16 +23,16 @@ from test_fuzz_files import ODD, SAMPLE, written
 from test_tuning_faults import CONTENTS, WHOLE, search
 from typer.testing import CliRunner
 
-from lanternbench.analysis.figures import Figures
-from lanternbench.analysis.samples import sample_key
-from lanternbench.analysis.summary import summarise
 from lanternbench.cli.main import app
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample
 from lanternbench.experiment.config import checked
-from lanternbench.experiment.tuning import search_kind
-from lanternbench.experiment.tuning_result import Tune
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.samples import sample_key
+from lanternbench.measure.summary import summarise
 from lanternbench.methods.method import method
+from lanternbench.tune.result import Tune
+from lanternbench.tune.tuning import search_kind
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "12"))
 FUZZ = settings(

@@ -15,10 +15,10 @@ from test_run_folder_faults import sample
 
 from lanternbench import load as load_api
 from lanternbench import prompts
-from lanternbench.analysis.figures import AGAINST_BASELINE, of_sample
-from lanternbench.analysis.samples import FIGURES, Sample
 from lanternbench.errors import UserError
 from lanternbench.experiment import read_run
+from lanternbench.measure.figures import AGAINST_BASELINE, of_sample
+from lanternbench.measure.samples import FIGURES, Sample
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue
 from lanternbench.registry import plugin_errors

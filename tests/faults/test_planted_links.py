@@ -9,16 +9,16 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lanternbench.analysis.statistics import Estimate
-from lanternbench.analysis.step_profile import chrome_trace
-from lanternbench.analysis.summaries import Row
 from lanternbench.cli.score_cmd import folder_names
 from lanternbench.errors import UserError
 from lanternbench.experiment.scoring import Item, Journal
+from lanternbench.measure.statistics import Estimate
+from lanternbench.measure.summaries import Row
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.metrics.export import export_dpg, export_geneval
 from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.profile.step_profile import chrome_trace
 from lanternbench.report.pictures import speed_pictures, write_pictures
 from tools.train_tiny.evaluators import export_clip
 

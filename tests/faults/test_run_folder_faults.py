@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from conftest import mistake
 
-from lanternbench.analysis.figures import Figures
-from lanternbench.analysis.samples import sample_key
-from lanternbench.analysis.summary import summarise
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, read_run
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.samples import sample_key
+from lanternbench.measure.summary import summarise
 from lanternbench.prompts import load as load_prompts
 
 LINK = re.compile(r"(?<!\\)\]\(javascript:")  # in Markdown

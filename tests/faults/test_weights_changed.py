@@ -13,19 +13,19 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from lanternbench import prompts
-from lanternbench.analysis.summaries import Row
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, read_run, tuning
 from lanternbench.experiment.config import Sweep
-from lanternbench.experiment.tuning_result import Tune
 from lanternbench.experiment.worker import Worker
+from lanternbench.measure.summaries import Row
 from lanternbench.models import fingerprints as prints
 from lanternbench.models.catalogue import load_target, with_drafter
 from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.report.load import Run, differing, joined_rows
 from lanternbench.training import drafter
+from lanternbench.tune.result import Tune
 from lanternbench.utils.files import WEIGHTS
 
 pytestmark = pytest.mark.usefixtures("in_time")

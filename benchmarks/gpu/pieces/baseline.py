@@ -13,12 +13,12 @@ from benchmarks.gpu import bars, shapes
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.plain_loop import plain_seconds
 from benchmarks.gpu.result import Result
-from lanternbench.analysis.gpu_check import CAPTIONS
-from lanternbench.analysis.step_profile import read_bytes
+from lanternbench.doctor.gpu_check import CAPTIONS
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target
+from lanternbench.profile.step_profile import read_bytes
 
 TABLE = "one prompt, CFG, bfloat16"
 

@@ -6,10 +6,10 @@ import resource
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from lanternbench.analysis.summaries import Costs
 from lanternbench.experiment import Sample
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.worker import Facts, Job, OnStep
+from lanternbench.measure.summaries import Costs
 
 Unit = list[Job]  # prompts with all the methods that they lack, in their order, for one device
 Say = Callable[[str], None]  # what is being done now

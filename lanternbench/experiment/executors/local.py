@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lanternbench.analysis.summaries import Costs
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors.base import Finished, Say, Unit, captions, labels, peak_mb
 from lanternbench.experiment.worker import Facts, OnStep, Worker
+from lanternbench.measure.summaries import Costs
 
 
 class LocalExecutor:

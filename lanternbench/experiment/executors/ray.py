@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from lanternbench.analysis.summaries import Costs
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import cluster
 from lanternbench.experiment.executors.base import Finished, Say, Unit, captions, labels, peak_mb
 from lanternbench.experiment.worker import Facts, Job, OnStep, Worker, add_costs
+from lanternbench.measure.summaries import Costs
 from lanternbench.utils.device import request_threads
 
 ATTEMPTS = 3  # workers that may be lost over one thing

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.engine.decode import SpeculativeDecoder
-from lanternbench.engine.rows import Active, Decision, RowProposer, RowState, of_rows
+from lanternbench.engine.rows import Active, Decision, RowProposer, RowState
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.simulation import simulate
 from lanternbench.engine.state import DecodeState
@@ -32,8 +32,8 @@ class RowWindows(RowProposer):
         self.reuse, self.one_hot, self.vocab = reuse, one_hot, target.vocab
         self.static = chain(window).to(target.device)
 
-    def init(self, state: DecodeState, stored: int | None = None, law: bool = False) -> RowState:
-        return super().init(state, self.drafts, self.one_hot or self.reuse < 1)
+    def begin(self, state: DecodeState, stored: int | None = None, law: bool = False) -> RowState:
+        return super().begin(state, self.drafts, self.one_hot or self.reuse < 1)
 
     def fill(self, state: DecodeState, own: RowState, now: Active, u: Tensor) -> RowState:
         v, uniform = self.vocab, torch.full_like(own.p, 1 / self.vocab)
@@ -54,24 +54,25 @@ class RowWindows(RowProposer):
             result = simulate(draft, result, decoder.rates, uniforms.verify[:, -1])
         accepted = torch.minimum(result.accepted.view(b, a), now.room)
         top = (self.slots[:a] == 0).expand(b, a)
-        token = top & (now.count + accepted < self.columns)  # elsewhere the place of a rejected draft waits
-        advance = torch.where(now.on, accepted + token, 0)
-        tokens = F.pad(own.drafts, (0, 1)).scatter(-1, accepted[..., None], result.token.view(b, a, 1))
-        tokens = torch.where((self.steps < accepted[..., None]), F.pad(own.drafts, (0, 1)), tokens)
-        redrawn = q.argmax(-1) if greedy else draw(q, u[..., k + self.drafts :])
-        law = F.one_hot(redrawn, self.vocab).to(q.dtype) if greedy else q
-        new = of_rows(own, lambda x: x)
-        new = own._replace(drafts=redrawn, p=law, law=None if own.law is None else law)
+        ends = top & (now.count + accepted < self.columns)  # elsewhere the place of a rejected draft waits
+        advance = torch.where(now.on, accepted + ends, 0)
+        tokens = torch.where(self.steps < accepted[..., None], F.pad(own.drafts, (0, 1)), result.token.view(b, a, 1))
+        drafts = q.argmax(-1) if greedy else draw(q, u[..., k + self.drafts :])
+        p = F.one_hot(drafts, self.vocab).to(q.dtype) if greedy else q
+        new = own._replace(drafts=drafts, p=p, law=None if own.law is None else p)
         if self.reuse < 1:
             new = self._reused(own, new, now, q, accepted)
         source = (advance[..., None] + self.steps[:-1]).clamp(max=self.drafts)
-        shift = of_rows(new._replace(kept=new.drafts), lambda x: _take(x, source))
         left = torch.minimum(now.room + 1, self.columns - now.count).sub(advance).clamp(0, self.drafts)
-        idle, kept = ~now.on, torch.where(now.on, left, own.kept)
-        after = RowState(own.count, own.closed, _where(idle, own.drafts, shift.drafts), _where(idle, own.p, shift.p), kept,
-                         None if own.law is None or shift.law is None else _where(idle, own.law, shift.law))  # fmt: skip
-        tested = self.steps < now.room[..., None]
-        return Decision(tokens, advance, tested, top, after)
+
+        def shifted(x: Tensor, old: Tensor) -> Tensor:
+            index = source.view(*source.shape, *[1] * (x.ndim - 3)).expand(*source.shape, *x.shape[3:])
+            return torch.where(now.on.view(b, a, *[1] * (x.ndim - 2)), x.gather(2, index), old)
+
+        law = None if new.law is None or own.law is None else shifted(new.law, own.law)
+        kept = torch.where(now.on, left, own.kept)
+        after = own._replace(drafts=shifted(new.drafts, own.drafts), p=shifted(new.p, own.p), kept=kept, law=law)
+        return Decision(tokens, advance, self.steps < now.room[..., None], top, after)
 
     def _reused(self, own: RowState, new: RowState, now: Active, q: Tensor, accepted: Tensor) -> RowState:
         """``new`` drafts [B, A, K], where those that pass the threshold are the old ones."""
@@ -85,13 +86,3 @@ class RowWindows(RowProposer):
             drafts=torch.where(stays, old, new.drafts), p=torch.where(stays[..., None], p, new.p),
             law=torch.where(stays[..., None], law, new.law),
         )  # fmt: skip
-
-
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    """x [B, A, K, …] at index [B, A, D]."""
-    return x.gather(2, index.view(*index.shape, *[1] * (x.ndim - 3)).expand(*index.shape, *x.shape[3:]))
-
-
-def _where(row: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """``one`` in the rows [B, A] that are told, ``other`` elsewhere."""
-    return torch.where(row.view(*row.shape, *[1] * (one.ndim - 2)), one, other)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lanternbench.methods.component import Order
+from lanternbench.engine.order import Order
 from lanternbench.registry import register
 
 

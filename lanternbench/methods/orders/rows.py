@@ -7,9 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from lanternbench.component import Choices, option
 from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.order import Order
+from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
 from lanternbench.engine.rows import step
-from lanternbench.methods.component import Choices, Order, option
 from lanternbench.methods.orders.pjd import RowWindows
 from lanternbench.methods.orders.zipar import ZipAR
 from lanternbench.registry import component, register
@@ -25,7 +27,12 @@ class Rows(Order):
     lossless: ClassVar[bool] = False
 
     window: Annotated[int, Field(ge=1, le=256)] | Literal["adaptive"] | None = option(
-        None, "tokens by which a row leads the next, or adaptive; by default the target's", symbol="s", also="adaptive"
+        None,
+        "tokens by which a row leads the next, or adaptive; by default the target's",
+        symbol="s",
+        also="adaptive",
+        unset=8,
+        target_key="row_window",
     )
     s_min: int = option(4, "least lead of adaptive windows", small=1, ge=1, le=256)
     auxiliary: Literal["hidden", "seen"] = option(
@@ -56,12 +63,19 @@ class Rows(Order):
         height, width = target.grid
         rows: Any
         if drafts == 0:
-            adaptive = self.window == "adaptive"
-            lead = self.s_min if adaptive else self.window or target.options.get("row_window", 8)
+            lead = self.s_min if self.window == "adaptive" else int(self.window or 0)
             shown = width - 1 if self.auxiliary == "seen" and not target.row_width else None
-            rows = ZipAR(target, lead, adaptive, -1 if public and not target.row_width else shown)
+            rows = ZipAR(target, lead, self.window == "adaptive", -1 if public and not target.row_width else shown)
         else:
             if self.c >= width or height == 1:
                 return decoder  # one row at a time: plain speculative Jacobi decoding
             rows = RowWindows(target, self.c, drafts, REUSE if public else self.reuse, public, None)
         return replace(decoder, proposer=rows, step=step)
+
+    def plain(self, draft: TreeSpec | WindowSpec) -> RowSpec | None:
+        if self.variant != "paper":
+            return None
+        if window := getattr(draft, "window", 0):
+            return RowSpec(self.c, window, reuse=self.reuse)
+        adaptive = self.window == "adaptive"
+        return RowSpec(self.s_min if adaptive else int(self.window or 0), 0, adaptive, self.auxiliary == "seen")

@@ -11,7 +11,7 @@ from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.rows import Active, Decision, RowProposer, RowState
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import Draft, chain
-from lanternbench.engine.verify import ExactRule, Uniforms, lone_root, normalised, standard
+from lanternbench.engine.verify import AcceptanceRule, Uniforms, lone_root, normalised, standard
 
 
 class ZipAR(RowProposer):
@@ -24,11 +24,11 @@ class ZipAR(RowProposer):
 
     def __init__(self, target: Any, lead: int, adaptive: bool, shown: int | None):
         super().__init__(target, lead, 0, 1 + adaptive, target.grid[1], shown)
-        self.adaptive, self.exact = adaptive, ExactRule()
+        self.adaptive, self.exact = adaptive, AcceptanceRule()
         self.alone, self.pair = (chain(n).to(target.device) for n in (0, 1))
 
-    def init(self, state: DecodeState, stored: int | None = None, law: bool = False) -> RowState:
-        return super().init(state, int(self.adaptive), self.adaptive)
+    def begin(self, state: DecodeState, stored: int | None = None, law: bool = False) -> RowState:
+        return super().begin(state, int(self.adaptive), self.adaptive)
 
     def decide(self, decoder: SpeculativeDecoder, own: RowState, now: Active, q: Tensor, u: Tensor) -> Decision:
         greedy, q, none = decoder.warp.greedy, q.flatten(0, 1), torch.zeros_like(now.row)

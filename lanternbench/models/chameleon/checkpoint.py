@@ -101,7 +101,7 @@ class ChameleonFamily(PublishedFamily):
             "condition": partial(dialect.prefix, vocab),
             "pixels": chameleon_vqgan.to_pixels,
             "row_end": dialect.row_end,
-            "prompt_template": dialect.template("{caption}", *[PIXELS * model.config.grid] * 2),
+            "prompt_template": dialect.template("{caption}", *(PIXELS * side for side in reversed(model.config.grid))),
         }
 
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Chameleon:

@@ -6,6 +6,7 @@ A folder holds one sub-folder per role: ``model`` (an official .pt, or LANTERN's
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -65,7 +66,7 @@ class LlamaGenFamily(PublishedFamily):
         config, here = self.config(row), folder / "model"
         state = read_state(here)
         convert = llamagen.from_hf if "model.embed_tokens.weight" in state else llamagen.from_official
-        table, positions = state.get("freqs_cis"), config.prefix + config.grid**2
+        table, positions = state.get("freqs_cis"), config.prefix + math.prod(config.grid)
         if table is not None and table.ndim == 3 and len(table) != positions:
             raise UserError(
                 f"the checkpoint in {here} has {len(table)} positions but this target {positions}: it is of another "

@@ -1,0 +1,185 @@
+"""What a step costs on this machine: forwards against nodes and cached length, the drafter's levels, the rest.
+
+``time_steps`` measures steps of any decoder at given lengths; ``fit`` makes a model of several such measurements, which
+then gives the seconds of shapes that were not measured.  N nodes of a tree, D its depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from scipy.optimize import isotonic_regression, nnls
+
+from lanternbench.costs.roofline import Values
+from lanternbench.engine.address import Lengths
+from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.decode import SpeculativeDecoder, begin, step
+from lanternbench.engine.state import DecodeState
+
+WARMUP = 3  # steps at each length that do not count: memory is allocated, kernels are chosen
+
+
+class Shape(NamedTuple):
+    """What a step computes: ``nodes`` verified, the root included; after the drafter's first call, a further one for
+    each of ``levels`` with so many nodes."""
+
+    nodes: int
+    depth: int
+    levels: tuple[int, ...] = ()
+    chain: bool = True
+
+
+class Timed(NamedTuple):
+    """Median seconds of a shape's steps with ``cached`` committed image tokens."""
+
+    shape: Shape
+    cached: int
+    draft_s: float  # forwards of the drafter
+    forward_s: float  # the target's
+    rest_s: float  # drawing, building trees, acceptance, commit
+
+
+class Curve(NamedTuple):
+    """Seconds of a forward [cached, nodes] at measured numbers of nodes and of cached image tokens; linear in between.
+
+    Beyond the measured points as at the nearest of them; with ``rises``, beyond the most nodes as the last two go on.
+    """
+
+    nodes: Sequence[float]
+    cached: Sequence[float]
+    seconds: Sequence[Sequence[float]]
+    rises: bool = False
+
+    def at(self, nodes: Values | float, cached: Values | float) -> Values:
+        """Seconds for nodes and cached tokens of one shape [T], or numbers: [T]."""
+        nodes, cached = np.broadcast_arrays(np.asarray(nodes, np.float64), np.asarray(cached, np.float64))
+        rows = np.stack([np.interp(nodes, self.nodes, row) + self._beyond(nodes, row) for row in self.seconds])
+        if len(self.cached) == 1:
+            return rows[0]
+        measured = np.asarray(self.cached, np.float64)
+        right = np.clip(np.searchsorted(measured, cached), 1, len(measured) - 1)
+        low, high = (np.take_along_axis(rows, index[None], 0)[0] for index in (right - 1, right))
+        share = np.clip((cached - measured[right - 1]) / (measured[right] - measured[right - 1]), 0.0, 1.0)
+        return low * (1 - share) + high * share
+
+    def _beyond(self, nodes: Values, row: Sequence[float]) -> Values | float:
+        if not self.rises or len(row) < 2:
+            return 0.0
+        slope = max(0.0, (row[-1] - row[-2]) / (self.nodes[-1] - self.nodes[-2]))
+        return slope * np.maximum(nodes - self.nodes[-1], 0.0)
+
+
+class StepCost(BaseModel):
+    """What a step costs, from measurements of several shapes.  Times in seconds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    nodes: list[int]  # of the measured forwards
+    cached: list[int]  # committed image tokens before them
+    forward_s: list[list[float]]  # [cached, nodes]
+    root_s: float = 0.0  # the drafter's first call: it reads the last commit
+    level_nodes: list[int] = []
+    level_s: list[float] = []  # a further level of so many nodes
+    chain_rest: tuple[float, float, float] = (0.0, 0.0, 0.0)  # a step's, per node, per level
+    tree_rest: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def forward(self, nodes: float, cached: float | None = None) -> float:
+        """The target over ``nodes``; without ``cached``, the mean over an image."""
+        curve = Curve(self.nodes, self.cached, self.forward_s, rises=True)
+        return float(curve.at(nodes, np.asarray(self.cached if cached is None else cached, np.float64)).mean())
+
+    def draft(self, levels: Sequence[int], depth: int = 1) -> float:
+        """The drafter's forwards: none where nothing is drafted."""
+        if not depth:
+            return 0.0
+        curve = Curve(self.level_nodes, [0], [self.level_s], rises=True)
+        return self.root_s + (float(curve.at(np.array(levels), 0).sum()) if self.level_nodes else 0.0)
+
+    def rest(self, shape: Shape) -> float:
+        """What goes on outside forwards."""
+        each, node, level = self.chain_rest if shape.chain else self.tree_rest
+        return each + node * shape.nodes + level * shape.depth
+
+    def step(self, shape: Shape) -> float:
+        """A whole step."""
+        return self.forward(shape.nodes) + self.draft(shape.levels, shape.depth) + self.rest(shape)
+
+
+@torch.inference_mode()
+def time_steps(
+    decoder: SpeculativeDecoder, shape: Shape, caption: str, cached: Iterable[int], steps: int
+) -> list[Timed]:
+    """``steps`` steps of a decoder at each length ``cached``: after each, the length is set back."""
+    state, own = begin(decoder, [caption], [0])
+    found = []
+    for length in cached:
+        spent: list[tuple[float, float, float]] = []
+        for i in range(WARMUP + steps):
+            set_length(state, length)
+            state.clock.start()
+            own, _ = step(decoder, state, own)
+            whole, phases = state.clock.stop(), state.clock.spent
+            draft, forward = phases.get("draft", 0.0), phases.get("verify", 0.0)
+            if i >= WARMUP:
+                spent.append((draft, forward, whole - draft - forward))
+        found.append(Timed(shape, length, *(median(part) for part in zip(*spent, strict=True))))
+    return found
+
+
+def set_length(state: DecodeState, length: int) -> None:
+    """As if so many image tokens were committed: what was not decoded is in the cache as zeros, at the same cost."""
+    lengths = Lengths.of(torch.full_like(state.now.length.device, length), PerPrompt((length,) * state.batch))
+    state.now = state.now._replace(length=lengths)
+    state.steps = 0  # uniforms are there for one image
+
+
+def lengths_of(image: int, deepest: int) -> list[int]:
+    """Three cached lengths whose mean cost is an image's: beginning, middle and end."""
+    low = min(deepest + 2, image // 2)
+    return sorted({max(low, image // 8), image // 2, max(image // 2, image - image // 8 - deepest)})
+
+
+def fit(timed: Sequence[Timed]) -> StepCost:
+    """A model of measurements, in which each shape was measured at the same lengths.
+
+    Forwards and levels are medians over the measurements of as many nodes, made to rise with them (isotonic
+    regression); the rest is a non-negative least-squares fit of a constant, a share per node and a share per level, for
+    chains and for trees, whose commit moves cache entries.
+    """
+    cached = sorted({t.cached for t in timed})
+    nodes = sorted({t.shape.nodes for t in timed})
+    forward = [
+        [median(t.forward_s for t in timed if (t.cached, t.shape.nodes) == (c, n)) for n in nodes] for c in cached
+    ]
+    drafting = [t for t in timed if t.shape.depth]
+    roots = [t.draft_s for t in drafting if not t.shape.levels]
+    root = median(roots) if roots else min((t.draft_s / (1 + len(t.shape.levels)) for t in drafting), default=0.0)
+    by_width: dict[int, list[float]] = {}
+    for t in drafting:
+        if t.shape.levels and len(set(t.shape.levels)) == 1:
+            each = max(0.0, t.draft_s - root) / len(t.shape.levels)
+            by_width.setdefault(t.shape.levels[0], []).append(each)
+    widths = sorted(by_width)
+    chains, trees = ([t for t in drafting if t.shape.chain is kind] for kind in (True, False))
+    plain = [t for t in timed if not t.shape.depth]
+    return StepCost(
+        nodes=nodes,
+        cached=cached,
+        forward_s=forward,
+        root_s=root,
+        level_nodes=widths,
+        level_s=isotonic_regression([median(by_width[w]) for w in widths]).x.tolist() if widths else [],
+        chain_rest=_rest(chains or trees or plain),
+        tree_rest=_rest(trees or chains or plain),
+    )
+
+
+def _rest(timed: Sequence[Timed]) -> tuple[float, float, float]:
+    rows = np.array([(1.0, t.shape.nodes, t.shape.depth) for t in timed])
+    each, node, level = nnls(rows, np.array([t.rest_s for t in timed]))[0]
+    return float(each), float(node), float(level)

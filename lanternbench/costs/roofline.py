@@ -1,0 +1,123 @@
+"""How long a forward, and a step of speculative decoding, takes at best: the roofline model, as pure functions.
+
+Each part of a forward takes the longer of two times: moving its bytes at bandwidth β, or its products at peak π.
+
+    weights     max(w·(W + H) / β,            2·(R·n·W + B·n·g·H) / π)     read once, whatever the batch
+    cache       max(w·R·K·(s + n) / β,        4·R·n·A·(s + n) / π)         keys and values of every row
+    vocabulary  4·B·n·g·V·PASSES / β                                       distributions, float32
+    launches    κ·g_k
+
+with B prompts, R rows (2B with guidance), n positions, s cached ones, w bytes a weight; W, H, K, A, V, g of
+``models.network.Network`` (weights, head, cached, attended, vocab, guesses); κ kernels.  Activations count as free.
+The head follows guidance, so it sees half the rows.  Source: Williams et al. 2009 (roofline); the parts are those of
+this engine.  All arguments are numbers or arrays of one shape; all times are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lanternbench.costs.device_models import DeviceModel
+from lanternbench.models.network import Network
+
+Values = NDArray[np.float64]
+BYTES = {"bfloat16": 2, "float32": 4}
+PASSES = 10  # how often a step's distributions are read or written: temperature, top-k, softmax, acceptance, draws
+SLACK = 1.15  # of caches and distributions, for activations and the allocator's blocks
+CONTEXT = 1.0  # GB that CUDA and its libraries take
+# kernels, counted from the engine's operations: a layer has 4 products, attention, 2 norms, 2 sums, 3 to rotate, 1 to
+# write the cache, 1 to put heads side by side, 2 of the gate; a lone root's step has STEP beside its layers, one that
+# drafts TREE more, and each forward of a drafter LEVEL beside its layers
+LAYER, STEP, TREE, LEVEL = 16, 30, 50, 25
+
+
+class Load(NamedTuple):
+    """How a forward is used: B prompts, R rows, n new positions, s cached ones; numbers or arrays."""
+
+    batch: Any
+    rows: Any
+    new: Any
+    cached: Any
+
+
+class Parts(NamedTuple):
+    """Seconds by what they are spent on; see the module."""
+
+    weights: Any
+    cache: Any
+    arithmetic: Any
+    vocabulary: Any
+    launches: Any
+
+    @property
+    def total(self) -> Any:
+        return sum(self)
+
+    def __add__(self, other: Any) -> Parts:  # type: ignore[override]
+        return Parts(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+def forward(net: Network, load: Load, device: DeviceModel, dtype: str, kernels: float = 0.0) -> Parts:
+    """One forward of ``net``; ``kernels`` beside those of its layers."""
+    beta, peak, w = 1e9 * device.bandwidth, device.peak(dtype), BYTES[dtype]
+    b, r, n, span = load.batch, load.rows, load.new, load.cached + load.new
+    weights = w * (net.weights + net.head) / beta
+    products = 2 * (r * n * net.weights + b * n * net.guesses * net.head) / peak
+    cache = w * r * net.cached * span / beta
+    attention = 4 * r * n * net.attended * span / peak
+    return Parts(
+        weights=np.where(products > weights, 0.0, weights),
+        cache=np.where(attention > cache, 0.0, cache),
+        arithmetic=np.where(products > weights, products, 0.0) + np.where(attention > cache, attention, 0.0),
+        vocabulary=4 * b * n * net.guesses * net.vocab * PASSES / beta,
+        launches=(LAYER * net.layers + kernels) * device.gap * 1e-6 + 0.0 * np.asarray(cache),
+    )
+
+
+def kernels(target: Network, drafter: Network | None, drafts: bool, forwards: int) -> int:
+    """Kernels of a whole step with ``forwards`` of the drafter."""
+    count = LAYER * target.layers + STEP + TREE * drafts
+    return count if drafter is None else count + forwards * (LAYER * drafter.layers + LEVEL)
+
+
+def step(
+    target: Network,
+    drafter: Network | None,
+    load: Load,
+    levels: tuple[int, ...],
+    committed: Any,
+    device: DeviceModel,
+    dtype: str,
+) -> Parts:
+    """One step: the target reads a tree of ``load.new`` nodes.
+
+    The drafter reads what the last step ``committed``, then ``levels`` of nodes.
+    """
+    drafts = bool(np.any(np.asarray(load.new) > 1)) or drafter is not None
+    spent = forward(target, load, device, dtype, STEP + TREE * drafts)
+    if drafter is not None:
+        cached = load.cached
+        for new in (committed, *levels):
+            spent += forward(drafter, load._replace(new=new, cached=cached), device, dtype, LEVEL)
+            cached = cached + new
+    return spent
+
+
+def without_graphs(spent: Parts, count: int, device: DeviceModel) -> Parts:
+    """The same step where the host issues its ``count`` kernels one by one while the device computes.
+
+    Whichever is slower decides, and what the device waits is launch overhead.
+    """
+    waited = np.maximum(0.0, count * device.issue * 1e-6 - spent.total)
+    return spent._replace(launches=spent.launches + waited)
+
+
+def memory(target: Network, drafter: Network | None, load: Load, dtype: str) -> float:
+    """GB of a decode: weights, caches of ``load.cached`` + ``load.new`` positions, distributions of all nodes."""
+    nets = [target] if drafter is None else [target, drafter]
+    weights = BYTES[dtype] * sum(net.stored for net in nets)
+    caches = BYTES[dtype] * load.rows * (load.cached + load.new) * sum(net.cached for net in nets)
+    return float((weights + SLACK * (caches + 2 * 4 * load.batch * load.new * target.vocab)) / 1e9 + CONTEXT)

@@ -1,0 +1,89 @@
+"""Check that a GPU does what the engine relies on: memory bandwidth, and steps that give the same tokens.
+
+Decodes are compared in float64, where no draw hangs on how a sum was rounded: recorded against launched steps, a batch
+against its prompts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from lanternbench.costs.bandwidth import bandwidth
+from lanternbench.engine.decode import Generation, generate
+from lanternbench.errors import UserError
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.models.catalogue import set_device
+from lanternbench.models.target import Target
+from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.utils.graph_capture import Graphs
+
+PRESETS = ("ar", "eagle-1", "eagle-2", "sjd", "cool-sd")  # a proposal or tree of every kind
+CAPTIONS = ("a red circle", "two small green squares", "a large blue ring above a yellow star")
+STEPS = 24
+
+
+def first_difference(want: Sequence[Generation], made: Sequence[Generation]) -> str | None:
+    """The first difference between two decodes of the same prompts, in words; None if there is none."""
+    for prompt, (a, b) in enumerate(zip(want, made, strict=True)):
+        known = min(1 + min(sum(a.accept_lengths), sum(b.accept_lengths)), len(a.tokens))
+        wrong = (a.tokens[:known].cpu() != b.tokens[:known].cpu()).nonzero()
+        if len(wrong):
+            return f"prompt {prompt}: token {int(wrong[0])} differs"
+        if a.accept_lengths != b.accept_lengths:
+            return f"prompt {prompt}: {a.steps} and {b.steps} steps, of other lengths"
+    return None
+
+
+def recorded_differs(
+    target: Target, graphs: Graphs, name: str, captions: Sequence[str], temperature: float = 1.0, *, steps: int
+) -> str | None:
+    """The first difference between recorded and launched steps of the preset ``name``; None if there is none."""
+    eager, recorded = (
+        generate(build(t, method(name), temperature), list(captions), max_steps=steps)
+        for t in (replace(target, graphs=None), replace(target, graphs=graphs))
+    )
+    return first_difference(eager, recorded)
+
+
+def batch_differs(target: Target, name: str, captions: Sequence[str], steps: int) -> str | None:
+    """The first difference between a batch and its prompts decoded alone; None if there is none."""
+    decoder = build(target, method(name))
+    alone = [generate(decoder, [caption], max_steps=steps)[0] for caption in captions]
+    return first_difference(alone, generate(decoder, list(captions), max_steps=steps))
+
+
+def exact_target(device: str) -> Target:
+    """The embedded target in float64."""
+    return tiny.load(device=device, dtype=torch.float64)
+
+
+def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of item, value and ``ok`` (None where there is nothing to judge by): the first minute on a new GPU.
+
+    ``facts``: what is known of each GPU, see ``experiment.environment``.  Raises UserError where there is none.
+    """
+    if not device.startswith("cuda"):
+        raise UserError(
+            "torch sees no GPU here, so neither its memory's bandwidth nor CUDA graphs could be checked: run "
+            "`lanternbench doctor --gpu` on a machine with one"
+        )
+    set_device(device)
+    mine = facts[torch.device(device).index or 0] if facts else {}
+    rows = [_row(key.replace("_", " "), value) for key, value in mine.items()]
+    rows.append(_row("memory reads at", f"{bandwidth(torch.device(device)).best:.0f} GB/s"))
+    target = exact_target(device)
+    for name in PRESETS:
+        wrong = recorded_differs(target, Graphs(), name, CAPTIONS[:1], steps=STEPS)
+        rows.append(_row(f"graphs, {name}", wrong or f"the tokens of launched steps, {STEPS} steps", wrong is None))
+    wrong = batch_differs(replace(target, graphs=Graphs()), "eagle-1", CAPTIONS, STEPS)
+    rows.append(_row("batch of 3, eagle-1", wrong or "the tokens of its prompts alone", wrong is None))
+    return rows
+
+
+def _row(item: str, value: Any, ok: bool | None = None) -> dict[str, Any]:
+    return {"item": item, "value": value, "ok": ok}

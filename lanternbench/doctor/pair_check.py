@@ -1,0 +1,69 @@
+"""Does a drafter belong to a target?  A short decode says so within a minute, before a run of hours does.
+
+A drafter that is read otherwise than it was trained, or was trained for another target, changes no image of a lossless
+method: it only accepts next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lanternbench.engine.decode import Generation, generate
+from lanternbench.methods.build import build
+from lanternbench.methods.method import Method, method, named
+from lanternbench.models.entries import Entry
+from lanternbench.models.expected import expectation, shortfall
+from lanternbench.models.target import Target
+from lanternbench.registry import components
+
+STEPS = 40  # of each decode: what a minute allows on a laptop, for a model of some hundred million weights
+TEMPERATURES = (0.0, 1.0)
+
+
+def drafting_method(kind: str) -> Method:
+    """The first lossless preset that drafts with ``kind``, one with a dynamic tree where there is any.
+
+    Raises StopIteration for a kind that no preset uses.
+    """
+    found = [m for m in map(named, components("preset")) if m.lossless and m.proposal.drafter_kind == kind]
+    return next((m for m in found if m.choices.tree == "dynamic"), next(iter(found)))
+
+
+def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None = None) -> list[dict[str, Any]]:
+    """What a short decode of ``captions`` shows of the target's drafter of this kind: rows of item, value and ``ok``.
+
+    ``row``: the target's in the catalogue, for what is published of its drafter.  ``ok``: None where there is nothing
+    to judge by.  Raises UserError where the drafter does not fit.
+    """
+    net, used = target.drafters[kind], drafting_method(kind)
+    weights = sum(p.numel() for p in net.parameters())
+    rows: list[dict[str, Any]] = [
+        {"item": f"drafter '{kind}'", "value": f"{net.about}, {weights / 1e6:.1f}M weights", "ok": None},
+        {"item": "fits the target", "value": net.misfit(target) or "yes", "ok": net.misfit(target) is None},
+    ]
+    for temperature in TEMPERATURES:
+        made = generate(build(target, used, temperature), captions, max_steps=STEPS)
+        accepted, count = first_tokens(made)
+        known = row and expectation(row, kind, used.choices.tree, temperature)
+        note = row and shortfall(row, kind, used.choices.tree, temperature, accepted, count)
+        text = f"{accepted / count:.1%} of {count} steps ({used.label})"
+        if known:
+            text += f"; published: at least {known.first_token_acceptance:.0%} ({known.source})"
+        rows.append({"item": f"first token accepted, T = {temperature:g}", "value": text, "ok": known and note is None})
+        if temperature == 0:
+            rows.append(same_as_ar(target, made, captions))
+    return rows
+
+
+def first_tokens(made: list[Generation]) -> tuple[int, int]:
+    """Steps whose first drafted token was accepted, and all steps; not the last, which the end of the image may cut."""
+    steps = [n for g in made for n in g.accept_lengths[:-1]]
+    return sum(n > 1 for n in steps), max(1, len(steps))
+
+
+def same_as_ar(target: Target, made: list[Generation], captions: list[str]) -> dict[str, Any]:
+    """Greedy tokens so far against autoregressive decoding's."""
+    known = [min(1 + sum(g.accept_lengths), target.length) for g in made]
+    plain = generate(build(target, method("ar"), 0.0), captions, max_steps=max(known))
+    equal = all((a.tokens[:n] == b.tokens[:n]).all() for a, b, n in zip(made, plain, known, strict=True))
+    return {"item": "greedy tokens", "value": "those of ar" if equal else "not those of ar", "ok": bool(equal)}

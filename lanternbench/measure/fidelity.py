@@ -1,0 +1,230 @@
+"""What a decode did to the target's distribution, from the distributions it met on its way: no images needed.
+
+Fidelity loss (Cool-SD, arXiv 2601.09212, Theorem 2).  Every image token was decided at one node of one draft tree, and
+the distribution it was really drawn from there, K, may differ from the target's q.  Summed over the tokens, the
+expectation of TV(q, K) bounds the total variation between generated and target images; the nodes that one decode visits
+are a sample of that expectation, so their sum is an unbiased estimate of the bound, with reach probabilities included.
+
+On a tree a node tries its children in order.  Let q_j, p_j be target and drafter after j rejections at this node, q̃_j
+the relaxed target, f(y) = min(1, q̃_j(y)/p_j(y)), or what else the rule accepts y with, and G the residual.  If the
+stages that follow drew exactly from G, the node would draw from
+
+    K_j = p_j·f + Σ_x p_j(x)·(1 − f(x))·G_x        (= p_j·f + (1 − Σ p_j f)·G where G does not depend on x)
+
+and what they miss of G is their own loss, met only if they are reached.  So a node's share is Σ_j TV(q_j, K_j) over the
+children that were tried, and the triangle inequality makes it a bound.  On a chain there is one stage and the share is
+TV(q, K) itself.  A child that was chosen, not sampled, has p = 1 there: K_j = f(x)·δ_x + (1 − f(x))·G_x.
+
+B batch, L image tokens, V vocabulary, W widest family, n nodes of one chunk.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.trace import Trace
+from lanternbench.engine.verify import AcceptanceRule, Residual, at, normalised
+from lanternbench.methods.residuals import SAME_FOR_ALL_TOKENS, lantern
+
+CHUNK = 1 << 24  # elements of the largest temporary
+FLOOR = 1e-10  # log-probability of a token that the warped target excludes
+
+
+def fidelity_loss(trace: Trace, rule: AcceptanceRule, residual: Residual, total: bool = False) -> Tensor:
+    """Mean over the image's tokens of the local TV, 0 … 1: [B].  0 up to float error for a lossless method.
+
+    Where ``trace.sampled``, children were drawn from p (chains, static trees, Jacobi windows); elsewhere they were
+    chosen (Medusa, dynamic and adaptive trees).  ``total``: the sum over the tokens instead, which is Theorem 2's bound
+    on the TV of whole images; it often exceeds 1 and then says nothing, hence the mean.  For temperature 0 see
+    ``greedy_loss``.  Runs after the decode, in chunks over the nodes.
+    """
+    b, length, vocab = trace.q.shape
+    loss = torch.zeros(b * length, device=trace.q.device, dtype=trace.q.dtype)
+    for sampled in (True, False):
+        nodes = ((trace.tried > 0) & (trace.sampled == sampled)).flatten().nonzero()[:, 0]
+        per_node = vocab * (rule.group_size if sampled else 1)
+        for part in nodes.split(max(1, CHUNK // per_node)):
+            q, p = trace.q.flatten(0, 1)[part], trace.p.flatten(0, 1)[part] if sampled else None
+            children, tried, depth = (t.flatten(0, 1)[part] for t in (trace.children, trace.tried, trace.depth))
+            loss[part] = node_losses(q, p, children, tried, depth, rule, residual).sum(-1)
+    loss = loss.view(b, length).sum(1)
+    return loss if total else loss / length
+
+
+def greedy_loss(trace: Trace, tokens: Tensor) -> Tensor:
+    """Temperature 0, where q and K are one-hot: the share of tokens [B, L] that are not the target's argmax, [B]."""
+    return (tokens != trace.q.argmax(-1)).to(trace.q.dtype).mean(1)
+
+
+def decode_loss(decoder: SpeculativeDecoder, trace: Trace, tokens: Tensor, total: bool = False) -> Tensor:
+    """The fidelity loss of a decode's images, at its temperature: tokens [B, L] -> [B].  What ``run`` reports."""
+    if decoder.warp.greedy:
+        return greedy_loss(trace, tokens)
+    if trace.seen is not None:
+        losses = row_losses(trace, decoder.rule, decoder.residual)
+        return losses.sum(1) if total else losses.mean(1)
+    return fidelity_loss(trace, decoder.rule, decoder.residual, total)
+
+
+def row_losses(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor:
+    """TV(r_i, q_i) of every token of a decode in the order ``rows``: [B, L].
+
+    Their sum bounds the TV of whole images: a draw depends on raster-earlier tokens alone, so the images' law is
+    Π r_i(x_i | seen_i), that of an autoregressive model with context left out (docs/fidelity.md).
+    """
+    return 0.5 * (row_laws(trace, rule, residual) - trace.q).abs().sum(-1)
+
+
+def row_laws(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor:
+    """r_i, the distribution that each token was drawn from, given what its row saw and the step it was drawn in.
+
+    [B, L, V].
+    Without a draft it is the target's, given what was seen.  A draft x ~ ℓ (p, unless the draft outlived a test) is
+    accepted with f(x).  Where a rejection gives a token all the same r is K as ever, with ℓ in place of p; where it
+    gives none, and the place waits, only accepted drafts get there: r ∝ ℓ·f.
+    """
+    assert trace.seen is not None
+    laws, names = trace.seen.clone(), ("seen", "p", "children", "depth", "final")
+    drafted = (trace.tried > 0).flatten().nonzero()[:, 0]
+    for part in drafted.split(max(1, CHUNK // (trace.q.shape[-1] * rule.group_size))):
+        q, p, x, depth, final = (getattr(trace, name).flatten(0, 1)[part] for name in names)
+        law = trace.law.flatten(0, 1)[part] if trace.law.shape == trace.seen.shape else p
+        certain = ((law > 0) & (p == 0)).any(-1)  # any token would have been drafted with p = 1: exact, x by x
+        drawn = kernel(q, p, x[:, 0], depth, rule, residual, law)
+        waiting = normalised(accepted_mass(q, p, depth, rule, law), q)
+        r = torch.where(final[:, None], torch.where(certain[:, None], q, drawn), waiting)
+        laws.view(-1, laws.shape[-1])[part] = r
+    return laws
+
+
+def accepted_mass(q: Tensor, p: Tensor, depth: Tensor, rule: AcceptanceRule, law: Tensor | None) -> Tensor:
+    """ℓ·f: the probability of drafting each token and accepting it, where drafts come from ``law`` (None: p)."""
+    accepted = rule.accepted_prob(q, p, depth)
+    return accepted if law is None or law is p else law * torch.where(p > 0, accepted / p, q)
+
+
+def node_losses(
+    q: Tensor,
+    p: Tensor | None,
+    children: Tensor,
+    tried: Tensor,
+    depth: Tensor,
+    rule: AcceptanceRule,
+    residual: Residual,
+) -> Tensor:
+    """TV(q_j, K_j) of every stage j that was reached, 0 elsewhere: [n, W].
+
+    q [n, V]; p [n, V] or None (chosen children); children [n, W] tokens in draft order; tried [n] how many of them were
+    examined; depth [n] of the children.
+    """
+    losses = q.new_zeros(children.shape)
+    for j in range(int(tried.max()) if len(tried) else 0):
+        x = children[:, j].clamp(min=0)
+        reached = tried > j
+        if p is not None:
+            reached = reached & (at(p, x) > 0)  # a child that p cannot draw changes nothing
+        local = 0.5 * (q - kernel(q, p, x, depth, rule, residual)).abs().sum(-1)
+        losses[:, j] = torch.where(reached, local, 0.0)
+        rest = normalised(residual(q, p, x, depth, rule), q)
+        q = torch.where(reached[:, None], rest, q)
+        if p is not None:
+            left = p.scatter(-1, x[:, None], 0.0)
+            p = normalised(left, torch.zeros_like(left))
+    return losses
+
+
+def kernel(
+    q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule, residual: Residual,
+    law: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """K_j, the distribution of the token that this stage draws: q, p [n, V], chosen children x [n] -> [n, V].
+
+    ``law``: what children were drawn from, where that is not p.
+    """
+    if p is None:
+        f = rule.relax(q, x, depth).value.clamp(max=1)[:, None]
+        rest = normalised(residual(q, None, x, depth, rule), q)
+        return ((1 - f) * rest).scatter_add(-1, x[:, None], f)
+    accepted, drawn = accepted_mass(q, p, depth, rule, law), p if law is None else law
+    if residual in SAME_FOR_ALL_TOKENS:
+        rest = normalised(residual(q, p, x, depth, rule), q)
+        return accepted + (1 - accepted.sum(-1, keepdim=True)).clamp(min=0) * rest
+    rejected = (drawn - accepted).clamp(min=0)
+    if residual is lantern and rule.group_size > 1:
+        return accepted + _lantern_rest(q, p, rejected, depth, rule)
+    return accepted + _any_rest(q, p, rejected, depth, rule, residual)
+
+
+def _lantern_rest(q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
+    """Σ_x rejected(x)·G_x for LANTERN's residual, in O(V·k).
+
+    Where x can be rejected q̃(x) < p(x), so G_x is [q − p]₊ with A_x struck out, renormalised.
+    """
+    tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
+    mass = rule.relax(q[:, None].expand(*q.shape, -1), tokens, depth[:, None])
+    assert mass.group is not None
+    assert mass.taken is not None
+    base = (q - p).clamp(min=0)
+    struck = base[:, None].expand(*q.shape, -1).gather(-1, mass.group) * mass.taken
+    left = base.sum(-1, keepdim=True) - struck.sum(-1)  # [n, V] normaliser of each G_x
+    lost = left <= 1e-6 * base.sum(-1, keepdim=True)  # all struck out, but for rounding: the rejection falls back to q
+    weight = torch.where(lost, 0.0, rejected / left)
+    barred = (weight[..., None] * mass.taken).flatten(1)
+    each = weight.sum(-1, keepdim=True) - torch.zeros_like(q).scatter_add(-1, mass.group.flatten(1), barred)
+    return base * each.clamp(min=0) + (rejected * lost).sum(-1, keepdim=True) * q
+
+
+def _any_rest(
+    q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: AcceptanceRule, residual: Residual
+) -> Tensor:
+    """Σ_x rejected(x)·G_x for any residual, one G_x per token that can be rejected."""
+    out = torch.zeros_like(q)
+    for pairs in (rejected > 0).nonzero().split(max(1, CHUNK // q.shape[-1])):
+        row, x = pairs.unbind(1)
+        rest = normalised(residual(q[row], p[row], x, depth[row], rule), q[row])
+        out.index_add_(0, row, rejected[row, x][:, None] * rest)
+    return out
+
+
+def drafter_figures(trace: Trace) -> dict[str, Tensor]:
+    """How well the drafter knew the target, mean over an image's tokens that had drafted children: [B] each.
+
+    ``top1``: the drafter's likeliest token is the target's; ``top3``: the target's is among its three likeliest;
+    ``tv``: TV(p, q).  Where children were chosen p was not kept: the first children stand for its likeliest tokens,
+    nodes with fewer than three tell nothing of ``top3``, and ``tv`` is NaN.  All are NaN for an image without drafts.
+    """
+    drafted = three = trace.children[..., 0] >= 0
+    known = drafted & (trace.p.sum(-1) > 0)
+    best = trace.q.argmax(-1, keepdim=True)
+    likeliest = trace.p.topk(min(3, trace.p.shape[-1])).indices
+    if not bool(known.any()):
+        likeliest = trace.children[..., :3]
+        three = likeliest[..., -1] >= 0 if likeliest.shape[-1] == 3 else torch.zeros_like(drafted)
+    hits = likeliest == best
+    tv = 0.5 * (trace.p - trace.q).abs().sum(-1)
+    return {
+        "top1": _mean(hits[..., 0].to(tv.dtype), drafted),
+        "top3": _mean(hits.any(-1).to(tv.dtype), three),
+        "tv": _mean(tv, known),
+    }
+
+
+def target_figures(trace: Trace, tokens: Tensor) -> dict[str, Tensor]:
+    """The target's view of an image's tokens [B, L], mean over them: [B] each.
+
+    ``log_prob`` of the tokens in nats (at least log 1e-10), ``top1_prob`` of its likeliest token, ``entropy`` in nats.
+    All after guidance and warping.
+    """
+    q = trace.q
+    return {
+        "log_prob": at(q, tokens).clamp(min=FLOOR).log().mean(1),
+        "top1_prob": q.amax(-1).mean(1),
+        "entropy": torch.special.entr(q).sum(-1).mean(1),
+    }
+
+
+def _mean(values: Tensor, where: Tensor) -> Tensor:
+    """Mean of values [B, L] where told, NaN if nowhere."""
+    return torch.where(where, values, 0.0).sum(1) / where.sum(1)

@@ -1,0 +1,50 @@
+"""Which samples a clock compares: those that were timed in one setting, under about the same load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lanternbench.measure.statistics import Floats
+from lanternbench.utils.json_values import config_hash, differences
+
+# what of an environment changes a time, from other machines to other versions
+SETTING = (
+    *("lanternbench", "python", "torch", "platform", "cpu", "cores", "threads", "cuda", "gpus"),
+    *("device", "dtype", "compile", "executor", "workers"),
+)
+MOMENTARY = ("sm_clock_mhz", "memory_clock_mhz")
+MORE_LOAD = 2.0  # programs more, and times as many, that make one load clearly another
+
+
+def without_momentary(environment: Any) -> Any:
+    """An environment without what changes from moment to moment."""
+    if isinstance(environment, Mapping):
+        return {k: without_momentary(v) for k, v in environment.items() if k not in MOMENTARY}
+    return [without_momentary(item) for item in environment] if isinstance(environment, list) else environment
+
+
+def setting(environment: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The part of an environment that changes times."""
+    return {k: v for k, v in without_momentary(environment or {}).items() if k in SETTING}
+
+
+def setting_name(environment: Mapping[str, Any] | None) -> str | None:
+    """A name that two environments share if their settings are the same; None where there is none."""
+    found = setting(environment)
+    return config_hash(found)[:8] if found else None
+
+
+def setting_changes(environments: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What differs between the first environment's setting and the others', each once."""
+    known = [found for environment in environments if (found := setting(environment))]
+    return list(dict.fromkeys(line for other in known[1:] for line in differences(known[0], other)))
+
+
+def same_load(load: Floats, other: Floats) -> NDArray[np.bool_]:
+    """Is neither load clearly above the other?  NaN, where none was recorded, is the same as any."""
+    apart, low = np.abs(load - other), np.minimum(load, other)
+    return ~((apart > MORE_LOAD) & (np.maximum(load, other) > MORE_LOAD * low))

@@ -1,0 +1,90 @@
+"""Measured accepted lengths and tree sizes as sequences of steps: stretched to a target's tokens, alone or batched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lanternbench.costs.roofline import Values
+
+Ints = NDArray[np.int64]
+
+
+class Trace(NamedTuple):
+    """The steps of one image after its prefill: [T] each."""
+
+    committed: Ints  # tokens, the bonus token included
+    nodes: Ints  # of the tree, the root included
+    depths: Ints  # its levels
+
+    @property
+    def steps(self) -> int:
+        return len(self.committed)
+
+    @property
+    def start(self) -> Ints:
+        """Tokens before each step: the prefill has given one."""
+        return 1 + np.cumsum(self.committed) - self.committed
+
+
+class Steps(NamedTuple):
+    """The steps of a batch: [T] each."""
+
+    batch: Values  # prompts that are still decoded together
+    nodes: Values
+    depths: Values
+    start: Values  # tokens of the most advanced prompt
+    before: Values  # tokens that the last step committed
+
+
+def stretched(committed: ArrayLike, nodes: ArrayLike, depths: ArrayLike, length: int) -> Trace:
+    """A measured decode over and over, cut where ``length`` tokens are there: the prefill's and those of the steps."""
+    lengths = np.asarray(committed, np.int64)
+    times = -(-(length - 1) // int(lengths.sum()))
+    ends = np.cumsum(np.tile(lengths, times))
+    steps = int(np.searchsorted(ends, length - 1)) + 1
+    cut = Trace(*(np.tile(np.asarray(x, np.int64), times)[:steps] for x in (lengths, nodes, depths)))
+    cut.committed[-1] -= ends[steps - 1] - (length - 1)
+    return cut
+
+
+def autoregressive(length: int) -> Trace:
+    """One token a step."""
+    ones = np.ones(length - 1, np.int64)
+    return Trace(ones, ones, np.zeros_like(ones))
+
+
+def batches(traces: Sequence[Trace], batch: int, keeps_shape: bool) -> list[Steps]:
+    """The traces in batches of ``batch``, in order; where there are fewer they are used several times over.
+
+    A batch takes the steps of its slowest prompt.  Unless it ``keeps_shape``, as one that is recorded in CUDA graphs
+    does, it goes on without finished prompts whenever at least half of it is finished.
+    """
+    if batch <= len(traces):
+        whole = len(traces) // batch * batch
+        return [_together(traces[i : i + batch], np.ones(batch), keeps_shape) for i in range(0, whole, batch)]
+    counts = np.full(len(traces), batch // len(traces))
+    counts[: batch % len(traces)] += 1
+    return [_together(traces, counts, keeps_shape)]
+
+
+def _together(traces: Sequence[Trace], counts: NDArray, keeps_shape: bool) -> Steps:
+    longest = max(trace.steps for trace in traces)
+
+    def most(rows: Sequence[Ints]) -> Values:
+        padded = np.zeros((len(rows), longest))
+        for row, values in zip(padded, rows, strict=True):
+            row[: len(values)] = values
+        return padded.max(0)
+
+    alive = sum(n * (np.arange(longest) < t.steps) for n, t in zip(counts, traces, strict=True))
+    size = np.full(longest, float(counts.sum()))
+    if not keeps_shape:
+        for t in range(1, longest):
+            size[t] = alive[t] if 2 * alive[t] <= size[t - 1] else size[t - 1]
+    before = [np.concatenate([[1], t.committed[:-1]]) for t in traces]
+    return Steps(size, most([t.nodes for t in traces]), most([t.depths for t in traces]),
+                 most([t.start for t in traces]), most(before))  # fmt: skip

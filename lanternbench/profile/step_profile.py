@@ -1,0 +1,103 @@
+"""Where a step's time goes, how near the forwards are to the memory's limit, and what the loop costs beside them."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
+from lanternbench.utils.files import TRACE, replacing, writing
+
+PHASES = ("draft", "verify", "commit", "other")
+WARMUP_STEPS, TRACED_STEPS = 12, 8
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One method's mean step.  Times in milliseconds, rates in GB/s.
+
+    ``roofline``: the speedup over ar that acceptance length and forward costs alone would give; ``speedup``: the real
+    one, and their gap what the loop costs.  ``achieved``: bytes of the target's weights over a verification's time.
+    """
+
+    label: str
+    steps: int
+    tau: float
+    step_ms: float
+    draft_ms: float
+    verify_ms: float
+    commit_ms: float
+    other_ms: float
+    overhead_fraction: float  # share of a step that is in no model forward
+    speedup: float
+    roofline: float
+    achieved: float
+    syncs_per_step: float
+
+
+def profile(decoders: list[SpeculativeDecoder], captions: list[str]) -> list[Profile]:
+    """The decoders' mean steps over ``captions``, one image at a time, interleaved; the first decoder is ``ar``."""
+    for decoder in decoders:
+        generate(decoder, captions[:1], max_steps=WARMUP_STEPS)
+    made: list[list[Generation]] = [[] for _ in decoders]
+    for caption in captions:
+        for images, decoder in zip(made, decoders, strict=True):
+            images += generate(decoder, [caption])
+    weights = read_bytes(decoders[0].target.model)
+    base = _mean_step(made[0])
+    return [_profile(d, images, base, weights) for d, images in zip(decoders, made, strict=True)]
+
+
+def _mean_step(images: list[Generation]) -> dict[str, float]:
+    """Seconds of each phase in the mean step, and the tokens it commits."""
+    steps = sum(g.steps for g in images)
+    spent = {p: sum(g.phases.get(p, 0.0) for g in images) / steps for p in PHASES}
+    return spent | {
+        "all": sum(g.decode_s for g in images) / steps,
+        "tokens": sum(sum(g.accept_lengths) for g in images) / steps,
+    }
+
+
+def _profile(decoder: SpeculativeDecoder, images: list[Generation], base: dict[str, float], weights: int) -> Profile:
+    mean = _mean_step(images)
+    steps, forwards = sum(g.steps for g in images), mean["draft"] + mean["verify"]
+    return Profile(
+        label=decoder.method.label,
+        steps=steps,
+        tau=mean["tokens"],
+        step_ms=1e3 * mean["all"],
+        draft_ms=1e3 * mean["draft"],
+        verify_ms=1e3 * mean["verify"],
+        commit_ms=1e3 * mean["commit"],
+        other_ms=1e3 * (mean["all"] - forwards - mean["commit"]),
+        overhead_fraction=1 - forwards / mean["all"],
+        speedup=base["all"] / base["tokens"] / (mean["all"] / mean["tokens"]),
+        roofline=(base["draft"] + base["verify"]) / base["tokens"] / (forwards / mean["tokens"]),
+        achieved=weights / mean["verify"] / 1e9,
+        syncs_per_step=sum(g.syncs for g in images) / steps,
+    )
+
+
+def read_bytes(model: nn.Module) -> int:
+    """Bytes of weights that one forward reads: everything but the embeddings, of which it reads single rows."""
+    return sum(p.numel() * p.element_size() for n, p in model.named_parameters() if "embedding" not in n)
+
+
+def chrome_trace(decoder: SpeculativeDecoder, caption: str, path: Path) -> None:
+    """A trace of a few steps for chrome://tracing or Perfetto."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as recorded
+
+    activities = [ProfilerActivity.CPU]
+    if decoder.target.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with recorded(activities=activities) as trace:
+        generate(decoder, [caption], max_steps=TRACED_STEPS)
+    with writing(path, TRACE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, TRACE) as whole, tempfile.TemporaryDirectory() as folder:
+        trace.export_chrome_trace(str(made := Path(folder) / "trace.json"))  # a file of that name replaces another
+        whole.write(made.read_bytes())

@@ -1,0 +1,153 @@
+"""The intermediate results of ``tune``: each is a file, or a line, of its folder as soon as it is computed.
+
+So an interrupted search goes on where it stopped.  A file counts only as it was written: ``DIGESTS`` knows its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lanternbench.errors import UserError
+from lanternbench.tune.tree_search import Record
+from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, open_file, replacing, writing
+from lanternbench.utils.json_values import differences, plain
+
+SETTINGS, DIGESTS, LINES = "tune.json", "digests.json", "measured.jsonl"
+
+
+class Measured(BaseModel):
+    """One line of ``measured.jsonl``: one image with one candidate's sizes.  Times in seconds."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    name: str
+    prompt: str
+    tokens: int = Field(ge=1, le=2**40)
+    steps: int = Field(ge=1, le=2**40)
+    decode_s: float = Field(gt=0)
+    robust_s: float = Field(gt=0)
+    fidelity_loss: float | None = None
+
+
+class Pieces:
+    """Results in files of a folder that this process alone writes.
+
+    ``settings``: all that they depend on; its "weights" are digests of the target's files.  Raises UserError for a
+    folder that is in use, or that holds pieces of other settings or weights.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]):
+        with writing(folder, OUT):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.lock = folder, acquire(folder, FRESH)
+        try:
+            _refuse_others(folder, self._kept(SETTINGS), plain(settings))
+            self._write(SETTINGS, _json(settings))
+            self.digests = self._kept(DIGESTS)
+        except BaseException:
+            self.lock.close()
+            raise
+
+    def close(self) -> None:
+        self.lock.close()
+
+    def json(self, name: str, make: Callable[[], Any]) -> Any:
+        return json.loads(self._piece(name, lambda: _json(make())))
+
+    def arrays(self, name: str, make: Callable[[], Record]) -> Record:
+        def packed() -> bytes:
+            file = io.BytesIO()
+            np.savez_compressed(file, **make())  # type: ignore[arg-type]
+            return file.getvalue()
+
+        with np.load(io.BytesIO(self._piece(f"{name}.npz", packed))) as found:
+            return dict(found)
+
+    def measured(self, expected: Collection[tuple[str, str]]) -> list[Measured]:
+        """The whole lines, of (name, prompt) among ``expected``; a torn last one is dropped.  Raises UserError."""
+        path = self.folder / LINES
+        content = self._read(LINES) or b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            with replacing(path, OUT) as file:
+                file.write(whole)
+        found: dict[tuple[str, str], Measured] = {}
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                measured = Measured.model_validate_json(line)
+                key = measured.name, measured.prompt
+            except ValidationError:
+                key = None
+            if key is None or key in found or key not in expected:
+                raise UserError(f"{path} line {number} is damaged: delete it, and the same command measures it again")
+            found[key] = measured
+        return list(found.values())
+
+    def append(self, found: Measured) -> None:
+        path = self.folder / LINES
+        with writing(path, OUT), open(os.open(path, os.O_CREAT | APPEND, 0o644), "ab") as file:
+            file.write(found.model_dump_json().encode() + b"\n")
+
+    def _piece(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """The content of a file, which is made where it is not there.  Raises UserError for one that was changed."""
+        content = self._read(name)
+        if content is None or name not in self.digests:
+            content = make()
+            self._write(name, content)
+            self.digests[name] = hashlib.sha256(content).hexdigest()
+            self._write(DIGESTS, _json(self.digests))
+        if hashlib.sha256(content).hexdigest() != self.digests[name]:
+            raise _damaged(self.folder / name)
+        return content
+
+    def _kept(self, name: str) -> dict[str, Any]:
+        """A JSON object that this class wrote; nothing where there is none.  Raises UserError."""
+        try:
+            found = json.loads(self._read(name) or b"{}")
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise _damaged(self.folder / name)
+        return found
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            with open_file(self.folder / name) as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError:
+            raise _damaged(self.folder / name) from None
+
+    def _write(self, name: str, content: bytes) -> None:
+        with replacing(self.folder / name, OUT) as file:
+            file.write(content)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(plain(value), ensure_ascii=False, indent=1).encode("utf-8", "replace")
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path} is damaged: delete it, and the same command makes it again")
+
+
+def _refuse_others(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raises UserError where ``folder`` has pieces of another search than ``new``."""
+    if old and (weights := differences(old.pop("weights", {}), new["weights"])):
+        raise UserError(
+            f"{folder} was begun with other weights ({'; '.join(weights[:5])}): put the old files back, or {FRESH}"
+        )
+    rest = {name: value for name, value in new.items() if name != "weights"}
+    if old and (changes := differences(old, rest)):
+        shown = "; ".join(line[:200] for line in changes[:5])
+        raise UserError(f"{folder} has pieces of a search with other settings ({shown}): {FRESH}")

@@ -1,0 +1,230 @@
+"""Acceptance by depth and rank, estimated from the drafts of a few decodes.
+
+A decode is recorded with one tree; each of its steps gives the drafted tokens, what they were drafted from (p), and the
+target's q at every node, accepted or not.  The engine's own verification then judges each recorded draft again and
+again with fresh uniforms.  That is unbiased: a draft is a sample of what the drafter proposes where steps begin, and
+which of its nodes are accepted is drawn as a decode draws it, for any rule, residual and temperature.
+
+- Of a **chain** of D levels, cut to D' of them, it gives P(accepted ≥ i) for every D'.
+- For a **static tree** the child of rank k matters too, of which a chain has none: at every node of the chain K
+  children are drafted anew from its p, and judged against its q.  Counted with the probability that the node is
+  reached, the shares estimate P(the child of rank k is the one accepted | the node is reached), at each depth.  What
+  lies below later siblings is taken to be like what lies below first ones (Sequoia's assumption).
+- Of a **dynamic tree** the nodes that fewer nodes or levels would keep are known from their scores, and dropping others
+  changes nothing for them: how often each recorded node is accepted gives the accepted length of every smaller tree.
+
+S steps, N nodes, D levels, K ranks, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lanternbench.component import Prepared
+from lanternbench.engine.decode import SpeculativeDecoder, begin, step
+from lanternbench.engine.opening import row_seed
+from lanternbench.engine.proposal import Expand, TreePolicy
+from lanternbench.engine.sampling import BELOW_ONE, draw_distinct
+from lanternbench.engine.state import DecodeState, StepResult
+from lanternbench.engine.tree import Draft, chain, from_paths
+from lanternbench.engine.verify import AcceptanceRule, Uniforms, VerifyResult
+from lanternbench.methods.build import prepared_proposal, prepared_rule
+from lanternbench.methods.trees.dynamic import Bounds, Dynamic, candidates, keep_best
+from lanternbench.tune.best_tree import Table
+
+JUDGEMENTS = 8  # judgements of each recorded draft
+PRIOR = 20.0  # reached nodes' worth of the level above that a level's shares start from: deep nodes are seldom reached
+Floats = NDArray[np.float64]
+
+
+class RecordingTree(TreePolicy):
+    """A tree policy that also keeps the distributions that it is given, in ``distributions``."""
+
+    policy = Prepared[TreePolicy]()
+    distributions = Prepared[list[Tensor]]()  # p [B, m, V] of each level's nodes
+
+    @classmethod
+    def of(cls, policy: TreePolicy) -> Self:
+        return cls().ready(
+            policy=policy, distributions=[], nodes=policy.nodes, max_depth=policy.max_depth, width=policy.width,
+            uniforms=policy.uniforms,
+        )  # fmt: skip
+
+    def grow(self, state: DecodeState, memory: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+        self.distributions[:] = [state.warp(logits)[:, None]]
+
+        def recording_expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+            logits = expand(tokens, parent, visible, depth)
+            self.distributions.append(state.warp(logits))
+            return logits
+
+        return self.policy.grow(state, memory, logits, recording_expand, u)
+
+
+class ScoredTree(Dynamic):
+    """A dynamic tree that keeps the scores of its nodes, in ``scores``."""
+
+    scores = Prepared[list[Tensor]]()  # [N − 1] of each prompt: Σ log p, in the order of the nodes
+
+    def growing(self, bounds: Bounds) -> Self:
+        return super().growing(bounds).ready(scores=[])
+
+    def grow(self, state: DecodeState, memory: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+        bounds = self.bounds._replace(top_k=min(self.bounds.top_k, logits.shape[-1]))
+        pool = candidates(state, logits, expand, bounds)
+        best = pool.scores.topk(min(bounds.total - 1, pool.scores.shape[1])).indices.sort(-1).values
+        self.scores[:] = pool.scores.gather(1, best)
+        return keep_best(pool, state.now.root, bounds)
+
+
+def with_tree_policy(decoder: SpeculativeDecoder, policy: TreePolicy) -> SpeculativeDecoder:
+    """The decoder with another, prepared tree policy, its rule made for that depth; no CUDA graph is recorded."""
+    target = replace(decoder.target, graphs=None)
+    proposal = prepared_proposal(target, decoder.method, policy)
+    rule = prepared_rule(target, decoder.method, proposal)
+    return replace(decoder, target=target, proposer=proposal, rule=rule, rates=None)
+
+
+@torch.inference_mode()
+def recorded_steps(decoder: SpeculativeDecoder, caption: str, key: str, seed: int) -> Iterator[StepResult]:
+    """The steps of one decode whose drafts lie wholly inside the image."""
+    state, own = begin(decoder, [caption], [row_seed(seed, key, "recorded")])
+    while state.active:
+        length = max(state.now.length.host or (0,))
+        own, result = step(decoder, state, own)
+        if length + decoder.proposer.max_depth < state.limit:
+            yield result
+
+
+class Judge:
+    """Draws the uniforms with which drafts are judged again."""
+
+    def __init__(self, decoder: SpeculativeDecoder, seed: int):
+        self.decoder, self.generator = decoder, torch.Generator().manual_seed(seed)
+
+    def uniforms(self, *shape: int) -> Tensor:
+        drawn = torch.rand(*shape, generator=self.generator).clamp_(max=BELOW_ONE)
+        return drawn.to(self.decoder.target.device)
+
+    def judge(self, rule: AcceptanceRule, draft: Draft, q: Tensor) -> VerifyResult:
+        u = Uniforms(self.uniforms(*draft.tokens.shape), q[:, :0, 0])
+        return rule.verify(draft, q, u, self.decoder.residual, self.decoder.warp.greedy)
+
+
+def repeat_as_batch(draft: Draft, q: Tensor) -> tuple[Draft, Tensor]:
+    """One prompt's draft and q [1, N, V], repeated ``JUDGEMENTS`` times as a batch."""
+    p = None if draft.p is None else draft.p.expand(JUDGEMENTS, -1, -1)
+    return draft._replace(tokens=draft.tokens.expand(JUDGEMENTS, -1), p=p), q.expand(JUDGEMENTS, -1, -1)
+
+
+class ChainRecord:
+    """Acceptance in chains of up to ``depth`` levels, and of their nodes' children, over the steps that are added."""
+
+    def __init__(self, decoder: SpeculativeDecoder, tree: RecordingTree, ranks: int, seed: int = 0):
+        """``decoder`` drafts chains by ``tree``; ``ranks`` 1 where the tree can be nothing but a chain."""
+        self.decoder, self.tree, self.ranks = decoder, tree, ranks
+        self.depth, self.steps, self.judged = tree.max_depth, 0, Judge(decoder, seed)
+        method, target = decoder.method, decoder.target
+        self.sampled = method.proposal.samples and not decoder.warp.greedy
+        rule = method.resolve(target.options).acceptance
+        self.rules = [rule.prepare(target, d) for d in range(1, self.depth + 1)]
+        self.chains = [chain(d).to(target.device) for d in range(1, self.depth + 1)]
+        self.reached = np.zeros((self.depth, self.depth + 1))  # [D', i] how often a chain of D' has i accepted or more
+        # [D', d, k] how often the child of rank k is accepted at a reached node, the last column of none
+        self.children = np.zeros((self.depth, self.depth, ranks + 1))
+        self.star = from_paths(tuple((k,) for k in range(ranks))).to(target.device)
+
+    def add(self, result: StepResult) -> None:
+        """One recorded step."""
+        draft, q = result.draft, result.q
+        p = torch.cat(self.tree.distributions, 1)  # [1, D, V]
+        self.steps += 1
+        for d in range(1, self.depth + 1):
+            short = Draft(draft.tokens[:, : d + 1], p[:, :d] if self.sampled else None, self.chains[d - 1])
+            accepted = self.judged.judge(self.rules[d - 1], *repeat_as_batch(short, q[:, : d + 1])).accepted.cpu()
+            self.reached[d - 1] += (accepted[:, None] >= torch.arange(self.depth + 1)).double().mean(0).numpy()
+            if self.ranks > 1 and (d == self.depth or self.decoder.method.acceptance.by_depth):
+                weight = (accepted[:, None] >= torch.arange(d)).double().mean(0).numpy()
+                self.children[d - 1, :d] += weight[:, None] * self._ranks(self.rules[d - 1], p[0, :d], q[0, :d])
+
+    def _ranks(self, rule: AcceptanceRule, p: Tensor, q: Tensor) -> Floats:
+        """Which child is accepted at nodes of depth 0 … with these p and q [d, V]: shares [d, K + 1]."""
+        d, k = len(p), self.ranks
+        p, q = (x.repeat_interleave(JUDGEMENTS, 0) for x in (p, q))
+        tokens = draw_distinct(p, self.judged.uniforms(len(p), k)) if self.sampled else p.topk(k).indices
+        depth = torch.arange(d, device=p.device).repeat_interleave(JUDGEMENTS)[:, None] + self.star.tree.depth
+        star = replace(self.star, tree=self.star.tree._replace(depth=depth, max_depth=d))
+        if self.decoder.warp.greedy:  # paths are found by depth: greedy rules do not ask for it
+            star = self.star
+        draft = Draft(torch.cat([tokens[:, :1], tokens], 1), p[:, None] if self.sampled else None, star)
+        child = self.judged.judge(rule, draft, q[:, None].expand(-1, k + 1, -1)).path[:, 1]
+        shares = torch.nn.functional.one_hot(torch.where(child > 0, child - 1, k), k + 1)
+        return shares.view(d, JUDGEMENTS, k + 1).double().mean(1).cpu().numpy()
+
+
+def chain_lengths(reached: Floats, steps: float, depth: int) -> Floats:
+    """P(accepted ≥ i) of a chain of ``depth`` levels, i = 1 … depth; ``reached`` of a ``ChainRecord``."""
+    return reached[depth - 1, 1 : depth + 1] / max(steps, 1)
+
+
+def child_table(children: Floats, depth: int) -> Table:
+    """P [depth, K] for static trees of ``depth`` levels (see ``best_tree``); ``children`` of a ``ChainRecord``."""
+    counts = children[depth - 1, :depth]
+    if not counts.any():  # the rule does not ask how deep drafts are
+        counts = children[-1, :depth]
+    found = np.zeros((depth, counts.shape[1] - 1))
+    for d in range(depth):
+        prior = PRIOR if d else 0.0
+        found[d] = (counts[d, :-1] + prior * found[d - 1]) / max(counts[d].sum() + prior, 1e-9)
+    return found
+
+
+class GrowthRecord:
+    """Acceptance in recorded dynamic trees, and so in all with fewer nodes and levels and as many children a node."""
+
+    def __init__(self, decoder: SpeculativeDecoder, tree: ScoredTree, seed: int = 0):
+        self.decoder, self.tree, self.judged = decoder, tree, Judge(decoder, seed)
+        self.seen: list[Floats] = []  # of each step, by falling score [N − 1]: how often a node is accepted
+        self.level: list[Floats] = []  # and its depth, −1 for nodes that are not used
+
+    def add(self, result: StepResult) -> None:
+        """One recorded step."""
+        draft, q = repeat_as_batch(result.draft, result.q)
+        path = self.judged.judge(self.decoder.rule, draft, q).path
+        seen = torch.zeros(JUDGEMENTS, draft.tree.nodes, device=path.device).scatter_(1, path, 1.0).mean(0)[1:]
+        depth, scores = draft.tree.depth[0, 1:], self.tree.scores[0]
+        order = torch.where(depth > 0, scores, -torch.inf).sort(descending=True).indices
+        self.seen.append(seen[order].double().cpu().numpy())
+        self.level.append(depth[order].double().cpu().numpy())
+
+
+def lengths(seen: Floats, level: Floats, nodes: int, depth: int) -> Floats:
+    """P(accepted ≥ i), i = 1 … ``depth``, in each recorded step of a tree with ``nodes``, the root included.
+
+    seen, level [S, N − 1] of a ``GrowthRecord`` -> [S, depth].
+    """
+    inside = (level >= 1) & (level <= depth)
+    kept = inside & (inside.cumsum(1) <= nodes - 1)
+    return np.stack([np.where(kept & (level == i), seen, 0.0).sum(1) for i in range(1, depth + 1)], 1)
+
+
+def grown_lengths(steps: Mapping[int, tuple[Floats, Floats]], top_k: int, nodes: int, depth: int) -> Floats:
+    """P(accepted ≥ i) in each recorded step [S, depth] of trees with these sizes, from recordings by width.
+
+    Children beyond the kept nodes change nothing, so all recordings count that are as wide as the tree can use.
+    """
+    alike = [k for k in steps if k >= nodes - 1] if top_k >= nodes - 1 else []
+    alike = alike or [min(steps, key=lambda k: abs(k - top_k))]
+    return np.concatenate([lengths(*steps[k], nodes, depth) for k in alike])
+
+
+def bounds(depth: int, top_k: int, nodes: int) -> Bounds:
+    """A dynamic tree's bounds, with no more nodes than there are candidates."""
+    return Bounds(depth, top_k, min(nodes, 1 + top_k + top_k * top_k * (depth - 1)))

@@ -1,0 +1,156 @@
+"""The result of ``tune``: its verdict, and the preset that it writes with the evidence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from lanternbench.costs.forward_cost import StepCost, Timed
+from lanternbench.experiment.config import Decoding
+from lanternbench.measure.statistics import Estimate
+from lanternbench.methods.preset_file import EVIDENCE
+from lanternbench.tune.tree_search import Candidate, Options
+from lanternbench.utils.json_values import plain
+
+LOSSIER = 1.1  # times the fidelity loss of the method's own sizes, that a lossy method's new ones may have
+DRIFT = 1.3  # by which steps may be slower, or faster, when they are measured than when their costs were timed
+OWN, BASELINE = "default", "ar"
+
+
+class Tune(Decoding):
+    """Everything but the machine that the result of a search depends on."""
+
+    method: str
+    options: Options = Field({})
+    num_prompts: int = Field(12, ge=1, le=10**9)  # measured
+    recorded: int = Field(4, ge=1, le=10**9)  # of them, decoded for the acceptance
+    few: int = Field(3, ge=1, le=6)  # candidates that are measured
+
+
+@dataclass(frozen=True)
+class Result:
+    """The measurement of one candidate.
+
+    ``ratio``: tokens per second over those with the method's own sizes, prompt by prompt.  ``robust``: in the time
+    that other programs disturb least (``analysis.steps.robust``).
+    """
+
+    name: str
+    label: str
+    options: Options
+    expected: Candidate | None  # of ar nothing was searched
+    tau: float
+    tokens_per_s: float
+    robust_tokens_per_s: float
+    ratio: Estimate
+    robust_ratio: Estimate
+    fidelity_loss: float | None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A finished search: ``best`` is the name of the result that was chosen."""
+
+    config: Tune
+    about: str
+    cost: StepCost
+    timed: list[Timed]
+    results: list[Result]
+    looked_at: int
+    best: str
+    acceptance: list[list[float]] | None  # P [depth, rank] of static trees
+    machine: dict[str, Any]
+
+    def result(self, name: str) -> Result:
+        return next(r for r in self.results if r.name == name)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The results as plain values."""
+        return [plain(_row(r, self.disturbed is None)) for r in self.results]
+
+    @property
+    def disturbed(self) -> str | None:
+        """Why no seconds are expected, as a sentence; None where the costs are those of the measured steps."""
+        own = self.result(OWN)
+        if own.expected is None:
+            return None
+        drift = own.tau / own.robust_tokens_per_s / own.expected.step_s
+        if 1 / DRIFT <= drift <= DRIFT:
+            return None
+        return (
+            f"the clock was disturbed: a step took {drift:.2f} times as long when it was measured as when costs were "
+            "timed, so no tokens/s are expected here; τ and the measured figures hold"
+        )
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        found = self.result(self.best)
+        if self.best == OWN:
+            tried = [r for r in self.results if r.name not in (OWN, BASELINE)]
+            best = max(tried, key=lambda r: r.robust_ratio.value or 0.0, default=None)
+            seen = f" (the best of {len(tried)} gave {_ratio(best.robust_ratio)})" if best else ""
+            return f"nothing beats the sizes that {self.config.method} has already{seen}: they are what is written"
+        count, c = sum(r.name not in (OWN, BASELINE) for r in self.results), self.config
+        chosen_on = f"the best of {count} on {c.num_prompts} prompts, {min(c.recorded, c.num_prompts)} of which also "
+        return (
+            f"{found.label}: {_ratio(found.robust_ratio)} times the tokens per second of the method's own sizes, as "
+            f"{chosen_on}chose them: run it on other prompts before you quote it"
+        )
+
+
+def _ratio(found: Estimate) -> str:
+    interval = "" if found.lo is None else f" [{found.lo:.2f}, {found.hi:.2f}]"
+    return f"{found.value:.2f}{interval}"
+
+
+def best(results: list[Result]) -> str:
+    """The fastest candidate whose interval lies above the method's own sizes, and whose images lose no more by it."""
+    own = next(r for r in results if r.name == OWN)
+    allowed = None if own.fidelity_loss is None else LOSSIER * own.fidelity_loss
+    better = [
+        r
+        for r in results
+        if r.name not in (OWN, BASELINE)
+        and (r.robust_ratio.lo or 0.0) > 1
+        and (allowed is None or (r.fidelity_loss or 0.0) <= allowed)
+    ]
+    return max(better, key=lambda r: r.robust_ratio.value or 0.0).name if better else OWN
+
+
+def preset_text(tuning: Tuning) -> str:
+    """The preset as YAML, with the evidence for it."""
+    config, found = tuning.config, tuning.result(tuning.best)
+    entry = {"method": config.method} | plain(config.options | found.options)
+    evidence = {
+        "verdict": tuning.verdict,
+        "target": config.target,
+        "searched": f"{tuning.looked_at} sizes: {tuning.about}",
+        "results": tuning.rows(),
+        "costs": tuning.cost.model_dump(),
+        "acceptance_by_depth_and_rank": tuning.acceptance,
+        "machine": tuning.machine,
+        "search": config.model_dump(exclude_none=True),
+    }
+    head = [
+        f"# {config.method} on {config.target}, tuned on {tuning.machine.get('cpu')}, {tuning.machine['device']}.",
+        "# `lanternbench run --method THIS_FILE` runs it; in a sweep file: `methods: [ar, THIS_FILE]`.",
+    ]
+    whole = json.loads(json.dumps(entry | {EVIDENCE: plain(evidence)}))  # no subclasses of str, as torch's version is
+    text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)
+    return "\n".join([*head, text])
+
+
+def _row(r: Result, timed: bool) -> dict[str, Any]:
+    """``timed``: are seconds expected?"""
+    row = {name: value for name, value in vars(r).items() if name != "expected"}
+    if r.expected is not None:
+        expected = r.expected
+        row["expected"] = {"tau": expected.tau}
+        row["expected"] |= {name: getattr(expected, name) if timed else None for name in ("tokens_per_s", "step_s")}
+        row["expected"] |= {"reach": expected.reach, "shape": asdict(expected)["shape"]._asdict()}
+    return row

@@ -1,0 +1,208 @@
+"""``tune``: which sizes give a method the most tokens per second here; expected first, then measured beside its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lanternbench import prompts as prompt_sets
+from lanternbench.costs.forward_cost import Shape, Timed, fit, lengths_of, time_steps
+from lanternbench.engine.decode import SpeculativeDecoder, generate
+from lanternbench.errors import UserError
+from lanternbench.experiment import config_hash
+from lanternbench.experiment.environment import environment
+from lanternbench.experiment.run_folder import free
+from lanternbench.experiment.worker import WARMUP_STEPS, mode
+from lanternbench.measure.fidelity import decode_loss
+from lanternbench.measure.statistics import bootstrap_ratio
+from lanternbench.measure.steps import robust
+from lanternbench.methods.build import build
+from lanternbench.methods.method import Method, method
+from lanternbench.models.catalogue import load_with_drafter
+from lanternbench.prompts import Prompt, PromptSet
+from lanternbench.tune.adaptive_search import BoundsSearch
+from lanternbench.tune.pieces import Measured, Pieces
+from lanternbench.tune.result import BASELINE, OWN, Result, Tune, Tuning, best, preset_text
+from lanternbench.tune.tree_search import (
+    LEVELS,
+    Candidate,
+    GrowthSearch,
+    LengthSearch,
+    OptionSearch,
+    Setting,
+    ShapeSearch,
+    TreeSearch,
+)
+from lanternbench.utils.device import cpu_threads, load_average
+from lanternbench.utils.files import FRESH, OUT, replacing
+from lanternbench.utils.json_values import plain
+
+SEARCHES: dict[str | None, type[TreeSearch]] = {
+    "shape": ShapeSearch,
+    "length": LengthSearch,
+    "growth": GrowthSearch,
+    "bounds": BoundsSearch,
+    None: OptionSearch,
+}
+Progress = Callable[[int, int, str], None]
+
+
+def search_kind(made: Method) -> type[TreeSearch]:
+    """How the sizes of a method are searched.  Raises UserError where it has none."""
+    kind = None if made.proposal.tree_is_own else made.tree.search
+    if kind is None and not made.proposal.tuned and not (made.tree.tuned and not made.proposal.tree_is_own):
+        raise UserError(
+            f"method '{made.preset}' has no tree and no window whose size could be tuned: choose a method that drafts, "
+            "such as eagle-1 or sjd"
+        )
+    return SEARCHES[kind]
+
+
+def tune(
+    config: Tune, out: Path, *, fresh: bool = False, device: str = "cpu", progress: Progress = lambda *_: None
+) -> tuple[Path, Tuning]:
+    """Search, measure the best few beside the method's own sizes and ``ar``, and write the preset; returns its path.
+
+    Raises UserError for a method without a tree or window, and for what cannot be loaded or simulated.
+    """
+    made = method(config.method, **config.options)
+    kind = search_kind(made)
+    selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed)
+    c = config
+    used = {made.choices.proposal}
+    target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile)
+    setting = Setting(target, c.method, c.options, c.temperature, c.guidance, c.simulate_acceptance, c.seed)
+    search = kind(setting)
+    machine = environment() | mode(target)
+    here = {key: machine[key] for key in ("cpu", "threads", "device", "dtype", "compile")}
+    here["gpus"] = [gpu["name"] for gpu in machine["gpus"]]
+    root = f"tune-{config.method}-{config_hash(config.model_dump() | selected.record() | here)[:8]}"
+    folder = free(out / root) if fresh else out / root
+    about = {"selection": selected.hash, "machine": here, "weights": target.weights}
+    pieces = Pieces(folder, config.model_dump(mode="json") | about)
+    try:
+        captions = [p.text for p in selected]
+        target.prepare(captions)
+        timed = _costs(pieces, search, captions[0], progress)
+        cost = fit(timed)
+        records = {}
+        wanted = search.recordings(cost, captions[: config.recorded])
+        for i, (name, what) in enumerate(wanted.items()):
+            progress(i, len(wanted), f"acceptance: {name}")
+            records[name] = pieces.arrays(name, partial(search.record, what))
+        found = search.candidates(cost, records)
+        chosen = {OWN: found[0]} | {f"candidate-{i}": c for i, c in enumerate(best_few(found, config.few), 1)}
+        lines = _measure(pieces, setting, chosen, selected, progress)
+        results = _results(setting, chosen, lines)
+        machine |= {"load": load_average()}
+        table = search.acceptance(records)
+        tuning = Tuning(config, search.about, cost, timed, results, len(found), best(results), table, machine)
+        path = folder / f"{config.method}-tuned.yaml"
+        with replacing(path, OUT) as file:
+            file.write(preset_text(tuning).encode())
+        return path, tuning
+    finally:
+        pieces.close()
+
+
+def _costs(pieces: Pieces, search: TreeSearch, caption: str, progress: Progress) -> list[Timed]:
+    """Every probe, each in two halves with all others in between: a disturbance of the machine hits them alike."""
+    setting = search.setting
+    probes = [(method("ar"), Shape(1, 0)), *((setting.method(options), shape) for options, shape in search.probes())]
+    lengths = lengths_of(setting.target.length, LEVELS)
+
+    def make() -> list[Timed]:
+        found: list[Timed] = []
+        for half in range(2):
+            for i, (made, shape) in enumerate(probes):
+                progress(half * len(probes) + i, 2 * len(probes), f"cost: {shape.nodes} nodes")
+                found += time_steps(setting.ready(made), shape, caption, lengths, steps=6)
+        return found
+
+    rows = pieces.json("costs.json", make)
+    return [Timed(**row | {"shape": Shape(**row["shape"] | {"levels": tuple(row["shape"]["levels"])})}) for row in rows]
+
+
+def best_few(found: list[Candidate], count: int) -> list[Candidate]:
+    """The best of each depth and width of drafts, by expected tokens per second; the first is the method's own."""
+    own, seen, few = found[0], {(found[0].shape, tuple(found[0].reach))}, []
+    kinds: set[Any] = set()
+    for candidate in sorted(found[1:], key=lambda c: -c.tokens_per_s):
+        kind = candidate.shape.depth, candidate.shape.levels[:1], candidate.shape.chain
+        if kind in kinds or (candidate.shape, tuple(candidate.reach)) in seen:
+            continue
+        kinds.add(kind)
+        few.append(candidate)
+        if len(few) == count:
+            break
+    return [c for c in few if c.options != own.options]
+
+
+def _measure(
+    pieces: Pieces, setting: Setting, chosen: Mapping[str, Candidate], selected: PromptSet, progress: Progress
+) -> list[Measured]:
+    """Every prompt with ``ar``, the method's own sizes and each candidate, in a random order per prompt."""
+    decoders = {BASELINE: build(setting.target, method("ar"), setting.temperature, guidance=setting.guidance)}
+    decoders |= {name: setting.decoder(c.options) for name, c in chosen.items()}
+    plan = pieces.json("candidates.json", lambda: {name: c.options for name, c in chosen.items()})
+    if plan != plain({name: c.options for name, c in chosen.items()}):
+        raise UserError(f"{pieces.folder} has pieces of another search: {FRESH}")
+    jobs = list(_order(list(decoders), selected, setting.seed))
+    lines = pieces.measured({(name, prompt.id) for name, prompt in jobs})
+    done = {(line.name, line.prompt) for line in lines}
+    if len(done) < len(jobs):
+        for decoder in decoders.values():
+            generate(decoder, [selected.prompts[0].text], max_steps=WARMUP_STEPS)
+    for i, (name, prompt) in enumerate(jobs):
+        if (name, prompt.id) not in done:
+            progress(i, len(jobs), f"measuring {name}: {prompt.text}")
+            lines.append(_image(name, decoders[name], prompt, setting.seed))
+            pieces.append(lines[-1])
+    return lines
+
+
+def _order(names: list[str], selected: PromptSet, seed: int) -> Iterator[tuple[str, Prompt]]:
+    for prompt in selected:
+        for name in random.Random(f"{seed} {prompt.id}").sample(names, len(names)):
+            yield name, prompt
+
+
+def _image(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) -> Measured:
+    made = generate(decoder, [prompt.text], [prompt.id], seed, trace=decoder.lossless is False)[0]
+    loss = None if made.trace is None else float(decode_loss(decoder, made.trace, made.tokens[None]))
+    return Measured(
+        name=name,
+        prompt=prompt.id,
+        tokens=sum(made.accept_lengths),
+        steps=made.steps,
+        decode_s=made.decode_s,
+        robust_s=robust(made.step_s, made.cpu_s, cpu_threads(decoder.target.device))[0],
+        fidelity_loss=loss,
+    )
+
+
+def _results(setting: Setting, chosen: Mapping[str, Candidate], lines: list[Measured]) -> list[Result]:
+    by_name = {
+        name: sorted((x for x in lines if x.name == name), key=lambda x: x.prompt) for name in [BASELINE, *chosen]
+    }
+    own, found = by_name[OWN], []
+    for name, mine in by_name.items():
+        tokens, losses = sum(x.tokens for x in mine), [x.fidelity_loss for x in mine if x.fidelity_loss is not None]
+        options = chosen[name].options if name in chosen else {}
+        result = Result(
+            name=name,
+            options=options,
+            label=setting.method(options).label if name in chosen else BASELINE,
+            expected=chosen.get(name),
+            tau=tokens / sum(x.steps for x in mine),
+            tokens_per_s=tokens / sum(x.decode_s for x in mine),
+            robust_tokens_per_s=tokens / sum(x.robust_s for x in mine),
+            ratio=bootstrap_ratio([x.decode_s for x in own], [x.decode_s for x in mine]),
+            robust_ratio=bootstrap_ratio([x.robust_s for x in own], [x.robust_s for x in mine]),
+            fidelity_loss=sum(losses) / len(losses) if losses else None,
+        )
+        found.append(result)
+    return found
