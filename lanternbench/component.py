@@ -16,12 +16,13 @@ T = TypeVar("T")
 
 
 class Choices(NamedTuple):
-    """The names of a method's four components."""
+    """The names of a method's five components."""
 
     proposal: str
     tree: str
     acceptance: str
     residual: str
+    order: str = "raster"
 
 
 def option(
@@ -80,6 +81,10 @@ class Component(BaseModel):
 
     def unread(self) -> set[str]:
         """Options that make no difference, given the others."""
+        return set()
+
+    def unread_beside(self, choices: Choices) -> set[str]:
+        """Options that make no difference in a method of these ``choices``."""
         return set()
 
     def ready(self, **attributes: Any) -> Self:

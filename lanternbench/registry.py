@@ -1,5 +1,5 @@
-"""One registry for all that can be plugged in: proposals, trees, acceptance rules, residuals, presets, metrics, targets
-and prompt sources.
+"""One registry for all that can be plugged in: proposals, orders, trees, acceptance rules, residuals, presets, metrics,
+targets and prompt sources.
 
 ``@register(kind, name)`` adds a component.  A package of someone else's names its modules as entry points in the group
 ``lanternbench.plugins``; they are imported, and so registered, when names are listed or one is
@@ -21,6 +21,7 @@ from lanternbench.errors import UserError, unknown
 # kind -> the package that registers the built-in components when it is imported, or names their modules
 _BUILT_IN = {
     "proposal": "lanternbench.methods.proposals",
+    "order": "lanternbench.methods.orders",
     "tree": "lanternbench.methods.trees",
     "acceptance": "lanternbench.methods.acceptance",
     "residual": "lanternbench.methods.residuals",

@@ -22,6 +22,7 @@ _CHOICES = {
     "tree": "Tree policy",
     "acceptance": "Acceptance rule",
     "residual": "What is sampled after a rejection",
+    "order": "Order of the tokens",
 }
 
 

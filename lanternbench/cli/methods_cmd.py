@@ -27,7 +27,7 @@ def methods(
     target: Annotated[str | None, typer.Option(help="Show the defaults on this target, and their sources.")] = None,
     as_json: options.AsRows = False,
 ) -> None:
-    """List every method: its four choices, whether it is lossless, and its paper; or all of one method.
+    """List every method: its five choices, whether it is lossless, and its paper; or all of one method.
 
     Example: lanternbench methods lantern++
     """
@@ -54,7 +54,7 @@ def methods(
         lossless = named(title).lossless if listed.lossless is None else listed.lossless
         number = listed.paper.rpartition(" ")[2] or "–"  # in arXiv
         rows.append({"method": title, **listed.choices._asdict(), "lossless": lossless, "paper": number})
-    names = ("method", "proposal", "tree", "acceptance", "residual", "lossless", "paper")
+    names = ("method", "proposal", "tree", "acceptance", "residual", "order", "lossless", "paper")
     print_rows(rows, as_json, {n: n for n in names})
 
 

@@ -166,3 +166,42 @@ def entries_address(
     entries = entries.masked_fill(column[:, None] >= width, -torch.inf)
     mask = torch.where(column[:, None] < 0, 0.0, entries)[:, None]
     return Address(base[:, None] + torch.arange(first, width, device=base.device), positions, mask, span)
+
+
+class RowInputs(NamedTuple):
+    """The inputs of a forward over several rows of the image, [B, n] each; see ``rows_address``."""
+
+    tokens: Tensor
+    row: Tensor
+    column: Tensor  # the row's width for a row end
+    upto: Tensor  # earlier columns of its own row that it attends to, besides itself
+    used: Tensor  # bool; what is not is written to the last slot, which is never read
+
+    def part(self, *parts: slice) -> RowInputs:
+        return RowInputs(*(torch.cat([x[:, part] for part in parts], 1) for x in self))
+
+
+def rows_address(
+    layout: Layout, width: int, given: RowInputs, count: Tensor, span: int, shown: int | None = None
+) -> Address:
+    """Inputs of several rows; each attends to the prompt, to the committed tokens of the rows above and to its own row.
+
+    count [B, H]: committed tokens of each row, this forward's inputs included.  Where an input stands in a row, every
+    row above has its row end; columns from ``shown`` on (default: none but that) are seen with it.  −1: every earlier
+    slot is seen, written or not.
+    """
+    base, stride = layout.slot_of[1], width + (layout.width > 0)
+    place = given.row * stride + given.column
+    there = torch.arange(span, device=place.device) - base  # [span], negative for the prompt
+    row, column = there // stride, there % stride
+    if shown == -1:
+        seen = there <= place[..., None]
+    else:
+        committed = column < count[:, row.clamp(0, count.shape[1] - 1)]  # [B, span]
+        written = committed | (column >= (width if shown is None else shown))
+        above = (row < given.row[..., None]) & written[:, None]
+        own = (row == given.row[..., None]) & (column < given.upto[..., None])
+        seen = above | own | (there == place[..., None])
+    mask = additive((seen & given.used[..., None]) | (there < 0))[:, None]
+    slots = torch.where(given.used, base + place, layout.capacity - 1)
+    return Address(slots, slots, mask, span)

@@ -32,6 +32,8 @@ from lanternbench.errors import UserError
 from lanternbench.models.target import Target
 from lanternbench.registry import plugin_errors
 
+Step = Callable[..., tuple[Any, Any]]  # (decoder, state, the proposer's state) -> its next state, what was done
+
 
 @dataclass
 class SpeculativeDecoder:
@@ -46,6 +48,7 @@ class SpeculativeDecoder:
     residual: Residual
     rates: Tensor | None = None  # [D + 1, D] where acceptance is simulated: ``simulation.reach``
     recordings: Recordings = field(default_factory=Recordings)
+    step: Step | None = None  # in place of ``step`` below, for an order other than raster
 
     @property
     def lossless(self) -> bool | None:
@@ -94,12 +97,13 @@ def _generate(
     state.clock.start()  # waits for the device
     log, tokens = Log(state), state.batch  # the prefill gives each its first token
     encode_s = perf_counter() - began
+    advance = decoder.step or step
     while state.active and state.steps != max_steps:
         if prompts := state.unfinished():
             drafting = select(drafting, prompts, state.batch)
             state.select(prompts)
         sizes = decoder.proposer.sizes(drafting)
-        drafting, result = step(decoder, state, drafting)
+        drafting, result = advance(decoder, state, drafting)
         log.note(state, sizes or ((result.draft.tree.max_depth, result.draft.tree.nodes),) * state.batch)
         if on_step is not None:
             tokens += sum(state.now.last.advance.host or ())

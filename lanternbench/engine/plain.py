@@ -71,6 +71,24 @@ class TreeSpec:
 
 
 @dataclass(frozen=True)
+class RowSpec:
+    """Several rows at once.  ``lead``: tokens of a row when the next begins.  ``window`` 0: ZipAR, whose first row is
+    drawn alone.  ``adaptive``: ZipAR's window.  ``seen``: may tokens see the stand-in that begins a row?  ``reuse``:
+    PJD's threshold."""
+
+    lead: int
+    window: int = 0
+    adaptive: bool = False
+    seen: bool = False
+    reuse: float = 1.0
+
+    @property
+    def deepest(self) -> int:
+        """L, the deepest draft position."""
+        return max(self.window, 1)
+
+
+@dataclass(frozen=True)
 class WindowSpec:
     """A Jacobi window.  ``redraw``: ``independent`` (SJD), ``maximal`` (SCD), ``kept-law`` (SCD's public code, which
     records the old law of a kept draft).  ``one_hot``: fresh drafts count as certain (public code).  ``siblings`` K and

@@ -120,6 +120,7 @@ class Proposal(Growing):
     static_trees: ClassVar[dict[str, str]] = {"chain": "chain", "static": "static"}  # tree -> the target's default
     tree_names: ClassVar[tuple[str, ...] | None] = None  # trees that it drafts; None: any but "none"
     tree_is_own: ClassVar[bool] = False  # is the tree implied by the proposal, its options unused?
+    in_rows: ClassVar[bool] = False  # can it draw several rows at once?
     no_joint_sample: ClassVar[str | None] = None  # why a chain's tokens are no sample of the product of their p
 
     update_uniforms = Prepared(0)  # how many of ``uniforms``, counted from the end, ``update`` reads

@@ -11,7 +11,13 @@ from lanternbench.engine.verify import VerifyResult
 
 
 class Trace:
-    """B prompts, L positions, V vocabulary, W widest family."""
+    """B prompts, L positions, V vocabulary, W widest family.
+
+    ``seen``, ``law`` [B, L, V]: for orders other than raster, see ``rows.RowTrace``.
+    """
+
+    seen: Tensor | None = None
+    law: Tensor
 
     def __init__(self, batch: int, length: int, vocab: int, width: int, device: torch.device):
         self.q = torch.zeros(batch, length, vocab, device=device)

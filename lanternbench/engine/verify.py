@@ -106,6 +106,7 @@ class AcceptanceRule(Component, PlainRule):
     usual_residual: ClassVar[str] = "standard"  # the residual to use when the rule replaces a preset's
     by_position: ClassVar[bool] = False  # does it need one uniform per image token, the same in every step?
     by_depth: ClassVar[bool] = False  # does the rule depend on how deep drafts are?
+    by_draft: ClassVar[bool] = True  # does it judge each draft by itself?
     # block verification of a chain in scalar Python, see ``lossless.plain.decoding``
     plain_chain: ClassVar[Callable[..., list[tuple[float, int, Probs]]] | None] = None
 

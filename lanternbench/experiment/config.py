@@ -21,7 +21,7 @@ EAGLES = ("eagle", "eagle-3")  # kinds of drafter that a file or folder may hold
 MAX_METHODS = 1000  # of a grid
 MAX_SEED = 2**63 - 1
 Settings = TypeVar("Settings", bound=BaseModel)
-_NAMES = {"proposal", "tree", "acceptance", "residual"}  # options whose value is a component's name
+_NAMES = {"proposal", "tree", "acceptance", "residual", "order"}  # options whose value is a component's name
 
 
 class Decoding(BaseModel):

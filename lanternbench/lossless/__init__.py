@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,15 +17,17 @@ import torch.nn.functional as F
 from scipy.stats import chisquare
 from torch import Tensor
 
+from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
 from lanternbench.lossless.definitions import definition
 from lanternbench.lossless.exact import Enumerated, decode_tables, enumerate_images
 from lanternbench.lossless.large_tables import DECODES, sampled_tables
 from lanternbench.lossless.plain import decode_by_steps
 from lanternbench.lossless.row_ends import row_end_target
-from lanternbench.lossless.statistical import ALPHA, FACTORS, greedy_difference, sampled_tests
+from lanternbench.lossless.row_tables import RowTables, enumerate_rows, few_drafts
+from lanternbench.lossless.statistical import ALPHA, CAPTIONS, FACTORS, greedy_difference, sampled_tests
 from lanternbench.lossless.tables import Sampling, Tables, with_small_sizes
-from lanternbench.lossless.variations import variations
+from lanternbench.lossless.variations import changed, variations
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, named
 from lanternbench.models.fingerprints import fingerprints
@@ -46,6 +49,8 @@ WORLDS: tuple[tuple[Any, ...], ...] = (  # see ``Tables``: vocabulary, length, k
     (3, 5, "dense", Sampling(2.0, 1.2, 2), True),
 )
 TREES, WINDOWS = (4, 3, "dense"), (3, 4, "dense")  # of other forms; a window's drafts outlive a step
+ROWS: tuple[tuple[Any, ...], ...] = ((2, (2, 3), "dense", Sampling(1.5, 0.9)), (2, (3, 3), "dense"))  # ``RowTables``
+FEW = 6  # tokens of an image; with more of them a row has one draft
 
 
 class Row(NamedTuple):
@@ -170,9 +175,12 @@ class OnTables(NamedTuple):
 def on_tables(method: Method, world: tuple[Any, ...], seed: int) -> OnTables:
     """A method of enumerable size on the tables that ``world`` describes."""
     vocab, length, *rest = world
-    tables = Tables(vocab, length, seed, *rest)
+    in_rows = method.choices.order != "raster"
+    tables: Any = RowTables(vocab, length, seed, *rest) if in_rows else Tables(vocab, length, seed, *rest)
+    enumerate_all: Callable[..., Enumerated] = enumerate_rows if in_rows else enumerate_images
+    method = few_drafts(method) if in_rows and tables.length > FEW else method
     with plugin_errors(*parts_of(method)):
-        made, spec = enumerate_images(tables, method), definition(with_small_sizes(method), tables)
+        made, spec = enumerate_all(tables, method), definition(with_small_sizes(method), tables)
     if spec is None:
         return OnTables(made, tables.joint(), None, math.nan)
     images, loss = decode_by_steps(tables.world(), spec)
@@ -182,9 +190,10 @@ def on_tables(method: Method, world: tuple[Any, ...], seed: int) -> OnTables:
 def _on_tables(method: Method, seed: int, on_world: OnWorld | None) -> Iterator[Row]:
     """Every world is enumerated once; the rows say what was found in all of them."""
     start, found = time.perf_counter(), []
-    for i, world in enumerate(WORLDS):
+    worlds = WORLDS if method.choices.order == "raster" else ROWS
+    for i, world in enumerate(worlds):
         if on_world is not None:
-            on_world(f"{method.label}: exact enumeration", i, len(WORLDS))
+            on_world(f"{method.label}: exact enumeration", i, len(worlds))
         found.append(on_tables(method, world, seed + i))
         if not found[-1].wrong(method.lossless) <= EXACT:
             break  # no need to look further
@@ -233,7 +242,8 @@ def _variation(method: Method, seed: int) -> float | None:
     if method.proposal.lasting_noise:
         evidence, limit, _ = _sampled(method, seed)
         return 0.0 if evidence <= limit else evidence
-    one = on_tables(method, WINDOWS if method.proposal.tree_is_own else TREES, seed)
+    world = ROWS[-1] if method.choices.order != "raster" else WINDOWS if method.proposal.tree_is_own else TREES
+    one = on_tables(method, world, seed)
     return one.wrong(method.lossless) if method.lossless or one.defined is not None else None
 
 
@@ -288,6 +298,18 @@ def _row_ends(method: Method, seed: int) -> Iterator[Row]:
         return found.forward, FORWARD, "max |q in the loop − q of a plain forward|, a random model with row ends"
 
     yield _timed(method, "row ends: cached forward", run)
+    if method.choices.order != "raster":
+        yield _timed(method, "row ends: one row at a time", _one_row, row_end_target(), method, seed)
+
+
+def _one_row(target: Target, method: Method, seed: int) -> Outcome:
+    """Where a row begins only once the one above is complete, the tokens are those of raster order."""
+    lead: dict[str, Any] = {"c": 256} if "c" in method.read else {"window": 256}
+    raster, rows = (build(target, changed(method, to)) for to in ({"order": "raster"}, lead))
+    rows = replace(rows, method=raster.method)  # whose key seeds the draws
+    made = (generate(decoder, list(CAPTIONS[:2]), seed=seed) for decoder in (raster, rows))
+    differ = sum(int((a.tokens != b.tokens).any()) for a, b in zip(*made, strict=True))
+    return float(differ), 0.0, "images that differ from raster order's, of 2"
 
 
 def _statistics(target: Target, method: Method, seed: int, images: int, lossless: bool) -> Iterator[Row]:

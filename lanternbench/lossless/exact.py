@@ -177,13 +177,19 @@ def split(world: World, rows: Rows, u: Tensor, k: int) -> tuple[Tensor, Tensor, 
     return row[:-1][same], low + width / 2, width
 
 
-def outcomes(world: World, rows: Rows) -> tuple[Rows, Tensor]:
-    """All outcomes of one step of these decodes, with probabilities, and the step's expected fidelity loss."""
+def branches(world: World, rows: Rows) -> tuple[Rows, Tensor]:
+    """These decodes, once for each way that their next step can go, with probabilities, and uniforms for it."""
     u = torch.full((len(rows.weight), world.uniforms), 0.5, dtype=torch.float64)
     for k in world.order:
         row, middle, width = split(world, rows, u, k)
         rows, u = rows.take(row, rows.weight[row] * width), u[row]
         u[:, k] = middle
+    return rows, u
+
+
+def outcomes(world: World, rows: Rows) -> tuple[Rows, Tensor]:
+    """All outcomes of one step of these decodes, with probabilities, and the step's expected fidelity loss."""
+    rows, u = branches(world, rows)
     done = world.step(rows, u, trace=True)
     assert done.state.trace is not None
     done.state.trace.cut(done.state.limit)
@@ -198,8 +204,15 @@ def merge_equal_states(rows: Rows) -> Rows:
         rows.length[:, None],
         rows.tokens.masked_fill(steps >= rows.length[:, None], 0),
         rows.memory.masked_fill((steps >= rows.length[:, None] - 1)[:, None], 0).flatten(1),
-        *tensors(rows.own),
     ]
+    weight, first, _ = groups(rows, known)
+    return rows.take(first, weight)
+
+
+def groups(rows: Rows, known: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows that agree in ``known`` and in the proposer's state: probability and first row of each group [G], its number
+    for every row [R]."""
+    known = [*known, *tensors(rows.own)]
     for leaf in tree_leaves(rows.own, is_leaf=lambda x: isinstance(x, PerPrompt)):
         if isinstance(leaf, PerPrompt):
             numbers = {value: i for i, value in enumerate(dict.fromkeys(leaf))}
@@ -210,7 +223,7 @@ def merge_equal_states(rows: Rows) -> Rows:
     first = torch.full_like(weight, len(group), dtype=torch.long).scatter_reduce(
         0, group, torch.arange(len(group)), "amin"
     )
-    return rows.take(first, weight)
+    return weight, first, group
 
 
 class Enumerated(NamedTuple):

@@ -26,13 +26,13 @@ from lanternbench.component import Prepared
 from lanternbench.engine import decode as engine
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
+from lanternbench.engine.teacher_forced import teacher_forced as plain_forward
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.measure.fidelity import kernel
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
-from lanternbench.models.decoder import guide, prefix_mask
-from lanternbench.models.target import Prefix, Target
+from lanternbench.models.target import Target
 
 ALPHA = 1e-3  # chance that one test of a lossless method fails
 BINS = 16
@@ -59,24 +59,8 @@ class Finding(NamedTuple):
 
 
 def teacher_forced(target: Target, captions: list[str], tokens: Tensor, warp: Warp) -> Tensor:
-    """q_t of finished images [N, L, V], by one uncached forward pass over their tokens [N, L]."""
-    prefix = target.prefix(captions, target.guidance)
-    hidden = _hidden(target, prefix, tokens.repeat(len(prefix.valid) // len(tokens), 1))
-    return warp(guide(target.model.output(hidden), target.guidance))
-
-
-def _hidden(target: Target, prefix: Prefix, tokens: Tensor) -> Tensor:
-    """The states that predict tokens [R, L], with an end after each row but the last where the model writes one."""
-    model, length, width = target.model, tokens.shape[1], target.grid[1]
-    if target.row_end is None:
-        return model.teacher_forced(prefix.embeddings, prefix.valid, tokens)
-    rows = model.tok_embeddings(tokens).unflatten(1, (-1, width))
-    end = model.prompt_embeddings(torch.tensor(target.row_end, device=tokens.device))
-    image = torch.cat([rows, end.expand_as(rows[:, :, :1])], 2).flatten(1, 2)[:, :-2]  # nothing reads the last two
-    x = torch.cat([prefix.embeddings, image], 1)
-    n, t = x.shape[1], torch.arange(length, device=x.device)
-    states = model(x, model.position_table[None, :n, None], prefix_mask(prefix.valid, n))
-    return states[:, prefix.valid.shape[1] - 1 + t + t // width]
+    """q_t of finished images [N, L, V], by one uncached forward pass over each one's tokens [N, L]."""
+    return plain_forward(target, target.prefix(captions, target.guidance), tokens, target.guidance, warp)
 
 
 def favoured_tokens(trace: Trace, q: Tensor) -> Tensor:

@@ -77,6 +77,14 @@ class Tables:
         )  # [2, prefixes, V], conditional rows first
         self.halves = 1 if sampling.guidance == 1.0 else 2
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Two tokens a row."""
+        return (-(-self.length // 2), 2)
+
+    def cache(self, memory: Tensor) -> TableCache:
+        return TableCache(self, memory)
+
     def rows(self, code: Tensor, length: Tensor) -> Tensor:
         """Which row belongs to a prefix of ``length`` tokens read as a number ``code`` in base V."""
         first = (self.vocab**length - 1) // (self.vocab - 1)  # how many prefixes are shorter
@@ -150,13 +158,14 @@ def table_target(tables: Tables, published: bool = False) -> Any:
     paths, levels = (DEEP, 3) if tables.deep else (SMALL, 2)
     options: dict[str, Any] = {"chain": f"chain-{levels}", "static": paths, "medusa": paths, "near": 3}
     options |= {"depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3), "l_k": 1}
+    options |= {"row_window": 1}
     # never run: the table drafts
     net = SimpleNamespace(heads=8, aux_layers=lambda model: (), misfit=lambda target: None)
     return SimpleNamespace(
         name="tables",
         vocab=tables.vocab,
         length=tables.length,
-        grid=(-(-tables.length // 2), 2),  # two tokens a row
+        grid=tables.grid,
         device=torch.device("cpu"),
         codebook=tables.codebook,
         near={},
@@ -273,7 +282,7 @@ def table_state(
     """
     batch, device = len(tokens), tokens.device
     prefix: Any = None
-    cache = TableCache(tables, memory.transpose(0, 1).flatten(0, 1))
+    cache = tables.cache(memory.transpose(0, 1).flatten(0, 1))
     state = DecodeState(
         table_target(tables), warp, tables.sampling.guidance, [0] * batch, prefix, cache, uniforms, nodes, nodes,
         Clock(device),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from lanternbench.errors import UserError
-from lanternbench.methods.method import Method
+from lanternbench.methods.method import KINDS, Method
 from lanternbench.methods.method import method as make
 from lanternbench.methods.residuals import PLAIN
 from lanternbench.registry import components
@@ -27,8 +27,7 @@ def variations(method: Method) -> list[Method]:
 
 
 def _changes(method: Method) -> Iterator[dict[str, Any]]:
-    parts = (method.proposal, method.tree, method.acceptance)
-    for part in parts:
+    for part in method.parts:
         for name, field in type(part).model_fields.items():
             if name == "variant" or name not in method.read:
                 continue
@@ -41,3 +40,10 @@ def _changes(method: Method) -> Iterator[dict[str, Any]]:
     elif method.choices.acceptance == "exact":
         rules = components("acceptance").items()
         yield from ({"acceptance": name} for name, rule in rules if rule.lossless and not rule.by_position)
+
+
+def changed(method: Method, options: dict[str, Any]) -> Method:
+    """``method`` with these options, and of its own those that are still read."""
+    chosen = {kind: name for kind, name in method.options.items() if kind in KINDS} | options
+    still = make(method.preset, **chosen).read
+    return make(method.preset, **{k: v for k, v in method.options.items() if k in still} | chosen)

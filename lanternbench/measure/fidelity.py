@@ -62,7 +62,47 @@ def decode_loss(decoder: SpeculativeDecoder, trace: Trace, tokens: Tensor, total
     """The fidelity loss of a decode's images, at its temperature: tokens [B, L] -> [B].  What ``run`` reports."""
     if decoder.warp.greedy:
         return greedy_loss(trace, tokens)
+    if trace.seen is not None:
+        losses = row_losses(trace, decoder.rule, decoder.residual)
+        return losses.sum(1) if total else losses.mean(1)
     return fidelity_loss(trace, decoder.rule, decoder.residual, total)
+
+
+def row_losses(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor:
+    """TV(r_i, q_i) of every token of a decode in the order ``rows``: [B, L].
+
+    Their sum bounds the TV of whole images: a draw depends on raster-earlier tokens alone, so the images' law is
+    Π r_i(x_i | seen_i), that of an autoregressive model with context left out (docs/fidelity.md).
+    """
+    return 0.5 * (row_laws(trace, rule, residual) - trace.q).abs().sum(-1)
+
+
+def row_laws(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor:
+    """r_i, the distribution that each token was drawn from, given what its row saw and the step it was drawn in.
+
+    [B, L, V].
+    Without a draft it is the target's, given what was seen.  A draft x ~ ℓ (p, unless the draft outlived a test) is
+    accepted with f(x).  Where a rejection gives a token all the same r is K as ever, with ℓ in place of p; where it
+    gives none, and the place waits, only accepted drafts get there: r ∝ ℓ·f.
+    """
+    assert trace.seen is not None
+    laws, names = trace.seen.clone(), ("seen", "p", "children", "depth", "final")
+    drafted = (trace.tried > 0).flatten().nonzero()[:, 0]
+    for part in drafted.split(max(1, CHUNK // (trace.q.shape[-1] * rule.group_size))):
+        q, p, x, depth, final = (getattr(trace, name).flatten(0, 1)[part] for name in names)
+        law = trace.law.flatten(0, 1)[part] if trace.law.shape == trace.seen.shape else p
+        certain = ((law > 0) & (p == 0)).any(-1)  # any token would have been drafted with p = 1: exact, x by x
+        drawn = kernel(q, p, x[:, 0], depth, rule, residual, law)
+        waiting = normalised(accepted_mass(q, p, depth, rule, law), q)
+        r = torch.where(final[:, None], torch.where(certain[:, None], q, drawn), waiting)
+        laws.view(-1, laws.shape[-1])[part] = r
+    return laws
+
+
+def accepted_mass(q: Tensor, p: Tensor, depth: Tensor, rule: AcceptanceRule, law: Tensor | None) -> Tensor:
+    """ℓ·f: the probability of drafting each token and accepting it, where drafts come from ``law`` (None: p)."""
+    accepted = rule.accepted_prob(q, p, depth)
+    return accepted if law is None or law is p else law * torch.where(p > 0, accepted / p, q)
 
 
 def node_losses(
@@ -95,17 +135,23 @@ def node_losses(
     return losses
 
 
-def kernel(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule, residual: Residual) -> Tensor:
-    """K_j, the distribution of the token that this stage draws: q, p [n, V], chosen children x [n] -> [n, V]."""
+def kernel(
+    q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule, residual: Residual,
+    law: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """K_j, the distribution of the token that this stage draws: q, p [n, V], chosen children x [n] -> [n, V].
+
+    ``law``: what children were drawn from, where that is not p.
+    """
     if p is None:
         f = rule.relax(q, x, depth).value.clamp(max=1)[:, None]
         rest = normalised(residual(q, None, x, depth, rule), q)
         return ((1 - f) * rest).scatter_add(-1, x[:, None], f)
-    accepted = rule.accepted_prob(q, p, depth)  # p·f
+    accepted, drawn = accepted_mass(q, p, depth, rule, law), p if law is None else law
     if residual in SAME_FOR_ALL_TOKENS:
         rest = normalised(residual(q, p, x, depth, rule), q)
         return accepted + (1 - accepted.sum(-1, keepdim=True)).clamp(min=0) * rest
-    rejected = (p - accepted).clamp(min=0)
+    rejected = (drawn - accepted).clamp(min=0)
     if residual is lantern and rule.group_size > 1:
         return accepted + _lantern_rest(q, p, rejected, depth, rule)
     return accepted + _any_rest(q, p, rejected, depth, rule, residual)

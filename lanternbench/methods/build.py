@@ -67,4 +67,6 @@ def build(
     if simulate_acceptance is not None and proposer.max_depth > 0:
         rates = reach(simulate_acceptance, proposer.max_depth).to(target.device)
     scale = target.guidance if guidance is None else guidance
-    return SpeculativeDecoder(target, method, warp, scale, proposer, rule, known.get(public, known[name]), rates)
+    residual = known.get(public, known[name])
+    decoder = SpeculativeDecoder(target, method, warp, scale, proposer, rule, residual, rates)
+    return method.resolve(target.options).order.apply(decoder)

@@ -1,4 +1,4 @@
-"""A method: proposal × tree × acceptance × residual, each with its options; a named method is a preset of the four.
+"""A method: proposal × tree × acceptance × residual × order, with their options; a named one is a preset of the five.
 
 Users give options by flat names (``lam=2``, ``shape="chain-5"``).  An option goes to the chosen components that have a
 field of that name; one that none of them reads is refused.
@@ -22,10 +22,12 @@ from lanternbench.utils.json_values import config_hash
 from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:  # a method's options are read without torch
+    from lanternbench.engine.order import Order
     from lanternbench.engine.proposal import Proposal, TreePolicy
     from lanternbench.engine.verify import AcceptanceRule
 
 KINDS = Choices._fields
+PARTS = ("order", "tree", "proposal", "acceptance")  # a residual is a function; of options of one name the last counts
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Method:
     proposal: Proposal
     tree: TreePolicy
     acceptance: AcceptanceRule
+    order: Order
     drafter: str | None = None  # in place of the target's own: as `--drafter` takes it
     mark: str = ""  # ends the label, where another method of the run has the same one
     unresolved: Method | None = None  # the method that ``resolve`` filled, which has the key and the label
@@ -54,7 +57,8 @@ class Method:
         """The options that make a difference to this method, by name, with their values; ``variant`` last."""
         values: dict[str, Any] = {}
         for part in self._parts:
-            values |= {name: getattr(part, name) for name in type(part).model_fields if name not in part.unread()}
+            idle = part.unread() | part.unread_beside(self.choices)
+            values |= {name: getattr(part, name) for name in type(part).model_fields if name not in idle}
         variant = values.pop("variant")
         return values | {"variant": variant}
 
@@ -70,16 +74,17 @@ class Method:
 
     def with_parts(self, change: Callable[[Any], Any]) -> Method:
         """The method with ``change`` applied to each component."""
-        return replace(self, **{kind: change(getattr(self, kind)) for kind in KINDS[:3]})
+        return replace(self, **{kind: change(getattr(self, kind)) for kind in PARTS})
 
     @property
     def parts(self) -> tuple[Component, ...]:
         """Its components but the residual, which is a function."""
-        return (self.proposal, self.tree, self.acceptance)
+        return (self.proposal, self.tree, self.acceptance, self.order)
 
     @property
     def _parts(self) -> tuple[Component, ...]:
-        return (*(() if self.proposal.tree_is_own else (self.tree,)), self.proposal, self.acceptance)
+        tree = () if self.proposal.tree_is_own else (self.tree,)
+        return (self.order, *tree, self.proposal, self.acceptance)
 
     @property
     def _drafter(self) -> dict[str, str]:
@@ -90,7 +95,8 @@ class Method:
         """Names the method in the keys of samples and the seeds of draws: a hash of its preset and exact options."""
         if self.unresolved is not None:
             return self.unresolved.key
-        return config_hash({"preset": self.preset, **self.choices._asdict(), "options": self.read | self._drafter})[:16]
+        chosen = {kind: name for kind, name in self.choices._asdict().items() if name != "raster"}
+        return config_hash({"preset": self.preset, **chosen, "options": self.read | self._drafter})[:16]
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -152,7 +158,7 @@ def options() -> dict[str, Any]:
 def all_options() -> dict[str, list[Any]]:
     """Every option of every registered component: name -> the fields of that name."""
     fields: dict[str, list[Any]] = {}
-    for kind in ("tree", "proposal", "acceptance"):
+    for kind in PARTS:
         for part in components(kind).values():
             for name, field in part.model_fields.items():
                 fields.setdefault(name, []).append(field)
@@ -232,7 +238,7 @@ def _build(name: str, choices: Choices, usual: dict[str, Any], wanted: dict[str,
     if wanted and "depth" in wanted and "shape" not in wanted:
         values.pop("shape", None)
     parts = {}
-    for kind in ("proposal", "tree", "acceptance"):
+    for kind in PARTS:
         part = component(kind, getattr(choices, kind))
         try:
             parts[kind] = part(**{key: value for key, value in values.items() if key in part.model_fields})

@@ -1,4 +1,4 @@
-"""The named methods as data: four choices, the options that differ from their defaults, and the paper."""
+"""The named methods as data: five choices, the options that differ from their defaults, and the paper."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def preset(
     *,
     proposal: str,
     tree: str,
+    order: str = "raster",
     acceptance: str = "exact",
     residual: str = "standard",
     paper: str = "",
@@ -27,7 +28,8 @@ def preset(
     **options: Any,
 ) -> Preset:
     """Register a named method.  Raises UserError if the name is taken."""
-    return register("preset", name)(Preset(Choices(proposal, tree, acceptance, residual), options, paper, lossless))
+    choices = Choices(proposal, tree, acceptance, residual, order)
+    return register("preset", name)(Preset(choices, options, paper, lossless))
 
 
 _COOL_SD = "Cool-SD 2026, arXiv 2601.09212"
@@ -57,6 +59,16 @@ preset("sjd", proposal="jacobi", tree="chain", lossless=True, paper="Teng et al.
 preset("scd", proposal="scd", tree="chain", lossless=True, paper="Coupled Jacobi 2025, arXiv 2510.24211")
 preset("sjd-pac", proposal="sjd-pac", tree="static", lossless=True, paper="SJD-PAC 2026, arXiv 2603.18599")
 preset("gsd", proposal="jacobi", tree="chain", acceptance="gsd", lossless=False, paper="GSD 2025, arXiv 2508.07747")
+preset(
+    "zipar",
+    proposal="none", tree="none", order="rows",
+    lossless=False, paper="ZipAR 2024, arXiv 2412.04062",
+)  # fmt: skip
+preset(
+    "pjd",
+    proposal="jacobi", tree="chain", order="rows", window=8,
+    lossless=False, paper="PJD 2026, arXiv 2606.05703",
+)  # fmt: skip
 preset("adt-tree", proposal="eagle", tree="adaptive", lossless=True, paper="ADT-Tree 2025, arXiv 2512.21857")
 preset(
     "uniform-rsd",

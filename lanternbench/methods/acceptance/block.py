@@ -41,6 +41,8 @@ def block(q: Tensor, p: Tensor, x: Tensor) -> Block:
 class BlockVerification(AcceptanceRule):
     """accept the longest chain whose tokens pass together"""
 
+    by_draft: ClassVar[bool] = False
+
     def refuses(self, choices: Choices) -> str | None:
         if choices.tree != "chain":
             return f"block verification judges a chain, and the tree is '{choices.tree}'; use --tree chain"

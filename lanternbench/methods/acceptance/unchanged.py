@@ -19,6 +19,7 @@ class Unchanged(AcceptanceRule):
     """accept while the redraw leaves the token unchanged"""
 
     by_position: ClassVar[bool] = True
+    by_draft: ClassVar[bool] = False
 
     def refuses(self, choices: Choices) -> str | None:
         if choices.proposal == "jacobi":

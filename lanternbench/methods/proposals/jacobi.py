@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.component import Prepared, option
+from lanternbench.component import Choices, Prepared, option
 from lanternbench.engine.plain import WindowSpec
 from lanternbench.engine.proposal import Proposal, TreePolicy
 from lanternbench.engine.sampling import draw
@@ -41,6 +41,7 @@ class Jacobi(Proposal):
 
     tree_names: ClassVar[tuple[str, ...] | None] = ("chain",)
     tree_is_own: ClassVar[bool] = True
+    in_rows: ClassVar[bool] = True
     tuned: ClassVar[dict[str, tuple[int, ...]]] = {"window": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)}
 
     init: Literal["random", "horizontal-repeat", "vertical-repeat", "horizontal-sample", "vertical-sample"] = option(
@@ -53,6 +54,9 @@ class Jacobi(Proposal):
     row = Prepared[int]()  # tokens a row
     static = Prepared[StaticTree]()
     columns = Prepared[Tensor]()  # [W + 1] 0 … W
+
+    def unread_beside(self, choices: Choices) -> set[str]:
+        return {"init"} if choices.order != "raster" else set()  # windows of several rows are filled at random
 
     def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Self:
         w = self.window

@@ -22,6 +22,7 @@ class NoDraft(Proposal):
 
     tree_names: ClassVar[tuple[str, ...] | None] = ("none",)
     tree_is_own: ClassVar[bool] = True
+    in_rows: ClassVar[bool] = True
 
     static = Prepared[StaticTree]()
 

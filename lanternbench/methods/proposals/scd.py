@@ -88,6 +88,7 @@ class Scd(Jacobi):
     """the target itself: SJD's window with coupled redraws"""
 
     reference_lossless: ClassVar[bool] = False
+    in_rows: ClassVar[bool] = False
     no_joint_sample: ClassVar[str | None] = (
         "block verification needs drafts that are independent of what they are judged by, and coupled redraws are not"
     )
