@@ -54,7 +54,7 @@ def test_recorded_steps_give_the_tokens_of_launched_ones(shallow, name, prompts,
     recorded = replace(shallow, graphs=Graphs(frozen))
     decoders = [build(t, method(name), temperature) for t in (shallow, recorded)]
     wanted, found = (engine.generate(d, captions, max_steps=6) for d in decoders)
-    assert decoders[1].recordings.made
+    assert decoders[1].recordings.replays
     for want, made in zip(wanted, found, strict=True):
         assert torch.equal(drawn(made), drawn(want))
         assert made.accept_lengths == want.accept_lengths
@@ -81,7 +81,7 @@ def test_every_phase_is_one_recording(shallow, name, phases):
     recorded = replace(shallow, graphs=Graphs(frozen))  # the first draft, after one token, has a shape of its own
     decoder = build(recorded, method(name))
     engine.generate(decoder, CAPTIONS[:1], max_steps=3)
-    assert len(decoder.recordings.made) == phases
+    assert len(decoder.recordings.replays) == phases
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -90,7 +90,7 @@ def test_what_a_recording_reads_lives_as_long_as_it(shallow, name):
     recorded = replace(shallow, graphs=Graphs(frozen))
     decoder = build(recorded, method(name))
     engine.generate(decoder, CAPTIONS[:1], max_steps=3)
-    replays = [replay for replay, _ in decoder.recordings.made.values()]
+    replays = [replay for replay, _ in decoder.recordings.replays.values()]
     constants = 0
     for replay in replays:
         with torch.inference_mode():
@@ -140,10 +140,10 @@ def test_a_warm_up_records_all_that_later_images_need(shallow, monkeypatch):
     recorded = replace(shallow, graphs=Graphs(frozen))
     decoder = build(recorded, method("eagle-1"))
     engine.generate(decoder, CAPTIONS[:1], max_steps=3)
-    before = len(decoder.recordings.made)
+    before = len(decoder.recordings.replays)
     engine.generate(decoder, CAPTIONS[:1])
     engine.generate(decoder, CAPTIONS[1:], max_steps=3)
-    assert len(decoder.recordings.made) == before > 0
+    assert len(decoder.recordings.replays) == before > 0
 
 
 @pytest.mark.parametrize("name", ["ar", "eagle-2"])

@@ -152,7 +152,7 @@ def test_one_recording_serves_prompts_of_every_length(lumina, name):
         (made,) = engine.generate(decoder, [caption])
         assert torch.equal(made.tokens, want.tokens)
         lengths.add(lumina.prefix([caption], GUIDANCE).valid.shape[1])
-        recordings.append(len(decoder.recordings.made))
+        recordings.append(len(decoder.recordings.replays))
     assert len(lengths) == 2
     assert recordings[0] == recordings[-1]
 

@@ -40,8 +40,8 @@ MUTANTS = (
         (
             (
                 f"{METHODS}/residuals.py",
-                "kept = torch.where(relaxed.taken, 0.0, q.gather(-1, relaxed.group))",
-                "kept = q.gather(-1, relaxed.group)",
+                "left = torch.where(relaxed.taken, 0.0, q.gather(-1, relaxed.group))",
+                "left = q.gather(-1, relaxed.group)",
             ),
         ),
         "lantern++",

@@ -76,26 +76,26 @@ class DrafterProposal(Proposal):
     def begin(self, state: DecodeState) -> DraftedState:
         return DraftedState(self.drafter.begin(state, self.max_step_slots), self.tree.begin(state))
 
-    def draft(self, state: DecodeState, memory: DraftedState, u: Tensor) -> Draft:
-        logits, cursor = self.drafter.root(state, memory.drafter)
+    def draft(self, state: DecodeState, proposer_state: DraftedState, u: Tensor) -> Draft:
+        logits, cursor = self.drafter.root(state, proposer_state.drafter)
 
         def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
             nonlocal cursor
-            logits, cursor = self.drafter.expand(state, memory.drafter, cursor, tokens, parent, visible, depth)
+            logits, cursor = self.drafter.expand(state, proposer_state.drafter, cursor, tokens, parent, visible, depth)
             return logits
 
-        return self.tree.grow(state, memory.tree, logits, expand, u)
+        return self.tree.grow(state, proposer_state.tree, logits, expand, u)
 
-    def update(self, state: DecodeState, memory: DraftedState, result: StepResult) -> DraftedState:
-        if memory.tree == ():  # a tree policy without a state has nothing to update
-            return memory
-        return memory._replace(tree=self.tree.update(state, memory.tree, result))
+    def update(self, state: DecodeState, proposer_state: DraftedState, result: StepResult) -> DraftedState:
+        if proposer_state.tree == ():  # a tree policy without a state has nothing to update
+            return proposer_state
+        return proposer_state._replace(tree=self.tree.update(state, proposer_state.tree, result))
 
-    def sizes(self, memory: DraftedState) -> PerPrompt | None:
-        return self.tree.sizes(memory.tree)
+    def sizes(self, proposer_state: DraftedState) -> PerPrompt | None:
+        return self.tree.sizes(proposer_state.tree)
 
-    def bucket(self, memory: DraftedState) -> Hashable:
-        return self.tree.bucket(memory.tree)
+    def bucket(self, proposer_state: DraftedState) -> Hashable:
+        return self.tree.bucket(proposer_state.tree)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
         return self.tree.levels(depth, nodes) if self.drafter.per_level else ()
@@ -135,10 +135,10 @@ class CachedDrafter(Drafter):
         """The target's states, as ``read`` takes them; None where it takes none."""
         return None
 
-    def root(self, state: DecodeState, memory: CachedState) -> tuple[Tensor, Cursor]:
+    def root(self, state: DecodeState, drafter_state: CachedState) -> tuple[Tensor, Cursor]:
         """The tokens of the last commit are appended."""
         state.clock.tick("other")
-        cache, last, length = memory.cache, state.now.last, state.now.length
+        cache, last, length = drafter_state.cache, state.now.last, state.now.length
         x = self.read(cache.all_rows(self.embed(last.tokens)), self.target_states(last.hidden))
         if cache.row_end is None:
             at = append_address(cache.layout, length, last.advance, x.shape[1])
@@ -156,11 +156,11 @@ class CachedDrafter(Drafter):
         return self.read(cache.row_end.expand_as(like), states)
 
     def expand(
-        self, state: DecodeState, memory: CachedState, cursor: Cursor, tokens: Tensor, parent: Tensor | None,
+        self, state: DecodeState, drafter_state: CachedState, cursor: Cursor, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, Cursor]:  # fmt: skip
         state.clock.tick("other")
-        cache, m, length = memory.cache, tokens.shape[1], state.now.length
+        cache, m, length = drafter_state.cache, tokens.shape[1], state.now.length
         before = parent_states(cache, cursor.states, parent, m, depth)
         x = self.read(cache.all_rows(self.embed(tokens)), before)
         if cache.row_end is None:
