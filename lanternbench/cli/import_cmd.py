@@ -1,4 +1,4 @@
-"""``import``: what other code decoded, in the same tables."""
+"""``import``: tokens and images of other code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def import_(
     fresh: options.Fresh = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Put tokens or images that other code made into a run folder, scored as our own are, beside ar.
+    """Score tokens or images of other code beside ar; the tables mark them as imported.
 
     Example: lanternbench import tokens.npz --target tiny --label ZipAR --seconds 3.2
     """

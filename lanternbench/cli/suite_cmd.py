@@ -65,7 +65,7 @@ def submit(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The file (default: RUN.json).")] = None,
     results: options.Results = Path("results"),
 ) -> None:
-    """Write a run of the suite as one file for a leaderboard; refuses one that a leaderboard would refuse.
+    """Write a run of the suite as one file; refuses what a leaderboard would refuse.
 
     Example: lanternbench submit suite-v1-tiny
     """
@@ -85,7 +85,7 @@ def leaderboard(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of submissions.")],
     check: Annotated[bool, typer.Option("--check", help="Write nothing: is LEADERBOARD.md what they give?")] = False,
 ) -> None:
-    """Check the submissions of a folder and write LEADERBOARD.md and leaderboard.html beside them.
+    """Check submissions and write LEADERBOARD.md; a page, leaderboard.html, too.
 
     Example: lanternbench leaderboard results/leaderboard
     """

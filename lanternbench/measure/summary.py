@@ -260,7 +260,7 @@ def _setting_notes(run: Mapping[str, Any]) -> list[Note]:
         text = "The run was resumed in another environment (see run.json): its latencies mix both."
         notes.append(Note("unfit", "latency_s", text))
     dataset = str((run.get("prompts") or {}).get("dataset") or "demo")
-    if (run.get("target") or {}).get("name") == "tiny" and dataset != "demo" and "." not in dataset:
+    if (run.get("target") or {}).get("name") == "tiny" and dataset not in ("demo", IMPORTED) and "." not in dataset:
         text = (
             f"The target tiny draws coloured shapes and knows no captions of {dataset}: its speed and fidelity count, "
             "its images and their scores do not; --prompts demo has captions that it knows."

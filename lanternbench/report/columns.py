@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lanternbench import metrics
+from lanternbench.measure.samples import IMPORTED
 from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summaries import Row
 from lanternbench.utils.text import one_line
@@ -174,7 +175,7 @@ def columns(rows: Sequence[Row], view: str = "full") -> list[Column]:
     tests = [Column(c.key, f"p, {c.title}", f"p, {c.tex}", ".3f", help=PAIRED, test=True) for c in quality]
     every = BASE + quality + tests + DETAIL
     views = {view}
-    if any(row.value("latency_s") is None for row in rows):
+    if any(row.value("latency_s") is None and row.method != IMPORTED for row in rows):
         views.add(BATCHED)
     if any(disturbed(row) for row in rows):
         views.add(DISTURBED)

@@ -95,7 +95,7 @@ def _prompts(run: dict[str, Any], samples: list[Sample]) -> list[Prompt]:
     found = {s.prompt_id: Prompt(s.prompt_id, s.prompt, s.category, s.challenge) for s in samples}
     if PromptSet(tuple(found.values()), "", "", 0).hash == recorded.get("hash") or not config.get("prompts"):
         return list(found.values())
-    chosen = prompts.load(config["prompts"], config.get("num_prompts"), config.get("seed") or 0)
+    chosen = prompts.load(config["prompts"], config.get("num_prompts"), config["seed"], config["caption"])
     return [prompt._replace(image=None) for prompt in chosen]
 
 
