@@ -20,7 +20,8 @@ from lanternbench.metrics.files import Weights
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+ROOT = Path(__file__).resolve().parents[1]
+DATA, SHARED = ROOT / "tests" / "data", ROOT.parent / "shared"
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers

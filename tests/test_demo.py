@@ -6,9 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from typer.testing import CliRunner
 
 from lanternbench import experiment as results
@@ -17,7 +17,6 @@ from lanternbench.cli.main import app
 from lanternbench.experiment import config, worker
 from lanternbench.experiment import runner as sweeps
 
-ROOT = Path(__file__).parents[1]
 SWEEP = {"methods": ["cool-sd"], "num_prompts": 3, "metrics": [], "baseline": False, "target": "tiny"}
 
 

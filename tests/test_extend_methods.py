@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-ROOT = Path(__file__).parents[1]
 SECTIONS = {
     "An acceptance rule": "ours_rule",
     "A residual": "ours_residual",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from conftest import ROOT
 
 from lanternbench.analysis.figures import BASELINE, Figures
 from lanternbench.analysis.samples import Sample
@@ -16,7 +15,6 @@ from lanternbench.experiment import config, read_run, read_samples, runner, swee
 from lanternbench.methods.method import method
 from lanternbench.report.pairs import SPEED, compared
 
-ROOT = Path(__file__).parents[1]
 SPEEDS = {"ar": 1.0, "a": 0.7, "copy of a": 0.7, "b": 0.6, "c": 0.65, "d": 0.8, "e": 0.75}
 
 
