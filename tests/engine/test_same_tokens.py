@@ -2,7 +2,7 @@
 
 ``LANTERNBENCH_ALL_TOKENS=1`` checks every case; otherwise one prompt each, and a batch of three where methods differ in
 how they carry state.  The file changes only when a method's definition does, or its key, which seeds its draws.  To
-record it again: ``LANTERNBENCH_ALL_TOKENS=record python -m pytest -n 0 tests/test_same_tokens.py``.
+record it again: ``LANTERNBENCH_ALL_TOKENS=record python -m pytest -n 0 tests/engine/test_same_tokens.py``.
 """
 
 from __future__ import annotations
