@@ -9,10 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 import lanternbench
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")

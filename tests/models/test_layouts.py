@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import ROOT
 from families import small_row
 from safetensors.torch import load_file, save_file
 from test_anole import CODES, GUIDANCE, WORDS, halves, official, scrambled
@@ -324,7 +325,7 @@ def test_meta_s_parameters_without_a_width_are_refused(tmp_path, chameleon):
 
 @pytest.mark.slow
 def test_loading_takes_hardly_more_memory_than_the_checkpoint_s_size():
-    script = Path(__file__).resolve().parents[1] / "benchmarks" / "loading.py"
+    script = ROOT / "benchmarks" / "loading.py"
     done = subprocess.run([sys.executable, str(script), "150"], capture_output=True, text=True, check=True)
     ratios = [float(r) for r in re.findall(r"([\d.]+) ×", done.stdout)]
     assert len(ratios) == 4

@@ -89,11 +89,12 @@ def test_table_and_page_say_so_in_one_sentence(run, tmp_path):
     assert 'data-show="image"' not in page
 
 
-def test_what_needs_images_is_refused_with_the_reason(run, folder):
+def test_what_needs_images_is_refused_with_the_reason(run, folder, tmp_path):
     for args in (("score", str(run)), ("report", str(run), "--grid"), ("codebook", f"hf:{folder}")):
         done = cli(*args)
         assert isinstance(done.exception, UserError), args
         assert "has no image tokeniser" in str(done.exception)
+    assert "has no images to export" in str(cli("score", str(run), "--export", "geneval", str(tmp_path)).exception)
 
 
 @pytest.mark.parametrize("name", ["lantern", "lantern++", "gsd"])

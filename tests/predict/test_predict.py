@@ -7,11 +7,12 @@ import inspect
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from conftest import mistake
+from conftest import mistake, two_layers
 from counted_clock import CountedClock
 from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,14 +26,14 @@ from lanternbench.costs.device_models import DeviceModel, device_model, device_m
 from lanternbench.costs.roofline import Load
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
-from lanternbench.experiment import RunFolder
+from lanternbench.experiment import RunFolder, this_machine
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.generate_samples import make_samples
 from lanternbench.measure.samples import Sample
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.catalogue import load_target
 from lanternbench.models.network import Network
+from lanternbench.models.packing import packed
 from lanternbench.models.transformer import DecoderConfig, Layer
 from lanternbench.predict import calibrate, predict
 from lanternbench.predict.cases import cases, sketch
@@ -277,10 +278,13 @@ def test_probing_this_machine_predicts_the_run_that_was_measured_on_it(tmp_path,
     """Every operation takes as long as any other: what is promised of seconds is measured elsewhere."""
     for name, less in (("REPEATS", 3), ("WARMUP", 1), ("STEPS", 6)):
         monkeypatch.setattr(calibrate, name, less)
+    shallow = packed(two_layers(dtype=torch.float32))
+    monkeypatch.setattr(this_machine, "load_with_drafter", lambda *_: shallow)
+    monkeypatch.setattr(calibrate, "bandwidth", partial(calibrate.bandwidth, seconds=0.0))
     clock = CountedClock(monkeypatch)
     config = Sweep(num_prompts=1, methods=["eagle-1"]).record() | {"guidance": 3.0, "device": "cpu"}
     with RunFolder.open(tmp_path, "real", config, target={"name": "tiny"}) as folder, clock:
-        decoder = build(load_target("tiny"), method("eagle-1"))
+        decoder = build(shallow, method("eagle-1"))
         ((made, _),) = make_samples(decoder, [Prompt("demo-1", "a red star")], 0, True)
         folder.append(made)
     args = ["predict", str(tmp_path / "real"), "--device", "this", "--batch", "1", "--json"]

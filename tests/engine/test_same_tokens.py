@@ -2,7 +2,7 @@
 
 ``LANTERNBENCH_ALL_TOKENS=1`` checks every case; otherwise one prompt each, and a batch of three where methods differ in
 how they carry state.  The file changes only when a method's definition does, or its key, which seeds its draws.  To
-record it again: ``LANTERNBENCH_ALL_TOKENS=record python -m pytest -n 0 tests/test_same_tokens.py``.
+record it again: ``LANTERNBENCH_ALL_TOKENS=record python -m pytest -n 0 tests/engine/test_same_tokens.py``.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import hashlib
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import DATA
 
 from lanternbench.engine import decode as engine
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 
-FILE = Path(__file__).parent / "data" / "tokens.json"
+FILE = DATA / "tokens.json"
 CAPTIONS = ["a large red star on the left on a noisy blue background", "a small green ring", "two dogs in the snow"]
 SEED = 7
 # the default trees of the embedded target when the file was made; by any other name they would draw other tokens

@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from conftest import SHARED
 
 from lanternbench import prompts
 from lanternbench.errors import UserError
 from tools.train_tiny.scenes import COLOURS, PLACES, RADII, SHAPES, TEXTURES
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
 COCO = SHARED / "coco" / "captions_val2017.json"
 PARTI = SHARED / "prompts" / "PartiPrompts.tsv"
 

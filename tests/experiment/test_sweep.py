@@ -15,7 +15,7 @@ import pytest
 import torch
 import typer
 from click.testing import Result
-from conftest import interrupted, mistake
+from conftest import ROOT, interrupted, mistake
 from typer.testing import CliRunner
 
 from lanternbench import experiment as results
@@ -258,7 +258,7 @@ def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target):
 
 def test_shipped_sweeps_are_valid_and_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for path in (Path(__file__).parents[1] / "configs").glob("*.yaml"):
+    for path in (ROOT / "configs").glob("*.yaml"):
         assert sweep_file.read(path)[0].methods()
         assert sweep_file.read(Path("configs") / path.name) == sweep_file.read(path)
     with pytest.raises(UserError, match=r"no sweep file mine/demo\.yaml"):  # another file of that name is not taken

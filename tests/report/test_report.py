@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import DATA, SHARED
 from PIL import Image
 from rich.console import Console
 
@@ -407,7 +408,7 @@ def test_a_latex_table_of_several_runs_names_all_their_setups(tmp_path):
     assert "on anole-7b (demo, 2 prompts" in caption
 
 
-OLD = Path(__file__).parent / "data" / "run_of_flat_figures"
+OLD = DATA / "run_of_flat_figures"
 
 
 def test_a_run_of_flat_figures_and_notes_as_sentences_is_still_read(tmp_path):
@@ -658,7 +659,7 @@ def test_the_sizes_that_a_paper_s_first_tree_starts_from_are_read_as_the_options
 
 def test_the_carried_figures_are_the_published_ones():
     """Row by row; CLIP scores in one unit, options by the names that they have here."""
-    folder = Path(__file__).parents[2] / "shared" / "published"
+    folder = SHARED / "published"
     assert len(published_rows()) > 130
     if not folder.is_dir():
         pytest.skip("no ../shared beside the checkout: the published figures cannot be compared with their source")

@@ -32,18 +32,22 @@ def tokens(target, name, captions=CAPTIONS, temperature=1.0, seed=0, trace=False
 
 
 @pytest.fixture(scope="module")
-def greedy(target):
-    return torch.stack([g.tokens for g in tokens(target, "ar", temperature=0.0)])
+def greedy(shallow_8x8):
+    return torch.stack([g.tokens for g in tokens(shallow_8x8, "ar", temperature=0.0)])
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_greedy_output_of_lossless_methods_is_that_of_ar(target, greedy, name):
-    made = tokens(target, name, temperature=0.0)
+def test_greedy_output_of_lossless_methods_is_that_of_ar(shallow_8x8, greedy, name):
+    made = tokens(shallow_8x8, name, temperature=0.0)
     assert torch.equal(torch.stack([g.tokens for g in made]), greedy)
 
 
-@pytest.mark.parametrize("name", ["ar", *LOSSLESS, *RELAXED])
-def test_a_batch_gives_each_prompt_the_tokens_it_gets_alone(target, name):
+@pytest.mark.parametrize(
+    ("layers", "name"),
+    [*(("shallow_8x8", name) for name in ["ar", *LOSSLESS, *RELAXED]), ("target", "ar"), ("target", "eagle-1")],
+)
+def test_a_batch_gives_each_prompt_the_tokens_it_gets_alone(request, layers, name):
+    target = request.getfixturevalue(layers)
     together = tokens(target, name)
     alone = tokens(target, name, CAPTIONS[1:2])[0]
     assert torch.equal(together[1].tokens, alone.tokens)
@@ -52,18 +56,18 @@ def test_a_batch_gives_each_prompt_the_tokens_it_gets_alone(target, name):
 
 
 @pytest.mark.parametrize("name", ["ar", "eagle-1", "eagle-2", "sjd", "cool-sd"])
-def test_a_step_synchronises_once_and_commits_what_it_says(target, name):
-    made = tokens(target, name, CAPTIONS[:1])[0]
+def test_a_step_synchronises_once_and_commits_what_it_says(shallow_8x8, name):
+    made = tokens(shallow_8x8, name, CAPTIONS[:1])[0]
     assert made.syncs == made.steps
-    assert sum(made.accept_lengths) == target.length - 1  # the first token comes with the prefill
+    assert sum(made.accept_lengths) == shallow_8x8.length - 1  # the first token comes with the prefill
     assert len(made.tree_depths) == len(made.tree_nodes) == made.steps
     assert int(made.tokens.min()) >= 0
-    assert int(made.tokens.max()) < target.vocab
+    assert int(made.tokens.max()) < shallow_8x8.vocab
 
 
 @pytest.mark.parametrize("name", ["ar", "sd", "medusa", "lantern", "adt-tree", "sjd", "cool-sd"])
-def test_a_batch_goes_on_without_the_prompts_that_are_finished(shallow, name, monkeypatch):
-    target, kept = shallow, []
+def test_a_batch_goes_on_without_the_prompts_that_are_finished(shallow_8x8, name, monkeypatch):
+    target, kept = shallow_8x8, []
     select = DecodeState.select
 
     def counted(self, prompts):
@@ -89,27 +93,27 @@ def test_a_batch_goes_on_without_the_prompts_that_are_finished(shallow, name, mo
     assert all(sum(g.accept_lengths) == target.length - 1 for g in together)
 
 
-def test_ar_takes_one_step_a_token(target):
-    assert tokens(target, "ar", CAPTIONS[:1])[0].accept_lengths == [1] * (target.length - 1)
+def test_ar_takes_one_step_a_token(shallow_8x8):
+    assert tokens(shallow_8x8, "ar", CAPTIONS[:1])[0].accept_lengths == [1] * (shallow_8x8.length - 1)
 
 
-def test_the_same_seed_gives_the_same_image_and_another_seed_another(target):
-    first, again, other = (tokens(target, "eagle-1", CAPTIONS[:1], seed=s)[0].tokens for s in (1, 1, 2))
+def test_the_same_seed_gives_the_same_image_and_another_seed_another(shallow_8x8):
+    first, again, other = (tokens(shallow_8x8, "eagle-1", CAPTIONS[:1], seed=s)[0].tokens for s in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
-def test_relaxation_accepts_more(target):
+def test_relaxation_accepts_more(shallow_8x8):
     def tau(**options):
-        made = tokens(target, "cool-sd", **options)
+        made = tokens(shallow_8x8, "cool-sd", **options)
         return sum(sum(g.accept_lengths) for g in made) / sum(g.steps for g in made)
 
     assert tau(lam=4.0) > tau(lam=1.0)
 
 
-def test_without_guidance_there_is_one_row_and_it_still_agrees(target):
+def test_without_guidance_there_is_one_row_and_it_still_agrees(shallow_8x8):
     def made(name):
-        decoder = build(target, method(name), 0.0, guidance=1.0)
+        decoder = build(shallow_8x8, method(name), 0.0, guidance=1.0)
         return engine.generate(decoder, CAPTIONS[:2])
 
     for a, b in zip(made("ar"), made("eagle-1"), strict=True):
@@ -117,42 +121,42 @@ def test_without_guidance_there_is_one_row_and_it_still_agrees(target):
 
 
 @pytest.mark.parametrize("shape", ["chain-1", "chain-9", "twig-8", "mc_sim_7b_63", [[0], [1], [0, 0]]])
-def test_any_static_tree_is_lossless_when_greedy(target, greedy, shape):
-    made = tokens(target, "eagle-1", CAPTIONS[:1], 0.0, shape=shape)
+def test_any_static_tree_is_lossless_when_greedy(shallow_8x8, greedy, shape):
+    made = tokens(shallow_8x8, "eagle-1", CAPTIONS[:1], 0.0, shape=shape)
     assert torch.equal(made[0].tokens, greedy[0])
 
 
-def test_depth_zero_is_autoregressive(target):
-    made = tokens(target, "eagle-1", CAPTIONS[:1], tree="chain", depth=0)
-    assert made[0].accept_lengths == [1] * (target.length - 1)
+def test_depth_zero_is_autoregressive(shallow_8x8):
+    made = tokens(shallow_8x8, "eagle-1", CAPTIONS[:1], tree="chain", depth=0)
+    assert made[0].accept_lengths == [1] * (shallow_8x8.length - 1)
 
 
-def test_a_tree_deeper_than_the_rest_of_the_image_is_cut(target, greedy):
-    made = tokens(target, "sd", CAPTIONS[:1], 0.0, depth=40)[0]
+def test_a_tree_deeper_than_the_rest_of_the_image_is_cut(shallow_8x8, greedy):
+    made = tokens(shallow_8x8, "sd", CAPTIONS[:1], 0.0, depth=40)[0]
     assert torch.equal(made.tokens, greedy[0])
-    assert sum(made.accept_lengths) == target.length - 1
+    assert sum(made.accept_lengths) == shallow_8x8.length - 1
 
 
-def test_top_k_one_is_greedy(target, greedy):
-    decoder = build(target, method("eagle-1"), 1.0, top_k=1)
+def test_top_k_one_is_greedy(shallow_8x8, greedy):
+    decoder = build(shallow_8x8, method("eagle-1"), 1.0, top_k=1)
     assert torch.equal(engine.generate(decoder, CAPTIONS[:1])[0].tokens, greedy[0])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_bad_logits_are_reported_not_decoded(target, value):
+def test_bad_logits_are_reported_not_decoded(shallow_8x8, value):
     from copy import deepcopy
 
-    broken = replace(target, model=deepcopy(target.model))
+    broken = replace(shallow_8x8, model=deepcopy(shallow_8x8.model))
     with torch.no_grad():
         broken.model.norm.weight[7] = value
     with pytest.raises(UserError, match="NaN or infinite"):
         tokens(broken, "eagle-1", CAPTIONS[:1])
 
 
-def test_a_drafter_that_does_not_fit_is_refused(target):
+def test_a_drafter_that_does_not_fit_is_refused(shallow_8x8):
     from lanternbench.models.drafters.eagle import Eagle
 
-    wide = replace(target, drafters={"eagle": Eagle(replace(target.model.config.decoder, dim=64, n_head=2))})
+    wide = replace(shallow_8x8, drafters={"eagle": Eagle(replace(shallow_8x8.model.config.decoder, dim=64, n_head=2))})
     with pytest.raises(UserError, match="does not fit"):
         tokens(wide, "eagle-1", CAPTIONS[:1])
     with pytest.raises(UserError, match="no drafter of kind 'medusa'"):

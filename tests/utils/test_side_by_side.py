@@ -13,8 +13,6 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import generate_samples
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.target import Target
-from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.prompts import Prompt
 from lanternbench.utils.parallel import LEAST, process_count, side_by_side
 
@@ -29,11 +27,6 @@ def two_threads(monkeypatch):
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return tiny.load(dtype=torch.float64)
-
-
 def test_parts_cover_all_items_in_order_each_in_a_process_of_one_thread(two_threads):
     items = list(range(9))
     found = list(side_by_side(lambda part: [(i, torch.get_num_threads(), os.getpid()) for i in part], items, 2))
@@ -46,10 +39,10 @@ def test_one_part_stays_in_this_process():
     assert list(side_by_side(lambda part: [os.getpid()] * len(part), [1, 2], 1)) == [os.getpid()] * 2
 
 
-def test_a_small_target_on_a_cpu_is_shared_out_and_no_other(two_threads, target, monkeypatch):
-    assert [process_count(target.model, n) for n in (1, 2 * LEAST - 1, 2 * LEAST, 100)] == [1, 1, 2, 2]
+def test_a_small_target_on_a_cpu_is_shared_out_and_no_other(two_threads, shallow_8x8, monkeypatch):
+    assert [process_count(shallow_8x8.model, n) for n in (1, 2 * LEAST - 1, 2 * LEAST, 100)] == [1, 1, 2, 2]
     monkeypatch.setattr("lanternbench.utils.parallel.SMALL", 1000)
-    assert process_count(target.model, 100) == 1
+    assert process_count(shallow_8x8.model, 100) == 1
 
 
 def test_an_error_of_a_part_is_raised_here():
@@ -79,7 +72,7 @@ def test_nothing_is_left_running_when_the_results_are_no_longer_wanted():
         os.kill(pid, 0)
 
 
-def test_the_time_of_an_image_is_its_share_of_all_parts_together(two_threads, shallow, monkeypatch):
+def test_the_time_of_an_image_is_its_share_of_all_parts_together(two_threads, shallow_8x8, monkeypatch):
     """Their images per second are those of the whole batch."""
 
     def timed(*args: Any, **options: Any) -> list[engine.Generation]:
@@ -87,17 +80,17 @@ def test_the_time_of_an_image_is_its_share_of_all_parts_together(two_threads, sh
 
     monkeypatch.setattr(generate_samples, "generate", timed)
     prompts = [Prompt(str(i), "a red circle") for i in range(2 * LEAST)]
-    made = generate_samples.make_samples(build(shallow, method("sjd")), prompts, 0, timed=False)
+    made = generate_samples.make_samples(build(shallow_8x8, method("sjd")), prompts, 0, timed=False)
     assert [sample.decode_s for sample, _ in made] == [3.0 / len(prompts)] * len(prompts)
 
 
 @pytest.mark.parametrize("name", ["ar", "cool-sd", "eagle-2"])
-def test_prompts_decoded_side_by_side_get_the_tokens_of_one_batch(two_threads, target, name):
-    decoder = build(target, method(name))
+def test_prompts_decoded_side_by_side_get_the_tokens_of_one_batch(two_threads, shallow_8x8, name):
+    decoder = build(shallow_8x8, method(name))
     captions = [f"a {color} {shape}" for color in ("red", "green", "blue", "white") for shape in ("circle", "square")]
 
     def work(part):
         return [(g.tokens.tolist(), g.accept_lengths) for g in engine.generate(decoder, part, max_steps=5)]
 
     whole = work(captions)
-    assert list(side_by_side(work, captions, process_count(target.model, len(captions)))) == whole
+    assert list(side_by_side(work, captions, process_count(shallow_8x8.model, len(captions)))) == whole

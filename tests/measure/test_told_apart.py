@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from conftest import ROOT
 
 from lanternbench.errors import UserError
 from lanternbench.experiment import config, read_run, read_samples, runner, sweep_file
@@ -16,7 +15,6 @@ from lanternbench.measure.told_apart import LOOKS, all_told_apart, look_sizes
 from lanternbench.methods.method import method
 from lanternbench.report.pairs import SPEED, compared
 
-ROOT = Path(__file__).parents[1]
 SPEEDS = {"ar": 1.0, "a": 0.7, "copy of a": 0.7, "b": 0.6, "c": 0.65, "d": 0.8, "e": 0.75}
 
 
@@ -36,7 +34,6 @@ def run(seed: int, prompts: int) -> Figures:
     )
 
 
-@pytest.mark.slow
 def test_two_copies_of_a_method_are_told_apart_in_at_most_5_of_100_runs_and_methods_from_ar_in_most():
     prompts = prompts_needed(len(SPEEDS) - 1)
     told: list[set[tuple[str, str]]] = []
@@ -97,7 +94,6 @@ def test_a_run_goes_on_until_its_methods_are_told_apart_and_does_not_start_again
     assert made_by.made == 2 * look_sizes(1)[0]
 
 
-@pytest.mark.slow
 def test_copies_of_ar_are_told_apart_in_at_most_5_of_100_runs_however_often_they_are_looked_at():
     def told(seed: int) -> bool:
         rng = np.random.default_rng(seed)

@@ -27,7 +27,7 @@ def test_maximal_coupling_is_lossless_and_the_plain_definition(kind):
 
 
 def test_the_public_code_records_the_old_law_of_a_kept_token_and_is_off_by_what_the_plain_definition_says():
-    tables = Tables(3, 4, 5, "dense")
+    tables = Tables(2, 4, 5, "dense")
     got = enumerate_images(tables, "scd", variant="reference")
     defined = plain.output_distribution(tables.world(), windowed(redraw="kept-law", one_hot=True))
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
@@ -69,12 +69,12 @@ def test_gumbel_coupling_with_its_own_noise_keeps_the_targets_distribution():
 
 
 @pytest.mark.parametrize("coupling", ["maximal", "gumbel"])
-def test_coupled_redraws_commit_more_tokens_a_step_than_independent_ones(shallow, coupling):
+def test_coupled_redraws_commit_more_tokens_a_step_than_independent_ones(shallow_8x8, coupling):
     from lanternbench.engine.decode import generate
     from lanternbench.methods.build import build
 
     def tau(name, **options):
-        made = generate(build(shallow, method(name, window=8, **options)), [f"a red star {i}" for i in range(4)])
+        made = generate(build(shallow_8x8, method(name, window=8, **options)), [f"a red star {i}" for i in range(4)])
         return sum(sum(g.accept_lengths) for g in made) / sum(g.steps for g in made)
 
     assert tau("scd", coupling=coupling) > tau("sjd")

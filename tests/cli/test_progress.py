@@ -35,7 +35,7 @@ def test_every_step_tells_how_many_tokens_are_done(target, captions):
 
 
 def test_without_a_terminal_every_image_is_a_line(tmp_path):
-    command = [sys.executable, "-m", "lanternbench", "run", "-m", "eagle-1", "-n", "1"]
+    command = [sys.executable, "-m", "lanternbench", "run", "-m", "eagle-1", "-n", "1", "--metrics", ""]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
     lines = [line for line in done.stderr.splitlines() if line.startswith("[")]
     assert [line.split("]")[0] for line in lines] == ["[1/2", "[2/2"]

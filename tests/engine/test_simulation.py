@@ -77,11 +77,11 @@ def test_rates_that_are_none_are_refused(given):
 
 
 @pytest.mark.parametrize("name", ["eagle-1", "eagle-2", "adt-tree", "sjd", "cool-sd"])
-def test_every_kind_of_draft_can_be_simulated(target, name):
-    decoder = build(target, method(name), simulate_acceptance=2.0)
+def test_every_kind_of_draft_can_be_simulated(shallow_8x8, name):
+    decoder = build(shallow_8x8, method(name), simulate_acceptance=2.0)
     made = engine.generate(decoder, ["a small red circle in the center"], seed=3)[0]
-    assert sum(made.accept_lengths) == target.length - 1
-    assert 1.5 < (target.length - 1) / made.steps < 2.5
+    assert sum(made.accept_lengths) == shallow_8x8.length - 1
+    assert 1.5 < (shallow_8x8.length - 1) / made.steps < 2.5
 
 
 def test_what_means_nothing_is_not_measured(tmp_path):

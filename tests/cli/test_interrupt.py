@@ -1,6 +1,6 @@
 """Ctrl-C at any moment ends a command with one sentence and exit code 130.
 
-``python tests/test_interrupt.py 200`` interrupts so often and prints what came of it, every 20 times what came so far.
+``python tests/cli/test_interrupt.py 200`` interrupts so often and prints what came of it, every 20 times so far.
 """
 
 from __future__ import annotations
