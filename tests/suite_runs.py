@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+from jsonschema import Draft202012Validator
 
 from lanternbench import prompts
 from lanternbench.experiment import RunFolder
@@ -11,6 +14,7 @@ from lanternbench.measure.samples import Sample, sample_key
 from lanternbench.measure.summary import summarise
 from lanternbench.methods.method import method
 from lanternbench.suite import protocol
+from tools.schemas import FOLDER
 
 PROMPTS = 6
 ENVIRONMENT = {
@@ -65,3 +69,7 @@ def suite_run(root: Path, found: protocol.Protocol, skip=(), environment=ENVIRON
                     folder.append(measured(prompt, name, i, **changes))
         folder.finish(summarise(folder.figures, read_run(folder.path)))
         return folder.path
+
+
+def schema(name: str) -> Draft202012Validator:
+    return Draft202012Validator(json.loads((FOLDER / f"{name}.schema.json").read_text()))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from jsonschema import Draft202012Validator, ValidationError
+from jsonschema import ValidationError
+from suite_runs import schema
 from test_results import CONFIG, image, sample
 
 from lanternbench.cli.output import print_json
@@ -15,7 +16,7 @@ from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summaries import Row, Summary, read_summary
 from lanternbench.notes import Note
 from lanternbench.utils.json_values import SCHEMA_VERSION
-from tools.schemas import FOLDER, current
+from tools.schemas import current
 
 
 @pytest.fixture
@@ -25,10 +26,6 @@ def folder(tmp_path):
         row = Row("ar", "ar", 1, {"clip": Estimate(0.3, 0.2, 0.4, 1, 0.5)}, accept_len_by_position=[1.0, None])
         run.finish(Summary([row], [Note("info", "clip", "few")], suite="v1/tiny ab"))
     return run.path
-
-
-def schema(name: str) -> Draft202012Validator:
-    return Draft202012Validator(json.loads((FOLDER / f"{name}.schema.json").read_text()))
 
 
 def test_the_published_schemas_are_those_of_the_models():

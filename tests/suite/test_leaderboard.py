@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import mistake
 from jsonschema import Draft202012Validator
-from suite_runs import ENVIRONMENT, PROMPTS, short_protocol, suite_run
-from test_schema import schema
+from suite_runs import ENVIRONMENT, PROMPTS, schema, short_protocol, suite_run
 
 from lanternbench.errors import UserError
 from lanternbench.measure.summaries import read_summary
