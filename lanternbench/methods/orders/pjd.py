@@ -53,7 +53,7 @@ class RowWindows(RowProposer):
         if decoder.rates is not None:
             result = simulate(draft, result, decoder.rates, uniforms.verify[:, -1])
         accepted = torch.minimum(result.accepted.view(b, a), now.room)
-        top = (self.slots[:a] == 0).expand(b, a)
+        top = now.row == now.top[:, None]
         ends = top & (now.count + accepted < self.columns)  # elsewhere the place of a rejected draft waits
         advance = torch.where(now.on, accepted + ends, 0)
         tokens = torch.where(self.steps < accepted[..., None], F.pad(own.drafts, (0, 1)), result.token.view(b, a, 1))
