@@ -134,9 +134,7 @@ def uncached(target, tokens, s, warp):
                 there = other_t <= t and (other_r < r or (other_r == r and other_j <= j))
             else:  # a row end is seen by all rows below; a stand-in by itself alone
                 there = k == i or (ends and other_r < r)
-            seen[:, :, p + i, p + k] |= there and not (
-                i >= len(inputs) and k < len(inputs) and other_r == r and other_j == w
-            )
+            seen[:, :, p + i, p + k] |= there
     x = torch.cat([model.tok_embeddings(tokens), model.tok_embeddings(torch.stack(starts))])
     if ends:
         x[len(inputs) :] = model.prompt_embeddings(torch.tensor(target.row_end))

@@ -17,6 +17,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Figure = Annotated[float, Field(ge=-1e15, le=1e15)]
 
 _LIMITS = {"accept_lengths": 2**24, "tree_depths": 2**24, "tree_nodes": 2**24, "step_s": 1e9, "token_ids": 2**31 - 1}
+_LIMITS |= {"row_loss": 1.0, "column_loss": 1.0}
 
 
 # names of the figures that follow from the other fields (``figures.of_sample``)
@@ -37,7 +38,8 @@ class Sample(BaseModel):
     step is the prefill, which gives one token without a draft.  ``tree_depths`` and ``tree_nodes`` have one entry per
     step too, or are empty.  ``step_s`` has the seconds of every step, ``cpu_s`` the CPU seconds of the decode,
     ``threads`` how many CPU threads it had (None on a GPU), ``load`` the machine's 1-minute load average, ``setting``
-    the name of the setting in which it was timed.
+    the name of the setting in which it was timed.  ``row_loss`` and ``column_loss``: the fidelity loss of the tokens of
+    each row and column of the image, of methods that draw several rows at once.
     """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # extra: of another version, kept
@@ -69,6 +71,8 @@ class Sample(BaseModel):
     timed: bool = True
     setting: str | None = None
     fidelity_loss: Figure | None = None
+    row_loss: list[float] | None = None
+    column_loss: list[float] | None = None
     drafter: dict[str, Figure] | None = None
     stats: dict[str, Figure] | None = None
     # only what image_name makes: a samples.jsonl from elsewhere must not point outside its own folder
