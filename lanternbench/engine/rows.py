@@ -30,7 +30,7 @@ from lanternbench.engine.trace import Trace
 class RowState(NamedTuple):
     """What is committed, and the drafts of the rows that are worked on."""
 
-    count: Tensor  # [B, H] committed tokens of each row
+    filled: Tensor  # [B, H] committed tokens of each row
     closed: Tensor  # [B] rows whose last token has its keys and values in the cache
     drafts: Tensor  # [B, A, D] of the next positions of each row; the first ``kept`` [B, A] count
     p: Tensor  # [B, A, D, V] what each is tested against
@@ -43,7 +43,7 @@ class Active(NamedTuple):
     """The rows that a step works on, [B, A] each."""
 
     row: Tensor
-    count: Tensor
+    filled: Tensor  # its tokens
     above: Tensor  # tokens of the row above
     room: Tensor  # drafts that fit
     begun: Tensor  # bool: is the row there, and has it begun or may it begin?
@@ -136,26 +136,26 @@ class RowProposer:
 
     def outlook(self, own: RowState) -> Tensor:
         """[B, 3] see ``RowState.ahead``."""
-        now = self.active(own.count, self.rows)
+        now = self.active(own.filled, self.rows)
         rows = (now.begun * (self.slots + 1)).amax(1)
-        end = (now.row * (self.columns + self.ends) + now.count + now.room) * now.on
+        end = (now.row * (self.columns + self.ends) + now.filled + now.room) * now.on
         return torch.stack([rows, self.to_close(own, now).long(), end.amax(1)], 1)
 
     def to_close(self, own: RowState, now: Active) -> Tensor:
         """[B] Is the last token of the lowest complete row an input of its own?"""
         wanted = (now.top > own.closed) & (now.top < self.height)
-        return wanted if self.ends else wanted & (now.count[:, 0] > 0)  # else the next row's first token reads it
+        return wanted if self.ends else wanted & (now.filled[:, 0] > 0)  # else the next row's first token reads it
 
     def feed(self, image: Tensor, own: RowState, now: Active) -> RowInputs:
         """image [B, ≥ L] -> K inputs of each row, and after them the last token of a complete one."""
-        w, opening = self.columns, now.count == 0
+        w, opening = self.columns, now.filled == 0
         source = torch.where(~opening, now.row, (now.row - 2 + (now.above == w).long()).clamp(min=0))
-        last = image.gather(1, source * w + own.count.gather(1, source) - 1)
-        column = torch.where(opening, w - (not self.ends), now.count - 1)
-        ahead = (now.count - 1)[..., None] + self.steps[1:]
+        last = image.gather(1, source * w + own.filled.gather(1, source) - 1)
+        column = torch.where(opening, w - (not self.ends), now.filled - 1)
+        ahead = (now.filled - 1)[..., None] + self.steps[1:]
         row = torch.cat([(now.row - opening.long())[..., None], now.row[..., None].expand_as(ahead)], -1)
         columns = torch.cat([column[..., None], ahead], -1)
-        upto = torch.cat([torch.where(opening, now.above, now.count - 1)[..., None], ahead], -1)
+        upto = torch.cat([torch.where(opening, now.above, now.filled - 1)[..., None], ahead], -1)
         used = now.on[..., None] & (self.steps <= now.room[..., None])
         done = (now.top - 1).clamp(min=0)[:, None]
         rows = RowInputs(torch.cat([last[..., None], own.drafts[..., : self.drafts]], -1), row, columns, upto, used)
@@ -189,20 +189,20 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, own: RowState) -> tupl
     u = state.uniforms[:, state.steps].view(state.batch, proposer.rows, -1)[:, :rows]
 
     def read(state: DecodeState, own: RowState, u: Tensor) -> tuple[Active, RowState, Tensor, Tensor]:
-        now = proposer.active(own.count, rows)
+        now = proposer.active(own.filled, rows)
         own = proposer.fill(state, of_rows(own, lambda x: x[:, :rows]), now, u)
         given, many = proposer.feed(state.now.tokens, own, now), rows * proposer.inputs
         if not closing:
             given = RowInputs(*(x[:, :many] for x in given))
         state.clock.tick("draft")
-        q = forward(state, given, own.count, state.now.length.span or end, proposer, many)
+        q = forward(state, given, own.filled, state.now.length.span or end, proposer, many)
         return now, own, q.unflatten(1, (rows, -1)), q[..., 0].sum()
 
     def settle(state: DecodeState, own: RowState, now: Active, q: Tensor, u: Tensor) -> tuple[Any, ...]:
         made = proposer.decide(decoder, own, now, q, u)
-        count = own.count.scatter_add(1, now.row, made.advance)
-        after = moved(made.own._replace(count=count, closed=now.top), now.top, proposer)
-        at = now.row[..., None] * proposer.columns + now.count[..., None] + proposer.steps
+        count = own.filled.scatter_add(1, now.row, made.advance)
+        after = moved(made.own._replace(filled=count, closed=now.top), now.top, proposer)
+        at = now.row[..., None] * proposer.columns + now.filled[..., None] + proposer.steps
         at = torch.where(proposer.steps < made.advance[..., None], at, state.limit).flatten(1)
         return made, after, at, torch.cat([count.sum(1, keepdim=True), proposer.outlook(after)], 1)
 
@@ -221,6 +221,7 @@ def forward(state: DecodeState, given: RowInputs, count: Tensor, span: int, prop
     cache = state.cache
     x = cache.all_rows(state.target.model.tok_embeddings(given.tokens))
     if proposer.ends:
+        assert cache.row_end is not None
         x = torch.where(cache.per_row(given.column == proposer.columns)[..., None], cache.row_end, x)
     at = rows_address(cache.layout, proposer.columns, given, count, span, proposer.shown)
     logits = state.logits(cache.forward(x, at)[:, :many])
@@ -237,7 +238,7 @@ def of_rows(own: RowState, change: Callable[[Tensor], Tensor]) -> RowState:
 def moved(own: RowState, top: Tensor, proposer: RowProposer) -> RowState:
     """Drafts of the rows from ``top`` [B] on -> of A rows from the row on that is now the top unfinished one."""
     rows = own.kept.shape[1]
-    source = proposer.slots + ((own.count == proposer.columns).long().cumprod(1).sum(1) - top)[:, None]
+    source = proposer.slots + ((own.filled == proposer.columns).long().cumprod(1).sum(1) - top)[:, None]
     index = source.clamp(max=rows - 1)
 
     def move(x: Tensor) -> Tensor:
@@ -269,7 +270,8 @@ def record(trace: RowTrace, prompts: Tensor, own: RowState, made: Decision, at: 
     def file(store: Tensor, values: Tensor) -> None:
         store[prompts, at] = values.flatten(1, 2).to(store.dtype)
 
-    file(trace.seen, q)
+    seen: Any = trace.seen
+    file(seen, q)
     file(trace.tried, made.tested)
     file(trace.final, made.final[..., None].expand_as(made.tested))
     file(trace.depth, torch.arange(1, steps + 1, device=q.device).expand_as(made.tested))

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
+from lanternbench.engine.trace import Trace
 from lanternbench.experiment import Sample, sample_key
-from lanternbench.measure.fidelity import decode_loss, drafter_figures, target_figures
+from lanternbench.measure.fidelity import decode_loss, drafter_figures, row_losses, target_figures
 from lanternbench.prompts import Prompt
 from lanternbench.utils.device import cpu_threads
 from lanternbench.utils.parallel import process_count, side_by_side
@@ -61,10 +62,19 @@ def figures(decoder: SpeculativeDecoder, made: list[Generation]) -> list[dict[st
     loss = decode_loss(decoder, trace, tokens)
     drafter = drafter_figures(trace) if method.proposal.drafter_kind is not None else {}
     target = target_figures(trace, tokens)
+    places = _loss_by_place(decoder, trace)
     return [
-        {"fidelity_loss": float(loss[i]), "stats": _row(target, i), "drafter": _row(drafter, i)}
+        places[i] | {"fidelity_loss": float(loss[i]), "stats": _row(target, i), "drafter": _row(drafter, i)}
         for i in range(len(made))
     ]
+
+
+def _loss_by_place(decoder: SpeculativeDecoder, trace: Trace) -> list[dict[str, list[float]]]:
+    """The mean loss of each image's rows and columns, where several rows were drawn at once."""
+    if trace.seen is None or decoder.warp.greedy:
+        return [{} for _ in trace.q]
+    maps = row_losses(trace, decoder.rule, decoder.residual).unflatten(1, decoder.target.grid).clamp(0, 1).cpu()
+    return [{"row_loss": one.mean(1).tolist(), "column_loss": one.mean(0).tolist()} for one in maps]
 
 
 def _row(columns: dict[str, torch.Tensor], i: int) -> dict[str, float] | None:

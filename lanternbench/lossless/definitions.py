@@ -20,9 +20,8 @@ def definition(method: Method, tables: Tables) -> MethodSpec | WindowMethod | Ro
     method = method.resolve(target.options)
     proposal, rule, residual = method.proposal, method.acceptance, PLAIN.get(method.choices.residual)
     tree = method.tree if proposal.tree_is_own else method.tree.prepare(target, proposal)
-    draft = proposal.plain(tree)
-    if draft is not None:
-        draft = method.order.plain(draft)
+    drawn = proposal.plain(tree)
+    draft = None if drawn is None else method.order.plain(drawn)
     if draft is None or residual is None or not rule.has_plain:
         return None
     rule = rule.prepare(target, draft.deepest)

@@ -121,7 +121,8 @@ class RowWorld(World):
         own = double(self.decoder.proposer.canonical(own))
         void = torch.arange(result.tokens.shape[2]) >= result.advance[..., None]
         some = [result.tokens.masked_fill(void, 0), result.advance, drafted.drafts]  # of the rows that were worked on
-        width = self.decoder.proposer.rows * self.decoder.proposer.inputs
+        proposer: Any = self.decoder.proposer
+        width = proposer.rows * proposer.inputs
         decided = [F.pad(x.flatten(1), (0, width - x[0].numel())) for x in some]
         decided += [x.flatten(1) for x in tensors(own) if not x.is_floating_point()]
         memory = state.cache.memory.unflatten(0, (-1, state.batch)).transpose(0, 1).contiguous()  # type: ignore[attr-defined]
@@ -130,7 +131,7 @@ class RowWorld(World):
 
     def committed(self, own: Any) -> Tensor:
         """[R, L] which positions have a token."""
-        return (torch.arange(self.tables.shape[1]) < own.count[..., None]).flatten(1)
+        return (torch.arange(self.tables.shape[1]) < own.filled[..., None]).flatten(1)
 
 
 def few_drafts(method: Method) -> Method:
@@ -164,7 +165,7 @@ def enumerate_rows(tables: RowTables, method: Method) -> Enumerated:
         done = world.step(before, u, trace=True)
         fresh = world.committed(done.rows.proposer_state) & ~world.committed(before.proposer_state)
         trace: Any = done.state.trace
-        laws, lost = row_laws(trace, world.decoder.rule, world.decoder.residual), before.lost
+        laws, lost = row_laws(trace, world.decoder.rule, world.decoder.residual), vars(before)["lost"]
         for i in range(1, length):
             tv = 0.5 * (laws[fresh[:, i], i, None] - target[i]).abs().sum(-1)
             lost[fresh[:, i]] += tv

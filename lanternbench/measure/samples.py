@@ -18,6 +18,7 @@ Figure = Annotated[float, Field(ge=-1e15, le=1e15)]
 
 IMPORTED = "imported"  # the method of samples that other code made
 _LIMITS = {"accept_lengths": 2**24, "tree_depths": 2**24, "tree_nodes": 2**24, "step_s": 1e9, "token_ids": 2**31 - 1}
+_LIMITS |= {"row_loss": 1.0, "column_loss": 1.0}
 
 
 # names of the figures that follow from the other fields (``figures.of_sample``)
@@ -39,7 +40,8 @@ class Sample(BaseModel):
     step too, or are empty.  ``step_s`` has the seconds of every step, ``cpu_s`` the CPU seconds of the decode,
     ``threads`` how many CPU threads it had (None on a GPU), ``load`` the machine's 1-minute load average, ``setting``
     the name of the setting in which it was timed.  An imported image has none of these, no ``accept_lengths``, 0
-    ``steps`` where they are unknown, and as ``stated_s`` the seconds that its maker states.
+    ``steps`` where they are unknown, and as ``stated_s`` the seconds that its maker states.  ``row_loss`` and ``column_loss``: the fidelity loss of the tokens of
+    each row and column of the image, of methods that draw several rows at once.
     """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # extra: of another version, kept
@@ -72,6 +74,8 @@ class Sample(BaseModel):
     timed: bool = True
     setting: str | None = None
     fidelity_loss: Figure | None = None
+    row_loss: list[float] | None = None
+    column_loss: list[float] | None = None
     drafter: dict[str, Figure] | None = None
     stats: dict[str, Figure] | None = None
     # only what image_name makes: a samples.jsonl from elsewhere must not point outside its own folder

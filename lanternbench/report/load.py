@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import read_run, samples_digest, scan
@@ -109,12 +109,20 @@ class Picked:
     more_seeds: bool = False
 
 
+class LossByPlace(NamedTuple):
+    """The fidelity loss of an image's rows and of its columns, an entry per sample."""
+
+    row: list[list[float]]
+    column: list[list[float]]
+
+
 @dataclass
 class Contents:
     """What a report needs of a run's samples, read in one pass."""
 
     figures: Figures = field(default_factory=Figures)
     picked: Picked = field(default_factory=Picked)
+    losses: dict[str, LossByPlace] = field(default_factory=dict)  # by label, of methods that draw several rows at once
     damaged: int = 0
 
 
@@ -188,6 +196,10 @@ def read_contents(run: Run, prompts: int) -> Contents:
             contents.damaged += 1
             continue
         contents.figures.add(sample)
+        if run.grid and (len(sample.row_loss or ()), len(sample.column_loss or ())) == run.grid:
+            found = contents.losses.setdefault(sample.label, LossByPlace([], []))
+            found.row.append(sample.row_loss or [])
+            found.column.append(sample.column_loss or [])
         if seeds.setdefault(sample.prompt_id, sample.seed) != sample.seed:
             picked.more_seeds = True
         elif sample.prompt_id in picked.captions or len(picked.captions) < prompts:

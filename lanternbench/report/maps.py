@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
+
+from lanternbench.measure.statistics import bootstrap_mean
+from lanternbench.report.load import LossByPlace
+from lanternbench.utils.text import one_line
 
 LARGEST = 256  # pixels a side of an image in the page; larger ones are scaled down
 COLOURS = {"accept": "viridis", "depth": "magma"}
@@ -49,6 +54,35 @@ def image_and_map(image: Image.Image | None, accept_lengths: list[int], grid: tu
     figure.colorbar(drawn, ax=right, label="tokens of the step")
     for axes in (*left, right):
         axes.set_axis_off()
+    return figure
+
+
+def loss_records(losses: Mapping[str, LossByPlace]) -> list[dict[str, Any]]:
+    """The mean fidelity loss of every row and column of the image, with 95 % intervals over samples."""
+    records = []
+    for label, found in losses.items():
+        for axis, values in found._asdict().items():
+            for place, of_samples in enumerate(zip(*values)):
+                mean = bootstrap_mean(of_samples)
+                records.append({"method": label, "axis": axis, "place": place, "fidelity_loss": mean.value,
+                                "lo": mean.lo, "hi": mean.hi, "n": len(of_samples)})  # fmt: skip
+    return records
+
+
+def loss_figure(records: list[dict[str, Any]]) -> Figure:
+    """Where in the image left-out context costs: the loss by row and by column, a curve per method."""
+    figure = Figure(figsize=(6.8, 2.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, axis in zip(figure.subplots(1, 2, sharey=True), ("row", "column")):
+        for label in dict.fromkeys(record["method"] for record in records):
+            mine = [record for record in records if (record["method"], record["axis"]) == (label, axis)]
+            places = [record["place"] for record in mine]
+            axes.plot(places, [record["fidelity_loss"] for record in mine], label=one_line(label, 60), linewidth=1.4)
+            axes.fill_between(places, *([record[end] for record in mine] for end in ("lo", "hi")), alpha=0.2)
+        axes.set(xlabel=f"{axis} of the image", ylim=(0, None))
+    figure.axes[0].set_ylabel("fidelity loss")
+    for text in figure.axes[1].legend(frameon=False, fontsize=7).get_texts():
+        text.set_parse_math(False)  # a label is anyone's
     return figure
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -19,6 +20,7 @@ from lanternbench.report import acceptance
 from lanternbench.report.answer import BUDGET, answer
 from lanternbench.report.categories import category_table
 from lanternbench.report.columns import glossary, metric_column, metric_keys
+from lanternbench.report.drawing import save
 from lanternbench.report.grid import PROMPTS
 from lanternbench.report.grid_picture import write_grid
 from lanternbench.report.latex import latex_table
@@ -32,6 +34,7 @@ from lanternbench.report.load import (
     load_runs,
     read_contents,
 )
+from lanternbench.report.maps import loss_figure, loss_records
 from lanternbench.report.page import Part, html_page, templates
 from lanternbench.report.pairs import INTRO, compared, pair_table
 from lanternbench.report.pareto import speed_column
@@ -93,6 +96,13 @@ def report(
     if ".html" in wanted:
         texts["report.html"] = html_page(parts, rows, notes, pictures, view, beside)
     files = _write(Path(out), texts, [*pictures[0], *pictures[1]] if formats is None else [])
+    for i, part in enumerate(parts if formats is None else ()):
+        if records := loss_records(part.contents.losses):
+            stem = Path(out) / (f"loss-by-place-{i + 1}" if len(parts) > 1 else "loss-by-place")
+            files[-1:-1] = save(partial(loss_figure, records), stem, ("png", "svg", "pdf"))
+            with replacing(stem.with_suffix(".csv"), OUT) as file:
+                file.write(csv_text(records).encode())
+            files.insert(-1, stem.with_suffix(".csv"))
     for i, part in enumerate(parts if grid else ()):
         stem = Path(out) / (f"grid-{i + 1}" if len(parts) > 1 else "grid")
         with writing(Path(out), OUT):

@@ -357,4 +357,57 @@ MUTANTS = (
             "tests/lossless/test_verification.py::test_a_drafter_that_reads_other_states_than_it_was_trained_on_is_noticed",
         ),
     ),
+    Mutant(
+        "rows-mask-short",
+        "a row sees one column less of the rows above",
+        (("lanternbench/engine/address.py", "committed = column < count[", "committed = column + 1 < count["),),
+        "zipar",
+        ("tests/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",),
+    ),
+    Mutant(
+        "auxiliary-not-dropped",
+        "the stand-in that begins a row is seen by later tokens",
+        (
+            (
+                "lanternbench/engine/address.py",
+                "(width if shown is None else shown)",
+                "(width - 1 if shown is None else shown)",
+            ),
+        ),
+        "zipar",
+        ("tests/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",),
+    ),
+    Mutant(
+        "row-counts-swapped",
+        "a row attends by the counts of another prompt",
+        (("lanternbench/engine/address.py", "count[:, row.clamp(", "count.roll(1, 0)[:, row.clamp("),),
+        "pjd",
+        ("tests/test_orders.py::test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone",),
+    ),
+    Mutant(
+        "stale-key-kept",
+        "the last token of a complete row is not read, so that the stand-in's key stays",
+        (
+            (
+                "lanternbench/engine/rows.py",
+                "RowInputs(*end, self.to_close(own, now)[:, None])",
+                "RowInputs(*end, self.to_close(own, now)[:, None] & False)",
+            ),
+        ),
+        "zipar",
+        ("tests/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",),
+    ),
+    Mutant(
+        "loss-of-partial-context",
+        "the loss of several rows is taken against the context that they saw",
+        (
+            (
+                "lanternbench/engine/rows.py",
+                "self.q = teacher_forced(state.target, state.prefix, state.finish(), state.guidance, state.warp)",
+                "self.q = self.seen",
+            ),
+        ),
+        "zipar",
+        ("tests/test_orders.py::test_the_loss_is_that_of_the_whole_context_and_falls_with_the_lead",),
+    ),
 )

@@ -53,6 +53,9 @@ class Result(NamedTuple):
 Weighted = dict[Result, float]
 
 
+State = tuple[tuple[Row, ...], tuple[tuple[int, Law], ...]]  # rows, and laws of tokens whose loss is not known yet
+
+
 def decode_by_steps(world: World, method: RowMethod) -> tuple[list[dict[Prefix, float]], float]:
     """P(image after 1, 2, … steps), the first token before them; and Σ E TV(r_i, q(· | all tokens before)).
 
@@ -60,12 +63,14 @@ def decode_by_steps(world: World, method: RowMethod) -> tuple[list[dict[Prefix, 
     """
     width, height = world.grid_width, world.length // world.grid_width
     blank = (Row(),) * (height - 1)
-    states = {((Row((x,)), *blank), ((0, tuple(world.q(()))),)): w for x, w in enumerate(world.q(())) if w > 0}
+    states: dict[State, float] = {
+        ((Row((x,)), *blank), ((0, tuple(world.q(()))),)): w for x, w in enumerate(world.q(())) if w > 0
+    }
     by_steps: list[dict[Prefix, float]] = []
     total_loss = 0.0
     while states:
         images: dict[Prefix, float] = defaultdict(float)
-        after: dict[tuple[tuple[Row, ...], tuple[tuple[int, Law], ...]], float] = defaultdict(float)
+        after: dict[State, float] = defaultdict(float)
         for (rows, pending), weight in states.items():
             options = [list(row_step(world, method, rows, i).items()) for i in range(height)]
             for combo in product(*options):
@@ -187,7 +192,7 @@ def tested(
     for n in range(min(len(drafts) + 1, room)):
         own = (*row.tokens, *(draft.token for draft in drafts[:n]))
         qs.append(tuple(world.q(view(world, method, rows, i, own, None if own else row.stand_in))))
-    weight, laws = 1.0, []
+    weight, laws = 1.0, list[Law]()
     for n, (x, p, law) in enumerate(drafts):
         q, depth = qs[n], n + 1
         f = method.rule.plain_prob(list(q), list(p), x, depth)

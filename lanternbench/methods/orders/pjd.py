@@ -53,8 +53,8 @@ class RowWindows(RowProposer):
         if decoder.rates is not None:
             result = simulate(draft, result, decoder.rates, uniforms.verify[:, -1])
         accepted = torch.minimum(result.accepted.view(b, a), now.room)
-        top = (self.slots[:a] == 0).expand(b, a)
-        ends = top & (now.count + accepted < self.columns)  # elsewhere the place of a rejected draft waits
+        top = now.row == now.top[:, None]
+        ends = top & (now.filled + accepted < self.columns)  # elsewhere the place of a rejected draft waits
         advance = torch.where(now.on, accepted + ends, 0)
         tokens = torch.where(self.steps < accepted[..., None], F.pad(own.drafts, (0, 1)), result.token.view(b, a, 1))
         drafts = q.argmax(-1) if greedy else draw(q, u[..., k + self.drafts :])
@@ -63,7 +63,7 @@ class RowWindows(RowProposer):
         if self.reuse < 1:
             new = self._reused(own, new, now, q, accepted)
         source = (advance[..., None] + self.steps[:-1]).clamp(max=self.drafts)
-        left = torch.minimum(now.room + 1, self.columns - now.count).sub(advance).clamp(0, self.drafts)
+        left = torch.minimum(now.room + 1, self.columns - now.filled).sub(advance).clamp(0, self.drafts)
 
         def shifted(x: Tensor, old: Tensor) -> Tensor:
             index = source.view(*source.shape, *[1] * (x.ndim - 3)).expand(*source.shape, *x.shape[3:])
@@ -77,6 +77,7 @@ class RowWindows(RowProposer):
     def _reused(self, own: RowState, new: RowState, now: Active, q: Tensor, accepted: Tensor) -> RowState:
         """``new`` drafts [B, A, K], where those that pass the threshold are the old ones."""
         assert own.law is not None
+        assert new.law is not None
         old, law = F.pad(own.drafts, (0, 1)), F.pad(own.law, (0, 0, 0, 1))
         p = F.pad(own.p, (0, 0, 0, 1))
         passes = torch.where(p > 0, q > self.reuse * p, q > self.reuse)  # had y been drawn; a certain draft has p = 1
