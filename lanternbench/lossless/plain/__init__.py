@@ -8,14 +8,9 @@ method.  ``windows``: that of the Jacobi family.
 from __future__ import annotations
 
 from lanternbench.lossless.plain import decoding, windows
-from lanternbench.lossless.plain.decoding import MethodSpec, in_all
+from lanternbench.lossless.plain.decoding import MethodSpec
 from lanternbench.lossless.plain.windows import WindowMethod
 from lanternbench.lossless.plain.world import Prefix, World
-
-
-def output_distribution(world: World, method: MethodSpec | WindowMethod) -> dict[Prefix, float]:
-    """P(image) of every image the method can make on this world, by recursion over all that can be drawn."""
-    return in_all(decode_by_steps(world, method)[0])
 
 
 def decode_by_steps(world: World, method: MethodSpec | WindowMethod) -> tuple[list[dict[Prefix, float]], float]:
