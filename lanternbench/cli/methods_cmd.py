@@ -80,18 +80,22 @@ def option_rows(made: Method, preset: Preset, target: str | None = None) -> list
         choices = get_args(fields[name].annotation) if get_origin(fields[name].annotation) is Literal else ()
         meaning = fields[name].description or ""
         open_ = fields[name].default is None and name not in preset.options
-        shown = "–" if value is None or (open_ and not value) else str(value)  # or the option is off
+        shown = "–" if value is None or (open_ and not value) else _text(value)  # or the option is off
         if open_ and shown == "–":
             source = "target" if "the target's" in meaning and not target else "–"
         else:
             source = "preset" if name in preset.options else "target" if open_ and of_target else "component"
         stated = default_of(made.preset, preset.choices, flag(name), target) if target else None
-        if stated and stated.says(value):
+        if stated and stated.says(shown):
             shown, source = stated.default.strip("`"), stated.source.replace("`", "")
         row = {"option": f"--{flag(name).replace('_', '-')}", "symbol": symbol(fields, name)}
         row |= {"default": shown, "source": source}
         rows.append(row | {"bounds": limits or ", ".join(map(str, choices)), "meaning": meaning})
     return rows
+
+
+def _text(value: Any) -> str:
+    return f"{value[0]} to {value[1]}" if isinstance(value, tuple) else str(value)
 
 
 def _page(name: str, preset: Preset, made: Method, target: str | None) -> None:

@@ -48,19 +48,8 @@ class Log:
 
     def generations(self, state: DecodeState, encode_s: float, decode_s: float) -> list[Generation]:
         clock = state.clock
+        times = decode_s, encode_s, clock.cpu_s, dict(clock.spent), clock.step_s
         return [
-            Generation(
-                tokens,
-                self.accepted[i],
-                self.depths[i],
-                self.nodes[i],
-                decode_s,
-                encode_s,
-                clock.cpu_s,
-                dict(clock.spent),
-                clock.step_s,
-                state.syncs,
-                state.trace,
-            )
+            Generation(tokens, self.accepted[i], self.depths[i], self.nodes[i], *times, state.syncs, state.trace)
             for i, tokens in enumerate(state.finish())
         ]

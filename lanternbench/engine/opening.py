@@ -32,21 +32,14 @@ def start(decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], tr
     target, proposer, model = decoder.target, decoder.proposer, decoder.target.model
     prefix, aux_layers = target.prefix(captions, decoder.guidance), proposer.aux_layers
     step_slots = max(proposer.nodes, proposer.max_step_slots)
-    state = DecodeState(
-        target,
-        decoder.warp,
-        decoder.guidance,
-        seeds,
-        prefix,
-        open_cache(
-            target, model, prefix, step_slots, row_end=lambda ids: model.prompt_embeddings(ids), aux_layers=aux_layers
-        ),
-        row_uniforms(seeds, target.length, proposer.nodes + proposer.uniforms, target.device),
-        proposer.nodes,
-        step_slots,
-        Clock(target.device),
-        aux_layers=aux_layers,
+    cache = open_cache(
+        target, model, prefix, step_slots, row_end=lambda ids: model.prompt_embeddings(ids), aux_layers=aux_layers
     )
+    uniforms = row_uniforms(seeds, target.length, proposer.nodes + proposer.uniforms, target.device)
+    state = DecodeState(
+        target, decoder.warp, decoder.guidance, seeds, prefix, cache, uniforms, proposer.nodes, step_slots,
+        Clock(target.device), aux_layers=aux_layers,
+    )  # fmt: skip
     if trace:
         slack = target.length + proposer.nodes + 1
         state.trace = Trace(state.batch, slack, target.vocab, max(proposer.width, 1), target.device)

@@ -118,10 +118,10 @@ class AcceptanceRule(Component, PlainRule):
 
     @property
     def has_plain(self) -> bool:
-        """Does ``plain`` define it?  Not where ``relax`` or ``verify`` is its own and ``plain`` is inherited."""
+        """Does ``plain`` define it?  Not where it decides otherwise than the exact rule and inherits ``plain``."""
         cls, base = type(self), AcceptanceRule
-        inherited = cls.relax is base.relax and cls.verify is base.verify
-        return self.variant == "paper" and (inherited or cls.plain is not base.plain)
+        exact = cls.relax is base.relax and cls.accept is base.accept and cls.verify is base.verify
+        return self.variant == "paper" and (exact or cls.plain is not base.plain)
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
         """q [..., V] at the parent, drafted x [...], its depth [...] or [], 1 … D -> q̃(x) [...]."""

@@ -256,10 +256,8 @@ def _worst(values: list[float]) -> float:
 
 def _sampled(method: Method, seed: int) -> Outcome:
     """χ² of decoded images: where steps share noise, one step's outcomes cannot be enumerated by themselves."""
-    count, tables = (
-        20_000,
-        Tables(2, 6, seed, "dense"),
-    )  # long enough for several positions to be drawn with lasting noise
+    # long enough for several positions to be drawn with lasting noise
+    count, tables = 20_000, Tables(2, 6, seed, "dense")
     tokens, _ = decode_tables(tables, method, False, count, seed)
     joint = tables.joint()
     images = (tokens * 2 ** torch.arange(5, -1, -1)).sum(1)
@@ -281,11 +279,8 @@ def _greedy_tables(method: Method, seed: int) -> Outcome:
 
 
 def _greedy_target(target: Target, method: Method, seed: int, images: int) -> Outcome:
-    return (
-        float(greedy_difference(target, method, images, seed)),
-        0.0,
-        f"images that greedy ar would not make, of {images}",
-    )
+    differ = greedy_difference(target, method, images, seed)
+    return float(differ), 0.0, f"images that greedy ar would not make, of {images}"
 
 
 def _row_ends(method: Method, seed: int) -> Iterator[Row]:

@@ -40,7 +40,8 @@ class Sample(BaseModel):
     step too, or are empty.  ``step_s`` has the seconds of every step, ``cpu_s`` the CPU seconds of the decode,
     ``threads`` how many CPU threads it had (None on a GPU), ``load`` the machine's 1-minute load average, ``setting``
     the name of the setting in which it was timed.  An imported image has none of these, no ``accept_lengths``, 0
-    ``steps`` where they are unknown, and as ``stated_s`` the seconds that its maker states.  ``row_loss`` and ``column_loss``: the fidelity loss of the tokens of
+    ``steps`` where they are unknown, and as ``stated_s`` the seconds that its maker states.  ``row_loss`` and
+    ``column_loss``: the fidelity loss of the tokens of
     each row and column of the image, of methods that draw several rows at once.
     """
 

@@ -35,8 +35,6 @@ class Default(NamedTuple):
     def says(self, value: object) -> bool:
         """Is it this value, as a number or as text?"""
         text = self.default.strip("`")
-        if isinstance(value, tuple):
-            value = f"{value[0]} to {value[1]}"
         try:
             return float(str(value)) == float(text)
         except ValueError:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from plain_worlds import in_all
 from rules import chain, drafted, on_codes, windowed
 from windows_on_tables import output_distribution
 
@@ -18,7 +19,7 @@ from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.lossless import verify_all
 from lanternbench.lossless.plain import decode_by_steps
-from lanternbench.lossless.plain.decoding import MethodSpec, in_all
+from lanternbench.lossless.plain.decoding import MethodSpec
 from lanternbench.lossless.plain.windows import WindowMethod
 from lanternbench.lossless.plain.world import World
 from lanternbench.lossless.tables import Tables

@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 
 import pytest
+from plain_worlds import image_distribution, in_all, random_world, total_variation
 from rules import EXACT as RULE
 from rules import chain, drafted, on_codes, windowed
 from windows_on_tables import gumbel_token
@@ -20,10 +21,9 @@ from lanternbench.engine import plain as engine_plain
 from lanternbench.engine.plain import AdaptiveBounds, TreeSpec
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.lossless.plain import decoding, windows
-from lanternbench.lossless.plain.decoding import in_all
 from lanternbench.lossless.plain.draft_trees import adt_adapt, adt_step, dynamic_tree, token_flock
 from lanternbench.lossless.plain.rules import after_rejection, stage_loss
-from lanternbench.lossless.plain.world import World, guide, normalise, random_world, total_variation, warp
+from lanternbench.lossless.plain.world import World, guide, normalise, warp
 from lanternbench.methods.acceptance.block import BlockVerification
 from lanternbench.methods.acceptance.lantern import moved_onto, plain_jsd
 from lanternbench.methods.acceptance.neighbours import plain_nearest
@@ -108,7 +108,7 @@ def test_lossy_methods_stay_within_their_fidelity_loss(name, tree):
 def test_windows_give_the_targets_joint_exactly(init, redraw, prefill):
     for world in worlds():
         for window in (1, 2):
-            made = plain.output_distribution(world, windowed(window=window, init=init, redraw=redraw, prefill=prefill))
+            made = image_distribution(world, windowed(window=window, init=init, redraw=redraw, prefill=prefill))
             assert total_variation(made, world.joint()) < EXACT
 
 
@@ -116,12 +116,12 @@ def test_windows_give_the_targets_joint_exactly(init, redraw, prefill):
 def test_siblings_after_a_rejection_keep_the_targets_joint(window, siblings, depth):
     for world in (random_world(3, 3, 4), random_world(3, 3, 5, zeros=0.3), random_world(2, 4, 6)):
         spec = windowed(window=window, redraw="maximal", prefill=False, siblings=siblings, tree_depth=depth)
-        assert total_variation(plain.output_distribution(world, spec), world.joint()) < EXACT
+        assert total_variation(image_distribution(world, spec), world.joint()) < EXACT
 
 
 def test_grouped_acceptance_is_lossy_and_sums_to_one():
     world = random_world(3, 3, 7, scale=0.4)
-    made = plain.output_distribution(world, windowed(on_codes("gsd")))
+    made = image_distribution(world, windowed(on_codes("gsd")))
     assert math.fsum(made.values()) == pytest.approx(1, abs=EXACT)
     assert total_variation(made, world.joint()) > 0.01
 
@@ -388,7 +388,7 @@ def test_enumerations_of_published_windows_are_reproduced(shared, case, redraw, 
         seed, vocab, length, size = (int(part[1:].removeprefix("eed")) for part in name.split()[-1].split("_"))
         world = recorded_world(seed, vocab, length, 0.4 if "0.4" in name else 1.2)
         spec = windowed(rule, window=size - 1, redraw=redraw, one_hot=True, prefill=False)
-        made = plain.output_distribution(world, spec)
+        made = image_distribution(world, spec)
         assert prefix_tv(made, world.joint(), length) == pytest.approx(recorded["tv_prefix"], abs=1e-9), name
 
 

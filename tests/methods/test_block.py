@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 import torch
+from plain_worlds import image_distribution
 from rules import chain, drafted
 from windows_on_tables import enumerate_images
 
 from lanternbench.errors import UserError
-from lanternbench.lossless import plain
 from lanternbench.lossless.tables import Tables, random_rows
 from lanternbench.methods.acceptance.block import BlockVerification, block
 from lanternbench.methods.method import method
@@ -20,7 +20,7 @@ from lanternbench.methods.method import method
 def test_it_is_lossless_and_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
     got = enumerate_images(tables, "sd", acceptance="block")
-    defined = plain.output_distribution(tables.world(), drafted(chain(2), block=BlockVerification.plain_chain))
+    defined = image_distribution(tables.world(), drafted(chain(2), block=BlockVerification.plain_chain))
     assert float((got - tables.on_all_images(defined)).abs().max()) < 1e-6
     assert float((got - tables.joint()).abs().max()) < 1e-6
 

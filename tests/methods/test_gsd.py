@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_worlds import image_distribution
 from rules import drafted, on_codes, windowed
 from windows_on_tables import enumerate_images, output_distribution, tv
 
@@ -29,7 +30,7 @@ def grouped(tables: Tables) -> AcceptanceRule:
 def test_groups_in_a_window_are_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
     got = enumerate_images(tables, "gsd", margin=0.5, radius=2.0)
-    defined = plain.output_distribution(tables.world(), windowed(grouped(tables)))
+    defined = image_distribution(tables.world(), windowed(grouped(tables)))
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     if kind == "dense":
         assert tv(got, tables.joint()) > 1e-3
@@ -45,7 +46,7 @@ def test_on_trees_sampled_or_chosen_image_and_loss_are_the_plain_ones(name, rule
     with torch.inference_mode():
         got, bound = output_distribution(tables, method(name, acceptance=rule, **options))
     loss = plain.decode_by_steps(tables.world(), tree)[1]
-    defined = plain.output_distribution(tables.world(), tree)
+    defined = image_distribution(tables.world(), tree)
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert bound == pytest.approx(loss, abs=1e-5)
     assert 1e-3 < tv(got, tables.joint()) <= bound + EXACT

@@ -6,10 +6,11 @@ import itertools
 
 import pytest
 import torch
+from plain_worlds import image_distribution
 from rules import windowed
 from windows_on_tables import enumerate_images, tv
 
-from lanternbench.lossless import plain, verify_method
+from lanternbench.lossless import verify_method
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.scd import Scd
@@ -21,7 +22,7 @@ EXACT = 1e-6
 def test_maximal_coupling_is_lossless_and_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
     got = enumerate_images(tables, "scd")
-    defined = plain.output_distribution(tables.world(), windowed(redraw="maximal"))
+    defined = image_distribution(tables.world(), windowed(redraw="maximal"))
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert float((got - tables.joint()).abs().max()) < EXACT
 
@@ -29,7 +30,7 @@ def test_maximal_coupling_is_lossless_and_the_plain_definition(kind):
 def test_the_public_code_records_the_old_law_of_a_kept_token_and_is_off_by_what_the_plain_definition_says():
     tables = Tables(2, 4, 5, "dense")
     got = enumerate_images(tables, "scd", variant="reference")
-    defined = plain.output_distribution(tables.world(), windowed(redraw="kept-law", one_hot=True))
+    defined = image_distribution(tables.world(), windowed(redraw="kept-law", one_hot=True))
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert tv(got, tables.joint()) > 1e-3
     assert not method("scd", variant="reference").lossless

@@ -8,17 +8,12 @@ method.  ``windows``: that of the Jacobi family.  ``rows``: that of several rows
 from __future__ import annotations
 
 from lanternbench.lossless.plain import decoding, rows, windows
-from lanternbench.lossless.plain.decoding import MethodSpec, in_all
+from lanternbench.lossless.plain.decoding import MethodSpec
 from lanternbench.lossless.plain.rows import RowMethod
 from lanternbench.lossless.plain.windows import WindowMethod
 from lanternbench.lossless.plain.world import Prefix, World
 
 Plain = MethodSpec | WindowMethod | RowMethod
-
-
-def output_distribution(world: World, method: Plain) -> dict[Prefix, float]:
-    """P(image) of every image the method can make on this world, by recursion over all that can be drawn."""
-    return in_all(decode_by_steps(world, method)[0])
 
 
 def decode_by_steps(world: World, method: Plain) -> tuple[list[dict[Prefix, float]], float]:

@@ -42,15 +42,6 @@ class Outcomes:
     loss: float = 0.0
 
 
-def in_all(by_steps: list[dict[Prefix, float]]) -> dict[Prefix, float]:
-    """P(image), however many steps it took."""
-    images: dict[Prefix, float] = defaultdict(float)
-    for part in by_steps:
-        for image, probability in part.items():
-            images[image] += probability
-    return dict(images)
-
-
 def decode_by_steps(world: World, spec: MethodSpec) -> tuple[list[dict[Prefix, float]], float]:
     """P(image after 1, 2, … steps), the first token before them; and the expected fidelity loss."""
     memory = _Start(spec.tree)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -63,24 +62,6 @@ class World:
         return images
 
 
-def random_world(vocab: int, length: int, seed: int, zeros: float = 0.0, scale: float = 1.5, **options) -> World:
-    """Independent normal logits for every prefix; each is −∞ with probability ``zeros``, but never all of a row."""
-
-    def table(name: str) -> Logits:
-        def logits(prefix: Prefix) -> list[float]:
-            rng = random.Random(f"{seed} {name} {prefix}")
-            row = [scale * rng.gauss(0, 1) for _ in range(vocab)]
-            banned = [rng.random() < zeros for _ in range(vocab)]
-            banned[rng.randrange(vocab)] = False
-            return [-math.inf if b else x for x, b in zip(row, banned, strict=True)]
-
-        return logits
-
-    rng = random.Random(f"{seed} codebook")
-    codes = [[rng.gauss(0, 1), rng.gauss(0, 1)] for _ in range(vocab)]
-    return World(vocab, length, table("target"), table("drafter"), codebook=codes, **options)
-
-
 def guide(cond: list[float], uncond: list[float], scale: float) -> list[float]:
     """Classifier-free guidance: uncond + s·(cond − uncond).  A token banned on either side stays banned."""
     return [-math.inf if math.inf in (-c, -u) else u + scale * (c - u) for c, u in zip(cond, uncond, strict=True)]
@@ -124,8 +105,3 @@ def normalise(weights: list[float], otherwise: list[float] | None = None) -> lis
 
 def one_hot(x: int, vocab: int) -> list[float]:
     return [float(y == x) for y in range(vocab)]
-
-
-def total_variation(a: dict[Prefix, float], b: dict[Prefix, float]) -> float:
-    """½ Σ |a − b| over all that either can produce."""
-    return 0.5 * math.fsum(abs(a.get(s, 0.0) - b.get(s, 0.0)) for s in a.keys() | b.keys())

@@ -39,16 +39,9 @@ class Annealed(AcceptanceRule):
     by_depth: ClassVar[bool] = True
 
     lam: float = option(
-        2.0,
-        "relaxation budget λ",
-        symbol="λ",
-        in_label=True,
-        alias="lambda",
-        also=1.0,
-        ge=1,
-        le=1000,
+        2.0, "relaxation budget λ", symbol="λ", in_label=True, alias="lambda", also=1.0, ge=1, le=1000,
         allow_inf_nan=False,
-    )
+    )  # fmt: skip
     schedule: Literal["exp", "linear", "uniform"] = option("exp", "how ω falls with depth")
     nu: float = option(0.7, "decay ν of the exp schedule", symbol="ν", gt=0, le=1)
 

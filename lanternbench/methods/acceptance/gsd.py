@@ -93,12 +93,7 @@ class Gsd(AcceptanceRule):
     lossless: ClassVar[bool] = False
     ranks: int = option(7, "how many ranks away, in the order of q, a token's group reaches", small=1, ge=0, le=1024)
     margin: float = option(0.15, "bound on |q(y) − q(x)| in a group", ge=0, le=2)
-    radius: float = option(
-        0.5,
-        "bound on the squared distance of codes in a group",
-        ge=0,
-        allow_inf_nan=False,
-    )
+    radius: float = option(0.5, "bound on the squared distance of codes in a group", ge=0, allow_inf_nan=False)
 
     alike = Prepared[Tensor]()  # [V, V] bool
     bounds = Prepared[Bounds]()

@@ -163,9 +163,7 @@ def named() -> dict[str, dict[str, Any]]:
 class Grown(TreePolicy):
     """Base of dynamic and adaptive trees.  Unset options come from ``shape``, else from the target's defaults."""
 
-    shape: str | None = option(
-        None, "a name of grown_trees.yaml (default: the target's sizes)", small=None, unset="", target_key="grown"
-    )
+    shape: str | None = option(None, "a name of grown_trees.yaml (default: the target's sizes)", small=None, unset="")
     depth: int | None = option(
         None, "levels below the root (default: the target's)", small=None, ge=0, le=MAX_DEPTH, unset=5
     )
