@@ -78,6 +78,7 @@ class Drafter:
 
     per_level: bool = True
     aux_layers: tuple[int, ...] = ()  # see ``Proposer``
+    step_slots: int = 0  # cache slots that a step fills, where they do not depend on the tree
 
     def init(self, state: DecodeState, max_nodes: int) -> Any:
         """``max_nodes``: how many nodes one step expands at most."""

@@ -113,6 +113,7 @@ class Proposal(Component):
 
     drafter: ClassVar[str | None] = None  # kind of drafter that the target must have
     samples: ClassVar[bool] = True  # are children of static trees sampled, or the drafter's likeliest tokens?
+    marginals: ClassVar[bool] = False  # do all nodes of a level share one distribution?
     static_trees: ClassVar[dict[str, str]] = {"chain": "chain", "static": "static"}  # tree -> the target's default
     tree_names: ClassVar[tuple[str, ...] | None] = None  # trees that it drafts; None: any but "none"
     tree_is_own: ClassVar[bool] = False  # is the tree implied by the proposal, its options unused?

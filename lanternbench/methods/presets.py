@@ -38,6 +38,7 @@ preset("medusa", proposal="medusa", tree="static", lossless=True, paper="Cai et 
 preset("eagle-1", proposal="eagle", tree="static", lossless=True, paper="Li et al. 2024, arXiv 2401.15077")
 preset("eagle-2", proposal="eagle", tree="dynamic", lossless=True, paper="Li et al. 2024, arXiv 2406.16858")
 preset("eagle-3", proposal="eagle-3", tree="static", lossless=True, paper="Li et al. 2025, arXiv 2503.01840")
+preset("dflash", proposal="dflash", tree="chain", lossless=True, paper="DFlash 2026, arXiv 2602.06036")
 preset(
     "lantern",
     proposal="eagle", tree="dynamic", acceptance="lantern", residual="lantern",

@@ -33,9 +33,8 @@ class DraftedTree(Proposer):
         self.tree, self.adapts = tree, tree.adapts
         self.nodes, self.max_depth, self.width = tree.nodes, tree.max_depth, tree.width
         self.uniforms, self.aux_layers = tree.uniforms, drafter.aux_layers
-        self.max_step_slots = tree.nodes + tree.width * max(
-            tree.max_depth, 1
-        )  # dynamic trees expand more than they keep
+        expanded = tree.nodes + tree.width * max(tree.max_depth, 1)  # dynamic trees expand more than they keep
+        self.max_step_slots = max(expanded, drafter.step_slots)
 
     def init(self, state: DecodeState) -> DraftedState:
         return DraftedState(self.drafter.init(state, self.max_step_slots), self.tree.init(state))
