@@ -27,7 +27,7 @@ from lanternbench.models.catalogue import load_unpacked, with_net
 from lanternbench.models.drafters import dflash as dflash_net
 from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.loading import State
+from lanternbench.models.loading import State, read_state
 from lanternbench.models.target import Target
 from lanternbench.prompts import PromptSet
 from lanternbench.training import dflash, eagle, loop
@@ -159,7 +159,10 @@ def initial_drafter(target: Target, plan: Plan) -> Net:
     """The drafter to train, in float32: that of ``plan.start``, or a fresh one.  EAGLE-3 may start from EAGLE-1."""
     model, device = target.model, target.device
     torch.manual_seed(plan.seed)
-    if plan.recipe == "dflash":
+    block = plan.recipe == DFlash.kind
+    if plan.start is not None and dflash_net.holds_dflash(read_state(plan.start)) != block:
+        raise UserError(f"{plan.start} holds a drafter of another kind than {plan.recipe}: give another --start")
+    if block:
         if plan.start is not None:
             return dflash_net.load(plan.start, model, str(device), torch.float32).requires_grad_(True)
         return DFlash.untrained(model, plan.block, plan.layers, plan.causal).to(device)
