@@ -92,7 +92,7 @@ def costs(target) -> dict[str, float]:
     caption = "a small red circle in the center on a plain blue background"
     with torch.inference_mode():
         state = opening.start(decoder, [caption], [1], trace=False)
-        own = decoder.proposer.init(state)
+        own = decoder.proposer.begin(state)
         u = state.step_uniforms(False).draft
         for _ in range(40):
             drafted, alone = decoder.proposer.draft(state, own, u), single.draft(state, (), u)

@@ -21,6 +21,7 @@ import numpy as np
 from lanternbench.costs.device_models import device_model
 from lanternbench.costs.roofline import BYTES
 from lanternbench.errors import UserError
+from lanternbench.methods.build import prepared_proposal
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target
 from lanternbench.predict.cases import sketch
@@ -61,7 +62,7 @@ def known(name: str) -> Target:
 def case_of(target: Target, name: str, options: dict[str, str]) -> tuple[Case, int, int]:
     """A method with the target's default tree: case, nodes and depth of the tree."""
     made = method(name, **{k: v for k, v in options.items() if k in ("acceptance",)})
-    proposer = made.proposal.build(target, made.tree, made.acceptance)
+    proposer = prepared_proposal(target, made)
     network = None if proposer.drafter is None else proposer.drafter.network()
     case = Case(made.label, name, shape_of(target), network, proposer)
     return case, proposer.nodes, proposer.max_depth

@@ -32,17 +32,21 @@ class Stats(Generation):
 
 @dataclass(frozen=True)
 class Result:
-    """``tokens`` [L], the ``image``, and ``stats``: what it took.  A notebook shows image and statistics."""
+    """``tokens`` [L], the ``image``, and ``stats``: what it took.  A notebook shows image and statistics.
+
+    The image is None where the target has no image tokeniser.
+    """
 
     tokens: Tensor
-    image: Image.Image
+    image: Image.Image | None
     stats: Stats
     grid: tuple[int, int]  # rows and columns of tokens
 
     def _repr_html_(self) -> str:
         from lanternbench.report.maps import data_uri
 
-        return f'<img src="{data_uri(self.image, "PNG")}"><br>{escape(repr(self.stats))}'
+        shown = f'<img src="{data_uri(self.image, "PNG")}"><br>' if self.image else ""
+        return shown + escape(repr(self.stats))
 
     def plot(self) -> Figure:
         """The image beside a map of the accepted lengths: each token in the colour of the step that committed it."""

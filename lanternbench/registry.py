@@ -59,6 +59,12 @@ def _modules(kind: str) -> Mapping[str, str]:
 
 
 @cache
+def plugins() -> tuple[EntryPoint, ...]:
+    """The installed ones, found once a process: the metadata of all packages are read for it."""
+    return tuple(entry_points(group=PLUGINS))
+
+
+@cache
 def _load_plugin(point: EntryPoint) -> None:
     try:
         point.load()
@@ -76,7 +82,7 @@ def load_plugins(kind: str = "", name: str = "") -> None:
 
     Raises UserError naming the one that cannot be imported.
     """
-    for point in sorted(entry_points(group=PLUGINS), key=lambda point: point.name != name):
+    for point in sorted(plugins(), key=lambda point: point.name != name):
         if not kind or name not in _components[kind]:
             _load_plugin(point)
 

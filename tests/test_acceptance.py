@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from rules import EXACT, annealed
+from rules import lantern as lantern_rule
 from scipy.spatial.distance import jensenshannon
 
 from lanternbench.engine.sampling import BELOW_ONE, Warp, draw, draw_distinct
-from lanternbench.engine.verify import AcceptanceRule, ExactRule, Uniforms, normalised
+from lanternbench.engine.verify import Uniforms, normalised, rank_by_rank
 from lanternbench.methods import residuals
 from lanternbench.methods.acceptance import lantern
-from lanternbench.methods.acceptance.annealed import AnnealedRule, schedule
-from lanternbench.methods.acceptance.lantern import LanternRule, PublicLanternRule, jensen_shannon
+from lanternbench.methods.acceptance.annealed import schedule
+from lanternbench.methods.acceptance.lantern import jensen_shannon
 from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -58,7 +60,7 @@ def test_linear_schedule_falls_evenly_around_lambda_and_stays_positive(lam):
 
 
 def test_annealed_rule_multiplies_by_the_omega_of_the_depth():
-    rule = AnnealedRule([3.0, 1.0, 0.5])
+    rule = annealed([3.0, 1.0, 0.5])
     q = torch.tensor([[0.2, 0.8]] * 3)
     assert rule.relax(q, torch.tensor([0, 0, 1]), torch.tensor([1, 2, 3])).value.tolist() == pytest.approx(
         [0.6, 0.2, 0.4]
@@ -74,20 +76,20 @@ NEAR = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 3], [2, 1, 3, 0], [3, 2, 1, 0]])
 
 def test_lantern_grows_nearest_first_while_strictly_below_delta():
     q = dist(0.5, 0.125, 0.25, 0.125)  # exact in binary
-    mass = LanternRule(NEAR, "tvd", 0.375).relax(q, token(0), DEPTH)
+    mass = lantern_rule(NEAR, "tvd", 0.375).relax(q, token(0), DEPTH)
     assert mass.taken.tolist() == [[True, True, False, False]]  # 0.125 < δ, but 0.375 is not
     assert mass.value.item() == 0.625
-    assert LanternRule(NEAR, "tvd", 0.376).relax(q, token(0), DEPTH).value.item() == 0.875
-    assert PublicLanternRule(NEAR, "tvd", 0.375, NEAR).relax(q, token(0), DEPTH).value.item() == 0.875
+    assert lantern_rule(NEAR, "tvd", 0.376).relax(q, token(0), DEPTH).value.item() == 0.875
+    assert lantern_rule(NEAR, "tvd", 0.375, NEAR).relax(q, token(0), DEPTH).value.item() == 0.875
 
 
 def test_lantern_keeps_x_alone_where_the_bound_is_tight():
-    assert LanternRule(NEAR, "tvd", 1e-9).relax(Q, token(2), DEPTH).value.item() == pytest.approx(0.2)
+    assert lantern_rule(NEAR, "tvd", 1e-9).relax(Q, token(2), DEPTH).value.item() == pytest.approx(0.2)
 
 
 def test_lantern_plus_plus_bound_is_inclusive_and_scales_with_q():
     q = dist(0.25, 0.25, 0.25, 0.25)
-    rule = LanternRule(NEAR, "multiplicative", 2.0)  # neighbours may add up to q(x)
+    rule = lantern_rule(NEAR, "multiplicative", 2.0)  # neighbours may add up to q(x)
     assert rule.relax(q, token(0), DEPTH).taken.tolist() == [[True, True, False, False]]
     assert rule.relax(q, token(0), DEPTH).value.item() == 0.5
     assert rule.relax(dist(0.0, 0.5, 0.25, 0.25), token(0), DEPTH).value.item() == 0.0
@@ -102,25 +104,25 @@ def test_jsd_of_a_move_is_scipys():
         qx, moved = q[:, :1], q[:, 1:3].cumsum(-1)
         # one token takes the mass of two: the sum over the group's losers is the same as of one loser
         assert jensen_shannon(qx, moved)[0, 1].item() == pytest.approx(far, abs=1e-12)
-    rule = LanternRule(NEAR, "jsd", far + 1e-9)
+    rule = lantern_rule(NEAR, "jsd", far + 1e-9)
     assert rule.relax(q, token(0), DEPTH).taken.tolist()[0][:3] == [True, True, True]
-    assert not LanternRule(NEAR, "jsd", far - 1e-9).relax(q, token(0), DEPTH).taken[0, 2]
+    assert not lantern_rule(NEAR, "jsd", far - 1e-9).relax(q, token(0), DEPTH).taken[0, 2]
     assert float(jensen_shannon(torch.zeros(1), torch.zeros(1))) == 0.0
 
 
 def test_relaxed_distribution_moves_the_groups_mass_onto_x_and_keeps_the_sum():
-    mass = LanternRule(NEAR, "tvd", 0.35).relax(Q, token(0), DEPTH)
-    moved = residuals.lantern(Q, torch.zeros_like(Q), token(0), DEPTH, LanternRule(NEAR, "tvd", 0.35))  # p = 0
+    mass = lantern_rule(NEAR, "tvd", 0.35).relax(Q, token(0), DEPTH)
+    moved = residuals.lantern(Q, torch.zeros_like(Q), token(0), DEPTH, lantern_rule(NEAR, "tvd", 0.35))  # p = 0
     assert mass.value.item() == pytest.approx(0.7)
     assert moved.tolist()[0] == pytest.approx([0.7, 0.0, 0.0, 0.3])
 
 
 def test_everywhere_is_the_rule_asked_of_each_token():
     for rule in (
-        ExactRule(),
-        AnnealedRule([1.5]),
-        LanternRule(NEAR, "tvd", 0.25),
-        LanternRule(NEAR, "multiplicative", 2.0),
+        EXACT,
+        annealed([1.5]),
+        lantern_rule(NEAR, "tvd", 0.25),
+        lantern_rule(NEAR, "multiplicative", 2.0),
     ):
         one_by_one = torch.stack([rule.relax(Q, token(x), DEPTH).value for x in range(4)], -1)
         assert torch.allclose(rule.everywhere(Q, DEPTH), one_by_one)
@@ -158,36 +160,36 @@ P = dist(0.1, 0.5, 0.2, 0.2)
 
 
 def test_residuals_by_hand():
-    rule = LanternRule(NEAR, "tvd", 0.35)  # A of token 1 = {1, 2}
-    assert residuals.standard(Q, P, token(1), DEPTH, ExactRule()).tolist()[0] == pytest.approx([0.3, 0, 0, 0.1])
+    rule = lantern_rule(NEAR, "tvd", 0.35)  # A of token 1 = {1, 2}
+    assert residuals.standard(Q, P, token(1), DEPTH, EXACT).tolist()[0] == pytest.approx([0.3, 0, 0, 0.1])
     assert residuals.lantern(Q, P, token(1), DEPTH, rule).tolist()[0] == pytest.approx([0.3, 0, 0, 0.1])
-    half = AnnealedRule([0.5])  # [q − min(p, q/2)]₊
+    half = annealed([0.5])  # [q − min(p, q/2)]₊
     assert residuals.optimal(Q, P, token(1), DEPTH, half).tolist()[0] == pytest.approx([0.3, 0.05, 0.1, 0.15])
 
 
 def test_residuals_of_chosen_children_bar_the_child():
-    assert residuals.standard(Q, None, token(0), DEPTH, ExactRule())[0].tolist() == pytest.approx([0, 0.1, 0.2, 0.3])
-    rule = LanternRule(NEAR, "tvd", 0.15)  # A of token 0 = {0, 1}
+    assert residuals.standard(Q, None, token(0), DEPTH, EXACT)[0].tolist() == pytest.approx([0, 0.1, 0.2, 0.3])
+    rule = lantern_rule(NEAR, "tvd", 0.15)  # A of token 0 = {0, 1}
     assert residuals.lantern(Q, None, token(0), DEPTH, rule)[0].tolist() == pytest.approx([0, 0, 0.2, 0.3])
-    half = AnnealedRule([0.5])  # accepted with 0.2, so 0.2 of token 0 is left
+    half = annealed([0.5])  # accepted with 0.2, so 0.2 of token 0 is left
     assert residuals.optimal(Q, None, token(0), DEPTH, half)[0].tolist() == pytest.approx([0.2, 0.1, 0.2, 0.3])
 
 
 @pytest.mark.parametrize("omega", [1.0, 1.7, 5.0])
 def test_optimal_residual_is_the_standard_one_when_omega_is_at_least_one(omega):
-    rule = AnnealedRule([omega])
+    rule = annealed([omega])
     optimal = residuals.optimal(Q, P, token(1), DEPTH, rule)
     assert torch.allclose(optimal, residuals.standard(Q, P, token(1), DEPTH, rule))
 
 
 def test_a_residual_without_mass_falls_back_to_the_target():
-    rest = residuals.standard(Q, Q, token(0), DEPTH, ExactRule())
+    rest = residuals.standard(Q, Q, token(0), DEPTH, EXACT)
     assert float(rest.sum()) == 0.0
     assert torch.equal(normalised(rest, Q), Q)
 
 
 def test_the_reference_residual_counts_all_neighbours_and_never_vanishes():
-    rule = PublicLanternRule(NEAR[:, :2], "tvd", 0.15, NEAR[:, :3])  # A = {0, 1}, all of 0, 1, 2 count
+    rule = lantern_rule(NEAR[:, :2], "tvd", 0.15, NEAR[:, :3])  # A = {0, 1}, all of 0, 1, 2 count
     near, far = NEAR[0, 1:3].tolist(), NEAR[0, 3].item()
     sampled = residuals.lantern_reference(Q, P, token(0), DEPTH, rule)[0]
     assert torch.equal(sampled[near], Q[0, near])  # p is not subtracted there
@@ -195,7 +197,7 @@ def test_the_reference_residual_counts_all_neighbours_and_never_vanishes():
     chosen = residuals.lantern_reference(Q, None, token(0), DEPTH, rule)[0]
     assert chosen[[0, *near]].tolist() == [0, 0, 0]
     assert chosen[far] == Q[0, far]
-    everything = PublicLanternRule(NEAR, "tvd", 0.99, NEAR)
+    everything = lantern_rule(NEAR, "tvd", 0.99, NEAR)
     assert residuals.lantern_reference(Q, None, token(0), DEPTH, everything)[0].tolist() == [1, 1, 1, 1]
 
 
@@ -249,7 +251,7 @@ def test_temperature_divides_the_logits():
 def test_lantern_over_chosen_children_touches_groups_alone_and_decides_as_the_general_rule(limit):
     """1,000 trees of 14 nodes in all; both ways must take the same path to the same token, however much is struck."""
     generator = torch.Generator().manual_seed(5)
-    rule, batch, size = LanternRule(nearest(torch.randn(40, 3, generator=generator), 12), "tvd", limit), 1000, 40
+    rule, batch, size = lantern_rule(nearest(torch.randn(40, 3, generator=generator), 12), "tvd", limit), 1000, 40
 
     def expand(tokens, parent, visible, depth):
         return torch.randn(*tokens.shape, size, generator=generator) * 3
@@ -260,10 +262,10 @@ def test_lantern_over_chosen_children_touches_groups_alone_and_decides_as_the_ge
     draft = grow_by_confidence(state, first, expand, Bounds(3, 4, 14))
     q = Warp(1.0, 9)(torch.randn(batch, 14, size, generator=generator) * 3).double()
     u = torch.rand(batch, 14, generator=generator).double() * BELOW_ONE
-    general = AcceptanceRule.verify_chosen(rule, draft, q, u, residuals.lantern)
+    general = rank_by_rank(rule, draft, q, u, residuals.lantern)
     groups = rule.verify(draft, q, Uniforms(u, u), residuals.lantern, greedy=False)
     assert torch.equal(general.path, groups.path)
     assert torch.equal(general.token, groups.token)
     assert torch.equal(general.accepted, groups.accepted)
     assert 0 < general.accepted.float().mean() < 3
-    assert not torch.equal(AcceptanceRule.verify_chosen(ExactRule(), draft, q, u, residuals.standard).path, groups.path)
+    assert not torch.equal(rank_by_rank(EXACT, draft, q, u, residuals.standard).path, groups.path)

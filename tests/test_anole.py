@@ -143,7 +143,7 @@ def test_the_eagle_drafter_reads_the_prompt_one_id_ahead_and_no_padding(anole):
         state = opening.start(decoder, CAPTIONS, [0, 1], trace=False)
         prefix, hidden = state.prefix, state.prefix_states
         drafter = EagleDrafter(net, model)
-        got, _ = drafter.root(state, drafter.init(state, 4))
+        got, _ = drafter.root(state, drafter.begin(state, 4))
         last = []
         for row, (ids, valid) in enumerate(zip(prefix.features, prefix.valid, strict=True)):
             first = model.tok_embeddings(state.now.tokens[row % 2, :1])
@@ -178,7 +178,7 @@ def test_random_weights_decode_without_any_file(anole):
 def test_the_catalogue_knows_the_shape_licence_and_files_of_anole(tmp_path):
     row = entry("anole-7b")
     cfg = ChameleonConfig(**row.shape)
-    assert (cfg.dim, cfg.n_layer, cfg.grid, cfg.vocab_size, row.guidance) == (4096, 32, 32, 8192, 3.0)
+    assert (cfg.dim, cfg.n_layer, cfg.grid, cfg.vocab_size, row.guidance) == (4096, 32, (32, 32), 8192, 3.0)
     assert row.licence == "Chameleon Research License"
     with pytest.raises(UserError, match="'anole-7b' lacks its model"):
         load_target(f"anole-7b={tmp_path}")

@@ -6,14 +6,13 @@ import itertools
 
 import pytest
 import torch
+from rules import chain, drafted
 from windows_on_tables import enumerate_images
 
 from lanternbench.errors import UserError
 from lanternbench.lossless import plain
-from lanternbench.lossless.plain.decoding import MethodSpec
-from lanternbench.lossless.plain.rules import block as plain_block
 from lanternbench.lossless.tables import Tables, random_rows
-from lanternbench.methods.acceptance.block import block
+from lanternbench.methods.acceptance.block import BlockVerification, block
 from lanternbench.methods.method import method
 
 
@@ -21,7 +20,7 @@ from lanternbench.methods.method import method
 def test_it_is_lossless_and_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
     got = enumerate_images(tables, "sd", acceptance="block")
-    defined = plain.output_distribution(tables.world(), MethodSpec("chain", block=True))
+    defined = plain.output_distribution(tables.world(), drafted(chain(2), block=BlockVerification.plain_chain))
     assert float((got - tables.on_all_images(defined)).abs().max()) < 1e-6
     assert float((got - tables.joint()).abs().max()) < 1e-6
 
@@ -42,19 +41,19 @@ def test_its_expected_length_is_never_below_that_of_token_by_token(seed):
     for xs in itertools.product(range(3), repeat=3):
         at = [sum(3**j for j in range(i)) + sum(x * 3 ** (i - 1 - j) for j, x in enumerate(xs[:i])) for i in range(4)]
         q, p = rows[0][at], rows[1][at[:3]]
-        chain = torch.tensor([xs])
-        chance = float(p.gather(1, chain.T).prod())
+        drafts = torch.tensor([xs])
+        chance = float(p.gather(1, drafts.T).prod())
         if chance == 0:
             continue
-        stop = block(q[None], p[None], chain).stop[0].tolist()
+        stop = block(q[None], p[None], drafts).stop[0].tolist()
         longer, expected = 1.0, 0.0
         for i in (3, 2, 1):
             expected += longer * stop[i - 1] * i
             longer *= 1 - stop[i - 1]
-        by_hand = plain_block(q.tolist(), p.tolist(), xs)
+        by_hand = BlockVerification.plain_chain(q.tolist(), p.tolist(), xs)
         assert expected == pytest.approx(sum(chance * i for chance, i, _ in by_hand))
         blocks += chance * expected
-        ratio = (q[:3].gather(1, chain.T) / p.gather(1, chain.T)).clamp(max=1)[:, 0]
+        ratio = (q[:3].gather(1, drafts.T) / p.gather(1, drafts.T)).clamp(max=1)[:, 0]
         tokens += chance * float(ratio.cumprod(0).sum())
     assert blocks >= tokens - 1e-12
 

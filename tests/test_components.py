@@ -9,17 +9,18 @@ import pytest
 
 from lanternbench import registry
 from lanternbench.engine import decode as engine
-from lanternbench.engine.verify import ExactRule, RelaxedProb
+from lanternbench.engine import verify
+from lanternbench.engine.verify import RelaxedProb
 from lanternbench.errors import UserError
 from lanternbench.methods.acceptance.exact import Exact
-from lanternbench.methods.acceptance.lantern import Lantern, LanternRule
+from lanternbench.methods.acceptance.gsd import Gsd
+from lanternbench.methods.acceptance.lantern import Lantern
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.methods.proposals.drafters import EagleProposal
-from lanternbench.methods.proposals.drafting import EagleDrafter
-from lanternbench.methods.proposals.jacobi import Jacobi, JacobiWindow
+from lanternbench.methods.proposals.drafting import EagleDrafter, EagleProposal
+from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.residuals import standard
-from lanternbench.methods.trees.dynamic import Dynamic, DynamicBuilder
+from lanternbench.methods.trees.dynamic import Dynamic
 from lanternbench.registry import register
 
 TREES = ["chain", "static", "dynamic", "adaptive"]
@@ -41,39 +42,37 @@ def run(target: Any, name: str, temperature: float, **options: Any) -> engine.Sp
     return decoder
 
 
-def counting(base: type, built: type) -> type:
-    """A component that inherits from ``base``, whose rule inherits from ``built`` and overrides ``relax`` alone."""
+def counting(base: type) -> type:
+    """A rule that inherits from ``base`` and overrides ``relax`` alone."""
 
-    class Rule(built):
+    class Counting(base):
         def relax(self, q, x, depth) -> RelaxedProb:
             calls["relax"] += 1
             return super().relax(q, x, depth)
 
-    class Component(base):
-        def build(self, target, max_depth):
-            made = super().build(target, max_depth)
-            made.__class__ = Rule
-            return made
-
-    return Component
+    return Counting
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize(("base", "built"), [(Exact, ExactRule), (Lantern, LanternRule)])
-def test_a_subclass_of_a_rule_is_called(shallow, base, built, tree, temperature):
-    register("acceptance", "counting")(counting(base, built))
-    run(shallow, "eagle-1", temperature, tree=tree, acceptance="counting")
+@pytest.mark.parametrize("base", [Exact, Lantern, Gsd])
+def test_a_subclass_of_a_rule_is_called(shallow, base, tree, temperature):
+    register("acceptance", "counting")(counting(base))
+    run(shallow, "eagle-1", temperature, tree=tree, acceptance="counting", residual="standard")
     assert calls["relax"] > 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_subclass_that_keeps_relax_keeps_the_fast_forms(shallow, temperature):
-    class Same(ExactRule):
+@pytest.mark.parametrize(("temperature", "tree"), [(0.0, "chain"), (1.0, "dynamic")])
+def test_a_subclass_that_keeps_relax_keeps_the_fast_forms(shallow, temperature, tree, monkeypatch):
+    @register("acceptance", "same")
+    class Same(Exact):
         pass
 
-    assert Same.verify_chosen is ExactRule.verify_chosen
-    assert Same.accept_greedily is ExactRule.accept_greedily
+    def general(*given):
+        raise AssertionError("the general form was called")
+
+    monkeypatch.setattr(verify, "rank_by_rank", general)
+    assert run(shallow, "eagle-1", temperature, tree=tree, acceptance="same").rule.own_forms is Exact.forms
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -91,9 +90,9 @@ def test_a_residual_is_called_on_every_tree(shallow, tree):
 @pytest.mark.parametrize("tree", TREES)
 def test_a_proposal_is_called_with_every_tree(shallow, tree, temperature):
     class Drafter(EagleDrafter):
-        def root(self, state, own):
+        def root(self, state, memory):
             calls["root"] += 1
-            return super().root(state, own)
+            return super().root(state, memory)
 
     @register("proposal", "counting")
     class Counting(EagleProposal):
@@ -106,15 +105,11 @@ def test_a_proposal_is_called_with_every_tree(shallow, tree, temperature):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_state_of_a_window_goes_through_update_once_a_step(shallow, temperature):
-    class Window(JacobiWindow):
-        def update(self, state, own, result):
-            calls["update"] += 1
-            return super().update(state, own, result)
-
     @register("proposal", "counting")
     class Counting(Jacobi):
-        def build(self, target, tree, rule):
-            return Window(target, self.window, self.init)
+        def update(self, state, window, result):
+            calls["update"] += 1
+            return super().update(state, window, result)
 
     run(shallow, "sjd", temperature, proposal="counting")
     assert calls["update"] == 3
@@ -122,15 +117,11 @@ def test_the_state_of_a_window_goes_through_update_once_a_step(shallow, temperat
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_tree_is_grown_once_a_step(shallow, temperature):
-    class Builder(DynamicBuilder):
-        def grow(self, state, own, logits, expand, u):
-            calls["grow"] += 1
-            return super().grow(state, own, logits, expand, u)
-
     @register("tree", "counting")
     class Counting(Dynamic):
-        def build(self, target, proposal):
-            return Builder(self.bounds(target))
+        def grow(self, state, memory, logits, expand, u):
+            calls["grow"] += 1
+            return super().grow(state, memory, logits, expand, u)
 
     run(shallow, "eagle-2", temperature, tree="counting")
     assert calls["grow"] == 3

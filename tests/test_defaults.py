@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from fnmatch import fnmatch
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from lanternbench.cli.methods_cmd import option_rows
-from lanternbench.methods.acceptance.lantern import NEIGHBOURS
 from lanternbench.methods.defaults import Default, table
 from lanternbench.methods.method import flag, method, named, preset
 from lanternbench.methods.trees.static import static_tree
 from lanternbench.models.catalogue import catalogue, entry
-from lanternbench.models.chameleon.checkpoint import split_shape
-from lanternbench.models.janus.checkpoint import OPTIONS as JANUS
-from lanternbench.models.llamagen.checkpoint import OPTIONS as LLAMAGEN
-from lanternbench.models.tiny.checkpoint import OPTIONS as TINY
+from lanternbench.models.entries import family
 from lanternbench.registry import components
 
 TREES = ("depth", "draft_top_k", "total_nodes", "depth_range", "width_range", "l_k")
@@ -29,33 +23,17 @@ def options_of(target: str) -> dict[str, Any]:
     if not target:
         return {}
     row = entry(next(name for name in catalogue() if fnmatch(name, target)))
-    if row.family == "chameleon":
-        return split_shape(row.shape)[1].options
-    return {"llamagen": LLAMAGEN, "janus": JANUS, "tiny": TINY}.get(row.family, {})
+    return family(row.family).options(row)
 
 
 def in_code(row: Default) -> list[Any]:
     """The default that the code has."""
     if targets := [name for name in catalogue() if fnmatch(name, row.of)]:
         return [getattr(entry(name), row.option) for name in targets]
-    made = method(row.method, acceptance=row.rule or None)
-    target: Any = SimpleNamespace(options=options_of(row.target), device=torch.device("cpu"))
-    if row.option == "shape":
-        built: Any = made.tree.tree(target, made.proposal)  # type: ignore[attr-defined]
-        return [value(row) if same_tree(built, value(row)) else built.tree.nodes]
-    if made.choices.tree in ("dynamic", "adaptive") and row.option in TREES:
-        built = made.tree.build(target, made.proposal)
-        first = getattr(built, "first", None) or built.bounds
-        sizes = {"depth": first.depth, "draft_top_k": first.top_k, "total_nodes": first.total}
-        within = {"depth_range": "d", "width_range": "k"}.get(row.option, row.option)
-        return [sizes[row.option] if row.option in sizes else getattr(built.within, within)]
-    if row.method == "lantern" and row.option == "k":
-        return [target.options.get("near", NEIGHBOURS)]
-    return [{flag(name): value for name, value in made.read.items()}[row.option]]
-
-
-def same_tree(built: Any, name: str) -> bool:
-    return torch.equal(built.tree.children, static_tree(name).tree.children)
+    resolved = method(row.method, acceptance=row.rule or None).resolve(options_of(row.target))
+    found = {flag(name): value for name, value in resolved.read.items()}[row.option]
+    same = row.option == "shape" and static_tree(found).paths == static_tree(value(row)).paths
+    return [value(row) if same else found]
 
 
 @pytest.mark.parametrize("target", ["tiny", "llamagen-xl-stage1", "anole-7b", "janus-pro-1b"])

@@ -114,7 +114,7 @@ def test_a_drafter_for_llamagen_expects_pads_as_lantern_has_them(classes, target
     ("changes", "reason"),
     [
         ({"vocab_size": 32}, "it has 32 image tokens to choose from, the target 64"),
-        ({"grid": 5}, "it has 5 image tokens a side, the target 4"),
+        ({"grid": 5}, "it has 5×5 image tokens, the target 4×4"),
         ({"model_type": "t2i"}, "it has t2i as conditioning, the target c2i"),
     ],
 )

@@ -72,7 +72,7 @@ def by_hooks(target: Target, captions: list[str], tokens: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("shape", ["chain-3", [[0], [1], [0, 0], [0, 1], [1, 0]]], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_it_reads_in_a_decode_are_the_states_of_a_plain_forward(kind, shape, monkeypatch):
+def test_what_it_reads_in_a_decode_are_the_states_of_a_plain_forward(kind, shape):
     target, captions = deep(kind), captions_of(kind)
     decoder = build(target, method("eagle-3", shape=shape), simulate_acceptance=2.0)  # so that some drafts are taken
     states: list[tuple[list[int], list[int], list[int], Tensor]] = []
@@ -85,7 +85,7 @@ def test_what_it_reads_in_a_decode_are_the_states_of_a_plain_forward(kind, shape
         )
         return honest(state, own, u)
 
-    monkeypatch.setattr(decoder.proposer, "draft", draft)
+    decoder.proposer = decoder.proposer.ready(draft=draft)
     made = engine.generate(decoder, captions, max_steps=8)
     plain = by_hooks(target, captions, torch.stack([g.tokens for g in made]))
     width = target.row_width

@@ -210,7 +210,7 @@ def test_files_that_do_not_belong_together_are_refused(theirs, tmp_path):
 def test_a_checkpoint_for_another_image_size_is_refused(theirs, tmp_path):
     here = write(tmp_path, theirs, "original") / "model" / "config.json"
     here.write_text(json.dumps(json.loads(here.read_text()) | {"image_area": 720 * 720}))
-    with pytest.raises(UserError, match="images of 90 × 90 tokens but target 'small' has 8 a side"):
+    with pytest.raises(UserError, match="images of 90×90 tokens but target 'small' has 8×8"):
         Emu3Family().decoder(ROW, tmp_path, "cpu")
 
 

@@ -9,18 +9,19 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from rules import chain, drafted, on_codes, windowed
 from windows_on_tables import output_distribution
 
 from lanternbench import lossless, registry
+from lanternbench.component import option
+from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.lossless import verify_all
 from lanternbench.lossless.plain import decode_by_steps
 from lanternbench.lossless.plain.decoding import MethodSpec, in_all
-from lanternbench.lossless.plain.rules import Rule, nearest
-from lanternbench.lossless.plain.windows import WindowSpec
+from lanternbench.lossless.plain.windows import WindowMethod
 from lanternbench.lossless.plain.world import World
 from lanternbench.lossless.tables import Tables
-from lanternbench.methods.component import Acceptance, option
 from lanternbench.methods.method import method
 from lanternbench.methods.residuals import PLAIN, standard
 from lanternbench.methods.trees import adaptive
@@ -30,56 +31,57 @@ SMALL = ((0,), (1,), (2,), (0, 0), (0, 1))  # the tables' static tree
 NEAR = 3  # and their neighbours
 
 
+STATIC, DYNAMIC = TreeSpec(paths=SMALL), TreeSpec("dynamic")
+
+
 class Case(NamedTuple):
-    """A method and the plain definition of it, which may need the world's codebook."""
+    """A method and the plain definition of it, whose rule may need the world's codebook."""
 
     name: str
     options: dict[str, Any]
-    plain: Callable[[World], MethodSpec | WindowSpec]
+    plain: Callable[[World], MethodSpec | WindowMethod]
 
 
-def near(world: World) -> tuple[tuple[int, ...], ...]:
-    return nearest(world.codebook, NEAR)
-
-
-def annealed(lam: float, schedule: str) -> Rule:
-    return Rule("annealed", lam=lam, schedule=schedule, length=2)
+def rule(world: World, name: str, **options: Any) -> AcceptanceRule:
+    return on_codes(name, world.codebook, 2, **options)
 
 
 CASES = (
-    Case("sd", {}, lambda _: MethodSpec("chain")),
-    Case("eagle-1", {}, lambda _: MethodSpec("static", paths=SMALL)),
-    Case("eagle-2", {}, lambda _: MethodSpec("dynamic")),
-    Case("cool-sd", {}, lambda _: MethodSpec("static", annealed(2.0, "exp"), "optimal", paths=SMALL)),
+    Case("sd", {}, lambda _: drafted(chain(2))),
+    Case("eagle-1", {}, lambda _: drafted(STATIC)),
+    Case("eagle-2", {}, lambda _: drafted(DYNAMIC)),
+    Case("cool-sd", {}, lambda w: drafted(STATIC, rule(w, "annealed"), "optimal")),
     Case(
         "cool-sd",
         {"lam": 1.1, "schedule": "linear", "residual": "standard"},
-        lambda _: MethodSpec("static", annealed(1.1, "linear"), "standard", paths=SMALL),
+        lambda w: drafted(STATIC, rule(w, "annealed", lam=1.1, schedule="linear")),
     ),
-    Case("uniform-rsd", {"lam": 1.2}, lambda _: MethodSpec("static", annealed(1.2, "uniform"), "optimal", paths=SMALL)),
-    Case("lantern++", {}, lambda w: MethodSpec("static", Rule("lantern++", near=near(w)), "lantern", paths=SMALL)),
+    Case(
+        "uniform-rsd",
+        {"lam": 1.2},
+        lambda w: drafted(STATIC, rule(w, "annealed", lam=1.2, schedule="uniform"), "optimal"),
+    ),
+    Case("lantern++", {}, lambda w: drafted(STATIC, rule(w, "lantern++", k=NEAR), "lantern")),
     Case(
         "lantern++",
         {"residual": "optimal", "lam": 1.5},
-        lambda w: MethodSpec("static", Rule("lantern++", lam=1.5, near=near(w)), "optimal", paths=SMALL),
+        lambda w: drafted(STATIC, rule(w, "lantern++", lam=1.5, k=NEAR), "optimal"),
     ),
-    Case(
-        "lantern", {"delta": 0.3}, lambda w: MethodSpec("dynamic", Rule("lantern", near=near(w), delta=0.3), "lantern")
-    ),
+    Case("lantern", {"delta": 0.3}, lambda w: drafted(DYNAMIC, rule(w, "lantern", k=NEAR, delta=0.3), "lantern")),
     Case(
         "lantern",
         {"delta": 0.2, "divergence": "jsd"},
-        lambda w: MethodSpec("dynamic", Rule("lantern", near=near(w), delta=0.2, distance="jsd"), "lantern"),
+        lambda w: drafted(DYNAMIC, rule(w, "lantern", k=NEAR, delta=0.2, divergence="jsd"), "lantern"),
     ),
     Case(
         "sjd",
         {"acceptance": "annealed", "lam": 1.5, "residual": "optimal", "schedule": "exp"},
-        lambda _: WindowSpec(rule=annealed(1.5, "exp"), residual="optimal"),
+        lambda w: windowed(rule(w, "annealed", lam=1.5), "optimal"),
     ),
     Case(
         "sjd",
         {"acceptance": "lantern", "delta": 0.3, "residual": "lantern", "init": "horizontal-sample"},
-        lambda w: WindowSpec(2, "horizontal-sample", Rule("lantern", near=near(w), delta=0.3), "lantern"),
+        lambda w: windowed(rule(w, "lantern", k=NEAR, delta=0.3), "lantern", init="horizontal-sample"),
     ),
 )
 
@@ -131,16 +133,12 @@ def test_a_method_without_a_plain_definition_is_judged_by_its_bound_alone(monkey
 def test_a_plug_in_s_rule_and_residual_are_held_against_their_own_definitions(monkeypatch):
     monkeypatch.setattr(lossless, "WORLDS", ((3, 3, "dense"), (3, 4, "dense", lossless.GUIDED, True)))
 
-    class Peaks(AcceptanceRule):
-        def relax(self, q, x, depth):
-            return RelaxedProb(torch.where(at(q, x) >= 0.4 * q.amax(-1), torch.inf, 0.0).to(q.dtype))
-
-    class Peak(Acceptance):
+    class Peak(AcceptanceRule):
         lossless = False
         share: float = option(0.4, "share of the likeliest token's probability")
 
-        def build(self, target, max_depth):
-            return Peaks()
+        def relax(self, q, x, depth):
+            return RelaxedProb(torch.where(at(q, x) >= self.share * q.amax(-1), torch.inf, 0.0).to(q.dtype))
 
         def plain(self, q, p, x, depth):
             return float(q[x] >= self.share * max(q))
@@ -148,9 +146,8 @@ def test_a_plug_in_s_rule_and_residual_are_held_against_their_own_definitions(mo
     def flatter(q, p, x, depth, rule):
         return standard(q, p, x, depth, rule).sqrt()
 
-    def plainly(q, p, x, depth):
-        drafted = [float(y == x) for y in range(len(q))] if p is None else p
-        return [math.sqrt(max(0.0, qy - py)) for qy, py in zip(q, drafted, strict=True)]
+    def plainly(q, p, x, depth, rule):
+        return [math.sqrt(max(0.0, qy - py)) for qy, py in zip(q, p, strict=True)]
 
     monkeypatch.setitem(PLAIN, "flatter", plainly)
 

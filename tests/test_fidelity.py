@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rules import EXACT, annealed, lantern
 from torch.utils._python_dispatch import TorchDispatchMode
 from windows_on_tables import output_distribution
 
 from lanternbench.engine.sampling import draw_distinct
 from lanternbench.engine.trace import Trace
-from lanternbench.engine.verify import AcceptanceRule, ExactRule, RelaxedProb, at, normalised
+from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at, normalised
 from lanternbench.lossless.tables import Tables, random_rows
 from lanternbench.measure import fidelity
 from lanternbench.methods import residuals
-from lanternbench.methods.acceptance.annealed import AnnealedRule
-from lanternbench.methods.acceptance.lantern import LanternRule
-from lanternbench.methods.acceptance.typical import TypicalRule
+from lanternbench.methods.acceptance.typical import Typical
 from lanternbench.methods.method import method
 from lanternbench.registry import components
 
 N, V, W = 48, 7, 3
 NEAR = torch.stack([(torch.arange(V) + i) % V for i in range(V)])[:, :4]
-RULES = [AnnealedRule([2.0, 1.0, 0.5]), LanternRule(NEAR, "tvd", 0.3), LanternRule(NEAR, "multiplicative", 2.0)]
+RULES = [annealed([2.0, 1.0, 0.5]), lantern(NEAR, "tvd", 0.3), lantern(NEAR, "multiplicative", 2.0)]
 
 
 @pytest.fixture
@@ -42,15 +41,15 @@ def tv(a, b):
 @pytest.mark.parametrize("residual", [residuals.standard, residuals.optimal, residuals.lantern])
 def test_exact_acceptance_loses_nothing(nodes, sampled, residual):
     q, p, *family = nodes
-    assert fidelity.node_losses(q, p if sampled else None, *family, ExactRule(), residual).max() < 1e-12
+    assert fidelity.node_losses(q, p if sampled else None, *family, EXACT, residual).max() < 1e-12
 
 
 def test_a_wrong_residual_costs(nodes):
     q, p, *family = nodes
-    assert fidelity.node_losses(q, p, *family, ExactRule(), lambda q, *_: q).max() > 0.05
+    assert fidelity.node_losses(q, p, *family, EXACT, lambda q, *_: q).max() > 0.05
 
 
-@pytest.mark.parametrize("rule", [*RULES, TypicalRule(0.09)])
+@pytest.mark.parametrize("rule", [*RULES, Typical(epsilon=0.09)])
 @pytest.mark.parametrize("residual", list(components("residual").values()))
 def test_a_stage_draws_from_a_distribution(nodes, rule, residual):
     q, p, children, _, depth = nodes
@@ -73,7 +72,7 @@ def test_every_stage_of_a_node_has_its_loss(nodes, sampled):
     """The third stage is what the first one is of the q and p that two rejections leave."""
     q, p, children, _, depth = nodes
     q, p, children, depth = (x[(p > 0).sum(-1) > 3] for x in (q, p, children, depth))
-    rule, given = LanternRule(NEAR, "multiplicative", 3.0), p if sampled else None
+    rule, given = lantern(NEAR, "multiplicative", 3.0), p if sampled else None
     three = torch.full((len(q),), 3)
     losses = fidelity.node_losses(q, given, children, three, depth, rule, residuals.lantern)
     for j in range(2):
@@ -157,7 +156,7 @@ class EntropyRule(AcceptanceRule):
         return RelaxedProb(at(q, x) * (1 + torch.special.entr(q).sum(-1)))
 
 
-@pytest.mark.parametrize(("rule", "most"), [(EntropyRule(), 1 << 20), (TypicalRule(0.09), 4 * 2 * 4096)])
+@pytest.mark.parametrize(("rule", "most"), [(EntropyRule(), 1 << 20), (Typical(epsilon=0.09), 4 * 2 * 4096)])
 @pytest.mark.parametrize("residual", [residuals.standard, residuals.optimal])
 def test_the_loss_of_any_rule_takes_bounded_memory(rule, most, residual, monkeypatch):
     """Two nodes of 4,096 tokens: all pairs of tokens would be 33 million elements."""
@@ -190,7 +189,7 @@ def test_float32_traces_of_lossless_methods_stay_below_the_noise(nodes):
     trace.q, trace.p = trace.q.float(), trace.p.float()
     for sampled in (True, False):
         trace.sampled.fill_(sampled)
-        assert fidelity.fidelity_loss(trace, ExactRule(), residuals.standard).max() < 1e-5
+        assert fidelity.fidelity_loss(trace, EXACT, residuals.standard).max() < 1e-5
 
 
 def test_greedy_loss_counts_tokens_that_are_not_the_argmax(nodes):

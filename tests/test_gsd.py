@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from rules import drafted, on_codes, windowed
 from windows_on_tables import enumerate_images, output_distribution, tv
 
+from lanternbench.engine.plain import TreeSpec
+from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.errors import UserError
 from lanternbench.lossless import plain
-from lanternbench.lossless.plain.decoding import MethodSpec
-from lanternbench.lossless.plain.rules import Rule
-from lanternbench.lossless.plain.windows import WindowSpec
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import method
 
@@ -21,16 +21,15 @@ EXACT = 1e-6
 SMALL = ((0,), (1,), (2,), (0, 0), (0, 1))  # the tables' static tree
 
 
-def grouped(tables: Tables) -> Rule:
-    codes = tables.codebook.double().tolist()
-    return Rule("grouped", ranks=1, dq=0.5, radius=2.0, codebook=tuple(map(tuple, codes)))
+def grouped(tables: Tables) -> AcceptanceRule:
+    return on_codes("gsd", tables.codebook, ranks=1, margin=0.5, radius=2.0)
 
 
 @pytest.mark.parametrize("kind", ["dense", "zeros"])
 def test_groups_in_a_window_are_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
     got = enumerate_images(tables, "gsd", margin=0.5, radius=2.0)
-    defined = plain.output_distribution(tables.world(), WindowSpec(rule=grouped(tables)))
+    defined = plain.output_distribution(tables.world(), windowed(grouped(tables)))
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     if kind == "dense":
         assert tv(got, tables.joint()) > 1e-3
@@ -41,8 +40,8 @@ def test_groups_in_a_window_are_the_plain_definition(kind):
 def test_on_trees_sampled_or_chosen_image_and_loss_are_the_plain_ones(name, rule):
     tables = Tables(3, 3, 6, "dense")
     options = {"gsd": {"margin": 0.5, "radius": 2.0}, "top-k": {"rho": 0.4}}[rule]
-    spec = {"gsd": grouped(tables), "top-k": Rule("top-k", top=2, rho=0.4)}[rule]
-    tree = MethodSpec("static", spec, paths=SMALL) if name == "eagle-1" else MethodSpec("dynamic", spec)
+    spec = {"gsd": grouped(tables), "top-k": on_codes("top-k", k=2, rho=0.4)}[rule]
+    tree = drafted(TreeSpec(paths=SMALL) if name == "eagle-1" else TreeSpec("dynamic"), spec)
     with torch.inference_mode():
         got, bound = output_distribution(tables, method(name, acceptance=rule, **options))
     loss = plain.decode_by_steps(tables.world(), tree)[1]
@@ -57,7 +56,7 @@ def test_the_paper_compares_codes_and_the_public_code_input_embeddings(variant, 
     codes, embeddings = torch.tensor([[0.0], [0.6], [1.0]]), torch.tensor([[0.0, 0.0], [5.0, 5.0], [0.1, 0.1]])
     model = SimpleNamespace(tok_embeddings=torch.nn.Embedding.from_pretrained(embeddings))
     target: Any = SimpleNamespace(codebook=codes, model=model, vocab=3, device=codes.device)
-    rule: Any = method("gsd", variant=variant).acceptance.build(target, 1)
+    rule: Any = method("gsd", variant=variant).acceptance.prepare(target, 1)
     assert rule.alike[0].nonzero()[:, 0].tolist() == alike
 
 

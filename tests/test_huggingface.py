@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +13,9 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from test_emu3 import CAPTIONS, CODES, GUIDANCE, ROW, SIDE, theirs, write  # noqa: F401
+from typer.testing import CliRunner
 
+from lanternbench.cli.main import app
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
@@ -83,14 +83,12 @@ def test_images_are_those_of_the_model_s_own_tokeniser(both):
     assert (ours - others).abs().max() <= 1
 
 
-def test_the_command_runs_it_and_records_its_template(folder, tmp_path):
-    command = [sys.executable, "-m", "lanternbench", "run", "--target", f"hf:{folder / 'model'}", "-m", "scd"]
+def test_the_command_runs_it_and_records_its_template(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.txt").write_text("a circle\n")
-    done = subprocess.run(
-        [*command, "--prompts", "prompts.txt", "-n", "1", "--metrics", "", "--window", "4", "--dtype", "float32"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    command = ["run", "--target", f"hf:{folder / 'model'}", "-m", "scd", "--window", "4", "--dtype", "float32"]
+    done = CliRunner().invoke(app, [*command, "--prompts", "prompts.txt", "-n", "1", "--metrics", ""])
+    assert done.exit_code == 0, done.output
     info = json.loads(next(tmp_path.glob("results/*/run.json")).read_text())
     assert info["target"]["prompt_template"] == SAID["prompt"]
     summary = json.loads(next(tmp_path.glob("results/*/summary.json")).read_text())
@@ -100,8 +98,9 @@ def test_the_command_runs_it_and_records_its_template(folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"grid": 1}, "grid: Input should be greater than or equal to 2"),
-        ({"grid": 100}, "512 positions, too few for 100 × 100"),
+        ({"grid": 1}, "grid.0: Input should be greater than or equal to 2"),
+        ({"grid": [4, 200]}, "grid.1: Input should be less than or equal to 128"),
+        ({"grid": 100}, "512 positions, too few for 100×100"),
         ({"image_tokens": "<|nothing {}|>"}, "the tokeniser has no token '<|nothing 0|>'"),
         ({"image_tokens": "<|visual token|>"}, "has no place for a number"),
         ({"image_tokens": "<|visual token {:99999999d}|>"}, "has no place for a number"),

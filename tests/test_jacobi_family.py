@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
+from rules import EXACT, on_codes
 from scipy.stats import chisquare
 from torch import Tensor
 from windows_on_tables import gumbel_token
 
-from lanternbench.lossless.plain.rules import Rule, acceptance, gsd_group, residual, without
+from lanternbench.lossless.plain.rules import after_rejection, without
 from lanternbench.lossless.plain.windows import coupled
-from lanternbench.methods.acceptance.gsd import Bounds, GsdRule, group
+from lanternbench.methods.acceptance.gsd import Bounds, group
 from lanternbench.methods.proposals.longest_path import (
     RowTree,
     longest_path_step,
@@ -20,7 +22,8 @@ from lanternbench.methods.proposals.longest_path import (
     sibling_tests,
 )
 from lanternbench.methods.proposals.scd import gumbel, maximal, position_noise
-from lanternbench.methods.proposals.sibling_columns import context_nodes, sibling_paths
+from lanternbench.methods.proposals.sjd_pac import context_nodes, sibling_paths
+from lanternbench.methods.residuals import PLAIN
 
 
 def distributions(*shape: int, seed: int = 0, zeros: float = 0.0, scale: float = 1.2) -> Tensor:
@@ -81,17 +84,16 @@ def test_groups_are_the_plain_ones(ranks):
     q, p = distributions(40, 20, seed=1, scale=0.7), distributions(40, 20, seed=2)
     codes = torch.randn(20, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64) / 2
     x = torch.arange(40) % 20
-    judged = GsdRule(codes, 0.5, Bounds.of(ranks, 0.02))
+    judged: Any = on_codes("gsd", codes, ranks=ranks, margin=0.02)
     found = group(q, x, judged.alike, judged.bounds)
-    rule = Rule("grouped", ranks=ranks, dq=0.02, codebook=tuple(map(tuple, codes.tolist())))
     accepted = judged.accepted_prob(q, p, torch.ones(40))
     for i in range(40):
-        members = gsd_group(rule, q[i].tolist(), int(x[i]))
+        members = judged.plain_group(q[i].tolist(), int(x[i]))
         assert sorted(found.ids[i][found.inside[i]].tolist()) == sorted(members)
         ratio = float(q[i, members].sum() / p[i, members].sum())
         assert float(found.mass(q)[i] / found.mass(p)[i]) == pytest.approx(ratio)
         for y in range(20):
-            f = acceptance(rule, q[i].tolist(), p[i].tolist(), y, 1)
+            f = judged.plain_prob(q[i].tolist(), p[i].tolist(), y, 1)
             assert float(accepted[i, y]) == pytest.approx(float(p[i, y]) * f)
 
 
@@ -119,7 +121,7 @@ def test_recursive_residuals_are_the_plain_ones():
             assert stages.draft[i, j].tolist() == pytest.approx(draft, abs=1e-12)
             if j < 3:
                 x = int(tokens[i, j])
-                target, draft = residual("standard", target, draft, x, Rule(), 1), without(draft, x)
+                target, draft = after_rejection(PLAIN["standard"], target, draft, x, EXACT, 1), without(draft, x)
     u = uniforms(30, 3, seed=3)
     tests = sibling_tests(stages, tokens, u)
     ratio = [s[:, :-1].gather(-1, tokens[..., None])[..., 0] for s in stages]

@@ -117,7 +117,7 @@ def small_vq(tmp_path, monkeypatch):
 def test_a_checkpoint_of_another_image_size_is_refused(tmp_path):
     net = scrambled(LlamaGen(LlamaGenConfig(**TEXT)), 0)
     (tmp_path / "model").mkdir()
-    table = {"freqs_cis": torch.zeros(net.config.prefix + 4 * net.config.grid**2, 4, 2)}
+    table = {"freqs_cis": torch.zeros(net.config.prefix + 4 * net.config.grid[0] ** 2, 4, 2)}
     torch.save({"model": llamagen.to_official(net.state_dict()) | table}, tmp_path / "model" / "t2i.pt")
     with pytest.raises(UserError, match="it is of another image size"):
         LlamaGenFamily().decoder(small_row(TEXT), tmp_path, "cpu")

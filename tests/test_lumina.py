@@ -20,6 +20,7 @@ from lanternbench.engine import decode as engine
 from lanternbench.engine.address import Lengths, raster
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.row_ends import token_in, with_row_ends
+from lanternbench.imported.log_probs import log_probs
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.chameleon import checkpoint as published_chameleon
@@ -266,7 +267,7 @@ def test_the_catalogue_knows_the_three_sizes():
     for side in (512, 768, 1024):
         row = entry(f"lumina-mgpt-7b-{side}")
         shape, dialect = published_chameleon.split_shape(row.shape)
-        assert ChameleonConfig(**shape).grid * 16 == side
+        assert [16 * n for n in ChameleonConfig(**shape).grid] == [side, side]
         assert (row.guidance, row.top_k, dialect.row_end) == (3.0, 2000, ROW_END)
 
 
@@ -308,3 +309,11 @@ def test_a_row_end_is_seen_by_the_descendants_of_its_node_alone():
     ]
     assert seen[1, :3, 3:].sum() == 0
     assert seen[1, 4].int().tolist() == [1, 1, 0, 0, 1, 0]
+
+
+def test_imported_tokens_have_the_log_probabilities_of_an_uncached_forward_across_row_ends(lumina, wholes, greedy):
+    precise = replace(lumina, model=deepcopy(lumina.model).double())
+    got = log_probs(build(precise, method("ar"), 1.0), CAPTIONS, greedy)
+    for i, caption in enumerate(CAPTIONS):
+        want = guided_logits(lumina, deepcopy(wholes[0]).double(), caption, greedy[i]).log_softmax(-1)
+        assert (got[i] - want.gather(-1, greedy[i][:, None])[:, 0]).abs().max() < 1e-5

@@ -8,12 +8,12 @@ from typing import Literal
 import pytest
 
 from lanternbench import registry
+from lanternbench.component import option
 from lanternbench.errors import UserError
 from lanternbench.experiment import iter_samples
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.runner import run
 from lanternbench.methods.acceptance.exact import Exact
-from lanternbench.methods.component import option
 from lanternbench.methods.method import method
 
 

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from suite_runs import ENVIRONMENT, short_protocol, suite_run
 from test_pictures import LABELS, twenty_one
 from test_report import EVIL, FID, flat, make_run
 
 from lanternbench import experiment as results
 from lanternbench.report.labels import overlap
 from lanternbench.report.write import report
+from lanternbench.suite import leaderboard
+from lanternbench.suite.submission import submission, write
 
 BROWSER = next((path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))), None)
 QUIET = [
@@ -242,3 +245,33 @@ def test_a_page_of_32_prompts_by_13_methods_is_under_5_mb(tmp_path):
     (file,) = report([folder], formats=["html"])
     assert file.read_text().count('<img class="image"') == 32 * 13
     assert file.stat().st_size < 5_000_000
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_a_leaderboard_fits_any_screen_and_sorts(browse, tmp_path, monkeypatch, width):
+    found = short_protocol(monkeypatch, tmp_path)
+    folder = tmp_path / "board"
+    folder.mkdir()
+    for name in ("One CPU", "Another CPU"):
+        run = suite_run(tmp_path / name, found, environment=ENVIRONMENT | {"cpu": name})
+        write(submission(run), folder / f"{name.partition(' ')[0]}.json")
+    entries, refused = leaderboard.read_folder(folder)
+    assert not refused
+    (folder / "leaderboard.html").write_text(leaderboard.html_page(leaderboard.boards(entries)))
+    seen = browse(
+        folder / "leaderboard.html",
+        """
+        const heads = [...document.querySelector("thead tr").cells].filter(c => !c.classList.contains("folded"));
+        heads[1].firstChild.click();
+        return {
+          wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+          headings: [...document.querySelectorAll("h2")].map(h => h.textContent),
+          heads: heads.map(h => h.textContent), sorted: heads[1].getAttribute("aria-sort"),
+          row: document.querySelector("tbody tr").cells[0].textContent,
+        };""",
+        width,
+    )
+    assert seen["wide"] <= 0
+    assert seen["headings"] == ["v1/tiny, Another CPU", "v1/tiny, One CPU"]
+    assert seen["heads"][:3] == ["method", "speedup ↑", "AR ms/token"]
+    assert (seen["sorted"], seen["row"]) == ("ascending", "eagle-1")

@@ -83,7 +83,7 @@ def test_the_method_that_judges_a_drafter_is_lossless_and_drafts_with_it():
     for kind in ("eagle", "model", "medusa"):
         used = drafting_method(kind)
         assert used.lossless
-        assert used.proposal.drafter == kind
+        assert used.proposal.drafter_kind == kind
     assert drafting_method("eagle").choices.tree == "dynamic"
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rules import EXACT, annealed
 from torch import Tensor
 
 from lanternbench.engine.carry import PerPrompt, select
 from lanternbench.engine.tree import Draft, StaticTree, from_parents, from_paths, parents, path_to
-from lanternbench.engine.verify import ExactRule, Uniforms
-from lanternbench.methods.acceptance.annealed import AnnealedRule
+from lanternbench.engine.verify import Uniforms
 from lanternbench.methods.residuals import optimal, standard
 
 MANY = settings(max_examples=60, deadline=None, derandomize=True)
@@ -88,7 +88,7 @@ def test_verification_is_the_scalar_procedure_for_the_same_uniforms(paths, seed,
     draft = drafted(static, p, seed)
     u = torch.rand(2, tree.nodes, generator=torch.Generator().manual_seed(seed + 2), dtype=torch.float64)
     omega = [1.4, 1.0, 0.6]
-    rule, residual = (ExactRule(), standard) if name == "exact" else (AnnealedRule(omega), optimal)
+    rule, residual = (EXACT, standard) if name == "exact" else (annealed(omega), optimal)
     found = rule.verify(draft, q, Uniforms(u, u[:, :0]), residual, greedy=False)
     for b in range(2):
         path, weights = scalar(static, draft, q[b], u[b].tolist(), b, omega if name == "annealed" else [1.0] * 3)

@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 import torch
+from rules import windowed
 from windows_on_tables import enumerate_images, tv
 
 from lanternbench.lossless import plain, verify_method
-from lanternbench.lossless.plain.windows import WindowSpec
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import method
-from lanternbench.methods.proposals.scd import GumbelWindow
+from lanternbench.methods.proposals.scd import Scd
 
 EXACT = 1e-6
 
@@ -21,7 +21,7 @@ EXACT = 1e-6
 def test_maximal_coupling_is_lossless_and_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
     got = enumerate_images(tables, "scd")
-    defined = plain.output_distribution(tables.world(), WindowSpec(redraw="maximal"))
+    defined = plain.output_distribution(tables.world(), windowed(redraw="maximal"))
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert float((got - tables.joint()).abs().max()) < EXACT
 
@@ -29,7 +29,7 @@ def test_maximal_coupling_is_lossless_and_the_plain_definition(kind):
 def test_the_public_code_records_the_old_law_of_a_kept_token_and_is_off_by_what_the_plain_definition_says():
     tables = Tables(3, 4, 5, "dense")
     got = enumerate_images(tables, "scd", variant="reference")
-    defined = plain.output_distribution(tables.world(), WindowSpec(redraw="kept-law", one_hot=True))
+    defined = plain.output_distribution(tables.world(), windowed(redraw="kept-law", one_hot=True))
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert tv(got, tables.joint()) > 1e-3
     assert not method("scd", variant="reference").lossless
@@ -49,7 +49,7 @@ def test_gumbel_coupling_is_lossless_over_all_noise(monkeypatch):
         zero = torch.full_like(gap, 0.5)  # Gumbel −log log 2
         return torch.stack([zero, torch.exp(zero.log() * torch.exp(-gap))], -1)
 
-    monkeypatch.setattr(GumbelWindow, "noise", noise)
+    monkeypatch.setattr(Scd, "noise", noise)
     for cells in itertools.product(*(itertools.pairwise(e) for e in edges)):
         for position, (low, high) in enumerate(cells, 1):
             level[position] = (low + high) / 2

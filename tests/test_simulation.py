@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from lanternbench.engine import decode as engine
-from lanternbench.engine.simulation import level_rates, simulate
+from lanternbench.engine.simulation import level_rates, reach, simulate
 from lanternbench.engine.tree import Draft, chain
 from lanternbench.engine.verify import VerifyResult
 from lanternbench.errors import UserError
 from lanternbench.experiment import config
 from lanternbench.experiment import runner as sweeps
+from lanternbench.measure.acceptance import conditional_rates, joint_rates
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.report.load import ReportRow
@@ -37,9 +38,42 @@ def test_the_drawn_lengths_follow_the_rates():
     zero = torch.zeros(count, 6, dtype=torch.long)
     result = VerifyResult(zero, zero[:, 0], zero[:, 0], zero)
     u = torch.rand(count, generator=torch.Generator().manual_seed(1))
-    made = simulate(draft, result, level_rates(2.7, 5), u)
+    made = simulate(draft, result, reach(2.7, 5), u)
     assert float(made.accepted.float().mean()) + 1 == pytest.approx(2.7, abs=0.05)
     assert torch.equal(made.path, torch.minimum(torch.arange(6), made.accepted[:, None]))
+
+
+def test_the_drawn_lengths_follow_rates_by_position():
+    # 20,000 draws: the standard error of a joint rate is at most 0.0035, the window is more than four of them
+    count, asked = 20_000, [0.8, 0.7, 0.6]
+    draft = Draft(torch.zeros(count, 6, dtype=torch.long), static=chain(5))
+    zero = torch.zeros(count, 6, dtype=torch.long)
+    u = torch.rand(count, generator=torch.Generator().manual_seed(2))
+    made = simulate(draft, VerifyResult(zero, zero[:, 0], zero[:, 0], zero), reach(asked, 5), u)
+    lengths = torch.bincount(made.accepted + 1, minlength=7).tolist()
+    joint = torch.tensor([0.8, 0.56, 0.336, 0.2016, 0.12096])  # the last rate holds for all deeper positions
+    assert torch.tensor(joint_rates(lengths)).sub(joint).abs().max() < 0.015
+    assert torch.tensor(conditional_rates(lengths)[:3]).sub(torch.tensor(asked)).abs().max() < 0.02
+
+
+def test_the_product_of_conditional_rates_is_the_joint_rate():
+    lengths = [0, 5, 3, 0, 2]
+    product = 1.0
+    for joint, conditional in zip(joint_rates(lengths), conditional_rates(lengths), strict=True):
+        product *= conditional
+        assert product == pytest.approx(joint)
+
+
+@pytest.mark.parametrize("given", ["0.8,0.7,0.6", [0.8, 0.7, 0.6]])
+def test_rates_are_given_as_text_or_as_a_list(given):
+    assert config.Decoding(simulate_acceptance=given).simulate_acceptance == [0.8, 0.7, 0.6]
+    assert config.Decoding(simulate_acceptance="2.7").simulate_acceptance == 2.7
+
+
+@pytest.mark.parametrize("given", ["0.8,1.2", "0.5", "a,b", "0.8,nan", "65", [], [True], "0.8,"])
+def test_rates_that_are_none_are_refused(given):
+    with pytest.raises(UserError, match="'simulate_acceptance' is wrong"):
+        config.checked(config.Decoding, {"simulate_acceptance": given})
 
 
 @pytest.mark.parametrize("name", ["eagle-1", "eagle-2", "adt-tree", "sjd", "cool-sd"])
@@ -58,6 +92,9 @@ def test_what_means_nothing_is_not_measured(tmp_path):
     assert not any("clip" in key or "fid-" in key for key in eagle.figures)
     assert eagle.value("fidelity_loss") is None
     assert any("no metric is computed" in note.text for note in summary.notes)
+    by_position = config.sweep(given | {"simulate_acceptance": "0.9,0.5", "baseline": False}, "test")
+    _, summary = sweeps.run(by_position, tmp_path)
+    assert any("simulated to rates of [0.9, 0.5] by position" in note.text for note in summary.notes)
     assert "acceptance (simulated)" in differences(ReportRow(**vars(eagle)), published_rows()[0]).values()
 
 

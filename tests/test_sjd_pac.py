@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rules import windowed
 from windows_on_tables import enumerate_images, tv
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
 from lanternbench.lossless import on_tables, plain
-from lanternbench.lossless.plain.windows import WindowSpec
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -25,7 +25,7 @@ def test_siblings_are_lossless_and_the_plain_definition(kind):
     """Two siblings, also where the target has one token left; a window longer than the rest of the image."""
     tables = Tables(3, 3, 5, kind)
     got = enumerate_images(tables, "sjd-pac")
-    defined = plain.output_distribution(tables.world(), WindowSpec(redraw="maximal", siblings=2, tree_depth=3))
+    defined = plain.output_distribution(tables.world(), windowed(redraw="maximal", siblings=2, tree_depth=3))
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert float((got - tables.joint()).abs().max()) < EXACT
 

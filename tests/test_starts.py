@@ -127,7 +127,7 @@ def test_a_targets_page_is_whole_in_80_columns(name, capsys):
 def test_a_targets_page_says_which_methods_need_a_drafter(target):
     assert set(DRAFTERS) == set(target.drafters)
     for name, preset in registry.components("preset").items():
-        needed = registry.component("proposal", preset.choices.proposal).drafter
+        needed = registry.component("proposal", preset.choices.proposal).drafter_kind
         assert needed == (preset.choices.proposal if preset.choices.proposal in DRAFTERS else None), name
     assert (target.guidance, target.top_k) == (entry("tiny").guidance, entry("tiny").top_k)
     ready, given, never = _methods(["eagle"])
@@ -175,11 +175,24 @@ class Plugin:
 def test_a_plug_in_is_loaded_when_its_component_is_used_and_found_by_its_name(monkeypatch):
     loaded: list[str] = []
     residuals = registry.components("residual")
-    points = [Plugin("first", loaded), Plugin("second", loaded)]
+    points = (Plugin("first", loaded), Plugin("second", loaded))
     with registry.temporary():
-        monkeypatch.setattr(registry, "entry_points", lambda group: points)
+        monkeypatch.setattr(registry, "plugins", lambda: points)
         assert registry.component("residual", "standard")
         assert loaded == []
         assert registry.component("residual", "second")
         assert loaded == ["second"]
         assert list(residuals)[-2:] == ["second", "first"]
+
+
+def test_plug_ins_are_looked_for_once_a_process(monkeypatch):
+    looked: list[str] = []
+    monkeypatch.setattr(registry, "entry_points", lambda group: looked.append(group) or [])
+    registry.plugins.cache_clear()
+    try:
+        for kind in ("residual", "metric", "preset"):
+            assert "nobody's" not in registry.components(kind)
+            assert list(registry.components(kind))
+    finally:
+        registry.plugins.cache_clear()
+    assert looked == [registry.PLUGINS]

@@ -112,7 +112,7 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, name, target, mon
         made = made_small(kind)
     if tables == "its own tables":
         made = with_tables(made)
-    role = method(name).proposal.drafter
+    role = method(name).proposal.drafter_kind
     if role not in made.drafters:
         made = replace(made, drafters={role: scrambled(made.model.new_eagle(fused=True), 1)})
     captions = ["7", "3"] if kind == "classes" else CAPTIONS  # of unlike lengths: one is padded

@@ -12,14 +12,15 @@ import torch
 from lanternbench.engine import tree as trees
 from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.plain import AdaptiveBounds
 from lanternbench.engine.sampling import Warp
 from lanternbench.errors import UserError
-from lanternbench.lossless.plain.draft_trees import AdaptiveBounds, adt_step
+from lanternbench.lossless.plain.draft_trees import adt_step
 from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.method import method
-from lanternbench.methods.trees.adaptive import AdaptiveBuilder, Plan, Range, adapt, random_uniforms
+from lanternbench.methods.trees.adaptive import Adaptive, Plan, Range, adapt, random_uniforms
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
-from lanternbench.methods.trees.static import StaticBuilder, named, static_tree
+from lanternbench.methods.trees.static import FixedTree, named, static_tree
 
 
 @pytest.mark.parametrize("name", [*named(), "chain-1", "chain-7"])
@@ -88,9 +89,9 @@ def adaptive_state(grid: tuple[int, int], seeds: list[int]) -> Any:
 def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_decode(init, within, plain, bonus):
     """A sequence of acceptances drives the engine's bookkeeping and the plain definition side by side."""
     side, tokens = 12, random.Random(f"{init} {within}")
-    builder = AdaptiveBuilder(within, init, Bounds(3, 5, 30), bonus=bonus)
+    builder = Adaptive(init=init, bonus=bonus).resolve({}).adapting(within, Bounds(3, 5, 30))
     state = adaptive_state((side, side), [5, 6])
-    own = builder.init(state)
+    own = builder.begin(state)
     histories, alphas = [[(3, 5)], [(3, 5)]], [None, None]
     seen = set()
     while max(map(len, histories)) < side * side:
@@ -132,14 +133,14 @@ def test_a_dynamic_tree_keeps_the_parents_of_children_that_are_sure(bounds, logi
 def test_a_static_tree_ranks_children_whose_probabilities_are_0_in_float32(warp):
     """Logits more than 105 below the first: their softmax is 0 in float32, and says nothing of their order."""
     logits, static = torch.tensor([[-300.0, 0.0, -350.0, -200.0, -250.0]]), static_tree([[0], [1], [2], [0, 0], [0, 1]])
-    builder: Any = StaticBuilder(static, False, torch.device("cpu"))
+    builder: Any = FixedTree().drafting(static, False, torch.device("cpu"))
     state: Any = SimpleNamespace(now=SimpleNamespace(root=torch.tensor([4])), warp=warp)
     draft = builder.grow(state, None, logits, lambda *given: logits[:, None], torch.zeros(1, 0))
     assert draft.tokens[0].tolist() == [4, 1, 3, 4, 1, 3]
 
 
 def test_adt_says_the_size_of_each_prompt_s_tree():
-    builder = AdaptiveBuilder(Range(), "horizontal", Bounds(3, 5, 30))
+    builder = Adaptive().resolve({}).adapting(Range(), Bounds(3, 5, 30))
     now = PerPrompt([(1, 60), (1, 4), (2, 4), (9, 5)])
     none = torch.zeros(4, dtype=torch.long)
     plan = Plan(PerPrompt(), now, none, none)
@@ -159,13 +160,17 @@ def test_nearest_neighbours_begin_with_the_token_itself_even_where_codes_coincid
 
 
 def test_papers_sizes_of_grown_trees_are_there_by_name_whatever_the_target_has():
-    target = SimpleNamespace(options={"depth": 2, "draft_top_k": 4, "total_nodes": 5, "depth_range": (0, 3), "l_k": 1})
+    defaults = {"depth": 2, "draft_top_k": 4, "total_nodes": 5, "depth_range": (0, 3), "l_k": 1}
+
+    def prepared(name, **options):
+        return method(name, **options).resolve(defaults).tree.prepare(None, None)
+
     sizes = ("eagle-2", None), ("eagle-2", "eagle-2-llamagen"), ("lantern", "eagle-2-llamagen")
-    own, *papers = (method(name, shape=shape).tree.build(target, None).bounds[:3] for name, shape in sizes)
+    own, *papers = (prepared(name, shape=shape).bounds[:3] for name, shape in sizes)
     assert own == (2, 4, 5)
     assert papers == [(5, 10, 59)] * 2
     anole, llamagen, mine = (
-        method("adt-tree", **options).tree.build(target, None)
+        prepared("adt-tree", **options)
         for options in ({"shape": "adt-tree-anole"}, {"shape": "adt-tree-llamagen"}, {"depth_range": [1, 3]})
     )
     assert anole.within == Range(1.0, 1, 3, (0, 10), (3, 14))

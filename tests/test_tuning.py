@@ -27,22 +27,22 @@ from lanternbench.measure.statistics import Estimate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method, named
 from lanternbench.methods.proposals.sjd_pac import SjdPac
-from lanternbench.methods.trees.static import StaticBuilder
+from lanternbench.methods.trees.static import FixedTree
 from lanternbench.registry import components
 from lanternbench.tune import tree_search
 from lanternbench.tune.plot import tuning_figure
 from lanternbench.tune.recorded_drafts import (
     ChainRecord,
     GrowthRecord,
-    RecordingBuilder,
-    ScoredBuilder,
+    RecordingTree,
+    ScoredTree,
     bounds,
     chain_lengths,
     child_table,
     grown_lengths,
     lengths,
     recorded_steps,
-    with_tree_builder,
+    with_tree_policy,
 )
 from lanternbench.tune.result import OWN, Result, Tune, Tuning, best
 from lanternbench.tune.tree_search import Candidate, GrowthSearch, OptionSearch, Setting, ShapeSearch
@@ -65,14 +65,14 @@ def second_child(p: torch.Tensor, q: torch.Tensor) -> float:
 
 def test_acceptance_by_depth_and_rank_is_what_enumeration_gives(target):
     """400 drafts, each judged 8 times: standard errors are below 0.025 for lengths, 0.01 for ranks; four may pass."""
-    builder = RecordingBuilder(StaticBuilder(chain(2), True, torch.device("cpu")))
-    record = ChainRecord(with_tree_builder(build(target, method("eagle-1")), builder), builder, ranks=2)
+    builder = RecordingTree.of(FixedTree().drafting(chain(2), True, torch.device("cpu")))
+    record = ChainRecord(with_tree_policy(build(target, method("eagle-1")), builder), builder, ranks=2)
     generator, steps = torch.Generator().manual_seed(1), 400
     flat = torch.full((6,), 1 / 6)
     for _ in range(steps):
-        builder.distributions = [P[None, None], flat[None, None]]
+        builder.distributions[:] = [P[None, None], flat[None, None]]
         drawn = draw(torch.stack([P, flat]), torch.rand(2, generator=generator))
-        draft = Draft(torch.cat([torch.zeros(1, dtype=torch.long), drawn])[None], None, builder.own.static)
+        draft = Draft(torch.cat([torch.zeros(1, dtype=torch.long), drawn])[None], None, builder.policy.static)
         record.add(StepResult(draft, torch.stack([Q, Q, Q])[None], None, None, None))
     first, below = (float(torch.minimum(p, Q).sum()) for p in (P, flat))
     assert chain_lengths(record.reached, steps, 1) == pytest.approx([first], abs=0.1)
@@ -96,15 +96,15 @@ def test_a_smaller_dynamic_tree_has_the_best_nodes_of_the_recorded_one(shallow):
     with torch.inference_mode():
         state = opening.start(decoder, [CAPTION], [3], trace=False)
 
-    def first_draft(builder: ScoredBuilder) -> Draft:
-        proposer = with_tree_builder(decoder, builder).proposer
+    def first_draft(builder: ScoredTree) -> Draft:
+        proposer = with_tree_policy(decoder, builder).proposer
         with torch.inference_mode():
-            return proposer.draft(state, proposer.init(state), torch.zeros(1, 0))
+            return proposer.draft(state, proposer.begin(state), torch.zeros(1, 0))
 
-    whole = ScoredBuilder(bounds(4, 3, 20))
+    whole = ScoredTree().growing(bounds(4, 3, 20))
     large = first_draft(whole)
     for depth, nodes in product((1, 2, 4), (2, 4, 9)):
-        small = paths(first_draft(ScoredBuilder(bounds(depth, 3, nodes))))
+        small = paths(first_draft(ScoredTree().growing(bounds(depth, 3, nodes))))
         order = whole.scores[0].argsort(descending=True)
         levels = large.tree.depth[0, 1:][order]
         kept = [int(i) + 1 for i, d in zip(order, levels, strict=True) if 0 < d <= depth][: nodes - 1]
@@ -119,8 +119,8 @@ def test_a_smaller_dynamic_tree_has_the_best_nodes_of_the_recorded_one(shallow):
 
 @torch.inference_mode()
 def test_expected_lengths_of_a_recorded_tree_are_those_that_its_decode_had(shallow):
-    builder = ScoredBuilder(bounds(3, 2, 8))
-    decoder = with_tree_builder(build(shallow, method("eagle-2")), builder)
+    builder = ScoredTree().growing(bounds(3, 2, 8))
+    decoder = with_tree_policy(build(shallow, method("eagle-2")), builder)
     record, accepted = GrowthRecord(decoder, builder), []
     for result in recorded_steps(decoder, CAPTION, "x", seed=0):
         record.add(result)

@@ -18,9 +18,8 @@ from lanternbench import registry
 from lanternbench.cli.verify_cmd import checks_table
 from lanternbench.engine import decode as engine
 from lanternbench.engine import row_ends, verify
-from lanternbench.engine import verify as exact
 from lanternbench.engine.cache import DecoderCache
-from lanternbench.engine.verify import ExactRule, RelaxedProb, at
+from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, verify_all
 from lanternbench.lossless.exact import decode_tables
@@ -136,6 +135,8 @@ def mutate(monkeypatch, module, name: str, old: str, new: str) -> None:
     assert source.count(old) == 1, f"{name} no longer contains {old!r}: adapt this test"
     scope: dict = {}
     exec(compile(source.replace(old, new), name, "exec"), vars(module) | {}, scope)
+    if owner is AcceptanceRule:
+        name, scope = "forms", {"forms": owner.forms._replace(verify_chosen=scope[name])}
     monkeypatch.setattr(owner, name, scope[name])
 
 
@@ -148,12 +149,12 @@ def test_a_wrong_residual_is_found(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["medusa", "eagle-2"])
 def test_a_residual_that_keeps_a_rejected_child_is_found(name, monkeypatch):
-    mutate(monkeypatch, exact, "ExactRule.verify_chosen", ".scatter(-1, struck, 0.0)", "")
+    mutate(monkeypatch, verify, "AcceptanceRule._closed_form", ".scatter(-1, struck, 0.0)", "")
     assert deviation(name) > 1e-3
 
 
 def test_wrong_acceptance_is_found(monkeypatch):
-    monkeypatch.setattr(ExactRule, "relax", lambda self, q, x, depth: RelaxedProb(1.1 * at(q, x)))
+    monkeypatch.setattr(AcceptanceRule, "relax", lambda self, q, x, depth: RelaxedProb(1.1 * at(q, x)))
     assert deviation("sd") > 1e-3
 
 
@@ -172,7 +173,11 @@ def test_siblings_that_keep_the_old_target_are_found(monkeypatch):
 @pytest.mark.slow
 def test_chosen_siblings_that_are_not_renormalised_are_found(monkeypatch):
     mutate(
-        monkeypatch, exact, "ExactRule.verify_chosen", "left = 1.0 - (qx.cumsum(-1) - qx)", "left = torch.ones_like(qx)"
+        monkeypatch,
+        verify,
+        "AcceptanceRule._closed_form",
+        "left = 1.0 - (qx.cumsum(-1) - qx)",
+        "left = torch.ones_like(qx)",
     )
     assert deviation("eagle-2") > 1e-3
     assert deviation("medusa") > 1e-3
@@ -183,8 +188,8 @@ def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
     # a family narrower than the tree pads with node 0, whose token may be that of a rejected child
     mutate(
         monkeypatch,
-        exact,
-        "ExactRule.verify_chosen",
+        verify,
+        "AcceptanceRule._closed_form",
         "struck = rows_at(torch.where(exists, x, vocab), stop)",
         "struck = rows_at(x, stop)",
     )
@@ -223,13 +228,13 @@ def test_a_branch_that_is_not_moved_in_the_cache_is_found(name, monkeypatch):
 
 
 def test_an_sjd_window_that_forgets_what_its_drafts_were_drawn_from_is_found(monkeypatch):
-    honest = jacobi.JacobiWindow.update
+    honest = jacobi.Jacobi.update
 
     def forgetful(self, *args):
         made = honest(self, *args)
         return made._replace(p=torch.full_like(made.p, 1 / 3))
 
-    monkeypatch.setattr(jacobi.JacobiWindow, "update", forgetful)
+    monkeypatch.setattr(jacobi.Jacobi, "update", forgetful)
     assert deviation("sjd", Tables(3, 4, 1, "dense")) > 1e-3
 
 
@@ -375,7 +380,7 @@ def test_large_tables_find_the_wrong_rule_that_they_say_they_would(monkeypatch):
     assert found.ranks.p_value > statistical.ALPHA
     assert found.powers[0] < found.powers[1] < found.powers[2]
     assert found.powers[2] > 0.9
-    monkeypatch.setattr(ExactRule, "relax", lambda self, q, x, depth: RelaxedProb(1.5 * at(q, x)))
+    monkeypatch.setattr(AcceptanceRule, "relax", lambda self, q, x, depth: RelaxedProb(1.5 * at(q, x)))
     assert sampled_tables(method("sd"), 0, 1500).ranks.p_value < statistical.ALPHA
 
 
@@ -405,13 +410,9 @@ def test_an_unknown_method_is_the_users_mistake():
 
 
 def test_a_registered_method_that_wrongly_claims_to_be_lossless_fails():
-    class GenerousRule(ExactRule):
+    class TooGenerous(Exact):
         def relax(self, q, x, depth):
             return RelaxedProb(at(q, x) + 0.1)
-
-    class TooGenerous(Exact):
-        def build(self, target, max_depth):
-            return GenerousRule()
 
     with registry.temporary({"acceptance": {"generous": TooGenerous}}):
         preset("mine", proposal="model", tree="chain", acceptance="generous", residual="standard")

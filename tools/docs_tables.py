@@ -20,7 +20,21 @@ ROOT = Path(__file__).parents[1]
 Rows = Iterator[tuple[str, ...]]
 # in the order of a first reading; a command that is not here comes last
 ORDER = (
-    *("run", "sweep", "report", "score", "compare", "predict", "tune", "profile", "verify"),
+    *(
+        "run",
+        "sweep",
+        "report",
+        "score",
+        "import_",
+        "compare",
+        "suite",
+        "submit",
+        "leaderboard",
+        "predict",
+        "tune",
+        "profile",
+        "verify",
+    ),
     *("methods", "targets", "metrics", "fetch", "prompts", "doctor", "codebook"),
 )
 # fields of the state that proposals, trees and rules may read, and what those are that the code gives no comment

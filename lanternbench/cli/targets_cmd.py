@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lanternbench.cli import options
 from lanternbench.cli.output import print_json, print_page, print_rows
+from lanternbench.models.grids import grid_of, written
 
 if TYPE_CHECKING:
     from lanternbench.models.entries import Entry
@@ -41,9 +43,9 @@ def _row(entry: Entry) -> dict[str, Any]:
 
     absent, size = missing(entry), f"{entry.gigabytes:g} GB" if entry.files else "in the package"
     state = "yes" if not absent else "no" if len(absent) == len(entry.files) else f"lacks {', '.join(absent)}"
-    side = entry.shape.get("grid")
+    grid = entry.shape.get("grid")
     row = {"target": entry.name, "family": entry.family, "here": state, "size": size}
-    row["grid"] = f"{side}×{side}" if side else "–"
+    row["grid"] = written(grid) if grid else "–"
     return row | {"licence": entry.licence, "about": entry.about}
 
 
@@ -52,7 +54,7 @@ def _about(entry: Entry) -> dict[str, str]:
     from lanternbench.methods.defaults import of_target, table
     from lanternbench.models.entries import missing
 
-    side, absent, said = entry.shape.get("grid", 0), missing(entry), of_target(entry.name)
+    grid, absent, said = entry.shape.get("grid", 0), missing(entry), of_target(entry.name)
     usual = {"guidance": f"{entry.guidance:g}", "top_k": str(entry.top_k or "off")}
     sources = {k: f"{v} ({said[k].source})" if k in said else v for k, v in usual.items()}
     files = [
@@ -66,7 +68,8 @@ def _about(entry: Entry) -> dict[str, str]:
     shape = ", ".join(f"{entry.shape[key]} {words}" for key, words in SHAPE.items() if key in entry.shape)
     return {
         "shape": shape or "in the files of the model",
-        "tokens": f"{side**2:,} an image, {side}×{side}" if side else "as its files say",
+        "tokens": f"{math.prod(grid_of(grid)):,} an image, {written(grid)}" if grid else "as its files say",
+        "other grids": ", ".join(f"--target {entry.name}:grid={grid}" for grid in entry.grids) or "none is published",
         "guidance (CFG)": sources["guidance"],
         "top-k": sources["top_k"],
         "licence": entry.licence,

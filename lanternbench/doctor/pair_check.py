@@ -25,7 +25,7 @@ def drafting_method(kind: str) -> Method:
 
     Raises StopIteration for a kind that no preset uses.
     """
-    found = [m for m in map(named, components("preset")) if m.lossless and m.proposal.drafter == kind]
+    found = [m for m in map(named, components("preset")) if m.lossless and m.proposal.drafter_kind == kind]
     return next((m for m in found if m.choices.tree == "dynamic"), next(iter(found)))
 
 

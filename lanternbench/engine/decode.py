@@ -13,7 +13,7 @@ from torch import Tensor
 from lanternbench.engine.carry import select
 from lanternbench.engine.generation import Generation, Log
 from lanternbench.engine.opening import begin, row_seed
-from lanternbench.engine.proposal import Proposer
+from lanternbench.engine.proposal import Proposal
 from lanternbench.engine.recording import Recordings, Work
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import simulate
@@ -41,10 +41,10 @@ class SpeculativeDecoder:
     method: Any  # methods.method.Method: its key seeds the draws
     warp: Warp
     guidance: float
-    proposer: Proposer
+    proposer: Proposal
     rule: AcceptanceRule
     residual: Residual
-    rates: Tensor | None = None  # [D + 1], where acceptance is simulated
+    rates: Tensor | None = None  # [D + 1, D] where acceptance is simulated: ``simulation.reach``
     recordings: Recordings = field(default_factory=Recordings)
 
     @property

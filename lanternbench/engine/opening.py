@@ -59,7 +59,7 @@ def begin(
 ) -> tuple[DecodeState, Any]:
     """The state after prefill and first token, and the proposer's state."""
     state = start(decoder, captions, seeds, trace)
-    drafting = decoder.proposer.init(state)
+    drafting = decoder.proposer.begin(state)
     state.prefix_states = None  # drafters have read them
     return state, drafting
 

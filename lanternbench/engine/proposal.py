@@ -1,6 +1,6 @@
-"""The contracts between the engine and what drafts: a proposer, or a drafter with a tree policy.
+"""The contracts between the engine and what drafts: a proposal, and a drafter with a tree policy.
 
-State is explicit: ``init`` returns it, ``draft`` reads it, and ``update`` takes it and returns the next one.  It
+State is explicit: ``begin`` returns it, ``draft`` reads it, and ``update`` takes it and returns the next one.  It
 consists of what ``engine.carry`` describes; a component keeps no other mutable state.  Code that is replayed as a CUDA
 graph may read only the tensors of the state.
 """
@@ -8,66 +8,24 @@ graph may read only the tensors of the state.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor
 
+from lanternbench.component import Choices, Component, Prepared
 from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.plain import TreeSpec, WindowSpec
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.models.network import Network
+from lanternbench.models.target import Target
 
 # tokens [B, m], parent [m] or [B, m] (index among the nodes of the last call; None or depth 1: the root), visible
 # (additive [b, m, nodes so far, root excluded], None: all), depth -> guided logits [B, m, V] after the nodes
 Expand = Callable[[Tensor, Tensor | None, Tensor | None, int], Tensor]
 Size = tuple[int, int]  # depth and nodes of a tree
-
-
-class Proposer:
-    """Where draft trees come from."""
-
-    nodes: int  # maximum number of nodes of a tree, the root included
-    max_depth: int
-    width: int  # widest family of siblings
-    uniforms: int = 0  # uniforms that a step uses besides those of verification
-    update_uniforms: int = 0  # how many of these, counted from the end, ``update`` reads
-    max_step_slots: int  # cache slots that a step fills after the committed prefix
-    adapts: bool = False  # does a tree's size depend on what was accepted before?
-    drafter: Drafter | None = None
-    aux_layers: tuple[int, ...] = ()  # numbers of target layers after which it also reads hidden states
-
-    def init(self, state: DecodeState) -> Any:
-        """The initial state, after the target's prefill (``state.prefix_states`` [R, P, (1 + aux) · dim])."""
-        return ()
-
-    def draft(self, state: DecodeState, own: Any, u: Tensor) -> Draft:
-        """The next draft tree, from uniforms u [B, uniforms]."""
-        raise NotImplementedError
-
-    def update(self, state: DecodeState, own: Any, result: StepResult) -> Any:
-        """The next state; called once after each commit."""
-        return own
-
-    def canonical(self, own: Any) -> Any:
-        """The state with unused entries set to zero, so that equivalent states compare equal."""
-        return own
-
-    def verification(self, rule: AcceptanceRule) -> AcceptanceRule:
-        """The rule that verifies its drafts in a method with ``rule``."""
-        return rule
-
-    def sizes(self, own: Any) -> PerPrompt | None:
-        """The requested ``Size`` of each prompt's next tree; None where it is always that of the draft tree."""
-        return None
-
-    def bucket(self, own: Any) -> Hashable:
-        """A key for the shapes of the next draft where they change between steps; None where they are fixed."""
-        return None
-
-    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        """Nodes read by each forward of the drafter after the first one, for a tree of this size."""
-        return ()
+Search: TypeAlias = Literal["shape", "length", "growth", "bounds"]
 
 
 class Drafter:
@@ -77,19 +35,19 @@ class Drafter:
     """
 
     per_level: bool = True
-    aux_layers: tuple[int, ...] = ()  # see ``Proposer``
+    aux_layers: tuple[int, ...] = ()  # see ``Proposal``
     step_slots: int = 0  # cache slots that a step fills, where they do not depend on the tree
 
-    def init(self, state: DecodeState, max_nodes: int) -> Any:
+    def begin(self, state: DecodeState, max_nodes: int) -> Any:
         """``max_nodes``: how many nodes one step expands at most."""
         return ()
 
-    def root(self, state: DecodeState, own: Any) -> tuple[Tensor, Any]:
+    def root(self, state: DecodeState, memory: Any) -> tuple[Tensor, Any]:
         """Read the tokens of the last commit -> guided logits [B, V] after the last of them, and a cursor."""
         raise NotImplementedError
 
     def expand(
-        self, state: DecodeState, own: Any, cursor: Any, tokens: Tensor, parent: Tensor | None,
+        self, state: DecodeState, memory: Any, cursor: Any, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, Any]:  # fmt: skip
         """See ``Expand``; also returns the cursor for the next call."""
@@ -100,31 +58,52 @@ class Drafter:
         raise NotImplementedError
 
 
-class TreeBuilder:
-    """A tree policy that is built: turns a drafter's distributions into draft trees."""
+class Growing(Component):
+    """What proposals and tree policies have in common: sizes of drafts, and a state."""
 
-    nodes: int
-    max_depth: int
-    width: int
-    uniforms: int = 0
-    adapts: bool = False
+    nodes = Prepared(1)  # maximum number of nodes of a tree, the root included
+    max_depth = Prepared(0)
+    width = Prepared(0)  # widest family of siblings
+    uniforms = Prepared(0)  # uniforms that a step uses besides those of verification
+    adapts = Prepared(False)  # does a tree's size depend on what was accepted before?
 
-    def init(self, state: DecodeState) -> Any:
+    def begin(self, state: DecodeState) -> Any:
+        """The initial state, after the target's prefill (``state.prefix_states`` [R, P, (1 + aux) · dim])."""
         return ()
 
-    def grow(self, state: DecodeState, own: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+    def update(self, state: DecodeState, memory: Any, result: StepResult) -> Any:
+        """The next state; called once after each commit, of a tree policy where ``begin`` gives a state."""
+        return memory
+
+    def sizes(self, memory: Any) -> PerPrompt | None:
+        """The requested ``Size`` of each prompt's next tree; None where it is always that of the draft tree."""
+        return None
+
+    def bucket(self, memory: Any) -> Hashable:
+        """A key for the shapes of the next draft where they change between steps; None where they are fixed."""
+        return None
+
+
+class TreePolicy(Growing):
+    """Turns a drafter's distributions into draft trees.
+
+    ``search``: how `tune` finds its sizes: a static ``shape``, a chain's ``length``, a dynamic tree's ``growth``, the
+    ``bounds`` of an adaptive one; None: as ``tuned`` says.
+    """
+
+    search: ClassVar[Search | None] = None
+
+    def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
+        """The policy for the drafts of ``proposal``, ready to decode."""
+        return self
+
+    def plain(self) -> TreeSpec | None:
+        """Its plain definition; None where it has none."""
+        return None
+
+    def grow(self, state: DecodeState, memory: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         """logits [B, V] after the root, u [B, uniforms] -> a tree."""
         raise NotImplementedError
-
-    def update(self, state: DecodeState, own: Any, result: StepResult) -> Any:
-        """The next state, where ``init`` gives one; called once after each commit."""
-        return own
-
-    def sizes(self, own: Any) -> PerPrompt | None:
-        return None
-
-    def bucket(self, own: Any) -> Hashable:
-        return None
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
         """Nodes that are expanded on each level below the root but the deepest, for a tree of this size.
@@ -132,3 +111,61 @@ class TreeBuilder:
         By default all levels are assumed to have equal width.
         """
         return (-(-(nodes - 1) // max(depth, 1)),) * (depth - 1)
+
+
+class Proposal(Growing):
+    """Where draft trees come from."""
+
+    drafter_kind: ClassVar[str | None] = None  # kind of drafter that the target must have
+    samples: ClassVar[bool] = True  # are children of static trees sampled, or the drafter's likeliest tokens?
+    marginals: ClassVar[bool] = False  # do all nodes of a level share one distribution?
+    static_trees: ClassVar[dict[str, str]] = {"chain": "chain", "static": "static"}  # tree -> the target's default
+    tree_names: ClassVar[tuple[str, ...] | None] = None  # trees that it drafts; None: any but "none"
+    tree_is_own: ClassVar[bool] = False  # is the tree implied by the proposal, its options unused?
+    no_joint_sample: ClassVar[str | None] = None  # why a chain's tokens are no sample of the product of their p
+
+    update_uniforms = Prepared(0)  # how many of ``uniforms``, counted from the end, ``update`` reads
+    max_step_slots = Prepared(1)  # cache slots that a step fills after the committed prefix
+    drafter = Prepared[Drafter | None](None)
+    aux_layers = Prepared[tuple[int, ...]](())  # target layers after which it also reads hidden states
+
+    def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Proposal:
+        """The proposal, ready to decode; ``tree`` is prepared, unless ``tree_is_own``.
+
+        Raises UserError where the target lacks what it needs.
+        """
+        return self
+
+    def plain(self, tree: TreePolicy) -> TreeSpec | WindowSpec | None:
+        """Its plain definition with this tree; None where it has none."""
+        return None
+
+    def verification(self, rule: AcceptanceRule) -> AcceptanceRule:
+        """The rule that verifies its drafts in a method with ``rule``."""
+        return rule
+
+    @property
+    def lasting_noise(self) -> bool:
+        """Do several steps read the same noise, so that one step's outcomes are not independent of another's?"""
+        return False
+
+    def refuses(self, choices: Choices) -> str | None:
+        if self.tree_names is None:
+            return "a drafter needs a tree" if choices.tree == "none" else None
+        if choices.tree in self.tree_names:
+            return None
+        return (
+            f"the proposal '{choices.proposal}' drafts with tree {' or '.join(self.tree_names)}, not '{choices.tree}'"
+        )
+
+    def draft(self, state: DecodeState, memory: Any, u: Tensor) -> Draft:
+        """The next draft tree, from uniforms u [B, uniforms]."""
+        raise NotImplementedError
+
+    def canonical(self, memory: Any) -> Any:
+        """The state with unused entries set to zero, so that equivalent states compare equal."""
+        return memory
+
+    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
+        """Nodes read by each forward of the drafter after the first one, for a tree of this size."""
+        return ()

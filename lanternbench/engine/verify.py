@@ -9,14 +9,19 @@ B batch, N nodes, M inner nodes, V vocabulary, W widest family, D depth of the t
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable
+from functools import cached_property
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lanternbench.component import Component, Prepared
+from lanternbench.engine.plain import PlainRule, Probs
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.tree import Draft, StaticTree, Tree, parents, path_to
+from lanternbench.models.target import Target
 
 PIECE = 1 << 24  # probabilities that ``everywhere`` reads at once
 
@@ -64,33 +69,94 @@ def normalised(rest: Tensor, fallback: Tensor) -> Tensor:
     return torch.where(total > 0, rest / total, fallback)
 
 
-class AcceptanceRule:
-    """``relax`` gives the probability q̃(x̃) of a drafted token under the (relaxed) target; the rest derives from it.
+class Forms(NamedTuple):
+    """Forms of what ``AcceptanceRule`` derives from ``relax``: faster ones, or the rule's own.
 
-    A rule whose acceptance is not a function of q̃(x̃)/p(x̃) overrides ``accept`` and ``accepted_prob``, which also get
-    p.  A rule may override the other methods with faster or special forms.  These hold for the class that defines them:
-    a subclass that defines ``relax`` gets the general forms back, so that its ``relax`` is really called.
+    Each is a function (rule, arguments of the method so called).  They hold for rules with this very ``relax``, so that
+    one that inherits them and relaxes otherwise is really asked, on every tree and at every temperature.
     """
 
-    group_size: int = 1  # values of q that are read for one token
-    by_position: ClassVar[bool] = False  # does it need one uniform per image token, the same in every step?
-    _general: ClassVar[tuple[str, ...]] = (
-        "everywhere", "accept", "accepted_prob", "accept_greedily", "verify_chosen", "verify_sampled",
-    )  # fmt: skip
+    relax: Callable[..., RelaxedProb] | None = None
+    everywhere: Callable[..., Tensor] | None = None
+    accept: Callable[..., Tensor] | None = None
+    accepted_prob: Callable[..., Tensor] | None = None
+    accept_greedily: Callable[..., Tensor] | None = None
+    verify_sampled: Callable[..., VerifyResult] | None = None
+    verify_chosen: Callable[..., VerifyResult] | None = None
+    residual: Residual | None = None  # the one that ``verify_chosen`` samples from
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "relax" in vars(cls):
-            for name in AcceptanceRule._general:
-                if name not in vars(cls):
-                    setattr(cls, name, vars(AcceptanceRule)[name])
+
+def standard(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
+    """∝ [q − p]₊ (Leviathan et al. 2023, eq. 2)."""
+    return q.scatter(-1, x[..., None], 0.0) if p is None else (q - p).clamp_(min=0)
+
+
+def is_argmax(rule: AcceptanceRule, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
+    """``accept_greedily`` of a rule that orders tokens as q does."""
+    return draft.tokens == best.gather(1, parent)
+
+
+class AcceptanceRule(Component, PlainRule):
+    """``relax`` gives the probability q̃(x̃) of a drafted token under the (relaxed) target; the rest derives from it.
+
+    Here q̃ = q (Leviathan et al. 2023).  A rule whose acceptance is not a function of q̃(x̃)/p(x̃) has an ``accept`` and
+    an ``accepted_prob`` of its own among its ``forms``; these also get p.
+    """
+
+    usual_residual: ClassVar[str] = "standard"  # the residual to use when the rule replaces a preset's
+    by_position: ClassVar[bool] = False  # does it need one uniform per image token, the same in every step?
+    by_depth: ClassVar[bool] = False  # does the rule depend on how deep drafts are?
+    # block verification of a chain in scalar Python, see ``lossless.plain.decoding``
+    plain_chain: ClassVar[Callable[..., list[tuple[float, int, Probs]]] | None] = None
+
+    group_size = Prepared(1)  # values of q that are read for one token
+
+    def prepare(self, target: Target, max_depth: int) -> Self:
+        """The rule for drafts of at most ``max_depth`` levels, ready to decode."""
+        return self
+
+    @property
+    def has_plain(self) -> bool:
+        """Does ``plain`` define it?  Not where ``relax`` or ``verify`` is its own and ``plain`` is inherited."""
+        cls, base = type(self), AcceptanceRule
+        inherited = cls.relax is base.relax and cls.verify is base.verify
+        return self.variant == "paper" and (inherited or cls.plain is not base.plain)
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
         """q [..., V] at the parent, drafted x [...], its depth [...] or [], 1 … D -> q̃(x) [...]."""
-        raise NotImplementedError
+        return RelaxedProb(at(q, x))
+
+    def _closed_form(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
+        """Of chosen children: a_j = q(x_j) / (1 − Σ_{i<j} q(x_i))."""
+        tree, vocab = draft.tree, q.shape[-1]
+        exists, x, u_child, _ = Families.of(tree.children.expand(len(q), -1, -1), draft, u)
+        qx = torch.where(exists, q.gather(-1, x), 0.0)
+        left = 1.0 - (qx.cumsum(-1) - qx)
+        path, accepted, tried = walk(tree, exists, exists & (u_child * left < qx))
+        stop = path[:, -1]
+        q_stop = rows_at(q, stop)
+        struck = rows_at(torch.where(exists, x, vocab), stop)  # [B, W]; absent children strike a spare cell
+        rest = F.pad(q_stop, (0, 1)).scatter(-1, struck, 0.0)[:, :vocab]
+        final = torch.where(rest.sum(-1, keepdim=True) > 0, rest, q_stop)
+        return VerifyResult(path, accepted, draw(final, u[:, 0]), tried)
+
+    forms: ClassVar[Forms] = Forms(
+        relax,
+        everywhere=lambda rule, q, depth: q,
+        accept_greedily=is_argmax,
+        verify_chosen=_closed_form,
+        residual=standard,
+    )
+
+    @cached_property
+    def own_forms(self) -> Forms:
+        """Its ``forms``, where they hold for it."""
+        return self.forms if self.forms.relax is type(self).relax else Forms()
 
     def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
         """q̃(y) for every token y: [..., V].  The general form takes O(V²) time, in pieces of bounded memory."""
+        if form := self.own_forms.everywhere:
+            return form(self, q, depth)
         shape, tokens = q.shape[:-1], torch.arange(q.shape[-1], device=q.device)
         values = []
         for x in tokens.split(max(1, PIECE // q.numel())):
@@ -103,15 +169,21 @@ class AcceptanceRule:
 
         u < min(1, q̃(x)/p(x)), written without the division; p(x) = 0 never accepts.
         """
+        if form := self.own_forms.accept:
+            return form(self, q, p, x, depth, u)
         px = at(p, x)
         return (u * px < self.relax(q, x, depth).value) & (px > 0)
 
     def accepted_prob(self, q: Tensor, p: Tensor, depth: Tensor) -> Tensor:
         """p(y)·f(y) for every token y, f the probability that ``accept`` accepts it: q, p [..., V] -> [..., V]."""
+        if form := self.own_forms.accepted_prob:
+            return form(self, q, p, depth)
         return torch.minimum(p, self.everywhere(q, depth))
 
     def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
         """Temperature 0: is x the argmax of q̃(·|x)?  q [B, N, V], best = argmax q [B, N], parent [B, N] -> [B, N]."""
+        if form := self.own_forms.accept_greedily:
+            return form(self, q, best, parent, draft)
         rows, tokens = rows_at(q, parent), draft.tokens
         relaxed = self.relax(rows, tokens, draft.tree.depth.expand_as(tokens))
         if relaxed.group is not None and relaxed.taken is not None:
@@ -124,24 +196,19 @@ class AcceptanceRule:
 
     def verify_chosen(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
         """Children that were chosen (top-k), where p counts as 1: rank by rank, every node at once."""
-        tree = draft.tree
-        family = Families.of(tree.children.expand(len(q), -1, -1), draft, u)
-        depth = (tree.depth.expand(len(q), -1) + 1).clamp(0, tree.max_depth)
-        q_now, accept = q, []
-        for exists, x, u_child, _ in zip(*(part.unbind(-1) for part in family), strict=True):
-            accept.append(exists & (u_child < self.relax(q_now, x, depth).value))
-            rest = normalised(residual(q_now, None, x, depth, self), q_now)
-            q_now = torch.where(exists[..., None], rest, q_now)
-        path, accepted, tried = walk(tree, family.exists, torch.stack(accept, -1))
-        return VerifyResult(path, accepted, draw(rows_at(q_now, path[:, -1]), u[:, 0]), tried)
+        form = self.own_forms.verify_chosen
+        if form is None or residual is not self.own_forms.residual:
+            form = rank_by_rank
+        return form(self, draft, q, u, residual)
 
     def verify_sampled(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
         """Children that were sampled without replacement from p, in a static tree."""
         assert draft.static is not None
         assert draft.p is not None
-        if draft.static.is_chain:
-            return _sampled_chain(draft, draft.static, draft.p, q, u, self, residual)
-        return _sampled_tree(draft, draft.static, draft.p, q, u, self, residual)
+        if form := self.own_forms.verify_sampled:
+            return form(self, draft, q, u, residual)
+        verify = _sampled_chain if draft.static.is_chain else _sampled_tree
+        return verify(draft, draft.static, draft.p, q, u, self, residual)
 
     def verify(self, draft: Draft, q: Tensor, u: Uniforms, residual: Residual, greedy: bool) -> VerifyResult:
         """Which path to take through the tree and which token to end it with; q [B, N, V]."""
@@ -154,38 +221,18 @@ class AcceptanceRule:
         return self.verify_chosen(draft, q, u.verify, residual)
 
 
-def standard(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
-    """∝ [q − p]₊ (Leviathan et al. 2023, eq. 2)."""
-    return q.scatter(-1, x[..., None], 0.0) if p is None else (q - p).clamp_(min=0)
-
-
-class ExactRule(AcceptanceRule):
-    """q̃ = q (Leviathan et al. 2023)."""
-
-    def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
-        return RelaxedProb(at(q, x))
-
-    def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
-        return q
-
-    def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
-        return draft.tokens == best.gather(1, parent)
-
-    def verify_chosen(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
-        """In closed form: a_j = q(x_j) / (1 − Σ_{i<j} q(x_i)), with the standard residual."""
-        if residual is not standard:
-            return super().verify_chosen(draft, q, u, residual)
-        tree, vocab = draft.tree, q.shape[-1]
-        exists, x, u_child, _ = Families.of(tree.children.expand(len(q), -1, -1), draft, u)
-        qx = torch.where(exists, q.gather(-1, x), 0.0)
-        left = 1.0 - (qx.cumsum(-1) - qx)
-        path, accepted, tried = walk(tree, exists, exists & (u_child * left < qx))
-        stop = path[:, -1]
-        q_stop = rows_at(q, stop)
-        struck = rows_at(torch.where(exists, x, vocab), stop)  # [B, W]; absent children strike a spare cell
-        rest = F.pad(q_stop, (0, 1)).scatter(-1, struck, 0.0)[:, :vocab]
-        final = torch.where(rest.sum(-1, keepdim=True) > 0, rest, q_stop)
-        return VerifyResult(path, accepted, draw(final, u[:, 0]), tried)
+def rank_by_rank(rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
+    """The general form of ``verify_chosen``."""
+    tree = draft.tree
+    family = Families.of(tree.children.expand(len(q), -1, -1), draft, u)
+    depth = (tree.depth.expand(len(q), -1) + 1).clamp(0, tree.max_depth)
+    q_now, accept = q, []
+    for exists, x, u_child, _ in zip(*(part.unbind(-1) for part in family), strict=True):
+        accept.append(exists & (u_child < rule.relax(q_now, x, depth).value))
+        rest = normalised(residual(q_now, None, x, depth, rule), q_now)
+        q_now = torch.where(exists[..., None], rest, q_now)
+    path, accepted, tried = walk(tree, family.exists, torch.stack(accept, -1))
+    return VerifyResult(path, accepted, draw(rows_at(q_now, path[:, -1]), u[:, 0]), tried)
 
 
 def lone_root(draft: Draft, q: Tensor, u: Tensor, greedy: bool) -> VerifyResult:

@@ -59,7 +59,7 @@ def figures(decoder: SpeculativeDecoder, made: list[Generation]) -> list[dict[st
         return [{} for _ in made]
     tokens = torch.stack([g.tokens for g in made])
     loss = decode_loss(decoder, trace, tokens)
-    drafter = drafter_figures(trace) if method.proposal.drafter is not None else {}
+    drafter = drafter_figures(trace) if method.proposal.drafter_kind is not None else {}
     target = target_figures(trace, tokens)
     return [
         {"fidelity_loss": float(loss[i]), "stats": _row(target, i), "drafter": _row(drafter, i)}

@@ -140,7 +140,7 @@ def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
     for m in (m for m in config.methods() if not m.drafter):
         own = folder.figures.of(m.label)
         accepted, steps = round(top[own].sum()), round(bottom[own].sum())
-        note = shortfall(row, m.proposal.drafter or "", m.choices.tree, config.temperature, accepted, steps)
+        note = shortfall(row, m.proposal.drafter_kind or "", m.choices.tree, config.temperature, accepted, steps)
         notes += [] if note is None else [Note(note.kind, note.metric, f"{m.label}: {note.text}")]
     return notes
 

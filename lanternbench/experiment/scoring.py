@@ -23,7 +23,7 @@ from lanternbench.experiment import RunFolder
 from lanternbench.measure.statistics import Estimate, bootstrap_mean
 from lanternbench.measure.summaries import Costs, Row, Summary, read_summary
 from lanternbench.measure.summary import RANDOM_NOTE, Sets, kept_sets, summarise
-from lanternbench.metrics import ImageMetric, SetMetric, files, read_image, reference, scorers_for
+from lanternbench.metrics import Evaluators, ImageMetric, SetMetric, files, read_image, reference, scorers_for
 from lanternbench.metrics.features import ImageFiles
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
@@ -117,7 +117,10 @@ def score_run(
     """
     setup = setup or Setup()
     with RunFolder.existing(Path(path)) as folder:
-        scorers = scorers_for(metrics, (folder.run.get("target") or {}).get("evaluators") or "tiny", setup)
+        evaluators: Evaluators = (folder.run.get("target") or {}).get("evaluators") or "tiny"
+        if evaluators == "none":
+            raise UserError(f"{folder.path} has no images to score, as its target has no image tokeniser: leave it out")
+        scorers = scorers_for(metrics, evaluators, setup)
         single = [scorer for scorer in scorers if isinstance(scorer, ImageMetric)]
         values, notes, costs = _score_singly(folder, single, again, progress)
         old, groups = previous_summary(folder), folder.images

@@ -66,7 +66,7 @@ class Worker:
     def _drafted(self, method: Method) -> Target:
         """The target with a method's own drafter.  Raises UserError where that is of another kind."""
         target, kind = with_drafter(self.target, str(method.drafter), self.device, self.config.random_weights)
-        if kind != method.proposal.drafter:
+        if kind != method.proposal.drafter_kind:
             raise UserError(
                 f"'{method.drafter}' is a drafter of kind '{kind}', which '{method.label}' does not use: choose a "
                 f"method that does, see `lanternbench methods`, or give --proposal {kind}"

@@ -300,7 +300,7 @@ def _statistics(target: Target, method: Method, seed: int, images: int, lossless
     yield Row(method.label, f"{target.name}: cached forward", passed, found.forward, FORWARD, detail, seconds)
     detail = f"pairs of images with one caption that are equal, of {images // 2}"
     yield Row(method.label, f"{target.name}: prompts differ", not found.alike, float(found.alike), 0.0, detail, 0.0)
-    trained = OVERLAP.get(method.proposal.drafter or "")
+    trained = OVERLAP.get(method.proposal.drafter_kind or "")
     if trained is not None and target.weights == fingerprints(WEIGHTS) and found.overlap == found.overlap:
         detail = f"by how much Σ min(p, q) of first drafts falls short of the {trained} that it was trained to"
         short = trained - found.overlap

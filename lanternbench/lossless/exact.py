@@ -86,7 +86,7 @@ class World:
         tokens = torch.zeros(v, slots, dtype=torch.long)
         tokens[:, 0] = torch.arange(v)
         rows = Rows(tokens, torch.ones(v, dtype=torch.long), self.memory(v), (), self.first)
-        rows.own = double(self.decoder.proposer.init(self.state(rows, torch.zeros(v, 1, self.uniforms))))
+        rows.own = double(self.decoder.proposer.begin(self.state(rows, torch.zeros(v, 1, self.uniforms))))
         return rows.take((rows.weight > 0).nonzero()[:, 0])
 
     def memory(self, count: int) -> Tensor:
@@ -119,7 +119,7 @@ class World:
         state = self.state(rows, u)
         if trace:
             state.trace = table_trace(self.tables, count, self.width)
-        own = double(self.decoder.proposer.init(state))
+        own = double(self.decoder.proposer.begin(state))
         while state.active:
             own, _ = engine.step(self.decoder, state, own)
         return state

@@ -15,7 +15,7 @@ from lanternbench.models.target import Target
 from lanternbench.models.vq import VQConfig
 
 CODES = 96
-CONFIG = ChameleonConfig(32, 2, 2, 48, vocab_size=CODES, prompt_ids=16384, positions=128, grid=4)
+CONFIG = ChameleonConfig(32, 2, 2, 48, vocab_size=CODES, prompt_ids=16384, positions=128, grid=(4, 4))
 VQ = VQConfig(32, (1, 2), 1, z_channels=16, codebook_size=CODES, codebook_dim=8, attention=False)
 SMALL: dict[str, Any] = {"static": "twig-8", "chain": "chain-3", "depth": 3, "draft_top_k": 3, "total_nodes": 8}
 SMALL |= {"width_range": (1, 9), "l_k": 1, "near": 8}

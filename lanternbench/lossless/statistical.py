@@ -22,6 +22,7 @@ from scipy.optimize import brentq
 from scipy.stats import chi2, ncx2, norm
 from torch import Tensor
 
+from lanternbench.component import Prepared
 from lanternbench.engine import decode as engine
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
@@ -126,12 +127,12 @@ def log_q_test(q: Tensor, tokens: Tensor) -> Finding:
 class TooGenerous(AcceptanceRule):
     """A rule made wrong on purpose: q̃ is ``factor`` times what it should be."""
 
-    def __init__(self, rule: AcceptanceRule, factor: float):
-        self.rule, self.factor = rule, factor
+    rule = Prepared[AcceptanceRule]()
+    factor = Prepared[float]()
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
-        found = self.rule.relax(q, x, depth)
-        return found._replace(value=self.factor * found.value)
+        relaxed = self.rule.relax(q, x, depth)
+        return relaxed._replace(value=self.factor * relaxed.value)
 
     def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
         return self.factor * self.rule.everywhere(q, depth)
@@ -153,7 +154,7 @@ def powers(trace: Trace, q: Tensor, decoder: SpeculativeDecoder, tokens: int) ->
     order = score.sort(dim=-1, descending=True, stable=True).indices
     found, share = [], len(at_drafts) / trace.tried.numel()
     for factor in FACTORS:
-        drawn = kernel(rows, p, x, depth, TooGenerous(decoder.rule, factor), decoder.residual)
+        drawn = kernel(rows, p, x, depth, TooGenerous().ready(rule=decoder.rule, factor=factor), decoder.residual)
         extra = mass_per_bin(rows.gather(-1, order), drawn.gather(-1, order)).mean(0) - 1 / BINS
         nc = float((share * extra).square().sum() * tokens * BINS)
         found.append(float(ncx2.sf(chi2.isf(ALPHA, BINS - 1), BINS - 1, nc)) if nc > 0 else ALPHA)

@@ -17,14 +17,13 @@ from torch import Tensor
 from lanternbench.engine.address import Address, Lengths, raster
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.proposal import Drafter, Proposer
+from lanternbench.engine.proposal import Drafter, Proposal
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
 from lanternbench.lossless.plain.world import Prefix, World
 from lanternbench.methods.method import Method
-from lanternbench.methods.proposals.drafting import DraftedTree
 from lanternbench.models.decoder import ImageDecoder
 
 
@@ -176,9 +175,9 @@ def with_small_sizes(method: Method) -> Method:
     return method.with_parts(lambda part: part.small())
 
 
-def with_tables(proposer: Proposer, tables: Tables) -> Proposer:
-    """``proposer`` with the table in place of its drafter, if it has one."""
-    return DraftedTree(TableDrafter(tables), proposer.tree) if isinstance(proposer, DraftedTree) else proposer
+def with_tables(proposal: Proposal, tables: Tables) -> Proposal:
+    """The prepared proposal with the table in place of its drafter, if it has one."""
+    return proposal if proposal.drafter is None else proposal.ready(drafter=TableDrafter(tables), aux_layers=())
 
 
 class Codes(NamedTuple):
@@ -193,14 +192,14 @@ class TableDrafter(Drafter):
     def __init__(self, tables: Tables):
         self.tables, self.head = tables, TableModel()
 
-    def root(self, state: DecodeState, own: Any) -> tuple[Tensor, Codes]:
+    def root(self, state: DecodeState, memory: Any) -> tuple[Tensor, Codes]:
         cache = state.cache
         assert isinstance(cache, TableCache)
         codes = cache.prefix_codes(state.now.length) * self.tables.vocab + cache.all_rows(state.now.root)
         return self._logits(codes[:, None], state, 0)[:, 0], Codes(codes[:, None])
 
     def expand(
-        self, state: DecodeState, own: Any, cursor: Codes, tokens: Tensor, parent: Tensor | None,
+        self, state: DecodeState, memory: Any, cursor: Codes, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, Codes]:  # fmt: skip
         tokens = state.cache.all_rows(tokens)

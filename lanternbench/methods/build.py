@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.proposal import Proposal, TreePolicy
 from lanternbench.engine.sampling import Warp
-from lanternbench.engine.simulation import level_rates
+from lanternbench.engine.simulation import reach
+from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.errors import UserError
 from lanternbench.methods.method import Method
 from lanternbench.models.target import Target
 from lanternbench.registry import components, plugin_errors
 from lanternbench.utils.limits import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE
+
+
+def prepared_proposal(target: Target, method: Method, tree: TreePolicy | None = None) -> Proposal:
+    """The method's proposal, ready to decode; ``tree``: a prepared policy in place of the method's."""
+    method = method.resolve(target.options)
+    proposal = method.proposal
+    if tree is None:
+        tree = method.tree if proposal.tree_is_own else method.tree.prepare(target, proposal)
+    return proposal.prepare(target, tree, method.acceptance)
+
+
+def prepared_rule(target: Target, method: Method, proposal: Proposal) -> AcceptanceRule:
+    """The rule that verifies the drafts of the prepared ``proposal``, ready to decode."""
+    rule = method.resolve(target.options).acceptance
+    return proposal.verification(rule.prepare(target, proposal.max_depth))
 
 
 def build(
@@ -19,11 +36,12 @@ def build(
     top_k: int | None = None,
     top_p: float = 1.0,
     guidance: float | None = None,
-    simulate_acceptance: float | None = None,
+    simulate_acceptance: float | list[float] | None = None,
 ) -> SpeculativeDecoder:
     """A decoder for ``method`` on ``target``; sampling options default to the target's.
 
-    ``simulate_acceptance``: the mean tokens per step that drafting methods are made to yield, see ``simulation``.
+    ``simulate_acceptance``: the mean tokens per step that drafting methods are made to yield, or the rate at which each
+    position of a draft is accepted after those before it; see ``simulation``.
 
     Raises UserError for sampling options out of range, and if the target has no drafter of the kind that the method
     needs, or one that does not fit.
@@ -41,12 +59,12 @@ def build(
         )
     warp = Warp(temperature, target.top_k if top_k is None else top_k, top_p)
     with plugin_errors(*method.parts):
-        proposer = method.proposal.build(target, method.tree, method.acceptance)
-        rule = proposer.verification(method.acceptance.build(target, proposer.max_depth))
+        proposer = prepared_proposal(target, method)
+        rule = prepared_rule(target, method, proposer)
     known, name = components("residual"), method.choices.residual
     public = f"{name}-{method.acceptance.variant}"  # ``lantern-reference``: as the public code samples it
     rates = None
     if simulate_acceptance is not None and proposer.max_depth > 0:
-        rates = level_rates(simulate_acceptance, proposer.max_depth).to(target.device)
+        rates = reach(simulate_acceptance, proposer.max_depth).to(target.device)
     scale = target.guidance if guidance is None else guidance
     return SpeculativeDecoder(target, method, warp, scale, proposer, rule, known.get(public, known[name]), rates)

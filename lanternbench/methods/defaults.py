@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lanternbench.registry import component, components
 
 if TYPE_CHECKING:
-    from lanternbench.methods.component import Choices
+    from lanternbench.component import Choices
 
 
 class Default(NamedTuple):
@@ -35,6 +35,8 @@ class Default(NamedTuple):
     def says(self, value: object) -> bool:
         """Is it this value, as a number or as text?"""
         text = self.default.strip("`")
+        if isinstance(value, tuple):
+            value = f"{value[0]} to {value[1]}"
         try:
             return float(str(value)) == float(text)
         except ValueError:

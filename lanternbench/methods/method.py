@@ -10,16 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from lanternbench.component import Choices, Component
 from lanternbench.errors import UserError, unknown
-from lanternbench.methods.component import Acceptance, Choices, Component, Proposal, Tree
 from lanternbench.methods.presets import Preset
 from lanternbench.registry import component, components
 from lanternbench.utils.json_values import config_hash
 from lanternbench.utils.text import one_line
+
+if TYPE_CHECKING:  # a method's options are read without torch
+    from lanternbench.engine.proposal import Proposal, TreePolicy
+    from lanternbench.engine.verify import AcceptanceRule
 
 KINDS = Choices._fields
 
@@ -31,10 +35,11 @@ class Method:
     preset: str
     choices: Choices
     proposal: Proposal
-    tree: Tree
-    acceptance: Acceptance
+    tree: TreePolicy
+    acceptance: AcceptanceRule
     drafter: str | None = None  # in place of the target's own: as `--drafter` takes it
     mark: str = ""  # ends the label, where another method of the run has the same one
+    unresolved: Method | None = None  # the method that ``resolve`` filled, which has the key and the label
 
     @property
     def lossless(self) -> bool:
@@ -47,11 +52,21 @@ class Method:
     @property
     def read(self) -> dict[str, Any]:
         """The options that make a difference to this method, by name, with their values; ``variant`` last."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for part in self._parts:
-            found |= {name: getattr(part, name) for name in type(part).model_fields if name not in part.unread()}
-        variant = found.pop("variant")
-        return found | {"variant": variant}
+            values |= {name: getattr(part, name) for name in type(part).model_fields if name not in part.unread()}
+        variant = values.pop("variant")
+        return values | {"variant": variant}
+
+    def resolve(self, defaults: Mapping[str, Any]) -> Method:
+        """The method with every option set; ``defaults``: the target's options.
+
+        Raises UserError for trees that there are not.
+        """
+        trees = self.proposal.static_trees  # a proposal says which of a target's static trees it takes
+        own = {name: value for name, value in defaults.items() if name not in trees}
+        own |= {kind: defaults[key] for kind, key in trees.items() if key in defaults}
+        return replace(self.with_parts(lambda part: part.resolve(own)), unresolved=self)
 
     def with_parts(self, change: Callable[[Any], Any]) -> Method:
         """The method with ``change`` applied to each component."""
@@ -73,11 +88,15 @@ class Method:
     @cached_property
     def key(self) -> str:
         """Names the method in the keys of samples and the seeds of draws: a hash of its preset and exact options."""
+        if self.unresolved is not None:
+            return self.unresolved.key
         return config_hash({"preset": self.preset, **self.choices._asdict(), "options": self.read | self._drafter})[:16]
 
     @cached_property
     def options(self) -> dict[str, Any]:
         """The options that labels show, by name: the relaxation, the drafter, and whatever differs from the preset."""
+        if self.unresolved is not None:
+            return self.unresolved.options
         base = named(self.preset)
         shown: dict[str, Any] = {
             kind: mine for kind, mine, usual in zip(KINDS, self.choices, base.choices, strict=True) if mine != usual
@@ -132,12 +151,12 @@ def options() -> dict[str, Any]:
 
 def all_options() -> dict[str, list[Any]]:
     """Every option of every registered component: name -> the fields of that name."""
-    found: dict[str, list[Any]] = {}
+    fields: dict[str, list[Any]] = {}
     for kind in ("tree", "proposal", "acceptance"):
         for part in components(kind).values():
             for name, field in part.model_fields.items():
-                found.setdefault(name, []).append(field)
-    return found
+                fields.setdefault(name, []).append(field)
+    return fields
 
 
 def takes_lists(name: str) -> bool:
@@ -160,9 +179,9 @@ def preset(name: str) -> Preset:
 
 def named(name: str) -> Method:
     """The method that a preset describes."""
-    found = preset(name)
+    base = preset(name)
     try:
-        return _build(name, found.choices, dict(found.options))
+        return _build(name, base.choices, dict(base.options))
     except UserError as error:
         raise UserError(f"the preset '{name}' is wrong: {error}") from None
 
@@ -183,15 +202,15 @@ def method(name: str, /, drafter: str | None = None, **given: Any) -> Method:
         rule = component("acceptance", choices.acceptance)
         if "residual" not in given:
             choices = choices._replace(residual=rule.usual_residual)
-    made = _build(name, choices, usual, wanted)
-    if idle := sorted(set(wanted) - set(made.read)):
-        read = ", ".join(sorted({flag(n) for n in made.read} - {"variant"})) or "none"
+    method = _build(name, choices, usual, wanted)
+    if idle := sorted(set(wanted) - set(method.read)):
+        read = ", ".join(sorted({flag(n) for n in method.read} - {"variant"})) or "none"
         raise UserError(
-            f"method '{made.label}' does not read the option '{flag(idle[0])}' (it reads: {read}): leave it out"
+            f"method '{method.label}' does not read the option '{flag(idle[0])}' (it reads: {read}): leave it out"
         )
-    if drafter is not None and made.proposal.drafter is None:
-        raise UserError(f"method '{made.label}' drafts without a drafter: leave out 'drafter'")
-    return replace(made, drafter=None if drafter is None else str(drafter))
+    if drafter is not None and method.proposal.drafter_kind is None:
+        raise UserError(f"method '{method.label}' drafts without a drafter: leave out 'drafter'")
+    return replace(method, drafter=None if drafter is None else str(drafter))
 
 
 def canonical(key: str) -> str:
@@ -214,10 +233,9 @@ def _build(name: str, choices: Choices, usual: dict[str, Any], wanted: dict[str,
         values.pop("shape", None)
     parts = {}
     for kind in ("proposal", "tree", "acceptance"):
-        made = component(kind, getattr(choices, kind))
-        own = {key: value for key, value in values.items() if key in made.model_fields}
+        part = component(kind, getattr(choices, kind))
         try:
-            parts[kind] = made(**own)
+            parts[kind] = part(**{key: value for key, value in values.items() if key in part.model_fields})
         except ValidationError as error:
             first = error.errors()[0]
             value = one_line(repr(first["input"]), 60)

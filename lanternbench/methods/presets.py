@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from lanternbench.methods.component import Choices
+from lanternbench.component import Choices
 from lanternbench.registry import register
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lanternbench.engine.plain import PlainRule, Probs
 from lanternbench.engine.verify import AcceptanceRule, at, standard
 from lanternbench.registry import register
 
@@ -56,10 +57,30 @@ def lantern_reference(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rul
     return torch.where(rest.sum(-1, keepdim=True) > 0, rest, 1.0)
 
 
-# Residuals of plug-ins in scalar Python, by name: (q, p or None, x, depth) -> weights, lists of floats.  ``verify``
-# compares the engine with them.
-PLAIN: dict[str, Callable[[list[float], list[float] | None, int, int], list[float]]] = {}
-
-
 LOSSLESS = frozenset({"standard", "lantern", "optimal", "lantern-reference"})  # under a rule with q̃ = q
 SAME_FOR_ALL_TOKENS = (standard, optimal)  # sampled children: the residual does not depend on which x was rejected
+
+
+def plain_standard(q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Probs:
+    return positive_part(q, p)
+
+
+def plain_lantern(q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Probs:
+    """q_{k,δ} is 0 in the group but for x, and below p at x, as x was rejected."""
+    group = rule.plain_group(q, x)
+    return [0.0 if y in group else left for y, left in enumerate(positive_part(q, p))]
+
+
+def plain_optimal(q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Probs:
+    return positive_part(q, [py * rule.plain_prob(q, p, y, depth) for y, py in enumerate(p)])
+
+
+def positive_part(q: Probs, p: Probs) -> Probs:
+    """[q − p]₊, differences below 1e-15 counted as the rounding that they are."""
+    return [d if (d := qx - px) > 1e-15 else 0.0 for qx, px in zip(q, p, strict=True)]
+
+
+# Residuals in scalar Python, by name; p is 1 at x where the child was chosen.  ``verify`` compares the engine to them.
+PLAIN: dict[str, Callable[[Probs, Probs, int, int, PlainRule], Probs]] = {
+    "standard": plain_standard, "lantern": plain_lantern, "optimal": plain_optimal
+}  # fmt: skip

@@ -10,7 +10,7 @@ from lanternbench.metrics.metric import Column, ImageMetric, SetMetric
 from lanternbench.metrics.setup import Setup
 from lanternbench.registry import components
 
-Evaluators = Literal["tiny", "full"]
+Evaluators = Literal["tiny", "full", "none"]
 
 
 def names() -> list[str]:
@@ -39,11 +39,14 @@ def scorers_for(
 ) -> list[ImageMetric | SetMetric]:
     """The metrics of a run, in the order asked for, each once; without names, all that suit ``evaluators``.
 
+    On "none" there are none, as the target draws no images.
     On "tiny" a metric with a stand-in means that one: "clip" is the embedded CLIP, whose column is "clip-tiny".  With
     random weights there is no stand-in.  Nothing is loaded or downloaded here: ask ``available()``.
     Raises UserError for a name that no metric has, and for trained networks where random ones are asked for.
     """
     setup = setup or Setup()
+    if evaluators == "none":
+        return []
     tiny = evaluators == "tiny" and not setup.random
     if wanted is None:
         known = {name: metric_class(name) for name in names()}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import Entry, catalogue, entry, family
 from lanternbench.models.fingerprints import fingerprints
+from lanternbench.models.grids import grid_of, written
 from lanternbench.models.loading import dtype_named, read_state
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
@@ -22,8 +24,8 @@ from lanternbench.registry import components, plugin_errors
 from lanternbench.utils.device import fit_threads
 from lanternbench.utils.graph_capture import of_mode
 
-_CUT = re.compile(r"(?P<name>[^=:]+):(?P<sizes>(?:layers|grid)=[1-9]\d?(?:,(?:layers|grid)=[1-9]\d?)?)")
-_SIZES = {"layers": "n_layer", "grid": "grid"}
+_SIZE = r"(?:layers=[1-9]\d?|grid=[1-9]\d{0,2}(?:x[1-9]\d{0,2})?)"
+_SIZED = re.compile(rf"(?P<name>[^=:]+):(?P<sizes>{_SIZE}(?:,{_SIZE})?)(?:=(?P<folder>.+))?")
 
 
 def load_target(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:
@@ -31,9 +33,10 @@ def load_target(name: str, device: str = "cpu", random_weights: bool = False, dt
 
     A folder of a catalogue name is ./NAME.
 
-    ``random_weights``: the architecture at full size, without any file; NAME:layers=N,grid=G has N layers of it and
-    draws G × G tokens.  ``dtype``: of the weights, float32 or bfloat16 (default: float32 on a CPU and in the embedded
-    format, else bfloat16).  Raises UserError for an unknown name or dtype and for weights that are missing or damaged.
+    ``random_weights``: the architecture at full size, without any file; NAME:layers=N,grid=RxC has N layers of it and
+    draws R rows of C tokens.  NAME:grid=RxC reads weights too, where the target draws such images (``Entry.grids``).
+    ``dtype``: of the weights, float32 or bfloat16 (default: float32 on a CPU and in the embedded format, else
+    bfloat16).  Raises UserError for an unknown name or dtype and for weights that are missing or damaged.
     """
     target = load_unpacked(name, device, random_weights, dtype)
     fit_threads(target.model)
@@ -49,14 +52,11 @@ def load_unpacked(name: str, device: str = "cpu", random_weights: bool = False, 
         if family(kind).reads(Path(name)):
             here = family(kind).located(Path(name))
             return _from_files(Entry(name=here.name, family=kind, about=""), here, device, weights)
-    if cut := _CUT.fullmatch(name):
-        if not random_weights:
-            raise UserError(f"'{name}' is a part of a target, which has no weights: add --random-weights")
-        row, sizes = entry(cut["name"]), (part.split("=") for part in cut["sizes"].split(","))
-        row = row.model_copy(update={"shape": row.shape | {_SIZES[k]: int(v) for k, v in sizes}})
-        return family(row.family).random_target(row, device, weights)
-    title, _, where = name.partition("=")
+    sized = _SIZED.fullmatch(name)
+    title, _, where = (sized["name"], "", sized["folder"]) if sized else name.partition("=")
     row = entry(title)
+    if sized:
+        row = resized(row, sized["sizes"], random_weights)
     own = family(row.family)
     if random_weights:
         return own.random_target(row, device, weights)
@@ -67,6 +67,17 @@ def load_unpacked(name: str, device: str = "cpu", random_weights: bool = False, 
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
         )
     return _from_files(row, folder, device, weights)
+
+
+def resized(row: Entry, sizes: str, random_weights: bool) -> Entry:
+    """A row with ``layers=N``, ``grid=RxC`` or both.  Raises UserError for sizes of which there are no weights."""
+    given = dict(part.split("=") for part in sizes.split(","))
+    if not random_weights and not ("layers" not in given and written(given["grid"]) in map(written, row.grids)):
+        offered = f", or name one of its grids: {', '.join(row.grids)}" if row.grids else ""
+        raise UserError(f"'{row.name}:{sizes}' has sizes without weights: add --random-weights{offered}")
+    shape: dict[str, Any] = {"n_layer": int(given["layers"])} if "layers" in given else {}
+    shape |= {"grid": grid_of(given["grid"])} if "grid" in given else {}
+    return row.model_copy(update={"shape": row.shape | shape, "about": f"{row.about}, {sizes}"})
 
 
 def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | None) -> Target:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lanternbench.models.grids import written
 from lanternbench.models.transformer import Stack
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class ImageDecoder(Stack):
 
     fits: ClassVar[tuple[tuple[str, str], ...]] = (
         ("vocab_size", "image tokens to choose from"),
-        ("grid", "image tokens a side"),
+        ("grid", "image tokens"),
     )  # entries of ``config`` in which an independent drafter must equal its target, and what they count
     rope: Tensor  # complex [positions, head_dim / 2]
     cls_embedding: nn.Module  # ``Prefix.features`` -> [R, P, dim]
@@ -65,8 +66,6 @@ class ImageDecoder(Stack):
 
     def __init__(self, config: Any):
         super().__init__(config.decoder)
-        if config.grid < 1:
-            raise ValueError(f"images of {config.grid} tokens a side")
         self.config = config
 
     @property
@@ -120,6 +119,8 @@ class ImageDecoder(Stack):
         for name, what in self.fits:
             theirs, own = getattr(self.config, name), getattr(target.model.config, name)
             if theirs != own:
+                if name == "grid":
+                    theirs, own = written(theirs), written(own)
                 return f"it has {theirs} {what}, the target {own}"
         return None
 

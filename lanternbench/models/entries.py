@@ -58,6 +58,7 @@ class Entry(BaseModel):
     licence: str = "Apache-2.0"
     gigabytes: float = 0.0  # of all files
     shape: dict[str, Any] = {}
+    grids: tuple[str, ...] = ()  # other images that it draws, as ROWSxCOLUMNS of tokens
     guidance: float = 3.0
     top_k: int = 0
     files: dict[str, Source] = {}

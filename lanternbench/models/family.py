@@ -67,6 +67,10 @@ class Family:
         """The same with random weights."""
         raise NotImplementedError
 
+    def options(self, row: Entry) -> dict[str, Any]:
+        """The target's own defaults of methods' options (``Target.options``)."""
+        return {}
+
     def home(self, row: Entry) -> Path:
         """Where the files of a row are, unless the user says otherwise."""
         return row.folder
@@ -107,8 +111,12 @@ class PublishedFamily(Family):
         return VQModel(VQConfig(**row.shape.get("vq", {})))
 
     def vq(self, row: Entry, folder: Path, device: str) -> Any:
-        """The image tokeniser from its files, in float32."""
+        """The image tokeniser from its files, in float32; None where no code here decodes images."""
         raise NotImplementedError
+
+    def random_vq(self, row: Entry, device: str) -> Any:
+        """The same with random weights."""
+        return random_net(lambda: self.new_vq(row), device, torch.float32)
 
     def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> Any:
         """``Target.text`` from its files."""
@@ -128,15 +136,17 @@ class PublishedFamily(Family):
         model = self.decoder(row, folder, device, dtype)
         fields = self.fields(row, model, text)
         drafters = drafters_in(folder, model, device)
-        return Target(row.name, model, vq, text, row.guidance, row.top_k, drafters=drafters, **fields)
+        fields |= {"options": self.options(row), "drafters": drafters}
+        return Target(row.name, model, vq, text, row.guidance, row.top_k, **fields)
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
         dtype = dtype or dtype_for(device)
         model, text = self.random_decoder(row, device, dtype), self.random_text(row, device, dtype)
-        vq = random_net(lambda: self.new_vq(row), device, torch.float32)
+        vq = self.random_vq(row, device)
         fields = self.fields(row, model, None)
         drafters = random_drafters(model, device, dtype)
-        return Target(row.name, model, vq, text, row.guidance, row.top_k, drafters=drafters, **fields)
+        fields |= {"options": self.options(row), "drafters": drafters}
+        return Target(row.name, model, vq, text, row.guidance, row.top_k, **fields)
 
     def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
         return random_net(lambda: self.network(self.config(row)), device, dtype or dtype_for(device))

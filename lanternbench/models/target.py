@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.grids import Grid
 
 if TYPE_CHECKING:
     from lanternbench.utils.graph_capture import Graphs
@@ -56,6 +58,7 @@ def rounded(images: Tensor) -> Tensor:
 class Target:
     """A loaded text-to-image model.
 
+    ``vq``: None where nothing decodes image tokens; decoding can then be measured, and there are no images to score.
     ``text``: captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels [B, 1] and a
     mask of ones.  ``guidance``, ``top_k``: its defaults.
     ``options``: its default trees and neighbourhood size.  ``evaluators``: which networks score its images.
@@ -73,11 +76,11 @@ class Target:
 
     name: str
     model: ImageDecoder
-    vq: Tokeniser
+    vq: Tokeniser | None
     text: Callable[[list[str]], tuple[Tensor, Tensor]]
     guidance: float = 1.0
     top_k: int = 0
-    evaluators: Literal["tiny", "full"] = "full"
+    evaluators: Literal["tiny", "full", "none"] = "full"
     options: dict = field(default_factory=dict)
     drafters: dict[str, Any] = field(default_factory=dict)
     pad_rows: Pads = "alone"
@@ -92,9 +95,14 @@ class Target:
     graphs: Graphs | None = None
     near: dict[str, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.vq is None:
+            self.evaluators = "none"
+
     @property
-    def grid(self) -> tuple[int, int]:
-        return (self.model.config.grid, self.model.config.grid)
+    def grid(self) -> Grid:
+        """Rows and columns of image tokens."""
+        return self.model.config.grid
 
     @property
     def length(self) -> int:
@@ -125,7 +133,12 @@ class Target:
 
     @property
     def codebook(self) -> Tensor:
-        """[V, d], as the tokeniser compares codes."""
+        """[V, d], as the tokeniser compares codes.  Raises UserError where there is no tokeniser."""
+        if self.vq is None:
+            raise UserError(
+                f"target '{self.name}' has no image tokeniser, whose codes say which tokens look alike, as LANTERN and "
+                "GSD ask: put one into its folder 'vq', or leave these methods out"
+            )
         return self.vq.quantize.codes()
 
     def prefix(self, captions: list[str], guidance: float) -> Prefix:
@@ -141,7 +154,12 @@ class Target:
         """Seconds that the text encoder took for captions whose features are kept; 0 where it runs for every image."""
         return self.text.encode_seconds(captions) if hasattr(self.text, "encode_seconds") else 0.0
 
-    def images(self, tokens: Tensor) -> list[Image.Image]:
-        """Tokens [B, L] -> RGB images, a few at a time: the tokeniser's activations take up to 3 GB an image."""
+    def images(self, tokens: Tensor) -> list[Any]:
+        """Tokens [B, L] -> RGB images, or as many None without a tokeniser.
+
+        A few at a time: the tokeniser's activations take up to 3 GB an image.
+        """
+        if self.vq is None:
+            return [None] * len(tokens)
         few = tokens.view(-1, *self.grid).split(max(1, DECODED // self.length))
         return [Image.fromarray(a) for part in few for a in self.pixels(self.vq.decode(part)).cpu().numpy()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.eagle_files import from_published, shape_of, to_published
+from lanternbench.models.grids import Grid, grid_of
 from lanternbench.models.loading import State, load_layers
 from lanternbench.models.rope import rope_1d
 from lanternbench.models.transformer import DecoderConfig
@@ -27,8 +28,9 @@ from lanternbench.models.transformer import DecoderConfig
 class TokenDecoderConfig:
     """Shape of the decoder.
 
+    ``head_width``, ``qk_norm``: see ``DecoderConfig``.
     ``positions``: rows of the rotary table.  Prompt and image must fit; it costs nothing else.
-    ``grid``: image tokens a side.
+    ``grid``: rows and columns of image tokens; a number for a square.
     ``prompt_ids``: 0 where one table holds all ids; otherwise prompts have a table of this size, and ``vocab_size``
     counts the image tokens alone (``image_tables``).
     ``first_image_id``: the prompt id of image token 0 where ids follow the order of the codebook, to go by when no
@@ -45,10 +47,14 @@ class TokenDecoderConfig:
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
     swin_norm: bool = False
-    grid: int = 32
+    grid: Grid = (32, 32)
     prompt_ids: int = 0
-    qk_norm: bool = False
+    head_width: int = 0
+    qk_norm: bool | Literal["rms"] = False
     first_image_id: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grid", grid_of(self.grid))
 
     @property
     def decoder(self) -> DecoderConfig:
@@ -60,6 +66,7 @@ class TokenDecoderConfig:
             self.vocab_size,
             self.n_kv_head,
             self.norm_eps,
+            head_width=self.head_width,
             qk_norm=self.qk_norm,
             swin_norm=self.swin_norm,
         )
@@ -254,6 +261,7 @@ def llama_fields(
             "n_head": text["num_attention_heads"],
             "hidden": text["intermediate_size"],
             "n_kv_head": text.get("num_key_value_heads") or 0,
+            "head_width": text.get("head_dim") or 0,
             "vocab_size": text["vocab_size"],
             "positions": max(text.get("max_position_embeddings", 0), kind.positions),
             "rope_base": rope.get("rope_theta") or text.get("rope_theta") or kind.rope_base,

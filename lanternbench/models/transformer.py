@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,8 @@ Put = Callable[[int, Tensor], Tensor]
 class DecoderConfig:
     """Shape of a decoder stack.
 
-    ``qk_norm``: LayerNorm per head on q and k (Chameleon).  ``swin_norm``: norms on the outputs of attention and MLP
+    ``head_width``: where heads are not as wide together as the stack; 0: dim / n_head.  ``qk_norm``: LayerNorm per head
+    on q and k (Chameleon), or RMSNorm (Emu3.5).  ``swin_norm``: norms on the outputs of attention and MLP
     (Chameleon-34B).  ``first_norm``: False for LANTERN's LlamaGen drafter, whose layer has no input norm.
     ``qkv_bias``, ``out_bias``: of attention's projections (some drafters).
     """
@@ -34,7 +36,8 @@ class DecoderConfig:
     vocab_size: int
     n_kv_head: int = 0
     norm_eps: float = 1e-5
-    qk_norm: bool = False
+    head_width: int = 0
+    qk_norm: bool | Literal["rms"] = False
     swin_norm: bool = False
     first_norm: bool = True
     qkv_bias: bool = False
@@ -43,7 +46,7 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         """Raises ValueError or TypeError for sizes of which no decoder can be made."""
         if (
-            self.dim % self.n_head
+            (not self.head_width and self.dim % self.n_head)
             or self.head_dim % 2
             or self.n_head % self.kv_heads
             or min(self.dim, self.n_layer) < 1
@@ -59,7 +62,7 @@ class DecoderConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.dim // self.n_head
+        return self.head_width or self.dim // self.n_head
 
     @property
     def kv_heads(self) -> int:
@@ -115,6 +118,18 @@ class HeadNorm(Direct):
         return F.layer_norm(x, (x.shape[-1],), eps=1e-5) * self.weight + self.bias
 
 
+class HeadRMSNorm(Direct):
+    """RMSNorm over each head's width, with a weight per head."""
+
+    def __init__(self, heads: int, width: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads, width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), eps=self.eps) * self.weight
+
+
 class Attention(Direct):
     """Grouped-query attention with rotary positions; q, k and v are one matrix, k and v one block of the cache."""
 
@@ -123,10 +138,10 @@ class Attention(Direct):
         self.n_head, self.n_kv, self.head_dim = cfg.n_head, cfg.kv_heads, cfg.head_dim
         self.wqkv = nn.Linear(cfg.dim, (self.n_head + 2 * self.n_kv) * self.head_dim, bias=cfg.qkv_bias)
         self.wo = nn.Linear(self.n_head * self.head_dim, cfg.dim, bias=cfg.out_bias)
-        self.normed = cfg.qk_norm
+        self.normed = bool(cfg.qk_norm)
         if cfg.qk_norm:
-            self.q_norm = HeadNorm(self.n_head, self.head_dim)
-            self.k_norm = HeadNorm(self.n_kv, self.head_dim)
+            norm = partial(HeadRMSNorm, eps=cfg.norm_eps) if cfg.qk_norm == "rms" else HeadNorm
+            self.q_norm, self.k_norm = (norm(heads, self.head_dim) for heads in (self.n_head, self.n_kv))
 
     def forward(
         self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None, layer: int, last: bool = False

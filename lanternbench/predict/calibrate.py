@@ -25,7 +25,7 @@ from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, begin, generate
 from lanternbench.engine.opening import start
-from lanternbench.engine.proposal import Drafter, Proposer
+from lanternbench.engine.proposal import Drafter, Proposal
 from lanternbench.engine.state import DecodeState, forward
 from lanternbench.engine.tree import Draft, chain
 from lanternbench.models.network import Network
@@ -66,7 +66,7 @@ class Measured:
         outside = np.full(len(steps.nodes), self.outside[case.label])
         return {"verify": factor * verify, "draft": factor * draft, "outside": outside}
 
-    def forwards(self, label: str, proposer: Proposer | None, steps: Steps) -> tuple[Values, Values]:
+    def forwards(self, label: str, proposer: Proposal | None, steps: Steps) -> tuple[Values, Values]:
         """Seconds [T] of the target's forward of each step, and of the drafter's, in loops of their own."""
         draft = np.zeros(len(steps.nodes))
         if label in self.drafting and proposer is not None:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lanternbench.engine.proposal import Proposer
+from lanternbench.engine.proposal import Proposal
 from lanternbench.errors import UserError
 from lanternbench.measure.samples import Sample
+from lanternbench.methods.build import prepared_proposal
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_unpacked, with_drafter
 from lanternbench.models.entries import Entry, catalogue, family
@@ -79,7 +80,7 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
     for label, group in by_label.items():
         try:
             made = method(group[0].method, **group[0].options)
-            measured = made.proposal.build(source, made.tree, made.acceptance)
+            measured = prepared_proposal(source, made)
             drafter = _drafter(made, measured, source, target)
         except UserError as error:
             notes.append(f"{label} is left out: {error}")
@@ -107,13 +108,13 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
     return found
 
 
-def _drafter(made: Method, measured: Proposer, source: Target, target: Target) -> Network | None:
+def _drafter(made: Method, measured: Proposal, source: Target, target: Target) -> Network | None:
     """The network that drafts on ``target`` for the method.  Raises UserError where the target has none of its kind."""
     if measured.drafter is None:
         return None
     if target is source:
         return measured.drafter.network()
-    there = made.proposal.build(target, made.tree, made.acceptance).drafter
+    there = prepared_proposal(target, made).drafter
     return None if there is None else there.network()
 
 

@@ -15,7 +15,7 @@ from lanternbench.costs import roofline
 from lanternbench.costs.device_models import DeviceModel
 from lanternbench.costs.roofline import Load, Values
 from lanternbench.engine.cache import SPAN
-from lanternbench.engine.proposal import Proposer
+from lanternbench.engine.proposal import Proposal
 from lanternbench.errors import UserError
 from lanternbench.measure import steps as timed_steps
 from lanternbench.measure.samples import Sample
@@ -51,7 +51,7 @@ class Case(NamedTuple):
     method: str
     shape: Shape
     drafter: Network | None
-    measured: Proposer | None  # None for the baseline
+    measured: Proposal | None  # None for the baseline
 
 
 class Machine(Protocol):
@@ -105,7 +105,7 @@ class Roofline:
         return parts
 
 
-def by_levels(proposer: Proposer | None, steps: Steps) -> Iterable[tuple[np.ndarray, tuple[int, ...]]]:
+def by_levels(proposer: Proposal | None, steps: Steps) -> Iterable[tuple[np.ndarray, tuple[int, ...]]]:
     """Which steps [T] bool run the same forwards of the drafter, and the nodes that each but the first reads."""
     sizes, size = np.unique(steps.depths.astype(np.int64) << 32 | steps.nodes.astype(np.int64), return_inverse=True)
     pairs = ((int(pair >> 32), int(pair & 0xFFFFFFFF)) for pair in sizes)
@@ -144,7 +144,7 @@ class Prediction(NamedTuple):
     fits_up_to: int | None = None
 
 
-def traces_of(samples: Sequence[Sample], proposer: Proposer | None, length: int) -> list[Trace]:
+def traces_of(samples: Sequence[Sample], proposer: Proposal | None, length: int) -> list[Trace]:
     """The samples of one method, stretched to ``length`` tokens.  Sizes of fixed trees are derived where not recorded.
 
     Raises UserError where they are neither recorded nor fixed.

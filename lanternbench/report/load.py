@@ -75,6 +75,11 @@ class Run:
         return None
 
     @property
+    def draws(self) -> bool:
+        """Has its target an image tokeniser?"""
+        return self.part("target").get("evaluators") != "none"
+
+    @property
     def hardware(self) -> str:
         """The GPU's name, or the CPU's where there is none or the run did not use it."""
         environment = self.part("environment")

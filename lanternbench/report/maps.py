@@ -38,15 +38,16 @@ def colours(values: NDArray[np.float64], low: float, high: float, kind: str) -> 
     return matplotlib.colormaps[COLOURS[kind]](scaled, bytes=True)[..., :3]
 
 
-def image_and_map(image: Image.Image, accept_lengths: list[int], grid: tuple[int, int]) -> Figure:
-    """The image beside the map of its steps' accepted lengths."""
+def image_and_map(image: Image.Image | None, accept_lengths: list[int], grid: tuple[int, int]) -> Figure:
+    """The image, if there is one, beside the map of its steps' accepted lengths."""
     figure = Figure(figsize=(6.4, 3), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    left.imshow(image)
+    *left, right = figure.subplots(1, 2 if image else 1, squeeze=False)[0]
+    for axes in left:
+        axes.imshow(image)
     drawn = right.imshow(token_map(accept_lengths, accept_lengths, grid), cmap=COLOURS["accept"], vmin=1)
     figure.colorbar(drawn, ax=right, label="tokens of the step")
-    for axes in (left, right):
+    for axes in (*left, right):
         axes.set_axis_off()
     return figure
 

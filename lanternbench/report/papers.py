@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-from lanternbench.methods.acceptance.lantern import NEIGHBOURS
 from lanternbench.methods.method import named, options, preset
 from lanternbench.report.columns import BASE, MISSING, metric_column
 from lanternbench.report.load import ReportRow
@@ -156,7 +155,7 @@ def _defaults(row: ReportRow) -> dict[str, Any]:
     values = {name: field.default for name, field in options().items()} | made.read | made.choices._asdict()
     found = {NAMES.get(name, name): value for name, value in values.items()}
     if found["k"] is None and row.target != "tiny":
-        found["k"] = NEIGHBOURS
+        found["k"] = made.resolve({}).read.get("k")
     return found
 
 

@@ -40,7 +40,7 @@ from lanternbench.report.recipe import recipe, recipe_text
 from lanternbench.report.tables import csv_table, csv_text, markdown, markdown_table
 from lanternbench.report.view import View
 from lanternbench.utils.files import OUT, replacing, writing
-from lanternbench.utils.json_values import plain
+from lanternbench.utils.json_values import versioned
 
 FORMATS = {"md": ".md", "csv": ".csv", "tex": ".tex", "html": ".html", "json": ".json"}
 
@@ -68,6 +68,8 @@ def report(
     read = {run.folder: read_contents(run, max(PROMPTS, grid)) for run in loaded}
     every = [load_run(folder, contents.figures) for folder, contents in read.items()]  # a run may be going on
     runs = view.of(every)
+    if grid and (empty := [run.run_id for run in runs if not run.draws]):
+        raise UserError(f"{empty[0]} has no images, as its target has no image tokeniser: leave out --grid.")
     if out is None:
         out = every[0].folder / "report" if len(every) == 1 else every[0].folder.resolve().parent / "report"
     rows, notes = view.named(joined_rows(runs)), report_notes(runs)
@@ -131,7 +133,7 @@ def _texts(parts: list[Part], rows: list[ReportRow], notes: list[Note], view: Vi
         ),
         "table.csv": csv_table(rows),
         "table.tex": latex_table(rows, f"{caption}.", ". ".join(dict.fromkeys(recipes)), chosen),
-        "table.json": json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+        "table.json": json.dumps(versioned(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
     }
     if rates := acceptance.table(rows):
         texts["acceptance.md"] = f"{acceptance.INTRO}\n\n{rates}"

@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from lanternbench.costs.forward_cost import Shape, StepCost
-from lanternbench.methods.trees.adaptive import AdaptiveBuilder, Range, adapt
+from lanternbench.methods.trees.adaptive import Adaptive, Range, adapt
 from lanternbench.tune.recorded_drafts import Floats, grown_lengths
 from lanternbench.tune.tree_search import Candidate, GrowthSearch, Options, Record, largest
 
@@ -33,7 +33,8 @@ class BoundsSearch(GrowthSearch):
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         made, steps = self.setting.method(), self.by_width(records)
-        own: AdaptiveBuilder = made.tree.build(self.setting.target, made.proposal)  # type: ignore[assignment]
+        resolved = made.resolve(self.setting.target.options)
+        own: Adaptive = resolved.tree.prepare(self.setting.target, resolved.proposal)  # type: ignore[assignment]
         known: dict[tuple[int, int, int], Floats] = {}
         step_s = cache(cost.step)
 
@@ -51,7 +52,7 @@ class BoundsSearch(GrowthSearch):
             """The mean step of a replay: its size follows from how the step before it was accepted."""
             rng = np.random.default_rng(0)
             alpha: float | None = None
-            size = (own.first.depth, own.first.top_k)
+            size = (own.bounds.depth, own.bounds.top_k)
             seconds, shapes, accepted = [], [], []
             for i in range(REPLAYED):
                 depth, width = size = adapt(size, alpha, within)

@@ -19,23 +19,24 @@ S steps, N nodes, D levels, K ranks, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lanternbench.component import Prepared
 from lanternbench.engine.decode import SpeculativeDecoder, begin, step
 from lanternbench.engine.opening import row_seed
-from lanternbench.engine.proposal import Expand, TreeBuilder
+from lanternbench.engine.proposal import Expand, TreePolicy
 from lanternbench.engine.sampling import BELOW_ONE, draw_distinct
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft, chain, from_paths
 from lanternbench.engine.verify import AcceptanceRule, Uniforms, VerifyResult
-from lanternbench.methods.method import Method
-from lanternbench.methods.trees.dynamic import Bounds, DynamicBuilder, candidates, keep_best
+from lanternbench.methods.build import prepared_proposal, prepared_rule
+from lanternbench.methods.trees.dynamic import Bounds, Dynamic, candidates, keep_best
 from lanternbench.tune.best_tree import Table
 
 JUDGEMENTS = 8  # judgements of each recorded draft
@@ -43,55 +44,52 @@ PRIOR = 20.0  # reached nodes' worth of the level above that a level's shares st
 Floats = NDArray[np.float64]
 
 
-class RecordingBuilder(TreeBuilder):
+class RecordingTree(TreePolicy):
     """A tree policy that also keeps the distributions that it is given, in ``distributions``."""
 
-    def __init__(self, own: TreeBuilder):
-        self.own, self.nodes, self.max_depth, self.width = own, own.nodes, own.max_depth, own.width
-        self.uniforms = own.uniforms
-        self.distributions: list[Tensor] = []  # p [B, m, V] of each level's nodes
+    policy = Prepared[TreePolicy]()
+    distributions = Prepared[list[Tensor]]()  # p [B, m, V] of each level's nodes
 
-    def grow(self, state: DecodeState, own: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
-        self.distributions = [state.warp(logits)[:, None]]
+    @classmethod
+    def of(cls, policy: TreePolicy) -> Self:
+        return cls().ready(
+            policy=policy, distributions=[], nodes=policy.nodes, max_depth=policy.max_depth, width=policy.width,
+            uniforms=policy.uniforms,
+        )  # fmt: skip
+
+    def grow(self, state: DecodeState, memory: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+        self.distributions[:] = [state.warp(logits)[:, None]]
 
         def recording_expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
-            found = expand(tokens, parent, visible, depth)
-            self.distributions.append(state.warp(found))
-            return found
+            logits = expand(tokens, parent, visible, depth)
+            self.distributions.append(state.warp(logits))
+            return logits
 
-        return self.own.grow(state, own, logits, recording_expand, u)
+        return self.policy.grow(state, memory, logits, recording_expand, u)
 
 
-class ScoredBuilder(DynamicBuilder):
-    """A dynamic tree that keeps the scores of its nodes."""
+class ScoredTree(Dynamic):
+    """A dynamic tree that keeps the scores of its nodes, in ``scores``."""
 
-    scores: Tensor  # [B, N − 1] Σ log p, in the order of the nodes
+    scores = Prepared[list[Tensor]]()  # [N − 1] of each prompt: Σ log p, in the order of the nodes
 
-    def grow(self, state: DecodeState, own: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+    def growing(self, bounds: Bounds) -> Self:
+        return super().growing(bounds).ready(scores=[])
+
+    def grow(self, state: DecodeState, memory: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         bounds = self.bounds._replace(top_k=min(self.bounds.top_k, logits.shape[-1]))
-        found = candidates(state, logits, expand, bounds)
-        kept = found.scores.topk(min(bounds.total - 1, found.scores.shape[1])).indices.sort(-1).values
-        self.scores = found.scores.gather(1, kept)
-        return keep_best(found, state.now.root, bounds)
+        pool = candidates(state, logits, expand, bounds)
+        best = pool.scores.topk(min(bounds.total - 1, pool.scores.shape[1])).indices.sort(-1).values
+        self.scores[:] = pool.scores.gather(1, best)
+        return keep_best(pool, state.now.root, bounds)
 
 
-@dataclass(frozen=True)
-class FixedTree:
-    """A component with a tree policy that is built already, in place of the method's."""
-
-    builder: TreeBuilder
-
-    def build(self, target: Any, proposal: Any) -> TreeBuilder:
-        return self.builder
-
-
-def with_tree_builder(decoder: SpeculativeDecoder, builder: TreeBuilder) -> SpeculativeDecoder:
-    """The decoder with another tree policy, its rule made for that depth; nothing is recorded as a CUDA graph."""
-    method: Method = decoder.method
+def with_tree_policy(decoder: SpeculativeDecoder, policy: TreePolicy) -> SpeculativeDecoder:
+    """The decoder with another, prepared tree policy, its rule made for that depth; no CUDA graph is recorded."""
     target = replace(decoder.target, graphs=None)
-    proposer = method.proposal.build(target, FixedTree(builder), method.acceptance)  # type: ignore[arg-type]
-    rule = proposer.verification(method.acceptance.build(target, builder.max_depth))
-    return replace(decoder, target=target, proposer=proposer, rule=rule, rates=None)
+    proposal = prepared_proposal(target, decoder.method, policy)
+    rule = prepared_rule(target, decoder.method, proposal)
+    return replace(decoder, target=target, proposer=proposal, rule=rule, rates=None)
 
 
 @torch.inference_mode()
@@ -129,13 +127,14 @@ def repeat_as_batch(draft: Draft, q: Tensor) -> tuple[Draft, Tensor]:
 class ChainRecord:
     """Acceptance in chains of up to ``depth`` levels, and of their nodes' children, over the steps that are added."""
 
-    def __init__(self, decoder: SpeculativeDecoder, builder: RecordingBuilder, ranks: int, seed: int = 0):
-        """``decoder`` drafts chains by ``builder``; ``ranks`` 1 where the tree can be nothing but a chain."""
-        self.decoder, self.builder, self.ranks = decoder, builder, ranks
-        self.depth, self.steps, self.judged = builder.max_depth, 0, Judge(decoder, seed)
+    def __init__(self, decoder: SpeculativeDecoder, tree: RecordingTree, ranks: int, seed: int = 0):
+        """``decoder`` drafts chains by ``tree``; ``ranks`` 1 where the tree can be nothing but a chain."""
+        self.decoder, self.tree, self.ranks = decoder, tree, ranks
+        self.depth, self.steps, self.judged = tree.max_depth, 0, Judge(decoder, seed)
         method, target = decoder.method, decoder.target
         self.sampled = method.proposal.samples and not decoder.warp.greedy
-        self.rules = [method.acceptance.build(target, d) for d in range(1, self.depth + 1)]
+        rule = method.resolve(target.options).acceptance
+        self.rules = [rule.prepare(target, d) for d in range(1, self.depth + 1)]
         self.chains = [chain(d).to(target.device) for d in range(1, self.depth + 1)]
         self.reached = np.zeros((self.depth, self.depth + 1))  # [D', i] how often a chain of D' has i accepted or more
         # [D', d, k] how often the child of rank k is accepted at a reached node, the last column of none
@@ -145,7 +144,7 @@ class ChainRecord:
     def add(self, result: StepResult) -> None:
         """One recorded step."""
         draft, q = result.draft, result.q
-        p = torch.cat(self.builder.distributions, 1)  # [1, D, V]
+        p = torch.cat(self.tree.distributions, 1)  # [1, D, V]
         self.steps += 1
         for d in range(1, self.depth + 1):
             short = Draft(draft.tokens[:, : d + 1], p[:, :d] if self.sampled else None, self.chains[d - 1])
@@ -190,8 +189,8 @@ def child_table(children: Floats, depth: int) -> Table:
 class GrowthRecord:
     """Acceptance in recorded dynamic trees, and so in all with fewer nodes and levels and as many children a node."""
 
-    def __init__(self, decoder: SpeculativeDecoder, builder: ScoredBuilder, seed: int = 0):
-        self.decoder, self.builder, self.judged = decoder, builder, Judge(decoder, seed)
+    def __init__(self, decoder: SpeculativeDecoder, tree: ScoredTree, seed: int = 0):
+        self.decoder, self.tree, self.judged = decoder, tree, Judge(decoder, seed)
         self.seen: list[Floats] = []  # of each step, by falling score [N − 1]: how often a node is accepted
         self.level: list[Floats] = []  # and its depth, −1 for nodes that are not used
 
@@ -200,7 +199,7 @@ class GrowthRecord:
         draft, q = repeat_as_batch(result.draft, result.q)
         path = self.judged.judge(self.decoder.rule, draft, q).path
         seen = torch.zeros(JUDGEMENTS, draft.tree.nodes, device=path.device).scatter_(1, path, 1.0).mean(0)[1:]
-        depth, scores = draft.tree.depth[0, 1:], self.builder.scores[0]
+        depth, scores = draft.tree.depth[0, 1:], self.tree.scores[0]
         order = torch.where(depth > 0, scores, -torch.inf).sort(descending=True).indices
         self.seen.append(seen[order].double().cpu().numpy())
         self.level.append(depth[order].double().cpu().numpy())

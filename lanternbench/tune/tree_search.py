@@ -13,30 +13,29 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from lanternbench.costs.forward_cost import Shape, StepCost
 from lanternbench.engine.decode import SpeculativeDecoder, generate
-from lanternbench.engine.simulation import level_rates
+from lanternbench.engine.simulation import level_rates, reach
 from lanternbench.engine.tree import Paths, StaticTree, chain, from_paths
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method
-from lanternbench.methods.trees.static import StaticBuilder
+from lanternbench.methods.trees.static import FixedTree, static_tree
 from lanternbench.models.target import Target
 from lanternbench.tune.best_tree import best_trees, expected_length
 from lanternbench.tune.recorded_drafts import (
     ChainRecord,
     Floats,
     GrowthRecord,
-    RecordingBuilder,
-    ScoredBuilder,
+    RecordingTree,
+    ScoredTree,
     bounds,
     chain_lengths,
     child_table,
     grown_lengths,
     recorded_steps,
-    with_tree_builder,
+    with_tree_policy,
 )
 
 Options = dict[str, Any]
@@ -68,14 +67,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Setting:
-    """The method that is tuned, and how it is run.  ``tau``: the mean tokens a step that are simulated, if they are."""
+    """The method that is tuned, and how it is run.  ``tau``: the tokens a step, or rates, that are simulated."""
 
     target: Target
     preset: str
     given: Options
     temperature: float = 1.0
     guidance: float | None = None
-    tau: float | None = None
+    tau: float | list[float] | None = None
     seed: int = 0
 
     def method(self, options: Options | None = None) -> Method:
@@ -88,23 +87,24 @@ class Setting:
         return self.ready(self.method(options))
 
     def ready(self, made: Method) -> SpeculativeDecoder:
-        """Simulated, every level of every draft is passed with the probability ``rate``."""
+        """Simulated, levels of every draft are passed with the probabilities ``rates``."""
         decoder = build(self.target, made, self.temperature, guidance=self.guidance)
         if self.tau is None or decoder.proposer.max_depth == 0:
             return decoder
-        rates = torch.full((decoder.proposer.max_depth + 1,), self.rate, device=self.target.device)
-        return replace(decoder, rates=rates)
+        return replace(decoder, rates=reach(self.rates, decoder.proposer.max_depth).to(self.target.device))
 
     @cached_property
-    def rate(self) -> float:
-        """Of passing a level, with which the method's own sizes would have a mean of ``tau`` tokens a step."""
+    def rates(self) -> list[float]:
+        """Of passing levels 1, 2, …, as asked for, or with which the method's own sizes have ``tau`` tokens a step."""
         assert self.tau is not None
+        if isinstance(self.tau, list):
+            return self.tau
         depth = build(self.target, self.method(), self.temperature).proposer.max_depth
-        return float(level_rates(self.tau, depth)[depth])
+        return [float(level_rates(self.tau, depth)[depth])]
 
     def simulated(self, depth: int) -> list[float]:
-        """P(accepted ≥ i) at that rate."""
-        return [self.rate**i for i in range(1, depth + 1)]
+        """P(accepted ≥ i) at those rates."""
+        return reach(self.rates, depth)[depth].tolist()
 
 
 class TreeSearch:
@@ -171,8 +171,8 @@ class ShapeSearch(TreeSearch):
         self.own = self._static(setting.method())
 
     def _static(self, made: Method) -> StaticTree:
-        builder = made.tree.build(self.setting.target, made.proposal)
-        return builder.static  # type: ignore[attr-defined]
+        tree: Any = made.resolve(self.setting.target.options).tree
+        return static_tree(tree.shape)
 
     def probes(self) -> list[tuple[Options, Shape]]:
         found: list[tuple[Options, Shape]] = []
@@ -191,11 +191,10 @@ class ShapeSearch(TreeSearch):
     def record(self, what: Any) -> Record:
         number, caption = what
         plain = self.setting.decoder()
-        builder = RecordingBuilder(
-            StaticBuilder(chain(self.levels), plain.method.proposal.samples, self.setting.target.device)
-        )
-        decoder = with_tree_builder(plain, builder)
-        found = ChainRecord(decoder, builder, self.ranks, seed=number)
+        shape, sampled = chain(self.levels), plain.method.proposal.samples
+        tree = RecordingTree.of(FixedTree().drafting(shape, sampled, self.setting.target.device))
+        decoder = with_tree_policy(plain, tree)
+        found = ChainRecord(decoder, tree, self.ranks, seed=number)
         for result in recorded_steps(decoder, caption, str(number), self.setting.seed):
             found.add(result)
         return {"reached": found.reached, "children": found.children, "steps": np.array(float(found.steps))}
@@ -294,9 +293,9 @@ class GrowthSearch(TreeSearch):
 
     def record(self, what: Any) -> Record:
         width, nodes, number, caption = what
-        builder = ScoredBuilder(bounds(self.levels, width, nodes))
-        decoder = with_tree_builder(self.setting.decoder(), builder)
-        found = GrowthRecord(decoder, builder, seed=number)
+        tree = ScoredTree().growing(bounds(self.levels, width, nodes))
+        decoder = with_tree_policy(self.setting.decoder(), tree)
+        found = GrowthRecord(decoder, tree, seed=number)
         for result in recorded_steps(decoder, caption, str(number), self.setting.seed):
             found.add(result)
         return {"seen": np.stack(found.seen), "level": np.stack(found.level)}

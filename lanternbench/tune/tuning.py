@@ -109,7 +109,7 @@ def tune(
 
 
 def _costs(pieces: Pieces, search: TreeSearch, caption: str, progress: Progress) -> list[Timed]:
-    """Every probe, each in two halves with all others in between, so that disturbances of the machine hit them alike."""
+    """Every probe, each in two halves with all others in between: a disturbance of the machine hits them alike."""
     setting = search.setting
     probes = [(method("ar"), Shape(1, 0)), *((setting.method(options), shape) for options, shape in search.probes())]
     lengths = lengths_of(setting.target.length, LEVELS)

@@ -14,7 +14,6 @@ from lanternbench.engine.verify import AcceptanceRule, RelaxedProb
 from lanternbench.errors import UserError
 from lanternbench.lossless import verify_method
 from lanternbench.methods.build import build
-from lanternbench.methods.component import Acceptance
 from lanternbench.methods.method import method
 from lanternbench.methods.presets import preset
 from lanternbench.metrics import ImageMetric
@@ -53,15 +52,14 @@ def rule():
     """A registered acceptance rule of someone else's, whose behaviour a test sets."""
     faults: dict[str, object] = {}
 
-    class Theirs(AcceptanceRule):
-        def relax(self, q, x, depth):
-            return faults["relax"]()
-
-    class TheirRule(Acceptance):
+    class TheirRule(AcceptanceRule):
         lossless = False
 
-        def build(self, target, max_depth):
-            return faults.get("build", Theirs)()
+        def prepare(self, target, max_depth):
+            return faults.get("prepare", lambda: self)()
+
+        def relax(self, q, x, depth):
+            return faults["relax"]()
 
     with registry.temporary({"acceptance": {"theirs": TheirRule}}):
         yield faults
@@ -79,14 +77,14 @@ def test_a_rule_that_fails_is_named(fault, rule, shallow):
 
 @pytest.mark.parametrize("fault", ["sys.exit", "an error", "a BaseException", "None"])
 def test_a_rule_that_cannot_be_built_is_named(fault, rule, shallow):
-    rule["build"] = FAULTS[fault]
+    rule["prepare"] = FAULTS[fault]
     with pytest.raises(UserError, match="the plug-in module 'test_plugin_faults' failed"):
         generate(build(shallow, method("eagle-1", acceptance="theirs")), ["a red circle"], max_steps=3)
 
 
-def test_what_is_built_in_is_not_blamed_on_a_plug_in_and_ctrl_c_passes(rule, shallow, monkeypatch):
+def test_what_is_built_in_is_not_blamed_on_a_plug_in_and_ctrl_c_passes(rule, shallow):
     decoder = build(shallow, method("eagle-1"))
-    monkeypatch.setattr(decoder.proposer, "draft", lambda *_: fail(ZeroDivisionError()))
+    decoder.proposer = decoder.proposer.ready(draft=lambda *_: fail(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         generate(decoder, ["a red circle"], max_steps=3)
     rule["relax"] = lambda: fail(KeyboardInterrupt())
@@ -140,7 +138,7 @@ class Odd:
 )  # fmt: skip
 def test_a_plug_in_that_cannot_be_loaded_is_named_where_it_might_be_used(args, monkeypatch, capfd, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Odd()])
+    monkeypatch.setattr(registry, "plugins", lambda: (Odd(),))
     entries.catalogue.cache_clear()
     assert "the plug-in 'odd' (odd_module) cannot be loaded" in mistake(monkeypatch, capfd, *args)
 
@@ -148,5 +146,5 @@ def test_a_plug_in_that_cannot_be_loaded_is_named_where_it_might_be_used(args, m
 @pytest.mark.parametrize("args", [("compare", "a", "b"), ("report",)])
 def test_a_plug_in_is_not_loaded_where_it_is_not_used(args, monkeypatch, capfd, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Odd()])
+    monkeypatch.setattr(registry, "plugins", lambda: (Odd(),))
     assert "there is no run" in mistake(monkeypatch, capfd, *args)

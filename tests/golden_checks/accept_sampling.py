@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from rules import EXACT, lantern
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
@@ -14,7 +15,6 @@ from lanternbench.engine import verify as verification
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
-from lanternbench.methods.acceptance.lantern import PublicLanternRule
 from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.residuals import lantern_reference, standard
 from lanternbench.methods.trees.static import static_tree
@@ -67,10 +67,10 @@ def recorded_draft(case: dict[str, Any], given: dict[str, Tensor]) -> tuple[Draf
 def rule_of(case: dict[str, Any], codebook: Tensor) -> AcceptanceRule:
     """The reference's k leaves out the token itself; its δ above 1 is LANTERN++'s λ."""
     if not case["lantern"]:
-        return verification.ExactRule()
+        return EXACT
     bound = "multiplicative" if case["lantern_delta"] > 1 else "tvd"
     table = nearest(codebook, case["lantern_k"] + 2)
-    return PublicLanternRule(table[:, : case["lantern_k"] + 1], bound, case["lantern_delta"], table)
+    return lantern(table[:, : case["lantern_k"] + 1], bound, case["lantern_delta"], table)
 
 
 def walk(

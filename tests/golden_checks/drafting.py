@@ -88,7 +88,7 @@ class Recorded:
             now=SimpleNamespace(length=_lengths(0)),
         )
         self.drafter = EagleDrafter(net, model)
-        self.own = self.drafter.init(self.state, max_nodes)
+        self.own = self.drafter.begin(self.state, max_nodes)
         self.commit(hidden[:, -1:], first.view(1, 1))
 
     def commit(self, hidden: Tensor, tokens: Tensor) -> None:

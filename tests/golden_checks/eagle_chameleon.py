@@ -17,7 +17,7 @@ from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import from_paths
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
-from lanternbench.methods.trees.static import StaticBuilder
+from lanternbench.methods.trees.static import FixedTree
 from lanternbench.models.chameleon.model import ChameleonConfig
 from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
@@ -156,9 +156,9 @@ def static(vectors: Vectors) -> list[Found]:
         asked.append(at.expand(*of))
         return asked[-1]
 
-    builder = StaticBuilder(shape, True, torch.device("cpu"))
+    builder = FixedTree().drafting(shape, True, torch.device("cpu"))
     state = tree_static.at_root(ids[at.length, None], Warp(0.0))
-    builder.grow(state, builder.init(state), asked[0][:, 0], noting, torch.zeros(1, 0))
+    builder.grow(state, builder.begin(state), asked[0][:, 0], noting, torch.zeros(1, 0))
     candidates = vectors["static.tokens"].shape[-1]  # of every node
     best = torch.cat(asked, 1)[0].topk(candidates)
     want = {f"drafter.{k}": v for k, v in vectors.under("static.buffer.").items()}

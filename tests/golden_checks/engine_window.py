@@ -24,7 +24,7 @@ from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.lossless.tables import TableCache
-from lanternbench.methods.proposals.jacobi import JacobiWindow
+from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.residuals import standard
 
 Image = tuple[list[int], int]  # all tokens of a run after its prompt, and how many are committed when the engine starts
@@ -78,7 +78,7 @@ def uniform_of(model: StandIn, image: list[int]) -> Tensor:
 
 def window_run(
     vectors: Vectors, name: str, run: dict[str, Any], redraw: Callable[[dict[str, Tensor], int], Tensor],
-    proposer: Callable[[Any, int, int], JacobiWindow], rule: AcceptanceRule,
+    proposer: Callable[[Any, int, int], Jacobi], rule: AcceptanceRule,
 ) -> list[Found]:  # fmt: skip
     """SCD and GSD.  ``redraw``: (a step's uniforms, L) -> those of the proposal's update; ``proposer``: (target, drafts
     in a window, tokens before the first window step)."""
@@ -103,7 +103,7 @@ def window_run(
     uniforms = torch.stack([*steps, steps[-1]])[None].float()
     decoder = SpeculativeDecoder(made, None, Warp(), 1.0, window, rule, standard)
     state = start(model, made, (image, begun), window.nodes, uniforms)
-    own, accepted, drafts, laws = window.init(state), [], [], []
+    own, accepted, drafts, laws = window.begin(state), [], [], []
     for t in range(first, last):
         own, result = engine.step(decoder, state, own)
         accepted.append(int(result.verified.accepted[0]) + 1)

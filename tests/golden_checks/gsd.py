@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rules import EXACT
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
 from golden_checks.engine_window import window_run
 from golden_checks.window_model import StandIn, Step, Window, accepted, compare_decode, decode
+from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.verify import at
-from lanternbench.methods.acceptance.gsd import Gsd, GsdRule, group
-from lanternbench.methods.proposals.jacobi import JacobiWindow
+from lanternbench.methods.acceptance.gsd import Gsd, group
+from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.proposals.scd import maximal
 
 FALLBACK_FROM = 14  # tokens in the vocabulary from which on the public code's low ranks fall back
@@ -36,20 +38,18 @@ def check(folder: Path) -> list[Found]:
         if run["window"] == run["window_after_first_window_step"]:  # the engine's window has one size
             found += window_run(
                 vectors, name, run, lambda u, size: u["sample_u"],
-                lambda target, window, _: JacobiWindow(target, window, "random", one_hot=True),
+                lambda made, size, _: Jacobi(window=size, variant="reference").prepare(made, TreePolicy(), EXACT),
                 public_rule(vectors["in.model.emb"]),
             )  # fmt: skip
     return found
 
 
-def public_rule(embeddings: Tensor) -> GsdRule:
+def public_rule(embeddings: Tensor) -> Gsd:
     """What ``--variant reference`` builds for a target with these input embeddings, whose codebook has equal rows."""
     model = SimpleNamespace(tok_embeddings=torch.nn.Embedding.from_pretrained(embeddings))
     codebook = torch.zeros(len(embeddings), 1)
     target: Any = SimpleNamespace(model=model, vocab=len(codebook), device=codebook.device, codebook=codebook)
-    rule = Gsd(variant="reference").build(target, 1)
-    assert isinstance(rule, GsdRule)
-    return rule
+    return Gsd(variant="reference").prepare(target, 1)
 
 
 class PublicStep:

@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rules import EXACT
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
 from golden_checks.engine_window import window_run
 from golden_checks.window_model import StandIn, Step, Window, accepted, compare_decode, decode
+from lanternbench.component import Prepared
+from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.sampling import draw
-from lanternbench.engine.verify import ExactRule
-from lanternbench.methods.proposals.scd import PUBLIC_EPSILON, GumbelWindow, MaximalWindow, gumbel, maximal
+from lanternbench.methods.proposals.scd import PUBLIC_EPSILON, Scd, gumbel, maximal
 
 
 def check(folder: Path) -> list[Found]:
@@ -98,12 +100,11 @@ def compare(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
     return compare_decode(vectors, name, decode(StandIn(vectors, Window.of(run)), run, given, PublicStep(noise)))
 
 
-class RecordedNoise(GumbelWindow):
+class RecordedNoise(Scd):
     """A row of noise per position, counted from the first window step on."""
 
-    def __init__(self, target: Any, window: int, noise: Tensor, begun: int):
-        super().__init__(target, window, "random", one_hot=True, epsilon=PUBLIC_EPSILON)
-        self.rows, self.begun = noise, begun
+    rows = Prepared[Tensor]()
+    begun = Prepared[int]()
 
     def noise(self, state: Any, position: Tensor) -> Tensor:
         return self.rows[(position - self.begun).clamp(max=len(self.rows) - 1)]
@@ -114,13 +115,18 @@ def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
         return window_run(
             vectors, name, run,
             lambda u, size: torch.cat([u["accept_u"][1:], u["residual_u"][: size - 1], u["sample_u"][-1:]]),
-            lambda target, window, _: MaximalWindow(target, window, "random", one_hot=True, keeps_old=True),
-            ExactRule(),
+            lambda target, window, _: Scd(window=window, variant="reference").prepare(target, TreePolicy(), EXACT),
+            EXACT,
         )  # fmt: skip
     noise = vectors[f"in.run.{name}.gumbel_u"]
+
+    def recorded(target: Any, window: int, begun: int) -> Scd:
+        scd = RecordedNoise(window=window, coupling="gumbel", variant="reference")
+        return scd.prepare(target, TreePolicy(), EXACT).ready(rows=noise, begun=begun)
+
     return window_run(
         vectors, name, run, lambda u, size: noise[0, :0],
-        lambda target, window, begun: RecordedNoise(target, window, noise, begun), ExactRule(),
+        recorded, EXACT,
     )  # fmt: skip
 
 

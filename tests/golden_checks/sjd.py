@@ -8,23 +8,27 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from rules import EXACT
 from torch import Tensor
 
 from golden_checks.common import Found, close, read, same, worst
+from lanternbench.component import Prepared
 from lanternbench.engine import verify as verification
+from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.tree import Draft, chain
-from lanternbench.engine.verify import ExactRule, Uniforms, VerifyResult
+from lanternbench.engine.verify import Uniforms, VerifyResult
 from lanternbench.methods.acceptance import unchanged
-from lanternbench.methods.proposals.jacobi import JacobiWindow
+from lanternbench.methods.acceptance.unchanged import Unchanged
+from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.residuals import standard
 
 
-class Redrawn(JacobiWindow):
+class Redrawn(Jacobi):
     """A window whose redraw is the recorded one."""
 
-    redrawn: Tensor
+    redrawn = Prepared[Tensor]()
 
     def redraw(self, state: Any, own: Any, result: StepResult) -> tuple[Tensor, Tensor]:
         return self.redrawn, result.q
@@ -50,13 +54,14 @@ def compare(given: dict[str, Tensor], fixed_point: bool) -> list[Found]:
     tokens = given["draft_tokens"]
     window = tokens.shape[1] - 1
     state = stub(given)
-    jacobi = Redrawn(state.target, window, "random", fixed_point)
-    jacobi.redrawn = given["sampled_from_p_cur"]
+    rule = Unchanged() if fixed_point else EXACT
+    jacobi = Redrawn(window=window).prepare(state.target, TreePolicy(), rule)
+    jacobi = jacobi.ready(redrawn=given["sampled_from_p_cur"])
     result, final = redraw_compared(given) if fixed_point else verified(given)
     n = int(result.accepted.min()) + 1  # the reference cuts all rows of a batch to the shortest
     draft, start = Draft(tokens, static=jacobi.static), torch.ones(len(tokens), dtype=torch.long)
     step = StepResult(draft, given["p_cur"], result, start, uniforms(given))
-    own = jacobi.update(state, jacobi.init(state), step)
+    own = jacobi.update(state, jacobi.begin(state), step)
     cut = result.accepted == n - 1  # of rows that were cut further, the reference keeps accepted drafts in the window
     left = window + 1 - n
     found = [
@@ -83,8 +88,8 @@ def fresh(given: dict[str, Tensor]) -> Found:
     """A window all new, at the tokens that the reference drew: its p is the recorded one."""
     tokens, vocab = given["draft_tokens"][:, 1:], given["p_cur"].shape[-1]
     state = stub(given)
-    jacobi = JacobiWindow(state.target, tokens.shape[1], "random", one_hot=True)
-    draft = jacobi.draft(state, jacobi.init(state), (tokens + 0.5) / vocab)
+    jacobi = Jacobi(window=tokens.shape[1], variant="reference").prepare(state.target, TreePolicy(), EXACT)
+    draft = jacobi.draft(state, jacobi.begin(state), (tokens + 0.5) / vocab)
     assert torch.equal(draft.tokens, given["draft_tokens"])
     assert draft.p is not None
     return close("", draft.p, given["p_prev"][:, 1:])
@@ -110,7 +115,7 @@ def redraw_compared(given: dict[str, Tensor]) -> tuple[VerifyResult, Tensor]:
     tokens, q = given["draft_tokens"], given["p_cur"]
     draft = Draft(tokens, static=chain(tokens.shape[1] - 1))
     with patch.object(unchanged, "draw", lambda weights, level: given["sampled_from_p_cur"]):
-        return unchanged.UnchangedRule().verify(draft, q, uniforms(given), standard, greedy=False), q
+        return Unchanged().verify(draft, q, uniforms(given), standard, greedy=False), q
 
 
 def verified(given: dict[str, Tensor]) -> tuple[VerifyResult, Tensor]:
@@ -127,5 +132,5 @@ def verified(given: dict[str, Tensor]) -> tuple[VerifyResult, Tensor]:
         return weights.argmax(-1)
 
     with patch.object(verification, "draw", recording):
-        result = ExactRule().verify(Draft(tokens, p, static), q.clone(), uniforms(given), standard, greedy=False)
+        result = EXACT.verify(Draft(tokens, p, static), q.clone(), uniforms(given), standard, greedy=False)
     return result, drawn[-1] / drawn[-1].sum(-1, keepdim=True)

@@ -6,23 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rules import EXACT
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
 from golden_checks.engine_window import start, target
 from golden_checks.window_model import StandIn, Window
+from lanternbench.component import Prepared
 from lanternbench.engine import decode as engine
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
-from lanternbench.methods.proposals.longest_path import (
-    LongestPathRule,
-    PublicColumns,
-    PublicStep,
-    RowTree,
-    judge,
-    longest_path_step,
-)
-from lanternbench.methods.proposals.sibling_columns import SiblingWindow
+from lanternbench.methods.proposals.longest_path import PublicStep, RowTree, judge, longest_path_step
+from lanternbench.methods.proposals.sjd_pac import PublicSjdPac, SiblingWindow
 from lanternbench.methods.residuals import standard
 
 
@@ -75,10 +70,10 @@ def uniform_law(first: int, last: int, vocab: int) -> Tensor:
     return law
 
 
-class RecordedFresh(PublicColumns):
+class RecordedFresh(PublicSjdPac):
     """Fresh drafts come from the run's image ids alone."""
 
-    law: Tensor
+    law = Prepared[Tensor]()
 
     def fresh_law(self, like: Tensor) -> Tensor:
         return self.law
@@ -133,8 +128,8 @@ def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
     model, prompt, counts = StandIn(vectors, Window.of(run)), len(run["prompt"]), want["commit_len"].tolist()
     image, rows = want["tokens"][prompt:].tolist(), RowTree.of(run["nodes"], run["k"], run["depth"])
     made = target(model, len(image))
-    window = RecordedFresh(made, run["k"], run["depth"], rows.retrieve.shape[1] - 1)
-    window.law = uniform_law(*run["image_ids"], model.vocab)
+    sizes = {"siblings": run["k"], "depth": run["depth"], "window": rows.retrieve.shape[1] - 1}
+    window = RecordedFresh(**sizes).drafting(made).ready(law=uniform_law(*run["image_ids"], model.vocab))
     by_row = rows.retrieve[:, 1:]
     steps = []
     for accept_u, sample_u in zip(given["accept_u"][1:], given["sample_u"][1:], strict=True):
@@ -145,7 +140,7 @@ def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
         verify[window.node[by_row[by_row >= 0]]] = accept_u[by_row >= 0]
         verify[0] = sample_u[0, 0]
         steps.append(torch.cat([verify, torch.zeros(window.fresh_uniforms), sample_u.flatten()]))
-    decoder = SpeculativeDecoder(made, None, Warp(), 1.0, window, LongestPathRule(window), standard)
+    decoder = SpeculativeDecoder(made, None, Warp(), 1.0, window, window.verification(EXACT), standard)
     state = start(model, made, (image, counts[0]), window.nodes, torch.stack([*steps, steps[-1]])[None])
     sampled, laws = want["sampled"], want["q_next"]
     own = SiblingWindow(sampled[0, :, 1:].mT[None], laws[0, None, 1:], torch.tensor([window.window]))

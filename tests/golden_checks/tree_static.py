@@ -13,7 +13,7 @@ from golden_checks.common import Found, read, same, worst
 from golden_checks.tree_dynamic import leaf_paths
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import StaticTree, from_paths
-from lanternbench.methods.trees.static import StaticBuilder, named
+from lanternbench.methods.trees.static import FixedTree, named
 
 
 def check(folder: Path) -> list[Found]:
@@ -101,9 +101,9 @@ def growth(static: StaticTree, want: dict[str, Tensor], candidates: int) -> list
     level has only leaves: ranks and families are compared, not that number.
     """
     drafter = Ranks(candidates)
-    builder = StaticBuilder(static, True, torch.device("cpu"))
+    builder = FixedTree().drafting(static, True, torch.device("cpu"))
     state = at_root(torch.zeros(1, dtype=torch.long), Warp(0.0))
-    builder.grow(state, builder.init(state), drafter.logits[None], drafter.expand, torch.zeros(1, 0))
+    builder.grow(state, builder.begin(state), drafter.logits[None], drafter.expand, torch.zeros(1, 0))
     found = []
     for level, (ranks, parents, mask) in enumerate(drafter.asked):
         repeats = [parents.count(p) for p in sorted(set(parents))]

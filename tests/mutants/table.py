@@ -30,7 +30,7 @@ MUTANTS = (
     Mutant(
         "omega-shifted",
         "ω is shifted by one position",
-        ((f"{RULES}/annealed.py", "torch.tensor([math.nan, *omega]", "torch.tensor([*omega, omega[-1]]"),),
+        ((f"{RULES}/annealed.py", "torch.tensor(omega,", "torch.tensor([*omega[1:], omega[-1]],"),),
         "cool-sd",
         ("tests/test_acceptance.py::test_annealed_rule_multiplies_by_the_omega_of_the_depth",),
     ),
@@ -139,14 +139,14 @@ MUTANTS = (
     Mutant(
         "tvd-halved",
         "LANTERN's total variation is halved",
-        ((f"{RULES}/lantern.py", "self.within(moved if", "self.within(moved / 2 if"),),
+        ((f"{RULES}/lantern.py", "distance = moved if", "distance = moved / 2 if"),),
         "lantern",
         ("tests/test_acceptance.py::test_lantern_grows_nearest_first_while_strictly_below_delta",),
     ),
     Mutant(
         "lambda-not-less-one",
         "LANTERN++ bounds by λ in place of λ − 1",
-        ((f"{RULES}/lantern.py", "(self.limit - 1.0) * qx", "self.limit * qx"),),
+        ((f"{RULES}/lantern.py", "(self.lam - 1.0) * qx", "self.lam * qx"),),
         "lantern++",
         ("tests/test_acceptance.py::test_lantern_plus_plus_bound_is_inclusive_and_scales_with_q",),
     ),
@@ -214,7 +214,7 @@ MUTANTS = (
     Mutant(
         "old-law-kept",
         "SCD: a kept token keeps its old law p_old",
-        ((f"{PROPOSALS}/scd.py", "if self.keeps_old:", "if not self.keeps_old:"),),
+        ((f"{PROPOSALS}/scd.py", "        if public:\n", "        if not public:\n"),),
         "scd",
         ("tests/test_scd.py::test_maximal_coupling_is_lossless_and_the_plain_definition[dense]",),
     ),
@@ -252,7 +252,7 @@ MUTANTS = (
     Mutant(
         "siblings-with-replacement",
         "SJD-PAC: siblings drawn with replacement",
-        ((f"{PROPOSALS}/sibling_columns.py", "p[:, :t].scatter(-1, tokens[:, :t, :1], 0.0)", "p[:, :t]"),),
+        ((f"{PROPOSALS}/sjd_pac.py", "p[:, :t].scatter(-1, tokens[:, :t, :1], 0.0)", "p[:, :t]"),),
         "sjd-pac",
         ("tests/test_sjd_pac.py::test_siblings_are_lossless_and_the_plain_definition[dense]",),
     ),
@@ -274,7 +274,7 @@ MUTANTS = (
         "SJD-PAC: beyond the tree the recorded law is that of the column before",
         (
             (
-                f"{PROPOSALS}/sibling_columns.py",
+                f"{PROPOSALS}/sjd_pac.py",
                 "\n        return SiblingWindow(tokens, p, w - accepted)",
                 "\n        p = torch.cat([p[:, :t], p[:, max(t, 1) - 1 : -1]], 1)\n"
                 "        return SiblingWindow(tokens, p, w - accepted)",
@@ -286,7 +286,7 @@ MUTANTS = (
     Mutant(
         "context-beyond-the-tree",
         "SJD-PAC: beyond the tree a column is redrawn after the token before last (changes speed alone)",
-        ((f"{PROPOSALS}/sibling_columns.py", "chain[c].expand_as(accepted)", "chain[c - 1].expand_as(accepted)"),),
+        ((f"{PROPOSALS}/sjd_pac.py", "chain[c].expand_as(accepted)", "chain[c - 1].expand_as(accepted)"),),
         "sjd-pac",
         ("tests/test_sjd_pac.py::test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition",),
     ),

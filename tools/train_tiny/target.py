@@ -42,7 +42,7 @@ class TextToImage(nn.Module):
         self.target = LlamaGen(cfg)
         self.target.apply(_initialise)
         nn.init.normal_(self.target.tok_embeddings.weight, std=0.3)
-        self.where = nn.Linear(cfg.dim, 2 * cfg.grid)  # for training alone: row and column of the next token
+        self.where = nn.Linear(cfg.dim, 2 * cfg.grid[0])  # for training alone: row and column of the next token
 
     def features(self, captions: list[str], drop: Tensor) -> tuple[Tensor, Tensor]:
         """Captions -> left-padded features [B, T, c] and their mask [B, T]; ``drop`` [B] marks unconditional rows."""
@@ -87,7 +87,7 @@ def weights(scene: scenes.Scene) -> Tensor:
 
     Where shapes are named, much is to be learnt; the first tokens teach to read the caption; pure noise teaches little.
     """
-    side = CONFIG.grid
+    side = CONFIG.grid[0]
     found = torch.full((side, side), 0.3 if scene.texture == "noisy" else 1.0)
     at = (torch.arange(side) + 0.5) / side
     for item in scene.items:
@@ -187,7 +187,7 @@ def _fit(model: TextToImage, batches: Batches, steps: int, salt: int, rate: floa
         each = F.cross_entropy(logits.flatten(0, 1), truth.flatten(), reduction="none").view(BATCH, -1)
         loss = (each * weight).sum() / weight.sum()
         state = F.rms_norm(states.pop()[:, -truth.shape[1] :], (CONFIG.dim,))
-        where = position_loss(model.where(state), CONFIG.grid)
+        where = position_loss(model.where(state), CONFIG.grid[0])
         figures = {"tokens": each.mean(), "first": each[:, 0].mean(), "where": where}
         return {"loss": loss + 0.3 * where, **{k: v.detach() for k, v in figures.items()}}
 

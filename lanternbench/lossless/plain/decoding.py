@@ -7,59 +7,31 @@ residual; at a leaf it ends with a bonus token of q.  What is drawn at nodes tha
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from lanternbench.lossless.plain.draft_trees import (
-    ANOLE,
-    AdaptiveBounds,
-    Path,
-    Tree,
-    adt_step,
-    chain,
-    child_counts,
-    dynamic_tree,
-    top_children,
-)
-from lanternbench.lossless.plain.rules import EXACT, Rule, acceptance, block, residual, stage_loss, without
-from lanternbench.lossless.plain.world import Prefix, World
+from lanternbench.engine.plain import PlainRule, Probs, TreeSpec
+from lanternbench.lossless.plain.draft_trees import Path, Tree, adt_step, child_counts, dynamic_tree, top_children
+from lanternbench.lossless.plain.rules import Residual, after_rejection, stage_loss, without
+from lanternbench.lossless.plain.world import Prefix, World, normalise, one_hot
 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A drafted method.  ``tree``: ``none`` (AR), ``chain``, ``static``, ``dynamic`` or ``adaptive``.
+    """A drafted method.  ``sampled``: are a static tree's children drawn without replacement, or the likeliest tokens?
 
-    ``depth``: of a chain, of a dynamic tree.  ``paths``: a static tree's child paths.  ``sampled``: are a static tree's
-    children drawn without replacement, or its likeliest tokens?  ``block``: block verification, on sampled chains.
+    ``block``: block verification of a sampled chain: (q_1 … q_{L+1}, p_1 … p_L, x_1 … x_L) -> (probability, accepted
+    length, weights of the token after it), in place of the rule and the residual.
     """
 
-    tree: str = "chain"
-    rule: Rule = EXACT
-    residual: str = "standard"
-    depth: int = 2
-    paths: tuple[tuple[int, ...], ...] = ()
+    tree: TreeSpec
+    rule: PlainRule
+    residual: Residual
     sampled: bool = True
-    top_k: int = 2
-    total: int = 4
-    block: bool = False
-    bounds: AdaptiveBounds = ANOLE
-    init: str = "horizontal"
-    radius: int = 2
-    first: Tree = (2, 2)  # the tree said to have produced token 0, which none did
-    bonus: bool = True  # does α count the bonus token?
-
-    @property
-    def deepest(self) -> int:
-        """L, the deepest draft position."""
-        return {
-            "none": 0,
-            "chain": self.depth,
-            "static": max((len(p) for p in self.paths), default=0),
-            "dynamic": self.depth,
-            "adaptive": self.bounds.d[1] - 1,
-        }[self.tree]
+    block: Callable[..., list[tuple[float, int, Probs]]] | None = None
 
 
 @dataclass
@@ -81,8 +53,7 @@ def in_all(by_steps: list[dict[Prefix, float]]) -> dict[Prefix, float]:
 
 def decode_by_steps(world: World, spec: MethodSpec) -> tuple[list[dict[Prefix, float]], float]:
     """P(image after 1, 2, … steps), the first token before them; and the expected fidelity loss."""
-    spec = replace(spec, rule=replace(spec.rule, length=max(1, spec.deepest)))
-    memory = _Start(spec)
+    memory = _Start(spec.tree)
     states: dict[tuple[Prefix, _Start], float] = {((x,), memory): w for x, w in enumerate(world.q(())) if w > 0}
     by_steps: list[dict[Prefix, float]] = []
     total_loss = 0.0
@@ -108,7 +79,7 @@ def decode_by_steps(world: World, spec: MethodSpec) -> tuple[list[dict[Prefix, f
 class _Start:
     """What a method carries from step to step beside the prefix: nothing, or ADT-Tree's earlier trees and its α."""
 
-    spec: MethodSpec
+    spec: TreeSpec
     history: tuple[Tree, ...] = ()
     alpha: float | None = None
     now: Tree | None = None
@@ -116,7 +87,7 @@ class _Start:
     def trees(self, world: World, length: int) -> Iterator[tuple[float, Tree | None, _Start]]:
         """(probability, (d̂, k̂), memory with it) of the tree that is drafted next."""
         spec, bounds = self.spec, self.spec.bounds
-        if spec.tree != "adaptive":
+        if spec.kind != "adaptive":
             yield 1.0, None, self
             return
         history = self.history or (spec.first,)
@@ -136,14 +107,14 @@ class _Start:
 
 def step(world: World, spec: MethodSpec, prefix: Prefix, tree: Tree | None = None) -> Outcomes:
     """One step after ``prefix``; ``tree``: ADT-Tree's (d̂, k̂)."""
-    if spec.block:
-        return block_step(world, prefix, spec.depth)
-    if spec.tree in ("dynamic", "adaptive"):
-        depth, width = tree or (spec.depth, spec.top_k)
-        verification = Verification(world, spec, prefix, dynamic_tree(world, prefix, depth, width, spec.total), {})
+    shape = spec.tree
+    if spec.block is not None:
+        return block_step(world, prefix, spec)
+    if shape.kind == "static":
+        verification = Verification(world, spec, prefix, {}, child_counts(shape.paths))
     else:
-        paths = {"none": [], "chain": chain(spec.depth), "static": [list(p) for p in spec.paths]}[spec.tree]
-        verification = Verification(world, spec, prefix, {}, child_counts(paths))
+        depth, width = tree or (shape.depth, shape.top_k)
+        verification = Verification(world, spec, prefix, dynamic_tree(world, prefix, depth, width, shape.total), {})
     verification.visit((), (), 1.0)
     return verification.outcomes
 
@@ -175,11 +146,12 @@ class Verification:
         """Children that were chosen count as p = 1 each."""
         rule, rest, depth = self.spec.rule, self.spec.residual, len(at) + 1
         for j, x in enumerate(tokens):
-            self.add_loss(at, q, None, x, weight)
-            f = acceptance(rule, q, None, x, depth)
+            p = one_hot(x, len(q))
+            self.add_loss(at, q, p, weight)
+            f = rule.plain_prob(q, p, x, depth)
             if f > 0 and weight > 0:
                 self.visit((*at, x), (*ranks, j), weight * f)
-            q, weight = residual(rest, q, None, x, rule, depth), weight * (1 - f)
+            q, weight = after_rejection(rest, q, p, x, rule, depth), weight * (1 - f)
         self.end(at, q, weight)
 
     def try_sampled(self, at: Path, ranks: Path, q: list[float], p: list[float], j: int, weight: float) -> None:
@@ -188,20 +160,20 @@ class Verification:
         if j == self.counts[ranks] or not any(p):
             self.end(at, q, weight)
             return
-        self.add_loss(at, q, p, 0, weight)
+        self.add_loss(at, q, p, weight)
         for x, px in enumerate(p):
-            f = acceptance(rule, q, p, x, depth)
+            f = rule.plain_prob(q, p, x, depth)
             if f > 0:
                 self.visit((*at, x), (*ranks, j), weight * px * f)
             if px > 0 and f < 1:
-                left = residual(rest, q, p, x, rule, depth)
+                left = after_rejection(rest, q, p, x, rule, depth)
                 self.try_sampled(at, ranks, left, without(p, x), j + 1, weight * px * (1 - f))
 
-    def add_loss(self, at: Path, q: list[float], p: list[float] | None, x: int, weight: float) -> None:
+    def add_loss(self, at: Path, q: list[float], p: list[float], weight: float) -> None:
         """A test of a token beyond the image decides nothing."""
         if len(self.prefix + at) < self.world.length:
             rule, depth = self.spec.rule, len(at) + 1
-            self.outcomes.loss += weight * stage_loss(self.spec.residual, q, p, x, rule, depth)
+            self.outcomes.loss += weight * stage_loss(self.spec.residual, q, p, rule, depth)
 
     def end(self, at: Path, law: list[float], weight: float) -> None:
         for x, probability in enumerate(law):
@@ -209,16 +181,15 @@ class Verification:
                 self.outcomes.committed[(*at, x)] += weight * probability
 
 
-def block_step(world: World, prefix: Prefix, length: int) -> Outcomes:
+def block_step(world: World, prefix: Prefix, spec: MethodSpec) -> Outcomes:
     """Block verification of a chain drawn from p."""
-    step = Verification(world, MethodSpec(), prefix, {}, {})
+    assert spec.block is not None
+    step, length = Verification(world, spec, prefix, {}, {}), spec.tree.deepest
     for xs in product(range(world.vocab), repeat=length):
         ps = [world.p(prefix + xs[:i]) for i in range(length)]
-        weight = 1.0
-        for p, x in zip(ps, xs, strict=True):
-            weight *= p[x]
+        weight = math.prod(p[x] for p, x in zip(ps, xs, strict=True))
         if weight > 0:
             qs = [world.q(prefix + xs[:i]) for i in range(length + 1)]
-            for probability, accepted, law in block(qs, ps, xs):
-                step.end(xs[:accepted], law, weight * probability)
+            for probability, accepted, weights in spec.block(qs, ps, xs):
+                step.end(xs[:accepted], normalise(weights, qs[accepted]), weight * probability)
     return step.outcomes

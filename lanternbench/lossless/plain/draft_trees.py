@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from lanternbench.engine.plain import AdaptiveBounds
 from lanternbench.lossless.plain.world import Prefix, World
 
 Path = tuple[int, ...]
 
 
-def child_counts(paths: list[list[int]]) -> dict[Path, int]:
+def child_counts(paths: tuple[Path, ...]) -> dict[Path, int]:
     """A static tree's child paths (ranks from the root) -> how many children each inner node has."""
     counts: dict[Path, int] = {}
     for path in paths:
         parent = tuple(path[:-1])
         counts[parent] = max(counts.get(parent, 0), path[-1] + 1)
     return counts
-
-
-def chain(length: int) -> list[list[int]]:
-    return [[0] * n for n in range(1, length + 1)]
 
 
 def top_children(p: list[float], k: int) -> list[int]:
@@ -59,21 +55,6 @@ def dynamic_tree(world: World, prefix: Prefix, depth: int, top_k: int, total: in
 # ---------------------------------------------------------------- ADT-Tree
 
 
-@dataclass(frozen=True)
-class AdaptiveBounds:
-    """β, the steps l_d and l_k, and the open intervals of depth and width (ADT-Tree, arXiv 2512.21857, section 4).
-
-    The paper's settings: Anole β = 1, l_d = 1, l_k = 3, d ∈ (0, 10), k ∈ (3, 14); LlamaGen l_k = 10, k ∈ (3, 40).
-    """
-
-    beta: float = 1.0
-    l_d: int = 1
-    l_k: int = 3
-    d: tuple[int, int] = (0, 10)
-    k: tuple[int, int] = (3, 14)
-
-
-ANOLE = AdaptiveBounds()
 Tree = tuple[int, int]  # depth, width
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import permutations, product
 from typing import NamedTuple
 
-from lanternbench.lossless.plain.rules import EXACT, Rule, acceptance, positive_part, residual, stage_loss, without
+from lanternbench.engine.plain import PlainRule, WindowSpec
+from lanternbench.lossless.plain.rules import Residual, after_rejection, stage_loss, without
 from lanternbench.lossless.plain.world import Prefix, World, normalise, one_hot
 
 
@@ -38,33 +39,21 @@ class Slot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WindowSpec:
-    """``redraw``: ``independent`` (SJD), ``maximal`` (SCD), ``kept-law`` (SCD's public code, which records the old law
-    of a kept draft).  ``one_hot``: fresh drafts count as certain (public code).  ``siblings`` K and ``tree_depth`` D:
-    SJD-PAC's tree, K children down to column D − 1, then a chain.  ``prefill``: is the first token drawn by itself, by
-    the forward over the prompt, or does the first window begin with it?"""
+class WindowMethod:
+    """A window with an acceptance rule and a residual."""
 
-    window: int = 2
-    init: str = "random"
-    rule: Rule = EXACT
-    residual: str = "standard"
-    redraw: str = "independent"
-    one_hot: bool = False
-    prefill: bool = True
-    siblings: int = 1
-    tree_depth: int = 1
-
-    def width(self, column: int) -> int:
-        """Siblings at window column 1, 2, …"""
-        return self.siblings if column < self.tree_depth else 1
+    spec: WindowSpec
+    rule: PlainRule
+    residual: Residual
 
 
 Window = tuple[Slot, ...]
 Weighted = dict[tuple[Prefix, Window], float]
 
 
-def decode_by_steps(world: World, spec: WindowSpec) -> tuple[list[dict[Prefix, float]], float]:
+def decode_by_steps(world: World, method: WindowMethod) -> tuple[list[dict[Prefix, float]], float]:
     """P(image after 1, 2, … steps), a prefill's token before them; and the expected fidelity loss."""
+    spec = method.spec
     states: Weighted = {((), ()): 1.0}
     if spec.prefill:
         states = {((x,), ()): w for x, w in enumerate(world.q(())) if w > 0}
@@ -75,7 +64,7 @@ def decode_by_steps(world: World, spec: WindowSpec) -> tuple[list[dict[Prefix, f
         after: Weighted = defaultdict(float)
         for (prefix, window), weight in states.items():
             for filled, chance in fill(world, spec, prefix, window):
-                forward = step(world, spec, prefix, filled)
+                forward = step(world, method, prefix, filled)
                 total_loss += weight * chance * forward.loss
                 for (longer, left), probability in forward.out.items():
                     mass = weight * chance * probability
@@ -138,9 +127,9 @@ def siblings(p: list[float], count: int, first: int | None = None) -> Iterable[t
             yield tokens, chance
 
 
-def step(world: World, spec: WindowSpec, prefix: Prefix, window: Window) -> Forward:
+def step(world: World, method: WindowMethod, prefix: Prefix, window: Window) -> Forward:
     """One forward over the window: what is committed, and the drafts that stay, with probabilities."""
-    forward = Forward(world, spec, prefix, window)
+    forward = Forward(world, method, prefix, window)
     forward.verify((), True, 1.0)
     return forward
 
@@ -150,7 +139,7 @@ class Forward:
     """One step on a filled window, and what it can lead to."""
 
     world: World
-    spec: WindowSpec
+    method: WindowMethod
     prefix: Prefix
     window: Window
     out: Weighted = field(default_factory=lambda: defaultdict(float))
@@ -158,25 +147,25 @@ class Forward:
 
     def verify(self, at: Prefix, first: bool, weight: float) -> None:
         """``at``: the drafts accepted so far; ``first``: were all first siblings?  The chain grows from those alone."""
-        world, column = self.world, len(at) + 1
+        world, column, rule, rest = self.world, len(at) + 1, self.method.rule, self.method.residual
         if len(self.prefix + at) == world.length:
             self.out[self.prefix + at, ()] += weight
             return
         q = world.q(self.prefix + at)
-        if column > len(self.window) or (column > 1 and not first and column >= self.spec.tree_depth):
+        if column > len(self.window) or (column > 1 and not first and column >= self.method.spec.tree_depth):
             self.finish(at, q, weight)  # a leaf: the bonus token
             return
         tokens, law = self.window[column - 1]
         p = law.of(world)
         for j, x in enumerate(tokens):
-            self.loss += weight * stage_loss(self.spec.residual, q, p, x, self.spec.rule, column)
-            f = acceptance(self.spec.rule, q, p, x, column)
+            self.loss += weight * stage_loss(rest, q, p, rule, column)
+            f = rule.plain_prob(q, p, x, column)
             if f > 0:
                 self.verify((*at, x), first and j == 0, weight * f)
             weight *= 1 - f
             if weight == 0:
                 return
-            q, p = residual(self.spec.residual, q, p, x, self.spec.rule, column), without(p, x)
+            q, p = after_rejection(rest, q, p, x, rule, column), without(p, x)
         self.finish(at, q, weight)
 
     def finish(self, at: Prefix, law: list[float], weight: float) -> None:
@@ -185,13 +174,14 @@ class Forward:
         The forward has seen, at each later position, the accepted path and from there on the first siblings; beyond the
         tree, where an accepted path of other siblings has no nodes, the chain of first siblings.
         """
-        world, window, stop = self.world, self.window, len(at) + 1  # stop: the column of the token that ends the step
+        world, window, spec = self.world, self.window, self.method.spec
+        stop = len(at) + 1  # the column of the token that ends the step
         chain = tuple(slot.tokens[0] for slot in window)
         options: list[list[tuple[Slot, float]]] = []
         for column in range(stop + 1, min(len(window) + 1, world.length - len(self.prefix)) + 1):
-            seen = chain[: column - 1] if column > self.spec.tree_depth else at + chain[len(at) : column - 1]
+            seen = chain[: column - 1] if column > spec.tree_depth else at + chain[len(at) : column - 1]
             old = window[column - 1] if column <= len(window) else None
-            options.append(redraw(world, self.spec, self.prefix + seen, old, self.spec.width(column - stop)))
+            options.append(redraw(world, spec, self.prefix + seen, old, spec.width(column - stop)))
         for x, probability in enumerate(law):
             if probability > 0:
                 for combo in product(*options):
@@ -225,7 +215,7 @@ def coupled(q: list[float], p: list[float], x: int) -> Iterable[tuple[int, float
     keep = min(1.0, q[x] / p[x])
     yield x, keep, True
     if keep < 1:
-        for y, gy in enumerate(normalise(positive_part(q, p), q)):
+        for y, gy in enumerate(normalise([max(0.0, qy - py) for qy, py in zip(q, p, strict=True)], q)):
             if gy > 0:
                 yield y, (1 - keep) * gy, False
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from lanternbench.engine.tree import Draft
-from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
-from lanternbench.methods.component import Acceptance, option
+from lanternbench.component import Prepared, option
+from lanternbench.engine.plain import Probs
+from lanternbench.engine.verify import AcceptanceRule, Forms, RelaxedProb, at, is_argmax
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -30,22 +30,8 @@ def schedule(kind: str, lam: float, length: int, nu: float) -> list[float]:
     return [lam * length * w / sum(raw) for w in raw]
 
 
-class AnnealedRule(AcceptanceRule):
-    def __init__(self, omega: list[float], device: torch.device | str = "cpu"):
-        self.omega = torch.tensor([math.nan, *omega], device=device)  # ω_0 is never asked for
-
-    def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
-        return RelaxedProb(self.omega[depth] * at(q, x))
-
-    def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
-        return self.omega[depth][..., None] * q
-
-    def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
-        return draft.tokens == best.gather(1, parent)  # ω scales all tokens alike
-
-
 @register("acceptance", "annealed")
-class Annealed(Acceptance):
+class Annealed(AcceptanceRule):
     """accept with min(1, ω_i·q(x)/p(x)) at draft position i"""
 
     lossless: ClassVar[bool] = False
@@ -66,8 +52,32 @@ class Annealed(Acceptance):
     schedule: Literal["exp", "linear", "uniform"] = option("exp", "how ω falls with depth")
     nu: float = option(0.7, "decay ν of the exp schedule", symbol="ν", gt=0, le=1)
 
-    def build(self, target: Target, max_depth: int) -> AcceptanceRule:
-        return AnnealedRule(schedule(self.schedule, self.lam, max(max_depth, 1), self.nu), target.device)
+    length = Prepared[int]()  # L, the deepest draft position
+    omega = Prepared[Tensor]()  # [L + 1] ω_0 … ω_L, of which ω_0 is never asked for
+
+    def prepare(self, target: Target, max_depth: int) -> Self:
+        length = max(max_depth, 1)
+        omega = [math.nan, *schedule(self.schedule, self.lam, length, self.nu)]
+        return self.ready(length=length, omega=torch.tensor(omega, device=target.device))
 
     def unread(self) -> set[str]:
         return set() if self.schedule == "exp" else {"nu"}
+
+    def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
+        return RelaxedProb(self.omega[depth] * at(q, x))
+
+    def _everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
+        return self.omega[depth][..., None] * q
+
+    forms: ClassVar[Forms] = Forms(relax, everywhere=_everywhere, accept_greedily=is_argmax)  # ω scales all alike
+
+    def plain(self, q: Probs, p: Probs, x: int, depth: int) -> float:
+        """ω_i·q(x)/p(x) (Cool-SD, eq. 6)."""
+        lam, length, nu, i = self.lam, self.length, self.nu, depth
+        if self.schedule == "uniform":
+            omega = lam
+        elif self.schedule == "exp":  # λ·L·ν^(i−1) / Σ_j ν^(j−1)
+            omega = lam * length * nu ** (i - 1) / sum(nu ** (j - 1) for j in range(1, length + 1))
+        else:  # the steepest line of mean λ that stays positive: ω_i ∝ L + 1 − i
+            omega = 2 * lam * (length + 1 - i) / (length + 1)
+        return omega * q[x] / p[x]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lanternbench.component import Choices
+from lanternbench.engine.plain import Probs
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.tree import Draft
-from lanternbench.engine.verify import ExactRule, Residual, VerifyResult, at, rows_at
-from lanternbench.methods.component import Acceptance, Choices
-from lanternbench.models.target import Target
+from lanternbench.engine.verify import AcceptanceRule, Forms, Residual, VerifyResult, at, rows_at
 from lanternbench.registry import component, register
 
 
@@ -36,13 +37,22 @@ def block(q: Tensor, p: Tensor, x: Tensor) -> Block:
     return Block(torch.cat([h[:, 1:], w[:, -1:]], 1), rest)  # h_L = w_L
 
 
-class BlockRule(ExactRule):
-    """Keeps the longest chain whose uniform is below its h_i; what follows comes from [w_i q − p]₊.
+@register("acceptance", "block")
+class BlockVerification(AcceptanceRule):
+    """accept the longest chain whose tokens pass together"""
 
-    Node 1's uniform decides on the whole chain, node L's on its first token: in the order in which they matter.
-    """
+    def refuses(self, choices: Choices) -> str | None:
+        if choices.tree != "chain":
+            return f"block verification judges a chain, and the tree is '{choices.tree}'; use --tree chain"
+        if choices.residual != "standard":
+            return "block verification has a residual of its own; leave --residual out"
+        return component("proposal", choices.proposal).no_joint_sample
 
-    def verify_sampled(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
+    def _verify_chain(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
+        """Keep the longest chain whose uniform is below its h_i; what follows comes from [w_i q − p]₊.
+
+        Node 1's uniform decides on the whole chain, node L's on its first token: in the order in which they matter.
+        """
         assert draft.static is not None
         assert draft.p is not None
         x = draft.tokens[:, 1:]
@@ -56,17 +66,23 @@ class BlockRule(ExactRule):
         token = draw(torch.where(whole[:, None], q_stop, rest), u[:, 0])
         return VerifyResult(path, accepted, token, draft.static.sizes.expand_as(draft.tokens))
 
+    forms: ClassVar[Forms] = AcceptanceRule.forms._replace(verify_sampled=_verify_chain)
 
-@register("acceptance", "block")
-class BlockVerification(Acceptance):
-    """accept the longest chain whose tokens pass together"""
+    @staticmethod
+    def plain_chain(qs: list[Probs], ps: list[Probs], xs: tuple[int, ...]) -> list[tuple[float, int, Probs]]:
+        """q_1 … q_{L+1} and p_1 … p_L along x_1 … x_L -> (probability, accepted length i, weights of the next token).
 
-    def build(self, target: Target, max_depth: int) -> BlockRule:
-        return BlockRule()
-
-    def refuses(self, choices: Choices) -> str | None:
-        if choices.tree != "chain":
-            return f"block verification judges a chain, and the tree is '{choices.tree}'; use --tree chain"
-        if choices.residual != "standard":
-            return "block verification has a residual of its own; leave --residual out"
-        return component("proposal", choices.proposal).no_joint_sample
+        Weights that are 0 everywhere stand for q_{i+1}.
+        """
+        length, w = len(xs), [1.0]
+        for q, p, x in zip(qs, ps, xs, strict=False):
+            w.append(min(1.0, w[-1] * q[x] / p[x]))
+        rest = [[max(0.0, w[i] * qy - py) for qy, py in zip(qs[i], ps[i], strict=True)] for i in range(length)]
+        left = [math.fsum(weights) for weights in rest]
+        h = [left[i] / (left[i] + 1 - w[i]) if left[i] > 0 else 0.0 for i in range(length)] + [w[length]]
+        outcomes, longer = [], 1.0
+        for i in range(length, -1, -1):  # the longest i whose uniform is at most h_i
+            stop = h[i] if i else 1.0
+            outcomes.append((longer * stop, i, qs[length] if i == length else rest[i]))
+            longer *= 1 - stop
+        return outcomes

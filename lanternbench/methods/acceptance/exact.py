@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from lanternbench.engine.verify import AcceptanceRule, ExactRule
-from lanternbench.methods.component import Acceptance
-from lanternbench.models.target import Target
+from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.registry import register
 
 
 @register("acceptance", "exact")
-class Exact(Acceptance):
+class Exact(AcceptanceRule):
     """accept with min(1, q(x)/p(x))"""
-
-    def build(self, target: Target, max_depth: int) -> AcceptanceRule:
-        return ExactRule()

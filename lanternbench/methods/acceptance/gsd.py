@@ -5,14 +5,16 @@ Every function works on any leading shape [...].  V vocabulary, d width of a cod
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+import math
+from functools import cached_property
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from lanternbench.engine.tree import Draft
-from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
-from lanternbench.methods.component import Acceptance, Choices, option
+from lanternbench.component import Choices, Prepared, option
+from lanternbench.engine.plain import Probs
+from lanternbench.engine.verify import AcceptanceRule, Forms, RelaxedProb, at, is_argmax
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -84,33 +86,8 @@ def every_mass(q: Tensor, p: Tensor, alike: Tensor, bounds: Bounds) -> tuple[Ten
     return torch.empty_like(q).scatter_(-1, order, total_q), torch.empty_like(p).scatter_(-1, order, total_p)
 
 
-class GsdRule(AcceptanceRule):
-    """f(x) = min(1, Σ_C q / Σ_C p).  A chosen child has p = 1, so that its group's mass of q is q̃(x)."""
-
-    def __init__(self, codes: Tensor, radius: float, bounds: Bounds):
-        self.alike, self.bounds = alike(codes, radius), bounds
-        self.group_size = bounds.below + bounds.above + 1
-
-    def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
-        return RelaxedProb(group(q, x, self.alike, self.bounds).mass(q))
-
-    def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
-        return every_mass(q, q, self.alike, self.bounds)[0]
-
-    def accept(self, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
-        found = group(q, x, self.alike, self.bounds)
-        return (u * found.mass(p) < found.mass(q)) & (at(p, x) > 0)
-
-    def accepted_prob(self, q: Tensor, p: Tensor, depth: Tensor) -> Tensor:
-        total_q, total_p = every_mass(q, p, self.alike, self.bounds)
-        return torch.where(p > 0, p * (total_q / total_p).clamp(max=1), 0.0)
-
-    def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
-        return draft.tokens == best.gather(1, parent)  # the paper's rule is for temperatures above 0
-
-
 @register("acceptance", "gsd")
-class Gsd(Acceptance):
+class Gsd(AcceptanceRule):
     """accept with min(1, Σq/Σp) over tokens alike in rank, probability and code"""
 
     lossless: ClassVar[bool] = False
@@ -123,13 +100,52 @@ class Gsd(Acceptance):
         allow_inf_nan=False,
     )
 
-    def build(self, target: Target, max_depth: int) -> AcceptanceRule:
+    alike = Prepared[Tensor]()  # [V, V] bool
+    bounds = Prepared[Bounds]()
+    codebook = Prepared[Tensor]()  # [V, d]
+
+    def prepare(self, target: Target, max_depth: int) -> Self:
         codes = target.codebook
         if self.variant == "reference":  # the public code compares rows of the target's embed_tokens.weight
             codes = target.model.tok_embeddings(torch.arange(target.vocab, device=target.device))
-        return GsdRule(codes, self.radius, Bounds.of(self.ranks, self.margin, self.variant))
+        bounds = Bounds.of(self.ranks, self.margin, self.variant)
+        size = bounds.below + bounds.above + 1
+        return self.ready(alike=alike(codes, self.radius), bounds=bounds, group_size=size, codebook=codes)
 
     def refuses(self, choices: Choices) -> str | None:
         if choices.residual in ("standard", "optimal"):
             return None
         return f"the residual '{choices.residual}' belongs to LANTERN's groups; use standard or optimal with 'gsd'"
+
+    def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
+        """A chosen child has p = 1, so that its group's mass of q is q̃(x)."""
+        return RelaxedProb(group(q, x, self.alike, self.bounds).mass(q))
+
+    def _everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
+        return every_mass(q, q, self.alike, self.bounds)[0]
+
+    def _accept(self, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
+        alike_x = group(q, x, self.alike, self.bounds)
+        return (u * alike_x.mass(p) < alike_x.mass(q)) & (at(p, x) > 0)
+
+    def _accepted_prob(self, q: Tensor, p: Tensor, depth: Tensor) -> Tensor:
+        total_q, total_p = every_mass(q, p, self.alike, self.bounds)
+        return torch.where(p > 0, p * (total_q / total_p).clamp(max=1), 0.0)
+
+    forms: ClassVar[Forms] = Forms(relax, _everywhere, _accept, _accepted_prob, is_argmax)  # greedy: meant for T > 0
+
+    def plain(self, q: Probs, p: Probs, x: int, depth: int) -> float:
+        group = self.plain_group(q, x)
+        return math.fsum(q[y] for y in group) / math.fsum(p[y] for y in group)
+
+    def plain_group(self, q: Probs, x: int) -> list[int]:
+        """C(x): within ± ``ranks`` of x by q, |q(y) − q(x)| < ``margin``, squared distance of codes < ``radius``."""
+        order = sorted(range(len(q)), key=lambda y: (q[y], y))
+        at, codes = order.index(x), self.codes
+        near = (y for y in order[max(0, at - self.ranks) : at + self.ranks + 1] if y != x)
+        close = (y for y in near if abs(q[y] - q[x]) < self.margin)
+        return [x, *(y for y in close if math.dist(codes[y], codes[x]) ** 2 < self.radius)]
+
+    @cached_property
+    def codes(self) -> list[list[float]]:
+        return self.codebook.double().tolist()

@@ -3,70 +3,75 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
+from lanternbench.component import Prepared, option
+from lanternbench.engine.plain import Probs
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.tree import Draft, first_leaf
 from lanternbench.engine.verify import (
     AcceptanceRule,
     Families,
+    Forms,
     RelaxedProb,
     Residual,
     VerifyResult,
     rows_at,
     walk,
 )
-from lanternbench.methods.acceptance.neighbours import nearest
-from lanternbench.methods.component import Acceptance, option
+from lanternbench.methods.acceptance.neighbours import nearest, plain_nearest
 from lanternbench.methods.residuals import lantern
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
-NEIGHBOURS = 1000  # per token, where neither the method nor the target sets k
 
+class Neighbourly(AcceptanceRule):
+    """q̃(x) = Σ_A q: the group A grows from x, nearest first, as far as a bound allows (LANTERN, eq. 4–6).
 
-class LanternRule(AcceptanceRule):
-    """q̃(x) = q_{k,δ}(x): the group A grows nearest first, as far as the bound allows.
-
-    LANTERN (eq. 4–6): while D(q_{k,δ}, q) < δ, D = TVD or JSD (in nats).  LANTERN++: while Σ_{A∖x} q ≤ (λ − 1)·q(x).
+    The public code counts k without the token itself, its bound is inclusive, and its residual bars one token more.
     """
 
-    def __init__(self, near: Tensor, bound: str, limit: float):
-        """``near`` [V, k]: nearest tokens of each token, itself first; ``bound``: tvd, jsd or multiplicative."""
-        self.near, self.bound, self.limit = near, bound, limit
-        self.group_size = near.shape[1]
+    lossless: ClassVar[bool] = False
+    usual_residual: ClassVar[str] = "lantern"
+
+    if TYPE_CHECKING:  # fields of both, among each one's own
+        k: int | None
+        proximity: Literal["l2", "cosine", "random"]
+
+    near = Prepared[Tensor]()  # [V, k] nearest tokens of each token, itself first
+    barred = Prepared[Tensor | None](None)  # [V, k'] what the public code's residual sets to 0
+    codebook = Prepared[Tensor]()  # [V, d]
+
+    def prepare(self, target: Target, max_depth: int) -> Self:
+        assert self.k is not None
+        if self.variant == "reference":
+            barred = neighbours(target, self.k + 2, self.proximity)
+            near = barred[:, : self.k + 1]
+        else:
+            barred, near = None, neighbours(target, self.k, self.proximity)
+        return self.ready(near=near, barred=barred, group_size=near.shape[1], codebook=target.codebook)
+
+    def taken(self, qn: Tensor) -> Tensor:
+        """Which tokens are in A: q of a token and its neighbours, nearest first [..., k] -> bool [..., k]."""
+        raise NotImplementedError
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
         group = self.near[x]  # [..., k]
         qn = q.gather(-1, group) if group.ndim == q.ndim else q[..., None, :].expand(*x.shape, -1).gather(-1, group)
         taken = self.taken(qn)
-        return RelaxedProb((qn * taken).sum(-1), group, taken)
+        return RelaxedProb((qn * taken).sum(-1), group, taken, None if self.barred is None else self.barred[x])
 
-    def taken(self, qn: Tensor) -> Tensor:
-        """Which tokens are in A: q of a token and its neighbours, nearest first [..., k] -> bool [..., k]."""
-        moved = qn[..., 1:].cumsum(-1)  # Σ_{A∖x} q, growing
-        qx = qn[..., :1]
-        if self.bound == "multiplicative":
-            keep = moved <= (self.limit - 1.0) * qx
-        else:
-            keep = self.within(moved if self.bound == "tvd" else jensen_shannon(qx, moved))
-        return torch.cat([torch.ones_like(qx, dtype=torch.bool), keep], -1)
-
-    def within(self, distance: Tensor) -> Tensor:
-        return distance < self.limit
-
-    def verify_chosen(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
-        """As the general form with LANTERN's residual, at a cost that grows with k and not with V.
+    def _without_groups(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
+        """Chosen children, at a cost that grows with k and not with V.
 
         A chosen child that is rejected takes its group out of q (eq. 7 with p = 1 at x).  So q is never rewritten:
         members are set to 0 in place, and the mass and the number of tokens that are left say how to scale it.  Nodes
         are sorted by their number of children, as no more than (N − 1) / j of them can have a j-th.
         """
-        if residual is not lantern:
-            return super().verify_chosen(draft, q, u, residual)
         tree, (b, n, _) = draft.tree, q.shape
         children = tree.children.expand(b, -1, -1)
         named = children >= 0
@@ -92,49 +97,44 @@ class LanternRule(AcceptanceRule):
         stop = (order == path[:, -1:]).int().argmax(-1)
         return VerifyResult(path, accepted, draw(rows_at(q_left, stop), u[:, 0]), tried)
 
-
-class PublicLanternRule(LanternRule):
-    """The public code's form: the bound is inclusive, and the residual sets ``barred`` [V, k'] to 0, itself first."""
-
-    def __init__(self, near: Tensor, bound: str, limit: float, barred: Tensor):
-        super().__init__(near, bound, limit)
-        self.barred = barred
-
-    def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
-        return super().relax(q, x, depth)._replace(barred=self.barred[x])
-
-    def within(self, distance: Tensor) -> Tensor:
-        return distance <= self.limit
+    forms: ClassVar[Forms] = Forms(relax, verify_chosen=_without_groups, residual=lantern)
 
     def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
-        """Unlike the general form, the group's other tokens keep their probabilities in the comparison."""
+        """In the public code the group's other tokens keep their probabilities in the comparison."""
+        if self.variant == "paper":
+            return super().accept_greedily(q, best, parent, draft)
         rows, tokens = rows_at(q, parent), draft.tokens
         value = self.relax(rows, tokens, draft.tree.depth.expand_as(tokens)).value
         return value >= rows.scatter(-1, tokens[..., None], 0.0).amax(-1)
 
     def order_greedily(self, draft: Draft) -> Tensor | None:
-        """In a dynamic tree the path whose leaf comes first."""
-        return first_leaf(draft.tree) if draft.static is None else None
+        """In a dynamic tree the public code takes the path whose leaf comes first."""
+        return first_leaf(draft.tree) if self.variant == "reference" and draft.static is None else None
 
+    @property
+    def has_plain(self) -> bool:
+        """Of random neighbours any table is right, and only the engine knows which it drew."""
+        return super().has_plain and self.proximity != "random"
 
-def jensen_shannon(qx: Tensor, moved: Tensor) -> Tensor:
-    """Jensen–Shannon divergence, nats, of q and q with mass ``moved`` put onto x, in closed form."""
-    mean = qx + moved / 2
-    to_mean = torch.special.xlogy(qx + moved, (qx + moved) / mean) + torch.special.xlogy(qx, qx / mean)
-    return (0.5 * (moved * math.log(2) + to_mean)).nan_to_num(0.0)
+    def plain(self, q: Probs, p: Probs, x: int, depth: int) -> float:
+        return math.fsum(q[y] for y in self.plain_group(q, x)) / p[x]
 
+    def plain_group(self, q: Probs, x: int) -> list[int]:
+        """A(x)."""
+        group = [x]
+        for y in self.plain_near[x][1:]:
+            if not self.plain_inside(q, [*group, y]):
+                break
+            group.append(y)
+        return group
 
-class Neighbourly(Acceptance):
-    """Base of LANTERN and LANTERN++."""
+    def plain_inside(self, q: Probs, group: list[int]) -> bool:
+        raise NotImplementedError
 
-    lossless: ClassVar[bool] = False
-    usual_residual: ClassVar[str] = "lantern"
-
-    def rule(self, target: Target, k: int, proximity: str, bound: str, limit: float) -> AcceptanceRule:
-        if self.variant == "reference":  # counts k without the token itself and bars one token more
-            table = neighbours(target, k + 2, proximity)
-            return PublicLanternRule(table[:, : k + 1], bound, limit, table)
-        return LanternRule(neighbours(target, k, proximity), bound, limit)
+    @cached_property
+    def plain_near(self) -> list[list[int]]:
+        assert self.k is not None
+        return plain_nearest(self.codebook.double().tolist(), self.k, self.proximity)
 
 
 @register("acceptance", "lantern")
@@ -142,17 +142,26 @@ class Lantern(Neighbourly):
     """accept with min(1, q_{k,δ}(x)/p(x)), the group bounded by δ"""
 
     k: int | None = option(
-        None, "neighbours of a token, itself included (default: the target's)", small=None, ge=1, le=1 << 20
-    )
+        None, "neighbours of a token, itself included (default: the target's)", small=None, ge=1, le=1 << 20,
+        target_key="near", unset=1000,
+    )  # fmt: skip
     delta: float = option(
         0.1, "bound δ on the distance between q_{k,δ} and q", symbol="δ", in_label=True, also=0.4, gt=0, le=1
     )
     proximity: Literal["l2", "cosine", "random"] = option("l2", "distance of codes")
     divergence: Literal["tvd", "jsd"] = option("tvd", "distance of distributions")
 
-    def build(self, target: Target, max_depth: int) -> AcceptanceRule:
-        k = self.k or target.options.get("near", NEIGHBOURS)
-        return self.rule(target, k, self.proximity, self.divergence, self.delta)
+    def taken(self, qn: Tensor) -> Tensor:
+        """While D(q_{k,δ}, q) < δ, D = TVD or JSD (in nats)."""
+        qx, moved = qn[..., :1], qn[..., 1:].cumsum(-1)  # q(x); Σ_{A∖x} q, growing
+        distance = moved if self.divergence == "tvd" else jensen_shannon(qx, moved)
+        inside = distance <= self.delta if self.variant == "reference" else distance < self.delta
+        return torch.cat([torch.ones_like(qx, dtype=torch.bool), inside], -1)
+
+    def plain_inside(self, q: Probs, group: list[int]) -> bool:
+        relaxed = moved_onto(q, group)
+        far = sum(q[y] for y in group[1:]) if self.divergence == "tvd" else plain_jsd(q, relaxed)
+        return far < self.delta
 
 
 @register("acceptance", "lantern++")
@@ -165,8 +174,33 @@ class LanternPP(Neighbourly):
     k: int = option(10, "neighbours of a token, itself included", small=3, ge=1, le=1 << 20)
     proximity: Literal["l2", "cosine", "random"] = option("l2", "distance of codes")
 
-    def build(self, target: Target, max_depth: int) -> AcceptanceRule:
-        return self.rule(target, self.k, self.proximity, "multiplicative", self.lam)
+    def taken(self, qn: Tensor) -> Tensor:
+        """While Σ_{A∖x} q ≤ (λ − 1)·q(x) (LANTERN++, eq. 3)."""
+        qx, moved = qn[..., :1], qn[..., 1:].cumsum(-1)
+        return torch.cat([torch.ones_like(qx, dtype=torch.bool), moved <= (self.lam - 1.0) * qx], -1)
+
+    def plain_inside(self, q: Probs, group: list[int]) -> bool:
+        return sum(q[y] for y in group[1:]) <= (self.lam - 1) * q[group[0]]
+
+
+def jensen_shannon(qx: Tensor, moved: Tensor) -> Tensor:
+    """Jensen–Shannon divergence, nats, of q and q with mass ``moved`` put onto x, in closed form."""
+    mean = qx + moved / 2
+    to_mean = torch.special.xlogy(qx + moved, (qx + moved) / mean) + torch.special.xlogy(qx, qx / mean)
+    return (0.5 * (moved * math.log(2) + to_mean)).nan_to_num(0.0)
+
+
+def moved_onto(q: Probs, group: list[int]) -> Probs:
+    """q_{k,δ}(·|x): the group's mass on its first token x, 0 on the rest of it, q elsewhere (LANTERN, eq. 5)."""
+    moved = [0.0 if y in group else qy for y, qy in enumerate(q)]
+    moved[group[0]] = math.fsum(q[y] for y in group)
+    return moved
+
+
+def plain_jsd(a: Probs, b: Probs) -> float:
+    """Jensen–Shannon divergence in nats, by its definition."""
+    mean = [(x + y) / 2 for x, y in zip(a, b, strict=True)]
+    return 0.5 * math.fsum(x * math.log(x / y) for c in (a, b) for x, y in zip(c, mean, strict=True) if x > 0)
 
 
 def neighbours(target: Target, k: int, proximity: str) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,3 +29,14 @@ def nearest(codebook: Tensor, k: int, proximity: str = "l2", seed: int = 0) -> T
         distance[torch.arange(len(block), device=codebook.device), block] = -1.0
         table[block] = distance.sort(dim=-1, stable=True).indices[:, :k]
     return table
+
+
+def plain_nearest(codebook: list[list[float]], k: int, proximity: str = "l2") -> list[list[int]]:
+    """The same in scalar Python: B_k(x) of every token x (LANTERN, eq. 3)."""
+    distance = math.dist if proximity == "l2" else _cosine_distance
+    far = [[distance(a, b) for b in codebook] for a in codebook]
+    return [sorted(range(len(row)), key=lambda y: (y != x, row[y], y))[:k] for x, row in enumerate(far)]
+
+
+def _cosine_distance(a: list[float], b: list[float]) -> float:
+    return 1 - math.fsum(x * y for x, y in zip(a, b, strict=True)) / (math.hypot(*a) * math.hypot(*b))

@@ -13,14 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lanternbench.component import Choices
 from lanternbench.engine.address import Address, additive, entries_address, run_address
 from lanternbench.engine.opening import open_cache
 from lanternbench.engine.proposal import Drafter
 from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
-from lanternbench.methods.component import Choices
-from lanternbench.methods.proposals.drafters import DrafterProposal
-from lanternbench.methods.proposals.drafting import CachedState
+from lanternbench.methods.proposals.drafting import CachedState, DrafterProposal
 from lanternbench.methods.proposals.medusa import HeadLogits
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
@@ -46,7 +45,7 @@ class DFlashDrafter(Drafter):
     def network(self) -> Network:
         return network(self.net, self.lm, self.net.layers, self.net.block - 1)
 
-    def init(self, state: DecodeState, max_nodes: int) -> CachedState:
+    def begin(self, state: DecodeState, max_nodes: int) -> CachedState:
         prefix, hidden, net = state.prefix, state.prefix_states, self.net
         assert hidden is not None
         cache = open_cache(
@@ -59,20 +58,20 @@ class DFlashDrafter(Drafter):
             cache.hide_pads(prefix.seen)
         return CachedState(cache)
 
-    def root(self, state: DecodeState, own: CachedState) -> tuple[Tensor, HeadLogits]:
+    def root(self, state: DecodeState, memory: CachedState) -> tuple[Tensor, HeadLogits]:
         state.clock.tick("other")
-        cache, last = own.cache, state.now.last
+        cache, last = memory.cache, state.now.last
         context = self.net.read(last.hidden)
         anchor = cache.all_rows(self.lm.tok_embeddings(state.now.root))
         x = torch.cat([context, self.net.blocks(anchor)], 1)
-        states = cache.forward(x, self.address(state, own, context.shape[1]))
+        states = cache.forward(x, self.address(state, memory, context.shape[1]))
         logits = self.lm.logits(states[:, 1:], state.guidance)  # slot 0 is the anchor's
         state.clock.tick("draft")
         return logits[:, 0], HeadLogits(logits)
 
-    def address(self, state: DecodeState, own: CachedState, entries: int) -> Address:
+    def address(self, state: DecodeState, memory: CachedState, entries: int) -> Address:
         """The ``entries`` of the last commit, of which those past ``advance`` are void, and the block after them."""
-        cache, length, advance, block = own.cache, state.now.length, state.now.last.advance, self.net.block
+        cache, length, advance, block = memory.cache, state.now.length, state.now.last.advance, self.net.block
         layout, theirs, n = cache.layout, state.cache.layout, entries + self.net.block
         if length.shared is not None and advance.shared is not None and not theirs.width:
             base = layout.slots[length.shared - advance.shared] + 1
@@ -91,7 +90,7 @@ class DFlashDrafter(Drafter):
         return at._replace(slots=after[:, None] + torch.arange(n, device=after.device))
 
     def expand(
-        self, state: DecodeState, own: Any, cursor: HeadLogits, tokens: Tensor, parent: Tensor | None,
+        self, state: DecodeState, memory: Any, cursor: HeadLogits, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, HeadLogits]:  # fmt: skip
         return cursor.logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1), cursor
@@ -101,7 +100,7 @@ class DFlashDrafter(Drafter):
 class DFlashProposal(DrafterProposal):
     """DFlash: a block in one forward, on the target's states at several depths"""
 
-    drafter: ClassVar[str | None] = "dflash"
+    drafter_kind: ClassVar[str | None] = "dflash"
     marginals: ClassVar[bool] = True
     static_trees: ClassVar[dict[str, str]] = {"chain": "block", "static": "static"}
 

@@ -1,23 +1,32 @@
-"""Drafts of a drafter and a tree policy, and drafters with a cached decoder of their own: EAGLE's and a model's."""
+"""Proposals that draft with a drafter of the target, by any tree policy: EAGLE's, and an independent model.
+
+Both drafters have a cached decoder of their own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
-from lanternbench.engine import row_ends
+from lanternbench.component import Prepared
 from lanternbench.engine.address import append_address, level_address, prefix_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.opening import open_cache
-from lanternbench.engine.proposal import Drafter, Proposer, TreeBuilder
-from lanternbench.engine.row_ends import ROOT, Group
+from lanternbench.engine.plain import TreeSpec
+from lanternbench.engine.proposal import Drafter, Proposal, TreePolicy
+from lanternbench.engine.row_ends import ROOT, Group, RowEnds
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
+from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.errors import UserError
+from lanternbench.methods.proposals.none import NoDraft
 from lanternbench.models.network import Network, network
+from lanternbench.models.target import Target
+from lanternbench.registry import register
 
 
 class DraftedState(NamedTuple):
@@ -25,40 +34,69 @@ class DraftedState(NamedTuple):
     tree: Any
 
 
-class DraftedTree(Proposer):
-    """A drafter and a tree policy."""
+class DrafterProposal(Proposal):
+    """A drafter of the target and a tree policy."""
 
-    def __init__(self, drafter: Drafter, tree: TreeBuilder):
-        self.drafter: Drafter = drafter
-        self.tree, self.adapts = tree, tree.adapts
-        self.nodes, self.max_depth, self.width = tree.nodes, tree.max_depth, tree.width
-        self.uniforms, self.aux_layers = tree.uniforms, drafter.aux_layers
+    drafter = Prepared[Drafter]()
+    tree = Prepared[TreePolicy]()
+
+    def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
+        """The drafter of trees of ``max_depth`` levels; ``net``: its network."""
+        raise NotImplementedError
+
+    def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Proposal:
+        """Raises UserError if the target has no drafter of this kind, or one that does not fit."""
+        if tree.max_depth == 0:
+            return NoDraft().prepare(target, tree, rule)
+        net = target.drafters.get(str(self.drafter_kind))
+        if net is None:
+            have = ", ".join(sorted(target.drafters)) or "none"
+            raise UserError(
+                f"target '{target.name}' has no drafter of kind '{self.drafter_kind}' (it has: {have}); "
+                "choose another method or give one with --drafter"
+            )
+        if other := net.misfit(target):
+            raise UserError(
+                f"the drafter of kind '{self.drafter_kind}' does not fit target '{target.name}': {other}; give a "
+                "drafter made for it"
+            )
+        return self.drafting(self.make(net, target, tree.max_depth), tree)
+
+    def drafting(self, drafter: Drafter, tree: TreePolicy) -> Self:
+        """The proposal, ready to draft with these."""
         expanded = tree.nodes + tree.width * max(tree.max_depth, 1)  # dynamic trees expand more than they keep
-        self.max_step_slots = max(expanded, drafter.step_slots)
+        slots = max(expanded, drafter.step_slots)
+        return self.ready(
+            drafter=drafter, tree=tree, aux_layers=drafter.aux_layers, max_step_slots=slots,
+            nodes=tree.nodes, max_depth=tree.max_depth, width=tree.width, uniforms=tree.uniforms, adapts=tree.adapts,
+        )  # fmt: skip
 
-    def init(self, state: DecodeState) -> DraftedState:
-        return DraftedState(self.drafter.init(state, self.max_step_slots), self.tree.init(state))
+    def plain(self, tree: TreePolicy) -> TreeSpec | None:
+        return tree.plain()
 
-    def draft(self, state: DecodeState, own: DraftedState, u: Tensor) -> Draft:
-        logits, cursor = self.drafter.root(state, own.drafter)
+    def begin(self, state: DecodeState) -> DraftedState:
+        return DraftedState(self.drafter.begin(state, self.max_step_slots), self.tree.begin(state))
+
+    def draft(self, state: DecodeState, memory: DraftedState, u: Tensor) -> Draft:
+        logits, cursor = self.drafter.root(state, memory.drafter)
 
         def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
             nonlocal cursor
-            logits, cursor = self.drafter.expand(state, own.drafter, cursor, tokens, parent, visible, depth)
+            logits, cursor = self.drafter.expand(state, memory.drafter, cursor, tokens, parent, visible, depth)
             return logits
 
-        return self.tree.grow(state, own.tree, logits, expand, u)
+        return self.tree.grow(state, memory.tree, logits, expand, u)
 
-    def update(self, state: DecodeState, own: DraftedState, result: StepResult) -> DraftedState:
-        if own.tree == ():  # a tree policy without a state has nothing to update
-            return own
-        return own._replace(tree=self.tree.update(state, own.tree, result))
+    def update(self, state: DecodeState, memory: DraftedState, result: StepResult) -> DraftedState:
+        if memory.tree == ():  # a tree policy without a state has nothing to update
+            return memory
+        return memory._replace(tree=self.tree.update(state, memory.tree, result))
 
-    def sizes(self, own: DraftedState) -> PerPrompt | None:
-        return self.tree.sizes(own.tree)
+    def sizes(self, memory: DraftedState) -> PerPrompt | None:
+        return self.tree.sizes(memory.tree)
 
-    def bucket(self, own: DraftedState) -> Hashable:
-        return self.tree.bucket(own.tree)
+    def bucket(self, memory: DraftedState) -> Hashable:
+        return self.tree.bucket(memory.tree)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
         return self.tree.levels(depth, nodes) if self.drafter.per_level else ()
@@ -98,10 +136,10 @@ class CachedDrafter(Drafter):
         """The target's states, as ``read`` takes them; None where it takes none."""
         return None
 
-    def root(self, state: DecodeState, own: CachedState) -> tuple[Tensor, Cursor]:
+    def root(self, state: DecodeState, memory: CachedState) -> tuple[Tensor, Cursor]:
         """The tokens of the last commit are appended."""
         state.clock.tick("other")
-        cache, last, length = own.cache, state.now.last, state.now.length
+        cache, last, length = memory.cache, state.now.last, state.now.length
         x = self.read(cache.all_rows(self.embed(last.tokens)), self.target_states(last.hidden))
         if cache.row_end is None:
             at = append_address(cache.layout, length, last.advance, x.shape[1])
@@ -109,7 +147,7 @@ class CachedDrafter(Drafter):
         else:
             before = last.before
             ends = None if before is None else partial(self.row_end, cache, self.target_states(before))
-            states, groups = row_ends.append(cache, x, ends, partial(self.row_end, cache), length, last.advance)
+            states, groups = RowEnds(cache, partial(self.row_end, cache), length).append(x, ends, last.advance)
             cursor = Cursor(states, groups=groups)
         return self._logits(state, cursor.states[:, 0]), cursor
 
@@ -119,20 +157,19 @@ class CachedDrafter(Drafter):
         return self.read(cache.row_end.expand_as(like), states)
 
     def expand(
-        self, state: DecodeState, own: CachedState, cursor: Cursor, tokens: Tensor, parent: Tensor | None,
+        self, state: DecodeState, memory: CachedState, cursor: Cursor, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, Cursor]:  # fmt: skip
         state.clock.tick("other")
-        cache, m, length = own.cache, tokens.shape[1], state.now.length
+        cache, m, length = memory.cache, tokens.shape[1], state.now.length
         before = parent_states(cache, cursor.states, parent, m, depth)
         x = self.read(cache.all_rows(self.embed(tokens)), before)
         if cache.row_end is None:
             states = cache.forward(x, level_address(cache.layout, length, cursor.slots, m, depth, visible))
             cursor = Cursor(states, cursor.slots + m)
         else:
-            states, groups = row_ends.level(
-                cache, x, cursor.groups, visible, depth, partial(self.row_end, cache), length
-            )
+            ends = RowEnds(cache, partial(self.row_end, cache), length)
+            states, groups = ends.level(x, cursor.groups, visible, depth)
             cursor = Cursor(states, groups=groups)
         return self._logits(state, cursor.states), cursor
 
@@ -153,7 +190,7 @@ class EagleDrafter(CachedDrafter):
         super().__init__(net, lm)
         self.aux_layers = net.aux_layers(lm)
 
-    def init(self, state: DecodeState, max_nodes: int) -> CachedState:
+    def begin(self, state: DecodeState, max_nodes: int) -> CachedState:
         prefix, hidden, net = state.prefix, state.prefix_states, self.net
         assert hidden is not None
         embed_ids, borrowed = partial(net.embed_prompt, model=self.lm), (net.config, self.lm.rope)
@@ -177,7 +214,7 @@ class EagleDrafter(CachedDrafter):
 class ModelDrafter(CachedDrafter):
     """An independent, smaller model of the target's kind (Leviathan et al. 2023); it reads the same prompt."""
 
-    def init(self, state: DecodeState, max_nodes: int) -> CachedState:
+    def begin(self, state: DecodeState, max_nodes: int) -> CachedState:
         prefix, net = state.prefix, self.net
         cache = open_cache(state.target, net, prefix, max_nodes, row_end=lambda ids: net.prompt_embeddings(ids))
         cache.prefill(net.cls_embedding(prefix.features), prefix_address(prefix.valid), prefix.valid)
@@ -188,6 +225,33 @@ class ModelDrafter(CachedDrafter):
 
     def read(self, embedding: Tensor, states: Tensor | None) -> Tensor:
         return embedding
+
+
+@register("proposal", "eagle")
+class EagleProposal(DrafterProposal):
+    """EAGLE: a few layers on the target's last states"""
+
+    drafter_kind: ClassVar[str | None] = "eagle"
+
+    def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
+        return EagleDrafter(net, target.model)
+
+
+@register("proposal", "eagle-3")
+class Eagle3Proposal(EagleProposal):
+    """EAGLE-3: the same on the target's states at three depths"""
+
+    drafter_kind: ClassVar[str | None] = "eagle-3"
+
+
+@register("proposal", "model")
+class ModelProposal(DrafterProposal):
+    """an independent small model of the target's kind"""
+
+    drafter_kind: ClassVar[str | None] = "model"
+
+    def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
+        return ModelDrafter(net, net)
 
 
 def parent_states(cache: DecoderCache, states: Tensor, parent: Tensor | None, m: int, depth: int) -> Tensor:

@@ -1,19 +1,27 @@
-"""Speculative Jacobi decoding (SJD, arXiv 2410.01699) and plain Jacobi: the target drafts for itself."""
+"""Speculative Jacobi decoding (SJD, arXiv 2410.01699) and plain Jacobi: the target drafts for itself.
+
+A window of W drafted tokens slides over the image.  After a step, every window position that was not committed is
+redrawn from the target's new distribution there and keeps it as its p.  Tokens that enter the window come from
+``init``: uniformly ``random``; or a committed neighbour (left in the row, or above), copied (``repeat``, p one-hot) or
+redrawn from the neighbour's own distribution (``sample``).  In the public code tokens that enter the window count as
+certain, whatever they were drawn from.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.proposal import Proposer
+from lanternbench.component import Prepared, option
+from lanternbench.engine.plain import WindowSpec
+from lanternbench.engine.proposal import Proposal, TreePolicy
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Draft, chain
-from lanternbench.engine.verify import rows_at
-from lanternbench.methods.component import Acceptance, Proposal, Tree, option
+from lanternbench.engine.tree import Draft, StaticTree, chain
+from lanternbench.engine.verify import AcceptanceRule, rows_at
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -25,97 +33,6 @@ class Window(NamedTuple):
     p: Tensor  # [B, W, V] the distribution that each was drawn from
     kept: Tensor  # [B]
     known: Tensor | None  # [B, L, V] q at every committed position, where ``init`` samples from it; written in place
-
-
-class JacobiWindow(Proposer):
-    """A window of W drafted tokens slides over the image.
-
-    After a step, every window position that was not committed is redrawn from the target's new distribution there and
-    keeps it as its p.  Tokens that enter the window come from ``init``: uniformly ``random``; or a committed neighbour
-    (left in the row, or above), copied (``repeat``, p one-hot) or redrawn from the neighbour's own distribution
-    (``sample``).
-
-    ``by_position``: position i is always redrawn with the same uniform (plain Jacobi decoding).  ``one_hot``: tokens
-    that enter the window count as certain whatever ``init`` drew them from (the public code).
-    """
-
-    width = 1
-
-    def __init__(self, target: Target, window: int, init: str, by_position: bool = False, one_hot: bool = False):
-        self.window, self.initial, self.by_position, self.one_hot = window, init, by_position, one_hot
-        self.vocab, self.row = target.vocab, target.grid[1]
-        self.static = chain(window).to(target.device)
-        self.columns = torch.arange(window + 1, device=target.device)
-        self.nodes = self.max_step_slots = window + 1
-        self.max_depth, self.uniforms, self.update_uniforms = window, 2 * window + 1, window + 1
-
-    def init(self, state: DecodeState) -> Window:
-        b, v, w = state.batch, self.vocab, self.window
-        known = None
-        if self.initial.endswith("sample"):
-            known = torch.zeros(b, state.limit, v, device=state.device, dtype=state.first.dtype)
-            known[:, 0] = state.first
-        none = torch.zeros(b, dtype=torch.long, device=state.device)
-        p = torch.full((b, w, v), 1.0 / v, device=state.device, dtype=state.first.dtype)
-        return Window(torch.zeros(b, w, dtype=torch.long, device=state.device), p, none, known)
-
-    def draft(self, state: DecodeState, own: Window, u: Tensor) -> Draft:
-        fresh, p_fresh = self._fresh(state, own, u[:, : self.window])
-        if self.one_hot:
-            p_fresh = F.one_hot(fresh, p_fresh.shape[-1]).to(own.p.dtype)
-        carried = self.columns[:-1] < own.kept[:, None]
-        drafts = torch.where(carried, own.drafts, fresh)
-        p = torch.where(carried[..., None], own.p, p_fresh)
-        return Draft(torch.cat([state.now.root[:, None], drafts], 1), p, self.static)
-
-    def _fresh(self, state: DecodeState, own: Window, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [B, W] and their p [B, W, V], as if every window position were new."""
-        v, width = self.vocab, self.row
-        random, uniform = (u * v).long().clamp(max=v - 1), torch.full_like(own.p, 1.0 / v)
-        if self.initial == "random":
-            return random, uniform
-        end = state.now.length.device[:, None]
-        at = end + self.columns[:-1]
-        if self.initial.startswith("horizontal"):
-            source = torch.minimum(at, end) - 1  # the nearest committed token to the left
-            inside = source // width == at // width
-        else:
-            source = at - width
-            inside = (source >= 0) & (source < end)
-        source = source.clamp(0, state.limit - 1)
-        if own.known is None:
-            tokens = state.now.tokens.gather(1, source)
-            p = F.one_hot(tokens, v).to(own.p.dtype)
-        else:
-            p = rows_at(own.known, source)
-            tokens = draw(p, u)
-        return torch.where(inside, tokens, random), torch.where(inside[..., None], p, uniform)
-
-    def update(self, state: DecodeState, own: Window, result: StepResult) -> Window:
-        """Shift the window past the accepted tokens; the rest is redrawn from q."""
-        q, accepted = result.q, result.verified.accepted
-        tokens, p = self.redraw(state, own, result)
-        source = (accepted[:, None] + 1 + self.columns[:-1]).clamp(max=self.window)
-        known = own.known
-        if known is not None:
-            at = (result.start[:, None] + self.columns).clamp(max=state.limit - 1)
-            known.scatter_(1, at[..., None].expand(-1, -1, q.shape[-1]), q)
-        return Window(tokens.gather(1, source), rows_at(p, source), self.window - accepted, known)
-
-    def canonical(self, own: Window) -> Window:
-        void = self.columns[:-1] >= own.kept[:, None]
-        return own._replace(drafts=own.drafts.masked_fill(void, 0), p=own.p.masked_fill(void[..., None], 0.0))
-
-    def redraw(self, state: DecodeState, own: Window, result: StepResult) -> tuple[Tensor, Tensor]:
-        """A token for each q [B, W + 1, V], and the distribution that it comes from."""
-        q = result.q
-        if state.warp.greedy:
-            tokens = q.argmax(-1)
-            return tokens, F.one_hot(tokens, q.shape[-1]).to(q.dtype)
-        if self.by_position:
-            assert result.u.position is not None
-            return draw(q, result.u.position), q
-        return draw(q, result.u.draft[:, self.window :]), q
 
 
 @register("proposal", "jacobi")
@@ -131,5 +48,87 @@ class Jacobi(Proposal):
     )
     window: int = option(16, "drafted tokens per step", small=2, ge=1, le=256)
 
-    def build(self, target: Target, tree: Tree, rule: Acceptance) -> Proposer:
-        return JacobiWindow(target, self.window, self.init, rule.by_position, self.variant == "reference")
+    by_position = Prepared(False)  # is a position always redrawn with the same uniform (plain Jacobi decoding)?
+    vocab = Prepared[int]()
+    row = Prepared[int]()  # tokens a row
+    static = Prepared[StaticTree]()
+    columns = Prepared[Tensor]()  # [W + 1] 0 … W
+
+    def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Self:
+        w = self.window
+        return self.ready(
+            by_position=rule.by_position, vocab=target.vocab, row=target.grid[1],
+            static=chain(w).to(target.device), columns=torch.arange(w + 1, device=target.device),
+            nodes=w + 1, max_step_slots=w + 1, max_depth=w, width=1, uniforms=2 * w + 1, update_uniforms=w + 1,
+        )  # fmt: skip
+
+    def plain(self, tree: TreePolicy) -> WindowSpec | None:
+        return WindowSpec(self.window, self.init, one_hot=self.variant == "reference")
+
+    def begin(self, state: DecodeState) -> Window:
+        b, v, w = state.batch, self.vocab, self.window
+        known = None
+        if self.init.endswith("sample"):
+            known = torch.zeros(b, state.limit, v, device=state.device, dtype=state.first.dtype)
+            known[:, 0] = state.first
+        none = torch.zeros(b, dtype=torch.long, device=state.device)
+        p = torch.full((b, w, v), 1.0 / v, device=state.device, dtype=state.first.dtype)
+        return Window(torch.zeros(b, w, dtype=torch.long, device=state.device), p, none, known)
+
+    def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
+        fresh, p_fresh = self._fresh(state, window, u[:, : self.window])
+        if self.variant == "reference":
+            p_fresh = F.one_hot(fresh, p_fresh.shape[-1]).to(window.p.dtype)
+        carried = self.columns[:-1] < window.kept[:, None]
+        drafts = torch.where(carried, window.drafts, fresh)
+        p = torch.where(carried[..., None], window.p, p_fresh)
+        return Draft(torch.cat([state.now.root[:, None], drafts], 1), p, self.static)
+
+    def _fresh(self, state: DecodeState, window: Window, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [B, W] and their p [B, W, V], as if every window position were new."""
+        v, width = self.vocab, self.row
+        random, uniform = (u * v).long().clamp(max=v - 1), torch.full_like(window.p, 1.0 / v)
+        if self.init == "random":
+            return random, uniform
+        end = state.now.length.device[:, None]
+        at = end + self.columns[:-1]
+        if self.init.startswith("horizontal"):
+            source = torch.minimum(at, end) - 1  # the nearest committed token to the left
+            inside = source // width == at // width
+        else:
+            source = at - width
+            inside = (source >= 0) & (source < end)
+        source = source.clamp(0, state.limit - 1)
+        if window.known is None:
+            tokens = state.now.tokens.gather(1, source)
+            p = F.one_hot(tokens, v).to(window.p.dtype)
+        else:
+            p = rows_at(window.known, source)
+            tokens = draw(p, u)
+        return torch.where(inside, tokens, random), torch.where(inside[..., None], p, uniform)
+
+    def update(self, state: DecodeState, window: Window, result: StepResult) -> Window:
+        """Shift the window past the accepted tokens; the rest is redrawn from q."""
+        q, accepted = result.q, result.verified.accepted
+        tokens, p = self.redraw(state, window, result)
+        source = (accepted[:, None] + 1 + self.columns[:-1]).clamp(max=self.window)
+        known = window.known
+        if known is not None:
+            at = (result.start[:, None] + self.columns).clamp(max=state.limit - 1)
+            known.scatter_(1, at[..., None].expand(-1, -1, q.shape[-1]), q)
+        return Window(tokens.gather(1, source), rows_at(p, source), self.window - accepted, known)
+
+    def canonical(self, window: Window) -> Window:
+        void = self.columns[:-1] >= window.kept[:, None]
+        return window._replace(drafts=window.drafts.masked_fill(void, 0), p=window.p.masked_fill(void[..., None], 0.0))
+
+    def redraw(self, state: DecodeState, window: Window, result: StepResult) -> tuple[Tensor, Tensor]:
+        """A token for each q [B, W + 1, V], and the distribution that it comes from."""
+        q = result.q
+        if state.warp.greedy:
+            tokens = q.argmax(-1)
+            return tokens, F.one_hot(tokens, q.shape[-1]).to(q.dtype)
+        if self.by_position:
+            assert result.u.position is not None
+            return draw(q, result.u.position), q
+        return draw(q, result.u.draft[:, self.window :]), q

@@ -15,15 +15,9 @@ from itertools import product
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.engine.sampling import draw_distinct
-from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Draft
-from lanternbench.engine.verify import AcceptanceRule, ExactRule, Residual, VerifyResult
-from lanternbench.methods.proposals.sibling_columns import SiblingColumns, SiblingWindow
-from lanternbench.models.target import Target
 
 NEVER_EMPTY = 1e-20  # added to token 0 of what a column is redrawn from
 
@@ -185,59 +179,3 @@ def longest_path_step(
     keep[:, 0] = False  # the column that ended the step
     drawn = torch.where(keep, torch.cat([old[..., None], drawn[..., :-1]], -1), drawn)
     return PublicStep(accepted + 1, row, drawn.mT, torch.where(known, target, fresh), weights)
-
-
-class PublicColumns(SiblingColumns):
-    """The public window: every column is full after the first step, and holds K drafts."""
-
-    def __init__(self, target: Target, siblings: int, depth: int, window: int):
-        super().__init__(target, siblings, depth, window)
-        self.rows = RowTree.of(self.nodes, siblings, depth, target.device)
-        self.node = torch.tensor([self.paths.index(path) for path in self.rows.paths], device=target.device)
-        self.fresh_uniforms, self.update_uniforms = window * siblings, (window + 1) * siblings
-        self.uniforms = self.fresh_uniforms + self.update_uniforms
-
-    def verification(self, rule: AcceptanceRule) -> AcceptanceRule:
-        return LongestPathRule(self)
-
-    def fresh(self, state: DecodeState, own: SiblingWindow, u: Tensor) -> Tensor:
-        """Drawn with replacement."""
-        v = state.target.vocab
-        return (u * v).long().clamp(max=v - 1).view(len(u), self.window, self.k)
-
-    def update(self, state: DecodeState, own: SiblingWindow, result: StepResult) -> SiblingWindow:
-        if state.warp.greedy:
-            return super().update(state, own, result)
-        u = result.u.draft[:, self.fresh_uniforms :].view(-1, self.window + 1, self.k)
-        step = self.step(result.draft, result.q, result.u.verify, u)
-        return SiblingWindow(step.sampled[..., 1:].mT, step.law[:, 1:], torch.full_like(own.kept, self.window))
-
-    def step(self, draft: Draft, q: Tensor, u: Tensor, sample_u: Tensor) -> PublicStep:
-        """``longest_path_step`` on the engine's nodes: u [B, N], of which a node's judges it."""
-        assert draft.p is not None
-        law = F.pad(draft.p[:, self.static.inner_index[self.chain[:-1]]], (0, 0, 1, 0))
-        accept_u = u[:, self.node[self.rows.retrieve[:, 1:].clamp(min=0)]]
-        tokens, q = draft.tokens[:, self.node], q[:, self.node]
-        return longest_path_step(self.rows, tokens, law, q, accept_u, sample_u, self.fresh_law(q[0, 0]))
-
-    def fresh_law(self, like: Tensor) -> Tensor:
-        """[V] of columns that nothing is known of."""
-        return torch.full_like(like, 1.0 / len(like))
-
-
-class LongestPathRule(ExactRule):
-    """Of all accepted paths the longest counts, and a full window ends with a uniform token."""
-
-    def __init__(self, columns: PublicColumns):
-        self.columns = columns
-
-    def verify_sampled(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
-        columns = self.columns
-        sample_u = u.new_zeros(len(u), columns.window + 1, columns.k)
-        sample_u[:, 0, 0] = u[:, 0]
-        step = columns.step(draft, q, u, sample_u)
-        accepted = step.committed - 1
-        at = torch.minimum(torch.arange(columns.window + 1, device=u.device), accepted[:, None])
-        path = columns.node[columns.rows.retrieve[step.row].gather(1, at)]
-        assert draft.static is not None
-        return VerifyResult(path, accepted, step.sampled[:, 0, 0], draft.static.sizes.expand_as(draft.tokens))

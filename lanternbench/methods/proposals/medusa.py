@@ -9,7 +9,7 @@ from torch import Tensor
 from lanternbench.engine.proposal import Drafter
 from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
-from lanternbench.methods.proposals.drafters import DrafterProposal
+from lanternbench.methods.proposals.drafting import DrafterProposal
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 from lanternbench.registry import register
@@ -25,7 +25,7 @@ class MedusaDrafter(Drafter):
     def __init__(self, net: Any, model: Any):
         self.net, self.model = net, model
 
-    def root(self, state: DecodeState, own: Any) -> tuple[Tensor, HeadLogits]:
+    def root(self, state: DecodeState, memory: Any) -> tuple[Tensor, HeadLogits]:
         state.clock.tick("other")
         last = state.now.last
         hidden = last.hidden[:, -1]
@@ -36,7 +36,7 @@ class MedusaDrafter(Drafter):
         return logits[:, 0], HeadLogits(logits)
 
     def expand(
-        self, state: DecodeState, own: Any, cursor: HeadLogits, tokens: Tensor, parent: Tensor | None,
+        self, state: DecodeState, memory: Any, cursor: HeadLogits, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, HeadLogits]:  # fmt: skip
         return cursor.logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1), cursor
@@ -49,7 +49,7 @@ class MedusaDrafter(Drafter):
 class MedusaProposal(DrafterProposal):
     """Medusa: heads on the target's last state"""
 
-    drafter: ClassVar[str | None] = "medusa"
+    drafter_kind: ClassVar[str | None] = "medusa"
     samples: ClassVar[bool] = False
     marginals: ClassVar[bool] = True
     no_joint_sample: ClassVar[str | None] = "Medusa's tokens are chosen, not sampled, so block verification has no p"

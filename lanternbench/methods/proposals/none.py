@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor
 
-from lanternbench.engine.proposal import Proposer
+from lanternbench.component import Choices, Prepared
+from lanternbench.engine.plain import TreeSpec
+from lanternbench.engine.proposal import Proposal, TreePolicy
 from lanternbench.engine.state import DecodeState
-from lanternbench.engine.tree import Draft, chain
-from lanternbench.methods.component import Acceptance, Choices, Proposal, Tree
+from lanternbench.engine.tree import Draft, StaticTree, chain
+from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.models.target import Target
 from lanternbench.registry import register
-
-
-class LoneRoot(Proposer):
-    nodes, max_depth, width, max_step_slots = 1, 0, 0, 1
-
-    def __init__(self, device: torch.device):
-        self.static = chain(0).to(device)
-
-    def draft(self, state: DecodeState, own: Any, u: Tensor) -> Draft:
-        return Draft(state.now.root[:, None], static=self.static)
 
 
 @register("proposal", "none")
@@ -32,10 +23,18 @@ class NoDraft(Proposal):
     tree_names: ClassVar[tuple[str, ...] | None] = ("none",)
     tree_is_own: ClassVar[bool] = True
 
-    def build(self, target: Target, tree: Tree, rule: Acceptance) -> Proposer:
-        return LoneRoot(target.device)
+    static = Prepared[StaticTree]()
+
+    def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Self:
+        return self.ready(static=chain(0).to(target.device))
 
     def refuses(self, choices: Choices) -> str | None:
         if choices.acceptance != "exact" or choices.residual != "standard":
             return "autoregressive decoding drafts nothing, so there is nothing to accept"
         return super().refuses(choices)
+
+    def draft(self, state: DecodeState, memory: Any, u: Tensor) -> Draft:
+        return Draft(state.now.root[:, None], static=self.static)
+
+    def plain(self, tree: TreePolicy) -> TreeSpec:
+        return TreeSpec()

@@ -1,20 +1,26 @@
 """Coupled Jacobi decoding (SCD, arXiv 2510.24211): SJD's window, where a redraw keeps a token where it can.
 
+``maximal``: every window token is tested against the new distribution, and redrawn only if it fails.  Its recorded
+distribution is then the new one, kept or not; the public code records the old one for a token that was kept, which is
+not exact.  ``gumbel``: every image position has noise of its own, with which it is redrawn in every step.
+
 Coupling functions work on any leading shape [...].  B batch, W window positions, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from lanternbench.engine.proposal import Proposer
+from lanternbench.component import option
+from lanternbench.engine.plain import WindowSpec
+from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.methods.component import Acceptance, Tree, option
-from lanternbench.methods.proposals.jacobi import Jacobi, JacobiWindow, Window
+from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.methods.proposals.jacobi import Jacobi, Window
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -77,50 +83,6 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-class MaximalWindow(JacobiWindow):
-    """Every window token is tested against the new distribution, and redrawn only if it fails.
-
-    Its recorded distribution is then the new one, kept or not.  ``keeps_old``: the public code records the old one for
-    a token that was kept, which is not exact.
-    """
-
-    def __init__(self, target: Target, window: int, init: str, one_hot: bool = False, keeps_old: bool = False):
-        super().__init__(target, window, init, one_hot=one_hot)
-        self.keeps_old = keeps_old
-        self.uniforms, self.update_uniforms = 3 * window + 1, 2 * window + 1  # fresh W; keep W, draw W + 1
-
-    def redraw(self, state: DecodeState, own: Window, result: StepResult) -> tuple[Tensor, Tensor]:
-        if state.warp.greedy:
-            return super().redraw(state, own, result)
-        (draft, q, *_), w = result, self.window
-        assert draft.p is not None
-        keep, redraw = result.u.draft[:, w : 2 * w], result.u.draft[:, 2 * w :]
-        made = maximal(draft.tokens[:, 1:], draft.p, q[:, :-1], keep, redraw[:, :-1])
-        tokens = torch.cat([made.tokens, draw(q[:, -1:], redraw[:, -1:])], 1)
-        if self.keeps_old:
-            q = torch.cat([torch.where(made.kept[..., None], draft.p, q[:, :-1]), q[:, -1:]], 1)
-        return tokens, q
-
-
-class GumbelWindow(JacobiWindow):
-    """Every image position has noise of its own, with which it is redrawn in every step."""
-
-    def __init__(self, target: Target, window: int, init: str, one_hot: bool = False, epsilon: float = 0.0):
-        super().__init__(target, window, init, one_hot=one_hot)
-        self.epsilon = epsilon
-        self.uniforms, self.update_uniforms = window, 0
-
-    def redraw(self, state: DecodeState, own: Window, result: StepResult) -> tuple[Tensor, Tensor]:
-        if state.warp.greedy:
-            return super().redraw(state, own, result)
-        noise = self.noise(state, result.start[:, None] + self.columns)
-        return gumbel(result.q, noise, self.epsilon), result.q
-
-    def noise(self, state: DecodeState, position: Tensor) -> Tensor:
-        """Uniforms [B, n, V] of image positions [B, n]; the image's key is two uniforms that no step reads."""
-        return position_noise(state.uniforms[:, -1, 1:3], position, self.vocab)
-
-
 @register("proposal", "scd")
 class Scd(Jacobi):
     """the target itself: SJD's window with coupled redraws"""
@@ -136,8 +98,33 @@ class Scd(Jacobi):
     def lasting_noise(self) -> bool:
         return self.coupling == "gumbel"
 
-    def build(self, target: Target, tree: Tree, rule: Acceptance) -> Proposer:
-        public = self.variant == "reference"
+    def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Self:
+        w, plain = self.window, super().prepare(target, tree, rule)
         if self.coupling == "gumbel":
-            return GumbelWindow(target, self.window, self.init, public, PUBLIC_EPSILON * public)
-        return MaximalWindow(target, self.window, self.init, public, public)
+            return plain.ready(uniforms=w, update_uniforms=0)
+        return plain.ready(uniforms=3 * w + 1, update_uniforms=2 * w + 1)  # fresh W; keep W, draw W + 1
+
+    def plain(self, tree: TreePolicy) -> WindowSpec | None:
+        if self.coupling == "gumbel":
+            return None
+        public = self.variant == "reference"
+        return WindowSpec(self.window, self.init, "kept-law" if public else "maximal", public)
+
+    def redraw(self, state: DecodeState, window: Window, result: StepResult) -> tuple[Tensor, Tensor]:
+        if state.warp.greedy:
+            return super().redraw(state, window, result)
+        (draft, q, *_), w, public = result, self.window, self.variant == "reference"
+        if self.coupling == "gumbel":
+            noise = self.noise(state, result.start[:, None] + self.columns)
+            return gumbel(q, noise, PUBLIC_EPSILON * public), q
+        assert draft.p is not None
+        keep, redraw = result.u.draft[:, w : 2 * w], result.u.draft[:, 2 * w :]
+        coupled = maximal(draft.tokens[:, 1:], draft.p, q[:, :-1], keep, redraw[:, :-1])
+        tokens = torch.cat([coupled.tokens, draw(q[:, -1:], redraw[:, -1:])], 1)
+        if public:
+            q = torch.cat([torch.where(coupled.kept[..., None], draft.p, q[:, :-1]), q[:, -1:]], 1)
+        return tokens, q
+
+    def noise(self, state: DecodeState, position: Tensor) -> Tensor:
+        """Uniforms [B, n, V] of image positions [B, n]; the image's key is two uniforms that no step reads."""
+        return position_noise(state.uniforms[:, -1, 1:3], position, self.vocab)

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from lanternbench.component import Prepared, option
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.proposal import Expand, TreeBuilder
+from lanternbench.engine.plain import AdaptiveBounds, TreeSpec
+from lanternbench.engine.proposal import Expand, Proposal, Search, TreePolicy
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import MAX_DEPTH, Draft
-from lanternbench.methods.component import Proposal, Search, option
 from lanternbench.methods.trees.dynamic import Bounds, Grown, check_candidates, grow_by_confidence
 from lanternbench.models.target import Target
 from lanternbench.registry import register
@@ -110,80 +111,6 @@ class Plan(NamedTuple):
     widths: Tensor  # [B]
 
 
-class AdaptiveBuilder(TreeBuilder):
-    """Depth d̂ and width k̂ of its own per tree; at most ``total`` nodes with the root, as in EAGLE-2.
-
-    ``fixed``: depth and width that are held constant.  ``bonus``: does α count the bonus token?
-    """
-
-    samples, adapts = False, True
-
-    def __init__(
-        self,
-        within: Range,
-        init: str,
-        first: Bounds,
-        fixed: tuple[int | None, int | None] = (None, None),
-        bonus: bool = True,
-    ):
-        self.within, self.initial, self.first, self.fixed, self.bonus = within, init, first, fixed, bonus
-        self.nodes = first.total
-        self.max_depth = max(within.d[1] - 1, fixed[0] or 1)
-        widest = max(within.k[1] - 1, fixed[1] or 1)
-        check_candidates(Bounds(self.max_depth, widest, self.nodes), "range, or fixed size, of depth or width")
-        # a tree of one level may be wider than its interval, but has no use for more children than nodes
-        self.width = max(widest, first.total - 1)
-
-    def init(self, state: DecodeState) -> Plan:
-        first = (self.first.depth, self.first.top_k)
-        return self._plan(state, [History((first,), None, seed) for seed in state.seeds])
-
-    def _plan(self, state: DecodeState, histories: list[History]) -> Plan:
-        sizes = []
-        for history in histories:
-            d, k = adapt(start(history, state.target.grid[1], self.initial, self.within), history.alpha, self.within)
-            sizes.append((self.fixed[0] or d, self.fixed[1] or k))
-        drafted = torch.tensor([self.drafted(size) for size in sizes])
-        there = drafted.to(state.device, non_blocking=True)  # [B, 2]; the host goes on at once
-        return Plan(PerPrompt(histories), PerPrompt(sizes), *there.unbind(1))
-
-    def drafted(self, size: TreeSize) -> TreeSize:
-        """The size that is drafted: no wider than the tree has nodes, however wide the method asks for it."""
-        return size[0], min(size[1], self.width)
-
-    def bucket(self, own: Plan) -> tuple[int, int]:
-        """Depth and width that hold every prompt's tree, from a few."""
-        deepest, widest = (max(x) for x in zip(*map(self.drafted, own.now), strict=True))
-        wider = next((w for w in WIDTH_BUCKETS if widest <= w <= self.width), self.width)
-        return deepest if deepest == 1 else min(deepest + deepest % 2, self.max_depth), wider
-
-    def grow(self, state: DecodeState, own: Plan, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
-        if state.now.length.host is None:  # recorded: shapes of the bucket, sizes on the device
-            depth, width = self.bucket(own)
-            bounds = Bounds(depth, width, self.nodes, own.depths, own.widths)
-        else:
-            deepest, widest = (max(x) for x in zip(*map(self.drafted, own.now), strict=True))
-            each = (None, None) if len(set(own.now)) == 1 else (own.depths, own.widths)
-            bounds = Bounds(deepest, widest, self.nodes, *each)
-        return grow_by_confidence(state, logits, expand, bounds)
-
-    def sizes(self, own: Plan) -> PerPrompt:
-        """Depth and nodes of each prompt's tree: all it may hold, or as many as it expands."""
-        return PerPrompt((d, min(self.nodes, 1 + k + k * k * (d - 1))) for d, k in own.now)
-
-    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        """The least width k̂ with so many candidates (see ``sizes``): that of a full tree is not known."""
-        width = next((k for k in range(1, nodes) if 1 + k + k * k * (depth - 1) >= nodes), 1)
-        return (max(width, self.within.k[0]),) * (depth - 1)
-
-    def update(self, state: DecodeState, own: Plan, result: StepResult) -> Plan:
-        histories = []
-        for history, size, tokens in zip(own.history, own.now, state.now.last.advance.host or (), strict=True):
-            alpha = (tokens if self.bonus else tokens - 1) / size[0]  # τ/d̂ of this tree
-            histories.append(history._replace(trees=history.trees + (size,) * tokens, alpha=alpha))
-        return self._plan(state, histories)
-
-
 @register("tree", "adaptive")
 class Adaptive(Grown):
     """ADT-Tree: depth and width follow the neighbourhood"""
@@ -193,16 +120,20 @@ class Adaptive(Grown):
     init: Literal["horizontal", "vertical", "random", "token-flock"] = option("horizontal", "whose tree is adapted")
     beta: float = option(1.0, "acceptance level β that deepens the tree", symbol="β", gt=0)
     l_d: int = option(1, "step of the depth", ge=0)
-    l_k: int | None = option(None, "step of the width (default: the target's)", small=None, ge=0)
+    l_k: int | None = option(None, "step of the width (default: the target's)", small=None, ge=0, unset=3)
     depth_range: tuple[Depth, Depth] | None = option(
-        None, "open interval of the depth (default: the target's, or 0 to 10)", small=(0, 4)
+        None, "open interval of the depth (default: the target's, or 0 to 10)", small=(0, 4), unset=(0, 10)
     )
     width_range: tuple[Width, Width] | None = option(
-        None, "open interval of the width (default: the target's)", small=None
+        None, "open interval of the width (default: the target's)", small=None, unset=(3, 14)
     )
     bonus: bool = option(True, "count the bonus token in α = τ/d̂", also=False)
-    fixed_depth: int | None = option(None, "a constant depth: only the width adapts", small=2, ge=1, le=MAX_DEPTH)
-    fixed_width: int | None = option(None, "a constant width: only the depth adapts", small=2, ge=1, le=1024)
+    fixed_depth: int | None = option(
+        None, "a constant depth: only the width adapts", small=2, ge=1, le=MAX_DEPTH, unset=0
+    )
+    fixed_width: int | None = option(None, "a constant width: only the depth adapts", small=2, ge=1, le=1024, unset=0)
+
+    within = Prepared[Range]()
 
     @model_validator(mode="after")
     def _ordered(self) -> Adaptive:
@@ -211,10 +142,77 @@ class Adaptive(Grown):
                 raise ValueError("an open interval needs a whole number between its bounds, as 0 10 has")
         return self
 
-    def build(self, target: Target, proposal: Proposal) -> TreeBuilder:
-        own = self.sizes(target)
-        depths = self.depth_range or own.get("depth_range", (0, 10))
-        widths = self.width_range or own.get("width_range", (3, 14))
-        l_k = own.get("l_k", 3) if self.l_k is None else self.l_k
-        within = Range(self.beta, self.l_d, l_k, tuple(depths), tuple(widths))
-        return AdaptiveBuilder(within, self.init, self.bounds(target), (self.fixed_depth, self.fixed_width), self.bonus)
+    def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
+        assert self.l_k is not None
+        assert self.depth_range is not None
+        assert self.width_range is not None
+        (d_low, d_high), (k_low, k_high) = self.depth_range, self.width_range
+        within = Range(self.beta, self.l_d, self.l_k, (d_low, d_high), (k_low, k_high))
+        return self.adapting(within, self.first_bounds())
+
+    def adapting(self, within: Range, first: Bounds) -> Self:
+        """The policy, ready to grow trees of at most ``first.total`` nodes, as in EAGLE-2, the first of that size."""
+        max_depth = max(within.d[1] - 1, self.fixed_depth or 1)
+        widest = max(within.k[1] - 1, self.fixed_width or 1)
+        check_candidates(Bounds(max_depth, widest, first.total), "range, or fixed size, of depth or width")
+        # a tree of one level may be wider than its interval, but has no use for more children than nodes
+        width = max(widest, first.total - 1)
+        return self.ready(within=within, bounds=first, nodes=first.total, max_depth=max_depth, width=width, adapts=True)
+
+    def plain(self) -> TreeSpec | None:
+        if self.init == "random" or self.fixed_depth or self.fixed_width:
+            return None
+        first = (self.bounds.depth, self.bounds.top_k)
+        return TreeSpec(
+            "adaptive", bounds=AdaptiveBounds(*self.within), init=self.init, total=self.nodes, first=first,
+            bonus=self.bonus,
+        )  # fmt: skip
+
+    def begin(self, state: DecodeState) -> Plan:
+        first = (self.bounds.depth, self.bounds.top_k)
+        return self._plan(state, [History((first,), None, seed) for seed in state.seeds])
+
+    def _plan(self, state: DecodeState, histories: list[History]) -> Plan:
+        sizes = []
+        for history in histories:
+            d, k = adapt(start(history, state.target.grid[1], self.init, self.within), history.alpha, self.within)
+            sizes.append((self.fixed_depth or d, self.fixed_width or k))
+        drafted = torch.tensor([self.drafted(size) for size in sizes])
+        there = drafted.to(state.device, non_blocking=True)  # [B, 2]; the host goes on at once
+        return Plan(PerPrompt(histories), PerPrompt(sizes), *there.unbind(1))
+
+    def drafted(self, size: TreeSize) -> TreeSize:
+        """The size that is drafted: no wider than the tree has nodes, however wide the method asks for it."""
+        return size[0], min(size[1], self.width)
+
+    def bucket(self, plan: Plan) -> tuple[int, int]:
+        """Depth and width that hold every prompt's tree, from a few."""
+        deepest, widest = (max(x) for x in zip(*map(self.drafted, plan.now), strict=True))
+        wider = next((w for w in WIDTH_BUCKETS if widest <= w <= self.width), self.width)
+        return deepest if deepest == 1 else min(deepest + deepest % 2, self.max_depth), wider
+
+    def grow(self, state: DecodeState, plan: Plan, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+        if state.now.length.host is None:  # recorded: shapes of the bucket, sizes on the device
+            depth, width = self.bucket(plan)
+            bounds = Bounds(depth, width, self.nodes, plan.depths, plan.widths)
+        else:
+            deepest, widest = (max(x) for x in zip(*map(self.drafted, plan.now), strict=True))
+            each = (None, None) if len(set(plan.now)) == 1 else (plan.depths, plan.widths)
+            bounds = Bounds(deepest, widest, self.nodes, *each)
+        return grow_by_confidence(state, logits, expand, bounds)
+
+    def sizes(self, plan: Plan) -> PerPrompt:
+        """Depth and nodes of each prompt's tree: all it may hold, or as many as it expands."""
+        return PerPrompt((d, min(self.nodes, 1 + k + k * k * (d - 1))) for d, k in plan.now)
+
+    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
+        """The least width k̂ with so many candidates (see ``sizes``): that of a full tree is not known."""
+        width = next((k for k in range(1, nodes) if 1 + k + k * k * (depth - 1) >= nodes), 1)
+        return (max(width, self.within.k[0]),) * (depth - 1)
+
+    def update(self, state: DecodeState, plan: Plan, result: StepResult) -> Plan:
+        histories = []
+        for history, size, tokens in zip(plan.history, plan.now, state.now.last.advance.host or (), strict=True):
+            alpha = (tokens if self.bonus else tokens - 1) / size[0]  # τ/d̂ of this tree
+            histories.append(history._replace(trees=history.trees + (size,) * tokens, alpha=alpha))
+        return self._plan(state, histories)

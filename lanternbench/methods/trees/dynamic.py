@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +13,14 @@ import yaml
 from pydantic import field_validator
 from torch import Tensor
 
+from lanternbench.component import Prepared, option
 from lanternbench.engine.address import additive
-from lanternbench.engine.proposal import Expand, TreeBuilder
+from lanternbench.engine.plain import TreeSpec
+from lanternbench.engine.proposal import Expand, Proposal, Search, TreePolicy
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import MAX_DEPTH, Draft, chain, from_parents
 from lanternbench.errors import UserError
-from lanternbench.methods.component import Proposal, Search, Tree, option
-from lanternbench.methods.trees.static import StaticBuilder
+from lanternbench.methods.trees.static import FixedTree
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -36,19 +38,6 @@ class Bounds(NamedTuple):
     total: int
     depths: Tensor | None = None
     widths: Tensor | None = None
-
-
-class DynamicBuilder(TreeBuilder):
-    def __init__(self, bounds: Bounds):
-        check_candidates(bounds, "--depth or --draft-top-k")
-        self.bounds = bounds
-        self.max_depth, self.width, self.nodes = bounds.depth, bounds.top_k, bounds.total
-
-    def grow(self, state: DecodeState, own: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
-        return grow_by_confidence(state, logits, expand, self.bounds)
-
-    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        return (self.width,) * (depth - 1)
 
 
 def check_candidates(bounds: Bounds, options: str) -> None:
@@ -142,9 +131,9 @@ def _levels(width: int, depth: int, device: torch.device) -> Tensor:
     return torch.arange(1, depth + 1).repeat_interleave(sizes).to(device)
 
 
-def keep_best(found: Candidates, root: Tensor, bounds: Bounds) -> Draft:
+def keep_best(pool: Candidates, root: Tensor, bounds: Bounds) -> Draft:
     """The best ``total`` − 1 of the candidates as a tree."""
-    tokens, scores, parents = found
+    tokens, scores, parents = pool
     b, depth, width = len(root), bounds.depth, bounds.top_k
     keep = min(bounds.total - 1, tokens.shape[1])
     value, best = best_of(scores, keep)
@@ -171,15 +160,23 @@ def named() -> dict[str, dict[str, Any]]:
     return yaml.safe_load(Path(__file__).with_name("grown_trees.yaml").read_text(encoding="utf-8"))
 
 
-class Grown(Tree):
+class Grown(TreePolicy):
     """Base of dynamic and adaptive trees.  Unset options come from ``shape``, else from the target's defaults."""
 
-    shape: str | None = option(None, "a name of grown_trees.yaml (default: the target's sizes)", small=None)
-    depth: int | None = option(None, "levels below the root (default: the target's)", small=None, ge=0, le=MAX_DEPTH)
-    draft_top_k: int | None = option(
-        None, "children per expanded node (default: the target's)", small=3, also=3, ge=1, le=1024
+    shape: str | None = option(
+        None, "a name of grown_trees.yaml (default: the target's sizes)", small=None, unset="", target_key="grown"
     )
-    total_nodes: int | None = option(None, "nodes with the root (default: the target's)", small=None, ge=2, le=1024)
+    depth: int | None = option(
+        None, "levels below the root (default: the target's)", small=None, ge=0, le=MAX_DEPTH, unset=5
+    )
+    draft_top_k: int | None = option(
+        None, "children per expanded node (default: the target's)", small=3, also=3, ge=1, le=1024, unset=10
+    )
+    total_nodes: int | None = option(
+        None, "nodes with the root (default: the target's)", small=None, ge=2, le=1024, unset=59
+    )
+
+    bounds = Prepared[Bounds]()
 
     @field_validator("shape")
     @classmethod
@@ -188,17 +185,14 @@ class Grown(Tree):
             raise ValueError(f"of such trees there are {', '.join(named())}")
         return shape
 
-    def sizes(self, target: Target) -> dict[str, Any]:
-        """The values of unset options."""
-        return target.options | (named()[self.shape] if self.shape else {})
+    def resolve(self, defaults: Mapping[str, Any]) -> Self:
+        return super().resolve({**defaults, **(named()[self.shape] if self.shape else {})})
 
-    def bounds(self, target: Target) -> Bounds:
-        own = self.sizes(target)
-        return Bounds(
-            own.get("depth", 5) if self.depth is None else self.depth,
-            self.draft_top_k or own.get("draft_top_k", 10),
-            self.total_nodes or own.get("total_nodes", 59),
-        )
+    def first_bounds(self) -> Bounds:
+        assert self.depth is not None
+        assert self.draft_top_k is not None
+        assert self.total_nodes is not None
+        return Bounds(self.depth, self.draft_top_k, self.total_nodes)
 
 
 @register("tree", "dynamic")
@@ -207,7 +201,21 @@ class Dynamic(Grown):
 
     search: ClassVar[Search | None] = "growth"
 
-    def build(self, target: Target, proposal: Proposal) -> TreeBuilder:
+    def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
         if self.depth == 0:
-            return StaticBuilder(chain(0), False, target.device)
-        return DynamicBuilder(self.bounds(target))
+            return FixedTree().drafting(chain(0), False, target.device)
+        return self.growing(self.first_bounds())
+
+    def growing(self, bounds: Bounds) -> Self:
+        """The policy, ready to grow trees of this size."""
+        check_candidates(bounds, "--depth or --draft-top-k")
+        return self.ready(bounds=bounds, max_depth=bounds.depth, width=bounds.top_k, nodes=bounds.total)
+
+    def grow(self, state: DecodeState, memory: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+        return grow_by_confidence(state, logits, expand, self.bounds)
+
+    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
+        return (self.width,) * (depth - 1)
+
+    def plain(self) -> TreeSpec:
+        return TreeSpec("dynamic", depth=self.bounds.depth, top_k=self.bounds.top_k, total=self.bounds.total)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import yaml
 from torch import Tensor
 
+from lanternbench.component import Choices, Prepared, option
 from lanternbench.engine.address import additive
-from lanternbench.engine.proposal import Expand, TreeBuilder
+from lanternbench.engine.plain import TreeSpec
+from lanternbench.engine.proposal import Expand, Proposal, Search, TreePolicy
 from lanternbench.engine.sampling import draw_distinct
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import MAX_DEPTH, Draft, Paths, StaticTree, chain, from_paths
 from lanternbench.errors import UserError
-from lanternbench.methods.component import Choices, Proposal, Search, Tree, option
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -42,30 +44,34 @@ def static_tree(spec: str | list[list[int]]) -> StaticTree:
     return from_paths(named()[spec])
 
 
-class StaticBuilder(TreeBuilder):
-    """Drafts a static tree level by level.  ``samples`` False takes the likeliest tokens, which count as p = 1."""
+class FixedTree(TreePolicy):
+    """Drafts a static tree level by level, with uniforms of their own for the children of each node."""
 
-    def __init__(self, static: StaticTree, samples: bool, device: torch.device):
-        self.static, self.samples = static.to(device), samples
-        self.nodes, self.max_depth, self.width = static.tree.nodes, static.tree.max_depth, static.tree.width
-        self.uniforms = sum(len(level.parents) * max(level.widths) for level in static.levels)
-        ancestors = static.tree.ancestors[0]
-        inner = list(static.inner)
-        # per level: which of the last level's children are expanded, the index of their parents, their mask
-        self.plan: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        before: list[int] = [0]
+    static = Prepared[StaticTree]()
+    sampled = Prepared(True)  # are children sampled, or the likeliest tokens, which count as p = 1?
+    # per level after the first: which of the last level's children are expanded, the index of their parents, their mask
+    plan = Prepared[list[tuple[Tensor, Tensor, Tensor | None]]]()
+
+    def drafting(self, static: StaticTree, sampled: bool, device: torch.device) -> Self:
+        """The policy, ready to draft ``static``."""
+        ancestors, inner, before, plan = static.tree.ancestors[0], list(static.inner), [0], []
         for last, level in zip(static.levels, static.levels[1:], strict=False):
             nodes = list(level.parents)
-            parents = [next(a for a in before if bool(ancestors[n, a])) for n in nodes]
+            parents = [next(i for i, a in enumerate(before) if bool(ancestors[n, a])) for n in nodes]
             seen = inner[1 : inner.index(nodes[-1]) + 1]
             mask = None if static.is_chain else additive(ancestors[nodes][:, seen])[None].to(device)
             index = torch.tensor([n - last.first for n in nodes], device=device)
-            self.plan.append((index, torch.tensor([before.index(a) for a in parents], device=device), mask))
+            plan.append((index, torch.tensor(parents, device=device), mask))
             before = nodes
+        return self.ready(
+            static=static.to(device), sampled=sampled, plan=plan,
+            nodes=static.tree.nodes, max_depth=static.tree.max_depth, width=static.tree.width,
+            uniforms=sum(len(level.parents) * max(level.widths) for level in static.levels),
+        )  # fmt: skip
 
-    def grow(self, state: DecodeState, own: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+    def grow(self, state: DecodeState, memory: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         static, warp = self.static, state.warp
-        sampled = self.samples and not warp.greedy
+        sampled = self.sampled and not warp.greedy
         tokens, p_all, used, logits = [state.now.root[:, None]], [], 0, logits[:, None]
         for i, level in enumerate(static.levels):
             if i:
@@ -85,9 +91,12 @@ class StaticBuilder(TreeBuilder):
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
         return tuple(len(level.parents) for level in self.static.levels[1:])
 
+    def plain(self) -> TreeSpec:
+        return TreeSpec("static", paths=self.static.paths)
+
 
 @register("tree", "none")
-class NoTree(Tree):
+class NoTree(TreePolicy):
     """no draft"""
 
     def refuses(self, choices: Choices) -> str | None:
@@ -96,7 +105,7 @@ class NoTree(Tree):
         return "a proposal needs a tree, and autoregressive decoding (proposal none) has none"
 
 
-class Shaped(Tree):
+class Shaped(FixedTree):
     """Base of chains and static trees."""
 
     kind: ClassVar[str]
@@ -107,23 +116,20 @@ class Shaped(Tree):
     )
     depth: int | None = option(None, "levels of a chain", small=None, ge=0, le=MAX_DEPTH)
 
-    def tree(self, target: Target, proposal: Proposal) -> StaticTree:
-        if self.depth == 0:
-            return chain(0)
-        made = chain(self.depth) if self.depth else None
-        if self.shape is None:
-            key = proposal.static_trees[self.kind]
-            return made or static_tree(target.options.get(key, self.fallback))
-        given = static_tree(self.shape)
-        if made is not None and given.tree.max_depth != self.depth:
-            raise UserError(
-                f"the tree '{self.shape}' is {given.tree.max_depth} levels deep and --depth says {self.depth}: "
-                "give one of the two"
-            )
-        return given
+    def resolve(self, defaults: Mapping[str, Any]) -> Self:
+        """Raises UserError for a shape that is no tree, and where shape and depth contradict each other."""
+        shape, depth = self.shape, self.depth
+        if shape is None or depth == 0:
+            shape = defaults.get(self.kind, self.fallback) if depth is None else f"chain-{depth}"
+        levels = depth if depth == 0 else static_tree(shape).tree.max_depth
+        if depth not in (None, levels):
+            raise UserError(f"the tree '{shape}' is {levels} levels deep and --depth says {depth}: give one of the two")
+        return self.model_copy(update={"shape": shape, "depth": levels})
 
-    def build(self, target: Target, proposal: Proposal) -> TreeBuilder:
-        return StaticBuilder(self.tree(target, proposal), proposal.samples, target.device)
+    def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
+        assert self.shape is not None
+        static = static_tree(self.shape) if self.depth else chain(0)
+        return self.drafting(static, proposal.samples, target.device)
 
 
 @register("tree", "static")
@@ -143,8 +149,8 @@ class Chain(Shaped):
     kind: ClassVar[str] = "chain"
     fallback: ClassVar[str] = "chain-5"
 
-    def tree(self, target: Target, proposal: Proposal) -> StaticTree:
-        made = super().tree(target, proposal)
-        if made.tree.width > 1:
+    def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
+        policy = super().prepare(target, proposal)
+        if policy.width > 1:
             raise UserError("--tree chain needs a chain: give --depth N or --shape chain-N")
-        return made
+        return policy

@@ -93,15 +93,17 @@ class ChameleonFamily(PublishedFamily):
             check_sizes(text.names)
         return text
 
+    def options(self, row: Entry) -> dict[str, Any]:
+        return dict(split_shape(row.shape)[1].options)
+
     def fields(self, row: Entry, model: Chameleon, text: ChameleonText | None) -> dict[str, Any]:
         vocab = chameleon_vocab.published(model.config.vocab_size) if text is None else text.vocab
         dialect = split_shape(row.shape)[1]
         return {
-            "options": dict(dialect.options),
             "condition": partial(dialect.prefix, vocab),
             "pixels": chameleon_vqgan.to_pixels,
             "row_end": dialect.row_end,
-            "prompt_template": dialect.template("{caption}", *[PIXELS * model.config.grid] * 2),
+            "prompt_template": dialect.template("{caption}", *(PIXELS * side for side in reversed(model.config.grid))),
         }
 
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Chameleon:

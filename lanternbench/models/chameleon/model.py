@@ -6,7 +6,7 @@ Source: Chameleon Team 2024 (arXiv 2405.09818); layers as in transformers' ``Cha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from lanternbench.models.transformer import DecoderConfig
 class ChameleonConfig(TokenDecoderConfig):
     """Its defaults are those of the 7B models, except for ``positions``."""
 
-    qk_norm: bool = True
+    qk_norm: bool | Literal["rms"] = True
     first_image_id: int = 4
 
 

@@ -2,28 +2,31 @@
 
 A folder holds config.json, safetensors and tokenizer.json as ``save_pretrained`` writes them, and ``lanternbench.yaml``
 (``Settings``).  Images are decoded by the model's own ``vqmodel``, or by an image tokeniser of LlamaGen's kind in
-``vq``.  Slower than a family of ours: transformers' layers are not fused, and each forward passes through its checks.
+``vq``; without either, speed alone is measured.  Slower than a family of ours: transformers' layers are not fused, and
+each forward passes through its checks.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from torch import Tensor, nn
 from yaml import YAMLError
 
 from lanternbench.errors import UserError
-from lanternbench.models.entries import Entry, present
+from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family, drafters_in
+from lanternbench.models.grids import Grid, written
 from lanternbench.models.huggingface.model import TransformersDecoder
 from lanternbench.models.loading import dtype_for, load_into, read_state
-from lanternbench.models.target import Prefix, Target
+from lanternbench.models.target import Prefix, Target, Tokeniser
 from lanternbench.models.token_decoder import TokenDecoderConfig
 from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, frame_prompts
 from lanternbench.models.vq import VQConfig, VQModel
@@ -42,9 +45,13 @@ _EXAMPLE = (
 _NUMBERED = re.compile(r"([^{}]*)\{(?::0(\d)d)?\}([^{}]*)")
 
 
+Side = Annotated[int, Field(ge=2, le=128)]  # tokens
+
+
 class Settings(BaseModel):
     """Settings that transformers' files do not contain.
 
+    ``grid``: rows and columns of image tokens, or one number for both.
     ``image_tokens``: how the tokeniser names image token i, or [id of the first, how many].  ``prompt``,
     ``unconditional``: what stands before the first image token; names of special tokens count as such.  ``row_end``:
     the token that the model writes after each row, if it does.  ``pad``: a token for shorter prompts of a batch.
@@ -52,7 +59,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    grid: int = Field(ge=2, le=128)
+    grid: tuple[Side, Side]
     image_tokens: str | tuple[int, int]
     prompt: str = "{caption}"
     unconditional: str = ""
@@ -60,6 +67,11 @@ class Settings(BaseModel):
     pad: str | None = None
     guidance: float = Field(3.0, ge=0, le=1000)
     top_k: int = Field(0, ge=0)
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _square(cls, value: Any) -> Any:
+        return (value, value) if isinstance(value, int) else value
 
 
 class OwnTokeniser(nn.Module):
@@ -113,7 +125,7 @@ class TransformersFamily(Family):
         return Target(
             folder.name,
             model,
-            image_tokeniser(net, folder, device),
+            image_tokeniser(net, folder, device, len(ids)),
             text,
             said.guidance,
             said.top_k,
@@ -196,7 +208,7 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
     return net
 
 
-def shape(net: Any, grid: int, vocab: int) -> TokenDecoderConfig:
+def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
     """Raises UserError for a model without the usual fields, or whose heads do not divide its width."""
     text = net.config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
@@ -220,20 +232,27 @@ def shape(net: Any, grid: int, vocab: int) -> TokenDecoderConfig:
         ) from None
     if getattr(text, "head_dim", None) not in (None, config.decoder.head_dim):
         raise UserError(f"its heads are {text.head_dim} wide, not {config.decoder.head_dim}: it needs a target family")
-    if config.positions < grid**2:
-        raise UserError(f"the model has {config.positions} positions, too few for {grid} × {grid} image tokens")
+    if config.positions < math.prod(grid):
+        raise UserError(f"the model has {config.positions} positions, too few for {written(grid)} image tokens")
     return config
 
 
-def image_tokeniser(net: Any, folder: Path, device: str) -> Any:
-    """Raises UserError where nothing decodes image tokens."""
-    own = getattr(getattr(net, "model", net), "vqmodel", None)
+def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Tokeniser | None:
+    """The model's own, or that of ``folder``; None without either.  Raises UserError unless it has ``vocab`` codes."""
+    own, where = getattr(getattr(net, "model", net), "vqmodel", None), folder / "vq"
     if own is not None and hasattr(own, "decode"):
-        return OwnTokeniser(own.float())
-    if present(folder, "vq"):
-        where = folder / "vq"
-        return load_into(lambda: VQModel(VQConfig()), read_state(where), where, device, torch.float32)
-    raise UserError(
-        f"transformers decodes no images of a {type(net).__name__}: put an image tokeniser of LlamaGen's kind into "
-        f"{folder / 'vq'}"
-    )
+        found: Any = OwnTokeniser(own.float())
+    elif where.exists():
+        state = read_state(where)
+        shape: tuple[int, ...] = getattr(state.get("quantize.embedding.weight"), "shape", ())
+        codes, width = shape if len(shape) == 2 else (VQConfig.codebook_size, VQConfig.codebook_dim)
+        config = VQConfig(codebook_size=codes, codebook_dim=width)
+        found = load_into(lambda: VQModel(config), state, where, device, torch.float32)
+    else:
+        return None
+    if (size := len(found.quantize.codes())) != vocab:
+        raise UserError(
+            f"the image tokeniser of {folder} has {size} codes but its image_tokens are {vocab} tokens: correct "
+            f"image_tokens in {SETTINGS}, or use the tokeniser that the model was trained with"
+        )
+    return found

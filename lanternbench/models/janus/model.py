@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lanternbench.errors import UserError
 from lanternbench.models import token_decoder
 from lanternbench.models.decoder import guide
+from lanternbench.models.grids import Grid, grid_of
 from lanternbench.models.loading import State
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, llama_fields
 from lanternbench.models.transformer import DecoderConfig
@@ -28,7 +29,7 @@ class JanusConfig(TokenDecoderConfig):
     n_layer: int = 30
     vocab_size: int = 16384
     norm_eps: float = 1e-6
-    grid: int = 24
+    grid: Grid = (24, 24)
     prompt_ids: int = 102400
     code_dim: int = 8
 
@@ -153,6 +154,6 @@ def config_from_published(config: dict[str, Any]) -> JanusConfig:
         **fields,
         prompt_ids=prompt_ids,
         vocab_size=vq.get("image_token_size" if original else "num_embeddings", 16384),
-        grid=image_size // patch if not original else JanusConfig.grid,
+        grid=grid_of(image_size // patch) if not original else JanusConfig.grid,
         code_dim=vq.get("n_embed" if original else "embed_dim", 8),
     )

@@ -6,6 +6,7 @@ A folder holds one sub-folder per role: ``model`` (an official .pt, or LANTERN's
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,8 +54,11 @@ class LlamaGenFamily(PublishedFamily):
 
         return RandomT5Features(config.cls_token_num, device, dtype, config.caption_dim, config.n_layer)
 
+    def options(self, row: Entry) -> dict[str, Any]:
+        return dict(OPTIONS)
+
     def fields(self, row: Entry, model: LlamaGen, text: Any) -> dict[str, Any]:
-        return {"options": dict(OPTIONS), "eagle_pads": EAGLE_PADS, "labels": self.config(row).model_type == "c2i"}
+        return {"eagle_pads": EAGLE_PADS, "labels": self.config(row).model_type == "c2i"}
 
     def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
         found = super().load(row, folder, device, dtype)
@@ -65,7 +69,7 @@ class LlamaGenFamily(PublishedFamily):
         config, here = self.config(row), folder / "model"
         state = read_state(here)
         convert = llamagen.from_hf if "model.embed_tokens.weight" in state else llamagen.from_official
-        table, positions = state.get("freqs_cis"), config.prefix + config.grid**2
+        table, positions = state.get("freqs_cis"), config.prefix + math.prod(config.grid)
         if table is not None and table.ndim == 3 and len(table) != positions:
             raise UserError(
                 f"the checkpoint in {here} has {len(table)} positions but this target {positions}: it is of another "

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lanternbench.models.decoder import ImageDecoder, causal_mask
 from lanternbench.models.drafters import eagle, eagle_files
+from lanternbench.models.grids import Grid, grid_of
 from lanternbench.models.loading import State, load_layers
 from lanternbench.models.rope import rope_2d
 from lanternbench.models.target import Prefix
@@ -25,12 +26,15 @@ class LlamaGenConfig:
     n_layer: int
     n_head: int
     vocab_size: int = 16384
-    grid: int = 16  # image tokens a side
+    grid: Grid = (16, 16)  # rows and columns of image tokens; a number for a square
     model_type: str = "t2i"  # or "c2i"
     caption_dim: int = 2048
     cls_token_num: int = 120
     num_classes: int = 1000
     multiple_of: int = 256
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grid", grid_of(self.grid))
 
     @property
     def prefix(self) -> int:
@@ -111,7 +115,7 @@ class LlamaGen(ImageDecoder):
         self.cls_embedding = CaptionEmbedding(config) if config.model_type == "t2i" else LabelEmbedding(config)
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
-        rope = rope_2d(config.grid, config.grid, config.decoder.head_dim, config.prefix)
+        rope = rope_2d(*config.grid, config.decoder.head_dim, config.prefix)
         self.register_buffer("rope", rope, persistent=False)
 
     @property

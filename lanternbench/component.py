@@ -1,0 +1,109 @@
+"""Components: each is a frozen pydantic model, so that its fields are its options.
+
+Default, bounds, symbol in labels and help of an option are stated once, in its field.  The command line, YAML, the
+check of options and the table of ``lanternbench methods`` are derived from the fields.  ``resolve`` fills options that
+are not set; ``prepare``, which each kind of component has, returns a copy that is ready to decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+T = TypeVar("T")
+
+
+class Choices(NamedTuple):
+    """The names of a method's four components."""
+
+    proposal: str
+    tree: str
+    acceptance: str
+    residual: str
+
+
+def option(
+    default: Any,
+    description: str,
+    *,
+    symbol: str | None = None,
+    in_label: bool = False,
+    small: Any = ...,
+    also: Any = None,
+    unset: Any = None,
+    target_key: str | None = None,
+    **field: Any,
+) -> Any:
+    """A field that users set: ``symbol`` names it in labels, ``in_label`` shows it there even at its default.
+
+    ``small``: the value that ``verify`` uses in place of a larger one, so that it can enumerate all outcomes.
+    ``also``: a second value that ``verify`` tries, for formulas that the default does not reach.
+    ``unset``: where the default is None, what it stands for on a target whose options have no ``target_key``, which is
+    by default the option's name.
+    """
+    extra = {"symbol": symbol, "in_label": in_label, "also": also, "unset": unset, "target_key": target_key}
+    extra |= {} if small is ... else {"small": small}
+    return Field(default, description=description, json_schema_extra=extra, **field)
+
+
+class Prepared(Generic[T]):
+    """An attribute of a component that is no option: ``prepare`` computes it, and sets it by ``ready``."""
+
+    def __init__(self, *default: T):
+        """``default``: its value where ``prepare`` does not set it."""
+        self.default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, component: Any, owner: type) -> T:
+        if not self.default:
+            raise AttributeError(f"{owner.__name__}.{self.name} is there after prepare")
+        return self.default[0]
+
+
+class Component(BaseModel):
+    """Base of proposals, tree policies and acceptance rules."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, ignored_types=(Prepared,))
+    lossless: ClassVar[bool] = True  # can a method with this component be lossless?
+    reference_lossless: ClassVar[bool] = True  # also with ``variant="reference"``?
+    tuned: ClassVar[dict[str, tuple[Any, ...]]] = {}  # sizes that `tune` tries, by option
+
+    variant: Literal["paper", "reference"] = option("paper", "paper, or reference: as the public code does")
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Why this component cannot be combined with ``choices``, as a clause; None where it can."""
+        return None
+
+    def unread(self) -> set[str]:
+        """Options that make no difference, given the others."""
+        return set()
+
+    def ready(self, **attributes: Any) -> Self:
+        """A copy with these attributes, see ``Prepared``."""
+        return self.model_copy(update=attributes)
+
+    def resolve(self, defaults: Mapping[str, Any]) -> Self:
+        """This component with every option set; ``defaults``: the target's options."""
+        unset = {name: extra for name, extra in self._extras() if getattr(self, name) is None}
+        return self.model_copy(
+            update={name: defaults.get(extra["target_key"] or name, extra["unset"]) for name, extra in unset.items()}
+        )
+
+    def small(self) -> Self:
+        """This component with sizes that can be enumerated (see ``option``); what is no larger stays."""
+        sizes = {}
+        for name, extra in self._extras():
+            value = getattr(self, name)
+            if "small" in extra and value is not None:
+                fits = extra["small"] is not None and value <= extra["small"]
+                sizes[name] = value if fits else extra["small"]
+        return self.model_copy(update=sizes)
+
+    def _extras(self) -> list[tuple[str, dict[str, Any]]]:
+        """What ``option`` says of each field."""
+        fields: Any = type(self).model_fields
+        return [(name, field.json_schema_extra or {}) for name, field in fields.items()]

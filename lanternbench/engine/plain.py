@@ -1,0 +1,95 @@
+"""What a component's plain definition is made of: numbers, lists and functions of them, no tensor.
+
+``verify`` holds the engine's output distribution against what ``lossless.plain`` computes from these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Probs = list[float]
+
+
+class PlainRule:
+    """An acceptance rule in scalar Python, written from its paper; here the exact one."""
+
+    def plain(self, q: Probs, p: Probs, x: int, depth: int) -> float:
+        """q̃(x)/p(x), or the probability that x, drafted at ``depth`` 1 … L, is accepted; p(x) > 0.
+
+        q, p: the distributions of target and drafter; of a child that was chosen, not sampled, p is 1 at x.
+        """
+        return q[x] / p[x]  # Leviathan et al. 2023, algorithm 1
+
+    def plain_group(self, q: Probs, x: int) -> list[int]:
+        """The tokens whose probability x takes, x first."""
+        return [x]
+
+    def plain_prob(self, q: Probs, p: Probs, x: int, depth: int) -> float:
+        """f(x): the probability that x is accepted; 0 where p cannot have drawn it."""
+        return min(1.0, self.plain(q, p, x, depth)) if p[x] > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class AdaptiveBounds:
+    """β, the steps l_d and l_k, and the open intervals of depth and width (ADT-Tree, arXiv 2512.21857, section 4).
+
+    The paper's settings: Anole β = 1, l_d = 1, l_k = 3, d ∈ (0, 10), k ∈ (3, 14); LlamaGen l_k = 10, k ∈ (3, 40).
+    """
+
+    beta: float = 1.0
+    l_d: int = 1
+    l_k: int = 3
+    d: tuple[int, int] = (0, 10)
+    k: tuple[int, int] = (3, 14)
+
+
+@dataclass(frozen=True)
+class TreeSpec:
+    """A draft tree.  ``kind``: ``static``, ``dynamic`` or ``adaptive``.
+
+    ``paths``: a static tree's child paths, none for a lone root.  ``depth``, ``top_k``, ``total``: of a dynamic tree.
+    ``first``: the depth and width said to have produced token 0, which no tree did.
+    """
+
+    kind: str = "static"
+    paths: tuple[tuple[int, ...], ...] = ()
+    depth: int = 2
+    top_k: int = 2
+    total: int = 4
+    bounds: AdaptiveBounds = AdaptiveBounds()
+    init: str = "horizontal"
+    radius: int = 2
+    first: tuple[int, int] = (2, 2)
+    bonus: bool = True  # does α count the bonus token?
+
+    @property
+    def deepest(self) -> int:
+        """L, the deepest draft position."""
+        if self.kind == "static":
+            return max((len(p) for p in self.paths), default=0)
+        return self.depth if self.kind == "dynamic" else self.bounds.d[1] - 1
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """A Jacobi window.  ``redraw``: ``independent`` (SJD), ``maximal`` (SCD), ``kept-law`` (SCD's public code, which
+    records the old law of a kept draft).  ``one_hot``: fresh drafts count as certain (public code).  ``siblings`` K and
+    ``tree_depth`` D: SJD-PAC's tree, K children down to column D − 1, then a chain.  ``prefill``: is the first token
+    drawn by itself, by the forward over the prompt, or does the first window begin with it?"""
+
+    window: int = 2
+    init: str = "random"
+    redraw: str = "independent"
+    one_hot: bool = False
+    prefill: bool = True
+    siblings: int = 1
+    tree_depth: int = 1
+
+    @property
+    def deepest(self) -> int:
+        """L, the deepest draft position."""
+        return self.window
+
+    def width(self, column: int) -> int:
+        """Siblings at window column 1, 2, …"""
+        return self.siblings if column < self.tree_depth else 1
