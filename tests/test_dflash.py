@@ -207,7 +207,7 @@ def test_a_file_says_what_it_is_and_is_checked(tmp_path, monkeypatch):
         save_file(wrong, tmp_path / f"{name}.bin.safetensors")
         with pytest.raises(UserError, match=message):
             with_drafter(target, str(tmp_path / f"{name}.bin.safetensors"))
-    with pytest.raises(UserError, match="4 levels deep but the drafter's blocks hold 3"):
+    with pytest.raises(UserError, match="may be 4 levels deep but the drafter's blocks hold 3"):
         build(loaded, method("dflash", depth=4))
     with pytest.raises(UserError, match="has no drafter of kind 'dflash'"):
         build(replace(target, drafters={}), method("dflash"))

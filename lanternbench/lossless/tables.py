@@ -158,7 +158,7 @@ def table_target(tables: Tables, published: bool = False) -> Any:
     options |= {"depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3), "l_k": 1}
     # never run: the table drafts
     net = SimpleNamespace(
-        heads=8, aux_layers=lambda model: (), misfit=lambda target: None, block=9, depths=(), causal=False
+        heads=8, aux_layers=lambda model: (), misfit=lambda target: None, block=10, depths=(), causal=False
     )
     return SimpleNamespace(
         name="tables",

@@ -117,7 +117,7 @@ class DFlashProposal(DrafterProposal):
     def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
         if max_depth >= net.block:
             raise UserError(
-                f"the tree is {max_depth} levels deep but the drafter's blocks hold {net.block - 1} drafts: give a "
-                f"--depth of {net.block - 1} or less"
+                f"the tree may be {max_depth} levels deep but the drafter's blocks hold {net.block - 1} drafts: give a "
+                f"smaller --depth, or an adaptive tree a --depth-range of 0 {net.block} at most"
             )
         return DFlashDrafter(net, target.model)
