@@ -62,7 +62,11 @@ def figures(decoder: SpeculativeDecoder, made: list[Generation]) -> list[dict[st
     drafter = drafter_figures(trace) if method.proposal.drafter_kind is not None else {}
     target = target_figures(trace, tokens)
     return [
-        {"fidelity_loss": float(loss[i]), "stats": _row(target, i), "drafter": _row(drafter, i)}
+        {
+            "fidelity_loss": None if loss[i].isnan() else float(loss[i]),
+            "stats": _row(target, i),
+            "drafter": _row(drafter, i),
+        }
         for i in range(len(made))
     ]
 

@@ -57,6 +57,11 @@ preset(
 preset("sjd", proposal="jacobi", tree="chain", lossless=True, paper="Teng et al. 2024, arXiv 2410.01699")
 preset("scd", proposal="scd", tree="chain", lossless=True, paper="Coupled Jacobi 2025, arXiv 2510.24211")
 preset("sjd-pac", proposal="sjd-pac", tree="static", lossless=True, paper="SJD-PAC 2026, arXiv 2603.18599")
+preset("sjd++", proposal="sjd++", tree="chain", lossless=False, paper="SJD++ 2025, arXiv 2512.07503")
+preset(
+    "sjd-sv",
+    proposal="jacobi", tree="chain", acceptance="sjd-sv", lossless=False, paper="SJD-SV 2026, arXiv 2609.13245",
+)  # fmt: skip
 preset("gsd", proposal="jacobi", tree="chain", acceptance="gsd", lossless=False, paper="GSD 2025, arXiv 2508.07747")
 preset("adt-tree", proposal="eagle", tree="adaptive", lossless=True, paper="ADT-Tree 2025, arXiv 2512.21857")
 preset(
