@@ -71,6 +71,7 @@ class Component(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, ignored_types=(Prepared,))
     lossless: ClassVar[bool] = True  # can a method with this component be lossless?
     reference_lossless: ClassVar[bool] = True  # also with ``variant="reference"``?
+    bounded: ClassVar[bool] = True  # does the fidelity loss of its tests bound what it does to images?
     tuned: ClassVar[dict[str, tuple[Any, ...]]] = {}  # sizes that `tune` tries, by option
 
     variant: Literal["paper", "reference"] = option("paper", "paper, or reference: as the public code does")

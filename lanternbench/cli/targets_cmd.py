@@ -14,8 +14,8 @@ from lanternbench.models.grids import grid_of, written
 if TYPE_CHECKING:
     from lanternbench.models.entries import Entry
 
-DRAFTERS = ("eagle", "eagle-3", "model", "medusa")  # proposals that need a drafter, which is called as they are
-GIVEN = DRAFTERS[:3]  # which --drafter takes
+DRAFTERS = ("eagle", "eagle-3", "dflash", "model", "medusa")  # proposals that need one, called alike
+GIVEN = DRAFTERS[:4]  # which --drafter takes
 SHAPE = {"dim": "wide", "n_layer": "layers", "n_head": "heads", "hidden": "wide in the MLP"}
 
 

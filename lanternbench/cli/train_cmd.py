@@ -15,7 +15,7 @@ from lanternbench.cli.progress import lines
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 
-Recipe = Literal["eagle-1", "eagle-3"]
+Recipe = Literal["eagle-1", "eagle-3", "dflash"]
 app = typer.Typer(no_args_is_help=True, help="Train a drafter for any target, or the embedded models from a seed.")
 
 
@@ -28,17 +28,23 @@ def drafter(
     batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 4,
     lr: Annotated[float, typer.Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")] = 3e-3,
     seed: options.Seed = 0,
-    start: Annotated[Path | None, typer.Option(help="An EAGLE drafter to go on from (default: a fresh one).")] = None,
+    start: Annotated[Path | None, typer.Option(help="A drafter to go on from (default: a fresh one).")] = None,
+    block: Annotated[int, typer.Option(min=2, max=65, help="dflash: tokens of a block, the anchor included.")] = 6,
+    layers: Annotated[int, typer.Option(min=1, max=64, help="dflash: layers of the drafter.")] = 1,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="dflash: a slot sees earlier slots alone (JetSpec).")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Where the drafter goes.")] = Path("drafter"),
     work: Annotated[Path, typer.Option(help="Samples and checkpoints; kept for resuming.")] = Path("train-drafter"),
     dtype: options.Dtype = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
-    """Train an EAGLE drafter on the target's own samples.
+    """Train a drafter on the target's own samples.
 
     eagle-1 reads the target's last states and learns to predict them and its distributions, three levels deep; eagle-3
-    reads low, middle and last states and learns the distributions alone, five levels deep.
+    reads low, middle and last states and learns the distributions alone, five levels deep; dflash reads states at six
+    depths and learns the distributions of a whole block at once.
 
     Stopped at any point, the same command continues.  Some prompts are kept out of training: the share of first tokens
     accepted in their images is printed, before and after.  Use the result with `--drafter OUT`.
@@ -46,6 +52,7 @@ def drafter(
     Example: lanternbench train drafter --target anole-7b --prompts parti:PartiPrompts.tsv --out anole-eagle
     """
     import shlex
+    from dataclasses import replace
 
     import torch
     from rich.console import Console
@@ -56,6 +63,7 @@ def drafter(
     chosen = choose(device, threads)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     plan = Plan(target, sets.load(prompts, num_prompts or None, seed), steps, batch, lr, seed, start, dtype, recipe)
+    plan = replace(plan, block=block, layers=layers, causal=causal)
     try:
         with lines("loading the target", each=False) as shown:
             found = train(plan, chosen, work, out, log=console.print, progress=shown.show)

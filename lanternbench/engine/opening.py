@@ -92,16 +92,16 @@ def open_cache(
     prefix: Prefix,
     step_slots: int,
     *,
-    row_end: Callable[[Tensor], Tensor],
+    row_end: Callable[[Tensor], Tensor] | None = None,
     borrowed: tuple[DecoderConfig, Tensor] | None = None,
     lag: int = 0,
     aux_layers: tuple[int, ...] = (),
 ) -> DecoderCache:
     """A cache of ``net``, the target's decoder or a drafter's; ``step_slots``: slots that a step fills at most.
 
-    ``row_end``: its embedding of prompt ids, of which a row end is one; ``borrowed``: shape and rotary table where
-    ``net`` has none of its own; ``lag``: by how much its slots are below positions; ``aux_layers``: see
-    ``transformer.Stack``.
+    ``row_end``: its embedding of prompt ids, of which a row end is one (None: its cache has none); ``borrowed``: shape
+    and rotary table where ``net`` has none of its own; ``lag``: by how much its slots are below positions;
+    ``aux_layers``: see ``transformer.Stack``.
     """
     rows, positions = prefix.valid.shape
     width, graphs = target.row_width, target.graphs
@@ -111,7 +111,7 @@ def open_cache(
         capacity = -(-capacity // CAPACITY) * CAPACITY
     like, key = prefix.embeddings, (id(net), rows, capacity, prefix.embeddings.dtype)
     config, rope = borrowed or (net.config.decoder, net.position_table)
-    layout = raster(target.length, width, positions - lag, lag, capacity, like.device)
+    layout = raster(target.length, width if row_end else 0, positions - lag, lag, capacity, like.device)
     run = (lambda *given: net(*given, aux_layers)) if aux_layers else net
     if graphs is None:
         cache = DecoderCache(run, config, layout, rows, rope, like)
@@ -123,6 +123,6 @@ def open_cache(
         cache = copy(graphs.caches[key])
         cache.net, cache.layout = run, replace(layout, slot_of=cache.layout.slot_of.copy_(layout.slot_of))
         cache.reset()
-    if target.row_end is not None:
+    if target.row_end is not None and row_end:
         cache.row_end = row_end(torch.tensor(target.row_end, device=like.device))
     return cache

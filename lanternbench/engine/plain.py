@@ -93,7 +93,8 @@ class WindowSpec:
     """A Jacobi window.  ``redraw``: ``independent`` (SJD), ``maximal`` (SCD), ``kept-law`` (SCD's public code, which
     records the old law of a kept draft).  ``one_hot``: fresh drafts count as certain (public code).  ``siblings`` K and
     ``tree_depth`` D: SJD-PAC's tree, K children down to column D − 1, then a chain.  ``prefill``: is the first token
-    drawn by itself, by the forward over the prompt, or does the first window begin with it?"""
+    drawn by itself, by the forward over the prompt, or does the first window begin with it?  ``theta``: SJD++'s.
+    """
 
     window: int = 2
     init: str = "random"
@@ -102,6 +103,7 @@ class WindowSpec:
     prefill: bool = True
     siblings: int = 1
     tree_depth: int = 1
+    theta: float = 0.0
 
     @property
     def deepest(self) -> int:

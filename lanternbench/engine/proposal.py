@@ -36,6 +36,7 @@ class Drafter:
 
     per_level: bool = True
     aux_layers: tuple[int, ...] = ()  # see ``Proposal``
+    step_slots: int = 0  # cache slots that a step fills, where they do not depend on the tree
 
     def begin(self, state: DecodeState, max_nodes: int) -> Any:
         """``max_nodes``: how many nodes one step expands at most."""
@@ -117,6 +118,7 @@ class Proposal(Growing):
 
     drafter_kind: ClassVar[str | None] = None  # kind of drafter that the target must have
     samples: ClassVar[bool] = True  # are children of static trees sampled, or the drafter's likeliest tokens?
+    marginals: ClassVar[bool] = False  # do all nodes of a level share one distribution?
     static_trees: ClassVar[dict[str, str]] = {"chain": "chain", "static": "static"}  # tree -> the target's default
     tree_names: ClassVar[tuple[str, ...] | None] = None  # trees that it drafts; None: any but "none"
     tree_is_own: ClassVar[bool] = False  # is the tree implied by the proposal, its options unused?

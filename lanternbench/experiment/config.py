@@ -17,7 +17,7 @@ from lanternbench.methods.method import Method, method, preset, takes_lists
 from lanternbench.models.entries import catalogue
 from lanternbench.utils.limits import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE
 
-EAGLES = ("eagle", "eagle-3")  # kinds of drafter that a file or folder may hold
+FILED = ("eagle", "eagle-3", "dflash")  # kinds of drafter that a file or folder may hold
 MAX_METHODS = 1000  # of a grid
 MAX_SEED = 2**63 - 1
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -149,7 +149,7 @@ class Sweep(Decoding):
 
     def _drafted(self, made: Method) -> Method:
         """``made`` with the sweep's drafter, where it may be one of the kind that it drafts with."""
-        kinds = () if not self.drafter else ("model",) if self.drafter.partition("=")[0] in catalogue() else EAGLES
+        kinds = () if not self.drafter else ("model",) if self.drafter.partition("=")[0] in catalogue() else FILED
         return replace(made, drafter=self.drafter) if made.proposal.drafter_kind in kinds and not made.drafter else made
 
     def record(self) -> dict[str, Any]:

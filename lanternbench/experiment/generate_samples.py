@@ -64,7 +64,12 @@ def figures(decoder: SpeculativeDecoder, made: list[Generation]) -> list[dict[st
     target = target_figures(trace, tokens)
     places = _loss_by_place(decoder, trace)
     return [
-        places[i] | {"fidelity_loss": float(loss[i]), "stats": _row(target, i), "drafter": _row(drafter, i)}
+        places[i]
+        | {
+            "fidelity_loss": None if loss[i].isnan() else float(loss[i]),
+            "stats": _row(target, i),
+            "drafter": _row(drafter, i),
+        }
         for i in range(len(made))
     ]
 

@@ -28,5 +28,5 @@ def definition(method: Method, tables: Tables) -> MethodSpec | WindowMethod | Ro
     if isinstance(draft, RowSpec):
         return RowMethod(draft, rule, residual)
     if isinstance(draft, TreeSpec):
-        return MethodSpec(draft, rule, residual, proposal.samples, rule.plain_chain)
+        return MethodSpec(draft, rule, residual, proposal.samples, rule.plain_chain, proposal.marginals)
     return WindowMethod(draft, rule, residual) if rule.plain_chain is None else None

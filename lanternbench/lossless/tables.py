@@ -136,7 +136,7 @@ class Tables:
 class TableModel:
     """A target whose hidden states are its logits; its head only applies guidance."""
 
-    dtype = torch.float64
+    dtype, device = torch.float64, torch.device("cpu")
 
     def tok_embeddings(self, tokens: Tensor) -> Tensor:
         return tokens[..., None].double()
@@ -156,11 +156,19 @@ DEEP = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]]
 def table_target(tables: Tables, published: bool = False) -> Any:
     """The interface of a target over tables; its default trees can be enumerated, or are the ``published`` ones."""
     paths, levels = (DEEP, 3) if tables.deep else (SMALL, 2)
-    options: dict[str, Any] = {"chain": f"chain-{levels}", "static": paths, "medusa": paths, "near": 3}
+    options: dict[str, Any] = {
+        "chain": f"chain-{levels}",
+        "block": f"chain-{levels}",
+        "static": paths,
+        "medusa": paths,
+        "near": 3,
+    }
     options |= {"depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3), "l_k": 1}
     options |= {"row_window": 1}
     # never run: the table drafts
-    net = SimpleNamespace(heads=8, aux_layers=lambda model: (), misfit=lambda target: None)
+    net = SimpleNamespace(
+        heads=8, aux_layers=lambda model: (), misfit=lambda target: None, block=10, depths=(), causal=False
+    )
     return SimpleNamespace(
         name="tables",
         vocab=tables.vocab,
@@ -175,7 +183,7 @@ def table_target(tables: Tables, published: bool = False) -> Any:
         options={} if published else options,
         top_k=tables.sampling.top_k,
         guidance=tables.sampling.guidance,
-        drafters=dict.fromkeys(("eagle", "eagle-3", "model", "medusa"), net),
+        drafters=dict.fromkeys(("eagle", "eagle-3", "dflash", "model", "medusa"), net),
     )
 
 
@@ -186,7 +194,11 @@ def with_small_sizes(method: Method) -> Method:
 
 def with_tables(proposal: Proposal, tables: Tables) -> Proposal:
     """The prepared proposal with the table in place of its drafter, if it has one."""
-    return proposal if proposal.drafter is None else proposal.ready(drafter=TableDrafter(tables), aux_layers=())
+    return (
+        proposal
+        if proposal.drafter is None
+        else proposal.ready(drafter=TableDrafter(tables, proposal.marginals), aux_layers=())
+    )
 
 
 class Codes(NamedTuple):
@@ -196,10 +208,13 @@ class Codes(NamedTuple):
 
 
 class TableDrafter(Drafter):
-    """The drafter's table: logits after the root and after drafted nodes."""
+    """The drafter's table: logits after the root and after drafted nodes.
 
-    def __init__(self, tables: Tables):
-        self.tables, self.head = tables, TableModel()
+    ``marginals``: whatever was drafted counts as token 0, so that all nodes of a level share one distribution.
+    """
+
+    def __init__(self, tables: Tables, marginals: bool = False):
+        self.tables, self.marginals, self.head = tables, marginals, TableModel()
 
     def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Codes]:
         cache = state.cache
@@ -218,7 +233,7 @@ class TableDrafter(Drafter):
             before = cursor.codes[:, parent]
         else:
             before = cursor.codes.gather(1, state.cache.all_rows(parent))
-        codes = before * self.tables.vocab + tokens
+        codes = before * self.tables.vocab + (0 if self.marginals else tokens)
         return self._logits(codes, state, depth), Codes(codes)
 
     def _logits(self, codes: Tensor, state: DecodeState, depth: int) -> Tensor:

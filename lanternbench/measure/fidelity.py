@@ -59,9 +59,14 @@ def greedy_loss(trace: Trace, tokens: Tensor) -> Tensor:
 
 
 def decode_loss(decoder: SpeculativeDecoder, trace: Trace, tokens: Tensor, total: bool = False) -> Tensor:
-    """The fidelity loss of a decode's images, at its temperature: tokens [B, L] -> [B].  What ``run`` reports."""
+    """The fidelity loss of a decode's images, at its temperature: tokens [B, L] -> [B].  What ``run`` reports.
+
+    NaN for a method whose tests bound nothing.
+    """
     if decoder.warp.greedy:
         return greedy_loss(trace, tokens)
+    if not decoder.method.bounded:
+        return torch.full((len(tokens),), torch.nan)
     if trace.seen is not None:
         losses = row_losses(trace, decoder.rule, decoder.residual)
         return losses.sum(1) if total else losses.mean(1)

@@ -53,6 +53,11 @@ class Method:
         return exact and self.choices.residual in LOSSLESS
 
     @property
+    def bounded(self) -> bool:
+        """Does the fidelity loss bound the total variation of its images from the target's?"""
+        return all(part.bounded for part in self.parts)
+
+    @property
     def read(self) -> dict[str, Any]:
         """The options that make a difference to this method, by name, with their values; ``variant`` last."""
         values: dict[str, Any] = {}

@@ -40,6 +40,7 @@ preset("medusa", proposal="medusa", tree="static", lossless=True, paper="Cai et 
 preset("eagle-1", proposal="eagle", tree="static", lossless=True, paper="Li et al. 2024, arXiv 2401.15077")
 preset("eagle-2", proposal="eagle", tree="dynamic", lossless=True, paper="Li et al. 2024, arXiv 2406.16858")
 preset("eagle-3", proposal="eagle-3", tree="static", lossless=True, paper="Li et al. 2025, arXiv 2503.01840")
+preset("dflash", proposal="dflash", tree="chain", lossless=True, paper="DFlash 2026, arXiv 2602.06036")
 preset(
     "lantern",
     proposal="eagle", tree="dynamic", acceptance="lantern", residual="lantern",
@@ -58,6 +59,11 @@ preset(
 preset("sjd", proposal="jacobi", tree="chain", lossless=True, paper="Teng et al. 2024, arXiv 2410.01699")
 preset("scd", proposal="scd", tree="chain", lossless=True, paper="Coupled Jacobi 2025, arXiv 2510.24211")
 preset("sjd-pac", proposal="sjd-pac", tree="static", lossless=True, paper="SJD-PAC 2026, arXiv 2603.18599")
+preset("sjd++", proposal="sjd++", tree="chain", lossless=False, paper="SJD++ 2025, arXiv 2512.07503")
+preset(
+    "sjd-sv",
+    proposal="jacobi", tree="chain", acceptance="sjd-sv", lossless=False, paper="SJD-SV 2026, arXiv 2609.13245",
+)  # fmt: skip
 preset("gsd", proposal="jacobi", tree="chain", acceptance="gsd", lossless=False, paper="GSD 2025, arXiv 2508.07747")
 preset(
     "zipar",

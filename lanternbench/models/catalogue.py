@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from lanternbench.errors import UserError
+from lanternbench.models.drafters import dflash
+from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import Entry, catalogue, entry, family
 from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.grids import grid_of, written
-from lanternbench.models.loading import dtype_named
+from lanternbench.models.loading import dtype_named, read_state
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
 from lanternbench.registry import components, plugin_errors
@@ -98,17 +100,17 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
     """``target`` with another drafter, of its dtype, in place of its own of that kind, and the kind.
 
     ``spec``: a catalogue name, or NAME=FOLDER, whose decoder drafts as an independent ``model``; or a file or folder
-    with an ``eagle`` or ``eagle-3`` drafter in LANTERN's layout.  Raises UserError for an unknown name and for weights
-    that are missing, damaged or made for another target.
+    with an ``eagle`` or ``eagle-3`` drafter in LANTERN's layout, or a ``dflash`` drafter of ours.  Raises UserError for
+    an unknown name and for weights that are missing, damaged or made for another target.
     """
     title, _, where = spec.partition("=")
     if title not in catalogue() and Path(spec).exists():
-        drafter = target.model.eagle_drafter(Path(spec), device)
-        return packed(with_drafter_digests(with_eagle(target, drafter), Path(spec))), drafter.kind
+        drafter = net_at(Path(spec), target, device)
+        return packed(with_drafter_digests(with_net(target, drafter), Path(spec))), drafter.kind
     if title not in catalogue():
         raise UserError(
             f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a file "
-            "or folder with an EAGLE drafter"
+            "or folder with an EAGLE or DFlash drafter"
         )
     row = entry(title)
     own = family(row.family)
@@ -129,9 +131,17 @@ def with_drafter_digests(target: Target, place: Path) -> Target:
     return replace(target, weights=target.weights | found)
 
 
-def with_eagle(target: Target, net: Eagle) -> Target:
-    """``target`` with an EAGLE drafter of the user's, and with the prefix states that such a drafter reads."""
-    return replace(target, drafters=target.drafters | {net.kind: net}, pad_rows=target.eagle_pads)
+def net_at(path: Path, target: Target, device: str) -> Eagle | DFlash:
+    """The drafter that a file or folder holds.  Raises UserError."""
+    if dflash.holds_dflash(read_state(path)):
+        return dflash.load(path, target.model, device, target.dtype)
+    return target.model.eagle_drafter(path, device)
+
+
+def with_net(target: Target, net: Eagle | DFlash) -> Target:
+    """``target`` with a drafter of the user's; with an EAGLE drafter, the prefix states that such a one reads."""
+    pads = target.pad_rows if isinstance(net, DFlash) else target.eagle_pads
+    return replace(target, drafters=target.drafters | {net.kind: net}, pad_rows=pads)
 
 
 def load_with_drafter(

@@ -6,6 +6,7 @@ with a sub-folder per role: a subclass says how each part is made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +15,8 @@ import torch
 from torch import nn
 
 from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.drafters import dflash
+from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.entries import Entry, present
 from lanternbench.models.loading import dtype_for, random_net
 from lanternbench.models.target import Target
@@ -23,15 +26,19 @@ from lanternbench.models.vq import VQConfig, VQModel
 EAGLES = {"eagle": False, "eagle-3": True}  # role of an EAGLE drafter -> does it read the target at three depths?
 
 
-def eagles_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.Module]:
-    """The EAGLE drafters among the roles in ``folder``, by what they are.  Raises UserError."""
-    nets = [model.eagle_drafter(folder / role, device) for role in EAGLES if present(folder, role)]
+def drafters_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.Module]:
+    """The drafters among the roles in ``folder``, EAGLE's by what they are.  Raises UserError."""
+    nets: list[Any] = [model.eagle_drafter(folder / role, device) for role in EAGLES if present(folder, role)]
+    if present(folder, DFlash.kind):
+        nets.append(dflash.load(folder / DFlash.kind, model, device, model.dtype))
     return {net.kind: net for net in nets}
 
 
-def random_eagles(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
+def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
     """One of each kind."""
-    return {kind: random_net(lambda: model.new_eagle(fused), device, dtype) for kind, fused in EAGLES.items()}  # noqa: B023
+    made: dict[str, Callable[[], nn.Module]] = {kind: partial(model.new_eagle, fused) for kind, fused in EAGLES.items()}
+    made[DFlash.kind] = partial(DFlash.untrained, model)
+    return {kind: random_net(make, device, dtype) for kind, make in made.items()}
 
 
 class Family:
@@ -128,7 +135,7 @@ class PublishedFamily(Family):
         text, vq = self.text(row, folder, device, dtype), self.vq(row, folder, device)  # small files fail first
         model = self.decoder(row, folder, device, dtype)
         fields = self.fields(row, model, text)
-        drafters = eagles_in(folder, model, device)
+        drafters = drafters_in(folder, model, device)
         fields |= {"options": self.options(row), "drafters": drafters}
         return Target(row.name, model, vq, text, row.guidance, row.top_k, **fields)
 
@@ -137,7 +144,7 @@ class PublishedFamily(Family):
         model, text = self.random_decoder(row, device, dtype), self.random_text(row, device, dtype)
         vq = self.random_vq(row, device)
         fields = self.fields(row, model, None)
-        drafters = random_eagles(model, device, dtype)
+        drafters = random_drafters(model, device, dtype)
         fields |= {"options": self.options(row), "drafters": drafters}
         return Target(row.name, model, vq, text, row.guidance, row.top_k, **fields)
 

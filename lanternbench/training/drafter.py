@@ -1,4 +1,4 @@
-"""Train an EAGLE drafter for any target on the target's own samples, and keep it in LANTERN's published layout.
+"""Train a drafter for any target on the target's own samples; EAGLE's are kept in LANTERN's published layout.
 
 The samples' tokens are kept; the target's hidden states, a hundred times their size and more, are computed again for
 every batch.
@@ -23,15 +23,20 @@ from lanternbench.engine.sampling import Warp
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.catalogue import load_unpacked, with_eagle
+from lanternbench.models.catalogue import load_unpacked, with_net
+from lanternbench.models.drafters import dflash as dflash_net
+from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.loading import State, read_state
 from lanternbench.models.target import Target
 from lanternbench.prompts import PromptSet
-from lanternbench.training import eagle, loop
+from lanternbench.training import dflash, eagle, loop
 from lanternbench.utils.files import OUT, WORK, acquire, open_file, replacing, writing
 from lanternbench.utils.json_values import versioned
 
 Log = Callable[[str], None]
+Net = Eagle | DFlash
+TRAININGS: dict[str, Any] = {"eagle": eagle, "eagle-3": eagle, "dflash": dflash}  # by kind: read, first, losses
 Progress = Callable[[int, int, str], None]  # done, of, what
 OnStep = Callable[[int, int], None]  # image tokens done, of
 SHARD = 16384  # image tokens that are drawn together and kept in one file
@@ -53,7 +58,10 @@ class Plan:
     seed: int
     start: Path | None = None
     dtype: str | None = None
-    recipe: str = "eagle-1"  # of ``eagle.RECIPES``
+    recipe: str = "eagle-1"  # of ``eagle.RECIPES``, or dflash, whose three sizes follow
+    block: int = 6
+    layers: int = 1
+    causal: bool = False
 
 
 class Accepted(NamedTuple):
@@ -70,33 +78,30 @@ def nothing(done: int, of: int, what: str) -> None:
 class Samples:
     """Prompts and the images that the target drew of them, tokens [N, L]."""
 
-    def __init__(self, target: Target, net: Eagle, captions: list[str], tokens: Tensor):
+    def __init__(self, target: Target, net: Net, captions: list[str], tokens: Tensor):
         self.target, self.net, self.captions, self.tokens = target, net, captions, tokens
-        self.warp = Warp(1.0, target.top_k)
+        self.warp, self.training = Warp(1.0, target.top_k), TRAININGS[net.kind]
 
-    def __call__(self, picked: list[int]) -> tuple[eagle.Feed, Tensor]:
-        """What EAGLE reads of these images, and the target's distributions of tokens 1 … L − 1 [B, L − 1, V]."""
+    def __call__(self, picked: list[int]) -> tuple[Any, Tensor]:
+        """What the drafter reads of these images, and the target's distributions of tokens 1 … L − 1 [B, L − 1, V]."""
         target, tokens = self.target, self.tokens[picked].long().to(self.target.device)
         with torch.no_grad():
             prefix = target.prefix([self.captions[i] for i in picked], target.guidance)
-            states = eagle.target_states(target, prefix, tokens, self.net.aux_layers(target.model))
-            fed = eagle.feed(target, self.net, prefix.ahead_ids, prefix.seen, tokens, states)
-            last = states[:, fed.prefix :, : target.model.config.dim]
-            return fed, self.warp(self.logits(fed.of_tokens(last)))
+            fed, last = self.training.read(target, self.net, prefix, tokens)
+            return fed, self.warp(self.logits(last))
 
     def logits(self, features: Tensor) -> Tensor:
         """[R, …, dim] -> guided logits [B, …, V], with the target's head."""
         return self.target.model.logits(features, self.target.guidance).float()
 
     @torch.no_grad()
-    def accepted(self, net: Eagle, images: list[int], batch: int, progress: Progress = nothing) -> float:
+    def accepted(self, net: Net, images: list[int], batch: int, progress: Progress = nothing) -> float:
         """The mean of Σ min(p, q) over the first token drafted at every place of these images."""
         found = []
         for i in range(0, len(images), batch):
             progress(i, len(images), "images held out")
             fed, q = self(images[i : i + batch])
-            none = torch.empty(0, dtype=torch.long)
-            p = self.warp(self.logits(eagle.drafts(net, fed, none, depths=1).first))
+            p = self.warp(self.logits(self.training.first(net, fed)))
             found += torch.minimum(p, q).sum(-1).mean(1).tolist()
         return float(np.mean(found))
 
@@ -116,8 +121,8 @@ def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print, prog
 
 def _train(plan: Plan, device: str, work: Path, out: Path, log: Log, progress: Progress) -> Accepted:
     target = load_unpacked(plan.target, device, dtype=plan.dtype)
-    net, recipe = initial_drafter(target, plan), eagle.RECIPES[plan.recipe]
-    target = with_eagle(target, net)
+    net = initial_drafter(target, plan)
+    target = with_net(target, net)
     settings = record(plan, target, net)
     for folder, elsewhere in ((out, OUT), (work, WORK)):
         refuse_others(folder, settings, elsewhere)
@@ -129,30 +134,41 @@ def _train(plan: Plan, device: str, work: Path, out: Path, log: Log, progress: P
     held_out, seen = order[:held], order[held:]
     before = samples.accepted(net, held_out, plan.batch, progress)
 
+    options = (eagle.RECIPES[plan.recipe],) if plan.recipe in eagle.RECIPES else ()
+
     def step_fn(step: int) -> eagle.Losses:
         progress(step, plan.steps, "steps")
         rng = np.random.default_rng([23, plan.seed, step])
         picked = [seen[i] for i in rng.integers(len(seen), size=plan.batch)]
         fed, wanted = samples(picked)
-        return eagle.losses(net, fed, rng, samples.logits, wanted, recipe)
+        return samples.training.losses(net, fed, rng, samples.logits, wanted, *options)
 
     optims, warmup = loop.optimizers(net, plan.lr, MUON * plan.lr), max(1, min(50, plan.steps // 10))
-    losses = loop.fit("eagle", net, optims, step_fn, plan.steps, work, plan=loop.Plan(warmup, 1.0), log=log)
+    losses = loop.fit(
+        net.kind.partition("-")[0], net, optims, step_fn, plan.steps, work, plan=loop.Plan(warmup, 1.0), log=log
+    )
     if not all(p.isfinite().all() for p in net.parameters()):
         raise UserError(f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}")
     found = Accepted(before, samples.accepted(net, held_out, plan.batch, progress))
-    state = {k: v.to("cpu", target.dtype).contiguous() for k, v in target.model.eagle_state(net).items()}
     with replacing(out / WEIGHTS, OUT) as file:
-        file.write(save(state))
+        file.write(save(state_of(target, net)))
     write_recipe(out, OUT, settings, held_out=held, first_token_acceptance=found._asdict(), losses=losses)
     return found
 
 
-def initial_drafter(target: Target, plan: Plan) -> Eagle:
+def initial_drafter(target: Target, plan: Plan) -> Net:
     """The drafter to train, in float32: that of ``plan.start``, or a fresh one.  EAGLE-3 may start from EAGLE-1."""
-    model, device, fused = target.model, target.device, eagle.RECIPES[plan.recipe].fused
+    model, device = target.model, target.device
+    torch.manual_seed(plan.seed)
+    block = plan.recipe == DFlash.kind
+    if plan.start is not None and dflash_net.holds_dflash(read_state(plan.start)) != block:
+        raise UserError(f"{plan.start} holds a drafter of another kind than {plan.recipe}: give another --start")
+    if block:
+        if plan.start is not None:
+            return dflash_net.load(plan.start, model, str(device), torch.float32).requires_grad_(True)
+        return DFlash.untrained(model, plan.block, plan.layers, plan.causal).to(device)
+    fused = eagle.RECIPES[plan.recipe].fused
     if plan.start is None:
-        torch.manual_seed(plan.seed)
         return model.new_eagle(fused).to(device)
     net = model.eagle_drafter(plan.start, str(device), torch.float32)
     if net.fusion is not None and not fused:
@@ -160,9 +176,14 @@ def initial_drafter(target: Target, plan: Plan) -> Eagle:
     return (net.fused() if fused and net.fusion is None else net).trainable()
 
 
-def sample_images(
-    target: Target, net: Eagle, plan: Plan, work: Path, log: Log, progress: Progress = nothing
-) -> Samples:
+def state_of(target: Target, net: Net) -> State:
+    """A trained drafter as its file has it, in the target's dtype."""
+    if isinstance(net, DFlash):
+        return dflash_net.to_file(net, target.dtype)
+    return {k: v.to("cpu", target.dtype).contiguous() for k, v in target.model.eagle_state(net).items()}
+
+
+def sample_images(target: Target, net: Net, plan: Plan, work: Path, log: Log, progress: Progress = nothing) -> Samples:
     """The target's own images of all prompts at its default settings, kept in ``work`` shard by shard."""
     prompts = plan.prompts.prompts
     target.prepare([p.text for p in prompts])
@@ -208,7 +229,7 @@ def images(
     return torch.cat([images(decoder, captions[part], keys[part], seed, on_step) for part in halves])
 
 
-def record(plan: Plan, target: Target, net: Eagle) -> dict[str, Any]:
+def record(plan: Plan, target: Target, net: Net) -> dict[str, Any]:
     """Everything that a training depends on, with digests of files; folders are left out, as they may name a person."""
     digest = hashlib.sha256()
     for value in net.state_dict().values():
@@ -220,6 +241,7 @@ def record(plan: Plan, target: Target, net: Eagle) -> dict[str, Any]:
         "prompts": {k: v for k, v in plan.prompts.record().items() if k != "notes"},
         "start": digest.hexdigest(),
         **{name: getattr(plan, name) for name in ("recipe", "steps", "batch", "lr", "seed")},
+        **({"sizes": [net.block, net.causal]} if isinstance(net, DFlash) else {}),
     }
 
 

@@ -97,6 +97,18 @@ def feed(target: Target, net: Eagle, ahead_ids: Tensor, seen: Tensor | None, tok
     return Feed(ahead.float(), hidden.float(), rope, seen, target.row_width, hidden.shape[1] - words.shape[1])
 
 
+def read(target: Target, net: Eagle, prefix: Prefix, tokens: Tensor) -> tuple[Feed, Tensor]:
+    """What the drafter reads of images, and the target's last states that predict tokens 1 … L − 1 [R, L − 1, dim]."""
+    states = target_states(target, prefix, tokens, net.aux_layers(target.model))
+    fed = feed(target, net, prefix.ahead_ids, prefix.seen, tokens, states)
+    return fed, fed.of_tokens(states[:, fed.prefix :, : target.model.config.dim])
+
+
+def first(net: Eagle, fed: Feed) -> Tensor:
+    """The features [R, L − 1, dim] of what decoding drafts first for tokens 1 … L − 1."""
+    return drafts(net, fed, torch.empty(0, dtype=torch.long), depths=1).first
+
+
 class History:
     """Keys and values of all layers over successive calls, in place of a cache: differentiable."""
 

@@ -198,13 +198,13 @@ def test_a_chameleon_drafter_s_table_is_of_all_ids(dialect, tmp_path, monkeypatc
     assert torch.equal(made.embed(torch.arange(len(ids)), other.model), table[ids])
     run = build(other, method("eagle-1", shape="chain-3"), 0.0)
     plain = engine.generate(build(other, method("ar"), 0.0), CAPTIONS)
-    init, states = EagleDrafter.init, []
+    begin, states = EagleDrafter.begin, []
 
     def noted(self: EagleDrafter, *given: Any) -> Any:
-        states.append((self, init(self, *given)))
+        states.append((self, begin(self, *given)))
         return states[-1][1]
 
-    monkeypatch.setattr(EagleDrafter, "init", noted)
+    monkeypatch.setattr(EagleDrafter, "begin", noted)
     fast = engine.generate(run, CAPTIONS)
     if dialect == "lumina":
         hidden = torch.randn(2, 1, IMAGES.dim)

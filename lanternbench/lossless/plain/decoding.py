@@ -24,7 +24,8 @@ class MethodSpec:
     """A drafted method.  ``sampled``: are a static tree's children drawn without replacement, or the likeliest tokens?
 
     ``block``: block verification of a sampled chain: (q_1 … q_{L+1}, p_1 … p_L, x_1 … x_L) -> (probability, accepted
-    length, weights of the token after it), in place of the rule and the residual.
+    length, weights of the token after it), in place of the rule and the residual.  ``marginals``: the drafter knows the
+    committed tokens alone, so that its distribution at a depth is the same after any drafts.
     """
 
     tree: TreeSpec
@@ -32,6 +33,7 @@ class MethodSpec:
     residual: Residual
     sampled: bool = True
     block: Callable[..., list[tuple[float, int, Probs]]] | None = None
+    marginals: bool = False
 
 
 @dataclass
@@ -99,6 +101,8 @@ class _Start:
 def step(world: World, spec: MethodSpec, prefix: Prefix, tree: Tree | None = None) -> Outcomes:
     """One step after ``prefix``; ``tree``: ADT-Tree's (d̂, k̂)."""
     shape = spec.tree
+    if spec.marginals:
+        world = world.drafting_after(len(prefix))
     if spec.block is not None:
         return block_step(world, prefix, spec)
     if shape.kind == "static":

@@ -193,7 +193,9 @@ def redraw(world: World, spec: WindowSpec, context: Prefix, old: Slot | None, co
     """New drafts for a position, of which the first has the law q(·|context)."""
     q, law = world.q(context), Law("target", context)
     drawn: dict[tuple[int, Law], float] = defaultdict(float)
-    if old is None or spec.redraw == "independent":
+    if old is not None and spec.redraw == "keep" and q[old.tokens[0]] > spec.theta * old.law.of(world)[old.tokens[0]]:
+        drawn[old.tokens[0], old.law] = 1.0
+    elif old is None or spec.redraw in ("independent", "keep"):
         for x, qx in enumerate(q):
             drawn[x, law] += qx
     else:

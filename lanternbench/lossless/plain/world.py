@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 
 Prefix = tuple[int, ...]
@@ -47,6 +48,12 @@ class World:
         if prefix not in self._p:
             self._p[prefix] = self._warped(self.drafter, self.drafter_uncond, prefix)
         return self._p[prefix]
+
+    def drafting_after(self, committed: int) -> World:
+        """This world, with a drafter for which whatever comes after so many tokens is token 0."""
+        other, honest = copy(self), self.p
+        other.p = lambda prefix: honest(prefix[:committed] + (0,) * len(prefix[committed:]))  # type: ignore[method-assign]
+        return other
 
     def _warped(self, cond: Logits, uncond: Logits | None, prefix: Prefix) -> list[float]:
         logits = cond(prefix)

@@ -2,5 +2,5 @@
 
 MODULES = {
     "annealed": "annealed", "block": "block", "exact": "exact", "gsd": "gsd", "lantern": "lantern",
-    "lantern++": "lantern", "top-k": "top_k", "typical": "typical", "unchanged": "unchanged",
+    "lantern++": "lantern", "sjd-sv": "sjd_sv", "top-k": "top_k", "typical": "typical", "unchanged": "unchanged",
 }  # fmt: skip

@@ -64,7 +64,8 @@ class DrafterProposal(Proposal):
 
     def drafting(self, drafter: Drafter, tree: TreePolicy) -> Self:
         """The proposal, ready to draft with these."""
-        slots = tree.nodes + tree.width * max(tree.max_depth, 1)  # dynamic trees expand more than they keep
+        expanded = tree.nodes + tree.width * max(tree.max_depth, 1)  # dynamic trees expand more than they keep
+        slots = max(expanded, drafter.step_slots)
         return self.ready(
             drafter=drafter, tree=tree, aux_layers=drafter.aux_layers, max_step_slots=slots,
             nodes=tree.nodes, max_depth=tree.max_depth, width=tree.width, uniforms=tree.uniforms, adapts=tree.adapts,

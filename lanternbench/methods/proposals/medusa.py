@@ -51,6 +51,7 @@ class MedusaProposal(DrafterProposal):
 
     drafter_kind: ClassVar[str | None] = "medusa"
     samples: ClassVar[bool] = False
+    marginals: ClassVar[bool] = True
     no_joint_sample: ClassVar[str | None] = "Medusa's tokens are chosen, not sampled, so block verification has no p"
     static_trees: ClassVar[dict[str, str]] = {"chain": "medusa", "static": "medusa"}
 

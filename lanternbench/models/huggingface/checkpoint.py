@@ -22,7 +22,7 @@ from yaml import YAMLError
 
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry
-from lanternbench.models.family import Family, eagles_in
+from lanternbench.models.family import Family, drafters_in
 from lanternbench.models.grids import Grid, written
 from lanternbench.models.huggingface.model import TransformersDecoder
 from lanternbench.models.loading import dtype_for, load_into, read_state
@@ -129,7 +129,7 @@ class TransformersFamily(Family):
             text,
             said.guidance,
             said.top_k,
-            drafters=eagles_in(folder, model, device),
+            drafters=drafters_in(folder, model, device),
             condition=partial(prefix, unconditional, pad),
             row_end=text.ids[said.row_end] if said.row_end else None,
             prompt_template=said.prompt,

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.drafters import eagle, eagle_files
+from lanternbench.models.drafters import dflash, eagle, eagle_files
 from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family
@@ -133,6 +133,8 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     drafters: dict[str, nn.Module] = {"eagle": _eagle(folder / "eagle.safetensors", model, device, dtype)}
     if (path := folder / "eagle-3.safetensors").exists():  # earlier versions trained none
         drafters["eagle-3"] = _eagle(path, model, device, dtype)
+    if (path := folder / "dflash.safetensors").exists():
+        drafters["dflash"] = dflash.load(path, model, device, dtype)
     path = folder / "medusa.safetensors"
     heads, _ = read(path)
     with explain_errors(path, "holds no Medusa heads"):

@@ -1,0 +1,163 @@
+"""DFlash's drafter: a block of tokens in one forward, from the target's states at several depths.
+
+Source: DFlash (arXiv 2602.06036, ICML 2026); ``causal``: the head of JetSpec (arXiv 2606.18394).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lanternbench.errors import UserError
+from lanternbench.models.drafters.eagle import wrong_width
+from lanternbench.models.loading import State, explain_errors, load_into, read_state
+from lanternbench.models.transformer import DecoderConfig, Direct, FeedForward, Put, RMSNorm, rotate
+
+if TYPE_CHECKING:
+    from lanternbench.models.target import Target
+
+MAX_BLOCK = 65  # the anchor and as many drafts as a tree may be deep
+
+
+class BlockAttention(Direct):
+    """Queries of the block alone, keys and values of context and block; RMSNorm on queries and keys per head."""
+
+    def __init__(self, cfg: DecoderConfig):
+        super().__init__()
+        self.n_head, self.n_kv, self.head_dim = cfg.n_head, cfg.kv_heads, cfg.head_dim
+        self.wqkv = nn.Linear(cfg.dim, (self.n_head + 2 * self.n_kv) * self.head_dim, bias=False)
+        self.wo = nn.Linear(self.n_head * self.head_dim, cfg.dim, bias=False)
+        self.q_norm, self.k_norm = (RMSNorm(self.head_dim, cfg.norm_eps) for _ in "qk")
+
+    def forward(
+        self, x: Tensor, context: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None, layer: int
+    ) -> Tensor:
+        rows, m, _ = x.shape
+        heads, n_kv = self.n_head, self.n_kv
+        qkv = self.wqkv(torch.cat([context, x], 1)).view(rows, -1, heads + 2 * n_kv, self.head_dim)
+        q = self.q_norm(qkv[:, -m:, :heads])
+        k = self.k_norm(qkv.narrow(2, heads, n_kv))
+        rotate(q, rope[..., -m:, :, :])
+        rotate(k, rope)
+        kv = torch.cat([k, qkv.narrow(2, heads + n_kv, n_kv)], 2).transpose(1, 2)
+        k, v = (kv if put is None else put(layer, kv)).chunk(2, 1)
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=n_kv != heads)
+        return self.wo(y.transpose(1, 2).reshape(rows, m, -1))
+
+
+class BlockLayer(Direct):
+    def __init__(self, cfg: DecoderConfig):
+        super().__init__()
+        self.attention, self.feed_forward = BlockAttention(cfg), FeedForward(cfg)
+        self.attention_norm, self.ffn_norm = (RMSNorm(cfg.dim, cfg.norm_eps) for _ in "af")
+
+    def forward(
+        self, x: Tensor, context: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None, layer: int
+    ) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), context, rope, mask, put, layer)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class DFlash(Direct):
+    """``block``: B, the anchor and B − 1 masks.  ``causal``: a slot of the block sees the slots up to itself.
+
+    ``depths``: after how many layers of the target it reads states, beside the last ones.
+    """
+
+    kind = "dflash"
+
+    def __init__(self, config: DecoderConfig, block: int, depths: tuple[int, ...], causal: bool = False):
+        super().__init__()
+        self.config, self.block, self.depths, self.causal = config, block, depths, causal
+        self.fc = nn.Linear((1 + len(depths)) * config.dim, config.dim, bias=False)
+        self.hidden_norm = RMSNorm(config.dim, config.norm_eps)
+        self.mask = nn.Parameter(0.02 * torch.randn(config.dim))  # the embedding of a token to be drafted
+        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.n_layer))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+
+    @classmethod
+    def untrained(cls, model: Any, block: int = 6, layers: int = 1, causal: bool = False) -> DFlash:
+        """For a target's decoder, of whose layers its own have the width; it ends in the target's last norm."""
+        net = cls(shape(model.config.decoder, layers), block, spread(model.config.decoder.n_layer), causal)
+        with torch.no_grad():
+            net.norm.weight.copy_(model.norm.weight)
+        return net
+
+    def read(self, states: Tensor) -> Tensor:
+        """The target's last states and those at ``depths`` [..., (1 + depths) · dim] -> context [..., dim]."""
+        return self.hidden_norm(self.fc(states))
+
+    def blocks(self, anchors: Tensor) -> Tensor:
+        """Embeddings of anchors [..., dim] -> those of their blocks [..., B, dim]."""
+        masks = self.mask.expand(*anchors.shape[:-1], self.block - 1, -1)
+        return torch.cat([anchors[..., None, :], masks.to(anchors.dtype)], -2)
+
+    def forward(
+        self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None = None, last: bool = False, inputs: int = 0
+    ) -> Tensor:
+        """Context, and after it ``inputs`` positions of blocks (0: one block), x [R, N, dim] -> the blocks' states.
+
+        ``rope`` [R|1, N, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, ≥ inputs, S], of which the last rows are
+        the blocks'.
+        """
+        m = inputs or self.block
+        context, x = x[:, :-m], x[:, -m:]
+        mask = None if mask is None else mask[..., -m:, :]
+        for i, layer in enumerate(self.layers):
+            x = layer(x, context, rope, mask, put, i)
+        return self.norm(x)
+
+    @property
+    def about(self) -> str:
+        kind = "JetSpec's causal head" if self.causal else "DFlash"
+        return f"{kind}, {len(self.layers)} layer{'s' * (len(self.layers) > 1)}, blocks of {self.block}"
+
+    def misfit(self, target: Target) -> str | None:
+        """What keeps it from drafting for ``target``, in words; None where it fits."""
+        deepest, layers = max(self.depths, default=0), target.model.config.decoder.n_layer
+        if deepest > layers:
+            return f"it reads states after {deepest} layers, the target has {layers}"
+        return wrong_width(self.config.dim, target)
+
+
+def shape(config: DecoderConfig, layers: int) -> DecoderConfig:
+    """Of a drafter's layers for a target's decoder: the same width and heads, norms as DFlash has them."""
+    plain = {"qk_norm": False, "swin_norm": False, "first_norm": True, "qkv_bias": False, "out_bias": False}
+    return replace(config, n_layer=layers, **plain)
+
+
+def spread(n_layer: int, count: int = 5) -> tuple[int, ...]:
+    """Numbers of target layers: layer ids round(1 + i(N − 4)/(L − 1)), counted from 1; fewer for a small target."""
+    ids = {round(1 + i * (n_layer - 4) / (count - 1)) for i in range(count)} if n_layer > 4 else range(n_layer - 1)
+    return tuple(sorted(1 + i for i in ids))
+
+
+def to_file(net: DFlash, dtype: torch.dtype) -> State:
+    """Its weights, and three tensors of integers that say what they do not show."""
+    weights = {k: v.to("cpu", dtype).contiguous() for k, v in net.state_dict().items()}
+    sizes = {"block_size": net.block, "target_layers": net.depths, "causal": net.causal}
+    return weights | {k: torch.tensor(v, dtype=torch.long) for k, v in sizes.items()}
+
+
+def holds_dflash(state: State) -> bool:
+    return "target_layers" in state
+
+
+def load(path: Path, model: Any, device: str, dtype: torch.dtype) -> DFlash:
+    """The drafter at ``path``, as ``to_file`` gives it, for a target's decoder.  Raises UserError."""
+    state = read_state(path)
+    with explain_errors(path, "holds no DFlash drafter of this target"):
+        block, causal = int(state.pop("block_size")), bool(state.pop("causal"))
+        depths = tuple(int(n) for n in state.pop("target_layers"))
+        layers = len({key.split(".")[1] for key in state if key.startswith("layers.")})
+        kv = len(state["layers.0.attention.wqkv.weight"]) // model.config.decoder.head_dim - model.config.decoder.n_head
+        hidden = state["layers.0.feed_forward.w2.weight"].shape[1]
+        config = replace(shape(model.config.decoder, layers), hidden=hidden, n_kv_head=kv // 2)
+    if not (2 <= block <= MAX_BLOCK and all(n > 0 for n in depths)):
+        raise UserError(f"{path} holds no DFlash drafter: blocks of {block} after target layers {depths}")
+    return load_into(lambda: DFlash(config, block, depths, causal), state, path, device, dtype)

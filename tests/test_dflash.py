@@ -1,0 +1,242 @@
+"""DFlash: a block's distributions are those of a plain network over the committed context, however computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from fake_cuda_graph import frozen
+from safetensors.torch import save_file
+from test_anole import CAPTIONS, scrambled
+from test_eagle3 import captions_of, deep
+from test_train_drafter import DEMO
+from torch import Tensor
+
+from lanternbench import prompts
+from lanternbench.engine import decode as engine
+from lanternbench.engine.state import DecodeState
+from lanternbench.errors import UserError
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.models.catalogue import with_drafter
+from lanternbench.models.drafters.dflash import DFlash, spread, to_file
+from lanternbench.models.target import Target
+from lanternbench.training import dflash, drafter, eagle
+from lanternbench.utils.graph_capture import Graphs
+
+KINDS = ["tiny", "classes", "lumina", "janus", "emu3"]  # two of them write row ends
+TREE = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
+
+
+def blocky(kind: str, causal: bool = False, block: int = 4) -> Target:
+    """A target of four layers with a random DFlash drafter of two."""
+    made = deep(kind)
+    net = scrambled(DFlash.untrained(made.model, block, 2, causal), 1).to(made.dtype).eval().requires_grad_(False)
+    net.mask = torch.nn.Parameter(torch.randn_like(net.mask), False)
+    return replace(
+        made, drafters=made.drafters | {"dflash": net}, options=made.options | {"block": f"chain-{block - 1}"}
+    )
+
+
+def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def turned(x: Tensor, angle: Tensor) -> Tensor:
+    """x [..., n, heads, d] by complex [n, d/2], pair by pair."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    cos, sin = angle.real[:, None], angle.imag[:, None]
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+
+
+def plain_block(net: DFlash, features: Tensor, seen: Tensor, rope: Tensor, block: Tensor) -> Tensor:
+    """DFlash's network, plainly, for one row: features [n, …] of positions, block [B, dim], rope [n + B, d/2]."""
+    config, w = net.config, net.state_dict()
+    eps, d, heads, kv = config.norm_eps, config.head_dim, config.n_head, config.kv_heads
+    n, x = len(features), block
+    context = rms(features @ w["fc.weight"].T, w["hidden_norm.weight"], eps)
+    own = torch.ones(len(x), len(x)).tril() if net.causal else torch.ones(len(x), len(x))
+    allowed = torch.cat([seen.expand(len(x), -1).to(own), own], 1).bool()
+    for i in range(config.n_layer):
+        at = f"layers.{i}."
+        wq, wk, wv = w[at + "attention.wqkv.weight"].split([heads * d, kv * d, kv * d])
+        normed = rms(x, w[at + "attention_norm.weight"], eps)
+        both = torch.cat([context, normed])
+        q = turned(rms((normed @ wq.T).unflatten(-1, (heads, d)), w[at + "attention.q_norm.weight"], eps), rope[n:])
+        k = turned(rms((both @ wk.T).unflatten(-1, (kv, d)), w[at + "attention.k_norm.weight"], eps), rope)
+        k, v = (y.repeat_interleave(heads // kv, 1) for y in (k, (both @ wv.T).unflatten(-1, (kv, d))))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / d**0.5
+        weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+        x = x + torch.einsum("hqk,khd->qhd", weights, v).flatten(1) @ w[at + "attention.wo.weight"].T
+        normed = rms(x, w[at + "ffn_norm.weight"], eps)
+        gate, up = (normed @ w[at + "feed_forward.w13.weight"].T).chunk(2, -1)
+        x = x + (F.silu(gate) * up) @ w[at + "feed_forward.w2.weight"].T
+    return rms(x, w["norm.weight"], eps)[1:]
+
+
+def plain_drafts(target: Target, captions: list[str], tokens: Tensor, prompt: int, length: int) -> Tensor:
+    """The distributions [B − 1, V] that the drafter has to give after ``length`` committed tokens: no cache."""
+    net, model = target.drafters["dflash"], target.model
+    prefix = target.prefix(captions, target.guidance)
+    states = eagle.target_states(target, prefix, tokens, net.depths)
+    width, p = target.row_width, prefix.valid.shape[1]
+    slot = lambda token: p + token + (token // width if width else 0)  # noqa: E731
+    at = [*range(p - 1), *(slot(t) - 1 for t in range(length))]  # every state that predicted a committed token
+    here = [slot(length - 1 + i) for i in range(net.block)]
+    rope = model.rope[torch.tensor(at + here).clamp(max=len(model.rope) - 1)]
+    anchor = model.tok_embeddings(tokens[prompt, length - 1])
+    block = torch.cat([anchor[None], net.mask.expand(net.block - 1, -1)])
+    rows = []
+    for row in (prompt, prompt + len(captions))[: len(prefix.valid) // len(captions)]:
+        seen = torch.cat([prefix.seen[row], torch.ones(length, dtype=torch.bool)])
+        rows.append(plain_block(net, states[row, at], seen, rope, block))
+    return build(target, method("dflash")).warp(model.logits(torch.stack(rows), target.guidance))[0]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_drafts_from_is_a_plain_network_over_the_committed_context(kind, causal, monkeypatch):
+    target, captions = blocky(kind, causal), captions_of(kind)
+    decoder = build(target, method("dflash"), simulate_acceptance=2.0)  # so that some drafts are taken
+    seen: list[tuple[list[int], list[int], Tensor]] = []
+    honest = decoder.proposer.draft
+
+    def draft(state: DecodeState, own: Any, u: Tensor) -> Any:
+        made = honest(state, own, u)
+        seen.append((list(state.origin), list(state.now.length.host or ()), made.p))
+        return made
+
+    monkeypatch.setattr(decoder.proposer, "draft", draft)
+    with torch.inference_mode():
+        tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, max_steps=7)])
+        assert len({tuple(lengths) for _, lengths, _ in seen}) == 7
+        apart = 0.0
+        for origin, lengths, p in seen:
+            for row, (prompt, length) in enumerate(zip(origin, lengths, strict=True)):
+                want = plain_drafts(target, captions, tokens, prompt, length)
+                assert (p[row] - want).abs().max() < 1e-5
+                apart = max(apart, float((want[0] - want[1]).abs().max()))
+    assert apart > 1e-3  # slots differ
+
+
+@pytest.mark.parametrize("kind", ["tiny", "lumina"])
+def test_recorded_batched_and_single_decodes_have_the_same_tokens(kind):
+    target, captions = blocky(kind), captions_of(kind)
+    for shape in (None, TREE):
+        one = method("dflash") if shape is None else method("dflash", tree="static", shape=shape)
+        plain, graphs = (build(t, one) for t in (target, replace(target, graphs=Graphs(frozen))))
+        batch, recorded = (engine.generate(d, captions, max_steps=4) for d in (plain, graphs))
+        alone = [engine.generate(plain, [c], max_steps=4)[0] for c in captions]
+        for a, b, c in zip(batch, recorded, alone, strict=True):
+            n = 1 + sum(a.accept_lengths)
+            assert a.accept_lengths == b.accept_lengths == c.accept_lengths
+            assert torch.equal(a.tokens[:n], b.tokens[:n])
+            assert torch.equal(a.tokens[:n], c.tokens[:n])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"tree": "static", "shape": TREE}, {"tree": "dynamic"}, {"variant": "reference"}], ids=str
+)
+def test_at_temperature_0_it_keeps_the_target_s_tokens_and_may_lose_rows_of_the_batch(options):
+    target = blocky("lumina")
+    captions = [*CAPTIONS, "a third"]
+    ar, fast = (engine.generate(build(target, m, 0.0), captions) for m in (method("ar"), method("dflash", **options)))
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(ar, fast, strict=True))
+
+
+def test_training_reads_and_drafts_what_decoding_does():
+    for kind in ("lumina", "tiny"):
+        target, captions = blocky(kind), captions_of(kind)
+        net, length = target.drafters["dflash"], target.length
+        tokens = torch.randint(target.vocab, (2, length), generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            prefix = target.prefix(captions, target.guidance)
+            net.float(), target.model.float()
+            fed, last = dflash.read(target, net, prefix, tokens)
+            at = torch.tensor([0, 3, 4, 9, length - 5])
+            found = build(target, method("ar")).warp(target.model.logits(dflash.drafts(net, fed, at), target.guidance))
+            for i, anchor in enumerate(at.tolist()):
+                want = plain_drafts(target, captions, tokens, 1, anchor + 1)
+                assert (found[1, i] - want).abs().max() < 1e-4
+            states = eagle.read(target, target.drafters["eagle-3"].float(), prefix, tokens)[1]
+            assert (last - states).abs().max() < 1e-4
+
+
+def test_blocks_past_the_image_and_other_blocks_teach_nothing():
+    target = blocky("tiny")
+    net, length = target.drafters["dflash"].float(), target.length
+    target.model.float()
+    tokens = torch.randint(target.vocab, (1, length), generator=torch.Generator().manual_seed(0))
+    logits = lambda x: target.model.logits(x, 3.0)  # noqa: E731
+    with torch.no_grad():
+        fed, _ = dflash.read(target, net, target.prefix(["x"], 3.0), tokens)
+        several, alone = (dflash.drafts(net, fed, torch.tensor(at)) for at in ([5, 80, length - 2], [80]))
+        assert (several[:, 1] - alone[:, 0]).abs().max() < 1e-5
+        q = torch.rand(1, length - 1, target.vocab).softmax(-1)
+        found = dflash.losses(
+            net, fed, SimpleNamespace(choice=lambda *a, **k: np.array([length - 2])), logits, q
+        )  # a block of whose three drafts one is inside
+        p = logits(dflash.drafts(net, fed, torch.tensor([length - 2])))[0, 0, 0].softmax(-1)
+    inside = torch.minimum(p, q[0, -1]).sum()
+    cross = -(q[0, -1] * p.log()).sum()
+    assert found["accept-1"].isclose(inside)
+    assert found["loss"].isclose(cross + eagle.VARIATION * (1 - inside))
+
+
+def test_a_file_says_what_it_is_and_is_checked(tmp_path, monkeypatch):
+    target = blocky("lumina", causal=True)
+    net = target.drafters["dflash"]
+    state = to_file(net, torch.float32)
+    save_file(state, tmp_path / "a.safetensors")
+    loaded, kind = with_drafter(replace(target, drafters={}), str(tmp_path))
+    again = loaded.drafters["dflash"]
+    assert (kind, again.block, again.depths, again.causal) == ("dflash", net.block, net.depths, True)
+    assert "JetSpec" in again.about
+    bad = {
+        "block": (state | {"block_size": torch.tensor(1)}, "blocks of 1"),
+        "lost": ({k: v for k, v in state.items() if k != "mask"}, "has no 'mask'"),
+        "sizes": ({k: v for k, v in state.items() if k != "causal"}, "holds no DFlash drafter"),
+        "width": (state | {"fc.weight": torch.zeros(8, 8)}, "another size"),
+    }
+    for name, (wrong, message) in bad.items():
+        save_file(wrong, tmp_path / f"{name}.bin.safetensors")
+        with pytest.raises(UserError, match=message):
+            with_drafter(target, str(tmp_path / f"{name}.bin.safetensors"))
+    with pytest.raises(UserError, match="may be 4 levels deep but the drafter's blocks hold 3"):
+        build(loaded, method("dflash", depth=4))
+    with pytest.raises(UserError, match="has no drafter of kind 'dflash'"):
+        build(replace(target, drafters={}), method("dflash"))
+    with pytest.raises(UserError, match="chooses its tokens"):
+        method("dflash", acceptance="block", variant="reference")
+
+
+def test_layers_that_it_reads_follow_the_paper_s_formula():
+    assert spread(36) == (2, 10, 18, 26, 34)
+    assert [spread(n) for n in (1, 2, 4, 5)] == [(), (1,), (1, 2, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_family_trains_one_and_loads_what_was_saved(kind, tmp_path, monkeypatch):
+    made = replace(blocky(kind), drafters={})
+    made.model.float()
+    chosen = replace(DEMO, prompts=tuple(prompts.Prompt(c, c) for c in captions_of(kind)))
+    plan = drafter.Plan("any", chosen, 2, 1, 3e-3, 0, recipe="dflash", block=3, layers=2, causal=kind == "janus")
+    monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: made)
+    drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
+    drafted, name = with_drafter(made, str(tmp_path / "out"))
+    net = drafted.drafters["dflash"]
+    assert (name, net.block, len(net.layers), net.causal) == ("dflash", 3, 2, kind == "janus")
+    torch.manual_seed(0)
+    fresh = DFlash.untrained(made.model, 3, 2).state_dict()
+    for key in ("mask", "fc.weight", "layers.1.attention.q_norm.weight", "norm.weight"):
+        assert not torch.equal(torch.load(tmp_path / "work/dflash.pt")["model"][key], fresh[key])
+    engine.generate(build(drafted, method("dflash", depth=2)), captions_of(kind), max_steps=3)
+    with pytest.raises(UserError, match=r"other settings \(start, sizes\)"):
+        drafter.train(replace(plan, block=4), "cpu", tmp_path / "work", tmp_path / "o")
+    with pytest.raises(UserError, match="holds a drafter of another kind than eagle-1"):
+        drafter.train(replace(plan, start=tmp_path / "out", recipe="eagle-1"), "cpu", tmp_path / "w", tmp_path / "o2")
