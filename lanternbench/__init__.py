@@ -11,7 +11,7 @@ if "torch" not in sys.modules:
     # it waits for, where other processes are busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["load", "load_run"]
 
 if TYPE_CHECKING:

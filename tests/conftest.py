@@ -20,7 +20,8 @@ from lanternbench.metrics.files import Weights
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+ROOT = Path(__file__).resolve().parents[1]
+DATA, SHARED = ROOT / "tests" / "data", ROOT.parent / "shared"
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
@@ -84,17 +85,27 @@ def target() -> Target:
     return tiny.load()
 
 
-def two_layers(device: str = "cpu") -> Target:
-    """The embedded target's first two layers, in float64: no draw hangs on how a sum of many rows is rounded."""
-    target = tiny.load(device=device, dtype=torch.float64)
+def two_layers(device: str = "cpu", side: int = 16, dtype: torch.dtype = torch.float64) -> Target:
+    """The embedded target's first two layers; in float64 no draw hangs on how a sum of many rows is rounded.
+
+    ``side``: image tokens a side, at the places of the first ones of a whole image.
+    """
+    target = tiny.load(device=device, dtype=dtype)
     target.model.layers = target.model.layers[:2]
-    target.model.config = replace(target.model.config, n_layer=2)
+    target.model.config = replace(target.model.config, n_layer=2, grid=side)
+    target.drafters["model"].config = replace(target.drafters["model"].config, grid=side)
     return target
 
 
 @pytest.fixture(scope="session")
 def shallow() -> Target:
     return two_layers()
+
+
+@pytest.fixture(scope="session")
+def shallow_8x8() -> Target:
+    """As ``shallow``, with images of 8 × 8 tokens: for what can be seen on a quarter of the steps."""
+    return two_layers(side=8)
 
 
 @pytest.fixture

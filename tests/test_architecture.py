@@ -17,8 +17,8 @@ from lanternbench.methods.method import method
 ROOT = Path(lanternbench.__file__).parent
 # a package may import those before it; equal numbers do not import each other
 LAYERS = {"utils": 0, "models": 1, "prompts": 1, "metrics": 2, "engine": 2, "methods": 3, "measure": 4, "costs": 4}
-LAYERS |= {"lossless": 5, "training": 5, "profile": 5, "experiment": 6, "report": 7}
-LAYERS |= {"tune": 8, "predict": 8, "doctor": 8, "cli": 9}
+LAYERS |= {"lossless": 5, "training": 5, "profile": 5, "experiment": 6, "imported": 7, "report": 7}
+LAYERS |= {"suite": 8, "tune": 8, "predict": 8, "doctor": 8, "cli": 9}
 LONG_FILES: set[str] = set()  # over 400 lines, with a reason beside each
 
 
@@ -120,7 +120,7 @@ def test_functions_have_few_parameters():
 
 def test_engine_and_methods_ask_no_component_for_its_type():
     """What remains asks about tensors, numbers and nestings of them, never about a component."""
-    allowed = {"Tensor", "PerPrompt", "DecoderCache", "slice", "Tensor | int", "str", "float", "list", "dict"}
+    allowed = {"Tensor", "PerPrompt", "DecoderCache", "slice", "Tensor | int", "str", "float", "list", "tuple", "dict"}
     asked = []
     for name, tree in FILES.items():
         if name.startswith(("lanternbench.engine", "lanternbench.methods")):

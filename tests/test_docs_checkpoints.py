@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from conftest import ROOT
 
 from lanternbench.registry import components
 
-ROOT = Path(__file__).parents[1]
 DOC = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
 HEADINGS = {"llamagen": "LlamaGen", "chameleon": "Anole", "janus": "Janus", "emu3": "Emu3"}
 HEADINGS |= {"transformers": "Any model that transformers runs"}

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_PROSE = (
     r"<!-- (\w+): begin -->.*?<!-- \1: end -->",

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-ROOT = Path(__file__).parents[1]
 SECTIONS = {
     "An acceptance rule": "ours_rule",
     "A residual": "ours_residual",
@@ -90,7 +90,8 @@ def test_verify_judges_ours_by_enumeration(installed, tmp_path):
     code = (
         "import json\n"
         "from lanternbench import lossless\n"
-        "lossless.WORLDS, lossless.DECODES = lossless.WORLDS[:3], 500\n"
+        "lossless.WORLDS, lossless.DECODES = lossless.WORLDS[2:3], 200\n"
+        "lossless.TREES = lossless.WINDOWS = (2, 3, 'dense')\n"
         "rows = lossless.verify_all(['lookup', 'eagle-fan', 'eagle-peak'])\n"
         "print(json.dumps([row._asdict() for row in rows]))\n"
     )

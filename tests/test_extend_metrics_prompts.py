@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from PIL import Image
-
-ROOT = Path(__file__).parents[1]
 
 
 def example(section: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import mistake
+from conftest import ROOT, mistake
 from fake_device import THERE, Apart
 
 from benchmarks.gpu import bars, report, shapes
@@ -24,8 +24,6 @@ from lanternbench.doctor import gpu_check
 from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.utils.graph_capture import Graphs
-
-ROOT = Path(__file__).parents[1]
 
 
 class Stood(Rehearsal):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pandas as pd
 import pytest
+from conftest import DATA, ROOT
 
 import lanternbench
 from lanternbench.errors import UserError
 
-DOC = Path(__file__).parents[1] / "docs" / "python.md"
-RUN = Path(__file__).parent / "data" / "run_of_flat_figures"
+DOC = ROOT / "docs" / "python.md"
+RUN = DATA / "run_of_flat_figures"
 
 
 def test_every_block_of_the_page_runs_in_a_fresh_folder(tmp_path, monkeypatch, capsys):

@@ -9,10 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 import lanternbench
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +32,13 @@ def test_the_wheel_finds_its_sweeps_prompts_and_weights_outside_the_repository(i
     environment = os.environ | {"PYTHONPATH": str(installed / "site")}
     code = (
         "from pathlib import Path; import lanternbench; from lanternbench.experiment import sweep_file\n"
-        "print(lanternbench.__file__, len(sweep_file.read(Path('configs/demo.yaml'))[0].methods()))"
+        "from lanternbench.suite import leaderboard, protocol\n"
+        "methods = sweep_file.read(Path('configs/demo.yaml'))[0].methods()\n"
+        "print(lanternbench.__file__, len(methods), len(protocol.names()), len(leaderboard.html_page([])) > 1000)"
     )
     options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 600}
     where = subprocess.run([sys.executable, "-c", code], **options).stdout.split()
-    assert where == [str(installed / "site" / "lanternbench" / "__init__.py"), "7"]
+    assert where == [str(installed / "site" / "lanternbench" / "__init__.py"), "7", "6", "True"]
     command = [sys.executable, "-m", "lanternbench", "run", "-m", "cool-sd", "-n", "1", "--no-baseline"]
     done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,21 @@ ROOT = Path(__file__).parents[1]
 Rows = Iterator[tuple[str, ...]]
 # in the order of a first reading; a command that is not here comes last
 ORDER = (
-    *("run", "sweep", "report", "score", "compare", "predict", "tune", "profile", "verify"),
+    *(
+        "run",
+        "sweep",
+        "report",
+        "score",
+        "import_",
+        "compare",
+        "suite",
+        "submit",
+        "leaderboard",
+        "predict",
+        "tune",
+        "profile",
+        "verify",
+    ),
     *("methods", "targets", "metrics", "fetch", "prompts", "doctor", "codebook"),
 )
 # fields of the state that proposals, trees and rules may read, and what those are that the code gives no comment
@@ -57,11 +71,15 @@ def methods() -> Rows:
 
 
 def targets() -> Rows:
+    """A row per family: its targets, and the tokens of their images."""
     from lanternbench.models.catalogue import catalogue
+    from lanternbench.models.grids import written
 
-    yield "target", "what it is, and its tokens"
+    yield "family", "targets, and rows × columns of tokens"
+    families: dict[str, list[str]] = {}
     for name, entry in catalogue().items():
-        yield f"`{name}`", re.sub(r", text to image| tokens of [\d,]+( in rows with ends)?|;.*", "", entry.about)
+        families.setdefault(entry.family, []).append(f"`{name}` {written(entry.shape['grid'])}")
+    yield from ((family, ", ".join(names)) for family, names in families.items())
 
 
 def commands() -> Rows:

@@ -18,7 +18,7 @@ from lanternbench.cli import codebook_cmd as codebook
 from lanternbench.cli import compare_cmd as compare
 from lanternbench.cli import doctor_cmd as doctor
 from lanternbench.cli import fetch_cmd as fetch
-from lanternbench.cli import interrupts
+from lanternbench.cli import import_cmd, interrupts
 from lanternbench.cli import methods_cmd as methods
 from lanternbench.cli import metrics_cmd as metrics
 from lanternbench.cli import predict_cmd as predict
@@ -28,6 +28,7 @@ from lanternbench.cli import report_cmd as report
 from lanternbench.cli import run_cmd as run
 from lanternbench.cli import runs_cmd as runs
 from lanternbench.cli import score_cmd as score
+from lanternbench.cli import suite_cmd as suite
 from lanternbench.cli import sweep_cmd as sweep
 from lanternbench.cli import targets_cmd as targets
 from lanternbench.cli import train_cmd as train
@@ -88,12 +89,13 @@ COMMANDS: list[Callable[..., None]] = [
         codebook.codebook,
         verify.verify,
     ),
+    *(import_cmd.import_, suite.suite, suite.submit, suite.leaderboard),
 ]
 for command in COMMANDS:
     if command.__name__ in TAKE_METHOD_OPTIONS:  # listed alone: see ``Commands``
         app.command(command.__name__, help=(inspect.getdoc(command) or "").partition("\n")[0])(lambda: None)
     else:
-        app.command(command.__name__)(command)
+        app.command(command.__name__.rstrip("_"))(command)
 for name, command in (("drafter", train.drafter), ("tiny", train.tiny)):
     train.app.command(name)(command)
 app.add_typer(train.app, name="train")

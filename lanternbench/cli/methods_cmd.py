@@ -66,22 +66,27 @@ def _row(name: str, preset: Preset, made: Method) -> dict[str, Any]:
 def option_rows(made: Method, preset: Preset, target: str | None = None) -> list[dict[str, str]]:
     """Of each option that a method reads: flag, symbol in labels, default, whose default it is, bounds, meaning.
 
-    With a target: its default there, and the published source of it where there is one.
+    With a target: the default that it resolves to there, and the published source of that where there is one.
     """
     from lanternbench.methods.defaults import default_of
     from lanternbench.methods.method import fields_of, flag, symbol
+    from lanternbench.models.entries import entry, family
 
+    of_target = family(entry(target).family).options(entry(target)) if target else {}
     fields, rows = fields_of(made.parts), []
-    for name, value in made.read.items():
+    for name, value in (made.resolve(of_target) if target else made).read.items():
         rules = [(sign, getattr(rule, kind, None)) for rule in fields[name].metadata for kind, sign in _SIGNS.items()]
         limits = ", ".join(f"{sign} {bound}" for sign, bound in rules if bound is not None)
         choices = get_args(fields[name].annotation) if get_origin(fields[name].annotation) is Literal else ()
         meaning = fields[name].description or ""
-        unset = "target" if "the target's" in meaning else "–"  # else the option is off
-        source = unset if value is None else "preset" if name in preset.options else "component"
-        shown = "–" if value is None else str(value)
+        open_ = fields[name].default is None and name not in preset.options
+        shown = "–" if value is None or (open_ and not value) else str(value)  # or the option is off
+        if open_ and shown == "–":
+            source = "target" if "the target's" in meaning and not target else "–"
+        else:
+            source = "preset" if name in preset.options else "target" if open_ and of_target else "component"
         stated = default_of(made.preset, preset.choices, flag(name), target) if target else None
-        if stated and (value is None or stated.says(value)):
+        if stated and stated.says(value):
             shown, source = stated.default.strip("`"), stated.source.replace("`", "")
         row = {"option": f"--{flag(name).replace('_', '-')}", "symbol": symbol(fields, name)}
         row |= {"default": shown, "source": source}

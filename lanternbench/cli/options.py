@@ -41,7 +41,8 @@ Prompts = Annotated[str, typer.Option("--prompts", help="demo, coco2017[:FILE], 
 MethodOption = Annotated[list[str] | None, typer.Option("--set", help="Any other option of the method, NAME=VALUE.")]
 RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Full size without files: speed alone.")]
 Simulate = Annotated[
-    float | None, typer.Option("--simulate-acceptance", help="Mean tokens a step that drafting methods yield.")
+    str | None,
+    typer.Option("--simulate-acceptance", help="Mean tokens a step to yield, or rates by position: 0.8,0.7,0.6."),
 ]
 Drafter = Annotated[
     str | None, typer.Option(help="A smaller target as drafter, or a file or folder with an EAGLE drafter.")

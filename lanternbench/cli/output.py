@@ -23,10 +23,11 @@ PAGE = 80  # columns
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout, NaN as null, and no sign that a terminal obeys."""
-    from lanternbench.utils.json_values import plain
+    """One JSON document on stdout, NaN as null, and no sign that a terminal obeys; an object says its version."""
+    from lanternbench.utils.json_values import plain, versioned
 
-    text = json.dumps(plain(value), ensure_ascii=False, indent=2, allow_nan=False)
+    found = versioned(value) if isinstance(value, dict) else plain(value)
+    text = json.dumps(found, ensure_ascii=False, indent=2, allow_nan=False)
     print(re.sub("[\x7f-\x9f]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
 

@@ -41,7 +41,7 @@ def profile(
     from lanternbench.profile import step_profile
     from lanternbench.utils.files import TRACE, check_writable
 
-    checked(
+    settings = checked(
         Decoding,
         dict(target=target, drafter=drafter, dtype=dtype, compile=compile_mode, random_weights=random_weights,
              simulate_acceptance=simulate_acceptance, temperature=temperature),
@@ -52,7 +52,7 @@ def profile(
     chosen = [method(n) for n in names]
     used = {m.choices.proposal for m in chosen}
     model = load_with_drafter(target, drafter, choose(device, threads), random_weights, dtype, used, compile_mode)
-    decoders = [build(model, m, temperature, simulate_acceptance=simulate_acceptance) for m in chosen]
+    decoders = [build(model, m, temperature, simulate_acceptance=settings.simulate_acceptance) for m in chosen]
     captions = prompts.captions_for(model.labels, num_prompts)
     with display("profiling"):
         limit = bandwidth(model.device)

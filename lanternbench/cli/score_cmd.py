@@ -89,6 +89,8 @@ def _export(layout: str, folder: Path, places: list[Path]) -> None:
         for sample in read_samples(place):
             if sample.image:
                 images.setdefault(sample.label, {}).setdefault(sample.prompt, []).append(place / sample.image)
+    if not images:
+        raise UserError(f"{', '.join(map(str, places))} has no images to export: name runs that drew some.")
     for label, name in folder_names(images).items():
         print(f"{one_line(label)}: {export(layout, images[label], folder / name)}")
 

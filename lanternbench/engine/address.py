@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.tree import MAX_DEPTH, Tree
+from lanternbench.engine.tree import MAX_DEPTH, Tree, additive
 from lanternbench.models.decoder import prefix_mask
 
 
@@ -55,7 +55,6 @@ class Layout:
     slot_of: Tensor  # the same on the device
     row_end_after: tuple[bool, ...]  # does a row end follow the n-th image token?
     row_end_of: Tensor  # the same on the device
-    length: int  # image tokens
     capacity: int  # slots of the cache
     lag: int  # rotary positions minus slots
     width: int  # image tokens a row where row ends follow, else 0
@@ -80,12 +79,7 @@ def raster(length: int, width: int, before: int, lag: int, capacity: int, device
     ends = tuple(bool(width) and 0 < n < length and n % width == 0 for n in range(count))
     tables = (torch.tensor(x, device=device) for x in (slots, ends))
     slot_of, row_end_of = tables
-    return Layout(slots, slot_of, ends, row_end_of, length, capacity, lag, width)
-
-
-def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Bool mask -> 0 where visible, −∞ elsewhere."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+    return Layout(slots, slot_of, ends, row_end_of, capacity, lag, width)
 
 
 @cache

@@ -46,7 +46,7 @@ class SpeculativeDecoder:
     proposer: Proposal
     rule: AcceptanceRule
     residual: Residual
-    rates: Tensor | None = None  # [D + 1], where acceptance is simulated
+    rates: Tensor | None = None  # [D + 1, D] where acceptance is simulated: ``simulation.reach``
     recordings: Recordings = field(default_factory=Recordings)
     step: Step | None = None  # in place of ``step`` below, for an order other than raster
 
@@ -93,17 +93,17 @@ def _generate(
 ) -> list[Generation]:
     began = perf_counter()
     seeds = [row_seed(seed, key, decoder.method.key) for key in (keys or captions)]
-    state, drafting = begin(decoder, captions, seeds, trace)
+    state, proposer_state = begin(decoder, captions, seeds, trace)
     state.clock.start()  # waits for the device
     log, tokens = Log(state), state.batch  # the prefill gives each its first token
     encode_s = perf_counter() - began
     advance = decoder.step or step
     while state.active and state.steps != max_steps:
         if prompts := state.unfinished():
-            drafting = select(drafting, prompts, state.batch)
+            proposer_state = select(proposer_state, prompts, state.batch)
             state.select(prompts)
-        sizes = decoder.proposer.sizes(drafting)
-        drafting, result = advance(decoder, state, drafting)
+        sizes = decoder.proposer.sizes(proposer_state)
+        proposer_state, result = advance(decoder, state, proposer_state)
         log.note(state, sizes or ((result.draft.tree.max_depth, result.draft.tree.nodes),) * state.batch)
         if on_step is not None:
             tokens += sum(state.now.last.advance.host or ())
@@ -120,18 +120,18 @@ def _generate(
     return log.generations(state, encode_s, decode_s)
 
 
-def step(decoder: SpeculativeDecoder, state: DecodeState, drafting: Any) -> tuple[Any, StepResult]:
+def step(decoder: SpeculativeDecoder, state: DecodeState, proposer_state: Any) -> tuple[Any, StepResult]:
     """One target forward that verifies a draft tree and commits at least one token per unfinished prompt.
 
     ``drafting``: the proposer's state.  Each phase is launched, or replayed as one CUDA graph.
     """
     run, bucket = launch, None
     if state.recorded:
-        run, bucket = decoder.recordings.replay, decoder.proposer.bucket(drafting)
+        run, bucket = decoder.recordings.replay, decoder.proposer.bucket(proposer_state)
     u = state.step_uniforms(decoder.rule.by_position)
 
-    def propose(state: DecodeState, drafting: Any, u: Tensor) -> Draft:
-        return decoder.proposer.draft(state, drafting, u)
+    def propose(state: DecodeState, proposer_state: Any, u: Tensor) -> Draft:
+        return decoder.proposer.draft(state, proposer_state, u)
 
     def verify(
         state: DecodeState, draft: Draft, states: TreeStates, q: Tensor, u: Uniforms
@@ -141,13 +141,13 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, drafting: Any) -> tupl
             result = simulate(draft, result, decoder.rates, u.verify[:, -1])
         return result, plan_commit(state, draft, result, states)
 
-    draft = run(state, "draft", bucket, propose, drafting, u.draft)
+    draft = run(state, "draft", bucket, propose, proposer_state, u.draft)
     states, q, health = run(state, "verify", None, check, draft)
     state.health += health
     result, plan = run(state, "commit", None, verify, draft, states, q, u)
     commit(state, draft, result, q, plan)
     done = StepResult(draft, q, result, plan.length - plan.advance, u)
-    return decoder.proposer.update(state, drafting, done), done
+    return decoder.proposer.update(state, proposer_state, done), done
 
 
 def launch(state: DecodeState, name: str, bucket: Hashable, work: Work, *arguments: Any) -> Any:

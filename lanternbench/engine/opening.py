@@ -124,9 +124,9 @@ def open_cache(
         cache = DecoderCache(run, config, layout, rows, rope, like)
     else:  # recordings have addresses of memory: caches of one size share it, whatever the length of their prompts
         if key not in graphs.caches:
-            own = replace(layout, slot_of=layout.slot_of.clone())
-            made = graphs.caches[key] = DecoderCache(run, config, own, rows, rope, like)
-            made.pads = torch.zeros(rows, 1, 1, capacity, dtype=like.dtype, device=like.device)
+            unshared = replace(layout, slot_of=layout.slot_of.clone())
+            shared = graphs.caches[key] = DecoderCache(run, config, unshared, rows, rope, like)
+            shared.pads = torch.zeros(rows, 1, 1, capacity, dtype=like.dtype, device=like.device)
         cache = copy(graphs.caches[key])
         cache.net, cache.layout = run, replace(layout, slot_of=cache.layout.slot_of.copy_(layout.slot_of))
         cache.reset()

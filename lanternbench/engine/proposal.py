@@ -41,12 +41,12 @@ class Drafter:
         """``max_nodes``: how many nodes one step expands at most."""
         return ()
 
-    def root(self, state: DecodeState, memory: Any) -> tuple[Tensor, Any]:
+    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Any]:
         """Read the tokens of the last commit -> guided logits [B, V] after the last of them, and a cursor."""
         raise NotImplementedError
 
     def expand(
-        self, state: DecodeState, memory: Any, cursor: Any, tokens: Tensor, parent: Tensor | None,
+        self, state: DecodeState, drafter_state: Any, cursor: Any, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, Any]:  # fmt: skip
         """See ``Expand``; also returns the cursor for the next call."""
@@ -70,15 +70,15 @@ class Growing(Component):
         """The initial state, after the target's prefill (``state.prefix_states`` [R, P, (1 + aux) · dim])."""
         return ()
 
-    def update(self, state: DecodeState, memory: Any, result: StepResult) -> Any:
+    def update(self, state: DecodeState, proposer_state: Any, result: StepResult) -> Any:
         """The next state; called once after each commit, of a tree policy where ``begin`` gives a state."""
-        return memory
+        return proposer_state
 
-    def sizes(self, memory: Any) -> PerPrompt | None:
+    def sizes(self, proposer_state: Any) -> PerPrompt | None:
         """The requested ``Size`` of each prompt's next tree; None where it is always that of the draft tree."""
         return None
 
-    def bucket(self, memory: Any) -> Hashable:
+    def bucket(self, proposer_state: Any) -> Hashable:
         """A key for the shapes of the next draft where they change between steps; None where they are fixed."""
         return None
 
@@ -100,7 +100,7 @@ class TreePolicy(Growing):
         """Its plain definition; None where it has none."""
         return None
 
-    def grow(self, state: DecodeState, memory: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+    def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         """logits [B, V] after the root, u [B, uniforms] -> a tree."""
         raise NotImplementedError
 
@@ -157,13 +157,13 @@ class Proposal(Growing):
             f"the proposal '{choices.proposal}' drafts with tree {' or '.join(self.tree_names)}, not '{choices.tree}'"
         )
 
-    def draft(self, state: DecodeState, memory: Any, u: Tensor) -> Draft:
+    def draft(self, state: DecodeState, proposer_state: Any, u: Tensor) -> Draft:
         """The next draft tree, from uniforms u [B, uniforms]."""
         raise NotImplementedError
 
-    def canonical(self, memory: Any) -> Any:
+    def canonical(self, proposer_state: Any) -> Any:
         """The state with unused entries set to zero, so that equivalent states compare equal."""
-        return memory
+        return proposer_state
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
         """Nodes read by each forward of the drafter after the first one, for a tree of this size."""

@@ -23,7 +23,7 @@ class Recordings:
     """The recorded phases of one decoder; they outlive a decode."""
 
     def __init__(self) -> None:
-        self.made: dict[Hashable, tuple[Replay, Any]] = {}
+        self.replays: dict[Hashable, tuple[Replay, Any]] = {}
         self.static: dict[int, Tensor] = {}  # outputs of recordings by id; the next phase reads them in place
 
     def replay(self, state: DecodeState, name: str, bucket: Hashable, work: Work, *arguments: Any) -> Any:
@@ -44,35 +44,35 @@ class Recordings:
             *(x.shape if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | int)),
         )
         span, *longer = state.spans()
-        if (span, shape) not in self.made:  # with all longer spans, so that a timed decode records nothing
+        if (span, shape) not in self.replays:  # with all longer spans, so that a timed decode records nothing
             for other in (span, *longer):
-                if (other, shape) not in self.made:
-                    self.made[other, shape] = self._record(state, other, work, leaves, form)
-        recorded, found = self.made[span, shape]
+                if (other, shape) not in self.replays:
+                    self.replays[other, shape] = self._record(state, other, work, leaves, form)
+        recorded, result = self.replays[span, shape]
         recorded(inputs)
         state.clock.tick(name)
-        return found
+        return result
 
     def _record(self, state: DecodeState, span: int, work: Work, leaves: list[Any], form: Any) -> tuple[Replay, Any]:
         assert state.target.graphs is not None
-        made: list[Any] = []
+        flat_outputs: list[Any] = []
         forms: list[Any] = []
 
         def flat(*inputs: Tensor) -> list[Tensor]:
             given = iter(inputs)
             now, arguments = tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in leaves], form)
             with state.clock.paused():
-                made[:], form_made = tree_flatten(work(state.at(unknown(now, span)), *arguments))
-            forms[:] = [form_made]
-            return [x for x in made if isinstance(x, Tensor)]
+                flat_outputs[:], output_form = tree_flatten(work(state.at(unknown(now, span)), *arguments))
+            forms[:] = [output_form]
+            return [x for x in flat_outputs if isinstance(x, Tensor)]
 
         inputs = [x for x in leaves if isinstance(x, Tensor)]
         with state.clock.aside("other"):
             replay = Replay(state.target.graphs.record, flat, inputs, self.static)
         outputs = iter(replay(inputs))
-        found = tree_unflatten([next(outputs) if isinstance(x, Tensor) else x for x in made], forms[0])
-        self.static |= {id(x): x for x in tree_leaves(found) if isinstance(x, Tensor)}
-        return replay, found
+        result = tree_unflatten([next(outputs) if isinstance(x, Tensor) else x for x in flat_outputs], forms[0])
+        self.static |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
+        return replay, result
 
 
 def unknown(now: Progress, span: int | None) -> Progress:

@@ -74,15 +74,16 @@ class Group(NamedTuple):
     ends: bool | Tensor = False
 
 
+Groups = tuple[Group, ...]
 ROOT = (Group(1),)  # the root, whose own slot is before those of this step
 
 
-def filled(groups: tuple[Group, ...]) -> int:
+def filled(groups: Groups) -> int:
     """Slots that a drafter has filled after the committed tokens in this step."""
     return sum(g.nodes * (1 + (g.ends is not False)) for g in groups) - 1
 
 
-def spread(visible: Tensor | None, groups: tuple[Group, ...]) -> Tensor | None:
+def spread(visible: Tensor | None, groups: Groups) -> Tensor | None:
     """A mask over drafted nodes, additive [b, m, nodes], -> over the slots of this step.
 
     Whoever attends to a node attends to the row end after it; None: to everything.
@@ -104,85 +105,66 @@ def spread(visible: Tensor | None, groups: tuple[Group, ...]) -> Tensor | None:
     return torch.cat([part.expand(most, -1, -1) for part in parts], -1)
 
 
-def append(
-    cache: DecoderCache,
-    x: Tensor,
-    before: Callable[[Tensor], Tensor] | None,
-    row_end: RowEnd,
-    lengths: Lengths,
-    new: Lengths,
-) -> tuple[Tensor, tuple[Group, ...]]:
-    """The ``new`` last tokens of every prompt, x [R, A, dim], and the row ends before and after them.
+class RowEnds(NamedTuple):
+    """What a drafter's forwards over row ends need in one step."""
 
-    ``before``: like x -> the inputs of row ends before each token; None after the prompt, where there are none.
-    Returns the states [R, 1, dim] that predict the next token.
-    """
-    layout, n = cache.layout, x.shape[1]
-    count = new
-    if lengths.host is not None and new.host is not None:
-        slots = layout.slots
-        fresh = tuple(slots[m] - slots[m - c] for m, c in zip(lengths.host, new.host, strict=True))
-        if fresh == new.host:
-            before = None  # no row end lies before any of the new tokens
-        count, n = new._replace(host=fresh), max(fresh)
-    elif before is not None:
-        n = n + 1 + n // layout.width
-    if before is None:
-        at = append_address(layout, lengths, new, n)
-    else:
-        start = lengths.device - new.device
-        base = layout.slot_of[start] + 1
-        slot = base[:, None] + torch.arange(n, device=x.device)
-        token, is_end = token_in(slot - layout.slot_of[1], layout.width)
-        index = (token - start[:, None]).clamp(0, x.shape[1] - 1)
-        ends = cache.states_at(before(x), index)
-        x = torch.where(cache.per_row(is_end)[..., None], ends, cache.states_at(x, index))
-        at = entries_address(layout, lengths, base, 0, n, slot + layout.lag, causal(n, x.device))
-        count = count._replace(device=layout.slot_of[lengths.device] - layout.slot_of[start])
-    states = cache.forward_last(x, at, count)
-    return after_row_ends(cache, states, ROOT, None, 0, row_end, lengths)
+    cache: DecoderCache
+    row_end: RowEnd
+    lengths: Lengths
 
+    def append(self, x: Tensor, before: Callable[[Tensor], Tensor] | None, new: Lengths) -> tuple[Tensor, Groups]:
+        """The ``new`` last tokens of every prompt, x [R, A, dim], and the row ends before and after them.
 
-def level(
-    cache: DecoderCache,
-    x: Tensor,
-    groups: tuple[Group, ...],
-    visible: Tensor | None,
-    depth: int,
-    row_end: RowEnd,
-    lengths: Lengths,
-) -> tuple[Tensor, tuple[Group, ...]]:
-    """Drafted nodes x [R, m, dim] at ``depth`` -> their states, or those at the row ends after them."""
-    groups = (*groups, Group(x.shape[1]))
-    first = filled(groups) - x.shape[1]
-    at = level_address(cache.layout, lengths, first, x.shape[1], depth, spread(visible, groups))
-    return after_row_ends(cache, cache.forward(x, at), groups, visible, depth, row_end, lengths)
+        ``before``: like x -> the inputs of row ends before each token; None after the prompt, where there are none.
+        Returns the states [R, 1, dim] that predict the next token.
+        """
+        cache, lengths, layout, n = self.cache, self.lengths, self.cache.layout, x.shape[1]
+        count = new
+        if lengths.host is not None and new.host is not None:
+            slots = layout.slots
+            fresh = tuple(slots[m] - slots[m - c] for m, c in zip(lengths.host, new.host, strict=True))
+            if fresh == new.host:
+                before = None  # no row end lies before any of the new tokens
+            count, n = new._replace(host=fresh), max(fresh)
+        elif before is not None:
+            n = n + 1 + n // layout.width
+        if before is None:
+            at = append_address(layout, lengths, new, n)
+        else:
+            start = lengths.device - new.device
+            base = layout.slot_of[start] + 1
+            slot = base[:, None] + torch.arange(n, device=x.device)
+            token, is_end = token_in(slot - layout.slot_of[1], layout.width)
+            index = (token - start[:, None]).clamp(0, x.shape[1] - 1)
+            ends = cache.states_at(before(x), index)
+            x = torch.where(cache.per_row(is_end)[..., None], ends, cache.states_at(x, index))
+            at = entries_address(layout, lengths, base, 0, n, slot + layout.lag, causal(n, x.device))
+            count = count._replace(device=layout.slot_of[lengths.device] - layout.slot_of[start])
+        return self._after(cache.forward_last(x, at, count), ROOT, None, 0)
 
+    def level(self, x: Tensor, groups: Groups, visible: Tensor | None, depth: int) -> tuple[Tensor, Groups]:
+        """Drafted nodes x [R, m, dim] at ``depth`` -> their states, or those at the row ends after them."""
+        groups = (*groups, Group(x.shape[1]))
+        first = filled(groups) - x.shape[1]
+        at = level_address(self.cache.layout, self.lengths, first, x.shape[1], depth, spread(visible, groups))
+        return self._after(self.cache.forward(x, at), groups, visible, depth)
 
-def after_row_ends(
-    cache: DecoderCache,
-    states: Tensor,
-    groups: tuple[Group, ...],
-    visible: Tensor | None,
-    depth: int,
-    row_end: RowEnd,
-    lengths: Lengths,
-) -> tuple[Tensor, tuple[Group, ...]]:
-    """The states [R, m, dim] at the last group's nodes -> those at their row ends, for prompts where these follow."""
-    layout, everywhere = cache.layout, False
-    if lengths.host is not None:
-        follow = [layout.row_end_after[n + depth] for n in lengths.host]
-        if not any(follow):
-            return states, groups
-        everywhere = all(follow)
-    follows = layout.row_end_of[lengths.device + depth]  # [B]
-    first, m = filled(groups), states.shape[1]
-    groups = (*groups[:-1], groups[-1]._replace(ends=everywhere or follows))
-    at = level_address(layout, lengths, first, m, depth, spread(visible, groups), past=1)
-    after = cache.forward(row_end(states, states), at)
-    if everywhere:
-        return after, groups
-    return torch.where(cache.per_row(follows)[:, None, None], after, states), groups
+    def _after(self, states: Tensor, groups: Groups, visible: Tensor | None, depth: int) -> tuple[Tensor, Groups]:
+        """The states [R, m, dim] at the last group's nodes -> those at their row ends, where prompts have these."""
+        cache, lengths, layout, everywhere = self.cache, self.lengths, self.cache.layout, False
+        if lengths.host is not None:
+            follow = [layout.row_end_after[n + depth] for n in lengths.host]
+            if not any(follow):
+                return states, groups
+            everywhere = all(follow)
+        follows = layout.row_end_of[lengths.device + depth]  # [B]
+        first, m = filled(groups), states.shape[1]
+        groups = (*groups[:-1], groups[-1]._replace(ends=everywhere or follows))
+        at = level_address(layout, lengths, first, m, depth, spread(visible, groups), past=1)
+        after = cache.forward(self.row_end(states, states), at)
+        if everywhere:
+            return after, groups
+        return torch.where(cache.per_row(follows)[:, None, None], after, states), groups
 
 
 def token_in(slot: Tensor, width: int) -> tuple[Tensor, Tensor]:

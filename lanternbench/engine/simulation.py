@@ -1,10 +1,13 @@
-"""Simulated acceptance: accepted lengths are drawn to a given mean while every forward is really computed.
+"""Simulated acceptance: accepted lengths are drawn to a given mean, or to rates by position, in otherwise real steps.
 
 With random weights, whose drafts are never accepted, it shows what a method would gain on this machine: the time of
 every step is real, the number of tokens that it commits is not.
 """
 
 from __future__ import annotations
+
+from itertools import accumulate
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -28,6 +31,18 @@ def level_rates(tau: float, depth: int) -> Tensor:
     return torch.tensor([_rate(tau, d) for d in range(depth + 1)])
 
 
+def reach(asked: float | list[float], depth: int) -> Tensor:
+    """P(a draft of depth D has d levels accepted), D = 0 … ``depth``, d = 1 … ``depth``: [depth + 1, depth].
+
+    asked: the mean tokens a step τ, as ``level_rates``; or P(level d accepted | those before it were) for d = 1, 2, …,
+    whose last holds for all deeper levels.
+    """
+    if not isinstance(asked, list):
+        return level_rates(asked, depth)[:, None] ** torch.arange(1, depth + 1)
+    rates = [*asked, *[asked[-1]] * (depth - len(asked))][:depth]
+    return torch.tensor([*accumulate(rates, mul)], dtype=torch.float32).expand(depth + 1, -1)
+
+
 def _rate(tau: float, depth: int) -> float:
     low, high = 0.0, 1.0
     for _ in range(60):
@@ -37,14 +52,13 @@ def _rate(tau: float, depth: int) -> float:
 
 
 def simulate(draft: Draft, result: VerifyResult, rates: Tensor, u: Tensor) -> VerifyResult:
-    """Replace the accepted path by one of random length, P(length ≥ d) = a^d, from uniforms u [B].
+    """Replace the accepted path by one of random length, P(length ≥ d) by ``reach``, from uniforms u [B].
 
     The path leads to the first of each tree's deepest nodes; the token that ends the step stays the same.
     """
     depth = draft.tree.depth.expand_as(draft.tokens)
     deepest = depth.amax(1)
-    reach = torch.arange(1, result.path.shape[1], device=u.device)  # 1 … D
-    passed = (u[:, None] < rates[deepest][:, None] ** reach).sum(1)
+    passed = (u[:, None] < rates[deepest, : result.path.shape[1] - 1]).sum(1)
     accepted = torch.minimum(passed, deepest)
     path = path_to(draft.tree, depth.argmax(1))
     columns = torch.arange(path.shape[1], device=u.device)

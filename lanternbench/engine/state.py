@@ -6,20 +6,19 @@ B prompts, R rows (2B with guidance), L image tokens, P prefix slots, N tree nod
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lanternbench.engine import row_ends
-from lanternbench.engine.address import Lengths, additive, tree_address
+from lanternbench.engine.address import Lengths, tree_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt, select
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
-from lanternbench.engine.tree import Draft, StaticTree
+from lanternbench.engine.tree import Draft, additive
 from lanternbench.engine.verify import Uniforms, VerifyResult
 from lanternbench.models.target import Prefix, Target
 
@@ -178,23 +177,12 @@ def forward(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor]:
         node, after = cache.forward(x, row_ends.tree_address(cache.layout, length, tree, follows)).chunk(2, 1)
         states = TreeStates(torch.where(cache.per_row(follows)[..., None], after, node), node)
     else:
-        at = tree_address(cache.layout, length, tree, ancestor_mask(draft), draft.is_chain)
+        mask = additive(tree.ancestors) if draft.static is None else draft.static.mask
+        at = tree_address(cache.layout, length, tree, mask, draft.is_chain)
         states = TreeStates(cache.forward(x, at))
     logits = state.logits(states.next)
     state.clock.tick("verify")
     return states, state.warp(logits)
-
-
-def ancestor_mask(draft: Draft) -> Tensor | None:
-    """Additive [b, N, N], None for a lone root; made once for a static tree."""
-    if draft.static is not None:
-        return static_mask(draft.static)
-    return additive(draft.tree.ancestors)
-
-
-@lru_cache(maxsize=64)
-def static_mask(static: StaticTree) -> Tensor | None:
-    return None if static.tree.nodes == 1 else additive(static.tree.ancestors)
 
 
 def plan_commit(state: DecodeState, draft: Draft, result: VerifyResult, states: TreeStates) -> CommitPlan:

@@ -65,6 +65,7 @@ class StaticTree:
     ranks: tuple[Rank, ...]  # first children, second children, …
     sizes: Tensor  # [1, N] number of children of every node
     paths: Paths  # of every node but the root, ranks from the root
+    mask: Tensor | None  # additive [1, N, N] of ``ancestors``, None for a lone root
 
     @property
     def is_chain(self) -> bool:
@@ -92,6 +93,11 @@ class Draft(NamedTuple):
     def is_chain(self) -> bool:
         """Is it one chain for every prompt, so that a node's id is its depth?  A lone root is."""
         return self.static is not None and (self.static.is_chain or self.static.tree.nodes == 1)
+
+
+def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Bool mask -> 0 where visible, −∞ elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
 def from_paths(paths: Paths) -> StaticTree:
@@ -128,7 +134,8 @@ def from_paths(paths: Paths) -> StaticTree:
     inner_index[ids] = torch.arange(len(inner))
     by_rank = tuple(Rank((c >= 0).nonzero()[:, 0], c[c >= 0]) for c in children[0, ids].T)
     tree = Tree(torch.tensor([[len(p) for p in index]]), children, ancestors[None], deepest)
-    return StaticTree(tree, tuple(levels), inner, ids, inner_index, by_rank, (children >= 0).sum(-1), tuple(nodes))
+    sizes, mask = (children >= 0).sum(-1), additive(tree.ancestors) if nodes else None
+    return StaticTree(tree, tuple(levels), inner, ids, inner_index, by_rank, sizes, tuple(nodes), mask)
 
 
 def chain(length: int) -> StaticTree:

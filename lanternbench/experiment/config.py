@@ -34,7 +34,7 @@ class Decoding(BaseModel):
     dtype: Literal["float32", "bfloat16"] | None = None
     compile: Literal["eager", "graphs"] | None = None
     random_weights: bool = False
-    simulate_acceptance: float | None = Field(None, ge=1, le=64)
+    simulate_acceptance: float | list[float] | None = None
     prompts: str = "demo"
     seed: int = Field(0, ge=0, le=MAX_SEED)
     temperature: float = Field(1.0, ge=0, le=MAX_TEMPERATURE)
@@ -51,6 +51,21 @@ class Decoding(BaseModel):
             raise ValueError("must not have control characters")
         return value
 
+    @field_validator("simulate_acceptance", mode="before")
+    @classmethod
+    def _mean_or_rates(cls, value: Any) -> Any:
+        """The mean tokens a step, or acceptance rates by position such as 0.8,0.7,0.6."""
+        if isinstance(value, str):
+            rates = [float(x) for x in value.split(",")]
+            value = rates if len(rates) > 1 else rates[0]
+        if isinstance(value, list) and value:
+            good = all(type(x) in (int, float) and 0 <= x <= 1 for x in value)
+        else:
+            good = value is None or (isinstance(value, int | float) and 1 <= value <= 64)
+        if not good:
+            raise ValueError("must be a mean from 1 to 64 tokens a step, or rates from 0 to 1 such as 0.8,0.7,0.6")
+        return value
+
     @field_validator("temperature")
     @classmethod
     def _greedy_is_zero(cls, value: float) -> float:
@@ -63,6 +78,7 @@ class Sweep(Decoding):
     """One sweep: methods that share target, prompts and clock.  ``method_specs`` are expanded by ``methods``."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,79}$")
+    suite: str | None = None  # name and hash of the protocol that it follows
     num_prompts: int | None = Field(8, ge=1, le=10**9)
     until_told_apart: bool = False
     caption: Literal["first", "longest", "random"] = "first"
@@ -138,7 +154,7 @@ class Sweep(Decoding):
 
     def record(self) -> dict[str, Any]:
         """The settings that determine the results: all but the name, and those that are switched off."""
-        optional = ("drafter", "dtype", "compile", "random_weights", "simulate_acceptance", "until_told_apart")
+        optional = ("drafter", "dtype", "compile", "random_weights", "simulate_acceptance", "until_told_apart", "suite")
         off = {k for k in optional if not getattr(self, k)} | ({"repeats"} if self.repeats == 1 else set())
         return self.model_dump(by_alias=True, exclude={"name"} | off, mode="json")
 
@@ -175,7 +191,7 @@ def checked(kind: type[Settings], values: dict[str, Any], where: str = "the comm
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the file"
         if first["type"] == "extra_forbidden":
-            fields = ", ".join("methods" if f == "method_specs" else f for f in kind.model_fields)
+            fields = ", ".join("methods" if f == "method_specs" else f for f in kind.model_fields if f != "suite")
             raise UserError(f"{where} has no setting '{field}': the settings are {fields}") from None
         raise UserError(f"{where}: '{field}' is wrong ({first['msg']}); correct it") from None
     except TypeError:

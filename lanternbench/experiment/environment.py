@@ -19,7 +19,7 @@ def environment() -> dict[str, Any]:
     """
     return {
         "lanternbench": _version("lanternbench"),
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": _version("transformers"),
@@ -49,7 +49,7 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip()
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """Commit of this checkout, with "+changes" when files differ; None for an installed package."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():  # else git would answer for a project that merely contains our environment

@@ -29,7 +29,7 @@ from lanternbench.measure.samples import Sample, image_name
 from lanternbench.measure.summaries import Summary
 from lanternbench.measure.timing import setting_name, without_momentary
 from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, replacing, writing
-from lanternbench.utils.json_values import config_hash, differences, plain
+from lanternbench.utils.json_values import config_hash, differences, plain, versioned
 
 
 class RunFolder:
@@ -191,7 +191,7 @@ class RunFolder:
             with replacing(self.path / "tokens.safetensors", OUT) as file:
                 file.write(len(text).to_bytes(8, "little") + text)
                 shutil.copyfileobj(body, file, 2**20)
-        _write_json(self.path / "summary.json", plain(replace(summary, samples=samples_digest(self.path))))
+        _write_json(self.path / "summary.json", replace(summary, samples=samples_digest(self.path)))
 
     def close(self) -> None:
         """Give the folder back to other processes; calling it twice is harmless."""
@@ -263,8 +263,7 @@ def _append_whole(fd: int, line: bytes) -> None:
         raise
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+def _write_json(path: Path, value: Any) -> None:
+    text = json.dumps(versioned(value), indent=2, ensure_ascii=False, allow_nan=False)
     with replacing(path, OUT) as file:
-        file.write(
-            json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
-        )
+        file.write(text.encode("utf-8", "replace") + b"\n")

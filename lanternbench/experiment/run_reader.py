@@ -14,50 +14,30 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from lanternbench.errors import UserError
+from lanternbench.experiment.schema import RunFile
 from lanternbench.measure.samples import Sample
 from lanternbench.utils.files import open_file
+from lanternbench.utils.json_values import check_version
 
 _HASH = r"-[0-9a-f]{8}(-\d+)?"  # what a run's folder has after its name
-_KINDS = {
-    "config": dict,
-    "environment": dict,
-    "prompts": dict,
-    "target": dict,
-    "methods": list,
-    "resumed": list,
-    "left_out": list,
-}
-_TEXTS = ("target", "drafter", "dtype", "compile", "prompts")  # of a configuration, as are the numbers
-_NUMBERS = ("seed", "batch", "repeats", "num_prompts", "temperature", "top_k", "top_p", "guidance")
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """``run.json`` of a run folder. Raises UserError when there is none or it is damaged."""
+    """``run.json`` of a run folder. Raises UserError when there is none, it is damaged, or of a later version."""
     try:
         with open_file(Path(path) / "run.json") as file:
             run = json.loads(file.read())
         if not isinstance(run, dict):
             raise ValueError("no JSON object")
-        for name, kind in _KINDS.items():
-            if not isinstance(run.get(name, kind()), kind):
-                raise ValueError(f"'{name}' is no JSON {'object' if kind is dict else 'list'}")
-        if not all(isinstance(entry, dict) for name in ("methods", "resumed") for entry in run.get(name, [])):
-            raise ValueError("'methods' and 'resumed' must hold JSON objects")
-        kinds: tuple[tuple[tuple[str, ...], tuple[type, ...]], ...] = ((_TEXTS, (str,)), (_NUMBERS, (int, float)))
-        for names, allowed in kinds:
-            values = {name: run.get("config", {}).get(name) for name in names}
-            if wrong := [
-                name for name, value in values.items() if value is not None and not isinstance(value, allowed)
-            ]:
-                raise ValueError(f"the configuration's '{wrong[0]}' is no {'text' if str in allowed else 'number'}")
-        if (run.get("config", {}).get("seed") or 0) < 0:
-            raise ValueError("the configuration's 'seed' is negative")
+        check_version(run, f"{path}/run.json")
+        RunFile.model_validate(run)
     except OSError as error:
         raise UserError(
             f"{path} is no run folder (run.json: {error.strerror}): give a folder that `run` made."
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise UserError(f"{path}/run.json is damaged ({error}): restore it or start again with --fresh.") from None
+        why = reason(error) if isinstance(error, ValidationError) else error
+        raise UserError(f"{path}/run.json is damaged ({why}): restore it or start again with --fresh.") from None
     return run
 
 
@@ -84,7 +64,7 @@ def scan(path: Path) -> Iterator[Line]:
                 try:
                     found = Line(number, end, Sample.model_validate_json(line))
                 except ValidationError as error:
-                    found = Line(number, end, None, _reason(error))
+                    found = Line(number, end, None, reason(error))
                     if error.errors()[0]["type"] == "json_invalid":
                         doubtful = found
                 if not line.endswith(b"\n"):
@@ -97,7 +77,8 @@ def scan(path: Path) -> Iterator[Line]:
         raise UserError(f"cannot read {path} ({error.strerror}): make it readable.") from None
 
 
-def _reason(error: ValidationError) -> str:
+def reason(error: ValidationError) -> str:
+    """What is wrong first, and where."""
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     return f"{where}: {first['msg']}" if where else first["msg"]

@@ -30,6 +30,8 @@ def read(path: Path, changed: Mapping[str, Any] | None = None) -> list[Sweep]:
     if "prompts" in changed and changed["prompts"] != values.get("prompts"):
         values["name"] = f"{values['name']}+{prompts_name(str(changed['prompts']))}"[:80]
     values |= changed
+    if "suite" in values:
+        raise UserError(f"{path}: 'suite' is set by `lanternbench suite` alone; leave it out")
     if "methods" in values:
         values["methods"] = preset_file.expanded(values["methods"], path.parent)
     axes = {key: values[key] for key in AXES if isinstance(values.get(key), list)}

@@ -138,36 +138,38 @@ def parts_of(method: Method) -> tuple[Any, ...]:
 class OnTables(NamedTuple):
     """One world, enumerated."""
 
-    made: Enumerated
+    enumerated: Enumerated
     joint: Tensor  # [V ** L] the target's
     defined: list[Tensor] | None  # P(image after 1, 2, … steps) by the plain definition, if there is one
     loss: float  # and the fidelity loss
 
     @property
     def tv(self) -> float:
-        return 0.5 * float((self.made.images.sum(0) - self.joint).abs().sum())
+        return 0.5 * float((self.enumerated.images.sum(0) - self.joint).abs().sum())
 
     @property
     def lost(self) -> float:
         """How far the images' probabilities are from summing to 1; NaN if the target's are, too."""
-        missed, target = (abs(1 - float(x.nan_to_num().sum())) for x in (self.made.images, self.joint))
+        missed, target = (abs(1 - float(x.nan_to_num().sum())) for x in (self.enumerated.images, self.joint))
         return missed if target <= EXACT else math.nan
 
     @property
     def bias(self) -> float:
         """max |P(image) − P_target(image)|."""
-        return float((self.made.images.sum(0) - self.joint).abs().max())
+        return float((self.enumerated.images.sum(0) - self.joint).abs().max())
 
     def wrong(self, lossless: bool) -> float:
         """The largest deviation from the distribution and definition that a method must match."""
-        found = [self.bias, self.lost, self.made.loss] if lossless else [0.0]
-        return _worst(found + ([self.off, abs(self.made.loss - self.loss)] if self.defined is not None else []))
+        deviations = [self.bias, self.lost, self.enumerated.loss] if lossless else [0.0]
+        return _worst(
+            deviations + ([self.off, abs(self.enumerated.loss - self.loss)] if self.defined is not None else [])
+        )
 
     @property
     def off(self) -> float:
         """max |P(image, steps) − P_plain(image, steps)|."""
         assert self.defined is not None
-        images, steps = self.made.images, max(len(self.made.images), len(self.defined))
+        images, steps = self.enumerated.images, max(len(self.enumerated.images), len(self.defined))
         plain = torch.stack([*self.defined, *images.new_zeros(steps - len(self.defined), images.shape[1])])
         return float((F.pad(images, (0, 0, 0, steps - len(images))) - plain).abs().max())
 
@@ -180,43 +182,43 @@ def on_tables(method: Method, world: tuple[Any, ...], seed: int) -> OnTables:
     enumerate_all: Callable[..., Enumerated] = enumerate_rows if in_rows else enumerate_images
     method = few_drafts(method) if in_rows and tables.length > FEW else method
     with plugin_errors(*parts_of(method)):
-        made, spec = enumerate_all(tables, method), definition(with_small_sizes(method), tables)
+        enumerated, spec = enumerate_all(tables, method), definition(with_small_sizes(method), tables)
     if spec is None:
-        return OnTables(made, tables.joint(), None, math.nan)
+        return OnTables(enumerated, tables.joint(), None, math.nan)
     images, loss = decode_by_steps(tables.world(), spec)
-    return OnTables(made, tables.joint(), [tables.on_all_images(x) for x in images], loss)
+    return OnTables(enumerated, tables.joint(), [tables.on_all_images(x) for x in images], loss)
 
 
 def _on_tables(method: Method, seed: int, on_world: OnWorld | None) -> Iterator[Row]:
     """Every world is enumerated once; the rows say what was found in all of them."""
-    start, found = time.perf_counter(), []
-    worlds = WORLDS if method.choices.order == "raster" else ROWS
-    for i, world in enumerate(worlds):
+    start, worlds = time.perf_counter(), []
+    descriptions = WORLDS if method.choices.order == "raster" else ROWS
+    for i, world in enumerate(descriptions):
         if on_world is not None:
-            on_world(f"{method.label}: exact enumeration", i, len(worlds))
-        found.append(on_tables(method, world, seed + i))
-        if not found[-1].wrong(method.lossless) <= EXACT:
+            on_world(f"{method.label}: exact enumeration", i, len(descriptions))
+        worlds.append(on_tables(method, world, seed + i))
+        if not worlds[-1].wrong(method.lossless) <= EXACT:
             break  # no need to look further
-    seconds, count = time.perf_counter() - start, sum(len(one.joint) for one in found)
+    seconds, count = time.perf_counter() - start, sum(len(one.joint) for one in worlds)
 
     def row(check: str, value: float, detail: str) -> Row:
         return Row(method.label, f"tables: {check}", bool(value <= EXACT), value, EXACT, detail, seconds / len(rows))
 
     rows: list[tuple[str, float, str]] = []
-    losses = ", ".join(f"{one.tv:.3f} ≤ {one.made.loss:.3f}" for one in found)
+    losses = ", ".join(f"{one.tv:.3f} ≤ {one.enumerated.loss:.3f}" for one in worlds)
     if method.lossless:
-        off = [max(one.bias, one.lost) if one.lost == one.lost else math.nan for one in found]
+        off = [max(one.bias, one.lost) if one.lost == one.lost else math.nan for one in worlds]
         rows.append(("exact distribution", _worst(off), f"max |P − P_target| over {count} sequences"))
-        loss = _worst([one.made.loss for one in found])
+        loss = _worst([one.enumerated.loss for one in worlds])
         rows.append(("fidelity loss of a lossless method", loss, "Σ TV(q, K), computed as for any other"))
-    if found[0].defined is not None:
-        off = [one.off for one in found]
+    if worlds[0].defined is not None:
+        off = [one.off for one in worlds]
         rows.append(("plain definition", _worst(off), f"max |P(image, steps) − paper's| over {count} sequences"))
-        off = [abs(one.made.loss - one.loss) for one in found]
+        off = [abs(one.enumerated.loss - one.loss) for one in worlds]
         rows.append(("fidelity loss, plain definition", _worst(off), "max |loss − paper's|"))
     if not method.lossless:
-        only = "" if found[0].defined is not None else "bound only, as there is no plain definition; "
-        excess = _worst([one.tv - one.made.loss for one in found])
+        only = "" if worlds[0].defined is not None else "bound only, as there is no plain definition; "
+        excess = _worst([one.tv - one.enumerated.loss for one in worlds])
         rows.append(("within the bound", excess, f"{only}TV − fidelity loss: {losses}"))
     for check, value, detail in rows:
         yield row(check, value, detail)
@@ -294,8 +296,8 @@ def _row_ends(method: Method, seed: int) -> Iterator[Row]:
         return  # it has no drafter of this kind
 
     def run() -> Outcome:
-        found = sampled_tests(row_end_target(), method, IMAGES, seed)
-        return found.forward, FORWARD, "max |q in the loop − q of a plain forward|, a random model with row ends"
+        tests = sampled_tests(row_end_target(), method, IMAGES, seed)
+        return tests.forward, FORWARD, "max |q in the loop − q of a plain forward|, a random model with row ends"
 
     yield _timed(method, "row ends: cached forward", run)
     if method.choices.order != "raster":
@@ -314,39 +316,39 @@ def _one_row(target: Target, method: Method, seed: int) -> Outcome:
 
 def _statistics(target: Target, method: Method, seed: int, images: int, lossless: bool) -> Iterator[Row]:
     start = time.perf_counter()
-    found = sampled_tests(target, method, images, seed)
+    tests = sampled_tests(target, method, images, seed)
     seconds = time.perf_counter() - start
     sample = f"{images} × {target.length} tokens"
     detail = f"max |q in the loop − q of a plain forward|, {sample}"
-    passed = bool(found.forward <= FORWARD)
-    yield Row(method.label, f"{target.name}: cached forward", passed, found.forward, FORWARD, detail, seconds)
+    passed = bool(tests.forward <= FORWARD)
+    yield Row(method.label, f"{target.name}: cached forward", passed, tests.forward, FORWARD, detail, seconds)
     detail = f"pairs of images with one caption that are equal, of {images // 2}"
-    yield Row(method.label, f"{target.name}: prompts differ", not found.alike, float(found.alike), 0.0, detail, 0.0)
+    yield Row(method.label, f"{target.name}: prompts differ", not tests.alike, float(tests.alike), 0.0, detail, 0.0)
     trained = OVERLAP.get(method.proposal.drafter_kind or "")
-    if trained is not None and target.weights == fingerprints(WEIGHTS) and found.overlap == found.overlap:
+    if trained is not None and target.weights == fingerprints(WEIGHTS) and tests.overlap == tests.overlap:
         detail = f"by how much Σ min(p, q) of first drafts falls short of the {trained} that it was trained to"
-        short = trained - found.overlap
+        short = trained - tests.overlap
         yield Row(method.label, f"{target.name}: drafter", bool(short <= SHORT), short, SHORT, detail, 0.0)
     if not lossless:
         return
-    if min(found.ranks.p_value, found.log_q.p_value) < ALPHA:  # among dozens of tests one in ALPHA is to be expected:
+    if min(tests.ranks.p_value, tests.log_q.p_value) < ALPHA:  # among dozens of tests one in ALPHA is to be expected:
         images *= 4  # a decoder that is at fault fails again
-        found = sampled_tests(target, method, images, seed + 1)
+        tests = sampled_tests(target, method, images, seed + 1)
         sample = f"{images} × {target.length} new tokens, after a first failure"
-    for name, finding, unit in (("token ranks", found.ranks, "TV"), ("log-probability", found.log_q, "nats a token")):
+    for name, finding, unit in (("token ranks", tests.ranks, "TV"), ("log-probability", tests.log_q, "nats a token")):
         detail = f"−log10 p-value; {sample}; finds {finding.effect:.2g} {unit} 9 times in 10"
-        detail += _powers(found.powers) if name == "token ranks" else ""
+        detail += _powers(tests.powers) if name == "token ranks" else ""
         value, limit = _evidence(finding.p_value), _evidence(ALPHA)
         yield Row(method.label, f"{target.name}: {name}", bool(value <= limit), value, limit, detail, 0.0)
 
 
 def _published(method: Method, seed: int) -> Outcome:
     """The rank test on large tables; as on a model, a failure is judged by a larger sample."""
-    found = sampled_tables(method, seed, DECODES)
-    if found.ranks.p_value < ALPHA:
-        found = sampled_tables(method, seed + 1, 2 * DECODES)
-    detail = f"−log10 p-value; {found.tokens} tokens; finds {found.ranks.effect:.2g} TV 9 times in 10"
-    return _evidence(found.ranks.p_value), _evidence(ALPHA), detail + _powers(found.powers)
+    tests = sampled_tables(method, seed, DECODES)
+    if tests.ranks.p_value < ALPHA:
+        tests = sampled_tables(method, seed + 1, 2 * DECODES)
+    detail = f"−log10 p-value; {tests.tokens} tokens; finds {tests.ranks.effect:.2g} TV 9 times in 10"
+    return _evidence(tests.ranks.p_value), _evidence(ALPHA), detail + _powers(tests.powers)
 
 
 def _powers(chances: tuple[float, ...]) -> str:

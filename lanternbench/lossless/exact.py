@@ -46,13 +46,13 @@ class Rows:
     tokens: Tensor
     length: Tensor
     memory: Tensor
-    own: Any
+    proposer_state: Any
     weight: Tensor
 
     def take(self, index: Tensor, weight: Tensor | None = None) -> Rows:
-        own = select(self.own, index.tolist(), len(self.length))
+        proposer_state = select(self.proposer_state, index.tolist(), len(self.length))
         chosen = self.weight[index] if weight is None else weight
-        return Rows(self.tokens[index], self.length[index], self.memory[index], own, chosen)
+        return Rows(self.tokens[index], self.length[index], self.memory[index], proposer_state, chosen)
 
 
 class StepOutcome(NamedTuple):
@@ -86,7 +86,7 @@ class World:
         tokens = torch.zeros(v, slots, dtype=torch.long)
         tokens[:, 0] = torch.arange(v)
         rows = Rows(tokens, torch.ones(v, dtype=torch.long), self.memory(v), (), self.first)
-        rows.own = double(self.decoder.proposer.begin(self.state(rows, torch.zeros(v, 1, self.uniforms))))
+        rows.proposer_state = double(self.decoder.proposer.begin(self.state(rows, torch.zeros(v, 1, self.uniforms))))
         return rows.take((rows.weight > 0).nonzero()[:, 0])
 
     def memory(self, count: int) -> Tensor:
@@ -102,14 +102,14 @@ class World:
         state = self.state(rows, u[:, None])
         if trace:
             state.trace = table_trace(self.tables, state.batch, self.width)
-        own, result = engine.step(self.decoder, state, rows.own)
-        own = self.decoder.proposer.canonical(own)
-        found = [*self.padded(result), result.verified.token[:, None]]
-        found += [x.flatten(1) for x in tensors(own) if not x.is_floating_point()]
+        proposer_state, result = engine.step(self.decoder, state, rows.proposer_state)
+        proposer_state = self.decoder.proposer.canonical(proposer_state)
+        decided = [*self.padded(result), result.verified.token[:, None]]
+        decided += [x.flatten(1) for x in tensors(proposer_state) if not x.is_floating_point()]
         assert isinstance(state.cache, TableCache)
         memory = state.cache.memory.unflatten(0, (-1, state.batch)).transpose(0, 1).contiguous()
-        after = Rows(state.now.tokens, state.now.length.device, memory, own, rows.weight)
-        return StepOutcome(after, torch.cat(found, 1), state, result)
+        after = Rows(state.now.tokens, state.now.length.device, memory, proposer_state, rows.weight)
+        return StepOutcome(after, torch.cat(decided, 1), state, result)
 
     def decode(self, first: Tensor, u: Tensor, trace: bool = False) -> DecodeState:
         """Whole decodes from their first tokens [B, 1] with uniforms u [B, L + 1, U]: the state at the end."""
@@ -119,9 +119,9 @@ class World:
         state = self.state(rows, u)
         if trace:
             state.trace = table_trace(self.tables, count, self.width)
-        own = double(self.decoder.proposer.begin(state))
+        proposer_state = double(self.decoder.proposer.begin(state))
         while state.active:
-            own, _ = engine.step(self.decoder, state, own)
+            proposer_state, _ = engine.step(self.decoder, state, proposer_state)
         return state
 
     def padded(self, result: StepResult) -> tuple[Tensor, Tensor]:
@@ -132,9 +132,9 @@ class World:
         return F.pad(tokens, (0, self.nodes - tokens.shape[1]), value=-1), torch.cat([path, last], 1)
 
 
-def tensors(own: Any) -> list[Tensor]:
+def tensors(proposer_state: Any) -> list[Tensor]:
     """The tensors of a proposer's state, [R, ·] each."""
-    return [x.view(len(x), -1) for x in tree_leaves(own) if isinstance(x, Tensor)]
+    return [x.view(len(x), -1) for x in tree_leaves(proposer_state) if isinstance(x, Tensor)]
 
 
 def split(world: World, rows: Rows, u: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,8 +212,8 @@ def merge_equal_states(rows: Rows) -> Rows:
 def groups(rows: Rows, known: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Rows that agree in ``known`` and in the proposer's state: probability and first row of each group [G], its number
     for every row [R]."""
-    known = [*known, *tensors(rows.own)]
-    for leaf in tree_leaves(rows.own, is_leaf=lambda x: isinstance(x, PerPrompt)):
+    known = [*known, *tensors(rows.proposer_state)]
+    for leaf in tree_leaves(rows.proposer_state, is_leaf=lambda x: isinstance(x, PerPrompt)):
         if isinstance(leaf, PerPrompt):
             numbers = {value: i for i, value in enumerate(dict.fromkeys(leaf))}
             known.append(torch.tensor([[numbers[value]] for value in leaf]))
@@ -242,9 +242,9 @@ def enumerate_images(tables: Tables, method: Method) -> Enumerated:
         rows, loss = outcomes(world, rows)
         bound += float(loss)
         done = rows.length >= tables.length
-        made = torch.zeros(tables.vocab**tables.length, dtype=torch.float64)
-        made.index_add_(0, (rows.tokens[done, : tables.length] * place).sum(1), rows.weight[done])
-        images.append(made)
+        finished = torch.zeros(tables.vocab**tables.length, dtype=torch.float64)
+        finished.index_add_(0, (rows.tokens[done, : tables.length] * place).sum(1), rows.weight[done])
+        images.append(finished)
         rows = rows.take((~done).nonzero()[:, 0])
         rows = merge_equal_states(rows) if len(rows.weight) else rows
     return Enumerated(torch.stack(images), bound)

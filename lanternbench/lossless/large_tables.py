@@ -34,7 +34,7 @@ def sampled_tables(method: Method, seed: int, decodes: int = DECODES) -> Sampled
     world, laws = World(tables, method, published=True), tables.world()
     generator = torch.Generator().manual_seed(seed)
     ranks: list[Tensor] = []
-    found: tuple[float, ...] = ()
+    chances: tuple[float, ...] = ()
     for start in range(0, decodes, BATCH):
         count = min(BATCH, decodes - start)
         u = torch.rand(count, LENGTH + 1, world.uniforms, generator=generator, dtype=torch.float64)
@@ -46,6 +46,6 @@ def sampled_tables(method: Method, seed: int, decodes: int = DECODES) -> Sampled
         for name, store in vars(trace).items():
             setattr(trace, name, store[:, 1:LENGTH])
         ranks.append(uniforms(q, tokens[:, 1:], favoured_tokens(trace, q), seed + start))
-        found = found or powers(trace, q, world.decoder, decodes * (LENGTH - 1))
+        chances = chances or powers(trace, q, world.decoder, decodes * (LENGTH - 1))
     f = torch.cat(ranks)
-    return SampledTables(rank_test(f), found, f.numel())
+    return SampledTables(rank_test(f), chances, f.numel())

@@ -117,7 +117,7 @@ class RowWorld(World):
             made.q, made.p, made.seen, made.law = (x.double() for x in (made.q, made.p, made.seen, made.law))
             state.trace = made
         assert self.decoder.step is not None
-        own, (drafted, result) = self.decoder.step(self.decoder, state, rows.own)
+        own, (drafted, result) = self.decoder.step(self.decoder, state, rows.proposer_state)
         own = double(self.decoder.proposer.canonical(own))
         void = torch.arange(result.tokens.shape[2]) >= result.advance[..., None]
         some = [result.tokens.masked_fill(void, 0), result.advance, drafted.drafts]  # of the rows that were worked on
@@ -163,14 +163,14 @@ def enumerate_rows(tables: RowTables, method: Method) -> Enumerated:
     while len(rows.weight):
         before, u = branches(world, rows)
         done = world.step(before, u, trace=True)
-        fresh = world.committed(done.rows.own) & ~world.committed(before.own)
+        fresh = world.committed(done.rows.proposer_state) & ~world.committed(before.proposer_state)
         trace: Any = done.state.trace
         laws, lost = row_laws(trace, world.decoder.rule, world.decoder.residual), vars(before)["lost"]
         for i in range(1, length):
             tv = 0.5 * (laws[fresh[:, i], i, None] - target[i]).abs().sum(-1)
             lost[fresh[:, i]] += tv
         rows = LossRows(**vars(done.rows), lost=lost)
-        there = F.pad(world.committed(rows.own), (0, 2))
+        there = F.pad(world.committed(rows.proposer_state), (0, 2))
         rows.tokens = torch.where(there, rows.tokens, 0)
         whole = rows.length >= length
         number = (rows.tokens[whole, :length] * v ** torch.arange(length - 1, -1, -1)).sum(1)

@@ -80,10 +80,10 @@ def uniforms(q: Tensor, tokens: Tensor, score: Tensor, seed: int) -> Tensor:
     order = score.sort(dim=-1, descending=True, stable=True).indices
     mass = q.gather(-1, order)
     place = (order == tokens[..., None]).int().argmax(-1)
-    own = at(q, tokens)
-    before = at(mass.cumsum(-1), place) - own
+    q_x = at(q, tokens)
+    before = at(mass.cumsum(-1), place) - q_x
     u = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(q.device)
-    return ((before + u * own) / mass.sum(-1)).clamp(0, 1)
+    return ((before + u * q_x) / mass.sum(-1)).clamp(0, 1)
 
 
 def rank_test(f: Tensor) -> Finding:
@@ -136,13 +136,13 @@ def powers(trace: Trace, q: Tensor, decoder: SpeculativeDecoder, tokens: int) ->
     p = trace.p.flatten(0, 1)[nodes] if bool(trace.sampled.flatten()[nodes].all()) else None
     x, depth = trace.children[..., 0].flatten()[nodes].clamp(min=0), trace.depth.flatten()[nodes]
     order = score.sort(dim=-1, descending=True, stable=True).indices
-    found, share = [], len(at_drafts) / trace.tried.numel()
+    chances, share = [], len(at_drafts) / trace.tried.numel()
     for factor in FACTORS:
         drawn = kernel(rows, p, x, depth, TooGenerous().ready(rule=decoder.rule, factor=factor), decoder.residual)
         extra = mass_per_bin(rows.gather(-1, order), drawn.gather(-1, order)).mean(0) - 1 / BINS
         nc = float((share * extra).square().sum() * tokens * BINS)
-        found.append(float(ncx2.sf(chi2.isf(ALPHA, BINS - 1), BINS - 1, nc)) if nc > 0 else ALPHA)
-    return tuple(found)
+        chances.append(float(ncx2.sf(chi2.isf(ALPHA, BINS - 1), BINS - 1, nc)) if nc > 0 else ALPHA)
+    return tuple(chances)
 
 
 def mass_per_bin(q: Tensor, drawn: Tensor) -> Tensor:
@@ -174,9 +174,9 @@ def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Samp
     """
     decoder = build(target, method)
     captions = [CAPTIONS[i // 2 % len(CAPTIONS)] for i in range(count)]
-    made = engine.generate(decoder, captions, [f"verify-{i}" for i in range(count)], seed, trace=True)
-    tokens = torch.stack([g.tokens for g in made])
-    trace = made[0].trace
+    generated = engine.generate(decoder, captions, [f"verify-{i}" for i in range(count)], seed, trace=True)
+    tokens = torch.stack([g.tokens for g in generated])
+    trace = generated[0].trace
     assert trace is not None
     q = teacher_forced(target, captions, tokens, decoder.warp)
     f = uniforms(q, tokens, favoured_tokens(trace, q), seed)

@@ -121,10 +121,10 @@ class Tables:
 
         return after
 
-    def on_all_images(self, made: dict[Prefix, float]) -> Tensor:
+    def on_all_images(self, images: dict[Prefix, float]) -> Tensor:
         """[V ** L], images read as numbers in base V."""
         out = torch.zeros(self.vocab**self.length, dtype=torch.float64)
-        for image, probability in made.items():
+        for image, probability in images.items():
             out[sum(x * self.vocab**i for i, x in enumerate(reversed(image)))] += probability
         return out
 
@@ -201,14 +201,14 @@ class TableDrafter(Drafter):
     def __init__(self, tables: Tables):
         self.tables, self.head = tables, TableModel()
 
-    def root(self, state: DecodeState, memory: Any) -> tuple[Tensor, Codes]:
+    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Codes]:
         cache = state.cache
         assert isinstance(cache, TableCache)
         codes = cache.prefix_codes(state.now.length) * self.tables.vocab + cache.all_rows(state.now.root)
         return self._logits(codes[:, None], state, 0)[:, 0], Codes(codes[:, None])
 
     def expand(
-        self, state: DecodeState, memory: Any, cursor: Codes, tokens: Tensor, parent: Tensor | None,
+        self, state: DecodeState, drafter_state: Any, cursor: Codes, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, Codes]:  # fmt: skip
         tokens = state.cache.all_rows(tokens)

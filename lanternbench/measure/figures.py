@@ -30,7 +30,7 @@ MEASURED = [
     *("tokens_per_s", "images_per_s", "step_compression", "accept_len", "tree_depth", "acceptance_rate"),
     "first_token_acceptance",
     *("fidelity_loss", "log_prob", "top1_prob", "entropy", "drafter_top1", "drafter_top3", "drafter_tv"),
-    *("draft_fraction", "overhead_fraction"),
+    *("draft_fraction", "overhead_fraction", "stated_s"),
 ]
 
 
@@ -52,11 +52,15 @@ def of_sample(sample: Sample) -> Iterator[tuple[str, float, float]]:
             yield "cpu_share", sample.cpu_s, sample.decode_s
         if sample.load is not None:
             yield "load", sample.load, 1
-    yield "images_per_s", 1, sample.decode_s
-    yield "step_compression", sample.tokens, sample.steps
-    yield "accept_len", sum(sample.accept_lengths[1:]), len(sample.accept_lengths) - 1
-    yield "tree_depth", sum(sample.tree_depths[1:]), len(sample.tree_depths[1:])
-    yield "acceptance_rate", sum(sample.accept_lengths[1:]) - (sample.steps - 1), sum(sample.tree_depths[1:])
+    if sample.stated_s is not None:
+        yield "stated_s", sample.stated_s, 1
+    if sample.steps:
+        yield "step_compression", sample.tokens, sample.steps
+    if sample.accept_lengths:
+        yield "images_per_s", 1, sample.decode_s
+        yield "accept_len", sum(sample.accept_lengths[1:]), len(sample.accept_lengths) - 1
+        yield "tree_depth", sum(sample.tree_depths[1:]), len(sample.tree_depths[1:])
+        yield "acceptance_rate", sum(sample.accept_lengths[1:]) - (sample.steps - 1), sum(sample.tree_depths[1:])
     if sample.first_token_acceptance is not None:
         yield "first_token_acceptance", sample.first_token_acceptance * (sample.steps - 1), sample.steps - 1
     if sample.fidelity_loss is not None:

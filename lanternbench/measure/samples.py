@@ -16,6 +16,7 @@ Count = Annotated[int, Field(ge=0, le=2**24)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Figure = Annotated[float, Field(ge=-1e15, le=1e15)]
 
+IMPORTED = "imported"  # the method of samples that other code made
 _LIMITS = {"accept_lengths": 2**24, "tree_depths": 2**24, "tree_nodes": 2**24, "step_s": 1e9, "token_ids": 2**31 - 1}
 _LIMITS |= {"row_loss": 1.0, "column_loss": 1.0}
 
@@ -25,7 +26,7 @@ FIGURES = frozenset(
     {
         *("latency_s", "end_to_end_s", "tokens_per_s", "robust_latency_s", "slow_steps", "cpu_share", "load"),
         *("images_per_s", "step_compression", "accept_len", "tree_depth", "first_token_acceptance", "fidelity_loss"),
-        "acceptance_rate",
+        *("acceptance_rate", "stated_s"),
         *("draft_fraction", "overhead_fraction", "peak_memory_mb", "speedup", "robust_speedup", "end_to_end_speedup"),
     }
 )
@@ -39,7 +40,8 @@ class Sample(BaseModel):
     step too, or are empty.  ``step_s`` has the seconds of every step, ``cpu_s`` the CPU seconds of the decode,
     ``threads`` how many CPU threads it had (None on a GPU), ``load`` the machine's 1-minute load average, ``setting``
     the name of the setting in which it was timed.  ``row_loss`` and ``column_loss``: the fidelity loss of the tokens of
-    each row and column of the image, of methods that draw several rows at once.
+    each row and column of the image, of methods that draw several rows at once.  An imported image has none of these,
+    no ``accept_lengths``, 0 ``steps`` where they are unknown, and as ``stated_s`` the seconds that its maker states.
     """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # extra: of another version, kept
@@ -60,6 +62,7 @@ class Sample(BaseModel):
     tree_nodes: list[int] | None = None
     first_token_acceptance: Figure | None = None
     decode_s: Seconds
+    stated_s: Seconds | None = None
     encode_s: Seconds = 0.0
     render_s: Seconds = 0.0
     phases: dict[str, Seconds] | None = None
@@ -98,6 +101,8 @@ class Sample(BaseModel):
         for name, most in _LIMITS.items():  # once a list: a bound on each entry would double the time of reading
             if (values := getattr(self, name)) and not 0 <= min(values) <= max(values) <= most:
                 raise ValueError(f"{name} has a number that no image can have")
+        if self.method == IMPORTED and not (self.timed or self.decode_s or self.accept_lengths):
+            return self
         if len(self.accept_lengths) != self.steps or sum(self.accept_lengths) != self.tokens:
             raise ValueError("accept_lengths must have one entry per step and sum to tokens")
         if self.tree_depths and len(self.tree_depths) != self.steps:

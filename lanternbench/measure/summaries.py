@@ -13,6 +13,7 @@ from lanternbench.measure.acceptance import acceptance
 from lanternbench.measure.statistics import Estimate
 from lanternbench.notes import Kind, Note
 from lanternbench.utils.files import open_file
+from lanternbench.utils.json_values import check_version
 
 Costs = dict[str, dict[str, float]]  # metric -> {"images", "seconds"} that were really computed, without loading
 NOTHING = Estimate()
@@ -51,7 +52,8 @@ class Row:
 class Summary:
     """``sets``: the figures that metrics of whole image sets gave; ``reference``: the real images they looked at.
 
-    ``samples``: the SHA-256 of the ``samples.jsonl`` that it sums up, None where it is not known.
+    ``samples``: the SHA-256 of the ``samples.jsonl`` that it sums up, None where it is not known.  ``suite``: the name
+    and hash of the suite that was run.
     """
 
     rows: list[Row]
@@ -60,6 +62,7 @@ class Summary:
     costs: Costs = field(default_factory=dict)
     reference: dict[str, Any] | None = None
     samples: str | None = None
+    suite: str | None = None
 
     def all_notes(self) -> list[Note]:
         """The notes, with one on the real images and one on the time of each metric."""
@@ -94,6 +97,7 @@ def read_summary(folder: Path) -> Summary:
         raise UserError(f"{path} cannot be read ({error}): restore it, or run again with --fresh.") from None
     if not isinstance(found, dict):
         raise UserError(f"{path} is not a JSON object: restore it, or run again with --fresh.")
+    check_version(found, path)
     entries = [entry for entry in _list(found.get("rows")) if isinstance(entry, dict)]
     rows = [row_of(entry) for entry in entries]
     names = {name for row in rows for name in row.figures}

@@ -13,6 +13,7 @@ from lanternbench import metrics
 from lanternbench.measure.acceptance import acceptance
 from lanternbench.measure.contention import contention
 from lanternbench.measure.figures import BASELINE, MEASURED, Figures
+from lanternbench.measure.samples import IMPORTED
 from lanternbench.measure.statistics import Estimate, bootstrap_ratios, draws, paired_test
 from lanternbench.measure.summaries import Row, Summary
 from lanternbench.measure.timing import setting_changes
@@ -47,7 +48,7 @@ def summarise(figures: Figures, run: Mapping[str, Any], sets: Sets | None = None
     notes = _notes(figures, run) + _false_claims(rows, run)
     if any(metrics.column(name).random for name in [*figures.metrics, *whole]):
         notes.append(RANDOM_NOTE)
-    return Summary(rows, notes, whole)
+    return Summary(rows, notes, whole, suite=(run.get("config") or {}).get("suite"))
 
 
 def counts(figures: Figures) -> dict[str, int]:
@@ -215,7 +216,11 @@ def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> list[Note]:
                 notes.append(Note("warning", "speedup", text))
             if apart := int(((figures.paired >= 0) & timed & ~figures.comparable)[own].sum()):
                 notes.append(_apart(label, apart, int((timed & own).sum()), run))
-    untimed = [label for label in figures.labels if not timed[figures.of(label)].any()]
+    imported = [label for label, (method, _) in figures.methods.items() if method == IMPORTED]
+    untimed = [label for label in figures.labels if not timed[figures.of(label)].any() and label not in imported]
+    if imported:
+        text = f"Not measured here: {', '.join(imported)}; steps and seconds are as their makers state them."
+        notes.append(Note("info", None, text))
     if untimed:
         text = f"No latency for {', '.join(untimed)}: latency is only valid at batch 1."
         notes.append(Note("missing", "latency_s", text))
@@ -255,7 +260,7 @@ def _setting_notes(run: Mapping[str, Any]) -> list[Note]:
         text = "The run was resumed in another environment (see run.json): its latencies mix both."
         notes.append(Note("unfit", "latency_s", text))
     dataset = str((run.get("prompts") or {}).get("dataset") or "demo")
-    if (run.get("target") or {}).get("name") == "tiny" and dataset != "demo" and "." not in dataset:
+    if (run.get("target") or {}).get("name") == "tiny" and dataset not in ("demo", IMPORTED) and "." not in dataset:
         text = (
             f"The target tiny draws coloured shapes and knows no captions of {dataset}: its speed and fidelity count, "
             "its images and their scores do not; --prompts demo has captions that it knows."
@@ -265,7 +270,8 @@ def _setting_notes(run: Mapping[str, Any]) -> list[Note]:
     if config.get("random_weights"):
         notes.append(Note("warning", None, f"Random weights: {noise}"))
     if config.get("simulate_acceptance"):
-        mean = f"{config['simulate_acceptance']:g}"
-        text = f"Accepted lengths are simulated to a mean of {mean} tokens a step: {noise}"
+        asked = config["simulate_acceptance"]
+        to = f"rates of {asked} by position" if isinstance(asked, list) else f"a mean of {asked:g} tokens a step"
+        text = f"Accepted lengths are simulated to {to}: {noise}"
         notes.append(Note("warning", None, text))
     return notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.proposal import Proposal, TreePolicy
 from lanternbench.engine.sampling import Warp
-from lanternbench.engine.simulation import level_rates
+from lanternbench.engine.simulation import reach
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.errors import UserError
 from lanternbench.methods.method import Method
@@ -36,11 +36,12 @@ def build(
     top_k: int | None = None,
     top_p: float = 1.0,
     guidance: float | None = None,
-    simulate_acceptance: float | None = None,
+    simulate_acceptance: float | list[float] | None = None,
 ) -> SpeculativeDecoder:
     """A decoder for ``method`` on ``target``; sampling options default to the target's.
 
-    ``simulate_acceptance``: the mean tokens per step that drafting methods are made to yield, see ``simulation``.
+    ``simulate_acceptance``: the mean tokens per step that drafting methods are made to yield, or the rate at which each
+    position of a draft is accepted after those before it; see ``simulation``.
 
     Raises UserError for sampling options out of range, and if the target has no drafter of the kind that the method
     needs, or one that does not fit.
@@ -64,7 +65,7 @@ def build(
     public = f"{name}-{method.acceptance.variant}"  # ``lantern-reference``: as the public code samples it
     rates = None
     if simulate_acceptance is not None and proposer.max_depth > 0:
-        rates = level_rates(simulate_acceptance, proposer.max_depth).to(target.device)
+        rates = reach(simulate_acceptance, proposer.max_depth).to(target.device)
     scale = target.guidance if guidance is None else guidance
     residual = known.get(public, known[name])
     decoder = SpeculativeDecoder(target, method, warp, scale, proposer, rule, residual, rates)

@@ -35,6 +35,8 @@ class Default(NamedTuple):
     def says(self, value: object) -> bool:
         """Is it this value, as a number or as text?"""
         text = self.default.strip("`")
+        if isinstance(value, tuple):
+            value = f"{value[0]} to {value[1]}"
         try:
             return float(str(value)) == float(text)
         except ValueError:
@@ -60,11 +62,11 @@ def of_target(target: str) -> dict[str, Default]:
 
 def reader(choices: Choices, option: str) -> str:
     """The kind of the component that reads an option, where several have it the last; empty where none does."""
-    found = ""
-    for kind in ("tree", "proposal", "acceptance"):
+    for kind in ("acceptance", "proposal", "tree"):
         fields = component(kind, getattr(choices, kind)).model_fields
-        found = kind if option in {field.alias or name for name, field in fields.items()} else found
-    return found
+        if option in {field.alias or name for name, field in fields.items()}:
+            return kind
+    return ""
 
 
 def default_of(name: str, choices: Choices, option: str, target: str) -> Default | None:

@@ -68,9 +68,9 @@ class Method:
         Raises UserError for trees that there are not.
         """
         trees = self.proposal.static_trees  # a proposal says which of a target's static trees it takes
-        own = {name: value for name, value in defaults.items() if name not in trees}
-        own |= {kind: defaults[key] for kind, key in trees.items() if key in defaults}
-        return replace(self.with_parts(lambda part: part.resolve(own)), unresolved=self)
+        known = {name: value for name, value in defaults.items() if name not in trees}
+        known |= {kind: defaults[key] for kind, key in trees.items() if key in defaults}
+        return replace(self.with_parts(lambda part: part.resolve(known)), unresolved=self)
 
     def with_parts(self, change: Callable[[Any], Any]) -> Method:
         """The method with ``change`` applied to each component."""
@@ -105,11 +105,13 @@ class Method:
             return self.unresolved.options
         base = named(self.preset)
         shown: dict[str, Any] = {
-            kind: mine for kind, mine, usual in zip(KINDS, self.choices, base.choices, strict=True) if mine != usual
+            kind: chosen
+            for kind, chosen, usual in zip(KINDS, self.choices, base.choices, strict=True)
+            if chosen != usual
         }
         same_rule = self.choices.acceptance == base.choices.acceptance  # another's options have defaults of their own
-        own = set() if same_rule else set(type(self.acceptance).model_fields) - {"variant"}
-        usual = {name: value for name, value in base.read.items() if name not in own}
+        of_rule = set() if same_rule else set(type(self.acceptance).model_fields) - {"variant"}
+        usual = {name: value for name, value in base.read.items() if name not in of_rule}
         fields = fields_of(self._parts)
         for name, value in self.read.items():
             default = usual.get(name, fields[name].default)

@@ -27,11 +27,11 @@ def read(name: str, folder: Path = Path()) -> dict[str, Any]:
     path = next((p for p in (folder / name, Path(name)) if p.is_file()), None)
     if path is None:
         raise UserError(f"there is no preset file {name}: give one that `lanternbench tune` wrote")
-    found = yaml_text.read(path, "a preset file")
-    method = _named(found)
+    data = yaml_text.read(path, "a preset file")
+    method = _named(data)
     if method is None or is_file(method):
         raise UserError(f"{path} is no preset: it needs the key 'method' with a name of `lanternbench methods`")
-    return {str(key): value for key, value in found.items() if key != EVIDENCE}
+    return {str(key): value for key, value in data.items() if key != EVIDENCE}
 
 
 def _named(entry: Any) -> str | None:

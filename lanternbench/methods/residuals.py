@@ -24,8 +24,8 @@ def lantern(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Accepta
     relaxed = rule.relax(q, x, depth)
     moved = q
     if relaxed.group is not None and relaxed.taken is not None:  # a token outside A writes back its own q
-        kept = torch.where(relaxed.taken, 0.0, q.gather(-1, relaxed.group))
-        moved = q.scatter(-1, relaxed.group, kept)
+        left = torch.where(relaxed.taken, 0.0, q.gather(-1, relaxed.group))
+        moved = q.scatter(-1, relaxed.group, left)
     moved = moved.scatter(-1, x[..., None], 0.0 if p is None else relaxed.value[..., None])
     return moved if p is None else (moved - p).clamp_(min=0)
 
@@ -52,8 +52,8 @@ def lantern_reference(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rul
     if relaxed.barred is not None and relaxed.taken is not None:
         some = relaxed.taken[..., 1:].any(-1, keepdim=True)
         near = relaxed.barred[..., 1:]
-        kept = torch.zeros((), dtype=q.dtype, device=q.device) if p is None else q.gather(-1, near)
-        rest = rest.scatter(-1, near, torch.where(some, kept, rest.gather(-1, near)))
+        left = torch.zeros((), dtype=q.dtype, device=q.device) if p is None else q.gather(-1, near)
+        rest = rest.scatter(-1, near, torch.where(some, left, rest.gather(-1, near)))
     return torch.where(rest.sum(-1, keepdim=True) > 0, rest, 1.0)
 
 

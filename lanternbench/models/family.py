@@ -60,6 +60,10 @@ class Family:
         """The same with random weights."""
         raise NotImplementedError
 
+    def options(self, row: Entry) -> dict[str, Any]:
+        """The target's own defaults of methods' options (``Target.options``)."""
+        return {}
+
     def home(self, row: Entry) -> Path:
         """Where the files of a row are, unless the user says otherwise."""
         return row.folder
@@ -125,7 +129,8 @@ class PublishedFamily(Family):
         model = self.decoder(row, folder, device, dtype)
         fields = self.fields(row, model, text)
         drafters = eagles_in(folder, model, device)
-        return Target(row.name, model, vq, text, row.guidance, row.top_k, drafters=drafters, **fields)
+        fields |= {"options": self.options(row), "drafters": drafters}
+        return Target(row.name, model, vq, text, row.guidance, row.top_k, **fields)
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
         dtype = dtype or dtype_for(device)
@@ -133,7 +138,8 @@ class PublishedFamily(Family):
         vq = self.random_vq(row, device)
         fields = self.fields(row, model, None)
         drafters = random_eagles(model, device, dtype)
-        return Target(row.name, model, vq, text, row.guidance, row.top_k, drafters=drafters, **fields)
+        fields |= {"options": self.options(row), "drafters": drafters}
+        return Target(row.name, model, vq, text, row.guidance, row.top_k, **fields)
 
     def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
         return random_net(lambda: self.network(self.config(row)), device, dtype or dtype_for(device))

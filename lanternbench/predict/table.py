@@ -17,7 +17,7 @@ from lanternbench.report.drawing import save
 from lanternbench.report.palette import colour
 from lanternbench.report.tables import markdown
 from lanternbench.utils.files import OUT, replacing, writing
-from lanternbench.utils.json_values import plain
+from lanternbench.utils.json_values import versioned
 
 TITLE = "Predicted, not measured"
 TITLES = ("batch", "method", "τ", "ms/token", "s/image", "images/s", "speedup", "bound by", "gains at")
@@ -109,7 +109,7 @@ def write(
     with writing(out, OUT):
         out.mkdir(parents=True, exist_ok=True)
     fields = {"rows": list(map(record, rows)), "validation": [v._asdict() for v in checked], "notes": list(notes)}
-    text = json.dumps(plain({"predicted": True, **fields}), indent=2, ensure_ascii=False)
+    text = json.dumps(versioned({"predicted": True, **fields}), indent=2, ensure_ascii=False)
     said = "\n".join(f"- {note}" for note in notes)
     for name, whole in (("json", f"{text}\n"), ("md", f"{markdown_tables(rows)}\n{said}\n")):
         with replacing(out / f"predictions.{name}", OUT) as file:

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lanternbench.measure.steps import Steps
+from lanternbench.measure.summaries import Row
 from lanternbench.notes import Note
 from lanternbench.report import pairs
 from lanternbench.report.columns import MISSING, Column, columns, glossary
@@ -117,15 +118,16 @@ def _facts(runs: list[Run]) -> dict[str, str]:
 def results_table(rows: list[ReportRow], view: View) -> Table:
     """All columns; those that were not chosen, or else that a terminal has no room for, are folded."""
     shown, compact = columns(rows), view.shown(rows, "terminal")
-
-    def cell(c: Column, row: ReportRow) -> Cell:
-        found = c.figure(row).value if c.numeric else None
-        return Cell(c.value(row), "" if c.numeric and found is None else found, c.bounds(row))
-
-    lines = [[cell(c, row) for c in shown] for row in rows]
+    lines = [[figure_cell(c, row) for c in shown] for row in rows]
     folded = frozenset(i for i, c in enumerate(shown) if c not in compact and (view.columns or c.key != "lossless"))
     dispensable = frozenset(i for i, c in enumerate(shown) if c.key in ("lossless", "step_compression", "tree_depth"))
     return Table([(c.title + c.arrow, c.help, not c.numeric) for c in shown], lines, folded, dispensable)
+
+
+def figure_cell(c: Column, row: Row) -> Cell:
+    """A row's cell, with its interval in small print."""
+    found = c.figure(row).value if c.numeric else None
+    return Cell(c.value(row), "" if c.numeric and found is None else found, c.bounds(row))
 
 
 def _steps(label: str, method: str, steps: Steps) -> dict[str, Any]:

@@ -33,6 +33,8 @@ def recipe(run: Run, contents: Contents | None = None) -> dict[str, str]:
         "device": f"{said('device')} ({run.hardware})",
         "threads": said("threads"),
     }
+    if suite := config.get("suite"):
+        found["suite"] = str(suite)
     if dtype:
         found["dtype"] = f"{dtype}, {compiled}" if compiled else str(dtype)
     return found

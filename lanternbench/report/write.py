@@ -43,7 +43,7 @@ from lanternbench.report.recipe import recipe, recipe_text
 from lanternbench.report.tables import csv_table, csv_text, markdown, markdown_table
 from lanternbench.report.view import View
 from lanternbench.utils.files import OUT, replacing, writing
-from lanternbench.utils.json_values import plain
+from lanternbench.utils.json_values import versioned
 
 FORMATS = {"md": ".md", "csv": ".csv", "tex": ".tex", "html": ".html", "json": ".json"}
 
@@ -143,7 +143,7 @@ def _texts(parts: list[Part], rows: list[ReportRow], notes: list[Note], view: Vi
         ),
         "table.csv": csv_table(rows),
         "table.tex": latex_table(rows, f"{caption}.", ". ".join(dict.fromkeys(recipes)), chosen),
-        "table.json": json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+        "table.json": json.dumps(versioned(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
     }
     if rates := acceptance.table(rows):
         texts["acceptance.md"] = f"{acceptance.INTRO}\n\n{rates}"

@@ -29,6 +29,7 @@ from lanternbench.models.target import Target
 from lanternbench.prompts import PromptSet
 from lanternbench.training import eagle, loop
 from lanternbench.utils.files import OUT, WORK, acquire, open_file, replacing, writing
+from lanternbench.utils.json_values import versioned
 
 Log = Callable[[str], None]
 Progress = Callable[[int, int, str], None]  # done, of, what
@@ -247,4 +248,4 @@ def refuse_others(folder: Path, settings: dict[str, Any], elsewhere: str) -> Non
 def write_recipe(folder: Path, elsewhere: str, settings: dict[str, Any], **results: Any) -> None:
     """The settings first, so that a folder says whose it is; results are added at the end."""
     with replacing(folder / RECIPE, elsewhere) as file:
-        file.write(json.dumps({"settings": settings, **results}, indent=2).encode())
+        file.write(json.dumps(versioned({"settings": settings, **results}), indent=2).encode())

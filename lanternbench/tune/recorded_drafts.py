@@ -57,7 +57,7 @@ class RecordingTree(TreePolicy):
             uniforms=policy.uniforms,
         )  # fmt: skip
 
-    def grow(self, state: DecodeState, memory: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+    def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         self.distributions[:] = [state.warp(logits)[:, None]]
 
         def recording_expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
@@ -65,7 +65,7 @@ class RecordingTree(TreePolicy):
             self.distributions.append(state.warp(logits))
             return logits
 
-        return self.policy.grow(state, memory, logits, recording_expand, u)
+        return self.policy.grow(state, tree_state, logits, recording_expand, u)
 
 
 class ScoredTree(Dynamic):
@@ -76,7 +76,7 @@ class ScoredTree(Dynamic):
     def growing(self, bounds: Bounds) -> Self:
         return super().growing(bounds).ready(scores=[])
 
-    def grow(self, state: DecodeState, memory: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+    def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         bounds = self.bounds._replace(top_k=min(self.bounds.top_k, logits.shape[-1]))
         pool = candidates(state, logits, expand, bounds)
         best = pool.scores.topk(min(bounds.total - 1, pool.scores.shape[1])).indices.sort(-1).values

@@ -13,11 +13,10 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from lanternbench.costs.forward_cost import Shape, StepCost
 from lanternbench.engine.decode import SpeculativeDecoder, generate
-from lanternbench.engine.simulation import level_rates
+from lanternbench.engine.simulation import level_rates, reach
 from lanternbench.engine.tree import Paths, StaticTree, chain, from_paths
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
@@ -68,14 +67,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Setting:
-    """The method that is tuned, and how it is run.  ``tau``: the mean tokens a step that are simulated, if they are."""
+    """The method that is tuned, and how it is run.  ``tau``: the tokens a step, or rates, that are simulated."""
 
     target: Target
     preset: str
     given: Options
     temperature: float = 1.0
     guidance: float | None = None
-    tau: float | None = None
+    tau: float | list[float] | None = None
     seed: int = 0
 
     def method(self, options: Options | None = None) -> Method:
@@ -88,23 +87,24 @@ class Setting:
         return self.ready(self.method(options))
 
     def ready(self, made: Method) -> SpeculativeDecoder:
-        """Simulated, every level of every draft is passed with the probability ``rate``."""
+        """Simulated, levels of every draft are passed with the probabilities ``rates``."""
         decoder = build(self.target, made, self.temperature, guidance=self.guidance)
         if self.tau is None or decoder.proposer.max_depth == 0:
             return decoder
-        rates = torch.full((decoder.proposer.max_depth + 1,), self.rate, device=self.target.device)
-        return replace(decoder, rates=rates)
+        return replace(decoder, rates=reach(self.rates, decoder.proposer.max_depth).to(self.target.device))
 
     @cached_property
-    def rate(self) -> float:
-        """Of passing a level, with which the method's own sizes would have a mean of ``tau`` tokens a step."""
+    def rates(self) -> list[float]:
+        """Of passing levels 1, 2, …, as asked for, or with which the method's own sizes have ``tau`` tokens a step."""
         assert self.tau is not None
+        if isinstance(self.tau, list):
+            return self.tau
         depth = build(self.target, self.method(), self.temperature).proposer.max_depth
-        return float(level_rates(self.tau, depth)[depth])
+        return [float(level_rates(self.tau, depth)[depth])]
 
     def simulated(self, depth: int) -> list[float]:
-        """P(accepted ≥ i) at that rate."""
-        return [self.rate**i for i in range(1, depth + 1)]
+        """P(accepted ≥ i) at those rates."""
+        return reach(self.rates, depth)[depth].tolist()
 
 
 class TreeSearch:

@@ -9,6 +9,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from lanternbench.errors import UserError
+
+SCHEMA_VERSION = 1  # of every JSON object that we write; those written before there was one are of version 0
+
 
 def plain(value: Any) -> Any:
     """The value as JSON gives it back: dataclasses and named tuples as objects, tuples as lists, NaN as null."""
@@ -25,6 +29,20 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return plain(value.item()) if hasattr(value, "item") else str(value)
+
+
+def versioned(value: Any) -> dict[str, Any]:
+    """A JSON object as it is written: with the version of its schema first."""
+    return {"schema_version": SCHEMA_VERSION} | plain(value)
+
+
+def check_version(found: Mapping[str, Any], what: Any) -> None:
+    """Raises UserError for a JSON object of a version that this package cannot know."""
+    version = found.get("schema_version", 0)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise UserError(
+            f"{what} has schema_version {version!r}, and this lanternbench reads up to {SCHEMA_VERSION}: upgrade it"
+        )
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

@@ -82,9 +82,9 @@ def test_a_rule_that_cannot_be_built_is_named(fault, rule, shallow):
         generate(build(shallow, method("eagle-1", acceptance="theirs")), ["a red circle"], max_steps=3)
 
 
-def test_what_is_built_in_is_not_blamed_on_a_plug_in_and_ctrl_c_passes(rule, shallow, monkeypatch):
+def test_what_is_built_in_is_not_blamed_on_a_plug_in_and_ctrl_c_passes(rule, shallow):
     decoder = build(shallow, method("eagle-1"))
-    monkeypatch.setattr(decoder.proposer, "draft", lambda *_: fail(ZeroDivisionError()))
+    decoder.proposer = decoder.proposer.ready(draft=lambda *_: fail(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         generate(decoder, ["a red circle"], max_steps=3)
     rule["relax"] = lambda: fail(KeyboardInterrupt())

@@ -17,7 +17,7 @@ class Mutant(NamedTuple):
 
 METHODS = "lanternbench/methods"
 RULES, PROPOSALS, TREES = f"{METHODS}/acceptance", f"{METHODS}/proposals", f"{METHODS}/trees"
-PLAIN = "tests/test_engine_against_plain.py::test_the_engine_samples_what_the_papers_define"
+PLAIN = "tests/lossless/test_engine_against_plain.py::test_the_engine_samples_what_the_papers_define"
 
 MUTANTS = (
     Mutant(
@@ -25,14 +25,14 @@ MUTANTS = (
         "the optimal residual ignores f",
         ((f"{METHODS}/residuals.py", "(q - rule.accepted_prob(q, p, depth)).clamp_(min=0)", "(q - p).clamp_(min=0)"),),
         "cool-sd",
-        ("tests/test_engine_against_plain.py::test_every_form_of_a_rule_is_held_against_its_definition",),
+        ("tests/lossless/test_engine_against_plain.py::test_every_form_of_a_rule_is_held_against_its_definition",),
     ),
     Mutant(
         "omega-shifted",
         "ω is shifted by one position",
         ((f"{RULES}/annealed.py", "torch.tensor(omega,", "torch.tensor([*omega[1:], omega[-1]],"),),
         "cool-sd",
-        ("tests/test_acceptance.py::test_annealed_rule_multiplies_by_the_omega_of_the_depth",),
+        ("tests/methods/test_acceptance.py::test_annealed_rule_multiplies_by_the_omega_of_the_depth",),
     ),
     Mutant(
         "residual-keeps-group",
@@ -40,8 +40,8 @@ MUTANTS = (
         (
             (
                 f"{METHODS}/residuals.py",
-                "kept = torch.where(relaxed.taken, 0.0, q.gather(-1, relaxed.group))",
-                "kept = q.gather(-1, relaxed.group)",
+                "left = torch.where(relaxed.taken, 0.0, q.gather(-1, relaxed.group))",
+                "left = q.gather(-1, relaxed.group)",
             ),
         ),
         "lantern++",
@@ -61,7 +61,7 @@ MUTANTS = (
             ),
         ),
         "sd",
-        ("tests/test_properties.py::test_verification_is_the_scalar_procedure_for_the_same_uniforms",),
+        ("tests/engine/test_properties.py::test_verification_is_the_scalar_procedure_for_the_same_uniforms",),
     ),
     Mutant(
         "guidance-last",
@@ -81,7 +81,9 @@ MUTANTS = (
             ),
         ),
         "ar",
-        ("tests/test_engine_against_plain.py::test_guided_and_warped_the_engine_samples_what_the_papers_define[ar]",),
+        (
+            "tests/lossless/test_engine_against_plain.py::test_guided_and_warped_the_engine_samples_what_the_papers_define[ar]",
+        ),
     ),
     Mutant(
         "siblings-not-renormalised",
@@ -95,7 +97,7 @@ MUTANTS = (
         "the table of neighbours is shifted by one",
         ((f"{RULES}/neighbours.py", "stable=True).indices[:, :k]", "stable=True).indices.roll(-1, -1)[:, :k]"),),
         "lantern",
-        ("tests/test_trees.py::test_nearest_neighbours_begin_with_the_token_itself_even_where_codes_coincide",),
+        ("tests/methods/test_trees.py::test_nearest_neighbours_begin_with_the_token_itself_even_where_codes_coincide",),
     ),
     Mutant(
         "p-before-top-k",
@@ -108,7 +110,9 @@ MUTANTS = (
             ),
         ),
         "sd",
-        ("tests/test_engine_against_plain.py::test_guided_and_warped_the_engine_samples_what_the_papers_define[sd]",),
+        (
+            "tests/lossless/test_engine_against_plain.py::test_guided_and_warped_the_engine_samples_what_the_papers_define[sd]",
+        ),
     ),
     Mutant(
         "deepest-row-stays",
@@ -121,7 +125,7 @@ MUTANTS = (
             ),
         ),
         "eagle-1",
-        ("tests/test_engine.py::test_any_static_tree_is_lossless_when_greedy[twig-8]",),
+        ("tests/engine/test_decode.py::test_any_static_tree_is_lossless_when_greedy[twig-8]",),
     ),
     Mutant(
         "shared-uniforms",
@@ -141,42 +145,44 @@ MUTANTS = (
         "LANTERN's total variation is halved",
         ((f"{RULES}/lantern.py", "distance = moved if", "distance = moved / 2 if"),),
         "lantern",
-        ("tests/test_acceptance.py::test_lantern_grows_nearest_first_while_strictly_below_delta",),
+        ("tests/methods/test_acceptance.py::test_lantern_grows_nearest_first_while_strictly_below_delta",),
     ),
     Mutant(
         "lambda-not-less-one",
         "LANTERN++ bounds by λ in place of λ − 1",
         ((f"{RULES}/lantern.py", "(self.lam - 1.0) * qx", "self.lam * qx"),),
         "lantern++",
-        ("tests/test_acceptance.py::test_lantern_plus_plus_bound_is_inclusive_and_scales_with_q",),
+        ("tests/methods/test_acceptance.py::test_lantern_plus_plus_bound_is_inclusive_and_scales_with_q",),
     ),
     Mutant(
         "loss-doubled",
         "the fidelity loss is doubled",
         (("lanternbench/measure/fidelity.py", "local = 0.5 * (q - kernel", "local = (q - kernel"),),
         "cool-sd",
-        ("tests/test_fidelity.py::test_on_a_single_decision_of_a_chain_the_loss_is_the_total_variation",),
+        ("tests/measure/test_fidelity.py::test_on_a_single_decision_of_a_chain_the_loss_is_the_total_variation",),
     ),
     Mutant(
         "adapts-the-wrong-way",
         "ADT-Tree grows shallower after success",
         ((f"{TREES}/adaptive.py", "1 if alpha >= within.beta else -1", "-1 if alpha >= within.beta else 1"),),
         "adt-tree",
-        ("tests/test_trees.py::test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_decode",),
+        (
+            "tests/methods/test_trees.py::test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_decode",
+        ),
     ),
     Mutant(
         "p-shifted",
         "SJD's p belongs to the position before",
         ((f"{PROPOSALS}/jacobi.py", "rows_at(p, source), self.window", "rows_at(p, source - 1), self.window"),),
         "sjd",
-        ("tests/test_verification.py::test_lossless_methods_have_the_targets_distribution[dense-sjd]",),
+        ("tests/lossless/test_verification.py::test_lossless_methods_have_the_targets_distribution[dense-sjd]",),
     ),
     Mutant(
         "exp-rises",
         "the exp schedule rises",
         ((f"{RULES}/annealed.py", "raw = [nu**i for", "raw = [nu**-i for"),),
         "cool-sd",
-        ("tests/test_acceptance.py::test_exp_schedule_by_hand_and_with_nu_one_uniform",),
+        ("tests/methods/test_acceptance.py::test_exp_schedule_by_hand_and_with_nu_one_uniform",),
     ),
     Mutant(
         "bonus-from-residual",
@@ -196,7 +202,7 @@ MUTANTS = (
         "the annealed rule claims to be lossless",
         ((f"{RULES}/annealed.py", "lossless: ClassVar[bool] = False", "lossless: ClassVar[bool] = True"),),
         "cool-sd",
-        ("tests/test_components.py::test_relaxed_rules_do_not_claim_to_be_lossless",),
+        ("tests/methods/test_components.py::test_relaxed_rules_do_not_claim_to_be_lossless",),
     ),
     Mutant(
         "features-zeroed",
@@ -216,7 +222,7 @@ MUTANTS = (
         "SCD: a kept token keeps its old law p_old",
         ((f"{PROPOSALS}/scd.py", "        if public:\n", "        if not public:\n"),),
         "scd",
-        ("tests/test_scd.py::test_maximal_coupling_is_lossless_and_the_plain_definition[dense]",),
+        ("tests/methods/test_scd.py::test_maximal_coupling_is_lossless_and_the_plain_definition[dense]",),
     ),
     Mutant(
         "noise-shared",
@@ -229,7 +235,7 @@ MUTANTS = (
             ),
         ),
         "scd",
-        ("tests/test_scd.py::test_gumbel_coupling_with_its_own_noise_keeps_the_targets_distribution",),
+        ("tests/methods/test_scd.py::test_gumbel_coupling_with_its_own_noise_keeps_the_targets_distribution",),
     ),
     Mutant(
         "longest-path",
@@ -247,14 +253,14 @@ MUTANTS = (
             ),
         ),
         "sjd-pac",
-        ("tests/test_sjd_pac.py::test_siblings_are_lossless_and_the_plain_definition[dense]",),
+        ("tests/methods/test_sjd_pac.py::test_siblings_are_lossless_and_the_plain_definition[dense]",),
     ),
     Mutant(
         "siblings-with-replacement",
         "SJD-PAC: siblings drawn with replacement",
         ((f"{PROPOSALS}/sjd_pac.py", "p[:, :t].scatter(-1, tokens[:, :t, :1], 0.0)", "p[:, :t]"),),
         "sjd-pac",
-        ("tests/test_sjd_pac.py::test_siblings_are_lossless_and_the_plain_definition[dense]",),
+        ("tests/methods/test_sjd_pac.py::test_siblings_are_lossless_and_the_plain_definition[dense]",),
     ),
     Mutant(
         "block-without-weight",
@@ -267,7 +273,7 @@ MUTANTS = (
             ),
         ),
         "sd",
-        ("tests/test_block.py::test_it_is_lossless_and_the_plain_definition[dense]",),
+        ("tests/methods/test_block.py::test_it_is_lossless_and_the_plain_definition[dense]",),
     ),
     Mutant(
         "law-beyond-the-tree",
@@ -281,14 +287,14 @@ MUTANTS = (
             ),
         ),
         "sjd-pac",
-        ("tests/test_sjd_pac.py::test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition",),
+        ("tests/methods/test_sjd_pac.py::test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition",),
     ),
     Mutant(
         "context-beyond-the-tree",
         "SJD-PAC: beyond the tree a column is redrawn after the token before last (changes speed alone)",
         ((f"{PROPOSALS}/sjd_pac.py", "chain[c].expand_as(accepted)", "chain[c - 1].expand_as(accepted)"),),
         "sjd-pac",
-        ("tests/test_sjd_pac.py::test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition",),
+        ("tests/methods/test_sjd_pac.py::test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition",),
     ),
     Mutant(
         "seeds-shared",
@@ -301,7 +307,7 @@ MUTANTS = (
             ),
         ),
         "ar",
-        ("tests/test_verification.py::test_images_of_one_caption_that_are_equal_are_counted",),
+        ("tests/lossless/test_verification.py::test_images_of_one_caption_that_are_equal_are_counted",),
     ),
     Mutant(
         "loss-of-two-stages",
@@ -314,7 +320,7 @@ MUTANTS = (
             ),
         ),
         "lantern++",
-        ("tests/test_fidelity.py::test_every_stage_of_a_node_has_its_loss",),
+        ("tests/measure/test_fidelity.py::test_every_stage_of_a_node_has_its_loss",),
     ),
     Mutant(
         "row-end-positions",
@@ -327,14 +333,14 @@ MUTANTS = (
             ),
         ),
         "eagle-1",
-        ("tests/test_verification.py::test_row_ends_are_checked_against_a_plain_forward",),
+        ("tests/lossless/test_verification.py::test_row_ends_are_checked_against_a_plain_forward",),
     ),
     Mutant(
         "compaction-swaps-rows",
         "a batch that drops finished prompts swaps its unconditional rows",
         (("lanternbench/engine/carry.py", "[prompts, prompts + batch]", "[prompts, prompts.flip(0) + batch]"),),
         "eagle-1",
-        ("tests/test_verification.py::test_row_ends_are_checked_against_a_plain_forward",),
+        ("tests/lossless/test_verification.py::test_row_ends_are_checked_against_a_plain_forward",),
     ),
     Mutant(
         "fusion-order",
@@ -347,14 +353,18 @@ MUTANTS = (
             ),
         ),
         "eagle-3",
-        ("tests/test_verification.py::test_a_drafter_that_reads_other_states_than_it_was_trained_on_is_noticed",),
+        (
+            "tests/lossless/test_verification.py::test_a_drafter_that_reads_other_states_than_it_was_trained_on_is_noticed",
+        ),
     ),
     Mutant(
         "rows-mask-short",
         "a row sees one column less of the rows above",
         (("lanternbench/engine/address.py", "committed = column < count[", "committed = column + 1 < count["),),
         "zipar",
-        ("tests/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",),
+        (
+            "tests/engine/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",
+        ),
     ),
     Mutant(
         "auxiliary-not-dropped",
@@ -367,14 +377,16 @@ MUTANTS = (
             ),
         ),
         "zipar",
-        ("tests/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",),
+        (
+            "tests/engine/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",
+        ),
     ),
     Mutant(
         "row-counts-swapped",
         "a row attends by the counts of another prompt",
         (("lanternbench/engine/address.py", "count[:, row.clamp(", "count.roll(1, 0)[:, row.clamp("),),
         "pjd",
-        ("tests/test_orders.py::test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone",),
+        ("tests/engine/test_orders.py::test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone",),
     ),
     Mutant(
         "stale-key-kept",
@@ -387,7 +399,9 @@ MUTANTS = (
             ),
         ),
         "zipar",
-        ("tests/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",),
+        (
+            "tests/engine/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",
+        ),
     ),
     Mutant(
         "loss-of-partial-context",
@@ -400,6 +414,6 @@ MUTANTS = (
             ),
         ),
         "zipar",
-        ("tests/test_orders.py::test_the_loss_is_that_of_the_whole_context_and_falls_with_the_lead",),
+        ("tests/engine/test_orders.py::test_the_loss_is_that_of_the_whole_context_and_falls_with_the_lead",),
     ),
 )

@@ -45,8 +45,8 @@ class Outcomes:
 def in_all(by_steps: list[dict[Prefix, float]]) -> dict[Prefix, float]:
     """P(image), however many steps it took."""
     images: dict[Prefix, float] = defaultdict(float)
-    for made in by_steps:
-        for image, probability in made.items():
+    for part in by_steps:
+        for image, probability in part.items():
             images[image] += probability
     return dict(images)
 

@@ -44,10 +44,10 @@ def dynamic_tree(world: World, prefix: Prefix, depth: int, top_k: int, total: in
                     level.append((*node, x))
         pool += level
         frontier = sorted(level, key=lambda node: -value[node])[:top_k]
-    kept = set(sorted(pool, key=lambda node: -value[node])[: total - 1])
+    best = set(sorted(pool, key=lambda node: -value[node])[: total - 1])
     children: dict[Path, list[int]] = {}
     for node in pool:
-        if node in kept:
+        if node in best:
             children.setdefault(node[:-1], []).append(node[-1])
     return children
 

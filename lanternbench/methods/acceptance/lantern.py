@@ -205,7 +205,7 @@ def plain_jsd(a: Probs, b: Probs) -> float:
 
 def neighbours(target: Target, k: int, proximity: str) -> Tensor:
     """[V, k] nearest codes: the methods of a sweep share one table, which takes long to make for a large codebook."""
-    kept = target.near.get(proximity)
-    if kept is None or kept.shape[1] < min(k, target.vocab):
-        kept = target.near[proximity] = nearest(target.codebook, k, proximity)
-    return kept if kept.shape[1] <= k else kept[:, :k].contiguous()
+    table = target.near.get(proximity)
+    if table is None or table.shape[1] < min(k, target.vocab):
+        table = target.near[proximity] = nearest(target.codebook, k, proximity)
+    return table if table.shape[1] <= k else table[:, :k].contiguous()

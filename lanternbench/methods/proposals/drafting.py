@@ -12,14 +12,13 @@ from typing import Any, ClassVar, NamedTuple, Self
 from torch import Tensor
 
 from lanternbench.component import Prepared
-from lanternbench.engine import row_ends
 from lanternbench.engine.address import append_address, level_address, prefix_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.opening import open_cache
 from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.proposal import Drafter, Proposal, TreePolicy
-from lanternbench.engine.row_ends import ROOT, Group
+from lanternbench.engine.row_ends import ROOT, Group, RowEnds
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule
@@ -77,26 +76,26 @@ class DrafterProposal(Proposal):
     def begin(self, state: DecodeState) -> DraftedState:
         return DraftedState(self.drafter.begin(state, self.max_step_slots), self.tree.begin(state))
 
-    def draft(self, state: DecodeState, memory: DraftedState, u: Tensor) -> Draft:
-        logits, cursor = self.drafter.root(state, memory.drafter)
+    def draft(self, state: DecodeState, proposer_state: DraftedState, u: Tensor) -> Draft:
+        logits, cursor = self.drafter.root(state, proposer_state.drafter)
 
         def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
             nonlocal cursor
-            logits, cursor = self.drafter.expand(state, memory.drafter, cursor, tokens, parent, visible, depth)
+            logits, cursor = self.drafter.expand(state, proposer_state.drafter, cursor, tokens, parent, visible, depth)
             return logits
 
-        return self.tree.grow(state, memory.tree, logits, expand, u)
+        return self.tree.grow(state, proposer_state.tree, logits, expand, u)
 
-    def update(self, state: DecodeState, memory: DraftedState, result: StepResult) -> DraftedState:
-        if memory.tree == ():  # a tree policy without a state has nothing to update
-            return memory
-        return memory._replace(tree=self.tree.update(state, memory.tree, result))
+    def update(self, state: DecodeState, proposer_state: DraftedState, result: StepResult) -> DraftedState:
+        if proposer_state.tree == ():  # a tree policy without a state has nothing to update
+            return proposer_state
+        return proposer_state._replace(tree=self.tree.update(state, proposer_state.tree, result))
 
-    def sizes(self, memory: DraftedState) -> PerPrompt | None:
-        return self.tree.sizes(memory.tree)
+    def sizes(self, proposer_state: DraftedState) -> PerPrompt | None:
+        return self.tree.sizes(proposer_state.tree)
 
-    def bucket(self, memory: DraftedState) -> Hashable:
-        return self.tree.bucket(memory.tree)
+    def bucket(self, proposer_state: DraftedState) -> Hashable:
+        return self.tree.bucket(proposer_state.tree)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
         return self.tree.levels(depth, nodes) if self.drafter.per_level else ()
@@ -136,10 +135,10 @@ class CachedDrafter(Drafter):
         """The target's states, as ``read`` takes them; None where it takes none."""
         return None
 
-    def root(self, state: DecodeState, memory: CachedState) -> tuple[Tensor, Cursor]:
+    def root(self, state: DecodeState, drafter_state: CachedState) -> tuple[Tensor, Cursor]:
         """The tokens of the last commit are appended."""
         state.clock.tick("other")
-        cache, last, length = memory.cache, state.now.last, state.now.length
+        cache, last, length = drafter_state.cache, state.now.last, state.now.length
         x = self.read(cache.all_rows(self.embed(last.tokens)), self.target_states(last.hidden))
         if cache.row_end is None:
             at = append_address(cache.layout, length, last.advance, x.shape[1])
@@ -147,7 +146,7 @@ class CachedDrafter(Drafter):
         else:
             before = last.before
             ends = None if before is None else partial(self.row_end, cache, self.target_states(before))
-            states, groups = row_ends.append(cache, x, ends, partial(self.row_end, cache), length, last.advance)
+            states, groups = RowEnds(cache, partial(self.row_end, cache), length).append(x, ends, last.advance)
             cursor = Cursor(states, groups=groups)
         return self._logits(state, cursor.states[:, 0]), cursor
 
@@ -157,20 +156,19 @@ class CachedDrafter(Drafter):
         return self.read(cache.row_end.expand_as(like), states)
 
     def expand(
-        self, state: DecodeState, memory: CachedState, cursor: Cursor, tokens: Tensor, parent: Tensor | None,
+        self, state: DecodeState, drafter_state: CachedState, cursor: Cursor, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, Cursor]:  # fmt: skip
         state.clock.tick("other")
-        cache, m, length = memory.cache, tokens.shape[1], state.now.length
+        cache, m, length = drafter_state.cache, tokens.shape[1], state.now.length
         before = parent_states(cache, cursor.states, parent, m, depth)
         x = self.read(cache.all_rows(self.embed(tokens)), before)
         if cache.row_end is None:
             states = cache.forward(x, level_address(cache.layout, length, cursor.slots, m, depth, visible))
             cursor = Cursor(states, cursor.slots + m)
         else:
-            states, groups = row_ends.level(
-                cache, x, cursor.groups, visible, depth, partial(self.row_end, cache), length
-            )
+            ends = RowEnds(cache, partial(self.row_end, cache), length)
+            states, groups = ends.level(x, cursor.groups, visible, depth)
             cursor = Cursor(states, groups=groups)
         return self._logits(state, cursor.states), cursor
 

@@ -134,20 +134,20 @@ def judge(tree: RowTree, tokens: Tensor, law: Tensor, q: Tensor, u: Tensor) -> J
             family = tokens[:, nodes]
             stages = recursive_residuals(target[:, :, c], draft, family)
             tests = sibling_tests(stages, family, u[:, tree.uniform_row[:, c], c, None].expand(-1, -1, tree.k))
-            mine = tree.rank[tree.retrieve[:, c + 1]].expand(tests.shape[:2])[..., None]
-            passed = tests.gather(-1, mine)[..., 0]
-            used = torch.where(passed[..., None], mine, tree.k - 1)  # a rejected one is redrawn after all K
-            own, drawn = (s.gather(-2, used[..., None].expand(-1, -1, -1, s.shape[-1]))[..., 0, :] for s in stages)
-            judging[:, :, c] = stages.target.gather(-2, mine[..., None].expand(-1, -1, -1, q.shape[-1]))[..., 0, :]
+            rank = tree.rank[tree.retrieve[:, c + 1]].expand(tests.shape[:2])[..., None]
+            passed = tests.gather(-1, rank)[..., 0]
+            used = torch.where(passed[..., None], rank, tree.k - 1)  # a rejected one is redrawn after all K
+            wanted, drawn = (s.gather(-2, used[..., None].expand(-1, -1, -1, s.shape[-1]))[..., 0, :] for s in stages)
+            judging[:, :, c] = stages.target.gather(-2, rank[..., None].expand(-1, -1, -1, q.shape[-1]))[..., 0, :]
         else:
             x = tokens[:, tree.retrieve[:, c + 1], None]
-            own, drawn = target[:, :, c], draft
-            passed = u[:, :, c] * draft.gather(-1, x)[..., 0] < own.gather(-1, x)[..., 0]
+            wanted, drawn = target[:, :, c], draft
+            passed = u[:, :, c] * draft.gather(-1, x)[..., 0] < wanted.gather(-1, x)[..., 0]
             chain = torch.arange(len(tree.retrieve), device=q.device) == 0
             passed = passed & chain
             drawn = torch.where(chain[:, None], draft, 0.0)  # where the others have ended: a bonus token
         ok.append(passed)
-        rest.append((own - drawn).clamp(min=0))
+        rest.append((wanted - drawn).clamp(min=0))
     return Judged(torch.stack(ok, -1), torch.stack(rest, -2), target, judging)
 
 

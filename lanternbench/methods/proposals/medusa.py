@@ -25,7 +25,7 @@ class MedusaDrafter(Drafter):
     def __init__(self, net: Any, model: Any):
         self.net, self.model = net, model
 
-    def root(self, state: DecodeState, memory: Any) -> tuple[Tensor, HeadLogits]:
+    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, HeadLogits]:
         state.clock.tick("other")
         last = state.now.last
         hidden = last.hidden[:, -1]
@@ -36,7 +36,7 @@ class MedusaDrafter(Drafter):
         return logits[:, 0], HeadLogits(logits)
 
     def expand(
-        self, state: DecodeState, memory: Any, cursor: HeadLogits, tokens: Tensor, parent: Tensor | None,
+        self, state: DecodeState, drafter_state: Any, cursor: HeadLogits, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, HeadLogits]:  # fmt: skip
         return cursor.logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1), cursor

@@ -34,7 +34,7 @@ class NoDraft(Proposal):
             return "autoregressive decoding drafts nothing, so there is nothing to accept"
         return super().refuses(choices)
 
-    def draft(self, state: DecodeState, memory: Any, u: Tensor) -> Draft:
+    def draft(self, state: DecodeState, proposer_state: Any, u: Tensor) -> Draft:
         return Draft(state.now.root[:, None], static=self.static)
 
     def plain(self, tree: TreePolicy) -> TreeSpec:

@@ -211,7 +211,7 @@ class Dynamic(Grown):
         check_candidates(bounds, "--depth or --draft-top-k")
         return self.ready(bounds=bounds, max_depth=bounds.depth, width=bounds.top_k, nodes=bounds.total)
 
-    def grow(self, state: DecodeState, memory: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+    def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         return grow_by_confidence(state, logits, expand, self.bounds)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ class FixedTree(TreePolicy):
             uniforms=sum(len(level.parents) * max(level.widths) for level in static.levels),
         )  # fmt: skip
 
-    def grow(self, state: DecodeState, memory: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+    def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         static, warp = self.static, state.warp
         sampled = self.sampled and not warp.greedy
         tokens, p_all, used, logits = [state.now.root[:, None]], [], 0, logits[:, None]

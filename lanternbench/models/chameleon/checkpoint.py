@@ -66,7 +66,7 @@ class Dialect(NamedTuple):
 
 DIALECTS = {
     "anole": Dialect(anole_prefix, {"static": "naive_extend_57"}),
-    "lumina": Dialect(lumina_prefix, {"static": "mc_sim_7b_63"}, ROW_END, lumina_text),
+    "lumina": Dialect(lumina_prefix, {"static": "mc_sim_7b_63", "row_window": 16}, ROW_END, lumina_text),
 }
 
 
@@ -93,11 +93,13 @@ class ChameleonFamily(PublishedFamily):
             check_sizes(text.names)
         return text
 
+    def options(self, row: Entry) -> dict[str, Any]:
+        return dict(split_shape(row.shape)[1].options)
+
     def fields(self, row: Entry, model: Chameleon, text: ChameleonText | None) -> dict[str, Any]:
         vocab = chameleon_vocab.published(model.config.vocab_size) if text is None else text.vocab
         dialect = split_shape(row.shape)[1]
         return {
-            "options": dict(dialect.options),
             "condition": partial(dialect.prefix, vocab),
             "pixels": chameleon_vqgan.to_pixels,
             "row_end": dialect.row_end,

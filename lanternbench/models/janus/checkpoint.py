@@ -61,11 +61,13 @@ class JanusFamily(PublishedFamily):
     def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> IdTokeniser:
         return IdTokeniser(folder / "model" / "tokenizer.json", (BOS, PAD, IMAGE_START), TEMPLATE)
 
+    def options(self, row: Entry) -> dict[str, Any]:
+        return dict(OPTIONS)
+
     def fields(self, row: Entry, model: Janus, text: IdTokeniser | None) -> dict[str, Any]:
         size = model.config.prompt_ids
         ids = {name: i % size for name, i in PUBLISHED.items()} if text is None else text.ids
         return {
-            "options": dict(OPTIONS),
             "condition": partial(prefix, ids),
             "pixels": to_pixels,
             "prompt_template": "{caption}".join(TEMPLATE),

@@ -54,8 +54,11 @@ class LlamaGenFamily(PublishedFamily):
 
         return RandomT5Features(config.cls_token_num, device, dtype, config.caption_dim, config.n_layer)
 
+    def options(self, row: Entry) -> dict[str, Any]:
+        return dict(OPTIONS)
+
     def fields(self, row: Entry, model: LlamaGen, text: Any) -> dict[str, Any]:
-        return {"options": dict(OPTIONS), "eagle_pads": EAGLE_PADS, "labels": self.config(row).model_type == "c2i"}
+        return {"eagle_pads": EAGLE_PADS, "labels": self.config(row).model_type == "c2i"}
 
     def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
         found = super().load(row, folder, device, dtype)

@@ -89,6 +89,9 @@ class TinyFamily(Family):
 
     rows = Path(__file__).with_name("catalogue.yaml")
 
+    def options(self, row: Entry) -> dict[str, Any]:
+        return dict(OPTIONS)
+
     def home(self, row: Entry) -> Path:
         return WEIGHTS
 

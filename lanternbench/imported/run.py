@@ -1,0 +1,204 @@
+"""Entries -> a run folder, with ``ar`` measured beside them on the same prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from lanternbench.errors import UserError
+from lanternbench.experiment import RunFolder, config_hash
+from lanternbench.experiment.config import Sweep
+from lanternbench.experiment.worker import Job, Worker
+from lanternbench.imported.entries import Entry
+from lanternbench.imported.log_probs import log_probs
+from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.samples import IMPORTED, Sample, sample_key
+from lanternbench.measure.summary import summarise
+from lanternbench.metrics import read_image
+from lanternbench.models.target import Target
+from lanternbench.notes import Note
+from lanternbench.prompts import Prompt, PromptSet
+from lanternbench.prompts.formats import clean
+
+LOG_PROB = "log-prob"  # the metric's name: mean over an image's tokens, in nats
+Progress = Callable[[int, int, str], None]
+
+
+class Matched(NamedTuple):
+    """An entry with its prompt and seed: the n-th image of a prompt has seed n."""
+
+    entry: Entry
+    prompt: Prompt
+    seed: int
+
+    def key(self, method: str) -> str:
+        return sample_key(self.prompt.id, method, self.seed)
+
+
+def matched(entries: Sequence[Entry], asked: PromptSet | None, first: int = 0) -> list[Matched]:
+    """Every entry with its prompt: that of its caption, or of its number; without ``asked`` captions are the prompts.
+
+    Raises UserError for an entry whose prompt is not there.
+    """
+    known = {prompt.text: prompt for prompt in asked or ()}
+    numbered = list(asked or ())
+    seeds: dict[str, int] = {}
+    found = []
+    for entry in entries:
+        text = None if entry.caption is None else clean(entry.caption)
+        if text is not None and asked is None:
+            prompt = known.setdefault(text, Prompt((entry.id or str(len(known) + 1)).replace("|", "_"), text))
+        elif text is not None and text in known:
+            prompt = known[text]
+        elif text is None and entry.number is not None and entry.number < len(numbered):
+            prompt = numbered[entry.number]
+        else:
+            what = f"caption '{text[:60]}'" if text is not None else f"prompt {entry.number}"
+            fix = "give the --prompts that it was made with" if asked is None else f"{asked.source} is another set"
+            raise UserError(f"{entry.where}: there is no {what} among the prompts: {fix}.")
+        seed = seeds[prompt.id] = seeds.get(prompt.id, first - 1) + 1
+        found.append(Matched(entry, prompt, seed))
+    if len({prompt.id for prompt in known.values()}) < len(known):
+        raise UserError("two captions have the same id: give each prompt one of its own, or none.")
+    return found
+
+
+def check_tokens(entries: Sequence[Entry], target: Target) -> None:
+    """Raises UserError for tokens that the target cannot have drawn."""
+    for where, tokens in ((entry.where, entry.tokens) for entry in entries):
+        if tokens is not None and tokens.shape != (target.length,):
+            rows, columns = target.grid
+            raise UserError(
+                f"{where} has {tokens.size} tokens, and {target.name} draws {target.length} ({rows} × {columns}): give "
+                "its image tokens alone, without text and row ends."
+            )
+        if tokens is not None and not 0 <= tokens.min() <= tokens.max() < target.vocab:
+            odd = tokens.min() if tokens.min() < 0 else tokens.max()
+            raise UserError(
+                f"{where} has token {odd}, and the codebook of {target.name} {target.vocab}: give indices of the "
+                "codebook, not ids of the language model's vocabulary."
+            )
+
+
+def import_run(
+    entries: Sequence[Entry],
+    label: str,
+    config: Sweep,
+    asked: PromptSet | None,
+    out: Path,
+    device: str,
+    fresh: bool = False,
+    shown: Progress = lambda done, of, what: None,
+) -> Path:
+    """Store the entries beside the ``ar`` of the same prompts, measured here; returns the run folder.
+
+    Another label's entries on the same prompts and settings go into the same folder, where ``ar`` is measured once.
+    Raises UserError for entries that do not fit the target or the prompts, before anything is computed.
+    """
+    found = matched(entries, asked, config.seed)
+    worker = Worker(config, device)
+    check_tokens(entries, worker.target)
+    with _opened(out, config, found, asked, worker, fresh) as folder:
+        made = _declare(folder, f"{label} ({IMPORTED})", config_hash({"entries": [_told(entry) for entry in entries]}))
+        base = config.methods()[0].key
+        alone = [item for item in found if config.baseline and item.key(base) not in folder.done()]
+        todo, outside = [item for item in found if item.key(made["key"]) not in folder.done()], 0
+        worker.prepare([item.prompt.text for item in alone + todo])
+        if alone:
+            worker.warm_up(BASELINE, alone[0].prompt.text)
+        for i, item in enumerate(alone):
+            shown(i, len(alone) + len(todo), f"{BASELINE} · {item.prompt.text}")
+            for sample, image in worker.work(Job(BASELINE, [item.prompt], item.seed)):
+                score = {LOG_PROB: _scored(worker, item, np.array(sample.token_ids)).mean().item()}
+                folder.append(sample.model_copy(update={"metrics": score}), image)
+        for i, item in enumerate(todo, len(alone)):
+            shown(i, len(alone) + len(todo), f"{label} · {item.prompt.text}")
+            outside += _store(folder, worker, item, made)
+        summary = summarise(folder.figures, folder.run, seed=config.seed)
+        if outside:
+            text = (
+                f"{outside} tokens of {made['label']} are outside the target's top-k or top-p and count as probability "
+                "1e-10: give the --temperature, --top-k, --top-p and --guidance that they were drawn with."
+            )
+            summary.notes.append(Note("warning", LOG_PROB, text))
+        folder.finish(summary)
+        return folder.path
+
+
+def _opened(
+    out: Path, config: Sweep, found: Sequence[Matched], asked: PromptSet | None, worker: Worker, fresh: bool
+) -> RunFolder:
+    """The run folder of these prompts and settings, new or as it is."""
+    unique, facts = {item.prompt.id: item.prompt for item in found}, worker.facts()
+    source, dataset = (asked.source, asked.dataset) if asked else (IMPORTED, IMPORTED)
+    chosen = PromptSet(tuple(unique.values()), source, dataset, config.seed)
+    repeats = max(item.seed for item in found) + 1 - config.seed
+    record = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)}).record()
+    record |= {"guidance": facts.guidance, "device": facts.device}
+    return RunFolder.open(
+        out,
+        f"{config.name}-{config_hash(record | chosen.record())[:8]}",
+        record,
+        fresh=fresh,
+        environment=facts.environment,
+        prompts=chosen.record(),
+        target=facts.target,
+        methods=[
+            {"label": m.label, "key": m.key, "method": m.preset, "options": m.options, "lossless": m.lossless}
+            for m in config.methods()[:1]
+            if config.baseline
+        ],
+    )
+
+
+def _told(entry: Entry) -> dict[str, Any]:
+    """An entry as its digest sees it."""
+    image = entry.image.name if isinstance(entry.image, Path) else entry.image
+    return entry._asdict() | {
+        "tokens": None if entry.tokens is None else entry.tokens.tolist(),
+        "image": image.tobytes().hex() if isinstance(image, np.ndarray) else image,
+    }
+
+
+def _declare(folder: RunFolder, name: str, digest: str) -> dict[str, Any]:
+    """The method of run.json that the entries have.  Raises UserError where other entries have their name."""
+    options = {"digest": digest[:16]}
+    made: dict[str, Any] = {
+        "label": name, "key": digest[:16], "method": IMPORTED, "options": options, "lossless": None
+    }  # fmt: skip
+    same = [method for method in folder.run["methods"] if method["label"] == name]
+    if same and same != [made]:
+        raise UserError(f"{folder.path} has other images labelled '{name}': give another --label, or --fresh.")
+    folder.record(methods=[*(m for m in folder.run["methods"] if m["label"] != name), made])
+    return made
+
+
+def _scored(worker: Worker, item: Matched, tokens: np.ndarray) -> torch.Tensor:
+    """Log-probabilities [L]: one image a forward, so that the same tokens give the same number."""
+    given = torch.from_numpy(tokens)[None].to(worker.target.device)
+    return log_probs(next(iter(worker.decoders.values())), [item.prompt.text], given)[0]
+
+
+def _store(folder: RunFolder, worker: Worker, item: Matched, made: dict[str, Any]) -> int:
+    """Store one entry; returns how many of its tokens the warped target excludes."""
+    entry, target, metrics, outside = item.entry, worker.target, dict[str, float | None](), 0
+    if entry.tokens is not None:
+        scored = _scored(worker, item, entry.tokens)
+        metrics, outside = {LOG_PROB: scored.mean().item()}, int((scored < -23).sum())  # log 1e-10 = −23.03
+        image = target.images(torch.from_numpy(entry.tokens)[None].to(target.device))[0]
+    else:
+        image = Image.fromarray(entry.image) if isinstance(entry.image, np.ndarray) else read_image(str(entry.image))
+    steps = round(target.length / entry.per_step) if entry.per_step else entry.steps or 0
+    sample = Sample(
+        key=item.key(made["key"]), prompt_id=item.prompt.id, prompt=item.prompt.text, category=item.prompt.category,
+        challenge=item.prompt.challenge, label=made["label"], method=IMPORTED, options=made["options"], seed=item.seed,
+        tokens=target.length, steps=steps, accept_lengths=[], decode_s=0.0, timed=False, stated_s=entry.seconds,
+        token_ids=[] if entry.tokens is None else entry.tokens.tolist(), metrics=metrics,
+    )  # fmt: skip
+    folder.append(sample, image)
+    return outside

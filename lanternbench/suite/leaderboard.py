@@ -1,0 +1,140 @@
+"""The leaderboard: submissions of a folder by target and device, as Markdown and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader
+
+from lanternbench.errors import UserError
+from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.statistics import Estimate
+from lanternbench.measure.summaries import Row
+from lanternbench.report.columns import BASE, MISSING, Column, columns
+from lanternbench.report.load import Run
+from lanternbench.report.page import Cell, Table, figure_cell, templates
+from lanternbench.report.tables import markdown
+from lanternbench.suite.refusal import judged
+from lanternbench.suite.submission import Submission, ms_per_token, read
+from lanternbench.utils.text import shortened
+
+NAMES = ("LEADERBOARD.md", "leaderboard.html")
+LABEL = 25  # signs of a method in Markdown: its tables fit 80 columns
+_ONE = {c.key: c for c in BASE}
+AR = Column("ar_ms", "AR ms/token", "", ".2f", "", True, help="milliseconds of an autoregressive token in the same run")
+BRIEF = (AR, _ONE["accept_len"], _ONE["fidelity_loss"])
+
+
+class Entry(NamedTuple):
+    """A submission that fits, and its rows as its samples give them."""
+
+    file: str
+    found: Submission
+    rows: list[Row]
+    ar: Estimate  # ms per autoregressive token
+
+    @property
+    def about(self) -> list[str]:
+        """What a reader must know to compare it with another."""
+        run = Run(Path(self.file), self.found.about, [], [])
+        environment, weights = run.part("environment"), run.weights
+        load = self.found.clock.get("load")
+        said = {
+            "": f"{environment.get('dtype')}, {environment.get('compile')}, {environment.get('threads')} CPU threads",
+            "torch": environment.get("torch"),
+            "lanternbench": environment.get("lanternbench"),
+            "commit": str(environment.get("commit") or MISSING)[:12],
+            "weights": weights.get("target") or weights.get("model") or MISSING,
+            "load": None if load is None else f"{load:.1f} on {environment.get('cores')} cores",
+            "measured": str(run.info.get("created"))[:10],
+        }
+        return [f"{name} {value}".strip() for name, value in said.items() if value is not None]
+
+
+class Board(NamedTuple):
+    """The entries of one suite on one device, in the order of their files."""
+
+    suite: str
+    device: str
+    recipe: str
+    entries: list[Entry]
+
+    @property
+    def lines(self) -> list[tuple[int, Row]]:
+        """(number of its entry, row) of every method but the baseline, the fastest first."""
+        found = [
+            (i, replace(row, figures=row.figures | {AR.key: entry.ar}))
+            for i, entry in enumerate(self.entries, 1)
+            for row in entry.rows
+            if row.label != BASELINE
+        ]
+        return sorted(found, key=lambda line: (-(line[1].value("speedup") or 0.0), line[1].label, line[0]))
+
+
+def read_folder(folder: Path) -> tuple[list[Entry], dict[str, list[str]]]:
+    """The submissions that fit, and by file the reasons why the others do not."""
+    entries, refused = [], {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            summary, reasons = judged(found := read(path))
+        except UserError as error:
+            summary, reasons = None, [str(error)]
+        if summary is None or reasons:
+            refused[path.name] = reasons
+        else:
+            entries.append(Entry(path.name, found, summary.rows, ms_per_token(summary.rows)))
+    return entries, refused
+
+
+def boards(entries: Sequence[Entry]) -> list[Board]:
+    """By suite, then by device."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        run = Run(Path(entry.file), entry.found.about, [], [])
+        groups.setdefault((entry.found.suite, run.hardware), []).append(entry)
+    return [
+        Board(suite, device, _recipe(group[0].found.about), group) for (suite, device), group in sorted(groups.items())
+    ]
+
+
+def _recipe(run: dict[str, Any]) -> str:
+    c, prompts = run["config"], run["prompts"]
+    top_k = f"top-k {c['top_k']}" if c["top_k"] else "no top-k"
+    return f"{prompts['count']} prompts of {prompts['dataset']}, T {c['temperature']:g}, {top_k}, CFG {c['guidance']:g}"
+
+
+def markdown_page(found: Sequence[Board]) -> str:
+    """LEADERBOARD.md: no line of text over 80 columns, no table wider."""
+    titles, right = ["method", "speedup ↑", "AR ms", "τ ↑", "loss ↓", "file"], [False] + [True] * 5
+    tables = []
+    for board in found:
+        cells = [
+            [shortened(row.label, LABEL), _ONE["speedup"].cell(row), *(c.value(row) for c in BRIEF), str(i)]
+            for i, row in board.lines
+        ]
+        tables.append(markdown(titles, cells, right))
+    return _templates().get_template("leaderboard.md").render(boards=list(zip(found, tables)))
+
+
+def html_page(found: Sequence[Board]) -> str:
+    """One file without network: a sortable table for each suite and device."""
+    return _templates().get_template("leaderboard.html").render(boards=[(board, _table(board)) for board in found])
+
+
+def _table(board: Board) -> Table:
+    """Every column of a report; those that were not chosen for Markdown are folded."""
+    shown = columns([row for entry in board.entries for row in entry.rows])
+    shown = [*shown[:1], _ONE["speedup"], AR, *(c for c in shown[1:] if c.key != "speedup")]
+    folded = frozenset(i for i, c in enumerate(shown) if i > 1 and c not in BRIEF)
+    lines = [[figure_cell(c, row) for c in shown] + [Cell(str(i), i)] for i, row in board.lines]
+    heads = [(c.title + c.arrow, c.help, not c.numeric) for c in shown]
+    return Table([*heads, ("file", "number of the submission below", False)], lines, folded)
+
+
+def _templates() -> Environment:
+    made = templates()
+    made.loader = ChoiceLoader([PackageLoader("lanternbench.suite"), PackageLoader("lanternbench.report")])
+    return made

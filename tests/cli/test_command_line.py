@@ -1,0 +1,133 @@
+"""The command line as a whole: version, completion, start-up, axes and plans of sweeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import mistake
+from counted_clock import CountedClock
+from typer.testing import CliRunner
+
+import lanternbench
+from lanternbench import lossless
+from lanternbench.cli.main import app
+from lanternbench.errors import UserError
+from lanternbench.experiment import sweep_file, worker
+from lanternbench.methods.method import Method
+
+CLI = [sys.executable, "-m", "lanternbench"]
+
+
+def cli(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    options = {"capture_output": True, "text": True, "timeout": 300, "env": os.environ | environment}
+    return subprocess.run([*CLI, *args], cwd=cwd, **options)
+
+
+@pytest.fixture
+def here(shallow_8x8, tmp_path, monkeypatch):
+    """Runs a command in this process, in a folder of its own, on small images: what it prints on stdout as JSON."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(worker, "load_with_drafter", lambda *_: shallow_8x8)
+
+    def run(*args: str) -> Any:
+        done = CliRunner().invoke(app, [*args, "--json"], catch_exceptions=False)
+        assert done.exit_code == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+def test_the_version_is_that_of_the_package(tmp_path):
+    assert cli("--version", cwd=tmp_path).stdout == f"lanternbench {lanternbench.__version__}\n"
+
+
+def test_the_shell_completes_commands_and_options(tmp_path):
+    for words, wanted in (("lanternbench sw", "sweep"), ("lanternbench sweep --time-b", "--time-budget")):
+        asked = {"_LANTERNBENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        code = "from lanternbench.cli.main import app; app(prog_name='lanternbench')"
+        done = subprocess.run([sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True)
+        assert wanted in done.stdout.split()
+
+
+def test_help_and_version_do_not_wait_for_torch():
+    code = "import sys, lanternbench.cli.main; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_lists_of_settings_are_runs_named_after_their_values(tmp_path):
+    path = tmp_path / "axes.yaml"
+    path.write_text("methods: [ar]\nbatch: [1, 8]\n")
+    assert [(r.name, r.batch) for r in sweep_file.read(path)] == [("axes+batch-1", 1), ("axes+batch-8", 8)]
+    path.write_text("methods: [ar]\ntemperature: [0, 0.5]\nseed: [1, 2]\nguidance: 2\n")
+    runs = sweep_file.read(path)
+    assert [(r.name, r.temperature, r.seed, r.guidance) for r in runs] == [
+        ("axes+seed-1+temperature-0", 0, 1, 2),
+        ("axes+seed-1+temperature-0.5", 0.5, 1, 2),
+        ("axes+seed-2+temperature-0", 0, 2, 2),
+        ("axes+seed-2+temperature-0.5", 0.5, 2, 2),
+    ]
+    assert [r.name for r in sweep_file.read(path, {"temperature": 1.0})] == ["axes+seed-1", "axes+seed-2"]
+    for wrong, says in (
+        ("seed: []", "empty list"),
+        ("seed: [1, 1]", "two runs named"),
+        (f"seed: {list(range(40))}\ntop_k: {list(range(40))}", "1600 runs"),
+        ("seed: [1, x]", "'seed' is wrong"),
+        ("batch: [1, 0]", "'batch' is wrong"),
+        ("top_p: [1, 0.9]", "'top_p' is wrong"),
+    ):
+        path.write_text(f"methods: [ar]\n{wrong}\n")
+        with pytest.raises(UserError, match=says):
+            sweep_file.read(path)
+
+
+def test_every_combination_is_a_run_of_its_own(here, tmp_path):
+    (tmp_path / "seeds.yaml").write_text(
+        "methods: [cool-sd]\nbaseline: false\nseed: [1, 2]\nnum_prompts: 1\nmetrics: []\n"
+    )
+    folders = [Path(run["run"]) for run in here("sweep", "seeds.yaml")["runs"]]
+    seeds = [json.loads((tmp_path / f / "samples.jsonl").read_text())["seed"] for f in folders]
+    assert seeds == [1, 2]
+
+
+def test_run_takes_several_methods_and_each_reads_its_own_options(here, monkeypatch, capfd):
+    given = ["-m", "eagle-1", "-m", "cool-sd", "-m", "lantern", "--lambda", "1.5", "--delta", "0.2", "--no-baseline"]
+    labels = [row["label"] for row in here("run", *given, "-n", "1", "--metrics", "")["rows"]]
+    assert [label.split()[0] for label in labels] == ["eagle-1", "cool-sd", "lantern"]
+    assert "λ=1.5" in labels[1]
+    assert "δ=0.2" in labels[2]
+    for wrong in (["--window", "3"], ["--lambda", "0.5"]):  # read by none, out of range for all that read it
+        mistake(monkeypatch, capfd, "run", "-m", "eagle-1", "-m", "cool-sd", *wrong)
+
+
+def test_a_plan_makes_nothing_and_its_estimate_is_near(here, tmp_path, monkeypatch):
+    """On a clock that counts operations, whatever else the machine does."""
+    (tmp_path / "small.yaml").write_text("methods: [cool-sd]\nnum_prompts: 3\nmetrics: []\n")
+    with CountedClock(monkeypatch):
+        plan = here("sweep", "small.yaml", "--dry-run")
+        assert not (tmp_path / "results").exists()
+        done = here("sweep", "small.yaml")
+    assert plan["images"] == 3 * 2
+    assert [row["method"] for row in plan["plan"]] == ["ar", "cool-sd λ=2"]
+    samples = (tmp_path / done["run"] / "samples.jsonl").read_text().splitlines()
+    spent = sum(s["decode_s"] + s["encode_s"] + s["render_s"] for s in map(json.loads, samples))
+    assert spent / 1.5 < plan["minutes"] * 60 < spent * 1.5, (spent, plan)
+    shown = CliRunner().invoke(app, ["sweep", "small.yaml", "--dry-run"]).stdout
+    assert "6 images, about" in shown
+
+
+def test_verify_takes_the_options_of_methods(monkeypatch):
+    asked: list[Method] = []
+    monkeypatch.setattr(lossless, "verify_all", lambda methods, *_, **__: asked.extend(methods) or [])
+    done = CliRunner().invoke(app, ["verify", "eagle-1", "gsd", "--acceptance", "block", "--tree", "chain"])
+    assert done.exit_code == 0, done.output
+    assert [m.choices.acceptance for m in asked] == ["block", "block"]
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="'block' is an acceptance rule: name the method whose drafts it judges"):
+        CliRunner().invoke(app, ["verify", "block"], catch_exceptions=False)

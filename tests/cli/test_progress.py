@@ -1,0 +1,143 @@
+"""A long command says how far it is, in a terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from lanternbench import prompts
+from lanternbench.cli import progress
+from lanternbench.engine import decode as engine
+from lanternbench.experiment import runner as sweeps
+from lanternbench.experiment.config import sweep
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.training import drafter
+from lanternbench.utils.text import duration, pace
+
+
+@pytest.mark.parametrize("captions", [["a red circle"], ["a red circle", "a blue ring"]])
+def test_every_step_tells_how_many_tokens_are_done(target, captions):
+    told: list[tuple[int, int]] = []
+    decoder = build(target, method("eagle-1"))
+    made = engine.generate(decoder, captions, on_step=lambda *at: told.append(at))
+    assert len(told) == max(g.steps for g in made)
+    assert told == sorted(told)
+    assert told[-1] == (256 * len(captions),) * 2
+
+
+def test_without_a_terminal_every_image_is_a_line(tmp_path):
+    command = [sys.executable, "-m", "lanternbench", "run", "-m", "eagle-1", "-n", "1", "--metrics", ""]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    assert [line.split("]")[0] for line in lines] == ["[1/2", "[2/2"]
+    assert {line.split("] ")[1].split(" · ")[0] for line in lines} == {"ar", "eagle-1"}
+    assert all(line.endswith(" s") for line in lines)
+
+
+def test_without_a_terminal_a_long_image_is_never_silent(monkeypatch, capfd):
+    monkeypatch.setattr(progress, "SILENCE", 0.05)
+    monkeypatch.setattr(progress, "FIRST", 0.05)
+    with progress.display("loading") as shown:
+        time.sleep(0.5)
+        shown.show(0, 2, "ar · a red circle")
+        shown.step(90, 256)
+        time.sleep(0.5)
+    said = capfd.readouterr().err.splitlines()
+    assert any(line.startswith("loading: 0 s so far") for line in said)
+    assert any(line.startswith("ar · a red circle, 90 of 256 tokens: 0 s so far") for line in said)
+    time.sleep(0.2)
+    assert not capfd.readouterr().err  # it ends with the command
+
+
+def test_without_a_terminal_the_first_line_comes_soon(monkeypatch, capfd):
+    monkeypatch.setattr(progress, "FIRST", 0.05)
+    with progress.display("loading"):
+        time.sleep(0.5)
+    assert capfd.readouterr().err == "loading: 0 s so far\n"
+
+
+def test_a_training_tells_its_rate_and_what_is_left_also_in_a_terminal(tmp_path, monkeypatch, capfd):
+    """Every stage: no stretch of ten times the interval is silent, though each step sleeps for a fifth of it."""
+    monkeypatch.setattr(progress, "FIRST", 0.05)
+    monkeypatch.setattr(progress, "SILENCE", 0.05)
+    quick = engine.step
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.01)
+        return quick(*args)
+
+    monkeypatch.setattr(engine, "step", slow)
+    plan = drafter.Plan("tiny", prompts.load("demo", 2), steps=3, batch=1, lr=3e-3, seed=0)
+    with progress.lines("loading the target", each=False) as shown:
+        drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=str, progress=shown.show)
+    said = capfd.readouterr().err
+    rate = r"\d+(\.\d+)? an? (second|minute|hour), about [\d.]+ (s|min|h) left"
+    assert re.search(rf"^image tokens of samples: \d+ s so far, \d+/512, {rate}$", said, re.MULTILINE)
+    assert "[" not in said  # no line per step
+
+
+def test_a_rate_and_a_wait_are_told_in_fitting_units():
+    assert [pace(x) for x in (12.34, 0.5, 0.001)] == ["12.3 a second", "30 a minute", "3.6 an hour"]
+    assert [duration(x) for x in (59, 150, 3600, 9000)] == ["59 s", "2.5 min", "60 min", "2.5 h"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_in_a_terminal_figures_are_whole_and_captions_end_between_words(width):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width, color_system=None, legacy_windows=False)
+    what = "adt-tree λ=2 · a large noisy green ring on the left on a gradient black background beside a small fox"
+    with progress.bars(console) as bar:
+        shown = progress.Bars(bar, "sweep")
+        shown.show(17, 1280, what)
+        bar.refresh()
+    line = next(line for line in reversed(out.getvalue().splitlines()) if "adt-tree" in line)
+    assert re.search(r" 17/1280 \d:\d\d:\d\d -:--:--", line)
+    head = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).split("\r")[-1]
+    head = re.split(r"  +", head)[0]
+    assert head == what or (head.endswith("…") and set(head.rstrip("…").split()) <= set(what.split()))
+
+
+def test_a_slow_warm_up_tells_how_far_it_is(tmp_path, monkeypatch, capfd):
+    """Trees of 1,024 nodes take seconds a step on a CPU."""
+    monkeypatch.setattr(progress, "FIRST", 0.1)
+    monkeypatch.setattr(progress, "SILENCE", 0.1)
+    quick = engine.step
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.1)
+        return quick(*args)
+
+    monkeypatch.setattr(engine, "step", slow)
+    config = sweep({"methods": ["ar"], "num_prompts": 1, "metrics": []})
+
+    def stop(done: int, of: int, what: str) -> None:
+        shown.show(done, of, what)
+        if what.startswith("ar · "):
+            raise KeyboardInterrupt
+
+    with progress.display("sweep") as shown, pytest.raises(KeyboardInterrupt):
+        sweeps.run(config, tmp_path, watch=sweeps.Callbacks(stop, shown.step))
+    assert re.search(r"^warming up ar, \d+ of 256 tokens: \d s so far$", capfd.readouterr().err, re.MULTILINE)
+
+
+def test_in_a_terminal_an_image_that_takes_long_gets_a_bar_of_its_tokens(monkeypatch):
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Progress(console=console, auto_refresh=False) as bar:
+        shown = progress.Bars(bar, "sweep")
+        shown.show(0, 2, "ar · a red circle")
+        shown.step(3, 256)
+        assert not bar.tasks[1].visible  # quick images do not flicker
+        monkeypatch.setattr(shown, "next", 0.0)
+        shown.step(90, 256)
+        assert (bar.tasks[1].visible, bar.tasks[1].completed, bar.tasks[1].total) == (True, 90, 256)
+        shown.show(1, 2, "eagle-1 · a red circle")
+        assert not bar.tasks[1].visible

@@ -1,0 +1,192 @@
+"""Recorded steps.  Without a GPU a stand-in records: every operation, with what Python decided frozen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from conftest import slow_but
+from fake_cuda_graph import frozen
+from torch.cuda._utils import _get_device_index as cuda_index  # as ``torch.cuda.set_device`` reads its argument
+
+import lanternbench
+from lanternbench.engine import cache as cached
+from lanternbench.engine import decode as engine
+from lanternbench.engine import opening
+from lanternbench.errors import UserError
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.models.catalogue import load_target
+from lanternbench.prompts import load
+from lanternbench.registry import components
+from lanternbench.utils.graph_capture import Graphs, of_mode
+
+SOME = ["ar", "sd", "medusa", "eagle-1", "eagle-2", "lantern", "sjd", "adt-tree", "cool-sd"]
+CAPTIONS = [p.text for p in load("demo", 2)]
+
+
+def decode(target, name, captions=CAPTIONS, steps=12, trace=False, **options):
+    decoder = build(target, method(name), **options)
+    return [engine.generate(decoder, [c], trace=trace, max_steps=steps)[0] for c in captions]
+
+
+def drawn(generation):
+    """The tokens of a decode that ended early, without what a step leaves behind them."""
+    return generation.tokens[: 1 + sum(generation.accept_lengths)]
+
+
+@pytest.mark.parametrize(("name", "phases"), [("ar", 3), ("eagle-1", 4)])
+def test_recorded_steps_go_from_one_number_of_slots_to_the_next(shallow_8x8, name, phases, monkeypatch):
+    monkeypatch.setattr(opening, "CAPACITY", 1)
+    monkeypatch.setattr(cached, "SPAN", 48)
+    decoders = [build(t, method(name)) for t in (shallow_8x8, replace(shallow_8x8, graphs=Graphs(frozen)))]
+    want, made = (engine.generate(d, CAPTIONS[:1], max_steps=30)[0] for d in decoders)
+    assert torch.equal(drawn(made), drawn(want))
+    assert len(decoders[1].recordings.made) >= 2 * phases
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts", "temperature"),
+    slow_but([(name, 3, 1.0) for name in SOME], product(components("preset"), (1, 3), (1.0, 0.0))),
+)
+def test_recorded_steps_give_the_tokens_of_launched_ones(shallow_8x8, name, prompts, temperature):
+    captions = [p.text for p in load("demo", prompts)]
+    recorded = replace(shallow_8x8, graphs=Graphs(frozen))
+    decoders = [build(t, method(name), temperature) for t in (shallow_8x8, recorded)]
+    wanted, found = (engine.generate(d, captions, max_steps=6) for d in decoders)
+    assert decoders[1].recordings.replays
+    for want, made in zip(wanted, found, strict=True):
+        assert torch.equal(drawn(made), drawn(want))
+        assert made.accept_lengths == want.accept_lengths
+
+
+@pytest.mark.parametrize("name", ["lantern", "lantern++"])
+def test_simulated_steps_are_recorded_alike(shallow_8x8, name):
+    recorded = replace(shallow_8x8, graphs=Graphs(frozen))
+    made, want = (decode(t, name, simulate_acceptance=2.0) for t in (recorded, shallow_8x8))
+    for a, b in zip(made, want, strict=True):
+        assert torch.equal(drawn(a), drawn(b))
+
+
+@pytest.mark.parametrize("name", ["eagle-2", "cool-sd", "sjd"])
+def test_recorded_steps_keep_the_same_distributions(shallow_8x8, name):
+    recorded = replace(shallow_8x8, graphs=Graphs(frozen))
+    want, made = (decode(t, name, CAPTIONS[:1], trace=True)[0].trace for t in (shallow_8x8, recorded))
+    for kept, wanted in zip(vars(made).values(), vars(want).values(), strict=True):
+        torch.testing.assert_close(kept, wanted)
+
+
+@pytest.mark.parametrize(("name", "phases"), [("ar", 3), ("eagle-1", 4), ("eagle-2", 4), ("sjd", 4)])
+def test_every_phase_is_one_recording(shallow_8x8, name, phases):
+    recorded = replace(shallow_8x8, graphs=Graphs(frozen))  # the first draft, after one token, has a shape of its own
+    decoder = build(recorded, method(name))
+    engine.generate(decoder, CAPTIONS[:1], max_steps=3)
+    assert len(decoder.recordings.replays) == phases
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_what_a_recording_reads_lives_as_long_as_it(shallow_8x8, name):
+    """A CUDA graph has addresses alone: it would read memory that went with the decode all the same."""
+    recorded = replace(shallow_8x8, graphs=Graphs(frozen))
+    decoder = build(recorded, method(name))
+    engine.generate(decoder, CAPTIONS[:1], max_steps=3)
+    replays = [replay for replay, _ in decoder.recordings.replays.values()]
+    constants = 0
+    for replay in replays:
+        with torch.inference_mode():
+            outputs = replay.run()
+        outputs = outputs if isinstance(outputs, list) else [outputs]
+        kept = {x.untyped_storage().data_ptr() for x in [*replay.read, *replay.inputs, *outputs]}
+        assert {x.untyped_storage().data_ptr() for x in replay.run.reads if x.numel()} <= kept
+        constants += len(replay.run.reads)
+    assert constants > 0
+
+
+def test_recording_is_off_the_clock(shallow_8x8, monkeypatch):
+    now = 0.0
+
+    def read():  # a second passes between two looks at the clock
+        nonlocal now
+        now += 1
+        return now
+
+    def slow(work, inputs):
+        nonlocal now
+        now += 1000
+        return frozen(work, inputs)
+
+    recorded = replace(shallow_8x8, graphs=Graphs(slow))
+    decoder = build(recorded, method("eagle-2"))
+    monkeypatch.setattr("lanternbench.engine.timing.perf_counter", read)
+    made = engine.generate(decoder, CAPTIONS[:1], max_steps=2)[0]
+    assert now > 4 * 1000  # four recordings
+    assert sum(made.phases.values()) == made.decode_s < 1000
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda:3", [3]), ("cuda", [])])
+def test_a_gpu_is_made_the_one_that_graphs_are_made_on(device, index, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda given: chosen.append(cuda_index(given)))
+    with pytest.raises(UserError, match="comes with trained weights"):
+        load_target("tiny", device, random_weights=True)
+    assert chosen == index
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def test_a_warm_up_records_all_that_later_images_need(shallow_8x8, monkeypatch):
+    monkeypatch.setattr(opening, "CAPACITY", 1)
+    monkeypatch.setattr(cached, "SPAN", 48)
+    recorded = replace(shallow_8x8, graphs=Graphs(frozen))
+    decoder = build(recorded, method("eagle-1"))
+    engine.generate(decoder, CAPTIONS[:1], max_steps=3)
+    before = len(decoder.recordings.replays)
+    engine.generate(decoder, CAPTIONS[:1])
+    engine.generate(decoder, CAPTIONS[1:], max_steps=3)
+    assert len(decoder.recordings.replays) == before > 0
+
+
+@pytest.mark.parametrize("name", ["ar", "eagle-2"])
+def test_prompts_whose_caches_differ_in_size_do_not_share_recordings(shallow_8x8, name, monkeypatch):
+    monkeypatch.setattr(opening, "CAPACITY", 1)
+
+    def condition(target, captions, guided):
+        prefix, cut = shallow_8x8.condition(target, captions, guided), 16 * (captions[0] == CAPTIONS[1])
+        return prefix._replace(
+            **{name: getattr(prefix, name)[:, cut:] for name in ("embeddings", "valid", "ahead_ids", "seen")}
+        )
+
+    usual = replace(shallow_8x8, condition=condition)
+    recorded = replace(usual, graphs=Graphs(frozen))
+    captions = [*CAPTIONS, *CAPTIONS]
+    for want, made in zip(*(decode(t, name, captions) for t in (usual, recorded)), strict=True):
+        assert torch.equal(made.tokens, want.tokens)
+
+
+def test_what_a_cuda_graph_could_not_record_is_noticed():
+    with pytest.raises(AssertionError, match="could not record"):
+        frozen(lambda x: x + torch.tensor(1.0), [torch.ones(1)])
+    with pytest.raises(RuntimeError):
+        frozen(lambda x: x + float(x), [torch.ones(1)])
+
+
+def test_graphs_are_the_default_on_a_gpu_alone_and_refused_without_one():
+    assert of_mode(None, "cpu") is None
+    assert of_mode("eager", "cuda") is None
+    assert of_mode(None, "cuda:0") is not None
+    with pytest.raises(UserError, match="--compile eager"):
+        of_mode("graphs", "cpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU: recorded forwards were checked with a stand-in only")
+@pytest.mark.parametrize("name", ["ar", "eagle-1", "eagle-2", "sjd", "cool-sd"])
+def test_cuda_graphs_give_the_tokens_of_eager_forwards(name):
+    eager, recorded = (lanternbench.load("tiny", "cuda", compile_mode=m).target for m in ("eager", "graphs"))
+    for target in (eager, recorded):  # ties of float32 rounding would not be a fault of the graphs
+        target.model.double()
+        for net in target.drafters.values():
+            net.double()
+    for want, made in zip(decode(eager, name), decode(recorded, name), strict=True):
+        assert torch.equal(made.tokens, want.tokens)
