@@ -39,10 +39,9 @@ class Sample(BaseModel):
     step is the prefill, which gives one token without a draft.  ``tree_depths`` and ``tree_nodes`` have one entry per
     step too, or are empty.  ``step_s`` has the seconds of every step, ``cpu_s`` the CPU seconds of the decode,
     ``threads`` how many CPU threads it had (None on a GPU), ``load`` the machine's 1-minute load average, ``setting``
-    the name of the setting in which it was timed.  An imported image has none of these, no ``accept_lengths``, 0
-    ``steps`` where they are unknown, and as ``stated_s`` the seconds that its maker states.  ``row_loss`` and
-    ``column_loss``: the fidelity loss of the tokens of
-    each row and column of the image, of methods that draw several rows at once.
+    the name of the setting in which it was timed.  ``row_loss`` and ``column_loss``: the fidelity loss of the tokens of
+    each row and column of the image, of methods that draw several rows at once.  An imported image has none of these,
+    no ``accept_lengths``, 0 ``steps`` where they are unknown, and as ``stated_s`` the seconds that its maker states.
     """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # extra: of another version, kept

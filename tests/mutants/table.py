@@ -362,7 +362,9 @@ MUTANTS = (
         "a row sees one column less of the rows above",
         (("lanternbench/engine/address.py", "committed = column < count[", "committed = column + 1 < count["),),
         "zipar",
-        ("tests/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",),
+        (
+            "tests/engine/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",
+        ),
     ),
     Mutant(
         "auxiliary-not-dropped",
@@ -375,14 +377,16 @@ MUTANTS = (
             ),
         ),
         "zipar",
-        ("tests/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",),
+        (
+            "tests/engine/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",
+        ),
     ),
     Mutant(
         "row-counts-swapped",
         "a row attends by the counts of another prompt",
         (("lanternbench/engine/address.py", "count[:, row.clamp(", "count.roll(1, 0)[:, row.clamp("),),
         "pjd",
-        ("tests/test_orders.py::test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone",),
+        ("tests/engine/test_orders.py::test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone",),
     ),
     Mutant(
         "stale-key-kept",
@@ -395,7 +399,9 @@ MUTANTS = (
             ),
         ),
         "zipar",
-        ("tests/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",),
+        (
+            "tests/engine/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",
+        ),
     ),
     Mutant(
         "loss-of-partial-context",
@@ -408,6 +414,6 @@ MUTANTS = (
             ),
         ),
         "zipar",
-        ("tests/test_orders.py::test_the_loss_is_that_of_the_whole_context_and_falls_with_the_lead",),
+        ("tests/engine/test_orders.py::test_the_loss_is_that_of_the_whole_context_and_falls_with_the_lead",),
     ),
 )

@@ -66,7 +66,7 @@ class Dialect(NamedTuple):
 
 DIALECTS = {
     "anole": Dialect(anole_prefix, {"static": "naive_extend_57"}),
-    "lumina": Dialect(lumina_prefix, {"static": "mc_sim_7b_63"}, ROW_END, lumina_text),
+    "lumina": Dialect(lumina_prefix, {"static": "mc_sim_7b_63", "row_window": 16}, ROW_END, lumina_text),
 }
 
 
