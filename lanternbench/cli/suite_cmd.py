@@ -42,7 +42,9 @@ def suite(
     from lanternbench.suite import protocol
 
     if name is None:
-        print_rows([_row(protocol.protocol(each)) for each in protocol.names()], as_json, ROW)
+        found = map(protocol.protocol, protocol.names())
+        rows = [{"suite": p.name, "settings": p.recipe, "hash": p.stamp.partition(" ")[2]} for p in found]
+        print_rows(rows, as_json, {key: key for key in rows[0]})
         return
     target = name.partition("=")[0]
     given: dict[str, Any] = dict(
@@ -109,12 +111,3 @@ def leaderboard(
         raise UserError(
             f"{len(refused)} of {len(refused) + len(entries)} submissions are refused ({each}): remove them."
         )
-
-
-ROW = {"name": "suite", "prompts": "prompts", "settings": "settings", "hash": "hash"}
-
-
-def _row(found: Any) -> dict[str, str]:
-    s, (title, digest) = found.settings, found.stamp.split()
-    settings = f"T {s['temperature']:g}, top-k {s['top_k']}, CFG {s['guidance']:g}, seed {s['seed']}"
-    return {"name": title, "prompts": f"{s['prompts']} {s['num_prompts']}", "settings": settings, "hash": digest}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader
 
@@ -17,6 +17,7 @@ from lanternbench.report.columns import BASE, MISSING, Column, columns
 from lanternbench.report.load import Run
 from lanternbench.report.page import Cell, Table, figure_cell, templates
 from lanternbench.report.tables import markdown
+from lanternbench.suite.protocol import of_stamp
 from lanternbench.suite.refusal import judged
 from lanternbench.suite.submission import Submission, ms_per_token, read
 from lanternbench.utils.text import shortened
@@ -37,11 +38,13 @@ class Entry(NamedTuple):
     ar: Estimate  # ms per autoregressive token
 
     @property
+    def run(self) -> Run:
+        return Run(Path(self.file), self.found.about, [], [])
+
+    @property
     def about(self) -> list[str]:
         """What a reader must know to compare it with another."""
-        run = Run(Path(self.file), self.found.about, [], [])
-        environment, weights = run.part("environment"), run.weights
-        load = self.found.clock.get("load")
+        environment, weights, load = self.run.part("environment"), self.run.weights, self.found.clock.get("load")
         said = {
             "": f"{environment.get('dtype')}, {environment.get('compile')}, {environment.get('threads')} CPU threads",
             "torch": environment.get("torch"),
@@ -49,7 +52,7 @@ class Entry(NamedTuple):
             "commit": str(environment.get("commit") or MISSING)[:12],
             "weights": weights.get("target") or weights.get("model") or MISSING,
             "load": None if load is None else f"{load:.1f} on {environment.get('cores')} cores",
-            "measured": str(run.info.get("created"))[:10],
+            "measured": self.found.run.created[:10],
         }
         return [f"{name} {value}".strip() for name, value in said.items() if value is not None]
 
@@ -59,8 +62,13 @@ class Board(NamedTuple):
 
     suite: str
     device: str
-    recipe: str
     entries: list[Entry]
+
+    @property
+    def recipe(self) -> str:
+        """What the suite froze."""
+        found = of_stamp(self.suite)
+        return found.recipe if found else MISSING
 
     @property
     def lines(self) -> list[tuple[int, Row]]:
@@ -93,17 +101,8 @@ def boards(entries: Sequence[Entry]) -> list[Board]:
     """By suite, then by device."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
-        run = Run(Path(entry.file), entry.found.about, [], [])
-        groups.setdefault((entry.found.suite, run.hardware), []).append(entry)
-    return [
-        Board(suite, device, _recipe(group[0].found.about), group) for (suite, device), group in sorted(groups.items())
-    ]
-
-
-def _recipe(run: dict[str, Any]) -> str:
-    c, prompts = run["config"], run["prompts"]
-    top_k = f"top-k {c['top_k']}" if c["top_k"] else "no top-k"
-    return f"{prompts['count']} prompts of {prompts['dataset']}, T {c['temperature']:g}, {top_k}, CFG {c['guidance']:g}"
+        groups.setdefault((entry.found.suite, entry.run.hardware), []).append(entry)
+    return [Board(suite, device, group) for (suite, device), group in sorted(groups.items())]
 
 
 def markdown_page(found: Sequence[Board]) -> str:

@@ -30,6 +30,13 @@ class Protocol(NamedTuple):
         """Name and hash, as every result has them."""
         return f"{self.name} {config_hash(self.settings)[:16]}"
 
+    @property
+    def recipe(self) -> str:
+        """The frozen settings that a reader asks for first."""
+        s = self.settings
+        top_k = f"top-k {s['top_k']}" if s["top_k"] else "no top-k"
+        return f"{s['num_prompts']} prompts of {s['prompts']}, T {s['temperature']:g}, {top_k}, CFG {s['guidance']:g}"
+
     def sweep(self, given: Mapping[str, Any]) -> Sweep:
         """The run of the protocol with settings ``given`` that it leaves open.
 

@@ -22,16 +22,20 @@ NEAR = 1e-6  # relative: sums in another order
 
 def judged(found: Submission) -> tuple[Summary | None, list[str]]:
     """The summary recomputed from the samples, and the reasons to refuse it; none where it fits."""
+    try:
+        return _judged(found)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # of a file from elsewhere
+        why = reason(error) if isinstance(error, ValidationError) else error
+        return None, [f"it has what no run can have ({why})"]
+
+
+def _judged(found: Submission) -> tuple[Summary | None, list[str]]:
     run, frozen = found.about, of_stamp(found.suite)
     if frozen is None:
         known = ", ".join(protocol(name).stamp for name in names())
         return None, [f"its suite '{found.suite}' is none of this version ({known})"]
-    try:
-        samples = list(samples_of(run, found.prompts, found.samples))
-    except ValueError as error:
-        why = reason(error) if isinstance(error, ValidationError) else error
-        return None, [f"a sample is none that a run can have ({why})"]
-    reasons = [] if run["config"].get("suite") == found.suite else ["its run followed another suite"]
+    samples = list(samples_of(run, found.prompts, found.samples))
+    reasons = [] if found.run.config.suite == found.suite else ["its run followed another suite"]
     reasons += frozen.deviations(run) + _incomplete(found, frozen, samples)
     if reasons or not samples:
         return None, reasons or ["it has no samples"]

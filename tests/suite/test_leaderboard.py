@@ -146,6 +146,12 @@ def edits():
     def no_baseline(s):
         s["run"]["methods"] = s["run"]["methods"][1:]
 
+    def other_kinds(s):
+        s["run"]["target"]["weights"] = [1]
+
+    def no_config(s):
+        del s["run"]["config"], s["run"]["prompts"], s["run"]["environment"]
+
     yield from {
         figure: "its samples give another speedup of eagle-1",
         interval: "its samples give another speedup of eagle-1",
@@ -155,13 +161,15 @@ def edits():
         prompt_removed: "its prompts are not the suite's",
         sample_twice: "it has samples that no run of the suite has",
         sample_changed: "its samples give another",
-        impossible: "a sample is none that a run can have",
+        impossible: "it has what no run can have (Value error, accept_lengths must",
         faster_than_its_steps: "it has steps that took longer than their decode",
         shorter: "it has images of 3 tokens",
         settings: "temperature is 0.5, not 1.0",
         suite: "is none of this version",
         method_unknown: "it has samples that no run of the suite has",
         no_baseline: "it has no baseline ar",
+        other_kinds: "it has what no run can have",
+        no_config: "its run followed another suite",
     }.items()
 
 
