@@ -60,14 +60,17 @@ def methods() -> Rows:
     from lanternbench.methods.method import named
     from lanternbench.registry import components
 
-    yield "method", "proposal", "tree", "acceptance", "lossless", "arXiv"
+    yield "method", "proposal, tree", "acceptance", "lossless", "arXiv"
     for name, preset in components("preset").items():
         if preset.__class__.__module__.startswith("lanternbench."):
             made, number = named(name), preset.paper.rpartition(" ")[2]
             paper = f"[{number}](https://arxiv.org/abs/{number})" if number else "–"
-            choices = ["–"] * 3 if made.choices.proposal == "none" else [*made.choices[:3]]
-            choices[2] += f", {made.read['schedule']}" if "schedule" in made.read else ""
-            yield f"`{name}`", *choices, "yes" if made.lossless else "no", paper
+            drafted = made.choices.proposal != "none"
+            drafts = [made.choices.proposal, made.choices.tree] if drafted else []
+            drafts += ["several rows"] if made.choices.order == "rows" else []
+            rule = made.choices.acceptance + (f", {made.read['schedule']}" if "schedule" in made.read else "")
+            lossless = "yes" if made.lossless else "no"
+            yield f"`{name}`", ", ".join(drafts) or "–", rule if drafted else "–", lossless, paper
 
 
 def targets() -> Rows:
