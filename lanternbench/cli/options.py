@@ -43,6 +43,7 @@ RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Full size
 Simulate = Annotated[
     float | None, typer.Option("--simulate-acceptance", help="Mean tokens a step that drafting methods yield.")
 ]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is greedy (default: the target's).")]
 Drafter = Annotated[
     str | None, typer.Option(help="A smaller target as drafter, or a file or folder with an EAGLE drafter.")
 ]

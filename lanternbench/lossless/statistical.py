@@ -75,8 +75,9 @@ def _hidden(target: Target, prefix: Prefix, tokens: Tensor) -> Tensor:
     image = torch.cat([rows, end.expand_as(rows[:, :, :1])], 2).flatten(1, 2)[:, :-2]  # nothing reads the last two
     x = torch.cat([prefix.embeddings, image], 1)
     n, t = x.shape[1], torch.arange(length, device=x.device)
-    states = model(x, model.position_table[None, :n, None], prefix_mask(prefix.valid, n))
-    return states[:, prefix.valid.shape[1] - 1 + t + t // width]
+    prompt = prefix.valid.shape[1]
+    states = model(x, model.position_table(prompt)[None, :n, None], prefix_mask(prefix.valid, n))
+    return states[:, prompt - 1 + t + t // width]
 
 
 def favoured_tokens(trace: Trace, q: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ class PublishedFamily(Family):
         model = self.decoder(row, folder, device, dtype)
         fields = self.fields(row, model, text)
         drafters = eagles_in(folder, model, device)
-        return Target(row.name, model, vq, text, row.guidance, row.top_k, drafters=drafters, **fields)
+        return Target(row.name, model, vq, text, *row.sampling, drafters=drafters, **fields)
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
         dtype = dtype or dtype_for(device)
@@ -133,7 +133,7 @@ class PublishedFamily(Family):
         vq = self.random_vq(row, device)
         fields = self.fields(row, model, None)
         drafters = random_eagles(model, device, dtype)
-        return Target(row.name, model, vq, text, row.guidance, row.top_k, drafters=drafters, **fields)
+        return Target(row.name, model, vq, text, *row.sampling, drafters=drafters, **fields)
 
     def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
         return random_net(lambda: self.network(self.config(row)), device, dtype or dtype_for(device))
