@@ -15,6 +15,7 @@ from lanternbench.engine.decode import Generation, generate
 from lanternbench.methods import preset_file
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method as make_method
+from lanternbench.models.grids import size
 from lanternbench.models.target import Target
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Result:
     tokens: Tensor
     image: Image.Image | None
     stats: Stats
-    grid: tuple[int, int]  # rows and columns of tokens
+    grid: tuple[int, int]  # rows and columns of the last tokens, the image
 
     def _repr_html_(self) -> str:
         from lanternbench.report.maps import data_uri
@@ -52,7 +53,7 @@ class Result:
         """The image beside a map of the accepted lengths: each token in the colour of the step that committed it."""
         from lanternbench.report.maps import image_and_map
 
-        return image_and_map(self.image, [1, *self.stats.accept_lengths], self.grid)
+        return image_and_map(self.image, [1, *self.stats.accept_lengths], self.grid, len(self.tokens) - size(self.grid))
 
 
 @dataclass(frozen=True)
@@ -73,15 +74,16 @@ class Model:
         method: str = "ar",
         *,
         seed: int = 0,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         top_k: int | None = None,
-        top_p: float = 1.0,
+        top_p: float | None = None,
         guidance: float | None = None,
         trace: bool = False,
         **options: Any,
     ) -> Result | list[Result]:
         """An image, or a list of them for several prompts, which are decoded in one batch.
 
+        What is None is the target's (``temperature``, ``top_k``, ``top_p``, ``guidance``).
         ``method`` may be a file that ``tune`` wrote; ``options`` are the method's (``lam=2.0``, ``tree="chain"``, …).
         ``trace``: keep the target's and the drafter's distributions of every step in ``stats.trace``.
         The same prompt, seed and method always give the same tokens.  Raises UserError for what cannot be run.

@@ -9,7 +9,7 @@ from lanternbench.registry import components
 
 DOC = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
 HEADINGS = {"llamagen": "LlamaGen", "chameleon": "Anole", "janus": "Janus", "emu3": "Emu3"}
-HEADINGS |= {"transformers": "Any model that transformers runs"}
+HEADINGS |= {"glm-image": "GLM-Image", "transformers": "Any model that transformers runs"}
 
 
 def test_every_family_has_a_section():
@@ -30,6 +30,8 @@ def test_every_family_has_a_section():
         ("chameleon/vocab.py", "not every codebook index once"),
         ("emu3/checkpoint.py", "not every one once"),
         ("emu3/checkpoint.py", "name the target that it belongs to"),
+        ("glm_image/model.py", "name the target it "),
+        ("glm_image/checkpoint.py", "cannot be used"),
         ("token_prompts.py", "has no token"),
         ("drafters/eagle_files.py", "attention heads but the target has"),
     ],

@@ -44,6 +44,7 @@ Simulate = Annotated[
     str | None,
     typer.Option("--simulate-acceptance", help="Mean tokens a step to yield, or rates by position: 0.8,0.7,0.6."),
 ]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is greedy (default: the target's).")]
 Drafter = Annotated[
     str | None, typer.Option(help="A smaller target as drafter, or a file or folder with an EAGLE drafter.")
 ]

@@ -22,7 +22,7 @@ def profile(
     random_weights: options.RandomWeights = False,
     simulate_acceptance: options.Simulate = None,
     num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")] = 4,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    temperature: options.Temperature = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of a few steps of the last method.")] = None,
     device: options.Device = "auto",
     threads: options.Threads = None,

@@ -31,7 +31,7 @@ def tune(
     recorded: Annotated[int, typer.Option(min=1, help="Prompts whose drafts are recorded for the acceptance.")] = 4,
     few: Annotated[int, typer.Option(min=1, max=6, help="How many of the best expected sizes are measured.")] = 3,
     seed: options.Seed = 0,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    temperature: options.Temperature = None,
     guidance: Annotated[float | None, typer.Option(help="CFG scale (default: the target's).")] = None,
     device: options.Device = "auto",
     threads: options.Threads = None,

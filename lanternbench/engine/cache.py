@@ -26,8 +26,7 @@ class DecoderCache:
     ):
         """``rope``: rotary table [positions, …]; ``like`` gives dtype and device."""
         self.net, self.layout, self.dtype, self.device = net, layout, like.dtype, like.device
-        beyond = rope[-1:].expand(max(0, layout.capacity + 1 - len(rope)), -1)  # drafts past the image need one too
-        self.rope = torch.cat([rope, beyond])[:, None]
+        self.rope = self._rows(rope)
         self.pads: Tensor | None = None  # additive [R, 1, 1, capacity]
         self.row_end: Tensor | None = None  # [dim] its embedding of a row end, where the target writes them
         shape = (config.n_layer, rows, 2 * config.kv_heads, layout.capacity, config.head_dim)
@@ -39,9 +38,15 @@ class DecoderCache:
         lines = torch.arange(self.rows * store.shape[2], device=store.device)
         self.lines = lines.view(self.rows, -1, 1) * store.shape[3]  # where each row's and head's slots begin
 
-    def reset(self) -> None:
-        """Empty it and hide no pads, in the memory that recordings read."""
+    def _rows(self, rope: Tensor) -> Tensor:
+        """A rotary table with a row for every slot: drafts past the image need one too."""
+        beyond = rope[-1:].expand(max(0, self.layout.capacity + 1 - len(rope)), -1)
+        return torch.cat([rope, beyond])[:, None]
+
+    def reset(self, rope: Tensor) -> None:
+        """Empty it, hide no pads and take another rotary table, in the memory that recordings read."""
         self.store.zero_()
+        self.rope.copy_(self._rows(rope))
         if self.pads is not None:
             self.pads.zero_()
 

@@ -110,7 +110,7 @@ def open_cache(
     if graphs is not None:
         capacity = -(-capacity // CAPACITY) * CAPACITY
     like, key = prefix.embeddings, (id(net), rows, capacity, prefix.embeddings.dtype)
-    config, rope = borrowed or (net.config.decoder, net.position_table)
+    config, rope = borrowed or (net.config.decoder, net.position_table(positions))
     layout = raster(target.length, width if row_end else 0, positions - lag, lag, capacity, like.device)
     run = (lambda *given: net(*given, aux_layers)) if aux_layers else net
     if graphs is None:
@@ -122,7 +122,7 @@ def open_cache(
             shared.pads = torch.zeros(rows, 1, 1, capacity, dtype=like.dtype, device=like.device)
         cache = copy(graphs.caches[key])
         cache.net, cache.layout = run, replace(layout, slot_of=cache.layout.slot_of.copy_(layout.slot_of))
-        cache.reset()
+        cache.reset(rope)
     if target.row_end is not None and row_end:
         cache.row_end = row_end(torch.tensor(target.row_end, device=like.device))
     return cache

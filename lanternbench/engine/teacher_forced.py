@@ -31,5 +31,5 @@ def _hidden(target: Target, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Te
     image = torch.cat([rows, end.expand_as(rows[:, :, :1])], 2).flatten(1, 2)[:, :-2]  # nothing reads the last two
     x = torch.cat([prefix, image], 1)
     n, t = x.shape[1], torch.arange(length, device=x.device)
-    states = model(x, model.position_table[None, :n, None], prefix_mask(valid, n))
+    states = model(x, model.position_table(valid.shape[1])[None, :n, None], prefix_mask(valid, n))
     return states[:, valid.shape[1] - 1 + t + t // width]

@@ -7,14 +7,14 @@ import math
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import prompts_needed
 from lanternbench.measure.told_apart import look_sizes
 from lanternbench.methods.method import Method, method, preset, takes_lists
-from lanternbench.models.entries import catalogue
+from lanternbench.models.entries import catalogue, catalogue_name
 from lanternbench.utils.limits import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE
 
 FILED = ("eagle", "eagle-3", "dflash")  # kinds of drafter that a file or folder may hold
@@ -39,6 +39,16 @@ class Decoding(BaseModel):
     seed: int = Field(0, ge=0, le=MAX_SEED)
     temperature: float = Field(1.0, ge=0, le=MAX_TEMPERATURE)
     guidance: float | None = Field(None, ge=0, le=MAX_GUIDANCE, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_target_is_sampled(cls, values: Any) -> Any:
+        """Temperature and top-p that are not given are the target's."""
+        if not isinstance(values, dict) or not isinstance(name := values.get("target", "tiny"), str):
+            return values
+        row, own = catalogue().get(catalogue_name(name)), ("temperature", "top_p")
+        found = {key: getattr(row, key) for key in own if row and key in cls.model_fields}
+        return found | {key: value for key, value in values.items() if key not in own or value is not None}
 
     @field_validator("*", mode="before")
     @classmethod

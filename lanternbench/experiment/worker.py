@@ -20,6 +20,7 @@ from lanternbench.methods.method import Method
 from lanternbench.metrics import ImageMetric, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.catalogue import load_with_drafter, with_drafter
+from lanternbench.models.grids import size
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt
 
@@ -105,6 +106,7 @@ class Worker:
                 "weights": self._weights,
             }
             | {"weights": self._weights, "prompt_template": t.prompt_template}
+            | ({"tokens_before": t.length - size(t.grid)} if len(t.grids) > 1 else {})
             | ({"remark": t.remark} if t.remark else {}),
             environment() | mode(t),
         )

@@ -32,9 +32,9 @@ def prepared_rule(target: Target, method: Method, proposal: Proposal) -> Accepta
 def build(
     target: Target,
     method: Method,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     top_k: int | None = None,
-    top_p: float = 1.0,
+    top_p: float | None = None,
     guidance: float | None = None,
     simulate_acceptance: float | list[float] | None = None,
 ) -> SpeculativeDecoder:
@@ -46,6 +46,8 @@ def build(
     Raises UserError for sampling options out of range, and if the target has no drafter of the kind that the method
     needs, or one that does not fit.
     """
+    temperature = target.temperature if temperature is None else temperature
+    top_p = target.top_p if top_p is None else top_p
     within = {
         "temperature": temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE,
         "top_k": top_k is None or top_k >= 0,

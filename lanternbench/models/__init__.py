@@ -7,5 +7,6 @@ MODULES = {
     "chameleon": "chameleon.checkpoint",
     "janus": "janus.checkpoint",
     "emu3": "emu3.checkpoint",
+    "glm-image": "glm_image.checkpoint",
     "transformers": "huggingface.checkpoint",
 }

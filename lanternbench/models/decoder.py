@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanternbench.models.grids import written
+from lanternbench.models.grids import Grid, written
 from lanternbench.models.transformer import Stack
 
 if TYPE_CHECKING:
@@ -77,9 +77,17 @@ class ImageDecoder(Stack):
         return self.norm.weight.dtype
 
     @property
-    def position_table(self) -> Tensor:
-        """The second argument of ``forward`` by position [positions, …]: rotary embeddings."""
+    def grids(self) -> tuple[Grid, ...]:
+        """The grids of image tokens, in the order in which they are drawn; the last is the image."""
+        return (self.config.grid,)
+
+    def rotary_table(self, prompt: int) -> Tensor:
+        """Rotary embeddings by position, complex [positions, head_dim / 2]; ``prompt``: positions before the image."""
         return self.rope
+
+    def position_table(self, prompt: int) -> Tensor:
+        """The second argument of ``forward`` by position [positions, …]: rotary embeddings."""
+        return self.rotary_table(prompt)
 
     @property
     def prompt_embeddings(self) -> nn.Module:
@@ -105,8 +113,8 @@ class ImageDecoder(Stack):
         A left-padded row's positions start at its pads: only distances between positions count.
         """
         x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
-        n = x.shape[1]
-        return self(x, self.position_table[None, :n, None], causal_mask(valid, n))[:, prefix.shape[1] - 1 :]
+        n, prompt = x.shape[1], prefix.shape[1]
+        return self(x, self.position_table(prompt)[None, :n, None], causal_mask(valid, n))[:, prompt - 1 :]
 
     @property
     def about(self) -> str:

@@ -61,8 +61,15 @@ class Entry(BaseModel):
     grids: tuple[str, ...] = ()  # other images that it draws, as ROWSxCOLUMNS of tokens
     guidance: float = 3.0
     top_k: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
     files: dict[str, Source] = {}
     expects: tuple[Expected, ...] = ()
+
+    @property
+    def sampling(self) -> tuple[float, int, float, float]:
+        """Its defaults, as ``Target`` takes them."""
+        return self.guidance, self.top_k, self.temperature, self.top_p
 
     @property
     def folder(self) -> Path:
@@ -115,9 +122,14 @@ def entry(name: str) -> Entry:
     return catalogue()[name]
 
 
+def catalogue_name(name: str) -> str:
+    """NAME of NAME=FOLDER and NAME:SIZES."""
+    return name.partition("=")[0].partition(":")[0]
+
+
 def check_target(name: str) -> None:
     """Raises UserError for what names no target of the catalogue, nor any file or folder."""
-    title = name.partition("=")[0].partition(":")[0]
+    title = catalogue_name(name)
     if title not in catalogue() and not Path(name).exists() and title not in PREFIXES:
         entry(name)
 

@@ -137,7 +137,7 @@ class PublishedFamily(Family):
         fields = self.fields(row, model, text)
         drafters = drafters_in(folder, model, device)
         fields |= {"options": self.options(row), "drafters": drafters}
-        return Target(row.name, model, vq, text, row.guidance, row.top_k, **fields)
+        return Target(row.name, model, vq, text, *row.sampling, **fields)
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
         dtype = dtype or dtype_for(device)
@@ -146,7 +146,7 @@ class PublishedFamily(Family):
         fields = self.fields(row, model, None)
         drafters = random_drafters(model, device, dtype)
         fields |= {"options": self.options(row), "drafters": drafters}
-        return Target(row.name, model, vq, text, row.guidance, row.top_k, **fields)
+        return Target(row.name, model, vq, text, *row.sampling, **fields)
 
     def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
         return random_net(lambda: self.network(self.config(row)), device, dtype or dtype_for(device))

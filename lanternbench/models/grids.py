@@ -16,6 +16,36 @@ def grid_of(value: int | str | Sequence[int]) -> Grid:
     return rows, columns
 
 
+def size(grid: Grid) -> int:
+    """Its tokens."""
+    return grid[0] * grid[1]
+
+
+def place(grids: Sequence[Grid], token: int) -> tuple[int, int]:
+    """Of a token, counted through grids that are drawn in this order: the first token of its grid, and its columns."""
+    first = 0
+    for grid in grids[:-1]:
+        if token < first + size(grid):
+            return first, grid[1]
+        first += size(grid)
+    return first, grids[-1][1]
+
+
+def neighbours(grids: Sequence[Grid], count: int) -> tuple[list[int], list[int]]:
+    """Of the first ``count`` tokens: the number of the row, and the token above, -1 in the first row of a grid.
+
+    What is drafted past the last grid stands below it.
+    """
+    row, above, last = [], [], 0
+    for token in range(count):
+        first, columns = place(grids, token)
+        if token and (token - first) % columns == 0:
+            last += 1
+        row.append(last)
+        above.append(token - columns if token - first >= columns else -1)
+    return row, above
+
+
 def written(grid: int | str | Sequence[int]) -> str:
     """As people read it: 24×16, rows first."""
     return "×".join(map(str, grid_of(grid)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
-def rope_1d(positions: int, head_dim: int, base: float = 10000.0) -> Tensor:
-    """complex64 [positions, head_dim / 2]."""
-    freqs = base ** (-torch.arange(0, head_dim, 2).float() / head_dim)
+def rope_1d(positions: int, head_dim: int, base: float = 10000.0, rotary_width: int = 0) -> Tensor:
+    """complex64 [positions, head_dim / 2].  ``rotary_width``: of the part of a head that turns; the rest has ones."""
+    width = rotary_width or head_dim
+    freqs = F.pad(base ** (-torch.arange(0, width, 2).float() / width), (0, (head_dim - width) // 2))
     return torch.polar(torch.ones(()), torch.arange(positions).float()[:, None] * freqs)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.grids import Grid
+from lanternbench.models.grids import Grid, size
 
 if TYPE_CHECKING:
     from lanternbench.utils.graph_capture import Graphs
@@ -60,7 +60,7 @@ class Target:
 
     ``vq``: None where nothing decodes image tokens; decoding can then be measured, and there are no images to score.
     ``text``: captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels [B, 1] and a
-    mask of ones.  ``guidance``, ``top_k``: its defaults.
+    mask of ones.  ``guidance``, ``top_k``, ``temperature``, ``top_p``: its defaults.
     ``options``: its default trees and neighbourhood size.  ``evaluators``: which networks score its images.
     ``drafters``: by kind of proposal (``eagle``, ``eagle-3``, ``model``, ``medusa``).
     ``pad_rows``: what padded prefix positions attend to, see ``prefix_mask``; ``eagle_pads``: the same with an EAGLE
@@ -80,6 +80,8 @@ class Target:
     text: Callable[[list[str]], tuple[Tensor, Tensor]]
     guidance: float = 1.0
     top_k: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
     evaluators: Literal["tiny", "full", "none"] = "full"
     options: dict = field(default_factory=dict)
     drafters: dict[str, Any] = field(default_factory=dict)
@@ -100,14 +102,19 @@ class Target:
             self.evaluators = "none"
 
     @property
+    def grids(self) -> tuple[Grid, ...]:
+        """Grids of image tokens in the order in which they are drawn."""
+        return self.model.grids
+
+    @property
     def grid(self) -> Grid:
-        """Rows and columns of image tokens."""
+        """Rows and columns of the last grid, the image."""
         return self.model.config.grid
 
     @property
     def length(self) -> int:
-        """Image tokens."""
-        return self.grid[0] * self.grid[1]
+        """Image tokens, of all grids."""
+        return sum(map(size, self.grids))
 
     @property
     def row_width(self) -> int:
@@ -161,5 +168,6 @@ class Target:
         """
         if self.vq is None:
             return [None] * len(tokens)
-        few = tokens.view(-1, *self.grid).split(max(1, DECODED // self.length))
+        last = tokens[:, self.length - size(self.grid) :].reshape(-1, *self.grid)
+        few = last.split(max(1, DECODED // self.length))
         return [Image.fromarray(a) for part in few for a in self.pixels(self.vq.decode(part)).cpu().numpy()]

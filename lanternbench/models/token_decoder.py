@@ -28,7 +28,7 @@ from lanternbench.models.transformer import DecoderConfig
 class TokenDecoderConfig:
     """Shape of the decoder.
 
-    ``head_width``, ``qk_norm``: see ``DecoderConfig``.
+    ``head_width``, ``qk_norm`` and others: see ``DecoderConfig``.
     ``positions``: rows of the rotary table.  Prompt and image must fit; it costs nothing else.
     ``grid``: rows and columns of image tokens; a number for a square.
     ``prompt_ids``: 0 where one table holds all ids; otherwise prompts have a table of this size, and ``vocab_size``
@@ -52,6 +52,9 @@ class TokenDecoderConfig:
     head_width: int = 0
     qk_norm: bool | Literal["rms"] = False
     first_image_id: int = 0
+    sandwich_norm: bool = False
+    qkv_bias: bool = False
+    rotary_width: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "grid", grid_of(self.grid))
@@ -69,6 +72,9 @@ class TokenDecoderConfig:
             head_width=self.head_width,
             qk_norm=self.qk_norm,
             swin_norm=self.swin_norm,
+            sandwich_norm=self.sandwich_norm,
+            qkv_bias=self.qkv_bias,
+            rotary_width=self.rotary_width,
         )
 
 
@@ -86,7 +92,7 @@ class TokenDecoder(ImageDecoder):
             self.cls_embedding = nn.Embedding(config.prompt_ids, config.dim)
         self.tok_embeddings = self.image_embeddings()
         self.output = self.head()
-        rope = rope_1d(config.positions, config.decoder.head_dim, config.rope_base)
+        rope = rope_1d(config.positions, config.decoder.head_dim, config.rope_base, config.rotary_width)
         self.register_buffer("rope", rope, persistent=False)
         if image_ids is None:
             image_ids = torch.arange(config.vocab_size) + (config.first_image_id if config.prompt_ids else 0)
@@ -128,18 +134,24 @@ class TokenDecoder(ImageDecoder):
         return drafter_to_published(net.state_dict(), net.config)
 
 
-def interleaved(rows: Tensor, head_dim: int) -> Tensor:
-    """Rotate-half order -> interleaved pairs: within each head, row i and row i + d/2 become rows 2i and 2i + 1.
+def interleaved(rows: Tensor, cfg: DecoderConfig) -> Tensor:
+    """Rotate-half order -> interleaved pairs: of the d that turn in each head, i and i + d/2 become 2i and 2i + 1.
 
-    [heads · d, …] -> [heads · d, …].  Queries and keys permuted alike have the same products, so a checkpoint made
+    [heads · head_dim, …] -> the same.  Queries and keys permuted alike have the same products, so a checkpoint made
     for either order gives the same attention.
     """
-    return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
+    return rows.unflatten(0, (-1, cfg.head_dim))[:, _order(cfg)].flatten(0, 1)
 
 
-def halved(rows: Tensor, head_dim: int) -> Tensor:
+def halved(rows: Tensor, cfg: DecoderConfig) -> Tensor:
     """The inverse of ``interleaved``."""
-    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+    return rows.unflatten(0, (-1, cfg.head_dim))[:, _order(cfg).argsort()].flatten(0, 1)
+
+
+def _order(cfg: DecoderConfig) -> Tensor:
+    """The rotate-half index of each dimension of a head."""
+    every, width = torch.arange(cfg.head_dim), cfg.rotary_width or cfg.head_dim
+    return torch.cat([every[:width].view(2, -1).T.flatten(), every[width:]])
 
 
 def per_head(norm: Tensor, heads: int) -> Tensor:
@@ -162,9 +174,9 @@ def rotary_pairs(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tens
     for key, value in state.items():
         if ".q_norm." in key or ".k_norm." in key:
             rows = per_head(value, cfg.n_head if ".q_norm." in key else cfg.kv_heads)
-            value = interleaved(rows.flatten(), cfg.head_dim).view_as(rows)
+            value = interleaved(rows.flatten(), cfg).view_as(rows)
         elif ".q_proj." in key or ".k_proj." in key:
-            value = interleaved(value, cfg.head_dim)
+            value = interleaved(value, cfg)
         found[key] = value
     return found
 
@@ -194,9 +206,9 @@ def drafter_to_published(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[s
     found = to_published(state)
     for key, value in found.items():
         if ".q_norm." in key or ".k_norm." in key:
-            found[key] = halved(value.flatten(), cfg.head_dim).view_as(value)
+            found[key] = halved(value.flatten(), cfg).view_as(value)
         elif ".q_proj." in key or ".k_proj." in key:
-            found[key] = halved(value, cfg.head_dim)
+            found[key] = halved(value, cfg)
     return found
 
 

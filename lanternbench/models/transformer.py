@@ -23,10 +23,11 @@ Put = Callable[[int, Tensor], Tensor]
 class DecoderConfig:
     """Shape of a decoder stack.
 
-    ``head_width``: where heads are not as wide together as the stack; 0: dim / n_head.  ``qk_norm``: LayerNorm per head
-    on q and k (Chameleon), or RMSNorm (Emu3.5).  ``swin_norm``: norms on the outputs of attention and MLP
-    (Chameleon-34B).  ``first_norm``: False for LANTERN's LlamaGen drafter, whose layer has no input norm.
-    ``qkv_bias``, ``out_bias``: of attention's projections (some drafters).
+    ``head_width``: where heads are not as wide together as the stack; 0: dim / n_head.  ``rotary_width``: of the part
+    of a head that turns with the position; 0: all of it.  ``qk_norm``: LayerNorm per head on q and k (Chameleon), or
+    RMSNorm (Emu3.5).  Norms are on the inputs of attention and MLP; ``swin_norm``: on their outputs (Chameleon-34B);
+    ``sandwich_norm``: on both (GLM).  ``first_norm``: False for LANTERN's LlamaGen drafter, whose layer has no input
+    norm.  ``qkv_bias``, ``out_bias``: of attention's projections (GLM's, some drafters').
     """
 
     dim: int
@@ -39,15 +40,19 @@ class DecoderConfig:
     head_width: int = 0
     qk_norm: bool | Literal["rms"] = False
     swin_norm: bool = False
+    sandwich_norm: bool = False
     first_norm: bool = True
     qkv_bias: bool = False
     out_bias: bool = False
+    rotary_width: int = 0
 
     def __post_init__(self) -> None:
         """Raises ValueError or TypeError for sizes of which no decoder can be made."""
         if (
             (not self.head_width and self.dim % self.n_head)
             or self.head_dim % 2
+            or not 0 <= self.rotary_width <= self.head_dim
+            or self.rotary_width % 2
             or self.n_head % self.kv_heads
             or min(self.dim, self.n_layer) < 1
         ):
@@ -176,14 +181,17 @@ class FeedForward(Direct):
 
 
 class Layer(Direct):
-    """Attention and feed-forward with their norms: before each, or after each where ``swin_norm``."""
+    """Attention and feed-forward with their norms: before each; after where ``swin_norm``; both: ``sandwich_norm``."""
 
     def __init__(self, cfg: DecoderConfig):
         super().__init__()
         self.attention, self.feed_forward = Attention(cfg), FeedForward(cfg)
         self.attention_norm = RMSNorm(cfg.dim, cfg.norm_eps) if cfg.first_norm else nn.Identity()
         self.ffn_norm = RMSNorm(cfg.dim, cfg.norm_eps)
-        self.swin = cfg.swin_norm
+        self.swin, self.sandwich = cfg.swin_norm, cfg.sandwich_norm
+        if cfg.sandwich_norm:
+            self.attention_out_norm = RMSNorm(cfg.dim, cfg.norm_eps)
+            self.ffn_out_norm = RMSNorm(cfg.dim, cfg.norm_eps)
 
     def forward(
         self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None = None, layer: int = 0, last: bool = False
@@ -193,6 +201,9 @@ class Layer(Direct):
         if self.swin:
             own = own + self.attention_norm(self.attention(x, rope, mask, put, layer, last))
             return own + self.ffn_norm(self.feed_forward(own))
+        if self.sandwich:
+            own = own + self.attention_out_norm(self.attention(self.attention_norm(x), rope, mask, put, layer, last))
+            return own + self.ffn_out_norm(self.feed_forward(self.ffn_norm(own)))
         own = own + self.attention(self.attention_norm(x), rope, mask, put, layer, last)
         return own + self.feed_forward(self.ffn_norm(own))
 

@@ -81,7 +81,7 @@ def _cell(run: Run, sample: Sample | None, name: str, scales: dict[str, tuple[in
     maps: dict[str, str] = {}
     for kind, values in (("accept", sample.accept_lengths), ("depth", sample.tree_depths)):
         if run.grid and values and sample.row_loss is None:  # several rows at once have no step of their own
-            maps[kind] = map_uri(token_map(values, sample.accept_lengths, run.grid), *scales[kind], kind)
+            maps[kind] = map_uri(token_map(values, sample.accept_lengths, run.grid, run.before), *scales[kind], kind)
     return Cell(name, image_uri(path, room) if path else None, maps.get("accept"), maps.get("depth"), _facts(sample))
 
 

@@ -75,6 +75,12 @@ class Run:
         return None
 
     @property
+    def before(self) -> int:
+        """Image tokens of grids that were drawn before that one."""
+        count = self.part("target").get("tokens_before", 0)
+        return count if isinstance(count, int) and 0 < count <= 4096**2 else 0
+
+    @property
     def draws(self) -> bool:
         """Has its target an image tokeniser?"""
         return self.part("target").get("evaluators") != "none"

@@ -23,15 +23,17 @@ LARGEST = 256  # pixels a side of an image in the page; larger ones are scaled d
 COLOURS = {"accept": "viridis", "depth": "magma"}
 
 
-def token_map(per_step: list[int], accept_lengths: list[int], grid: tuple[int, int]) -> NDArray[np.float64]:
+def token_map(
+    per_step: list[int], accept_lengths: list[int], grid: tuple[int, int], before: int = 0
+) -> NDArray[np.float64]:
     """float [h, w]: for every image token the value of the step that committed it, in raster order; NaN = unknown.
 
-    `per_step` and `accept_lengths` have one entry per step.
+    `per_step` and `accept_lengths` have one entry per step.  `before`: tokens of other grids, which come first.
     """
     height, width = grid
     steps = min(len(per_step), len(accept_lengths))
-    repeats = np.clip(np.asarray(accept_lengths[:steps], dtype=np.int64), 0, height * width)
-    values = np.repeat(np.asarray(per_step[:steps], dtype=np.float64), repeats)
+    repeats = np.clip(np.asarray(accept_lengths[:steps], dtype=np.int64), 0, before + height * width)
+    values = np.repeat(np.asarray(per_step[:steps], dtype=np.float64), repeats)[before:]
     flat = np.full(height * width, np.nan)
     flat[: len(values)] = values[: len(flat)]
     return flat.reshape(height, width)
@@ -43,14 +45,16 @@ def colours(values: NDArray[np.float64], low: float, high: float, kind: str) -> 
     return matplotlib.colormaps[COLOURS[kind]](scaled, bytes=True)[..., :3]
 
 
-def image_and_map(image: Image.Image | None, accept_lengths: list[int], grid: tuple[int, int]) -> Figure:
+def image_and_map(
+    image: Image.Image | None, accept_lengths: list[int], grid: tuple[int, int], before: int = 0
+) -> Figure:
     """The image, if there is one, beside the map of its steps' accepted lengths."""
     figure = Figure(figsize=(6.4, 3), layout="constrained")
     FigureCanvasAgg(figure)
     *left, right = figure.subplots(1, 2 if image else 1, squeeze=False)[0]
     for axes in left:
         axes.imshow(image)
-    drawn = right.imshow(token_map(accept_lengths, accept_lengths, grid), cmap=COLOURS["accept"], vmin=1)
+    drawn = right.imshow(token_map(accept_lengths, accept_lengths, grid, before), cmap=COLOURS["accept"], vmin=1)
     figure.colorbar(drawn, ax=right, label="tokens of the step")
     for axes in (*left, right):
         axes.set_axis_off()

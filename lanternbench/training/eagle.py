@@ -82,10 +82,8 @@ def target_states(target: Target, prefix: Prefix, tokens: Tensor, aux_layers: tu
     """The target's states over a prefix and tokens [B, L]: [R, P + S − 1, (1 + aux) · dim], conditional rows first."""
     net, words = target.model, slot_embeddings(target, tokens)
     x = torch.cat([prefix.embeddings, words.repeat(len(prefix.valid) // len(words), 1, 1)], 1)
-    n = x.shape[1]
-    return net(
-        x, net.position_table[None, :n, None], prefix_mask(prefix.valid, n, target.pad_rows), None, False, aux_layers
-    )
+    n, rope = x.shape[1], net.position_table(prefix.valid.shape[1])
+    return net(x, rope[None, :n, None], prefix_mask(prefix.valid, n, target.pad_rows), None, False, aux_layers)
 
 
 def feed(target: Target, net: Eagle, ahead_ids: Tensor, seen: Tensor | None, tokens: Tensor, hidden: Tensor) -> Feed:
@@ -93,7 +91,7 @@ def feed(target: Target, net: Eagle, ahead_ids: Tensor, seen: Tensor | None, tok
     words = slot_embeddings(target, tokens, net)
     ahead = torch.cat([net.embed_prompt(ahead_ids, target.model), words.repeat(len(hidden) // len(words), 1, 1)], 1)
     n, seen = ahead.shape[1], None if seen is None or seen.all() else seen
-    rope = target.model.rope[1 : n + 1, None]
+    rope = target.model.rotary_table(ahead_ids.shape[1] + 1)[1 : n + 1, None]
     return Feed(ahead.float(), hidden.float(), rope, seen, target.row_width, hidden.shape[1] - words.shape[1])
 
 

@@ -140,7 +140,7 @@ def uncached(target, tokens, s, warp):
         x[len(inputs) :] = model.prompt_embeddings(torch.tensor(target.row_end))
     x = torch.cat([prefix.embeddings, x.expand(len(prefix.valid), -1, -1)], 1)
     positions = torch.tensor([*range(p), *(place for *_, place in everything)])
-    hidden = model(x, model.position_table[None, positions, None], seen)
+    hidden = model(x, model.position_table(p)[None, positions, None], seen)
     first = {r: p + len(inputs) + r - 1 for r in range(1, h)} | {0: p - 1}
     if not ends:  # where the row above is whole, its last token is the input itself
         first |= {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,6 +13,7 @@ from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.order import Order
 from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
 from lanternbench.engine.rows import step
+from lanternbench.errors import UserError
 from lanternbench.methods.orders.pjd import RowWindows
 from lanternbench.methods.orders.zipar import ZipAR
 from lanternbench.registry import component, register
@@ -59,6 +61,12 @@ class Rows(Order):
         return None
 
     def apply(self, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
+        """Raises UserError for a target that draws one grid after another."""
+        if math.prod(decoder.target.grid) != decoder.target.length:
+            raise UserError(
+                f"several rows at once draw one grid, and target '{decoder.target.name}' draws one after another: choose a "
+                "method in raster order"
+            )
         target, public, drafts = decoder.target, self.variant == "reference", decoder.proposer.max_depth
         height, width = target.grid
         rows: Any

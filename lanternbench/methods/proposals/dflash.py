@@ -48,8 +48,9 @@ class DFlashDrafter(Drafter):
     def begin(self, state: DecodeState, max_nodes: int) -> CachedState:
         prefix, hidden, net = state.prefix, state.prefix_states, self.net
         assert hidden is not None
+        rope = self.lm.rotary_table(prefix.valid.shape[1])
         cache = open_cache(
-            state.target, net, prefix, max(max_nodes, self.step_slots), borrowed=(net.config, self.lm.rope), lag=1
+            state.target, net, prefix, max(max_nodes, self.step_slots), borrowed=(net.config, rope), lag=1
         )
         if hidden.shape[1] > 1:  # the last prefix position predicts token 0: the first step reads its states
             context = net.read(hidden[:, :-1])

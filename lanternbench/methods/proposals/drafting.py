@@ -193,8 +193,8 @@ class EagleDrafter(CachedDrafter):
     def begin(self, state: DecodeState, max_nodes: int) -> CachedState:
         prefix, hidden, net = state.prefix, state.prefix_states, self.net
         assert hidden is not None
-        embed_ids, borrowed = partial(net.embed_prompt, model=self.lm), (net.config, self.lm.rope)
-        cache = open_cache(state.target, net, prefix, max_nodes, row_end=embed_ids, borrowed=borrowed, lag=1)
+        embed_ids, rope = partial(net.embed_prompt, model=self.lm), self.lm.rotary_table(prefix.valid.shape[1])
+        cache = open_cache(state.target, net, prefix, max_nodes, row_end=embed_ids, borrowed=(net.config, rope), lag=1)
         if hidden.shape[1] > 1:  # entry t: the state of position t, with what stands for token t + 1 and its position
             x = net.fuse(net.embed_prompt(prefix.ahead_ids, self.lm), net.read(hidden[:, :-1]))
             cache.prefill(x, prefix_address(prefix.seen, 1), prefix.seen)

@@ -22,6 +22,7 @@ from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft, StaticTree, chain
 from lanternbench.engine.verify import AcceptanceRule, rows_at
+from lanternbench.models.grids import neighbours
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -51,7 +52,8 @@ class Jacobi(Proposal):
 
     by_position = Prepared(False)  # is a position always redrawn with the same uniform (plain Jacobi decoding)?
     vocab = Prepared[int]()
-    row = Prepared[int]()  # tokens a row
+    row = Prepared[Tensor]()  # [L + W] the number of each token's row
+    above = Prepared[Tensor]()  # [L + W] the token above each, or -1
     static = Prepared[StaticTree]()
     columns = Prepared[Tensor]()  # [W + 1] 0 … W
 
@@ -60,8 +62,9 @@ class Jacobi(Proposal):
 
     def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Self:
         w = self.window
+        row, above = torch.tensor(neighbours(target.grids, target.length + w), device=target.device)
         return self.ready(
-            by_position=rule.by_position, vocab=target.vocab, row=target.grid[1],
+            by_position=rule.by_position, vocab=target.vocab, row=row, above=above,
             static=chain(w).to(target.device), columns=torch.arange(w + 1, device=target.device),
             nodes=w + 1, max_step_slots=w + 1, max_depth=w, width=1, uniforms=2 * w + 1, update_uniforms=w + 1,
         )  # fmt: skip
@@ -90,7 +93,7 @@ class Jacobi(Proposal):
 
     def _fresh(self, state: DecodeState, window: Window, u: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [B, W] and their p [B, W, V], as if every window position were new."""
-        v, width = self.vocab, self.row
+        v = self.vocab
         random, uniform = (u * v).long().clamp(max=v - 1), torch.full_like(window.p, 1.0 / v)
         if self.init == "random":
             return random, uniform
@@ -98,9 +101,9 @@ class Jacobi(Proposal):
         at = end + self.columns[:-1]
         if self.init.startswith("horizontal"):
             source = torch.minimum(at, end) - 1  # the nearest committed token to the left
-            inside = source // width == at // width
+            inside = self.row[source] == self.row[at]
         else:
-            source = at - width
+            source = self.above[at]
             inside = (source >= 0) & (source < end)
         source = source.clamp(0, state.limit - 1)
         if window.known is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 import torch
@@ -20,6 +21,7 @@ from lanternbench.engine.proposal import Expand, Proposal, Search, TreePolicy
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import MAX_DEPTH, Draft
 from lanternbench.methods.trees.dynamic import Bounds, Grown, check_candidates, grow_by_confidence
+from lanternbench.models.grids import Grid, place
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -64,17 +66,19 @@ class History(NamedTuple):
     seed: int
 
 
-def start(history: History, width: int, init: str, within: Range) -> tuple[float, float]:
-    """(d̃, k̃) for the tree that will produce the next token; ``width``: tokens a row."""
+def start(history: History, grids: Sequence[Grid], init: str, within: Range) -> tuple[float, float]:
+    """(d̃, k̃) for the tree that will produce the next token, from those of earlier tokens of its grid."""
     trees = history.trees
     at = len(trees)
+    first, width = place(grids, at)
+    own = trees[first:]
     if init == "random":  # uniform over both ranges, whatever the trees so far
         u = random_uniforms(history.seed, at)
         return (_uniform(within.d, u[0]), _uniform(within.k, u[1]))
-    if init == "vertical" and at >= width:
-        return trees[at - width]
-    if init == "token-flock":
-        return _flock(trees, width)
+    if init == "vertical" and len(own) >= width:
+        return own[-width]
+    if init == "token-flock" and own:
+        return _flock(own, width)
     return trees[-1]
 
 
@@ -175,7 +179,7 @@ class Adaptive(Grown):
     def _plan(self, state: DecodeState, histories: list[History]) -> Plan:
         sizes = []
         for history in histories:
-            d, k = adapt(start(history, state.target.grid[1], self.init, self.within), history.alpha, self.within)
+            d, k = adapt(start(history, state.target.grids, self.init, self.within), history.alpha, self.within)
             sizes.append((self.fixed_depth or d, self.fixed_width or k))
         drafted = torch.tensor([self.drafted(size) for size in sizes])
         there = drafted.to(state.device, non_blocking=True)  # [B, 2]; the host goes on at once

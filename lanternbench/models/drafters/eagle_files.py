@@ -35,6 +35,7 @@ def shape_in(state: State, config: DecoderConfig) -> Shape:
     found: dict[str, Any] = {
         "qkv_bias": first + "q_proj.bias" in state,
         "out_bias": first + "o_proj.bias" in state,
+        "sandwich_norm": "layers.0.post_mlp_layernorm.weight" in state,
     }
     if (down := state.get("layers.0.mlp.down_proj.weight")) is not None:
         found["hidden"] = down.shape[1]
@@ -77,6 +78,8 @@ _RENAMED = {
     "mlp.down_proj": "feed_forward.w2",
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "ffn_norm",
+    "post_self_attn_layernorm": "attention_out_norm",  # GLM's, with ``sandwich_norm``
+    "post_mlp_layernorm": "ffn_out_norm",
 }
 
 

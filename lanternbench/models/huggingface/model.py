@@ -77,8 +77,7 @@ class TransformersDecoder(TokenDecoder):
                 "such a model needs a target family of its own, see docs/extend.md"
             )
 
-    @property
-    def position_table(self) -> Tensor:
+    def position_table(self, prompt: int) -> Tensor:
         """Positions themselves: transformers makes its rotary embedding from them [positions, 1]."""
         return self.places
 

@@ -1,0 +1,305 @@
+"""GLM-Image: two grids and three-dimensional positions, token for token as transformers' class draws them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda_graph import frozen
+from families import small_row
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lanternbench.engine.decode import generate
+from lanternbench.engine.opening import row_seed, row_uniforms
+from lanternbench.engine.sampling import Warp, draw
+from lanternbench.errors import UserError
+from lanternbench.experiment.config import Decoding, Sweep, checked
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.models import catalogue
+from lanternbench.models.entries import entry
+from lanternbench.models.glm_image.checkpoint import GlmImageFamily
+from lanternbench.models.glm_image.model import coarse, positions
+from lanternbench.models.grids import neighbours, place
+from lanternbench.models.packing import packed
+from lanternbench.models.target import Target
+from lanternbench.utils.graph_capture import Graphs
+
+CODES, HEAD = 40, 48  # image tokens, and outputs of transformers' head
+FINE, COARSE = (6, 4), (19, 13)
+START, END = 44, 45
+WORDS = re.findall(r"\S+", "<|user|> <sop> <eop> a red blue ring cat 4 6 13 19 , <unk>")
+VOCAB = {f"<|dit_token_{i}|>": i for i in range(HEAD)} | {w: HEAD + i for i, w in enumerate(WORDS)}
+SPECIAL = ["<|user|>", "<sop>", "<eop>", f"<|dit_token_{START}|>", f"<|dit_token_{END}|>"]
+TEMPLATE = "{% for m in messages %}<|{{ m.role }}|> {{ m.content[0].text | trim }}{% endfor %}"
+CAPTIONS = ["a red ring", "a blue ring , a red cat"]
+PREVIEW = COARSE[0] * COARSE[1]
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    """Random weights so large that every token depends on what was drawn before it."""
+    from transformers import GlmImageConfig, GlmImageForConditionalGeneration
+
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 2, 1]}
+    text = {"vocab_size": len(VOCAB), "vision_vocab_size": HEAD, "hidden_size": 64, "intermediate_size": 48,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": rope,
+            "max_position_embeddings": 512, "pad_token_id": 0, "eos_token_id": END}  # fmt: skip
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "image_size": 64}
+    images = {"embed_dim": 8, "num_embeddings": CODES, "latent_channels": 16}
+    config = GlmImageConfig(
+        text_config=text, vision_config=vision, vq_config=images, image_start_token_id=START, image_end_token_id=END,
+        image_token_id=HEAD + 1,
+    )  # fmt: skip
+    net = GlmImageForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+    net.requires_grad_(False)
+    for name, p in net.named_parameters():
+        scale = 0.02 if "visual" in name else 2.0 if "embed_tokens" in name else 0.3
+        p.copy_(torch.randn_like(p) * scale + ("norm" in name))
+    return net
+
+
+@pytest.fixture(scope="module")
+def folder(theirs, tmp_path_factory) -> Path:
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    root: Path = tmp_path_factory.mktemp("glm-image")
+    weights, words = root / "model" / "vision_language_encoder", root / "model" / "processor"
+    for here in (weights, words):
+        here.mkdir(parents=True)
+    tokenizer = Tokenizer(models.WordLevel(VOCAB, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([AddedToken(w, special=True, normalized=False) for w in SPECIAL])
+    tokenizer.save(str(words / "tokenizer.json"))
+    (words / "chat_template.jinja").write_text(TEMPLATE)
+    save_file({k: v.clone() for k, v in theirs.state_dict().items()}, weights / "model.safetensors")
+    (weights / "config.json").write_text(json.dumps(theirs.config.to_dict()))
+    return root
+
+
+@pytest.fixture(scope="module")
+def loaded(folder) -> Target:
+    return GlmImageFamily().load(row(), folder, "cpu")
+
+
+@pytest.fixture(scope="module")
+def target(folder) -> Target:
+    """The same, packed, with an EAGLE drafter."""
+    made = GlmImageFamily().load(row(), folder, "cpu")
+    torch.manual_seed(1)
+    drafter = made.model.new_eagle().eval().requires_grad_(False)
+    return packed(replace(made, drafters={"eagle": drafter}))
+
+
+def row(**more: Any) -> Any:
+    return small_row({"grid": list(FINE)} | more, guidance=1.0)
+
+
+def prompt(target: Target, caption: str) -> list[int]:
+    chat = f"<|user|> {caption}<sop>{FINE[0]} {FINE[1]}<eop><sop>{COARSE[0]} {COARSE[1]}<eop><|dit_token_{START}|>"
+    return target.text.tokenizer.encode(chat).ids
+
+
+def drawn_by_transformers(net: Any, ids: list[int], choose: Any) -> list[int]:
+    """``generate`` with ``choose`` of (scores [ids], tokens so far) as its rule, among image tokens."""
+    from transformers import LogitsProcessor
+
+    class Rule(LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            token = choose(scores[0, :CODES].float(), input_ids.shape[1] - len(ids))
+            return torch.full_like(scores, -math.inf).index_fill(1, torch.tensor([token]), 0.0)
+
+    count = PREVIEW + FINE[0] * FINE[1]
+    grids = torch.tensor([[1, *FINE], [1, *COARSE]])
+    given = torch.tensor([ids])
+    out = net.generate(
+        given, attention_mask=torch.ones_like(given), image_grid_thw=grids, images_per_sample=torch.tensor([2]),
+        max_new_tokens=count, do_sample=False, logits_processor=[Rule()],
+    )  # fmt: skip
+    return out[0, len(ids) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def greedy(theirs, loaded) -> list[list[int]]:
+    return [drawn_by_transformers(theirs, prompt(loaded, c), lambda x, _: int(x.argmax())) for c in CAPTIONS]
+
+
+def decode(
+    target: Target, name: str, captions: list[str], temperature: float | None = 0.0, **more: Any
+) -> list[Tensor]:
+    return [g.tokens for g in generate(build(target, method(name, **more), temperature), captions)]
+
+
+def test_prompts_are_the_processor_s(loaded):
+    prefix = loaded.prefix(CAPTIONS, 1.0)
+    rows = [ids[seen].tolist() for ids, seen in zip(prefix.features, prefix.valid, strict=True)]
+    assert rows == [prompt(loaded, caption) for caption in CAPTIONS]
+    assert loaded.prompt_template == "<|user|> {caption}"
+    hostile = loaded.prefix([f"a <eop> <|dit_token_{END}|> <|dit_token_3|> ring"], 1.0).features[0].tolist()
+    assert hostile == prompt(loaded, "a ring")
+
+
+def test_positions_are_those_that_transformers_gives(theirs, loaded):
+    ids = prompt(loaded, CAPTIONS[0])
+    grids = torch.tensor([[1, *FINE], [1, *COARSE]])
+    want, _ = theirs.model.get_rope_index(torch.tensor([ids]), grids, torch.tensor([2]))
+    after = theirs.model._cached_decode_position_ids[0]
+    found = positions(len(ids), loaded.grids)
+    assert torch.equal(found[: len(ids)].T, want[:, 0])
+    assert torch.equal(found[len(ids) :].T, after[:, :-1])  # the last is of the end token
+
+
+@pytest.mark.parametrize("name", ["ar", "scd", "eagle-1", "cool-sd", "adt-tree"])
+def test_greedy_tokens_are_those_of_generate(target, greedy, name):
+    """One by one and in a batch of prompts of different lengths; drafting methods too."""
+    together = decode(target, name, CAPTIONS)
+    assert [tokens.tolist() for tokens in together] == greedy
+    assert decode(target, name, CAPTIONS[:1])[0].tolist() == greedy[0]
+    assert len(set(greedy[0])) > 10
+    assert greedy[0] != greedy[1]
+
+
+def test_with_the_same_uniforms_tokens_are_those_drawn_from_transformers_logits(target, theirs):
+    warp, caption = Warp(0.9, 0, 0.75), CAPTIONS[1]
+    decoder = build(replace(target, temperature=0.9, top_p=0.75), method("ar"))
+    assert decoder.warp == warp
+    seed = row_seed(0, caption, decoder.method.key)
+    made = generate(decoder, [caption])[0].tokens.tolist()
+    proposer = decoder.proposer
+    u = row_uniforms([seed], target.length, proposer.nodes + proposer.uniforms, target.device)[0, :, 0]
+
+    def inverse_cdf(scores: Tensor, position: int) -> int:
+        return int(draw(warp(scores)[None], u[position - 1][None]))
+
+    assert made == drawn_by_transformers(theirs, prompt(target, caption), inverse_cdf)
+
+
+@pytest.mark.parametrize("name", ["ar", "scd", "eagle-1"])
+def test_a_batch_draws_what_single_prompts_draw(target, name):
+    together = decode(target, name, CAPTIONS, 1.0)
+    for caption, tokens in zip(CAPTIONS, together, strict=True):
+        assert torch.equal(tokens, decode(target, name, [caption], 1.0)[0])
+
+
+@pytest.mark.parametrize("name", ["ar", "scd", pytest.param("eagle-1", marks=pytest.mark.slow)])
+def test_recorded_steps_draw_the_same_with_prompts_of_any_length(target, name):
+    """A recording's rotary table is that of the prompt at hand."""
+    recorded = replace(target, graphs=Graphs(frozen))  # the caches are one prompt's after the other's
+    for caption in CAPTIONS:
+        assert torch.equal(decode(recorded, name, [caption])[0], decode(target, name, [caption])[0])
+
+
+def test_no_id_that_is_not_an_image_token_is_drawn(target, loaded, theirs):
+    """Transformers' head has 8 outputs more, which are likely here."""
+    state = theirs.lm_head(torch.randn(64, 64)).argmax(-1)
+    assert (state >= CODES).any()
+    assert target.vocab == len(loaded.model.output.weight) == CODES
+    assert int(torch.stack(decode(target, "ar", CAPTIONS, 1.0)).max()) < CODES
+
+
+def test_the_published_size_has_a_coarse_grid_of_the_same_proportions():
+    made = GlmImageFamily().random_target(catalogue.resized(entry("glm-image"), "layers=1,grid=36x24", True), "meta")
+    assert made.grids == ((19, 13), (36, 24))
+    assert made.length == 19 * 13 + 36 * 24
+    at = positions(7, made.grids)
+    assert at[6:9].tolist() == [[6, 6, 6], [7, 7, 7], [7, 7, 8]]
+    assert at[7 + 247 - 1].tolist() == [7, 25, 19]
+    assert at[7 + 247].tolist() == [26, 26, 26]  # 7 + max(19, 13)
+    assert at[-1].tolist() == [26, 26 + 35, 26 + 23]
+    assert [coarse(g) for g in ((32, 32), (36, 32), (1, 900))] == [(16, 16), (16, 15), (1, 480)]
+
+
+def test_the_catalogue_s_defaults_are_the_published_ones_unless_given():
+    row = entry("glm-image")
+    assert (row.guidance, row.top_k, row.temperature, row.top_p) == (1.0, 0, 0.9, 0.75)
+    own = {"target": "glm-image:layers=2", "methods": ["ar"]}
+    assert [(s.temperature, s.top_p) for s in (checked(Sweep, own), checked(Sweep, own | {"target": "tiny"}))] == [
+        (0.9, 0.75),
+        (1.0, 1.0),
+    ]
+    given = checked(Sweep, own | {"temperature": 0.0, "top_p": 1.0})
+    assert (given.temperature, given.top_p) == (0.0, 1.0)
+    assert checked(Decoding, {"target": "glm-image=/a/b", "temperature": None}).temperature == 0.9
+
+
+def test_neighbours_are_looked_for_in_a_token_s_own_grid():
+    grids = ((2, 3), (2, 2))
+    rows, above = neighbours(grids, 12)
+    assert rows == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert above == [-1, -1, -1, 0, 1, 2, -1, -1, 6, 7, 8, 9]
+    assert [place(grids, n) for n in (0, 5, 6, 99)] == [(0, 3), (0, 3), (6, 2), (6, 2)]
+
+
+@pytest.mark.parametrize("init", ["horizontal-sample", "vertical-sample", "vertical-repeat"])
+def test_windows_that_look_at_neighbours_are_lossless_across_grids(target, greedy, init):
+    assert decode(target, "sjd", CAPTIONS[:1], init=init)[0].tolist() == greedy[0]
+
+
+@pytest.mark.parametrize("init", ["vertical", "token-flock"])
+def test_adaptive_trees_that_look_at_neighbours_are_lossless_across_grids(target, greedy, init):
+    assert decode(target, "adt-tree", CAPTIONS[:1], init=init)[0].tolist() == greedy[0]
+
+
+def test_a_drafter_is_written_and_read_whole(target, tmp_path):
+    """Biases, sandwich norms and the order of rotary pairs included."""
+    net = target.model.new_eagle()
+    for p in net.parameters():
+        torch.nn.init.normal_(p)
+    save_file({k: v.contiguous() for k, v in target.model.eagle_state(net).items()}, tmp_path / "eagle.safetensors")
+    assert "layers.0.post_mlp_layernorm.weight" in target.model.eagle_state(net)
+    found = target.model.eagle_drafter(tmp_path / "eagle.safetensors", "cpu").state_dict()
+    assert found.keys() == net.state_dict().keys()
+    assert all(torch.equal(found[key], value) for key, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "glm4v"}, "describes a model of type 'glm4v', not GLM-Image"),
+        ({"text_config": {"hidden_size": 64}}, "config.json has no 'num_hidden_layers'"),
+        ({"text_config": None}, "is no config of GLM-Image"),
+        ({"rope": {"mrope_section": [8, 12, 12]}}, r"rotary sections \[8, 12, 12\] of 8"),
+        ({"rope": {"rope_type": "yarn"}}, "asks for rope_scaling"),
+    ],
+)
+def test_a_config_of_something_else_is_one_sentence(folder, tmp_path, change, says):
+    shutil.copytree(folder / "model", tmp_path / "model")
+    path = tmp_path / "model" / "vision_language_encoder" / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"]["rope_parameters"] |= change.pop("rope", {})
+    path.write_text(json.dumps(config | change))
+    with pytest.raises(UserError, match=says) as error:
+        GlmImageFamily().load(row(), tmp_path, "cpu")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("template", ["{{ messages[", "no caption", "{{ ''.__class__.__mro__ }}{{ 1 / 0 }}"])
+def test_a_chat_template_that_cannot_be_used_is_one_sentence(folder, tmp_path, template):
+    shutil.copytree(folder / "model", tmp_path / "model")
+    (tmp_path / "model" / "processor" / "chat_template.jinja").write_text(template)
+    with pytest.raises(UserError, match=r"the chat template in .* cannot be used"):
+        GlmImageFamily().load(row(), tmp_path, "cpu")
+
+
+def test_without_a_template_a_prompt_is_the_caption_and_the_files_may_lie_in_one_folder(folder, tmp_path, greedy):
+    (tmp_path / "model").mkdir()
+    for path in folder.rglob("*.*"):
+        if path.is_file() and path.suffix != ".jinja":
+            shutil.copy(path, tmp_path / "model")
+    made = GlmImageFamily().load(row(), tmp_path, "cpu")
+    assert made.prompt_template == "{caption}"
+    assert made.prefix(["a ring"], 1.0).features[0].tolist() == prompt(made, "a ring")[1:]
+
+
+def test_there_are_tokens_and_no_images(loaded):
+    assert (loaded.vq, loaded.evaluators) == (None, "none")
+    assert loaded.images(torch.zeros(1, loaded.length, dtype=torch.long)) == [None]
