@@ -100,7 +100,7 @@ def plain_drafts(target: Target, captions: list[str], tokens: Tensor, prompt: in
 
 @pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_it_drafts_from_is_a_plain_network_over_the_committed_context(kind, causal, monkeypatch):
+def test_what_it_drafts_from_is_a_plain_network_over_the_committed_context(kind, causal):
     target, captions = blocky(kind, causal), captions_of(kind)
     decoder = build(target, method("dflash"), simulate_acceptance=2.0)  # so that some drafts are taken
     seen: list[tuple[list[int], list[int], Tensor]] = []
@@ -111,7 +111,7 @@ def test_what_it_drafts_from_is_a_plain_network_over_the_committed_context(kind,
         seen.append((list(state.origin), list(state.now.length.host or ()), made.p))
         return made
 
-    monkeypatch.setattr(decoder.proposer, "draft", draft)
+    decoder.proposer = decoder.proposer.ready(draft=draft)
     with torch.inference_mode():
         tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, max_steps=7)])
         assert len({tuple(lengths) for _, lengths, _ in seen}) == 7
@@ -155,8 +155,8 @@ def test_training_reads_and_drafts_what_decoding_does():
         net, length = target.drafters["dflash"], target.length
         tokens = torch.randint(target.vocab, (2, length), generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
-            prefix = target.prefix(captions, target.guidance)
             net.float(), target.model.float()
+            prefix = target.prefix(captions, target.guidance)
             fed, last = dflash.read(target, net, prefix, tokens)
             at = torch.tensor([0, 3, 4, 9, length - 5])
             found = build(target, method("ar")).warp(target.model.logits(dflash.drafts(net, fed, at), target.guidance))

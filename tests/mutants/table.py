@@ -18,6 +18,7 @@ class Mutant(NamedTuple):
 METHODS = "lanternbench/methods"
 RULES, PROPOSALS, TREES = f"{METHODS}/acceptance", f"{METHODS}/proposals", f"{METHODS}/trees"
 PLAIN = "tests/lossless/test_engine_against_plain.py::test_the_engine_samples_what_the_papers_define"
+DRAFTED = "tests/models/test_dflash.py::test_what_it_drafts_from_is_a_plain_network_over_the_committed_context"
 
 MUTANTS = (
     Mutant(
@@ -415,5 +416,42 @@ MUTANTS = (
         ),
         "zipar",
         ("tests/engine/test_orders.py::test_the_loss_is_that_of_the_whole_context_and_falls_with_the_lead",),
+    ),
+    Mutant(
+        "anchor-in-context",
+        "a block is trained on the target's states at its own anchor",
+        (("lanternbench/training/dflash.py", "(n - length) <= at[:, None]", "(n - length) <= at[:, None] + 1"),),
+        tests=("tests/models/test_dflash.py::test_training_reads_and_drafts_what_decoding_does",),
+    ),
+    Mutant(
+        "block-kept",
+        "the first block's keys stay before the context of the later steps",
+        (
+            (
+                f"{PROPOSALS}/dflash.py",
+                "base = layout.slots[length.shared - advance.shared] + 1",
+                "base = layout.slots[length.shared - advance.shared] + 1 + block * (length.shared > 1)",
+            ),
+        ),
+        tests=(f"{DRAFTED}[classes-both-ways]",),
+    ),
+    Mutant(
+        "slot-before",
+        "a draft's distribution is that of the slot before its own",
+        ((f"{PROPOSALS}/dflash.py", "logits(states[:, 1:], state", "logits(states[:, :-1], state"),),
+        tests=(f"{DRAFTED}[classes-both-ways]",),
+    ),
+    Mutant(
+        "theta-turned",
+        "SJD++ keeps the drafts that have become unlikely",
+        ((f"{PROPOSALS}/sjd_plus.py", "> self.theta * at(p_old, old)", "<= self.theta * at(p_old, old)"),),
+        "sjd++",
+        ("tests/methods/test_sjd_plus.py::test_sjd_plus_keeps_what_its_definition_keeps",),
+    ),
+    Mutant(
+        "segment-untested",
+        "of a segment the tail is accepted untested in place of the head",
+        ((f"{RULES}/sjd_sv.py", "tested = (after < alpha * share)", "tested = (after >= alpha * share)"),),
+        tests=("tests/methods/test_sjd_plus.py::test_segments_are_accepted_as_often_as_their_definition_says",),
     ),
 )

@@ -1,0 +1,68 @@
+"""SJD++ and SJD-SV: both do what their formulas say, and verify says that they leave the target's distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from lanternbench.errors import UserError
+from lanternbench.lossless import EXACT, WORLDS, on_tables, verify_all
+from lanternbench.methods.acceptance.sjd_sv import SegmentVerification, segments
+from lanternbench.methods.method import method
+
+
+@pytest.mark.parametrize("options", [{}, {"theta": 0.1}, {"init": "vertical-sample"}], ids=str)
+def test_sjd_plus_keeps_what_its_definition_keeps(options):
+    for i, world in enumerate(WORLDS[:2]):
+        one = on_tables(method("sjd++", **options), world, i)
+        assert one.off < EXACT
+        assert one.tv > 1e-3
+
+
+def test_a_threshold_that_nothing_passes_is_sjd():
+    assert on_tables(method("sjd++", theta=1e9), WORLDS[0], 0).tv < EXACT
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.8, 1.0])
+def test_segments_are_accepted_as_often_as_their_definition_says(alpha):
+    """Shares of 200,000 draws: five standard errors are 0.0056."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        q, p = torch.rand(2, 5, 4, generator=generator, dtype=torch.float64).softmax(-1).unbind(0)
+        q = torch.cat([q, q[:1]])
+        xs = tuple(torch.randint(4, (5,), generator=generator).tolist())
+        at = torch.tensor(xs)[:, None]
+        qx, px = (law[:5].gather(1, at)[:, 0].expand(200_000, -1) for law in (q, p))
+        u = torch.rand(200_000, 5, generator=generator, dtype=torch.float64)
+        found = Counter(segments(qx, px, u, alpha).tolist())
+        expected: Counter[int] = Counter()
+        for chance, length, _ in SegmentVerification(alpha=alpha).plain_chain(q.tolist(), p.tolist(), xs):
+            expected[length] += chance
+        assert sum(expected.values()) == pytest.approx(1)
+        assert all(abs(found[n] / 200_000 - expected[n]) < 0.0056 for n in range(6))
+
+
+def test_segments_of_a_drafted_chain_follow_their_definition():
+    one = on_tables(method("eagle-1", tree="chain", acceptance="sjd-sv"), WORLDS[0], 0)
+    assert one.off < EXACT
+    assert one.tv > 1e-3
+
+
+@pytest.mark.parametrize("name", ["sjd++", "sjd-sv"])
+def test_verify_shows_the_total_variation_and_claims_no_bound(name):
+    rows = {row.check: row for row in verify_all([name])}
+    distance = rows["tables: total variation"]
+    assert distance.passed is None
+    assert distance.value is not None
+    assert distance.value > 1e-3
+    assert not any("bound" in check and row.passed is not None for check, row in rows.items())
+    assert not any(row.passed is False for row in rows.values())
+
+
+def test_segments_need_a_chain_and_its_residual():
+    with pytest.raises(UserError, match="use --tree chain"):
+        method("eagle-2", acceptance="sjd-sv")
+    with pytest.raises(UserError, match="leave --residual out"):
+        method("sjd-sv", residual="optimal")
