@@ -99,7 +99,7 @@ def stub(given: dict[str, Tensor]) -> Any:
     """As much of a decode's state as a window reads."""
     batch, _, vocab = given["p_cur"].shape
     root = given["draft_tokens"][:, 0]
-    target = SimpleNamespace(vocab=vocab, grid=(1, 1), device=root.device)
+    target = SimpleNamespace(vocab=vocab, grids=((1, 1),), length=1, device=root.device)
     now, first = SimpleNamespace(root=root), given["p_cur"][:, 0]
     return SimpleNamespace(batch=batch, target=target, device=root.device, warp=Warp(), now=now, first=first)
 

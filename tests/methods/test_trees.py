@@ -73,7 +73,7 @@ def test_adt_deepens_after_success_and_widens_after_failure_strictly_within_its_
 def adaptive_state(grid: tuple[int, int], seeds: list[int]) -> Any:
     """What an adaptive tree reads of a decode: ``last.advance`` is to be set."""
     now = SimpleNamespace(last=SimpleNamespace(advance=None))
-    return SimpleNamespace(seeds=seeds, device=torch.device("cpu"), target=SimpleNamespace(grid=grid), now=now)
+    return SimpleNamespace(seeds=seeds, device=torch.device("cpu"), target=SimpleNamespace(grids=(grid,)), now=now)
 
 
 @pytest.mark.parametrize("init", ["horizontal", "vertical", "random", "token-flock"])

@@ -64,8 +64,8 @@ class Rows(Order):
         """Raises UserError for a target that draws one grid after another."""
         if math.prod(decoder.target.grid) != decoder.target.length:
             raise UserError(
-                f"several rows at once draw one grid, and target '{decoder.target.name}' draws one after another: choose "
-                "a method in raster order"
+                f"several rows at once draw one grid, and target '{decoder.target.name}' draws one after another: "
+                "choose a method in raster order"
             )
         target, public, drafts = decoder.target, self.variant == "reference", decoder.proposer.max_depth
         height, width = target.grid

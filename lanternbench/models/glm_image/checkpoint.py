@@ -43,10 +43,8 @@ def chat_frame(folder: Path) -> tuple[str, str]:
     template = where.read_text(encoding="utf-8") if where.is_file() else said.get("chat_template")
     if not template:
         return "", ""
-    named: dict[str, Any] = {key: value for key, value in said.items() if key.endswith("_token")}
-    tokens: dict[str, Any] = {
-        key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()
-    }
+    named = {key: value for key, value in said.items() if key.endswith("_token")}
+    tokens: Any = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
     chat = [{"role": "user", "content": [{"type": "text", "text": CAPTION}]}]
     try:
         made: Any = render_jinja_template([chat], chat_template=template, **tokens)
