@@ -98,10 +98,11 @@ def plain_drafts(target: Target, captions: list[str], tokens: Tensor, prompt: in
     return build(target, method("dflash")).warp(model.logits(torch.stack(rows), target.guidance))[0]
 
 
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_it_drafts_from_is_a_plain_network_over_the_committed_context(kind, causal):
-    target, captions = blocky(kind, causal), captions_of(kind)
+def test_what_it_drafts_from_is_a_plain_network_over_the_committed_context(kind, causal, batch):
+    target, captions = blocky(kind, causal), captions_of(kind)[:batch]
     decoder = build(target, method("dflash"), simulate_acceptance=2.0)  # so that some drafts are taken
     seen: list[tuple[list[int], list[int], Tensor]] = []
     honest = decoder.proposer.draft

@@ -433,13 +433,13 @@ MUTANTS = (
                 "base = layout.slots[length.shared - advance.shared] + 1 + block * (length.shared > 1)",
             ),
         ),
-        tests=(f"{DRAFTED}[classes-both-ways]",),
+        tests=(f"{DRAFTED}[classes-both-ways-1]",),
     ),
     Mutant(
         "slot-before",
         "a draft's distribution is that of the slot before its own",
         ((f"{PROPOSALS}/dflash.py", "logits(states[:, 1:], state", "logits(states[:, :-1], state"),),
-        tests=(f"{DRAFTED}[classes-both-ways]",),
+        tests=(f"{DRAFTED}[classes-both-ways-1]",),
     ),
     Mutant(
         "theta-turned",
