@@ -174,6 +174,7 @@ def table_target(tables: Tables, published: bool = False) -> Any:
         vocab=tables.vocab,
         length=tables.length,
         grid=tables.grid,
+        grids=(tables.grid,),
         device=torch.device("cpu"),
         codebook=tables.codebook,
         near={},

@@ -49,7 +49,8 @@ def target(model: StandIn, length: int) -> Any:
         tok_embeddings=lambda tokens: tokens[..., None].float(), logits=lambda states, guidance: states
     )
     return SimpleNamespace(
-        name="stand-in", vocab=model.vocab, length=length, grid=(1, length), device=torch.device("cpu"), graphs=None,
+        name="stand-in", vocab=model.vocab, length=length, grid=(1, length), grids=((1, length),),
+        device=torch.device("cpu"), graphs=None,
         codebook=None, row_width=0, model=embedded,
     )  # fmt: skip
 
