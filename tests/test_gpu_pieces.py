@@ -80,7 +80,7 @@ def test_xl_gets_a_drafter_of_every_kind():
     shape = {"dim": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "grid": 4, "caption_dim": 8, "cls_token_num": 4}
     row = Entry(name="small", family="llamagen", about="", shape=shape, guidance=3.0)
     target = shapes.with_all_drafters(LlamaGenFamily().random_target(row, "cpu", torch.float32))
-    assert set(target.drafters) == {"eagle", "eagle-3", "model", "medusa"}
+    assert set(target.drafters) == {"eagle", "eagle-3", "dflash", "model", "medusa"}
     assert [net.misfit(target) for net in (target.drafters["model"], target.drafters["medusa"])] == [None, None]
     held = sum(p.numel() for p in target.model.parameters())
     assert shapes.weights(target) > 4 * held

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DRAFTERS = ("eagle", "eagle-3", "dflash", "model", "medusa")  # proposals that need one, called alike
 GIVEN = DRAFTERS[:4]  # which --drafter takes
+EMBEDDED = ("eagle", "eagle-3", "model", "medusa")  # that come with the embedded target
 SHAPE = {"dim": "wide", "n_layer": "layers", "n_head": "heads", "hidden": "wide in the MLP"}
 
 
@@ -62,7 +63,7 @@ def _about(entry: Entry) -> dict[str, str]:
         for role, source in entry.files.items()
     ]
     get = f"lanternbench fetch {entry.name}, {entry.gigabytes:g} GB; with --dry-run it lists each file's size"
-    drafters = [kind for kind in DRAFTERS if (kind in entry.files and kind != "model") or not entry.files]
+    drafters = [kind for kind in DRAFTERS if kind in entry.files and kind != "model"] if entry.files else list(EMBEDDED)
     works, more, never = _methods(drafters)
     trees = [f"{row.method} {row.option} {row.default.strip('`')}" for row in table() if _on(row.target, entry.name)]
     shape = ", ".join(f"{entry.shape[key]} {words}" for key, words in SHAPE.items() if key in entry.shape)

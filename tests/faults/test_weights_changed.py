@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from lanternbench import prompts
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
-from lanternbench.experiment import RunFolder, read_run, tuning
+from lanternbench.experiment import RunFolder, read_run
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.worker import Worker
 from lanternbench.measure.summaries import Row
@@ -25,6 +25,7 @@ from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.report.load import Run, differing, joined_rows
 from lanternbench.training import drafter
+from lanternbench.tune import tuning
 from lanternbench.tune.result import Tune
 from lanternbench.utils.files import WEIGHTS
 

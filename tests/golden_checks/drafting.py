@@ -51,7 +51,9 @@ def heads(vectors: Vectors, prefix: int) -> Any:
     output.weight.data = vectors["in.lm_head"]
 
     rope = rope_2d(grid_of(vectors), grid_of(vectors), net.config.head_dim, prefix)
-    model = SimpleNamespace(output=output, rotary_table=lambda prompt: rope, config=net.config, dtype=output.weight.dtype)
+    model = SimpleNamespace(
+        output=output, rotary_table=lambda prompt: rope, config=net.config, dtype=output.weight.dtype
+    )
     model.logits = partial(ImageDecoder.logits, model)
     return net, model
 

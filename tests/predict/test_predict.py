@@ -26,7 +26,7 @@ from lanternbench.costs.device_models import DeviceModel, device_model, device_m
 from lanternbench.costs.roofline import Load
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
-from lanternbench.experiment import RunFolder, this_machine
+from lanternbench.experiment import RunFolder
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.generate_samples import make_samples
 from lanternbench.measure.samples import Sample
@@ -35,7 +35,7 @@ from lanternbench.methods.method import method
 from lanternbench.models.network import Network
 from lanternbench.models.packing import packed
 from lanternbench.models.transformer import DecoderConfig, Layer
-from lanternbench.predict import calibrate, predict
+from lanternbench.predict import calibrate, predict, this_machine
 from lanternbench.predict.cases import cases, sketch
 from lanternbench.predict.replay import Trace, autoregressive, batches, stretched
 from lanternbench.predict.table import terminal_table

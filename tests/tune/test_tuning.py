@@ -22,14 +22,14 @@ from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.tree import Draft, chain, parents
 from lanternbench.errors import UserError
-from lanternbench.experiment import sweep_file, tuning, worker
+from lanternbench.experiment import sweep_file, worker
 from lanternbench.measure.statistics import Estimate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method, named
 from lanternbench.methods.proposals.sjd_pac import SjdPac
 from lanternbench.methods.trees.static import FixedTree
 from lanternbench.registry import components
-from lanternbench.tune import tree_search
+from lanternbench.tune import tree_search, tuning
 from lanternbench.tune.plot import tuning_figure
 from lanternbench.tune.recorded_drafts import (
     ChainRecord,
