@@ -129,7 +129,7 @@ def test_a_targets_page_says_which_methods_need_a_drafter(target):
         assert needed == (preset.choices.proposal if preset.choices.proposal in DRAFTERS else None), name
     assert (target.guidance, target.top_k) == (entry("tiny").guidance, entry("tiny").top_k)
     ready, given, never = _methods(["eagle"])
-    assert ("eagle-2" in ready, "sjd" in ready, given, never) == (True, True, "sd, eagle-3", "medusa")
+    assert ("eagle-2" in ready, "sjd" in ready, given, never) == (True, True, "sd, eagle-3, dflash", "medusa")
 
 
 @pytest.mark.parametrize("name", list(registry.components("metric")))
