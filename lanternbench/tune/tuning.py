@@ -54,7 +54,7 @@ def search_kind(made: Method) -> type[TreeSearch]:
     """How the sizes of a method are searched.  Raises UserError where it has none."""
     if made.choices.order != "raster":
         raise UserError(
-            f"'{made.preset}' draws several rows at once, of which the search has no model: compare its sizes in a sweep"
+            f"'{made.preset}' draws several rows at once, of which the search has no model: compare sizes in a sweep"
         )
     kind = None if made.proposal.tree_is_own else made.tree.search
     if kind is None and not made.proposal.tuned and not (made.tree.tuned and not made.proposal.tree_is_own):
