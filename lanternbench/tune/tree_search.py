@@ -312,7 +312,8 @@ class GrowthSearch(TreeSearch):
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         made = self.setting.method()
-        own = made.tree.bounds(self.setting.target)  # type: ignore[attr-defined]
+        target = self.setting.target
+        own = made.resolve(target.options).tree.prepare(target, made.proposal).bounds  # type: ignore[attr-defined]
         steps = self.by_width(records)
 
         def of(depth: int, top_k: int, nodes: int, options: Options) -> Candidate:
