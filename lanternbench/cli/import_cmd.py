@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from lanternbench.cli import options
-from lanternbench.cli.measuring import show
-from lanternbench.cli.output import print_json, record
+from lanternbench.cli.measuring import finish
 from lanternbench.cli.progress import display
 from lanternbench.utils.device import choose
 
@@ -65,7 +64,4 @@ def import_(
             found, label, settings.sweep(values, "the command line"), asked, out, chosen, fresh, shown.show
         )
         summary = scoring.score_run(folder, options.listed(metrics), Setup(device=chosen), progress=shown.show)
-    if as_json:
-        print_json(record(folder, summary))
-    else:
-        show(folder, summary)
+    finish(folder, summary, as_json)

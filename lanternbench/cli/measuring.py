@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from lanternbench.cli.output import number_table, print_json, print_notes, print_table, stdout
+from lanternbench.cli.output import number_table, print_json, print_notes, print_table, record, stdout
 from lanternbench.cli.program import program
 from lanternbench.cli.progress import display
 from lanternbench.notes import by_importance, preliminary
@@ -67,6 +67,14 @@ def show(path: Path, summary: Summary, title: str | None = None) -> None:
     print_notes(lines[:NOTES], console)
     more = f" (and {len(lines) - NOTES} more notes)" if len(lines) > NOTES else ""
     print_notes([f"{path}  ·  next: {program()} report{more}"], console)
+
+
+def finish(path: Path, summary: Summary, as_json: bool) -> None:
+    """What one run has to show: its table, or its summary as JSON."""
+    if as_json:
+        print_json(record(path, summary))
+    else:
+        show(path, summary)
 
 
 def show_plan(runs: list[Sweep], device: str, threads: int | None, as_json: bool) -> None:

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from lanternbench.cli import options
-from lanternbench.cli.measuring import execute, show
+from lanternbench.cli.measuring import execute, finish
 from lanternbench.cli.method_options import pairs, specs
-from lanternbench.cli.output import print_json, record
 
 
 def run(
@@ -65,10 +64,7 @@ def run(
     )  # fmt: skip
     values |= {} if num_prompts is None else {"num_prompts": num_prompts}
     path, summary = execute(settings.sweep(values, "the command line"), device, threads, out, fresh)
-    if as_json:
-        print_json(record(path, summary))
-    else:
-        show(path, summary)
+    finish(path, summary, as_json)
 
 
 def _name(methods: list[str], target: str, prompts: str) -> str:

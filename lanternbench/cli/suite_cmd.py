@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from lanternbench.cli import options
-from lanternbench.cli.measuring import execute, show, show_plan
-from lanternbench.cli.output import print_json, print_rows, record
+from lanternbench.cli.measuring import execute, finish, show_plan
+from lanternbench.cli.output import print_rows
 from lanternbench.errors import UserError
 
 
@@ -56,10 +56,7 @@ def suite(
         show_plan([config], device, threads, as_json)
         return
     path, summary = execute(config, device, threads, out, fresh, executor, workers, ray_address)
-    if as_json:
-        print_json(record(path, summary))
-    else:
-        show(path, summary)
+    finish(path, summary, as_json)
 
 
 def submit(

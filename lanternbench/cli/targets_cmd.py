@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lanternbench.cli import options
 from lanternbench.cli.output import print_json, print_page, print_rows
-from lanternbench.models.grids import grid_of, written
+from lanternbench.models.grids import grid_of, size, written
 
 if TYPE_CHECKING:
     from lanternbench.models.entries import Entry
@@ -69,7 +68,7 @@ def _about(entry: Entry) -> dict[str, str]:
     shape = ", ".join(f"{entry.shape[key]} {words}" for key, words in SHAPE.items() if key in entry.shape)
     return {
         "shape": shape or "in the files of the model",
-        "tokens": f"{math.prod(grid_of(grid)):,} an image, {written(grid)}" if grid else "as its files say",
+        "tokens": f"{size(grid_of(grid)):,} an image, {written(grid)}" if grid else "as its files say",
         "other grids": ", ".join(f"--target {entry.name}:grid={grid}" for grid in entry.grids) or "none is published",
         "guidance (CFG)": sources["guidance"],
         "top-k": sources["top_k"],

@@ -123,7 +123,7 @@ def _generate(
 def step(decoder: SpeculativeDecoder, state: DecodeState, proposer_state: Any) -> tuple[Any, StepResult]:
     """One target forward that verifies a draft tree and commits at least one token per unfinished prompt.
 
-    ``drafting``: the proposer's state.  Each phase is launched, or replayed as one CUDA graph.
+    ``proposer_state``: as it returns it.  Each phase is launched, or replayed as one CUDA graph.
     """
     run, bucket = launch, None
     if state.recorded:

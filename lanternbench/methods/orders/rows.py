@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -62,7 +61,7 @@ class Rows(Order):
 
     def apply(self, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
         """Raises UserError for a target that draws one grid after another."""
-        if math.prod(decoder.target.grid) != decoder.target.length:
+        if len(decoder.target.grids) > 1:
             raise UserError(
                 f"several rows at once draw one grid, and target '{decoder.target.name}' draws one after another: "
                 "choose a method in raster order"

@@ -5,7 +5,6 @@ Source: Wang et al. 2024 (arXiv 2409.18869); key names of the original release a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.models import token_decoder
-from lanternbench.models.grids import Grid
+from lanternbench.models.grids import Grid, size
 from lanternbench.models.loading import State
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, image_tables, llama_fields
 from lanternbench.models.transformer import DecoderConfig
@@ -62,6 +61,6 @@ def config_from_published(config: dict[str, Any]) -> Emu3Config:
             "to"
         )
     text = config.get("text_config") or config
-    side = round(text.get("image_area", math.prod(Emu3Config.grid) * 64) ** 0.5 / 8)
+    side = round(text.get("image_area", size(Emu3Config.grid) * 64) ** 0.5 / 8)
     fields = llama_fields(text, Emu3Config)
     return Emu3Config(grid=(side, side), prompt_ids=fields.pop("vocab_size"), **fields)

@@ -9,7 +9,6 @@ each forward passes through its checks.
 from __future__ import annotations
 
 import json
-import math
 import re
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from yaml import YAMLError
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family, drafters_in
-from lanternbench.models.grids import Grid, written
+from lanternbench.models.grids import Grid, size, written
 from lanternbench.models.huggingface.model import TransformersDecoder
 from lanternbench.models.loading import dtype_for, load_into, read_state
 from lanternbench.models.target import Prefix, Target, Tokeniser
@@ -232,7 +231,7 @@ def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
         ) from None
     if getattr(text, "head_dim", None) not in (None, config.decoder.head_dim):
         raise UserError(f"its heads are {text.head_dim} wide, not {config.decoder.head_dim}: it needs a target family")
-    if config.positions < math.prod(grid):
+    if config.positions < size(grid):
         raise UserError(f"the model has {config.positions} positions, too few for {written(grid)} image tokens")
     return config
 

@@ -6,7 +6,6 @@ A folder holds one sub-folder per role: ``model`` (an official .pt, or LANTERN's
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily
+from lanternbench.models.grids import size
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.loading import dtype_for, load_into, load_layers, read_state
@@ -69,7 +69,7 @@ class LlamaGenFamily(PublishedFamily):
         config, here = self.config(row), folder / "model"
         state = read_state(here)
         convert = llamagen.from_hf if "model.embed_tokens.weight" in state else llamagen.from_official
-        table, positions = state.get("freqs_cis"), config.prefix + math.prod(config.grid)
+        table, positions = state.get("freqs_cis"), config.prefix + size(config.grid)
         if table is not None and table.ndim == 3 and len(table) != positions:
             raise UserError(
                 f"the checkpoint in {here} has {len(table)} positions but this target {positions}: it is of another "
