@@ -35,6 +35,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tools.line_budget
 
 docs: $(VENV)/.installed
 	$(PIP) --editable ".[docs]"

@@ -8,6 +8,7 @@ survives, 2 the table in ``table.py`` no longer fits the source, or the unchange
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -174,10 +175,9 @@ def write(text: str, page: Path) -> None:
 
 def sound(mutants: list[Mutant], copy: Path, quick: bool) -> list[str]:
     """What fails without any mutant: then nothing could be concluded."""
-    methods = sorted({m.method for m in mutants if m.method})
-    tests = sorted({test for m in mutants for test in m.tests})
-    ran = [verified(methods, copy, quick)]
-    ran += [run(["-m", "pytest", "-n", "0", "-x", "-q", *tests], copy)] if tests else []
+    ran = [verified([method], copy, quick) for method in sorted({m.method for m in mutants if m.method})]
+    files = itertools.groupby(sorted({test for m in mutants for test in m.tests}), lambda test: test.partition("::")[0])
+    ran += [run(["-m", "pytest", "-n", "0", "-x", "-q", *tests], copy) for _, tests in files]
     return [r.what for r in ran if r is not None and r.noticed]
 
 
