@@ -81,7 +81,7 @@ def targets() -> Rows:
     yield "family", "targets, and rows × columns of tokens"
     families: dict[str, list[str]] = {}
     for name, entry in catalogue().items():
-        families.setdefault(entry.family, []).append(f"`{name}` {written(entry.shape['grid'])}")
+        families.setdefault(entry.family, []).append(f"`{name}` {' + '.join(map(written, entry.all_grids))}")
     yield from ((family, ", ".join(names)) for family, names in families.items())
 
 

@@ -8,7 +8,7 @@ import typer
 
 from lanternbench.cli import options
 from lanternbench.cli.output import print_json, print_page, print_rows
-from lanternbench.models.grids import grid_of, size, written
+from lanternbench.models.grids import size, written
 
 if TYPE_CHECKING:
     from lanternbench.models.entries import Entry
@@ -43,9 +43,8 @@ def _row(entry: Entry) -> dict[str, Any]:
 
     absent, size = missing(entry), f"{entry.gigabytes:g} GB" if entry.files else "in the package"
     state = "yes" if not absent else "no" if len(absent) == len(entry.files) else f"lacks {', '.join(absent)}"
-    grid = entry.shape.get("grid")
     row = {"target": entry.name, "family": entry.family, "here": state, "size": size}
-    row["grid"] = written(grid) if grid else "–"
+    row["grid"] = " + ".join(map(written, entry.all_grids)) or "–"
     return row | {"licence": entry.licence, "about": entry.about}
 
 
@@ -54,7 +53,7 @@ def _about(entry: Entry) -> dict[str, str]:
     from lanternbench.methods.defaults import of_target, table
     from lanternbench.models.entries import missing
 
-    grid, absent, said = entry.shape.get("grid", 0), missing(entry), of_target(entry.name)
+    grids, absent, said = entry.all_grids, missing(entry), of_target(entry.name)
     usual = {"guidance": f"{entry.guidance:g}", "top_k": str(entry.top_k or "off")}
     sources = {k: f"{v} ({said[k].source})" if k in said else v for k, v in usual.items()}
     files = [
@@ -68,7 +67,7 @@ def _about(entry: Entry) -> dict[str, str]:
     shape = ", ".join(f"{entry.shape[key]} {words}" for key, words in SHAPE.items() if key in entry.shape)
     return {
         "shape": shape or "in the files of the model",
-        "tokens": f"{size(grid_of(grid)):,} an image, {written(grid)}" if grid else "as its files say",
+        "tokens": f"{sum(map(size, grids)):,} an image, {_row(entry)['grid']}" if grids else "as its files say",
         "other grids": ", ".join(f"--target {entry.name}:grid={grid}" for grid in entry.grids) or "none is published",
         "guidance (CFG)": sources["guidance"],
         "top-k": sources["top_k"],

@@ -4,10 +4,11 @@ A row begins when the row above has ``lead`` tokens.  Its first token is predict
 the row end where the model writes one, else from the last column, where an *auxiliary* token stands in until that
 column is drawn.  A token is drawn from the target's distribution given the committed tokens of the rows above and its
 own row, never from all that precede it in raster order: the joint law is that of an autoregressive model with context
-left out, whose distance from the target is ``analysis.fidelity.row_losses``.
+left out, whose distance from the target is ``measure.fidelity.row_losses``.  Grids that come before the image's are the
+beginning of its first row, which is drawn in raster order: their F tokens have the columns −F … −1 of row 0.
 
-B prompts, L image tokens, H rows of W columns, V vocabulary.  A rows are worked on at once, from the top unfinished one
-down; each has K = 1 + D inputs, its last token and D drafts.
+B prompts, L tokens, the image H rows of W columns, V vocabulary.  A rows are worked on at once, from the top unfinished
+one down; each has K = 1 + D inputs, its last token and D drafts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from lanternbench.engine.decode import SpeculativeDecoder, launch
 from lanternbench.engine.state import DecodeState, LastCommit
 from lanternbench.engine.teacher_forced import teacher_forced
 from lanternbench.engine.trace import Trace
+from lanternbench.models.grids import size
 
 
 class RowState(NamedTuple):
@@ -46,6 +48,7 @@ class Active(NamedTuple):
     filled: Tensor  # its tokens
     above: Tensor  # tokens of the row above
     room: Tensor  # drafts that fit
+    opening: Tensor  # bool: has it no token yet?
     begun: Tensor  # bool: is the row there, and has it begun or may it begin?
     on: Tensor  # bool: and does it take part in this step?
     top: Tensor  # [B] complete rows
@@ -92,6 +95,7 @@ class RowProposer:
         self, target: Any, lead: int, drafts: int, per_row: int, second: int | None = None, shown: int | None = None
     ):
         (self.height, self.columns), self.shown = target.grid, shown
+        self.first = target.length - size(target.grid)  # F
         self.lead = min(lead, self.columns)
         self.rows = -(-self.columns // self.lead)  # A: a lower one would begin after the top one is complete
         self.ends, self.drafts, self.inputs = target.row_width > 0, drafts, 1 + drafts
@@ -107,7 +111,7 @@ class RowProposer:
         zero = torch.zeros(shape, dtype=torch.long, device=state.device)
         p = torch.zeros(*shape, state.target.vocab, dtype=state.first.dtype, device=state.device)
         count = torch.zeros(state.batch, self.height, dtype=torch.long, device=state.device)
-        count[:, 0] = 1
+        count[:, 0] = 1 - self.first
         kept = torch.zeros(shape[:2], dtype=torch.long, device=state.device)
         own = RowState(count, torch.zeros_like(count[:, 0]), zero, p, kept, p if law else None)
         if state.trace is not None:
@@ -130,9 +134,10 @@ class RowProposer:
         own, above = count.gather(1, here), count.gather(1, (here - 1).clamp(min=0))
         room = torch.minimum(self.columns - own, (above - own).masked_fill(self.slots[:rows] == 0, self.columns))
         room = room.clamp(0, self.drafts)
-        begun = (row < self.height) & ((own > 0) | (above >= self.need[here]))
+        opening = (own == 0) & (row > 0)
+        begun = (row < self.height) & (~opening | (above >= self.need[here]))
         waits = (room == 0) & (self.slots[:rows] > 0) & (self.drafts > 0)  # it has caught up with the row above
-        return Active(here, own, above, room, begun, begun & ~waits, top)
+        return Active(here, own, above, room, opening, begun, begun & ~waits, top)
 
     def outlook(self, own: RowState) -> Tensor:
         """[B, 3] see ``RowState.ahead``."""
@@ -148,9 +153,9 @@ class RowProposer:
 
     def feed(self, image: Tensor, own: RowState, now: Active) -> RowInputs:
         """image [B, ≥ L] -> K inputs of each row, and after them the last token of a complete one."""
-        w, opening = self.columns, now.filled == 0
+        w, opening = self.columns, now.opening
         source = torch.where(~opening, now.row, (now.row - 2 + (now.above == w).long()).clamp(min=0))
-        last = image.gather(1, source * w + own.filled.gather(1, source) - 1)
+        last = image.gather(1, self.first + source * w + own.filled.gather(1, source) - 1)
         column = torch.where(opening, w - (not self.ends), now.filled - 1)
         ahead = (now.filled - 1)[..., None] + self.steps[1:]
         row = torch.cat([(now.row - opening.long())[..., None], now.row[..., None].expand_as(ahead)], -1)
@@ -159,8 +164,8 @@ class RowProposer:
         used = now.on[..., None] & (self.steps <= now.room[..., None])
         done = (now.top - 1).clamp(min=0)[:, None]
         rows = RowInputs(torch.cat([last[..., None], own.drafts[..., : self.drafts]], -1), row, columns, upto, used)
-        end = (image.gather(1, done * w + w - 1), done, torch.full_like(done, w - 1), torch.full_like(done, w - 1))
-        closing = RowInputs(*end, self.to_close(own, now)[:, None])
+        last, column = image.gather(1, self.first + done * w + w - 1), torch.full_like(done, w - 1)
+        closing = RowInputs(last, done, column, column, self.to_close(own, now)[:, None])
         return RowInputs(*(torch.cat([x.flatten(1), y], 1) for x, y in zip(rows, closing, strict=True)))
 
     def fill(self, state: DecodeState, own: RowState, now: Active, u: Tensor) -> RowState:
@@ -181,7 +186,7 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, own: RowState) -> tupl
     assert own.ahead is not None
     run: Any = decoder.recordings.replay if state.recorded else launch
     rows, closing, end = (max(column) for column in zip(*own.ahead, strict=True))
-    end += state.cache.layout.slots[1]
+    end += state.cache.layout.slots[1 + proposer.first]
     if state.recorded:  # fixed shapes; ``spans`` counts row ends twice
         rows, closing = proposer.rows, 1
         longest = state.cache.layout.slots[max(state.now.length.host or (0,))] + 1
@@ -202,9 +207,10 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, own: RowState) -> tupl
         made = proposer.decide(decoder, own, now, q, u)
         count = own.filled.scatter_add(1, now.row, made.advance)
         after = moved(made.own._replace(filled=count, closed=now.top), now.top, proposer)
-        at = now.row[..., None] * proposer.columns + now.filled[..., None] + proposer.steps
+        at = proposer.first + now.row[..., None] * proposer.columns + now.filled[..., None] + proposer.steps
         at = torch.where(proposer.steps < made.advance[..., None], at, state.limit).flatten(1)
-        return made, after, at, torch.cat([count.sum(1, keepdim=True), proposer.outlook(after)], 1)
+        length = proposer.first + count.sum(1, keepdim=True)
+        return made, after, at, torch.cat([length, proposer.outlook(after)], 1)
 
     now, own, q, health = run(state, "verify", None, read, own._replace(ahead=None), u)
     state.health += health
@@ -223,7 +229,7 @@ def forward(state: DecodeState, given: RowInputs, count: Tensor, span: int, prop
     if proposer.ends:
         assert cache.row_end is not None
         x = torch.where(cache.per_row(given.column == proposer.columns)[..., None], cache.row_end, x)
-    at = rows_address(cache.layout, proposer.columns, given, count, span, proposer.shown)
+    at = rows_address(cache.layout, proposer.first, proposer.columns, given, count, span, proposer.shown)
     logits = state.logits(cache.forward(x, at)[:, :many])
     state.clock.tick("verify")
     return state.warp(logits)

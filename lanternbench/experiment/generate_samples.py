@@ -13,6 +13,7 @@ from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.engine.trace import Trace
 from lanternbench.experiment import Sample, sample_key
 from lanternbench.measure.fidelity import decode_loss, drafter_figures, row_losses, target_figures
+from lanternbench.models.grids import size
 from lanternbench.prompts import Prompt
 from lanternbench.utils.device import cpu_threads
 from lanternbench.utils.parallel import process_count, side_by_side
@@ -78,7 +79,9 @@ def _loss_by_place(decoder: SpeculativeDecoder, trace: Trace) -> list[dict[str, 
     """The mean loss of each image's rows and columns, where several rows were drawn at once."""
     if trace.seen is None or decoder.warp.greedy:
         return [{} for _ in trace.q]
-    maps = row_losses(trace, decoder.rule, decoder.residual).unflatten(1, decoder.target.grid).clamp(0, 1).cpu()
+    grid = decoder.target.grid
+    losses = row_losses(trace, decoder.rule, decoder.residual)[:, -size(grid) :]
+    maps = losses.unflatten(1, grid).clamp(0, 1).cpu()
     return [{"row_loss": one.mean(1).tolist(), "column_loss": one.mean(0).tolist()} for one in maps]
 
 

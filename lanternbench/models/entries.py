@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lanternbench.errors import UserError
 from lanternbench.models import MODULES
+from lanternbench.models.grids import Grid, coarse, grid_of
 from lanternbench.registry import component, components
 from lanternbench.utils.files import cache_dir
 
@@ -59,12 +60,21 @@ class Entry(BaseModel):
     gigabytes: float = 0.0  # of all files
     shape: dict[str, Any] = {}
     grids: tuple[str, ...] = ()  # other images that it draws, as ROWSxCOLUMNS of tokens
+    coarse_first: bool = False  # is a coarse grid drawn before the image's?
     guidance: float = 3.0
     top_k: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     files: dict[str, Source] = {}
     expects: tuple[Expected, ...] = ()
+
+    @property
+    def all_grids(self) -> list[Grid]:
+        """In the order drawn; none where the files of the model say it."""
+        if "grid" not in self.shape:
+            return []
+        grid = grid_of(self.shape["grid"])
+        return [coarse(grid), grid] if self.coarse_first else [grid]
 
     @property
     def sampling(self) -> tuple[float, int, float, float]:

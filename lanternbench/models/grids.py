@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 Grid = tuple[int, int]
+COARSE = 16  # the side of a square image's coarse grid
 
 
 def grid_of(value: int | str | Sequence[int]) -> Grid:
@@ -19,6 +21,12 @@ def grid_of(value: int | str | Sequence[int]) -> Grid:
 def size(grid: Grid) -> int:
     """Its tokens."""
     return grid[0] * grid[1]
+
+
+def coarse(grid: Grid) -> Grid:
+    """The grid that GLM-Image draws before ``grid``: about 16 × 16 tokens of the same proportions."""
+    ratio = grid[0] / grid[1]
+    return max(1, int(COARSE * math.sqrt(ratio))), max(1, int(COARSE * math.sqrt(1 / ratio)))
 
 
 def place(grids: Sequence[Grid], token: int) -> tuple[int, int]:

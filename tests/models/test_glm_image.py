@@ -22,13 +22,14 @@ from lanternbench.engine.opening import row_seed, row_uniforms
 from lanternbench.engine.sampling import Warp, draw
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Decoding, Sweep, checked
+from lanternbench.measure.fidelity import row_losses
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue
 from lanternbench.models.entries import entry
 from lanternbench.models.glm_image.checkpoint import GlmImageFamily
-from lanternbench.models.glm_image.model import coarse, positions
-from lanternbench.models.grids import neighbours, place
+from lanternbench.models.glm_image.model import positions
+from lanternbench.models.grids import coarse, neighbours, place
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
 from lanternbench.utils.graph_capture import Graphs
@@ -303,3 +304,37 @@ def test_without_a_template_a_prompt_is_the_caption_and_the_files_may_lie_in_one
 def test_there_are_tokens_and_no_images(loaded):
     assert (loaded.vq, loaded.evaluators) == (None, "none")
     assert loaded.images(torch.zeros(1, loaded.length, dtype=torch.long)) == [None]
+
+
+ROWS = [("zipar", {"window": 2}), ("zipar", {"window": "adaptive", "s_min": 1}), ("pjd", {"c": 2, "window": 3})]
+
+
+@pytest.mark.parametrize(("name", "options"), [("zipar", {"window": 99}), ("pjd", {"c": 99}), ("pjd", {"c": 4})])
+def test_one_row_at_a_time_is_raster_order_over_both_grids(target, greedy, name, options):
+    assert [tokens.tolist() for tokens in decode(target, name, CAPTIONS, **options)] == greedy
+
+
+@pytest.mark.parametrize("s", [1, 2, 3])
+def test_zipar_draws_the_coarse_grid_token_by_token_and_then_rows_of_the_fine_one(target, s):
+    (made,) = generate(build(target, method("zipar", window=s), 1.0), CAPTIONS[:1])
+    assert 1 + made.steps == PREVIEW + 2 * FINE[1] + (FINE[0] - 2) * s
+
+
+@pytest.mark.parametrize(("name", "options"), ROWS)
+def test_rows_lose_nothing_on_the_coarse_grid_and_draw_in_a_batch_what_they_draw_alone(target, name, options):
+    decoder = build(target, method(name, **options), 1.0)
+    together = generate(decoder, CAPTIONS, trace=True)
+    for caption, made in zip(CAPTIONS, together, strict=True):
+        assert torch.equal(made.tokens, decode(target, name, [caption], 1.0, **options)[0])
+    trace: Any = together[0].trace
+    losses = row_losses(trace, decoder.rule, decoder.residual)
+    assert losses[:, : PREVIEW + 1].max() < 1e-4
+    assert losses[:, PREVIEW + FINE[1] :].mean() > 0.01
+
+
+@pytest.mark.parametrize(("name", "options"), ROWS)
+def test_recorded_steps_over_rows_of_the_fine_grid_draw_the_same(target, name, options):
+    recorded = replace(target, graphs=Graphs(frozen))
+    for caption in CAPTIONS:
+        want, made = (decode(t, name, [caption], 1.0, **options)[0] for t in (target, recorded))
+        assert torch.equal(made, want)

@@ -12,7 +12,6 @@ from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.order import Order
 from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
 from lanternbench.engine.rows import step
-from lanternbench.errors import UserError
 from lanternbench.methods.orders.pjd import RowWindows
 from lanternbench.methods.orders.zipar import ZipAR
 from lanternbench.registry import component, register
@@ -60,12 +59,6 @@ class Rows(Order):
         return None
 
     def apply(self, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
-        """Raises UserError for a target that draws one grid after another."""
-        if len(decoder.target.grids) > 1:
-            raise UserError(
-                f"several rows at once draw one grid, and target '{decoder.target.name}' draws one after another: "
-                "choose a method in raster order"
-            )
         target, public, drafts = decoder.target, self.variant == "reference", decoder.proposer.max_depth
         height, width = target.grid
         rows: Any

@@ -37,7 +37,7 @@ class ZipAR(RowProposer):
         if not self.adaptive:
             return Decision(token[..., None], now.on.long(), now.on[..., None] & False, now.on, own)
         assert own.law is not None
-        p, opening, whole = own.p.flatten(0, 1), now.on & (now.filled == 0), now.above == self.columns
+        p, opening, whole = own.p.flatten(0, 1), now.on & now.opening, now.above == self.columns
         tested, candidate = opening & (own.kept > 0), own.drafts[..., 0]
         draft = Draft(torch.stack([none, candidate], -1).flatten(0, 1), p, self.pair)
         result = self.exact.verify(draft, q.expand(-1, 2, -1), Uniforms(u.flatten(0, 1), u), standard, greedy)

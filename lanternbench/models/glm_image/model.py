@@ -5,7 +5,6 @@ Source: transformers' ``glm_image``, whose key names its checkpoint has.  Positi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +14,10 @@ from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.models import token_decoder
-from lanternbench.models.grids import Grid
+from lanternbench.models.grids import Grid, coarse
 from lanternbench.models.loading import State
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, image_tables, llama_fields
 from lanternbench.models.transformer import DecoderConfig
-
-COARSE = 16  # the side of a square image's coarse grid
 
 
 @dataclass(frozen=True)
@@ -45,12 +42,6 @@ class GlmImageConfig(TokenDecoderConfig):
         object.__setattr__(self, "sections", tuple(self.sections))
         if 2 * sum(self.sections) != self.rotary_width:
             raise ValueError(f"rotary sections {list(self.sections)} of {self.rotary_width} dimensions that turn")
-
-
-def coarse(grid: Grid) -> Grid:
-    """The grid that is drawn before ``grid``: about 16 × 16 tokens of the same proportions."""
-    ratio = grid[0] / grid[1]
-    return max(1, int(COARSE * math.sqrt(ratio))), max(1, int(COARSE * math.sqrt(1 / ratio)))
 
 
 def positions(prompt: int, grids: Sequence[Grid]) -> Tensor:
