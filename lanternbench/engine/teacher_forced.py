@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -9,16 +11,22 @@ from lanternbench.engine.sampling import Warp
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.target import Prefix, Target
 
+LOGITS = 1 << 25  # numbers of the largest temporary
+
 
 def teacher_forced(target: Target, prefix: Prefix, tokens: Tensor, guidance: float, warp: Warp) -> Tensor:
     """q of every token given all that precede it in raster order: tokens [B, L] -> [B, L, V], image by image."""
-    batch, q = len(tokens), []
-    for i, image in enumerate(tokens):
-        rows = slice(i, None, batch)  # conditional and unconditional
-        embeddings, valid = prefix.embeddings[rows], prefix.valid[rows]
-        hidden = _hidden(target, embeddings, valid, image.expand(len(valid), -1))
-        q.append(warp(target.model.logits(hidden, guidance)))
-    return torch.cat(q)
+    images = range(len(tokens))
+    return torch.cat([torch.cat(list(pieces(target, prefix, tokens, i, guidance, warp)), 1) for i in images])
+
+
+def pieces(target: Target, prefix: Prefix, tokens: Tensor, i: int, guidance: float, warp: Warp) -> Iterator[Tensor]:
+    """q of the tokens of image ``i``, [1, n, V] after [1, n, V], in bounded memory."""
+    rows = slice(i, None, len(tokens))  # conditional and unconditional
+    embeddings, valid = prefix.embeddings[rows], prefix.valid[rows]
+    hidden = _hidden(target, embeddings, valid, tokens[i].expand(len(valid), -1))
+    for some in hidden.split(max(1, LOGITS // (len(valid) * target.vocab)), 1):
+        yield warp(target.model.logits(some, guidance))
 
 
 def _hidden(target: Target, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import hashlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
@@ -29,11 +29,12 @@ from lanternbench.experiment.scoring import (
     score_sets,
     unique,
 )
-from lanternbench.experiment.worker import Job, OnStep
+from lanternbench.experiment.worker import Facts, Job, OnStep
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.summaries import Costs, Summary
 from lanternbench.measure.summary import kept_sets, summarise
 from lanternbench.measure.told_apart import all_told_apart, look_sizes
+from lanternbench.methods.method import Method
 from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.entries import catalogue
@@ -82,29 +83,33 @@ def run(
         meaningless = config.random_weights or config.simulate_acceptance is not None
         here = Setup(device=facts.device if torch.cuda.is_available() else "cpu")
         scorers = [] if meaningless else scorers_for(config.metrics, facts.target["evaluators"], here)
-        record = config.record() | {"guidance": facts.guidance, "device": facts.device}
-        name = f"{config.name}-{config_hash(record | selected.record())[:8]}"
-        folder = stack.enter_context(
-            RunFolder.open(
-                out,
-                name,
-                record,
-                fresh=fresh,
-                environment=facts.environment,
-                prompts=selected.record(),
-                target=facts.target,
-                methods=[
-                    {"label": m.label, "key": m.key, "method": m.preset, "options": m.options}
-                    | {"lossless": facts.lossless[m.label]}
-                    for m in methods
-                ],
-            )
-        )
+        folder = stack.enter_context(open_run(out, config, facts, selected, methods, fresh))
         spent = _measure(folder, config, made_by, selected, watch)
         remarks = [facts.target["remark"]] if "remark" in facts.target else []
         summary = _summary(folder, config, scorers, spent, [*made_by.notes(), *remarks])
         folder.finish(summary)
         return folder.path, summary
+
+
+def open_run(
+    out: Path, config: Sweep, facts: Facts, prompts: PromptSet, methods: Sequence[Method], fresh: bool
+) -> RunFolder:
+    """The run folder of these settings and prompts, new or continued.  Raises UserError if it cannot be used."""
+    record = config.record() | {"guidance": facts.guidance, "device": facts.device}
+    return RunFolder.open(
+        out,
+        f"{config.name}-{config_hash(record | prompts.record())[:8]}",
+        record,
+        fresh=fresh,
+        environment=facts.environment,
+        prompts=prompts.record(),
+        target=facts.target,
+        methods=[
+            {"label": m.label, "key": m.key, "method": m.preset, "options": m.options}
+            | {"lossless": facts.lossless[m.label]}
+            for m in methods
+        ],
+    )
 
 
 def _summary(

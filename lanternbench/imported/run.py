@@ -13,6 +13,7 @@ from PIL import Image
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, config_hash
 from lanternbench.experiment.config import Sweep
+from lanternbench.experiment.runner import open_run
 from lanternbench.experiment.worker import Job, Worker
 from lanternbench.imported.entries import Entry
 from lanternbench.imported.log_probs import log_probs
@@ -138,22 +139,8 @@ def _opened(
     source, dataset = (asked.source, asked.dataset) if asked else (IMPORTED, IMPORTED)
     chosen = PromptSet(tuple(unique.values()), source, dataset, config.seed)
     repeats = max(item.seed for item in found) + 1 - config.seed
-    record = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)}).record()
-    record |= {"guidance": facts.guidance, "device": facts.device}
-    return RunFolder.open(
-        out,
-        f"{config.name}-{config_hash(record | chosen.record())[:8]}",
-        record,
-        fresh=fresh,
-        environment=facts.environment,
-        prompts=chosen.record(),
-        target=facts.target,
-        methods=[
-            {"label": m.label, "key": m.key, "method": m.preset, "options": m.options, "lossless": m.lossless}
-            for m in config.methods()[:1]
-            if config.baseline
-        ],
-    )
+    config = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)})
+    return open_run(out, config, facts, chosen, config.methods()[: int(config.baseline)], fresh)
 
 
 def _told(entry: Entry) -> dict[str, Any]:

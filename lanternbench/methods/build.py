@@ -61,8 +61,9 @@ def build(
         )
     warp = Warp(temperature, target.top_k if top_k is None else top_k, top_p)
     with plugin_errors(*method.parts):
-        proposer = prepared_proposal(target, method)
-        rule = prepared_rule(target, method, proposer)
+        resolved = method.resolve(target.options)
+        proposer = prepared_proposal(target, resolved)
+        rule = prepared_rule(target, resolved, proposer)
     known, name = components("residual"), method.choices.residual
     public = f"{name}-{method.acceptance.variant}"  # ``lantern-reference``: as the public code samples it
     rates = None
@@ -71,4 +72,4 @@ def build(
     scale = target.guidance if guidance is None else guidance
     residual = known.get(public, known[name])
     decoder = SpeculativeDecoder(target, method, warp, scale, proposer, rule, residual, rates)
-    return method.resolve(target.options).order.apply(decoder)
+    return resolved.order.apply(decoder)

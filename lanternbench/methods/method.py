@@ -72,6 +72,8 @@ class Method:
 
         Raises UserError for trees that there are not.
         """
+        if self.unresolved is not None:
+            return self
         trees = self.proposal.static_trees  # a proposal says which of a target's static trees it takes
         known = {name: value for name, value in defaults.items() if name not in trees}
         known |= {kind: defaults[key] for kind, key in trees.items() if key in defaults}

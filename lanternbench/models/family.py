@@ -89,8 +89,8 @@ class Family:
 
 
 def decoder_shape(row: Entry) -> dict[str, Any]:
-    """The row's shape without that of the image tokeniser."""
-    return {k: v for k, v in row.shape.items() if k != "vq"}
+    """The row's shape without that of the image tokeniser, and without the dialect of its prompts."""
+    return {k: v for k, v in row.shape.items() if k not in ("vq", "dialect")}
 
 
 class PublishedFamily(Family):

@@ -25,7 +25,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon import vocab as chameleon_vocab
-from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
+from lanternbench.models.chameleon.model import Chameleon
 from lanternbench.models.chameleon.prompt_ids import ROW_END, lumina_prompt
 from lanternbench.models.decoder import guide
 from lanternbench.models.drafters.eagle import Eagle
@@ -266,8 +266,8 @@ def test_prompts_are_lumina_s_and_the_unconditional_one_has_no_text(lumina):
 def test_the_catalogue_knows_the_three_sizes():
     for side in (512, 768, 1024):
         row = entry(f"lumina-mgpt-7b-{side}")
-        shape, dialect = published_chameleon.split_shape(row.shape)
-        assert [16 * n for n in ChameleonConfig(**shape).grid] == [side, side]
+        config, dialect = published_chameleon.ChameleonFamily().config(row), published_chameleon.dialect_of(row)
+        assert [16 * n for n in config.grid] == [side, side]
         assert (row.guidance, row.top_k, dialect.row_end) == (3.0, 2000, ROW_END)
 
 

@@ -37,7 +37,7 @@ from lanternbench.models.chameleon.prompt_ids import (
 )
 from lanternbench.models.chameleon.vocab import Vocabulary
 from lanternbench.models.entries import Entry, present
-from lanternbench.models.family import PublishedFamily
+from lanternbench.models.family import PublishedFamily, decoder_shape
 from lanternbench.models.loading import (
     State,
     dtype_for,
@@ -75,10 +75,7 @@ class ChameleonFamily(PublishedFamily):
     """``shape`` of a row also has the ``dialect``."""
 
     rows = Path(__file__).with_name("catalogue.yaml")
-    network = Chameleon
-
-    def config(self, row: Entry) -> ChameleonConfig:
-        return ChameleonConfig(**split_shape(row.shape)[0])
+    network, configuration = Chameleon, ChameleonConfig
 
     def new_vq(self, row: Entry) -> VQModel:
         return chameleon_vqgan.chameleon_vqgan(replace(VQ, **row.shape.get("vq", {})))
@@ -89,16 +86,16 @@ class ChameleonFamily(PublishedFamily):
     def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> ChameleonText:
         words = tokeniser(folder / "model")
         text = ChameleonText(words, chameleon_vocab.read(words))
-        if split_shape(row.shape)[1].row_end is not None:
+        if dialect_of(row).row_end is not None:
             check_sizes(text.names)
         return text
 
     def options(self, row: Entry) -> dict[str, Any]:
-        return dict(split_shape(row.shape)[1].options)
+        return dict(dialect_of(row).options)
 
     def fields(self, row: Entry, model: Chameleon, text: ChameleonText | None) -> dict[str, Any]:
         vocab = chameleon_vocab.published(model.config.vocab_size) if text is None else text.vocab
-        dialect = split_shape(row.shape)[1]
+        dialect = dialect_of(row)
         return {
             "condition": partial(dialect.prefix, vocab),
             "pixels": chameleon_vqgan.to_pixels,
@@ -115,7 +112,7 @@ class ChameleonFamily(PublishedFamily):
         with explain_errors(where, "is no config of a Chameleon"):
             config = replace(
                 config_from_official(published) if official else config_from_hf(published),
-                **split_shape(row.shape)[0],
+                **decoder_shape(row),
             )
         to_id = chameleon_vocab.read(tokeniser(here)).to_id
 
@@ -125,9 +122,9 @@ class ChameleonFamily(PublishedFamily):
         return load_layers(lambda: Chameleon(config, to_id), here, convert, device, dtype or dtype_for(device))
 
 
-def split_shape(shape: dict[str, Any]) -> tuple[dict[str, Any], Dialect]:
-    """A catalogue entry's shape -> the decoder's, and the dialect (Anole's where none is named)."""
-    return {k: v for k, v in shape.items() if k not in ("dialect", "vq")}, DIALECTS[shape.get("dialect", "anole")]
+def dialect_of(row: Entry) -> Dialect:
+    """The fine-tune's: Anole's where the row does not say."""
+    return DIALECTS[row.shape.get("dialect", "anole")]
 
 
 def is_official(here: Path) -> bool:

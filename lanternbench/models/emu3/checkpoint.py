@@ -115,14 +115,11 @@ class Emu3Family(PublishedFamily):
     def new_vq(self, row: Entry) -> Emu3VQ:
         return Emu3VQ(Emu3VQVAEConfig(**row.shape.get("vq", {})))
 
-    def config(self, row: Entry) -> Emu3Config:
-        return Emu3Config(**split_shape(row)[0])
-
     def random_vq(self, row: Entry, device: str) -> Emu3VQ | None:
-        return super().random_vq(row, device) if split_shape(row)[1].images else None
+        return super().random_vq(row, device) if dialect_of(row).images else None
 
     def vq(self, row: Entry, folder: Path, device: str) -> Emu3VQ | None:
-        if not split_shape(row)[1].images:
+        if not dialect_of(row).images:
             return None
         where = folder / ("vq" if present(folder, "vq") else "model")
         with explain_errors(where, "holds no image tokeniser of Emu3"):
@@ -134,14 +131,14 @@ class Emu3Family(PublishedFamily):
         return load_into(lambda: self.new_vq(row), codes, where, device, torch.float32)
 
     def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> IdTokeniser:
-        dialect = split_shape(row)[1]
+        dialect = dialect_of(row)
         named = [name for name in PUBLISHED if name != TURN or name in dialect.turn]
         text = IdTokeniser(folder / "model" / "tokenizer.json", named, (dialect.before, dialect.after))
         text.reserved |= set(image_ids(text.names).tolist())
         return text
 
     def fields(self, row: Entry, model: Emu3, text: IdTokeniser | None) -> dict[str, Any]:
-        dialect = split_shape(row)[1]
+        dialect = dialect_of(row)
         beside = ("{}*{}".format(*model.config.grid), dialect.negative)
         if text is None:
             size = model.config.prompt_ids
@@ -163,8 +160,8 @@ class Emu3Family(PublishedFamily):
         said = read_config(here / "config.json")
         with explain_errors(here / "config.json", "is no config of Emu3"):
             config = emu3.config_from_published(said)
-        shape, dialect = split_shape(row)
-        if "image_area" in said and dialect.images and config.grid != grid_of(shape.get("grid", config.grid)):
+        shape = decoder_shape(row)
+        if "image_area" in said and dialect_of(row).images and config.grid != grid_of(shape.get("grid", config.grid)):
             raise UserError(
                 f"config.json is of images of {written(config.grid)} tokens but target '{row.name}' has "
                 f"{written(row.shape['grid'])}: name the target that it belongs to"
@@ -177,7 +174,6 @@ class Emu3Family(PublishedFamily):
         return load_layers(lambda: Emu3(config, to_id), here, convert, device, dtype or dtype_for(device))
 
 
-def split_shape(row: Entry) -> tuple[dict[str, Any], Dialect]:
-    """A row's shape -> the decoder's, and how the model is asked (as Emu3-Gen where it is not named)."""
-    shape = decoder_shape(row)
-    return shape, DIALECTS[shape.pop("dialect", "emu3")]
+def dialect_of(row: Entry) -> Dialect:
+    """How the model is prompted: as Emu3-Gen where the row does not say."""
+    return DIALECTS[row.shape.get("dialect", "emu3")]
