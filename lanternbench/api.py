@@ -92,8 +92,9 @@ class Model:
             found = preset_file.read(method)
             method, options = found.pop("method"), found | options
         decoder = build(self.target, make_method(method, **options), temperature, top_k, top_p, guidance)
-        made = generate(decoder, [prompt] if isinstance(prompt, str) else list(prompt), seed=seed, trace=trace)
-        images = self.target.images(torch.stack([one.tokens for one in made]))
+        captions = [prompt] if isinstance(prompt, str) else list(prompt)
+        made = generate(decoder, captions, seed=seed, trace=trace)
+        images = self.target.images(torch.stack([one.tokens for one in made]), captions)
         grid = self.target.grid
         results = [Result(o.tokens, image, Stats(**vars(o)), grid) for o, image in zip(made, images, strict=True)]
         return results[0] if isinstance(prompt, str) else results

@@ -41,7 +41,7 @@ def make_samples(
         made = generate(decoder, [p.text for p in part], [p.id for p in part], seed, trace=traced, on_step=alone)
         memory = {"peak_memory_mb": None if gpu is None else torch.cuda.max_memory_allocated(gpu) / 1e6}
         clock = time.perf_counter()
-        images = decoder.target.images(torch.stack([g.tokens for g in made]))
+        images = decoder.target.images(torch.stack([g.tokens for g in made]), [p.text for p in part])
         render_s = (time.perf_counter() - clock) / len(part)
         encoder_s = decoder.target.encode_seconds([p.text for p in part])  # of features kept from before the clock
         encode_s = (made[0].encode_s + encoder_s) / len(part)

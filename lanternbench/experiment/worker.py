@@ -127,7 +127,7 @@ class Worker:
         for _ in range(2):  # the first is a warm-up
             made = generate(decoder, captions, seed=seed, max_steps=WARMUP_STEPS)
         clock = time.perf_counter()
-        self.target.images(made[0].tokens[None])
+        self.target.images(made[0].tokens[None], captions[:1])
         rendering = time.perf_counter() - clock
         encoding = (made[0].encode_s + self.target.encode_seconds(captions)) / len(captions)
         tokens = max(sum(sum(g.accept_lengths) for g in made), 1)

@@ -177,7 +177,7 @@ def _store(folder: RunFolder, worker: Worker, item: Matched, made: dict[str, Any
     if entry.tokens is not None:
         scored = _scored(worker, item, entry.tokens)
         metrics, outside = {LOG_PROB: scored.mean().item()}, int((scored < -23).sum())  # log 1e-10 = −23.03
-        image = target.images(torch.from_numpy(entry.tokens)[None].to(target.device))[0]
+        image = target.images(torch.from_numpy(entry.tokens)[None].to(target.device), [item.prompt.text])[0]
     else:
         image = Image.fromarray(entry.image) if isinstance(entry.image, np.ndarray) else read_image(str(entry.image))
     steps = round(target.length / entry.per_step) if entry.per_step else entry.steps or 0

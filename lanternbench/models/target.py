@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -59,6 +59,7 @@ class Target:
     """A loaded text-to-image model.
 
     ``vq``: None where nothing decodes image tokens; decoding can then be measured, and there are no images to score.
+    ``render``: (tokens of the last grid [B, h, w], captions) -> RGB images, in place of ``vq`` where it takes captions.
     ``text``: captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels [B, 1] and a
     mask of ones.  ``guidance``, ``top_k``, ``temperature``, ``top_p``: its defaults.
     ``options``: its default trees and neighbourhood size.  ``evaluators``: which networks score its images.
@@ -89,6 +90,7 @@ class Target:
     eagle_pads: Pads = "alone"
     condition: Callable[[Target, list[str], bool], Prefix] = from_text
     pixels: Callable[[Tensor], Tensor] = rounded
+    render: Callable[[Tensor, Sequence[str]], list[Any]] | None = None
     labels: bool = False
     row_end: int | None = None
     prompt_template: str = "{caption}"
@@ -98,7 +100,7 @@ class Target:
     near: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.vq is None:
+        if self.vq is None and self.render is None:
             self.evaluators = "none"
 
     @property
@@ -161,13 +163,15 @@ class Target:
         """Seconds that the text encoder took for captions whose features are kept; 0 where it runs for every image."""
         return self.text.encode_seconds(captions) if hasattr(self.text, "encode_seconds") else 0.0
 
-    def images(self, tokens: Tensor) -> list[Any]:
+    def images(self, tokens: Tensor, captions: Sequence[str] = ()) -> list[Any]:
         """Tokens [B, L] -> RGB images, or as many None without a tokeniser.
 
         A few at a time: the tokeniser's activations take up to 3 GB an image.
         """
+        last = tokens[:, self.length - size(self.grid) :].reshape(-1, *self.grid)
+        if self.render is not None:
+            return self.render(last, captions)
         if self.vq is None:
             return [None] * len(tokens)
-        last = tokens[:, self.length - size(self.grid) :].reshape(-1, *self.grid)
         few = last.split(max(1, DECODED // self.length))
         return [Image.fromarray(a) for part in few for a in self.pixels(self.vq.decode(part)).cpu().numpy()]

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue
 from lanternbench.models.entries import entry
+from lanternbench.models.glm_image import diffusion
 from lanternbench.models.glm_image.checkpoint import GlmImageFamily
 from lanternbench.models.glm_image.model import positions
 from lanternbench.models.grids import coarse, neighbours, place
@@ -301,9 +303,70 @@ def test_without_a_template_a_prompt_is_the_caption_and_the_files_may_lie_in_one
     assert made.prefix(["a ring"], 1.0).features[0].tolist() == prompt(made, "a ring")[1:]
 
 
-def test_there_are_tokens_and_no_images(loaded):
+def test_without_the_diffusion_model_there_are_tokens_and_a_sentence(loaded):
     assert (loaded.vq, loaded.evaluators) == (None, "none")
     assert loaded.images(torch.zeros(1, loaded.length, dtype=torch.long)) == [None]
+    assert "lanternbench[glm-image]" in loaded.remark
+
+
+@pytest.fixture(scope="module")
+def drawing(folder, tmp_path_factory) -> Path:
+    """The same folder with a small diffusion model of random weights, as the pipeline's own code saves it."""
+    diffusers = pytest.importorskip("diffusers")
+    from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
+
+    torch.manual_seed(2)
+    text = T5EncoderModel(T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=384))
+    transformer = diffusers.GlmImageTransformer2DModel(
+        in_channels=4, out_channels=4, num_layers=1, attention_head_dim=16, num_attention_heads=2, text_embed_dim=16,
+        time_embed_dim=16, condition_dim=8, prior_vq_quantizer_codebook_size=CODES,
+    )  # fmt: skip
+    vae = diffusers.AutoencoderKL(
+        block_out_channels=[8] * 4, layers_per_block=1, norm_num_groups=4, latent_channels=4,
+        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4, sample_size=64,
+        latents_mean=[0.0] * 4, latents_std=[1.0] * 4,
+    )  # fmt: skip
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    made = diffusers.GlmImagePipeline(ByT5Tokenizer(), None, text, None, vae, transformer, scheduler)
+    root: Path = tmp_path_factory.mktemp("drawing")
+    shutil.copytree(folder, root, dirs_exist_ok=True)
+    made.save_pretrained(root / "diffusion")
+    return root
+
+
+def test_images_are_the_pipeline_s_for_the_tokens_of_the_fine_grid(drawing, monkeypatch):
+    import diffusers
+
+    monkeypatch.setattr(diffusion, "STEPS", 2)
+    made = GlmImageFamily().load(row(), drawing, "cpu")
+    assert (made.evaluators, made.remark) == ("full", "")
+    tokens = torch.randint(0, CODES, (2, made.length))
+    images = made.images(tokens, CAPTIONS)
+    assert [image.size for image in images] == [(32 * FINE[1], 32 * FINE[0])] * 2
+    again = made.images(tokens[1:], CAPTIONS[1:])[0]
+    assert images[1].tobytes() == again.tobytes() != images[0].tobytes()
+    coarse_changed = tokens.clone()
+    coarse_changed[:, :PREVIEW] = 0
+    assert made.images(coarse_changed, CAPTIONS)[0].tobytes() == images[0].tobytes()
+    pipeline = diffusers.GlmImagePipeline.from_pretrained(
+        drawing / "diffusion", vision_language_encoder=None, processor=None
+    )
+    fine = tokens[:1, PREVIEW:].contiguous()
+    noise = torch.Generator().manual_seed(zlib.crc32(fine.view(FINE).numpy().tobytes()))
+    prior = pipeline._upsample_token_ids(fine, *FINE)
+    want = pipeline(
+        CAPTIONS[0], prior_token_ids=prior, height=32 * FINE[0], width=32 * FINE[1], num_inference_steps=2,
+        guidance_scale=1.5, generator=noise,
+    )  # fmt: skip
+    assert want.images[0].tobytes() == images[0].tobytes()
+
+
+def test_a_damaged_diffusion_model_is_one_sentence(drawing, tmp_path):
+    shutil.copytree(drawing, tmp_path / "g")
+    (tmp_path / "g" / "diffusion" / "vae" / "config.json").write_text("{")
+    with pytest.raises(UserError, match="is no diffusion decoder of GLM-Image") as error:
+        GlmImageFamily().load(row(), tmp_path / "g", "cpu")
+    assert "\n" not in str(error.value)
 
 
 ROWS = [("zipar", {"window": 2}), ("zipar", {"window": "adaptive", "s_min": 1}), ("pjd", {"c": 2, "window": 3})]

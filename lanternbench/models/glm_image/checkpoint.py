@@ -1,8 +1,8 @@
 """GLM-Image's autoregressive part as a target: from published files, or random weights to measure speed alone.
 
 A folder holds ``model`` with two folders of the release, ``vision_language_encoder`` (config.json, weights) and
-``processor`` (tokenizer.json, chat_template.jinja), or the files of both; and drafters such as ``eagle``.  The
-diffusion model that makes images of the tokens is not run: there are tokens, speed and fidelity.
+``processor`` (tokenizer.json, chat_template.jinja), or the files of both; and drafters such as ``eagle``.  With the
+release's other folders in ``diffusion``, and diffusers installed, there are images; else tokens, speed and fidelity.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from lanternbench.errors import UserError
-from lanternbench.models.entries import Entry
+from lanternbench.models.entries import Entry, present
 from lanternbench.models.family import PublishedFamily, decoder_shape
+from lanternbench.models.glm_image import diffusion
 from lanternbench.models.glm_image import model as glm
 from lanternbench.models.glm_image.model import GlmImage, GlmImageConfig
 from lanternbench.models.loading import State, dtype_for, explain_errors, load_layers, read_config
@@ -26,6 +27,10 @@ from lanternbench.registry import register
 
 SIZE = ("<sop>", "<eop>")  # around the rows and columns of each grid, the image's first
 CAPTION = "{caption}"  # stands for one in the chat template
+NO_IMAGES = (
+    "There are tokens and no images: `pip install lanternbench[glm-image]` and `lanternbench fetch glm-image` get the "
+    "diffusion model that draws them."
+)
 
 
 def prefix(size: list[int], image_start: int, target: Target, captions: list[str], guided: bool) -> Prefix:
@@ -66,6 +71,13 @@ def part(folder: Path, name: str) -> Path:
 class GlmImageFamily(PublishedFamily):
     rows = Path(__file__).with_name("catalogue.yaml")
     network, configuration = GlmImage, GlmImageConfig
+
+    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
+        target = super().load(row, folder, device, dtype)
+        if present(folder, "diffusion") and diffusion.installed():
+            render = diffusion.load(folder / "diffusion", device, target.dtype)
+            return replace(target, render=render, evaluators="full")
+        return replace(target, remark=NO_IMAGES)
 
     def random_vq(self, row: Entry, device: str) -> None:
         return None
