@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
+import pytest
 import torch
 
 import lanternbench
 from lanternbench.engine import decode as engine
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from tools import line_budget
 
 ROOT = Path(lanternbench.__file__).parent
 # a package may import those before it; equal numbers do not import each other
@@ -160,3 +163,13 @@ def test_a_reader_of_one_step_opens_the_files_that_the_page_lists(target):
 
 def test_a_jacobi_step_runs_through_twelve_files(target):
     assert len(files_of_a_step(target, "sjd") | {"models/packed.py"}) <= 12
+
+
+@pytest.mark.parametrize("most", [3, 2])
+def test_a_package_over_its_line_budget_fails_lint(most, tmp_path, monkeypatch):
+    (tmp_path / "lanternbench" / "deep").mkdir(parents=True)
+    (tmp_path / "lanternbench" / "deep" / "a.py").write_text("a = 1\n\nb = 2\n")
+    (tmp_path / "pyproject.toml").write_text(f"[tool.lanternbench]\nmax_lines = {most}\n")
+    monkeypatch.setattr(line_budget, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match="1 lines over its budget") if most < 3 else nullcontext():
+        line_budget.main()

@@ -17,6 +17,7 @@ from lanternbench.cli.metrics_cmd import metrics
 from lanternbench.cli.targets_cmd import DRAFTERS, EMBEDDED, _methods, targets
 from lanternbench.methods.method import flag, named
 from lanternbench.models.entries import catalogue, entry
+from lanternbench.models.grids import size
 
 HEAVY = ("torch", "scipy", "transformers", "ray", "matplotlib", "pandas")
 REPORTED = f"""
@@ -117,7 +118,7 @@ def test_a_targets_page_is_whole_in_80_columns(name, capsys):
     assert max(map(cell_len, text.splitlines())) <= 80
     assert found.licence in words
     assert f"guidance (CFG) {found.guidance:g} " in words
-    assert f"{found.shape['grid'] ** 2:,} an image" in words
+    assert f"{sum(map(size, found.all_grids)):,} an image" in words
     assert all(source.repo in words for source in found.files.values())
     assert all(method in words for method in registry.components("preset"))
 

@@ -395,8 +395,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/rows.py",
-                "RowInputs(*end, self.to_close(own, now)[:, None])",
-                "RowInputs(*end, self.to_close(own, now)[:, None] & False)",
+                "RowInputs(last, done, column, column, self.to_close(own, now)[:, None])",
+                "RowInputs(last, done, column, column, self.to_close(own, now)[:, None] & False)",
             ),
         ),
         "zipar",
