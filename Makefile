@@ -45,7 +45,7 @@ verify: $(VENV)/.installed
 	$(BIN)/lanternbench verify --all
 
 mutants: $(VENV)/.installed-test
-	$(BIN)/python tests/mutants/run.py --write docs/verification.md
+	$(BIN)/python tests/mutants/run.py --write benchmarks/results/mutants.md
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/embedded_world.py

@@ -1,23 +1,21 @@
 """How many prompts tell which difference: the report's own test on resampled prompts of a finished run.
 
-    python -m benchmarks.power results/RUN
-
-Pairs of methods are taken as they differ by prompt, centred, shifted by the difference in question, and resampled;
-power is the share of resamplings in which the sign-flip test of two methods finds p < 0.05.  Writes results/power.md.
+``python -m benchmarks.study`` runs it.  Pairs of methods are taken as they differ by prompt, centred, shifted by the
+difference in question, and resampled; power is the share of resamplings in which the sign-flip test of two methods has
+p < 0.05.  Writes benchmarks/results/power.md.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 from pathlib import Path
 
 import numpy as np
 
-import lanternbench
+from benchmarks.result_files import setting, table, write
+from lanternbench import load_run
 from lanternbench.measure.statistics import ALPHA, paired_tests
 
-RESULT = Path(__file__).resolve().parent / "results/power.md"
 PROMPTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 TRIALS, POWER = 400, 0.8
 DIFFERENCES = {
@@ -31,9 +29,9 @@ DIFFERENCES = {
 def centred(values: np.ndarray) -> np.ndarray:
     """Differences of every pair of methods by prompt [prompts, pairs], their means taken off."""
     pairs = itertools.combinations(range(values.shape[1]), 2)
-    found = np.stack([values[:, a] - values[:, b] for a, b in pairs], 1)
-    found = found[:, found.std(0) > 0]
-    return found - found.mean(0)
+    differences = np.stack([values[:, a] - values[:, b] for a, b in pairs], 1)
+    differences = differences[:, differences.std(0) > 0]
+    return differences - differences.mean(0)
 
 
 def power(differences: np.ndarray, shift: float, prompts: int, rng: np.random.Generator) -> float:
@@ -48,29 +46,22 @@ def needed(differences: np.ndarray, shift: float) -> str:
     return next((str(n) for n in PROMPTS if power(differences, shift, n, rng) >= POWER), f"over {PROMPTS[-1]}")
 
 
-def main(run: Path) -> None:
-    frames = lanternbench.load_run(run)
-    samples = frames.samples
+def report(run: Path) -> None:
+    samples = load_run(run).samples
     samples["tau"] = samples["accept_lengths"].map(np.mean)
-    lines = [
-        "# Prompts that a difference needs",
-        "",
-        f"From {samples.prompt_id.nunique()} prompts of a finished run of {samples.label.nunique()} methods on `tiny`, "
-        f"by resampling them: the least of {', '.join(map(str, PROMPTS[:4]))} … {PROMPTS[-1]} prompts with which the "
-        "paired test of two methods finds the difference 8 times in 10.",
-        "",
-        "| figure | difference | prompts |",
-        "|---|---:|---:|",
-    ]
+    rows = []
     for title, (name, relative, shifts) in DIFFERENCES.items():
-        table = samples.pivot_table(index="prompt_id", columns="label", values=name).dropna(axis=1).to_numpy()
-        found = centred(np.log(table) if relative else table)
+        values = samples.pivot_table(index="prompt_id", columns="label", values=name).dropna(axis=1).to_numpy()
+        differences = centred(np.log(values) if relative else values)
         for shift in shifts:
             wanted = f"{shift:.0%}" if relative else f"{shift:g}"
-            lines.append(f"| {title} | {wanted} | {needed(found, np.log1p(shift) if relative else shift)} |")
-    RESULT.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(RESULT.read_text(encoding="utf-8"))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+            rows.append([title, wanted, needed(differences, np.log1p(shift) if relative else shift)])
+    about = (
+        f"The least of {', '.join(map(str, PROMPTS[:4]))} … {PROMPTS[-1]} prompts with which the paired test of two "
+        f"methods finds the difference 8 times in 10, by resampling a run of {samples.label.nunique()} methods on "
+        f"`tiny`: {setting(run)}"
+    )
+    write(
+        "power.md",
+        ["# Prompts that a difference needs", "", about, "", *table(["figure", "difference", "prompts"], rows)],
+    )

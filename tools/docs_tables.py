@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -110,11 +111,17 @@ def first_clause(text: str) -> str:
 
 
 def defaults() -> Rows:
+    """A row for all defaults of a method or target that have one source."""
     from lanternbench.methods.defaults import table
 
-    yield "of", "option", "default", "source", "elsewhere"
-    for row in table():
-        yield f"`{row.of}`", f"`{row.option}`", row.default, row.source, row.elsewhere
+    yield "of", "default", "source (and other values)"
+    for (of, source), group in itertools.groupby(table(), key=lambda row: (row.of, row.source)):
+        rows = list(group)
+        values = ", ".join(f"`{row.option}` {row.default}" for row in rows)
+        others = [
+            f"`{row.option}` {row.elsewhere}" if len(rows) > 1 else row.elsewhere for row in rows if row.elsewhere
+        ]
+        yield f"`{of}`", values, source + (f" ({'; '.join(others)})" if others else "")
 
 
 def fields() -> Rows:

@@ -1,0 +1,81 @@
+"""All figures of the docs that come from sweeps, made anew from their run folders in one go.
+
+    lanternbench sweep configs/methods.yaml                     # T = 1, timed
+    lanternbench sweep configs/methods.yaml --temperature 0
+    lanternbench sweep configs/methods.yaml -n 128 --batch 16   # more prompts, for what does not depend on the clock
+    lanternbench sweep configs/methods.yaml -n 64 --batch 16 --temperature 0
+    for name in orders fidelity windows annealing drafters; do lanternbench sweep configs/$name.yaml; done
+    python -m benchmarks.study results
+
+Of several finished runs with the same settings the newest counts; figures without a run stay as they are, and are named.
+Writes methods.md, orders.md, windows.md, power.md and predicted-study.md in benchmarks/results, and their pictures and
+the README's in docs/images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import methods, orders, pictures, power, windows
+from benchmarks.result_files import setting, write
+from lanternbench.experiment import read_run
+
+SWEEPS = ("methods", "fidelity", "annealing", "drafters", "orders", "windows")
+PREDICTED = ("--device", "h100", "--target", "anole-7b", "--batch", "1,16")
+
+
+def finished(folder: Path) -> list[tuple[str, Path]]:
+    """(sweep, run) of the sweeps' finished runs in a folder, the oldest first."""
+    runs = []
+    for path in folder.iterdir():
+        if (path / "summary.json").is_file():
+            record = read_run(path)
+            sweep = re.match(r"[a-z]*", record["run_id"]).group()
+            if sweep in SWEEPS:
+                runs.append((record["created"], sweep, path))
+    return [(sweep, path) for _, sweep, path in sorted(runs)]
+
+
+def timed(run: Path) -> bool:
+    """Is it one of batch 1 at T = 1, from which the README's pictures are?"""
+    config = read_run(run)["config"]
+    return config["batch"] == 1 and config["temperature"] == 1
+
+
+def predict(run: Path) -> None:
+    """predicted-study.md: what the run's methods would gain on a GPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "lanternbench", "predict", str(run), *PREDICTED, "--out", folder]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        text = (Path(folder) / "predictions.md").read_text(encoding="utf-8")
+    about = f"Accepted lengths and tree sizes of a run, replayed by `lanternbench predict RUN {' '.join(PREDICTED)}`: "
+    write("predicted-study.md", ["# Predicted from a run of the embedded model", "", about + setting(run), "", text])
+
+
+def main(folder: Path) -> None:
+    runs = finished(folder)
+    newest = dict(runs)
+    methods.report([(sweep, run) for sweep, run in runs if sweep not in ("orders", "windows")])
+    if "orders" in newest:
+        orders.report(newest["orders"])
+    if "windows" in newest:
+        windows.report(newest["windows"])
+    if of_methods := [run for sweep, run in runs if sweep == "methods" and timed(run)]:
+        for make in (power.report, pictures.draw, predict):
+            make(of_methods[-1])
+    for sweep in SWEEPS:
+        if sweep not in newest:
+            print(
+                f"{folder} has no finished run of configs/{sweep}.yaml: its figures stay as they are", file=sys.stderr
+            )
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("folder", type=Path, metavar="DIR", help="folder of run folders")
+    main(options.parse_args().folder)
