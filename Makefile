@@ -48,9 +48,9 @@ mutants: $(VENV)/.installed-test
 	$(BIN)/python tests/mutants/run.py --write benchmarks/results/mutants.md
 
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/embedded_world.py
-	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/reference_shape.py
+	$(BIN)/python -m benchmarks.embedded_world
+	$(BIN)/python -m benchmarks.engine
+	$(BIN)/python -m benchmarks.reference_shape
 
 # On a machine with a GPU and torch, installed or not: docs/gpu.md. ARGS=--rehearse needs no GPU.
 gpu:

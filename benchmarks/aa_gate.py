@@ -24,12 +24,12 @@ CONDITIONS = ["speedup<-5%", "latency_s>5%", "robust_speedup<-5%", "tau<-2%"]
 def first(path: Path, prompts: int) -> Figures:
     """The samples of a run's first prompts."""
     order: dict[str, None] = {}
-    found = Figures()
+    figures = Figures()
     for sample in iter_samples(path):
         order.setdefault(sample.prompt_id)
         if list(order).index(sample.prompt_id) < prompts:
-            found.add(sample)
-    return found
+            figures.add(sample)
+    return figures
 
 
 def main() -> None:
@@ -37,12 +37,12 @@ def main() -> None:
     options.add_argument("methods", nargs="*", default=["eagle-1", "lantern++"])
     options.add_argument("--pairs", type=int, default=20)
     options.add_argument("--prompts", type=int, default=16)
-    given = options.parse_args()
-    config = sweep({"methods": given.methods, "num_prompts": given.prompts, "metrics": []})
+    arguments = options.parse_args()
+    config = sweep({"methods": arguments.methods, "num_prompts": arguments.prompts, "metrics": []})
     device = choose("cpu", None)
-    sizes = [n for n in (4, 8, 16, 32, 64) if n <= given.prompts]
+    sizes = [n for n in (4, 8, 16, 32, 64) if n <= arguments.prompts]
     failed = {(text, n): 0 for text in CONDITIONS for n in sizes}
-    for pair in range(given.pairs):
+    for pair in range(arguments.pairs):
         with tempfile.TemporaryDirectory() as folder:
             old, new = (run(config, Path(folder) / side, device=device)[0] for side in ("old", "new"))
             for text, n in failed:

@@ -1,6 +1,6 @@
 """Do robust speedups survive a busy machine?  One sweep on the machine as it is, and again beside a busy loop per CPU.
 
-    python benchmarks/clocks.py --num-prompts 12
+    python -m benchmarks.clocks --num-prompts 12
 
 Prints both speedups of either run, how far apart they are, and whether the run noticed that its clock was disturbed.
 """
@@ -12,6 +12,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lanternbench.measure.summaries import Row, Summary, read_summary
@@ -29,6 +31,17 @@ def measured(folder: Path, prompts: int) -> Summary:
     return read_summary(run)
 
 
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """So many processes that compute without end."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+
+
 def cell(row: Row, key: str) -> str:
     value, lo, hi, *_ = row.figure(key)
     return f"{value:.2f} [{lo:.2f}, {hi:.2f}]"
@@ -37,26 +50,22 @@ def cell(row: Row, key: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-prompts", type=int, default=12)
-    given = parser.parse_args()
-    found: list[Summary] = []
+    arguments = parser.parse_args()
+    summaries: list[Summary] = []
     with tempfile.TemporaryDirectory() as folder:
         for loops in (0, os.cpu_count() or 1):
-            busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
-            try:
-                found.append(measured(Path(folder) / str(loops), given.num_prompts))
-            finally:
-                for process in busy:
-                    process.kill()
+            with busy_loops(loops):
+                summaries.append(measured(Path(folder) / str(loops), arguments.num_prompts))
     print("| method | speedup | alone | beside busy loops | difference |")
     print("|---|---|---|---|---:|")
-    for row in found[0].rows:
-        other = next(r for r in found[1].rows if r.label == row.label)
+    for row in summaries[0].rows:
+        other = next(r for r in summaries[1].rows if r.label == row.label)
         for name, key in SPEEDUPS.items():
             change = other.value(key) / row.value(key) - 1
             print(f"| {row.label} | {name} | {cell(row, key)} | {cell(other, key)} | {change:+.1%} |")
-    for where, summary in zip(("alone", "beside busy loops"), found, strict=True):
-        said = [note.text for note in summary.all_notes() if "clock was disturbed" in note.text]
-        print(f"\n{where}: {said[0] if said else 'no note about the clock'}")
+    for where, summary in zip(("alone", "beside busy loops"), summaries, strict=True):
+        notes = [note.text for note in summary.all_notes() if "clock was disturbed" in note.text]
+        print(f"\n{where}: {notes[0] if notes else 'no note about the clock'}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the embedded world is like: recognisable images? as ambiguous as images are? how dear is a draft step?
 
-    python benchmarks/embedded_world.py
+    python -m benchmarks.embedded_world
 
 Writes benchmarks/results/embedded-world.md (and .json) and the maps in docs/images.
 """
@@ -42,9 +42,9 @@ def main() -> None:
     decoder = build(target, method("ar"))
     images, top1 = [], []
     for start in range(0, COUNT, 16):
-        made = engine.generate(decoder, captions[start : start + 16], seed=0, trace=True)
-        images += target.images(torch.stack([g.tokens for g in made]))
-        top1.append(made[0].trace.q.amax(-1))
+        generations = engine.generate(decoder, captions[start : start + 16], seed=0, trace=True)
+        images += target.images(torch.stack([g.tokens for g in generations]))
+        top1.append(generations[0].trace.q.amax(-1))
     probability = torch.cat(top1)  # [64, 256]
     figures = {
         "retrieval among 64, AR samples at CFG 3": retrieval(images, captions),
@@ -58,7 +58,7 @@ def main() -> None:
     lines = ["# The embedded world", "", "| figure | value |", "|---|---|"]
     lines += [f"| {k} | {v:.3f} |" for k, v in figures.items()]
     machine = environment()
-    lines += ["", f"`python benchmarks/embedded_world.py` on {machine['cpu']}, {machine['threads']} threads."]
+    lines += ["", f"`python -m benchmarks.embedded_world` on {machine['cpu']}, {machine['threads']} threads."]
     out = ROOT / "benchmarks/results"
     (out / "embedded-world.md").write_text("\n".join(lines) + "\n")
     (out / "embedded-world.json").write_text(json.dumps({"figures": figures, "environment": machine}, indent=2) + "\n")
@@ -82,7 +82,7 @@ def retrieval(images: list[Image.Image], captions: list[str]) -> float:
     """
     encoder = tiny_encoder()
     best = (encoder.images(images) @ encoder.captions(captions).T).argmax(1).tolist()
-    return sum(captions[b] == own for b, own in zip(best, captions, strict=True)) / len(images)
+    return sum(captions[b] == caption for b, caption in zip(best, captions, strict=True)) / len(images)
 
 
 def costs(target) -> dict[str, float]:
@@ -92,17 +92,19 @@ def costs(target) -> dict[str, float]:
     caption = "a small red circle in the center on a plain blue background"
     with torch.inference_mode():
         state = opening.start(decoder, [caption], [1], trace=False)
-        own = decoder.proposer.begin(state)
+        proposer_state, drafter = decoder.proposer.begin(state), decoder.proposer.drafter
         u = state.step_uniforms(False).draft
         for _ in range(40):
-            drafted, alone = decoder.proposer.draft(state, own, u), single.draft(state, (), u)
+            drafted, alone = decoder.proposer.draft(state, proposer_state, u), single.draft(state, (), u)
             for name, draft in (("one token", alone), ("chain of 6", drafted)):
                 clock = perf_counter()
                 forward(state, draft)
                 figures.setdefault(name, []).append(perf_counter() - clock)
-            _, cursor = decoder.proposer.drafter.root(state, own.drafter)
+            _, cursor = drafter.root(state, proposer_state.drafter)
             clock = perf_counter()
-            decoder.proposer.drafter.expand(state, own.drafter, cursor, drafted.tokens[:, 1:2], None, None, 1)
+            decoder.proposer.drafter.expand(
+                state, proposer_state.drafter, cursor, drafted.tokens[:, 1:2], None, None, 1
+            )
             figures.setdefault("draft step", []).append(perf_counter() - clock)
     cost = {k: median(v) for k, v in figures.items()}
     return {
@@ -117,10 +119,10 @@ def maps(images: list[Image.Image], probability: torch.Tensor, path: Path) -> No
     figure, axes = plt.subplots(2, len(images), figsize=(1.5 * len(images), 3.3), layout="constrained")
     for column, image in enumerate(images):
         axes[0, column].imshow(np.asarray(image), interpolation="nearest")
-        shown = axes[1, column].imshow(probability[column], vmin=0, vmax=1, cmap="magma", interpolation="nearest")
+        picture = axes[1, column].imshow(probability[column], vmin=0, vmax=1, cmap="magma", interpolation="nearest")
         for row in axes[:, column]:
             row.set_axis_off()
-    figure.colorbar(shown, ax=axes[1], label="top-1 probability", fraction=0.02)
+    figure.colorbar(picture, ax=axes[1], label="top-1 probability", fraction=0.02)
     figure.savefig(path, dpi=110)
 
 

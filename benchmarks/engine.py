@@ -1,6 +1,6 @@
 """What the engine costs: the loop beside the forwards; a forward against nodes, cached length, size; batches; memory.
 
-    python benchmarks/engine.py [--threads 2]
+    python -m benchmarks.engine [--threads 2]
 
 Every row compares what was timed in turns in one run.  Writes benchmarks/results/engine.md and engine.json, dated.
 """
@@ -75,11 +75,11 @@ def published(shape: dict[str, Any], grid: int = 16) -> Target:
 
 
 def against_nodes(models: dict[str, ImageDecoder]) -> Rows:
-    found = []
+    lines = []
     for name, model in models.items():
         ms = forwards(model, [(n, 128) for n in NODES])
-        found.append({"model": name, **{f"{n} nodes": f"{t / ms[0]:.2f}×" for n, t in zip(NODES, ms, strict=True)}})
-    return found
+        lines.append({"model": name, **{f"{n} nodes": f"{t / ms[0]:.2f}×" for n, t in zip(NODES, ms, strict=True)}})
+    return lines
 
 
 def against_length(model: ImageDecoder) -> Rows:
@@ -90,18 +90,18 @@ def against_length(model: ImageDecoder) -> Rows:
 
 
 def against_size(models: dict[str, ImageDecoder], limit: float) -> Rows:
-    found = []
+    lines = []
     for name, model in models.items():
         ms, weights = forwards(model, [(1, 128)])[0], profile.read_bytes(model)
         share = weights / 1e6 / ms / limit
-        found.append(
+        lines.append(
             {"model": name, "weights MB": round(weights / 1e6), "AR ms": round(ms, 1), "of limit": f"{share:.0%}"}
         )
-    return found
+    return lines
 
 
 def loop(target: Target, names: list[str], captions: list[str]) -> Rows:
-    found = profile.profile([build(target, method(n)) for n in names], captions)
+    profiles = profile.profile([build(target, method(n)) for n in names], captions)
     return [
         {
             "method": p.label,
@@ -112,21 +112,24 @@ def loop(target: Target, names: list[str], captions: list[str]) -> Rows:
             "roofline": f"{p.roofline:.2f}×",
             "syncs a step": round(p.syncs_per_step, 2),
         }
-        for p in found
+        for p in profiles
     ]
 
 
 def outside(target: Target, names: list[str], steps: int = 8) -> Rows:
     """The share of a few steps that is no forward, accepted lengths simulated: random weights accept nothing."""
-    found = []
+    lines = []
     for name in names:
         decoder = build(target, method(name), simulate_acceptance=None if name == "ar" else 2.7)
         engine.generate(decoder, ["a cat"], max_steps=2)
-        made = engine.generate(decoder, ["a cat"], max_steps=steps)[0]
-        total, forwards = sum(made.phases.values()), made.phases.get("draft", 0.0) + made.phases["verify"]
-        row = {"method": name, "nodes": max(made.tree_nodes), "step ms": round(1e3 * total / made.steps)}
-        found.append(row | {"outside forwards": f"{1 - forwards / total:.1%}"})
-    return found
+        generation = engine.generate(decoder, ["a cat"], max_steps=steps)[0]
+        total, forwards = (
+            sum(generation.phases.values()),
+            generation.phases.get("draft", 0.0) + generation.phases["verify"],
+        )
+        row = {"method": name, "nodes": max(generation.tree_nodes), "step ms": round(1e3 * total / generation.steps)}
+        lines.append(row | {"outside forwards": f"{1 - forwards / total:.1%}"})
+    return lines
 
 
 def against_batch(target: Target, names: list[str], captions: list[str]) -> Rows:
@@ -134,7 +137,7 @@ def against_batch(target: Target, names: list[str], captions: list[str]) -> Rows
 
     As in a run, a batch is shared out to processes where that is faster.
     """
-    found = []
+    lines = []
     for name in names:
         decoder, first, row = build(target, method(name)), [], {"method": name}
         engine.generate(decoder, captions[:1], max_steps=8)
@@ -153,8 +156,8 @@ def against_batch(target: Target, names: list[str], captions: list[str]) -> Rows
             alone, base = first[0]
             same = alone == made[: len(alone)]
             row[f"batch {size}"] = f"{rate:.2f}/s ({rate / base:.1f}×{'' if same else ', other tokens'})"
-        found.append(row)
-    return found
+        lines.append(row)
+    return lines
 
 
 def memory(target: Target) -> Rows:
@@ -173,7 +176,7 @@ def memory(target: Target) -> Rows:
 
 def fresh_memory(target: Target, names: list[str]) -> Rows:
     """What a step takes from the system once warm (page faults), beside one tensor of nodes × vocabulary."""
-    found = []
+    lines = []
     for name in names:
         decoder = build(target, method(name), simulate_acceptance=2.7)
 
@@ -187,8 +190,8 @@ def fresh_memory(target: Target, names: list[str]) -> Rows:
         nodes = decoder.proposer.nodes
         taken = (many - few) / 20 * resource.getpagesize()
         row = {"nodes": nodes, "nodes × vocabulary, kB": nodes * target.vocab * 4 // 1000}
-        found.append({"method": name, **row, "new memory a step, kB": round(max(taken, 0) / 1000)})
-    return found
+        lines.append({"method": name, **row, "new memory a step, kB": round(max(taken, 0) / 1000)})
+    return lines
 
 
 def markdown(rows: Rows) -> list[str]:

@@ -52,14 +52,14 @@ def shape(megabytes: float) -> dict:
 
 def write(folder: Path, layout: str, megabytes: float) -> float:
     """A checkpoint under ``folder``/model; its size in megabytes."""
-    here = folder / "model"
-    here.mkdir(parents=True)
+    model = folder / "model"
+    model.mkdir(parents=True)
     state = LlamaGen(LlamaGenConfig(**shape(megabytes))).state_dict()
     if layout != "Hugging Face shards":
-        torch.save({"model": llamagen.to_official(state)}, here / f"weights{layout[-4:].strip()}")
+        torch.save({"model": llamagen.to_official(state)}, model / f"weights{layout[-4:].strip()}")
     else:
-        shards(here, hugging_face(state), 4)
-    return sum(f.stat().st_size for f in here.iterdir()) / 1e6
+        shards(model, hugging_face(state), 4)
+    return sum(f.stat().st_size for f in model.iterdir()) / 1e6
 
 
 def hugging_face(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -69,15 +69,15 @@ def hugging_face(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"model.{k}": v for k, v in layers.items()} | {top[k]: v for k, v in state.items() if k in top}
 
 
-def shards(here: Path, state: dict[str, Tensor], count: int) -> None:
+def shards(model: Path, state: dict[str, Tensor], count: int) -> None:
     """Safetensors shards and their index, as the hub's libraries write them."""
     names, where = list(state), {}
     for i in range(count):
         file = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
-        own = names[i * len(names) // count : (i + 1) * len(names) // count]
-        save_file({k: state[k].contiguous() for k in own}, here / file)
-        where |= dict.fromkeys(own, file)
-    (here / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+        part = names[i * len(names) // count : (i + 1) * len(names) // count]
+        save_file({k: state[k].contiguous() for k in part}, model / file)
+        where |= dict.fromkeys(part, file)
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 
 
 def measure(folder: Path, megabytes: float, dtype: str) -> float:

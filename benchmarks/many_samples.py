@@ -1,6 +1,6 @@
 """What resuming, summarising and reporting a run of many samples take: seconds and memory, by the number of samples.
 
-python benchmarks/many_samples.py 20000 40000 [--profile]
+python -m benchmarks.many_samples 20000 40000 [--profile]
 """
 
 from __future__ import annotations
@@ -98,18 +98,18 @@ def main() -> None:
     parser.add_argument("counts", nargs="*", type=int, default=[20_000, 40_000])
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.one:
-        one(given.one[0], Path(given.one[1]), given.profile)
+    arguments = parser.parse_args()
+    if arguments.one:
+        one(arguments.one[0], Path(arguments.one[1]), arguments.profile)
         return
-    for count in given.counts:
+    for count in arguments.counts:
         with tempfile.TemporaryDirectory() as folder:
             path = write(Path(folder), count)
             for name in WORK:
-                found = measured(name, path, given.profile)
-                rate = 1e6 * found["cpu_s"] / count
-                times = f"{found['s']:7.1f} s, of the CPU {found['cpu_s']:6.1f} s"
-                print(f"{count:>7} samples  {name:<7} {times} ({rate:4.0f} µs each)  {found['mb']:5.0f} MB", flush=True)
+                usage = measured(name, path, arguments.profile)
+                rate = 1e6 * usage["cpu_s"] / count
+                times = f"{usage['s']:7.1f} s, of the CPU {usage['cpu_s']:6.1f} s"
+                print(f"{count:>7} samples  {name:<7} {times} ({rate:4.0f} µs each)  {usage['mb']:5.0f} MB", flush=True)
 
 
 if __name__ == "__main__":

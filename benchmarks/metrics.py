@@ -1,6 +1,6 @@
 """What every metric takes per 1,000 images, measured on real photographs with full-size networks of random weights.
 
-    python benchmarks/metrics.py PHOTOGRAPHS CAPTIONS --threads 1 --images 32 --slow 4
+    python -m benchmarks.metrics PHOTOGRAPHS CAPTIONS --threads 1 --images 32 --slow 4
 
 The first --images photographs with captions are scored (the first --slow by the large networks); their mirror images
 are the real set of FID, precision and recall.  Loading and the real set are not in the times; what a set takes once its
@@ -49,27 +49,27 @@ def main() -> None:
     parser.add_argument("--slow", type=int, default=8)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int)
-    given = parser.parse_args()
-    texts = {p.image: p.text for p in prompts.load(given.captions)}
-    paths = [path for path in reference.images_in(given.photographs) if path.name in texts][: given.images]
+    arguments = parser.parse_args()
+    texts = {p.image: p.text for p in prompts.load(arguments.captions)}
+    paths = [path for path in reference.images_in(arguments.photographs) if path.name in texts][: arguments.images]
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["LANTERNBENCH_HOME"] = folder  # no feature that was kept before
+        os.environ["LANTERNBENCH_HOME"] = folder  # no cached feature
         mirrored = Path(folder) / "mirrored"
         mirrored.mkdir()
         for path in paths:
             ImageOps.mirror(read_image(path)).save(mirrored / f"{path.stem}.png")
-        setup = Setup(mirrored, choose(given.device, given.threads), random=True)
-        lines = [measured(name, paths[: given.slow] if name in SLOW else paths, texts, setup) for name in NAMES]
+        setup = Setup(mirrored, choose(arguments.device, arguments.threads), random=True)
+        lines = [measured(name, paths[: arguments.slow] if name in SLOW else paths, texts, setup) for name in NAMES]
     place = environment()
     where = torch.cuda.get_device_name(setup.device) if setup.device.startswith("cuda") else place.get("cpu")
-    options = f"--images {len(paths)} --slow {given.slow} --threads {torch.get_num_threads()}"
+    options = f"--images {len(paths)} --slow {arguments.slow} --threads {torch.get_num_threads()}"
     head = [
         "# What the metrics take",
         "",
         f"Networks at full size with random weights: the times are real, the values are noise. {where}, "
         f"{torch.get_num_threads()} thread(s), torch {torch.__version__}. Extrapolated from the number of photographs "
         "in the table to 1,000, reading included. CPU seconds are this process' own: on a busy machine they are what "
-        f"an idle one would take. `python benchmarks/metrics.py PHOTOGRAPHS CAPTIONS {options}`",
+        f"an idle one would take. `python -m benchmarks.metrics PHOTOGRAPHS CAPTIONS {options}`",
         "",
         "| metric | network | photographs | value | s per 1,000 images | CPU s per 1,000 images | and once, CPU s |",
         "|---|---|---:|---|---:|---:|---:|",
@@ -85,8 +85,8 @@ def measured(name: str, paths: list[Path], texts: dict[str | None, str], setup: 
     scorer.prepare()
     start = clocks()
     if isinstance(scorer, ImageMetric):
-        found = scorer.score([read_image(path) for path in paths], [texts[path.name] for path in paths])
-        values = {scorer.name: sum(v for v in found if v is not None) / len(paths)}
+        scores = scorer.score([read_image(path) for path in paths], [texts[path.name] for path in paths])
+        values = {scorer.name: sum(v for v in scores if v is not None) / len(paths)}
         wall, cpu, once = *(b - a for a, b in zip(start, clocks(), strict=True)), None
     else:
         # the features of FID's images are those of precision and recall: read again, not taken from the cache
@@ -94,7 +94,7 @@ def measured(name: str, paths: list[Path], texts: dict[str | None, str], setup: 
         start = clocks()
         scorer.score_set(ImageFiles(paths))
         middle = clocks()
-        score = scorer.score_set(ImageFiles(paths))  # the features are kept now
+        score = scorer.score_set(ImageFiles(paths))  # the features are cached now
         whole, again = ([b - a for a, b in zip(*pair, strict=True)] for pair in ((start, middle), (middle, clocks())))
         wall, cpu, once = whole[0] - again[0], whole[1] - again[1], again[1]
         values = {scorer.name: score.value, **score.more}

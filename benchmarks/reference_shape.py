@@ -1,6 +1,6 @@
 """This engine at the shape at which the public LANTERN and LlamaGen code was timed, plain and packed.
 
-    python benchmarks/reference_shape.py [--threads 2]
+    python -m benchmarks.reference_shape [--threads 2]
 
 A LlamaGen of 100 M parameters (512 wide, 24 layers, vocabulary 16,384) with CFG in float32, random weights, batch 1,
 256 tokens, acceptance drawn to τ = 2.7.  The public code took 72 to 74 ms for an AR token and about 290 ms for a step
@@ -59,7 +59,7 @@ def main() -> None:
             )
             print(lines[-1], flush=True)
     machine = environment()
-    lines += ["", f"`python benchmarks/reference_shape.py` on {machine['cpu']}, {machine['threads']} threads, "]
+    lines += ["", f"`python -m benchmarks.reference_shape` on {machine['cpu']}, {machine['threads']} threads, "]
     lines[-1] += f"torch {machine['torch']}; memory reads at {limit:.1f} GB/s."
     (Path(__file__).parent / "results/reference-shape.md").write_text("\n".join(lines) + "\n")
 

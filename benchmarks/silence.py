@@ -57,7 +57,7 @@ def listen(command: str, folder: Path) -> Silence:
     if process.wait():
         raise RuntimeError(f"`{command}` ended with {process.returncode}: {heard[-1][1]}")
     heard.append((perf_counter(), "end"))
-    seconds, after, before = max((b - a, said, then) for (a, said), (b, then) in pairwise(heard))
+    seconds, after, before = max((b - a, last, next_) for (a, last), (b, next_) in pairwise(heard))
     return Silence(seconds, after, before, len(heard) - 2, heard[-1][0] - begun)
 
 
@@ -66,37 +66,37 @@ def cell(line: str) -> str:
     return (line if len(line) <= 60 else f"{line[:59]}…").replace("|", "\\|")
 
 
-def report(found: dict[str, Silence], loads: list[float]) -> str:
-    here = environment()
+def report(silences: dict[str, Silence], loads: list[float]) -> str:
+    machine = environment()
     lines = [
         "# The longest silence of a command without a terminal",
         "",
-        f"`python -m benchmarks.silence`: {here['cpu']}, {here['cores']} cores; the load was {loads[0]:.1f} before "
-        f"and {loads[1]:.1f} after.",
+        f"`python -m benchmarks.silence`: {machine['cpu']}, {machine['cores']} cores; the load was "
+        f"{loads[0]:.1f} before and {loads[1]:.1f} after.",
         "",
         "| command | longest silence, s | after | before | lines | whole command, s |",
         "|---|---:|---|---|---:|---:|",
     ]
-    for name, one in found.items():
-        said = COMMANDS[name].replace(f"{ROOT}/", "")
+    for name, one in silences.items():
+        command = COMMANDS[name].replace(f"{ROOT}/", "")
         between = f"{one.seconds:.1f} | {cell(one.after)} | {cell(one.before)}"
-        lines.append(f"| `{said}` | {between} | {one.lines} | {one.total:.0f} |")
+        lines.append(f"| `{command}` | {between} | {one.lines} | {one.total:.0f} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("names", nargs="*", metavar="NAME", help=", ".join(COMMANDS))
-    given = options.parse_args().names or list(COMMANDS)
-    if unknown := [name for name in given if name not in COMMANDS]:
+    names = options.parse_args().names or list(COMMANDS)
+    if unknown := [name for name in names if name not in COMMANDS]:
         options.error(f"there is no {unknown[0]!r}: choose of {', '.join(COMMANDS)}")
-    before, found = os.getloadavg()[0], {}
+    before, silences = os.getloadavg()[0], {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in (name for name in COMMANDS if name in given):
-            found[name] = listen(COMMANDS[name], Path(folder))
-            print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
-    text = report(found, [before, os.getloadavg()[0]])
-    if len(found) == len(COMMANDS):
+        for name in (name for name in COMMANDS if name in names):
+            silences[name] = listen(COMMANDS[name], Path(folder))
+            print(f"{name}: {silences[name]}", file=sys.stderr, flush=True)
+    text = report(silences, [before, os.getloadavg()[0]])
+    if len(silences) == len(COMMANDS):
         RESULT.write_text(text, encoding="utf-8")
     print(text)
 

@@ -53,12 +53,12 @@ def seconds(command: str, checkout: Path, folder: Path) -> float:
 def measured(checkouts: list[Path], runs: int) -> dict[tuple[str, Path], list[float]]:
     """Seconds of every command in every checkout, after a start of each that warms the file cache."""
     starts: dict[tuple[str, Path], list[float]] = {(c, checkout): [] for c in commands() for checkout in checkouts}
-    with tempfile.TemporaryDirectory() as here:
+    with tempfile.TemporaryDirectory() as folder:
         for name in ("one", "two"):
-            shutil.copytree(STORED, Path(here) / "results" / name)
+            shutil.copytree(STORED, Path(folder) / "results" / name)
         for turn in range(runs + 1):
             for pair in random.Random(turn).sample(list(starts), len(starts)):
-                spent = seconds(*pair, Path(here))
+                spent = seconds(*pair, Path(folder))
                 starts[pair] += [spent] if turn else []
             print(f"{turn} of {runs} runs, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
     return starts
@@ -70,20 +70,20 @@ def commit(checkout: Path) -> str:
 
 
 def report(starts: dict[tuple[str, Path], list[float]], checkouts: list[Path], runs: int, loads: list[float]) -> str:
-    here = environment()
+    machine = environment()
     lines = [
         "# Seconds until a command has answered",
         "",
-        f"`python -m benchmarks.starts --runs {runs}`: {here['cpu']}, {here['cores']} cores, Python "
-        f"{here['python']}; the load was {loads[0]:.1f} before and {loads[1]:.1f} after. Median, and in "
+        f"`python -m benchmarks.starts --runs {runs}`: {machine['cpu']}, {machine['cores']} cores, Python "
+        f"{machine['python']}; the load was {loads[0]:.1f} before and {loads[1]:.1f} after. Median, and in "
         "brackets the fastest and the slowest start.",
         "",
         f"| command | {' | '.join(commit(checkout) for checkout in checkouts)} |",
         f"|---|{'---:|' * len(checkouts)}",
     ]
     for command in commands():
-        found = [starts[command, checkout] for checkout in checkouts]
-        cells = [f"{median(s):.2f} [{min(s):.2f}, {max(s):.2f}]" for s in found]
+        times = [starts[command, checkout] for checkout in checkouts]
+        cells = [f"{median(s):.2f} [{min(s):.2f}, {max(s):.2f}]" for s in times]
         lines.append(f"| `{command}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -92,11 +92,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("checkouts", nargs="*", type=Path, default=[ROOT])
     options.add_argument("--runs", type=int, default=20)
-    given = options.parse_args()
-    checkouts = [checkout.resolve() for checkout in given.checkouts]
+    arguments = options.parse_args()
+    checkouts = [checkout.resolve() for checkout in arguments.checkouts]
     before = os.getloadavg()[0]
-    starts = measured(checkouts, given.runs)
-    RESULT.write_text(text := report(starts, checkouts, given.runs, [before, os.getloadavg()[0]]), encoding="utf-8")
+    starts = measured(checkouts, arguments.runs)
+    RESULT.write_text(text := report(starts, checkouts, arguments.runs, [before, os.getloadavg()[0]]), encoding="utf-8")
     print(text)
 
 

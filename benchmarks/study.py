@@ -7,7 +7,7 @@
     for name in orders fidelity windows annealing drafters; do lanternbench sweep configs/$name.yaml; done
     python -m benchmarks.study results
 
-Of several finished runs with the same settings the newest counts; figures without a run stay as they are, and are named.
+Of several finished runs with the same settings the newest counts; figures without a run stay as they are and are named.
 Writes methods.md, orders.md, windows.md, power.md and predicted-study.md in benchmarks/results, and their pictures and
 the README's in docs/images.
 """

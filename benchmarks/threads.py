@@ -2,8 +2,8 @@
 
 A process per setting, interleaved image by image in random order, without and with busy loops beside: one per CPU.
 
-    python benchmarks/threads.py --images 5
-    python benchmarks/threads.py --images 5 --target llamagen-b-c2i:grid=8    # 111 M, 64 tokens, random weights
+    python -m benchmarks.threads --images 5
+    python -m benchmarks.threads --images 5 --target llamagen-b-c2i:grid=8    # 111 M, 64 tokens, random weights
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import statistics
 import subprocess
 import sys
 from contextlib import ExitStack
+
+from benchmarks.clocks import busy_loops
 
 SETTINGS = {  # label: threads, OMP_WAIT_POLICY
     "1 thread": ("1", "PASSIVE"),
@@ -33,8 +35,8 @@ caption = "a large red circle on the left on a striped blue background" if targe
 for line in sys.stdin:
     method, seed = line.split()
     cpu = time.process_time()
-    made = model.generate(caption, method, seed=int(seed))
-    print(made.stats.decode_s, time.process_time() - cpu, flush=True)
+    result = model.generate(caption, method, seed=int(seed))
+    print(result.stats.decode_s, time.process_time() - cpu, flush=True)
 """
 
 
@@ -43,23 +45,21 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5)
     parser.add_argument("--methods", default="ar,cool-sd")
     parser.add_argument("--target", default="tiny")
-    given = parser.parse_args()
-    methods, order = given.methods.split(","), random.Random(0)
+    arguments = parser.parse_args()
+    methods, order = arguments.methods.split(","), random.Random(0)
     print("| busy loops beside | method | setting | wall s an image | CPU s an image | wall / 1 thread |")
     print("|---|---|---|---|---|---|")
     with ExitStack() as stack:
-        workers = {label: stack.enter_context(_worker(*setting, given.target)) for label, setting in SETTINGS.items()}
+        workers = {
+            label: stack.enter_context(_worker(*setting, arguments.target)) for label, setting in SETTINGS.items()
+        }
         for worker in workers.values():
             for method in methods:
                 _image(worker, method, 0)
         for loops in (0, os.cpu_count() or 1):
-            busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
-            try:
+            with busy_loops(loops):
                 for method in methods:
-                    _compare(workers, method, given.images, loops, order)
-            finally:
-                for process in busy:
-                    process.kill()
+                    _compare(workers, method, arguments.images, loops, order)
 
 
 def _compare(workers: dict, method: str, images: int, loops: int, order: random.Random) -> None:
@@ -68,9 +68,9 @@ def _compare(workers: dict, method: str, images: int, loops: int, order: random.
         for label in order.sample(list(workers), len(workers)):
             times[label].append(_image(workers[label], method, seed))
     reference = times[next(iter(times))]
-    for label, found in times.items():
-        wall, cpu = (statistics.median(column) for column in zip(*found, strict=True))
-        ratio = statistics.median(a[0] / b[0] for a, b in zip(found, reference, strict=True))
+    for label, pairs in times.items():
+        wall, cpu = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratio = statistics.median(a[0] / b[0] for a, b in zip(pairs, reference, strict=True))
         print(f"| {loops} | {method} | {label} | {wall:.2f} | {cpu:.2f} | {ratio:.2f} |", flush=True)
 
 

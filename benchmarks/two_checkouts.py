@@ -34,23 +34,13 @@ def serve(target_name: str, steps: int) -> None:
     import yaml
 
     torch.set_num_threads(1)
+    from lanternbench.engine.decode import generate
+    from lanternbench.methods.build import build
+    from lanternbench.methods.method import method
     from lanternbench.models.catalogue import load_with_drafter
 
-    try:
-        from lanternbench.engine.decode import generate
-        from lanternbench.methods.build import build
-        from lanternbench.methods.method import method
-
-        limit = "max_steps"
-    except ImportError:
-        from lanternbench.decoding.engine import build, generate  # type: ignore[no-redef]
-        from lanternbench.decoding.presets import method  # type: ignore[no-redef]
-
-        limit = "most_steps"
-
     def decode(decoder: Any, caption: str, seed: int, most: int) -> Any:
-        options: dict[str, Any] = {limit: most}
-        return generate(decoder, [caption], seed=seed, **options)[0]
+        return generate(decoder, [caption], seed=seed, max_steps=most)[0]
 
     random = target_name != "tiny"
     target = load_with_drafter(target_name, None, "cpu", random)
@@ -60,8 +50,10 @@ def serve(target_name: str, steps: int) -> None:
         name, seed = json.loads(line)
         if name not in decoders:
             simulated = 2.0 if random and name != "ar" else None
-            preset, _, given = name.partition(":")
-            chosen = {k: yaml.safe_load(v) for k, _, v in (part.partition("=") for part in given.split(",") if part)}
+            preset, _, arguments = name.partition(":")
+            chosen = {
+                k: yaml.safe_load(v) for k, _, v in (part.partition("=") for part in arguments.split(",") if part)
+            }
             decoders[name] = build(target, method(preset, **chosen), 1.0, None, 1.0, None, simulated)
             decode(decoders[name], captions[0], 0, 8)
         if seed is None:
@@ -69,9 +61,14 @@ def serve(target_name: str, steps: int) -> None:
             print(json.dumps([(b - a) / 16 for a, b in zip(few, many, strict=True)]), flush=True)
             continue
         begun = process_time()
-        made = decode(decoders[name], captions[seed % 3], seed, steps)
+        generation = decode(decoders[name], captions[seed % 3], seed, steps)
         spent = process_time() - begun
-        print(json.dumps([spent / made.steps, made.steps, made.tokens.tolist() if steps >= 1000 else []]), flush=True)
+        print(
+            json.dumps(
+                [spent / generation.steps, generation.steps, generation.tokens.tolist() if steps >= 1000 else []]
+            ),
+            flush=True,
+        )
 
 
 def counted(work: Callable[[], object]) -> tuple[int, int]:
@@ -100,24 +97,24 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=12)
     options.add_argument("--restarts", type=int, default=4)
     options.add_argument("--steps", type=int, default=1000, help="of an image, at most")
-    given = options.parse_args()
-    methods = given.methods or [
+    arguments = options.parse_args()
+    methods = arguments.methods or [
         "ar", "sd", "medusa", "eagle-1", "eagle-2", "lantern", "lantern++", "jacobi", "sjd", "adt-tree",
         "uniform-rsd", "cool-sd",
     ]  # fmt: skip
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
     same = dict.fromkeys(methods, True)
     counts: dict[str, list[list[float]]] = {}
-    for restart in range(given.restarts):
-        started = [start(folder, given) for folder in given.checkouts[:: -1 if restart % 2 else 1]]
+    for restart in range(arguments.restarts):
+        started = [start(folder, arguments) for folder in arguments.checkouts[:: -1 if restart % 2 else 1]]
         servers = started[:: -1 if restart % 2 else 1]
         for name in methods:
             if name not in counts:
                 counts[name] = [ask(server, name, None) for server in servers]
-            for i in range(-(-given.rounds // given.restarts) + 1):  # the first is a warm-up
-                seed = 1 + restart * given.rounds + i
-                found = {id(server): ask(server, name, seed) for server in (servers if i % 2 else servers[::-1])}
-                old, new = (found[id(server)] for server in servers)
+            for i in range(-(-arguments.rounds // arguments.restarts) + 1):  # the first is a warm-up
+                seed = 1 + restart * arguments.rounds + i
+                answers = {id(server): ask(server, name, seed) for server in (servers if i % 2 else servers[::-1])}
+                old, new = (answers[id(server)] for server in servers)
                 same[name] = same[name] and old[1:] == new[1:]
                 if i:
                     pairs[name].append((old[0], new[0]))
@@ -138,9 +135,9 @@ def main() -> None:
         )
 
 
-def start(folder: str, given: argparse.Namespace) -> subprocess.Popen:
+def start(folder: str, arguments: argparse.Namespace) -> subprocess.Popen:
     environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    command = [sys.executable, __file__, "--serve", given.target, str(given.steps)]
+    command = [sys.executable, __file__, "--serve", arguments.target, str(arguments.steps)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(command, env=environment, text=True, cwd="/", **pipes)
 
