@@ -123,10 +123,8 @@ def outside(target: Target, names: list[str], steps: int = 8) -> Rows:
         decoder = build(target, method(name), simulate_acceptance=None if name == "ar" else 2.7)
         engine.generate(decoder, ["a cat"], max_steps=2)
         generation = engine.generate(decoder, ["a cat"], max_steps=steps)[0]
-        total, forwards = (
-            sum(generation.phases.values()),
-            generation.phases.get("draft", 0.0) + generation.phases["verify"],
-        )
+        total = sum(generation.phases.values())
+        forwards = generation.phases.get("draft", 0.0) + generation.phases["verify"]
         row = {"method": name, "nodes": max(generation.tree_nodes), "step ms": round(1e3 * total / generation.steps)}
         lines.append(row | {"outside forwards": f"{1 - forwards / total:.1%}"})
     return lines

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 from contextlib import ExitStack
+from functools import partial
 
 from benchmarks.clocks import busy_loops
 
@@ -50,9 +51,8 @@ def main() -> None:
     print("| busy loops beside | method | setting | wall s an image | CPU s an image | wall / 1 thread |")
     print("|---|---|---|---|---|---|")
     with ExitStack() as stack:
-        workers = {
-            label: stack.enter_context(_worker(*setting, arguments.target)) for label, setting in SETTINGS.items()
-        }
+        start = partial(_worker, target=arguments.target)
+        workers = {label: stack.enter_context(start(*setting)) for label, setting in SETTINGS.items()}
         for worker in workers.values():
             for method in methods:
                 _image(worker, method, 0)

@@ -51,9 +51,8 @@ def serve(target_name: str, steps: int) -> None:
         if name not in decoders:
             simulated = 2.0 if random and name != "ar" else None
             preset, _, arguments = name.partition(":")
-            chosen = {
-                k: yaml.safe_load(v) for k, _, v in (part.partition("=") for part in arguments.split(",") if part)
-            }
+            parts = (part.partition("=") for part in arguments.split(",") if part)
+            chosen = {key: yaml.safe_load(value) for key, _, value in parts}
             decoders[name] = build(target, method(preset, **chosen), 1.0, None, 1.0, None, simulated)
             decode(decoders[name], captions[0], 0, 8)
         if seed is None:
@@ -63,12 +62,8 @@ def serve(target_name: str, steps: int) -> None:
         begun = process_time()
         generation = decode(decoders[name], captions[seed % 3], seed, steps)
         spent = process_time() - begun
-        print(
-            json.dumps(
-                [spent / generation.steps, generation.steps, generation.tokens.tolist() if steps >= 1000 else []]
-            ),
-            flush=True,
-        )
+        tokens = generation.tokens.tolist() if steps >= 1000 else []
+        print(json.dumps([spent / generation.steps, generation.steps, tokens]), flush=True)
 
 
 def counted(work: Callable[[], object]) -> tuple[int, int]:
