@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +20,18 @@ def test_readme_has_at_most_1200_words():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1200
 
 
+def anchors(page: Path) -> set[str]:
+    """The headings of a document as links name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_between_documents_lead_somewhere():
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for link in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text(encoding="utf-8")):
-            assert (path.parent / link).exists(), f"{path.name}: {link}"
+        for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", path.read_text(encoding="utf-8")):
+            page = path.parent / link if link else path
+            assert page.exists(), f"{path.name}: {link}"
+            assert not anchor or anchor in anchors(page), f"{path.name}: {link}#{anchor}"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
