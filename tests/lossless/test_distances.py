@@ -35,5 +35,5 @@ def test_three_settings_of_each_stand_beside_methods_that_are_exact():
         assert len(row) == len(distances.WORLDS)
         exact = name in ("sjd", "scd") or options == {"tree": "chain"} or options.get("acceptance") == "block"
         assert (max(row) == 0) == exact
-    names = [name if "acceptance" not in options else options["acceptance"] for name, options in distances.SETTINGS]
+    names = [options.get("acceptance", name) for name, options in distances.SETTINGS]
     assert [names.count(name) for name in ("sjd++", "sjd-sv")] == [3, 6]
