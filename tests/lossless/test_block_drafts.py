@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_dflash import blocky
+from test_dflash import TREE, blocky
 from test_verification import mutate
 
-from lanternbench.lossless import definitions, exact, on_tables, statistical, verify_all
+from lanternbench.lossless import definitions, exact, on_tables, statistical, verify_method
 from lanternbench.lossless.exact import decode_tables
 from lanternbench.lossless.plain.decoding import MethodSpec
 from lanternbench.lossless.tables import Sampling, Tables
@@ -47,11 +47,12 @@ def test_the_target_s_distribution_is_kept(fine, tree, world):
 
 
 @pytest.mark.parametrize(
-    "options", [{"acceptance": "block"}, {"variant": "reference"}, {"residual": "optimal"}], ids=str
+    "options", [{"acceptance": "block"}, {"residual": "optimal"}, {"variant": "reference"}], ids=str
 )
-def test_block_verification_the_public_code_s_drafts_and_another_residual_keep_it_too(fine, options):
+def test_block_verification_another_residual_and_the_public_code_s_drafts_keep_it_too(fine, options):
     one = on_tables(method("dflash", **options), WORLDS["top-k"], 3)
-    assert max(one.bias, one.lost, one.enumerated.loss, one.off) <= CLOSE
+    assert max(one.bias, one.lost, one.enumerated.loss) <= CLOSE
+    assert ("variant" in options) == (one.defined is None)  # it is not a paper's
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -70,7 +71,7 @@ def test_relaxed_rules_draw_what_they_define_within_their_bound(fine, name, worl
     made = method(name.partition(" ")[0], proposal="dflash", **RELAXED[name])
     one = on_tables(made, WORLDS[world], 3)
     assert one.defined is not None
-    assert max(one.off, one.lost, abs(one.enumerated.loss - one.loss)) <= CLOSE
+    assert max(one.off, one.lost, abs(one.enumerated.loss - one.loss)) <= 10 * CLOSE  # ω is kept in float32
     assert 1e-3 < one.tv <= one.enumerated.loss + CLOSE
     assert not made.lossless
 
@@ -93,17 +94,21 @@ def test_all_nodes_of_a_level_share_a_distribution_in_the_engine_and_in_the_defi
 
 def test_probabilities_of_another_slot_than_the_draft_s_are_found(monkeypatch):
     mutate(monkeypatch, static, "FixedTree.grow", "torch.cat(p_all, 1) if", "torch.cat(p_all[::-1], 1) if")
-    assert on_tables(method("dflash"), WORLDS["plain"], 3).bias > 1e-3
-    row = next(r for r in verify_all(["dflash"]) if r.check == "tables: exact distribution")
-    assert row.passed is False
+    monkeypatch.setattr("lanternbench.lossless.WORLDS", (WORLDS["plain"],))
+    row = next(verify_method(method("dflash"), None, 3, 1))
+    assert (row.check, row.passed) == ("tables: exact distribution", False)
+    assert row.value > 1e-3
+
+
+# of three levels at most, as blocks hold three drafts
+SHALLOW = TREES | {"static": {"tree": "static", "shape": TREE}, "adaptive": {"tree": "adaptive", "depth_range": (0, 4)}}
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("tree", SHALLOW)
 def test_with_a_network_on_a_model_with_row_ends_tokens_follow_the_target(tree, causal):
-    shallow = {"depth_range": (0, 4)} if tree == "adaptive" else {}  # blocks hold three drafts
-    target, made = blocky("lumina", causal), method("dflash", **TREES[tree], **shallow)
-    found = statistical.sampled_tests(target, made, 16, 0)
+    target, made = blocky("lumina", causal), method("dflash", **SHALLOW[tree])
+    found = statistical.sampled_tests(target, made, 48, 0)
     assert min(found.ranks.p_value, found.log_q.p_value) > statistical.ALPHA
     assert found.forward < 1e-4
     assert found.alike == 0

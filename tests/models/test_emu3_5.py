@@ -146,7 +146,9 @@ def test_a_batch_draws_what_single_prompts_draw(target, name, options):
     assert not torch.equal(*(made.tokens for made in together))
 
 
-@pytest.mark.parametrize(("name", "options"), METHODS)
+@pytest.mark.parametrize(
+    ("name", "options"), [m if m[0] in ("scd", "zipar") else pytest.param(*m, marks=pytest.mark.slow) for m in METHODS]
+)
 def test_recorded_steps_draw_the_same(target, name, options):
     want, made = (
         generate(build(t, method(name, **options)), ["a red ring"])[0].tokens
