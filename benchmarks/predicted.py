@@ -23,7 +23,6 @@ from lanternbench.costs.roofline import BYTES
 from lanternbench.errors import UserError
 from lanternbench.methods.build import prepared_proposal
 from lanternbench.methods.method import method
-from lanternbench.models.catalogue import load_unpacked
 from lanternbench.models.target import Target
 from lanternbench.predict.cases import sketch
 from lanternbench.predict.predict import BASE, Case, Roofline, latency, shape_of
@@ -42,26 +41,6 @@ GPUS = {"A100-40GB": "a100-40g", "A100-80GB": "a100-80g", "A100": "a100-80g", "R
 TARGETS = {"llamagen-xl-stage-unstated": "llamagen-xl-stage2"}  # what 10.11 s for an image suggest, see the text
 KEPT = ("llamagen-xl-stage1", "llamagen-xl-stage2", "anole-7b", "lumina-mgpt-7b-768", "emu3-gen", "janus-pro-7b")
 EXPECTED = {"llamagen-xl-stage1": ("a100-80g", "h100", "h200"), "anole-7b": ("a100-80g", "h100", "h200")}
-
-
-class Served(NamedTuple):
-    """What somebody reported of a whole image's autoregressive part, batch 1."""
-
-    target: str
-    tokens: int  # that were drawn there, row ends included
-    seconds: float
-    device: str  # of the prediction beside it
-    where: str
-    source: str
-
-
-SERVED = [
-    Served("glm-image", 1281, 19.01, "h100", "vLLM-Omni, two H100", "vllm-project/vllm-omni#3042"),
-    Served("glm-image", 1025, 14.87, "h100", "vLLM-Omni, image to image, GPU not named", "vllm-project/vllm-omni#3024"),
-    Served("emu3-gen", 8190, 300, "h100", "transformers, H100, the authors", "baaivision/Emu3#18"),
-    Served("emu3-gen", 8190, 600, "a100-80g", "transformers, A100, the authors", "baaivision/Emu3#18"),
-    Served("emu3.5-image:grid=55x73", 4070, 4070 / 61.7, "h100", "vLLM, two GPUs not named", "flagos-ai/FlagScale#920"),
-]
 
 
 class Line(NamedTuple):
@@ -159,30 +138,6 @@ def baselines() -> tuple[str, list[float]]:
     return markdown(titles, rows, [False] * 3 + [True] * 4), ratios
 
 
-def served() -> str:
-    """Reported seconds of autoregressive parts beside the predicted ones of `ar` here, with the target's guidance."""
-    rows = []
-    for one in SERVED:
-        target = load_unpacked(one.target, "meta", random_weights=True)
-        shape, device = shape_of(target), device_model(one.device)
-        base = Case(BASE, BASE, shape, None, None)
-        times = [
-            latency(Roofline(device, "bfloat16", graphs), base, [autoregressive(shape.length)], 1)[0]
-            for graphs in (True, False)
-        ]
-        each = [f"{t:.1f} s, {1e3 * t / shape.length:.2f} ms" for t in times]
-        reported = f"{one.seconds:.1f} s, {1e3 * one.seconds / one.tokens:.1f} ms"
-        size = "×".join(map(str, target.grid))
-        name = one.target.partition(":")[0]
-        rows.append(
-            [name, size, one.where, one.source, f"{one.tokens}", reported, f"{shape.length}", device.name, *each]
-        )
-    titles = ["target", "image", "reported of", "source", "tokens", "reported", "tokens here", "GPU"]
-    return markdown(
-        [*titles, "predicted, graphs", "predicted, eager"], rows, [False] * 4 + [True] * 3 + [False] + [True] * 2
-    )
-
-
 def expected() -> str:
     """ms a token and speedup of each method at tokens a step that a paper gives for the target at T = 1."""
     rows = []
@@ -253,13 +208,6 @@ PART = """
     2.20 and 3.72 times. In {above} rows the published speedup exceeds τ itself, which fewer forwards cannot
     explain: either the baseline's steps were slower than the method's, or τ was counted otherwise.
 """
-SERVING = """
-    Seconds of a whole image and milliseconds a token of the autoregressive part, batch 1. Predictions are of this
-    engine on one GPU; row ends and the end of the image take no forward here, so there are fewer tokens. GLM-Image's
-    14.9 of 31.0 s are of editing an image, for which its pipeline draws the fine grid alone. Emu3.5's figure is a log
-    of 123.3 tokens a second over two sequences, with guidance and without. What splitting the weights over two GPUs
-    saves or costs, no prediction here has.
-"""
 EXPECT = """
     Milliseconds a token and speedup over `ar`, batch 1, bfloat16, CUDA graphs, each method with its default tree,
     at the last τ that a paper's table has for it at T = 1 on the same architecture. The launch overhead, 1.5 µs a
@@ -305,7 +253,6 @@ def main() -> None:
     counts = {"higher": higher, "all": len(found), "eagle": eagle, "above": above}
     part = filled(PART, least=min(ratios), most=max(ratios), medians=medians(found), **counts)
     parts = ["# Predicted speedups beside published ones", filled(INTRO), beside(found), part, table]
-    parts += ["# Targets of 2026, and Emu3, beside reported seconds", filled(SERVING), served()]
     parts += ["# What to expect, before any GPU was available", filled(EXPECT), expected()]
     text = "\n\n".join(part.strip() for part in parts) + "\n"
     OUT.write_text(text, encoding="utf-8")
