@@ -20,11 +20,11 @@ OUT = Path(__file__).parent / "results" / "served.md"
 HEAD = """# Reported seconds of autoregressive parts, beside predicted ones
 
 Seconds of a whole image and milliseconds a token, batch 1. Predictions are by the roofline of `lanternbench predict`
-([docs/predict.md](../../docs/predict.md)): `ar` of this engine on one GPU, bfloat16, with the target's guidance; nothing
-on this page was measured here. Row ends and the end of the image take no forward here, so there are fewer tokens.
-GLM-Image's 14.9 of 31.0 s are of editing an image, for which its pipeline draws the fine grid alone. Emu3.5's figure is
-a log of 123.3 tokens a second over two sequences, with guidance and without. What splitting the weights over two GPUs
-saves or costs, no prediction here has. Written by `python benchmarks/served.py`.
+([docs/predict.md](../../docs/predict.md)): `ar` of this engine on one GPU, bfloat16, with the target's guidance.
+Nothing on this page was measured here. Row ends and the end of the image take no forward here, so there are fewer
+tokens. GLM-Image's 14.9 of 31.0 s are of editing an image, for which its pipeline draws the fine grid alone. Emu3.5's
+figure is a log of 123.3 tokens a second over two sequences, with guidance and without. What splitting the weights over
+two GPUs saves or costs, no prediction here has. Written by `python benchmarks/served.py`.
 """
 
 
