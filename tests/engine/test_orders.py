@@ -91,7 +91,7 @@ def test_recorded_steps_give_the_tokens_of_launched_ones(targets, which, name, o
     want, made = (decode(t, name, trace=True, **options) for t in (target, recorded))
     assert torch.equal(tokens(made), tokens(want))
     assert [g.accept_lengths for g in made] == [g.accept_lengths for g in want]
-    torch.testing.assert_close(made[0].trace.seen, want[0].trace.seen, atol=1e-5, rtol=0)
+    torch.testing.assert_close(made[0].trace.seen, want[0].trace.seen, atol=1e-4, rtol=0)
     assert made[0].syncs == max(g.steps for g in made)
 
 
