@@ -227,6 +227,41 @@ def test_a_dry_run_without_a_network_lists_what_the_catalogue_says(monkeypatch):
     assert "clip-tiny comes with the package" in done.stdout
 
 
+def test_a_dry_run_lists_every_file_of_glm_image_with_its_size(monkeypatch, tmp_path):
+    sizes = {f"vision_language_encoder/model-0000{i}-of-00004.safetensors": 5 * 10**9 for i in range(1, 5)}
+    sizes |= {"processor/tokenizer.json": 20 * 10**6, "vision_language_encoder/config.json": 4096}
+    sizes |= {"transformer/diffusion_pytorch_model.safetensors": 14 * 10**9, "vae/config.json": 1000}
+    sizes |= {"model_index.json": 500, "README.md": 9000}
+
+    def info(repo, files_metadata):
+        assert (repo, files_metadata) == ("zai-org/GLM-Image", True)
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=n, size=s, lfs=None) for n, s in sizes.items()])
+
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(model_info=info))
+    done = CliRunner().invoke(app, ["fetch", "glm-image", "--dry-run"], catch_exceptions=False)
+    assert done.exit_code == 0
+    *lines, total = done.stdout.splitlines()
+    of = "of zai-org/GLM-Image"
+    assert f"model: vision_language_encoder/model-00001-of-00004.safetensors {of}, 5.00 GB" in lines
+    assert f"model: processor/tokenizer.json {of}, 0.02 GB" in lines
+    assert f"diffusion: transformer/diffusion_pytorch_model.safetensors {of}, 14.00 GB" in lines
+    assert len(lines) == len(sizes) - 1
+    assert "README" not in done.stdout
+    assert total.startswith("34.02 GB into")
+    assert total.endswith("(licence: MIT)")
+    assert not any(tmp_path.iterdir())
+
+
+def test_targets_lists_every_size_grid_and_licence():
+    done = CliRunner().invoke(app, ["targets", "--json"], catch_exceptions=False)
+    rows = {row["target"]: row for row in json.loads(done.stdout)}
+    assert rows.keys() == catalogue().keys()
+    assert all(row["licence"] and (row["size"].endswith(" GB") or name == "tiny") for name, row in rows.items())
+    new = [(rows[name]["size"], rows[name]["grid"], rows[name]["licence"]) for name in ("glm-image", "emu3.5-image")]
+    assert new == [("36 GB", "16×16 + 32×32", "MIT"), ("68 GB", "64×64", "Apache-2.0")]
+
+
 @pytest.mark.parametrize(("length", "size"), [("353976522", "0.35 GB, https"), (None, "about 0.35 GB, https")])
 def test_a_dry_run_names_the_size_of_a_metric_s_file(length, size, monkeypatch, tmp_path):
     @contextlib.contextmanager

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from conftest import mistake
+from conftest import ROOT, mistake
 from fake_cuda_graph import frozen
 from families import small_row
 from test_emu3 import VQ
@@ -37,12 +37,13 @@ EMU3 |= {"vocab_size": 48, "first_image_id": 100, "vq": VQ}
 
 
 @pytest.fixture(scope="module")
-def targets(shallow):
+def targets(shallow, shallow_8x8):
     """Random weights with row ends of two families, the same without, and the embedded model, which writes none."""
     lumina, emu3 = row_end_target(), Emu3Family().random_target(small_row(EMU3, 3.0), "cpu")
     for weight in emu3.model.parameters():  # so large that every token depends on all before it
         weight.data.mul_(8)
-    return {"lumina": lumina, "emu3": emu3, "no ends": replace(lumina, row_end=None), "tiny": shallow}
+    plain = replace(lumina, row_end=None)
+    return {"lumina": lumina, "emu3": emu3, "no ends": plain, "tiny": shallow, "tiny 8×8": shallow_8x8}
 
 
 def decode(target, name, captions=CAPTIONS, trace=False, raster=False, temperature=1.0, **options):
@@ -68,7 +69,7 @@ def test_with_one_row_at_a_time_the_tokens_are_those_of_raster_order(targets, wh
     assert [g.accept_lengths for g in made] == [g.accept_lengths for g in plain]
 
 
-@pytest.mark.parametrize("which", ["lumina", "no ends"])
+@pytest.mark.parametrize("which", ["lumina", "emu3", "no ends", "tiny 8×8"])
 @pytest.mark.parametrize(("name", "options"), FORMS)
 def test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone(targets, which, name, options):
     target = targets[which]
@@ -82,7 +83,7 @@ def test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone(targets,
         assert len({g.steps for g in together}) > 1  # or none would have been finished before another
 
 
-@pytest.mark.parametrize("which", ["lumina", "no ends"])
+@pytest.mark.parametrize("which", ["lumina", "emu3", "no ends", "tiny 8×8"])
 @pytest.mark.parametrize(("name", "options"), FORMS)
 def test_recorded_steps_give_the_tokens_of_launched_ones(targets, which, name, options):
     target = targets[which]
@@ -90,7 +91,7 @@ def test_recorded_steps_give_the_tokens_of_launched_ones(targets, which, name, o
     want, made = (decode(t, name, trace=True, **options) for t in (target, recorded))
     assert torch.equal(tokens(made), tokens(want))
     assert [g.accept_lengths for g in made] == [g.accept_lengths for g in want]
-    torch.testing.assert_close(made[0].trace.seen, want[0].trace.seen, atol=1e-5, rtol=0)
+    torch.testing.assert_close(made[0].trace.seen, want[0].trace.seen, atol=1e-4, rtol=0)
     assert made[0].syncs == max(g.steps for g in made)
 
 
@@ -105,6 +106,43 @@ def test_zipar_takes_two_rows_and_the_lead_of_every_other_row(s, ends):
     (made,) = engine.generate(build(target, method("zipar", window=s)), CAPTIONS[:1])
     assert 1 + made.steps == 2 * 32 + 30 * s
     assert max(made.tree_nodes) == -(-32 // s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("s", "forwards"), [(6, 708), (7, 796)])
+def test_emu3_s_size_with_row_ends_takes_as_many_forwards_as_the_schedule_says(s, forwards):
+    """Emu3-Gen's published 713 is neither."""
+    target = Emu3Family().random_target(small_row(EMU3 | {"grid": 90, "positions": 9000}), "cpu")
+    assert target.row_width == 90
+    (made,) = engine.generate(build(target, method("zipar", window=s)), CAPTIONS[:1])
+    assert 1 + made.steps == forwards == 2 * 90 + 88 * s
+
+
+def forwards_by_the_rule(rows, columns, s, first_alone):
+    """Every row adds a token a forward, once the one above has s of them, or all; ``first_alone``: or the whole first.
+
+    The public code waits for the first row; the paper's rule does not.
+    """
+    counts, forwards = [0] * rows, 0
+    while counts[-1] < columns:
+        leads = [columns if first_alone and r == 1 else s for r in range(rows)]
+        ready = [r == 0 or counts[r - 1] >= min(leads[r], columns) for r in range(rows)]
+        counts = [min(n + go, columns) for n, go in zip(counts, ready, strict=True)]
+        forwards += 1
+    return forwards
+
+
+@pytest.mark.parametrize(
+    ("grid", "s", "first_alone", "forwards"),
+    [(32, 4, True, 184), (32, 5, False, 187), (90, 6, True, 708), (90, 7, True, 796), (90, 7, False, 713),
+     (48, 11, True, 602), (48, 11, False, 565), (48, 12, False, 612)],
+)  # fmt: skip
+def test_published_step_counts_stand_beside_those_of_the_rule(grid, s, first_alone, forwards):
+    """The table of docs/orders.md: by the rule alone, and with the first row drawn before all others."""
+    assert forwards_by_the_rule(grid, grid, s, first_alone) == forwards
+    page = (ROOT / "docs" / "orders.md").read_text(encoding="utf-8")
+    (line,) = (row for row in page.splitlines() if f"| {grid} × {grid} |" in row)
+    assert f"{forwards}, s = {s}" in line
 
 
 def uncached(target, tokens, s, warp):

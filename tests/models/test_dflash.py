@@ -25,7 +25,9 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.drafters.dflash import DFlash, spread, to_file
+from lanternbench.models.rope import rope_1d
 from lanternbench.models.target import Target
+from lanternbench.models.transformer import DecoderConfig
 from lanternbench.training import dflash, drafter, eagle
 from lanternbench.utils.graph_capture import Graphs
 
@@ -96,6 +98,84 @@ def plain_drafts(target: Target, captions: list[str], tokens: Tensor, prompt: in
         seen = torch.cat([prefix.seen[row], torch.ones(length, dtype=torch.bool)])
         rows.append(plain_block(net, states[row, at], seen, rope, block))
     return build(target, method("dflash")).warp(model.logits(torch.stack(rows), target.guidance))[0]
+
+
+def of_transformers(net: DFlash) -> Any:
+    """DFlash's layers as Qwen3's, of which the published drafters are made, with the weights of ``net``."""
+    from transformers import Qwen3Config
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
+
+    config, w = net.config, net.state_dict()
+    qwen = Qwen3Config(
+        hidden_size=config.dim, num_hidden_layers=config.n_layer, num_attention_heads=config.n_head,
+        num_key_value_heads=config.kv_heads, head_dim=config.head_dim, intermediate_size=config.hidden,
+        rms_norm_eps=config.norm_eps, rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )  # fmt: skip
+    halves = torch.cat([torch.arange(0, config.head_dim, 2), torch.arange(1, config.head_dim, 2)])  # of pairs, there
+    own: dict[str, Tensor] = {}
+    for i in range(config.n_layer):
+        at = f"layers.{i}."
+        shares = [n * config.head_dim for n in (config.n_head, config.kv_heads, config.kv_heads)]
+        *turned, v = w[at + "attention.wqkv.weight"].split(shares)
+        q, k = (x.view(-1, config.head_dim, config.dim)[:, halves].flatten(0, 1) for x in turned)
+        gate, up = w[at + "feed_forward.w13.weight"].chunk(2)
+        own |= {
+            f"{i}.self_attn.q_proj.weight": q, f"{i}.self_attn.k_proj.weight": k, f"{i}.self_attn.v_proj.weight": v,
+            f"{i}.self_attn.o_proj.weight": w[at + "attention.wo.weight"],
+            f"{i}.self_attn.q_norm.weight": w[at + "attention.q_norm.weight"][halves],
+            f"{i}.self_attn.k_norm.weight": w[at + "attention.k_norm.weight"][halves],
+            f"{i}.mlp.gate_proj.weight": gate, f"{i}.mlp.up_proj.weight": up,
+            f"{i}.mlp.down_proj.weight": w[at + "feed_forward.w2.weight"],
+            f"{i}.input_layernorm.weight": w[at + "attention_norm.weight"],
+            f"{i}.post_attention_layernorm.weight": w[at + "ffn_norm.weight"],
+        }  # fmt: skip
+    layers = torch.nn.ModuleList(Qwen3DecoderLayer(qwen, i) for i in range(config.n_layer))
+    layers.load_state_dict(own)
+    norms = []
+    for key in ("hidden_norm.weight", "norm.weight"):
+        norms.append(norm := Qwen3RMSNorm(config.dim, config.norm_eps))
+        norm.load_state_dict({"weight": w[key]})
+    return layers, norms, Qwen3RotaryEmbedding(qwen)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
+@pytest.mark.parametrize(("block", "layers", "kv_heads", "context"), [(16, 5, 4, 40), (4, 1, 2, 7), (8, 2, 1, 0)])
+@torch.no_grad()
+def test_the_network_is_dflash_s_put_together_of_transformers_own_parts(causal, block, layers, kv_heads, context):
+    """Qwen3's norms, projections, rotation, attention and MLP; what is ours is only who attends to whom."""
+    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb, eager_attention_forward
+
+    torch.manual_seed(0)
+    net = DFlash(DecoderConfig(64, layers, 4, 96, 50, kv_heads, 1e-6), block, (1, 3), causal).eval()
+    for name, p in net.named_parameters():
+        p.copy_(0.15 * torch.randn_like(p) + ("norm" in name))
+    features, anchor = torch.randn(2, context, 3 * 64), torch.randn(2, 64)
+    x = torch.cat([net.read(features), net.blocks(anchor)], 1)
+    place = 5 + torch.arange(context + block)  # absolute positions, which need not begin at 0
+    mask = torch.ones(block, context + block, dtype=torch.bool)
+    if causal:
+        mask[:, context:] = torch.ones(block, block).tril().bool()
+    found = net(x, rope_1d(100, 16)[place][None, :, None], mask[None, None])
+
+    parts, (hidden_norm, norm), rotary = of_transformers(net)
+    fused = hidden_norm(features @ net.fc.weight.T)
+    y = torch.cat([anchor[:, None], net.mask.expand(2, block - 1, -1)], 1)
+    cos, sin = rotary(y, place[None])
+    hidden = torch.zeros(block, context + block).masked_fill(~mask, -torch.inf)[None, None]
+    for layer in parts:
+        attention, normed = layer.self_attn, layer.input_layernorm(y)
+        both = torch.cat([fused, normed], 1)
+        heads = lambda z: z.unflatten(-1, (-1, 16))  # noqa: E731
+        q = attention.q_norm(heads(attention.q_proj(normed))).transpose(1, 2)
+        k = attention.k_norm(heads(attention.k_proj(both))).transpose(1, 2)
+        v = heads(attention.v_proj(both)).transpose(1, 2)
+        q, _ = apply_rotary_pos_emb(q, q, cos[:, context:], sin[:, context:])
+        k, _ = apply_rotary_pos_emb(k, k, cos, sin)
+        seen, _ = eager_attention_forward(attention, q, k, v, hidden, attention.scaling)
+        y = y + attention.o_proj(seen.flatten(2))
+        y = y + layer.mlp(layer.post_attention_layernorm(y))
+    assert (found - norm(y)).abs().max() <= 1e-5
+    assert (found[:, 1] - found[:, 2]).abs().max() > 1e-2  # slots differ
 
 
 @pytest.mark.parametrize("batch", [1, 2])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_cuda_graph import frozen
 from families import small_row
 from safetensors.torch import save_file
 from torch import Tensor
@@ -24,6 +25,7 @@ from lanternbench.models.emu3.checkpoint import DIALECTS, Emu3Family
 from lanternbench.models.entries import entry
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
+from lanternbench.utils.graph_capture import Graphs
 
 CODES, ROWS, COLUMNS, GUIDANCE = 40, 4, 6, 5.0
 BOS, EOL, EOI, TURN = "<|extra_203|>", "<|extra_200|>", "<|image end|>", "<|extra_100|>"
@@ -102,8 +104,19 @@ def test_prompts_are_the_published_ones(loaded):
     assert loaded.row_end == VOCAB[EOL]
 
 
-@pytest.mark.parametrize("name", ["ar", "scd", "eagle-1"])
-def test_greedy_tokens_are_those_that_the_published_rules_draw(loaded, theirs, name):
+@pytest.fixture(scope="module")
+def target(loaded) -> Target:
+    """The same, packed, with an EAGLE drafter."""
+    torch.manual_seed(1)
+    return packed(replace(loaded, drafters={"eagle": loaded.model.new_eagle().eval().requires_grad_(False)}))
+
+
+GREEDY = [*((name, {}) for name in ("ar", "scd", "eagle-1", "cool-sd")), ("zipar", {"window": 99}), ("pjd", {"c": 99})]
+METHODS = [("scd", {}), ("eagle-1", {}), ("cool-sd", {}), ("zipar", {"window": 2}), ("pjd", {"c": 2, "window": 3})]
+
+
+@pytest.mark.parametrize(("name", "options"), GREEDY)
+def test_greedy_tokens_are_those_that_the_published_rules_draw(loaded, target, theirs, name, options):
     cond, uncond = (
         prompt(loaded, text)
         for text in (
@@ -116,10 +129,37 @@ def test_greedy_tokens_are_those_that_the_published_rules_draw(loaded, theirs, n
         drawn.append(int(published_step(theirs, cond, uncond, drawn).argmax()))
     assert drawn.count(VOCAB[EOL]) == ROWS - 1
     want = [i - FIRST for i in drawn if i not in (VOCAB[EOL], VOCAB[EOI])]
-    target = replace(loaded, drafters={"eagle": loaded.model.new_eagle().eval().requires_grad_(False)})
-    found = generate(build(packed(target), method(name), 0.0), ["a blue ring"])[0].tokens.tolist()
+    found = generate(build(target, method(name, **options), 0.0), ["a blue ring"])[0].tokens.tolist()
     assert found == want
     assert len(set(want)) > 4
+
+
+@pytest.mark.parametrize(("name", "options"), METHODS)
+def test_a_batch_draws_what_single_prompts_draw(target, name, options):
+    captions = ["a red ring", "you are a helpful assistant for t2i task"]
+    decoder = build(target, method(name, **options))
+    together = generate(decoder, captions, trace=True)
+    for made, caption in zip(together, captions, strict=True):
+        (alone,) = generate(decoder, [caption], trace=True)
+        assert torch.equal(made.tokens, alone.tokens)
+        assert made.accept_lengths == alone.accept_lengths
+    assert not torch.equal(*(made.tokens for made in together))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [m if m[0] in ("scd", "zipar") else pytest.param(*m, marks=pytest.mark.slow) for m in METHODS]
+)
+def test_recorded_steps_draw_the_same(target, name, options):
+    want, made = (
+        generate(build(t, method(name, **options)), ["a red ring"])[0].tokens
+        for t in (target, replace(target, graphs=Graphs(frozen)))
+    )
+    assert torch.equal(made, want)
+
+
+def test_zipar_draws_rows_with_their_ends_in_the_forwards_of_its_schedule(target):
+    (made,) = generate(build(target, method("zipar", window=2)), ["a red ring"])
+    assert 1 + made.steps == 2 * COLUMNS + (ROWS - 2) * 2
 
 
 def test_the_distribution_is_that_of_the_published_rules(loaded, theirs):

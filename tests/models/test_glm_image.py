@@ -23,6 +23,7 @@ from lanternbench.engine.opening import row_seed, row_uniforms
 from lanternbench.engine.sampling import Warp, draw
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Decoding, Sweep, checked
+from lanternbench.experiment.generate_samples import figures
 from lanternbench.measure.fidelity import row_losses
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -31,7 +32,7 @@ from lanternbench.models.entries import entry
 from lanternbench.models.glm_image import diffusion
 from lanternbench.models.glm_image.checkpoint import GlmImageFamily
 from lanternbench.models.glm_image.model import positions
-from lanternbench.models.grids import coarse, neighbours, place
+from lanternbench.models.grids import coarse, grid_of, neighbours, place
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
 from lanternbench.utils.graph_capture import Graphs
@@ -56,7 +57,7 @@ def theirs() -> Any:
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 2, 1]}
     text = {"vocab_size": len(VOCAB), "vision_vocab_size": HEAD, "hidden_size": 64, "intermediate_size": 48,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": rope,
-            "max_position_embeddings": 512, "pad_token_id": 0, "eos_token_id": END}  # fmt: skip
+            "max_position_embeddings": 2048, "pad_token_id": 0, "eos_token_id": END}  # fmt: skip
     vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "image_size": 64}
     images = {"embed_dim": 8, "num_embeddings": CODES, "latent_channels": 16}
     config = GlmImageConfig(
@@ -108,12 +109,13 @@ def row(**more: Any) -> Any:
 
 
 def prompt(target: Target, caption: str) -> list[int]:
-    chat = f"<|user|> {caption}<sop>{FINE[0]} {FINE[1]}<eop><sop>{COARSE[0]} {COARSE[1]}<eop><|dit_token_{START}|>"
+    (rows, columns), (fine_rows, fine_columns) = target.grids
+    chat = f"<|user|> {caption}<sop>{fine_rows} {fine_columns}<eop><sop>{rows} {columns}<eop><|dit_token_{START}|>"
     return target.text.tokenizer.encode(chat).ids
 
 
-def drawn_by_transformers(net: Any, ids: list[int], choose: Any) -> list[int]:
-    """``generate`` with ``choose`` of (scores [ids], tokens so far) as its rule, among image tokens."""
+def drawn_by_transformers(net: Any, ids: list[int], choose: Any, fine: tuple[int, int] = FINE) -> list[int]:
+    """``generate`` of ``fine`` after the coarse grid, by the rule ``choose`` of (scores [ids], tokens so far)."""
     from transformers import LogitsProcessor
 
     class Rule(LogitsProcessor):
@@ -121,8 +123,8 @@ def drawn_by_transformers(net: Any, ids: list[int], choose: Any) -> list[int]:
             token = choose(scores[0, :CODES].float(), input_ids.shape[1] - len(ids))
             return torch.full_like(scores, -math.inf).index_fill(1, torch.tensor([token]), 0.0)
 
-    count = PREVIEW + FINE[0] * FINE[1]
-    grids = torch.tensor([[1, *FINE], [1, *COARSE]])
+    count = PREVIEW + fine[0] * fine[1]
+    grids = torch.tensor([[1, *fine], [1, *COARSE]])
     given = torch.tensor([ids])
     out = net.generate(
         given, attention_mask=torch.ones_like(given), image_grid_thw=grids, images_per_sample=torch.tensor([2]),
@@ -186,7 +188,7 @@ def test_with_the_same_uniforms_tokens_are_those_drawn_from_transformers_logits(
     assert made == drawn_by_transformers(theirs, prompt(target, caption), inverse_cdf)
 
 
-@pytest.mark.parametrize("name", ["ar", "scd", "eagle-1"])
+@pytest.mark.parametrize("name", ["ar", "scd", "eagle-1", "cool-sd"])
 def test_a_batch_draws_what_single_prompts_draw(target, name):
     together = decode(target, name, CAPTIONS, 1.0)
     for caption, tokens in zip(CAPTIONS, together, strict=True):
@@ -219,6 +221,33 @@ def test_the_published_size_has_a_coarse_grid_of_the_same_proportions():
     assert at[7 + 247].tolist() == [26, 26, 26]  # 7 + max(19, 13)
     assert at[-1].tolist() == [26, 26 + 35, 26 + 23]
     assert [coarse(g) for g in ((32, 32), (36, 32), (1, 900))] == [(16, 16), (16, 15), (1, 480)]
+
+
+@pytest.mark.parametrize(
+    "fine", [FINE, *map(grid_of, entry("glm-image").grids), grid_of(entry("glm-image").shape["grid"])]
+)
+def test_the_grids_are_those_that_the_processor_asks_for(fine):
+    from transformers.models.glm_image.processing_glm_image import GlmImageProcessor
+
+    of_pixels: Any = GlmImageProcessor._get_target_shape
+    rows, columns = fine
+    assert of_pixels(None, height=32 * rows, width=32 * columns) == (*fine, *coarse(fine))
+
+
+@pytest.mark.slow
+def test_a_36_x_24_image_after_19_x_13_tokens_is_generate_s_token_for_token(theirs, folder):
+    """At a size that people run, 1152 × 768 pixels: one by one, in windows, with a drafter, in both orders."""
+    large = GlmImageFamily().load(row(grid=[36, 24]), folder, "cpu")
+    torch.manual_seed(1)
+    drafter = large.model.new_eagle().eval().requires_grad_(False)
+    large = packed(replace(large, drafters={"eagle": drafter}))
+    assert (large.grids, large.length) == ((COARSE, (36, 24)), 1111)
+    want = drawn_by_transformers(theirs, prompt(large, CAPTIONS[0]), lambda x, _: int(x.argmax()), (36, 24))
+    assert len(set(want)) > 10
+    for name, options in {"ar": {}, "scd": {}, "eagle-1": {}, "cool-sd": {}, "zipar": {"window": 24}}.items():
+        assert decode(large, name, CAPTIONS[:1], **options)[0].tolist() == want
+    (made,) = generate(build(large, method("zipar", window=8), 1.0), CAPTIONS[:1])
+    assert 1 + made.steps == PREVIEW + 2 * 24 + 34 * 8
 
 
 def test_the_catalogue_s_defaults_are_the_published_ones_unless_given():
@@ -391,6 +420,9 @@ def test_rows_lose_nothing_on_the_coarse_grid_and_draw_in_a_batch_what_they_draw
         assert torch.equal(made.tokens, decode(target, name, [caption], 1.0, **options)[0])
     trace: Any = together[0].trace
     losses = row_losses(trace, decoder.rule, decoder.residual)
+    for one, of_tokens in zip(figures(decoder, together), losses[:, PREVIEW:].view(-1, *FINE), strict=True):
+        assert one["row_loss"] == pytest.approx(of_tokens.mean(1).tolist(), abs=1e-5)
+        assert one["column_loss"] == pytest.approx(of_tokens.mean(0).tolist(), abs=1e-5)
     assert losses[:, : PREVIEW + 1].max() < 1e-4
     assert losses[:, PREVIEW + FINE[1] :].mean() > 0.01
 
