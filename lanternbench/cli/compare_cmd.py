@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from lanternbench.cli import options
-from lanternbench.cli.output import number_table, print_json, print_notes, stdout
+from lanternbench.cli.output import print_cells, print_json, print_notes
 from lanternbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ def compare(
     notes = [differing([Run(place, info, [], []) for place, info in zip(places, infos)])]
     disturbed = [contention(figures, info.get("environment") or {}) for figures, info in zip((before, after), infos)]
     notes += [f"{place.name}: {note.text}" for place, note in zip(places, disturbed) if note]
-    print_notes([note for note in notes if note], Console(stderr=True))
+    print_notes(filter(None, notes))
 
     names = [*FIGURES, *(ROBUST if any(disturbed) else []), *before.metrics, *after.metrics]
     wanted = [c.figure for c in conditions]
@@ -84,12 +82,12 @@ def compare(
         raise typer.Exit(1)
 
 
-def _print(found: list[Change], failed: list[bool]) -> None:
-    titles = ("method", "figure", "prompts", "old", "new", "change", "95 %", "")
-    table = number_table(titles, ("method", "figure", ""))
-    for change, bad in zip(found, failed, strict=True):
+def _print(changes: list[Change], failed: list[bool]) -> None:
+    rows = []
+    for change, bad in zip(changes, failed, strict=True):
         form, measured = ("{:+.1%}", change.relative) if change.relative else ("{:+.3g}", change.difference)
         value, lo, hi = (form.format(x) for x in measured)
         numbers = (str(change.prompts), f"{change.old:.3f}", f"{change.new:.3f}", value, f"[{lo}, {hi}]")
-        table.add_row(Text(change.label), Text(change.figure), *numbers, "FAILED" if bad else "")
-    stdout().print(table)
+        rows.append((change.label, change.figure, *numbers, "FAILED" if bad else ""))
+    titles = ("method", "figure", "prompts", "old", "new", "change", "95 %", "")
+    print_cells(titles, rows, ("method", "figure", ""))

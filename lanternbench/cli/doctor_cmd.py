@@ -45,7 +45,7 @@ def doctor(
     for name in names():
         (scorer,) = scorers_for([name], "full")
         rows.append({"item": f"metric {name}", "value": why.text if (why := scorer.available()) else "here"})
-    print_rows(rows, as_json, {"item": "item", "value": "value"})
+    print_rows(rows, as_json, "item value")
 
 
 def _gpu(device: str, as_json: bool) -> None:
@@ -80,8 +80,6 @@ def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, 
 
 def _judged(rows: list[dict[str, Any]], as_json: bool) -> None:
     """Print checks; exit code 1 where one fails."""
-    for found in rows:
-        found["ok"] = {None: "–", True: "yes", False: "no"}[found["ok"]] if not as_json else found["ok"]
-    print_rows(rows, as_json, {"item": "item", "value": "value", "ok": "ok"})
-    if any(found["ok"] in (False, "no") for found in rows):
+    print_rows(rows, as_json, "item value ok")
+    if any(row["ok"] is False for row in rows):
         raise typer.Exit(1)

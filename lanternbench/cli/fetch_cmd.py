@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from lanternbench.cli.program import program
+from lanternbench.cli.output import program
 from lanternbench.errors import UserError
 
 if TYPE_CHECKING:

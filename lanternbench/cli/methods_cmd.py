@@ -54,8 +54,7 @@ def methods(
         lossless = named(title).lossless if listed.lossless is None else listed.lossless
         number = listed.paper.rpartition(" ")[2] or "–"  # in arXiv
         rows.append({"method": title, **listed.choices._asdict(), "lossless": lossless, "paper": number})
-    names = ("method", "proposal", "tree", "acceptance", "residual", "order", "lossless", "paper")
-    print_rows(rows, as_json, {n: n for n in names})
+    print_rows(rows, as_json, "method proposal tree acceptance residual order lossless paper")
 
 
 def _row(name: str, preset: Preset, made: Method) -> dict[str, Any]:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from lanternbench.metrics.metric import Metric
 
 BETTER = {True: "higher", False: "lower", None: "neither"}
-COLUMNS = {name: name for name in ("metric", "column", "better", "of", "here", "size")}
 
 
 def metrics(
@@ -30,7 +29,11 @@ def metrics(
     from lanternbench.registry import components
 
     if name is None:
-        print_rows([_row(one, kind) for one, kind in components("metric").items()], as_json, COLUMNS)
+        print_rows(
+            [_row(one, kind) for one, kind in components("metric").items()],
+            as_json,
+            "metric column better of here size",
+        )
         return
     kind = metric_class(name)
     if as_json:

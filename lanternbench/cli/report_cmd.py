@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from lanternbench.cli import options
 from lanternbench.cli.output import print_json, print_notes, print_table
@@ -66,4 +65,4 @@ def report(
     for file in files:
         kinds.setdefault(file.stem, []).append(file.suffix)
     named = ", ".join(f"{stem}{' '.join(endings)}" for stem, endings in kinds.items() if stem != "report")
-    print_notes([*([f"{files[0].parent}: {named}"] if named else []), *page], Console(stderr=True), bullet="")
+    print_notes([*([f"{files[0].parent}: {named}"] if named else []), *page], bullet="")

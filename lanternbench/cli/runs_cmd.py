@@ -7,8 +7,6 @@ from pathlib import Path
 from lanternbench.cli import options
 from lanternbench.cli.output import print_rows
 
-COLUMNS = {name: name for name in ("name", "date", "target", "prompts", "methods", "finished", "disturbed")}
-
 
 def runs(results: options.Results = Path("results"), as_json: options.AsRows = False) -> None:
     """List the runs in the results folder, newest first: are they finished, and was their clock disturbed?
@@ -18,9 +16,7 @@ def runs(results: options.Results = Path("results"), as_json: options.AsRows = F
     from lanternbench.experiment.listing import listing
 
     rows = listing(results)
-    if not as_json:
-        for row in rows:
-            row["date"] = row["date"][:10]
-            row["finished"] = row["finished"] or f"{row['samples']} of {row['of']}"
-            row["disturbed"] = "–" if row["disturbed"] is None else row["disturbed"]
-    print_rows(rows, as_json, COLUMNS)
+    for row in () if as_json else rows:
+        row["date"] = row["date"][:10]
+        row["finished"] = row["finished"] or f"{row['samples']} of {row['of']}"
+    print_rows(rows, as_json, "name date target prompts methods finished disturbed")

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.console import Console
 
 from lanternbench.cli import options
-from lanternbench.cli.output import number_table, print_json, print_notes, print_table, record
+from lanternbench.cli.output import print_cells, print_json, print_notes, print_table, record
 from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
-    from lanternbench.measure.summaries import Row, Summary
+    from lanternbench.measure.summaries import Row
 
 
 def score(
@@ -60,7 +59,7 @@ def score(
     if export is not None:
         _export(*export, places)
         return
-    console, found = Console(stderr=True), []
+    scored = []
     with display("scoring") as shown:
         for place in places:
             if (place / "run.json").is_file():
@@ -71,12 +70,17 @@ def score(
                 summary = scoring.score_folder(
                     place, captions, names, setup, again=again, caption=cast(Any, caption), progress=shown.show
                 )
-            found.append((place, summary))
+            scored.append((place, summary))
     if as_json:
-        print_json([record(place, summary) for place, summary in found])
+        print_json([record(place, summary) for place, summary in scored])
         return
-    for place, summary in found:
-        _show(place, summary, console)
+    for place, summary in scored:
+        if summary.rows[0].method:
+            print_table(summary.rows)
+        else:
+            _print_metrics(summary.rows[0])
+        print_notes(summary.all_notes())
+        print_notes([place], bullet="")
 
 
 def _export(layout: str, folder: Path, places: list[Path]) -> None:
@@ -112,11 +116,11 @@ def _print_metrics(row: Row) -> None:
     """The row of a plain folder, a metric a line."""
     from lanternbench.report.columns import metric_column, metric_keys
 
-    table = number_table(("metric", one_line(row.label), "95 %", "images"), ("metric",))
-    for column in map(metric_column, metric_keys([row])):
-        count = row.figure(column.key).n
-        table.add_row(column.title + column.arrow, column.value(row), column.bounds(row), str(count or row.n))
-    Console().print(table)
+    cells = (
+        (c.title + c.arrow, c.value(row), c.bounds(row), str(row.figure(c.key).n or row.n))
+        for c in map(metric_column, metric_keys([row]))
+    )
+    print_cells(("metric", one_line(row.label), "95 %", "images"), cells, ("metric",))
 
 
 def _place(results: Path, name: str) -> Path:
@@ -126,12 +130,3 @@ def _place(results: Path, name: str) -> Path:
     if Path(name).is_dir() and not (results / name / "run.json").is_file():
         return Path(name)
     return store.find(results, [name])[0]
-
-
-def _show(place: Path, summary: Summary, console: Console) -> None:
-    if summary.rows[0].method:
-        print_table(summary.rows)
-    else:
-        _print_metrics(summary.rows[0])
-    print_notes(summary.all_notes(), console)
-    print_notes([place], console, bullet="")

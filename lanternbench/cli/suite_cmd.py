@@ -8,12 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from lanternbench.cli import options
-from lanternbench.cli.measuring import execute, finish, show_plan
+from lanternbench.cli.fields import Takes, specs
+from lanternbench.cli.measuring import Execution, execute, finish, show_plan
 from lanternbench.cli.output import print_rows
 from lanternbench.errors import UserError
 
 
 def suite(
+    settings: Annotated[dict[str, Any], Takes("drafter dtype compile")],
+    where: Annotated[Execution, Takes("device threads executor workers ray_address out fresh")],
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="A target of the suite, or NAME=FOLDER; without: list them.")
     ] = None,
@@ -21,16 +24,6 @@ def suite(
         list[str] | None, typer.Option("--method", "-m", help="In place of the suite's; may be given repeatedly.")
     ] = None,
     prompts: Annotated[str | None, typer.Option(help="Where the suite's prompts lie: coco2017:FILE.")] = None,
-    drafter: options.Drafter = None,
-    dtype: options.Dtype = None,
-    compile_mode: options.Compile = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    executor: options.Executor = "local",
-    workers: options.Workers = None,
-    ray_address: options.RayAddress = None,
-    out: options.Out = Path("results"),
-    fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -38,25 +31,21 @@ def suite(
 
     Example: lanternbench suite tiny
     """
-    from lanternbench.cli.method_options import specs
     from lanternbench.suite import protocol
 
     if name is None:
-        found = map(protocol.protocol, protocol.names())
-        rows = [{"suite": p.name, "settings": p.recipe, "hash": p.stamp.partition(" ")[2]} for p in found]
-        print_rows(rows, as_json, {key: key for key in rows[0]})
+        protocols = map(protocol.protocol, protocol.names())
+        rows = [{"suite": p.name, "settings": p.recipe, "hash": p.stamp.partition(" ")[2]} for p in protocols]
+        print_rows(rows, as_json, "suite settings hash")
         return
     target = name.partition("=")[0]
-    given: dict[str, Any] = dict(
-        target=name, prompts=prompts, drafter=drafter, dtype=dtype, compile=compile_mode,
-        methods=specs(methods, {}) if methods else None,
-    )  # fmt: skip
-    config = protocol.protocol(target).sweep({k: v for k, v in given.items() if v is not None})
+    settings |= {"target": name} | ({"prompts": prompts} if prompts is not None else {})
+    settings |= {"methods": specs(methods, {})} if methods else {}
+    config = protocol.protocol(target).sweep(settings)
     if dry_run:
-        show_plan([config], device, threads, as_json)
+        show_plan([config], where, as_json)
         return
-    path, summary = execute(config, device, threads, out, fresh, executor, workers, ray_address)
-    finish(path, summary, as_json)
+    finish(*execute(config, where), as_json)
 
 
 def submit(

@@ -31,7 +31,7 @@ def targets(
 
     if name is None:
         rows = [_row(row) for row in catalogue().values()]
-        print_rows(rows, as_json, {c: c for c in ("target", "family", "here", "size", "grid", "licence", "about")})
+        print_rows(rows, as_json, "target family here size grid licence about")
     elif as_json:
         print_json(_row(entry(name)) | {"page": _about(entry(name))})
     else:

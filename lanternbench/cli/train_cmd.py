@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from lanternbench import __version__
 from lanternbench.cli import options
-from lanternbench.cli.program import program
+from lanternbench.cli.fields import Takes
+from lanternbench.cli.output import program
 from lanternbench.cli.progress import lines
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 
 Recipe = Literal["eagle-1", "eagle-3", "dflash"]
-app = typer.Typer(no_args_is_help=True, help="Train a drafter for any target, or the embedded models from a seed.")
 
 
 def drafter(
-    target: options.TargetName = "tiny",
+    settings: Annotated[dict[str, Any], Takes("target prompts seed dtype")],
     recipe: Annotated[Recipe, typer.Option(help="The drafter's kind, and how it is trained.")] = "eagle-1",
-    prompts: options.Prompts = "demo",
-    num_prompts: options.NumPrompts = 0,
+    num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 2000,
     batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 4,
     lr: Annotated[float, typer.Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")] = 3e-3,
-    seed: options.Seed = 0,
     start: Annotated[Path | None, typer.Option(help="A drafter to go on from (default: a fresh one).")] = None,
     block: Annotated[int, typer.Option(min=2, max=65, help="dflash: tokens of a block, the anchor included.")] = 6,
     layers: Annotated[int, typer.Option(min=1, max=64, help="dflash: layers of the drafter.")] = 1,
@@ -36,7 +34,6 @@ def drafter(
     ] = False,
     out: Annotated[Path, typer.Option(help="Where the drafter goes.")] = Path("drafter"),
     work: Annotated[Path, typer.Option(help="Samples and checkpoints; kept for resuming.")] = Path("train-drafter"),
-    dtype: options.Dtype = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
@@ -58,20 +55,22 @@ def drafter(
     from rich.console import Console
 
     from lanternbench import prompts as sets
+    from lanternbench.experiment.config import Decoding, checked
     from lanternbench.training.drafter import Plan, train
 
-    chosen = choose(device, threads)
+    c, chosen = checked(Decoding, settings), choose(device, threads)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    plan = Plan(target, sets.load(prompts, num_prompts or None, seed), steps, batch, lr, seed, start, dtype, recipe)
+    selected = sets.load(c.prompts, num_prompts or None, c.seed)
+    plan = Plan(c.target, selected, steps, batch, lr, c.seed, start, c.dtype, recipe)
     plan = replace(plan, block=block, layers=layers, causal=causal)
     try:
         with lines("loading the target", each=False) as shown:
-            found = train(plan, chosen, work, out, log=console.print, progress=shown.show)
+            trained = train(plan, chosen, work, out, log=console.print, progress=shown.show)
     except torch.OutOfMemoryError:
         raise UserError(f"{chosen} has too little memory: lower --batch, or give --dtype bfloat16") from None
-    print(f"first tokens accepted in images held out: {found.before:.3f} before, {found.after:.3f} after training")
-    given = "" if prompts == "demo" else f" --prompts {shlex.quote(prompts)}"
-    drafted = f"--target {shlex.quote(target)} --drafter {shlex.quote(str(out))}"
+    print(f"first tokens accepted in images held out: {trained.before:.3f} before, {trained.after:.3f} after training")
+    given = "" if c.prompts == "demo" else f" --prompts {shlex.quote(c.prompts)}"
+    drafted = f"--target {shlex.quote(c.target)} --drafter {shlex.quote(str(out))}"
     console.print(f"{out}  ·  next: {program()} run --method {recipe} {drafted}{given}")
 
 
@@ -100,6 +99,6 @@ def tiny(
     from tools.train_tiny.world import train
 
     choose("cpu", threads)
-    console = Console(stderr=True)
-    train(work, out, scale, log=lambda line: console.print(line, highlight=False, markup=False))
-    console.print(f"{out}  ·  next: {program()} run --method cool-sd --target {out}", highlight=False, markup=False)
+    console = Console(stderr=True, highlight=False, markup=False)
+    train(work, out, scale, log=console.print)
+    console.print(f"{out}  ·  next: {program()} run --method cool-sd --target {out}")

@@ -39,6 +39,14 @@ class DeviceModel(BaseModel):
             raise UserError(f"the device model '{self.name}' has no FLOP/s for {dtype}: use {' or '.join(self.tflops)}")
         return 1e12 * self.tflops[dtype]
 
+    def sentence(self, graphs: bool) -> str:
+        """What the model says, with its source."""
+        kernel = f"{self.gap:g} µs a kernel in a graph" if graphs else f"{self.issue:g} µs to issue a kernel"
+        return (
+            f"{self.name}: {self.about}, {self.bandwidth:g} GB/s, {self.memory:g} GB ({self.source}); {kernel}, "
+            "an estimate"
+        )
+
 
 @cache
 def device_models() -> dict[str, DeviceModel]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,8 @@ from lanternbench.models.catalogue import load_unpacked, with_drafter
 from lanternbench.models.entries import Entry, catalogue, family
 from lanternbench.models.network import Network
 from lanternbench.models.target import Target
-from lanternbench.predict.predict import BASE, Case, Shape, shape_of, traces_of
+from lanternbench.predict.machines import Case, Shape, shape_of
+from lanternbench.predict.predict import BASE, traces_of
 from lanternbench.predict.replay import Trace
 
 
@@ -116,11 +117,6 @@ def _drafter(made: Method, measured: Proposal, source: Target, target: Target) -
         return measured.drafter.network()
     there = prepared_proposal(target, made).drafter
     return None if there is None else there.network()
-
-
-def recorded_sizes(traces: Iterable[Sequence[Trace]]) -> list[int]:
-    """The numbers of nodes of all recorded trees."""
-    return sorted({int(n) for group in traces for trace in group for n in trace.nodes})
 
 
 def of_run(record: dict[str, Any]) -> tuple[str, str | None, float | None]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -12,7 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from lanternbench.predict.predict import BASE, BATCHES, Prediction, Validation, record
+from lanternbench.predict.predict import BASE, BATCHES, Prediction, Validation
 from lanternbench.report.drawing import save
 from lanternbench.report.palette import colour
 from lanternbench.report.tables import markdown
@@ -23,6 +25,21 @@ TITLE = "Predicted, not measured"
 TITLES = ("batch", "method", "τ", "ms/token", "s/image", "images/s", "speedup", "bound by", "gains at")
 WORDS = ("method", "bound by", "gains at")
 BOUND = {"weights": "weights", "cache": "KV cache", "arithmetic": "FLOP/s", "vocabulary": "logits"}
+
+
+def document(rows: Sequence[Prediction], checked: Sequence[Validation], notes: Sequence[str]) -> dict[str, Any]:
+    """All of it as JSON, labelled for what it is."""
+    each = {"rows": [row.record() for row in rows], "validation": [row._asdict() for row in checked]}
+    return {"predicted": True, **each, "notes": list(notes)}
+
+
+def errors(checked: Sequence[Validation]) -> list[str]:
+    """A note on how far the predictions are from what was measured, where anything was."""
+    medians = []
+    for name, of in (("error", "latency"), ("robust_error", "robust latency"), ("speedup_error", "speedup")):
+        if each := [getattr(row, name) for row in checked if getattr(row, name) is not None]:
+            medians.append(f"{median(each):.1%} of the {of}")
+    return [f"median error on this machine: {', '.join(medians)}"] if medians else []
 
 
 def setups(rows: Sequence[Prediction]) -> list[list[Prediction]]:
@@ -41,7 +58,7 @@ def heading(rows: Sequence[Prediction]) -> str:
 
 def cells(row: Prediction) -> list[str]:
     """One row of the table, a text for each of ``TITLES``."""
-    if row.fits is False:
+    if not row.fits:
         return [str(row.batch), row.label, f"{row.tau:.2f}", *["–"] * 4, f"needs {row.memory_gb:.0f} GB", ""]
     return [
         str(row.batch), row.label, f"{row.tau:.2f}", f"{row.ms_per_token:.3g}", f"{row.latency_s:.3g}",
@@ -51,7 +68,7 @@ def cells(row: Prediction) -> list[str]:
 
 def _gains(row: Prediction) -> str:
     """The batch sizes at which the method is faster than the baseline, of those that fit in memory."""
-    if row.fits_up_to is None or row.method == BASE:
+    if row.method == BASE:
         return ""
     if not row.fits_up_to or row.stops_at == 1:
         return "none"
@@ -71,6 +88,13 @@ def terminal_table(rows: Sequence[Prediction]) -> Table:
             table.add_row(Text(f"batch {row.batch}", style="bold"))
         table.add_row(*map(Text, cells(row)[1:]))
     return table
+
+
+def terminal_tables(rows: Sequence[Prediction], checked: Sequence[Validation]) -> Iterator[Table]:
+    """A table for each setup, and one of the validation where there is any."""
+    yield from map(terminal_table, setups(rows))
+    if checked:
+        yield validation_table(checked)
 
 
 def validation_table(rows: Sequence[Validation]) -> Table:
@@ -95,23 +119,16 @@ def markdown_tables(rows: Sequence[Prediction]) -> str:
     return "\n".join(parts)
 
 
-def write(
-    out: Path,
-    rows: Sequence[Prediction],
-    curve: Sequence[Prediction],
-    checked: Sequence[Validation],
-    notes: Sequence[str],
-) -> None:
+def write(out: Path, document: dict[str, Any], rows: Sequence[Prediction], curve: Sequence[Prediction]) -> None:
     """``predictions.json``, ``.md`` and ``.png`` in ``out``; ``curve``: the rows of the plot.
 
     Raises UserError where they cannot be written.
     """
     with writing(out, OUT):
         out.mkdir(parents=True, exist_ok=True)
-    fields = {"rows": list(map(record, rows)), "validation": [v._asdict() for v in checked], "notes": list(notes)}
-    text = json.dumps(versioned({"predicted": True, **fields}), indent=2, ensure_ascii=False)
-    said = "\n".join(f"- {note}" for note in notes)
-    for name, whole in (("json", f"{text}\n"), ("md", f"{markdown_tables(rows)}\n{said}\n")):
+    text = json.dumps(versioned(document), indent=2, ensure_ascii=False)
+    notes = "\n".join(f"- {note}" for note in document["notes"])
+    for name, whole in (("json", f"{text}\n"), ("md", f"{markdown_tables(rows)}\n{notes}\n")):
         with replacing(out / f"predictions.{name}", OUT) as file:
             file.write(whole.encode())
     save(lambda: plot(curve), out / "predictions", ("png",), dpi=200)
@@ -127,7 +144,7 @@ def plot(rows: Sequence[Prediction]) -> Figure:
         axes.grid(color="#e6e6e6", linewidth=0.6)
         axes.axhline(1.0, color="#9aa0a6", linewidth=1.1, linestyle=(0, (4, 2)))
         for j, label in enumerate(dict.fromkeys(row.label for row in group if row.method != BASE)):
-            own = [row for row in group if row.label == label and row.fits is not False]
+            own = [row for row in group if row.label == label and row.fits]
             shade = colour(next(r.method for r in group if r.label == label))
             x, y = [row.batch for row in own], [row.speedup for row in own]
             axes.plot(x, y, color=shade, marker="os^vDPX"[j % 7], markersize=4, linewidth=1.1, label=label)

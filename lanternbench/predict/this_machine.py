@@ -1,25 +1,47 @@
-"""The machine that a command runs on, probed with the target and methods of a run."""
+"""This machine, probed with the target and methods of a run: its steps timed, and the host itself as a device model.
+
+The steps of each method are timed at a few cached lengths; what they cost is fitted to their sizes.  For other targets
+the host becomes a device model: its bandwidth, its FLOP/s, and the overhead per kernel that the shortest forward leaves
+unexplained.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from lanternbench.costs.bandwidth import bandwidth, wait
+from lanternbench.costs.device_models import THIS, DeviceModel
+from lanternbench.costs.forward_cost import lengths_of, step_times
+from lanternbench.costs.roofline import BYTES, LAYER, STEP
+from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.proposal import Proposal
 from lanternbench.experiment.config import sweep
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_with_drafter
-from lanternbench.predict import calibrate
-from lanternbench.predict.cases import Cases, recorded_sizes, sketch
-from lanternbench.predict.predict import BASE, Roofline, shape_of
+from lanternbench.models.network import Network
+from lanternbench.predict.cases import Cases, sketch
+from lanternbench.predict.machines import Measured, MethodCost, Roofline, shape_of
+from lanternbench.predict.predict import BASE
 from lanternbench.utils.device import choose, cores, load_average
+
+REPEATS, STEPS = 15, 16  # products of matrices, and steps at each length, that are timed
+SIDE = 1024  # of the matrices
 
 
 class ThisMachine(NamedTuple):
-    """``measured``: forwards of the run's target; ``roofline``: the host as a device model, for all else."""
+    """``measured``: steps on the run's target; ``roofline``: the host as a device model, for all else."""
 
-    measured: calibrate.Measured
+    measured: Measured
     roofline: Roofline
 
     @property
@@ -27,29 +49,90 @@ class ThisMachine(NamedTuple):
         """What the probe found, and whether other programs were in its way."""
         model, load, cpus = self.roofline.device, load_average(), cores()
         rate = model.tflops[self.roofline.dtype]
-        said = [
+        notes = [
             f"this machine, probed: {model.bandwidth:.1f} GB/s, {1e3 * rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel "
             f"({self.measured.dtype})"
         ]
         if load is not None and load > cpus:
-            said.append(
+            notes.append(
                 f"the load was {load:.1f} on {cpus} cores while it was probed: stop other programs and try again"
             )
-        return said
+        return notes
 
 
 def probe(
-    record: Mapping[str, Any], where: Path, found: Cases, caption: str, threads: int | None, shown: Callable[..., None]
+    record: Mapping[str, Any], where: Path, cases: Cases, caption: str, threads: int | None, show: Callable[..., None]
 ) -> ThisMachine:
     """``record``: of run.json in ``where``.  Raises UserError where the run's target or drafter cannot be loaded."""
     c = sweep({k: v for k, v in record["config"].items() if k != "device"}, str(where))
     device = choose("auto", threads)
     target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, None, c.compile)
     sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
-    methods = {BASE: method(BASE), **found.methods}
-    decoders = {label: build(target, m, *sampling) for label, m in methods.items()}
-    sizes = recorded_sizes(found.traces.values())
-    measured = calibrate.measure(decoders, sizes, caption, shown)
+    methods, costs = {BASE: method(BASE), **cases.methods}, {}
+    proposals = {case.label: case.measured for case in cases.traces}
+    for done, (label, made) in enumerate(methods.items()):
+        show(done, len(methods), f"a few steps of {label}")
+        costs[label] = method_cost(build(target, made, *sampling), proposals.get(label), caption)
+    dtype = str(target.dtype).removeprefix("torch.")
     plain = shape_of(sketch(c.target), c.guidance)  # layers packed for a CPU no longer show their sizes
-    model = calibrate.host(target.device, plain.network, measured.target, plain.rows, measured.dtype)
-    return ThisMachine(measured, Roofline(model, measured.dtype, graphs=False))
+    least = float(costs[BASE].verify @ (1, 1, 1))
+    model = host(target.device, plain.network, least, plain.rows, dtype)
+    return ThisMachine(Measured(dtype, costs), Roofline(model, dtype, graphs=False))
+
+
+def method_cost(decoder: SpeculativeDecoder, proposal: Proposal | None, caption: str) -> MethodCost:
+    """What a method's steps cost: least squares over their medians, by size and cached length."""
+    lengths = lengths_of(decoder.target.length, decoder.proposer.max_depth)
+    times = list(step_times(decoder, caption, lengths, STEPS))
+    alike: dict[tuple[int, ...], list[Any]] = {}
+    for t in times:
+        alike.setdefault((t.cached, t.depth, t.nodes), []).append(t)
+
+    def fit(seconds: str, row: Callable[[Any], Sequence[float]]) -> Any:
+        usual = {size: median(getattr(t, seconds) for t in same) for size, same in alike.items()}
+        wanted = [usual[t.cached, t.depth, t.nodes] for t in times]
+        return nnls(np.array([row(t) for t in times], np.float64), np.array(wanted))[0]
+
+    def drafted(t: Any) -> Sequence[float]:
+        levels = proposal.levels(t.depth, t.nodes) if proposal else ()
+        return 1, len(levels), sum(levels), t.cached
+
+    outside = median(t.rest_s for t in times)
+    return MethodCost(fit("forward_s", lambda t: (1, t.nodes, t.cached)), fit("draft_s", drafted), outside)
+
+
+@torch.inference_mode()
+def host(device: torch.device, target: Network, least: float, rows: int, dtype: str) -> DeviceModel:
+    """This machine as a device model: its bandwidth, its FLOP/s and its overhead per kernel.
+
+    The overhead of a kernel is what the shortest forward of ``target``, ``least`` seconds, takes beyond its bytes and
+    products.
+    """
+    beta = 1e9 * bandwidth(device).best
+    a = torch.ones(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
+    peak = 2 * SIDE**3 / timed(lambda: a @ a, device)
+    known = max(BYTES[dtype] * (target.weights + target.head) / beta, 2 * rows * target.weights / peak)
+    gap = max(0.0, least - known) / (LAYER * target.layers + STEP)
+    return DeviceModel(
+        name=THIS, about="this machine, probed", bandwidth=beta / 1e9, memory=_memory(device),
+        tflops={dtype: peak / 1e12}, gap=1e6 * gap, issue=0.0, source="measured here",
+    )  # fmt: skip
+
+
+def timed(work: Callable[[], Any], device: torch.device) -> float:
+    """Median seconds of a piece of work."""
+    seconds = []
+    for _ in range(REPEATS):
+        wait(device)
+        clock = perf_counter()
+        work()
+        wait(device)
+        seconds.append(perf_counter() - clock)
+    return median(seconds)
+
+
+def _memory(device: torch.device) -> float:
+    """GB."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / 1e9
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9

@@ -7,28 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import yaml
-from pydantic import Field
 
 from lanternbench.costs.forward_cost import StepCost, Timed
-from lanternbench.experiment.config import Decoding
 from lanternbench.measure.statistics import Estimate
 from lanternbench.methods.preset_file import EVIDENCE
-from lanternbench.tune.tree_search import Candidate, Options
+from lanternbench.tune.tree_search import Candidate, Options, Tune
 from lanternbench.utils.json_values import plain
 
 LOSSIER = 1.1  # times the fidelity loss of the method's own sizes, that a lossy method's new ones may have
 DRIFT = 1.3  # by which steps may be slower, or faster, when they are measured than when their costs were timed
 OWN, BASELINE = "default", "ar"
-
-
-class Tune(Decoding):
-    """Everything but the machine that the result of a search depends on."""
-
-    method: str
-    options: Options = Field({})
-    num_prompts: int = Field(12, ge=1, le=10**9)  # measured
-    recorded: int = Field(4, ge=1, le=10**9)  # of them, decoded for the acceptance
-    few: int = Field(3, ge=1, le=6)  # candidates that are measured
 
 
 @dataclass(frozen=True)
