@@ -24,6 +24,7 @@ NAMES = (
     "verify import suite submit leaderboard"
 )
 FILES = {"submit": "suite", "leaderboard": "suite"}  # of commands that share one
+FILES |= dict.fromkeys(("methods", "metrics", "targets", "prompts", "runs"), "listing")
 
 
 class Commands(TyperGroup):

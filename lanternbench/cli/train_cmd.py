@@ -12,7 +12,7 @@ from lanternbench import __version__
 from lanternbench.cli import options
 from lanternbench.cli.fields import Takes
 from lanternbench.cli.output import program
-from lanternbench.cli.progress import lines
+from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 
@@ -64,7 +64,7 @@ def drafter(
     plan = Plan(c.target, selected, steps, batch, lr, c.seed, start, c.dtype, recipe)
     plan = replace(plan, block=block, layers=layers, causal=causal)
     try:
-        with lines("loading the target", each=False) as shown:
+        with display("loading the target", bars=False, each=False) as shown:
             trained = train(plan, chosen, work, out, log=console.print, progress=shown.show)
     except torch.OutOfMemoryError:
         raise UserError(f"{chosen} has too little memory: lower --batch, or give --dtype bfloat16") from None

@@ -35,7 +35,7 @@ def tune(
     from lanternbench.experiment.config import checked
     from lanternbench.tune import tuning as search
     from lanternbench.tune.plot import write_plot
-    from lanternbench.tune.result import Tune
+    from lanternbench.tune.result import Tune, with_interval
 
     config, device = checked(Tune, settings | {"method": method, "options": method_options}), where.device
     with display(f"tuning {method}") as shown:
@@ -48,7 +48,7 @@ def tune(
         return
     rows = []
     for r in tuning.results:
-        e, ratio, loss = r.expected, r.robust_ratio, r.fidelity_loss
+        e, loss = r.expected, r.fidelity_loss
         rows.append(
             (
                 f"{r.label}{' (its own)' if r.name == 'default' else ''}{' ←' if r.name == tuning.best else ''}",
@@ -57,7 +57,7 @@ def tune(
                 f"{r.tau:.2f}",
                 f"{e.tokens_per_s:.1f}" if e and tuning.disturbed is None else "–",
                 f"{r.robust_tokens_per_s:.1f}",
-                f"{ratio.value:.2f}" if ratio.lo is None else f"{ratio.value:.2f} [{ratio.lo:.2f}, {ratio.hi:.2f}]",
+                with_interval(r.robust_ratio),
                 "–" if loss is None else f"{loss:.3f}",
             )
         )

@@ -34,25 +34,14 @@ class Shape(NamedTuple):
     chain: bool = True
 
 
-class StepTime(NamedTuple):
-    """Seconds of one step with ``cached`` committed image tokens, and its tree's size."""
-
-    cached: int
-    depth: int
-    nodes: int
-    draft_s: float  # forwards of the drafter
-    forward_s: float  # the target's
-    rest_s: float  # drawing, building trees, acceptance, commit
-
-
 class Timed(NamedTuple):
-    """Median seconds of a shape's steps with ``cached`` committed image tokens."""
+    """Seconds of a step of this shape, or their medians, with ``cached`` committed image tokens."""
 
     shape: Shape
     cached: int
-    draft_s: float
-    forward_s: float
-    rest_s: float
+    draft_s: float  # forwards of the drafter
+    forward_s: float  # the target's
+    rest_s: float  # drawing, building trees, acceptance, commit
 
 
 class StepCost(BaseModel):
@@ -98,8 +87,8 @@ def _rising(nodes: float, measured: Sequence[int], seconds: Sequence[float]) -> 
 
 
 @torch.inference_mode()
-def step_times(decoder: SpeculativeDecoder, caption: str, cached: Iterable[int], steps: int) -> Iterator[StepTime]:
-    """``steps`` steps of a decoder at each length ``cached``: after each, the length is set back.
+def step_times(decoder: SpeculativeDecoder, caption: str, cached: Iterable[int], steps: int) -> Iterator[Timed]:
+    """The steps of a decoder, ``steps`` at each length ``cached``: after each, the length is set back.
 
     An order other than raster has lengths of its own: its steps are those that follow each other.
     """
@@ -117,16 +106,22 @@ def step_times(decoder: SpeculativeDecoder, caption: str, cached: Iterable[int],
         draft, forward = phases.get("draft", 0.0), phases.get("verify", 0.0)
         if i >= WARMUP:
             depth, nodes = sizes[0] if sizes else (result.draft.tree.max_depth, result.draft.tree.nodes)
-            yield StepTime(length, depth, nodes, draft, forward, whole - draft - forward)
+            yield Timed(Shape(nodes, depth), length, draft, forward, whole - draft - forward)
 
 
 def time_steps(
     decoder: SpeculativeDecoder, shape: Shape, caption: str, cached: Sequence[int], steps: int
 ) -> list[Timed]:
-    """The median of ``steps`` steps of a decoder at each length ``cached``."""
-    times = list(step_times(decoder, caption, cached, steps))
-    each = [[t[3:] for t in times if t.cached == length] for length in cached]
-    return [Timed(shape, length, *map(median, zip(*spent, strict=True))) for length, spent in zip(cached, each)]
+    """The medians of ``steps`` steps of a decoder at each length ``cached``."""
+    return [t._replace(shape=shape) for t in medians(step_times(decoder, caption, cached, steps))]
+
+
+def medians(times: Iterable[Timed]) -> list[Timed]:
+    """Those of all steps with the same shape and cached length."""
+    alike: dict[tuple[Shape, int], list[Timed]] = {}
+    for t in times:
+        alike.setdefault((t.shape, t.cached), []).append(t)
+    return [Timed(*size, *map(median, zip(*(t[2:] for t in same), strict=True))) for size, same in alike.items()]
 
 
 def set_length(state: DecodeState, length: int) -> None:

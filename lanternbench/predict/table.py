@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,11 +44,8 @@ def errors(checked: Sequence[Validation]) -> list[str]:
 
 
 def setups(rows: Sequence[Prediction]) -> list[list[Prediction]]:
-    """The rows by device, target and dtype, in order of appearance."""
-    found: dict[tuple[str, str, str], list[Prediction]] = {}
-    for row in rows:
-        found.setdefault((row.device, row.target, row.dtype), []).append(row)
-    return list(found.values())
+    """The rows by device, target and dtype, in their order."""
+    return [list(group) for _, group in groupby(rows, key=lambda row: (row.device, row.target, row.dtype))]
 
 
 def heading(rows: Sequence[Prediction]) -> str:
@@ -112,11 +110,11 @@ def validation_table(rows: Sequence[Validation]) -> Table:
 
 def markdown_tables(rows: Sequence[Prediction]) -> str:
     """Every setup's table as Markdown."""
-    parts = []
-    for group in setups(rows):
-        right = [title not in WORDS for title in TITLES]
-        parts.append(f"## {heading(group)}\n\n" + markdown(list(TITLES), [cells(row) for row in group], right))
-    return "\n".join(parts)
+    right = [title not in WORDS for title in TITLES]
+    return "\n".join(
+        f"## {heading(group)}\n\n" + markdown(list(TITLES), [cells(row) for row in group], right)
+        for group in setups(rows)
+    )
 
 
 def write(out: Path, document: dict[str, Any], rows: Sequence[Prediction], curve: Sequence[Prediction]) -> None:

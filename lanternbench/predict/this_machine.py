@@ -8,7 +8,8 @@ unexplained.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -20,8 +21,8 @@ from scipy.optimize import nnls
 
 from lanternbench.costs.bandwidth import bandwidth, wait
 from lanternbench.costs.device_models import THIS, DeviceModel
-from lanternbench.costs.forward_cost import lengths_of, step_times
-from lanternbench.costs.roofline import BYTES, LAYER, STEP
+from lanternbench.costs.forward_cost import lengths_of, medians, step_times
+from lanternbench.costs.roofline import BYTES, LAYER, STEP, Values
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.proposal import Proposal
 from lanternbench.experiment.config import sweep
@@ -84,21 +85,17 @@ def method_cost(decoder: SpeculativeDecoder, proposal: Proposal | None, caption:
     """What a method's steps cost: least squares over their medians, by size and cached length."""
     lengths = lengths_of(decoder.target.length, decoder.proposer.max_depth)
     times = list(step_times(decoder, caption, lengths, STEPS))
-    alike: dict[tuple[int, ...], list[Any]] = {}
-    for t in times:
-        alike.setdefault((t.cached, t.depth, t.nodes), []).append(t)
+    usual = medians(times)
+    counts = Counter(t[:2] for t in times)
+    weights = np.sqrt([counts[t[:2]] for t in usual])
 
-    def fit(seconds: str, row: Callable[[Any], Sequence[float]]) -> Any:
-        usual = {size: median(getattr(t, seconds) for t in same) for size, same in alike.items()}
-        wanted = [usual[t.cached, t.depth, t.nodes] for t in times]
-        return nnls(np.array([row(t) for t in times], np.float64), np.array(wanted))[0]
+    def fit(seconds: list[float], rows: list[tuple[int, ...]]) -> Values:
+        return nnls(weights[:, None] * np.array(rows), weights * np.array(seconds))[0]
 
-    def drafted(t: Any) -> Sequence[float]:
-        levels = proposal.levels(t.depth, t.nodes) if proposal else ()
-        return 1, len(levels), sum(levels), t.cached
-
-    outside = median(t.rest_s for t in times)
-    return MethodCost(fit("forward_s", lambda t: (1, t.nodes, t.cached)), fit("draft_s", drafted), outside)
+    verify = fit([t.forward_s for t in usual], [(1, t.shape.nodes, t.cached) for t in usual])
+    levels = [proposal.levels(t.shape.depth, t.shape.nodes) if proposal else () for t in usual]
+    rows = [(1, len(each), sum(each), t.cached) for t, each in zip(usual, levels, strict=True)]
+    return MethodCost(verify, fit([t.draft_s for t in usual], rows), median(t.rest_s for t in times))
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,12 @@ class Pieces:
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
         with writing(folder, OUT):
             folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.lock = folder, acquire(folder, FRESH)
-        try:
+        self.folder = folder
+        with acquire(folder, FRESH) as locks:
             _refuse_others(folder, self._kept(SETTINGS), plain(settings))
             self._write(SETTINGS, _json(settings))
             self.digests = self._kept(DIGESTS)
-        except BaseException:
-            self.lock.close()
-            raise
-
-    def close(self) -> None:
-        self.lock.close()
+            self.close = locks.pop_all().close
 
     def json(self, name: str, make: Callable[[], Any]) -> Any:
         return json.loads(self._piece(name, lambda: _json(make())))
@@ -69,8 +65,8 @@ class Pieces:
             np.savez_compressed(file, **make())  # type: ignore[arg-type]
             return file.getvalue()
 
-        with np.load(io.BytesIO(self._piece(f"{name}.npz", packed))) as found:
-            return dict(found)
+        with np.load(io.BytesIO(self._piece(f"{name}.npz", packed))) as arrays:
+            return dict(arrays)
 
     def measured(self, expected: Collection[tuple[str, str]]) -> list[Measured]:
         """The whole lines, of (name, prompt) among ``expected``; a torn last one is dropped.  Raises UserError."""
@@ -80,17 +76,15 @@ class Pieces:
         if whole != content:
             with replacing(path, OUT) as file:
                 file.write(whole)
-        found: dict[tuple[str, str], Measured] = {}
+        known: dict[tuple[str, str], Measured] = {}
         for number, line in enumerate(whole.splitlines(), 1):
-            try:
+            with suppress(ValidationError):
                 measured = Measured.model_validate_json(line)
-                key = measured.name, measured.prompt
-            except ValidationError:
-                key = None
-            if key is None or key in found or key not in expected:
-                raise UserError(f"{path} line {number} is damaged: delete it, and the same command measures it again")
-            found[key] = measured
-        return list(found.values())
+                if (key := (measured.name, measured.prompt)) in set(expected) - known.keys():
+                    known[key] = measured
+                    continue
+            raise UserError(f"{path} line {number} is damaged: delete it, and the same command measures it again")
+        return list(known.values())
 
     def append(self, found: Measured) -> None:
         path = self.folder / LINES

@@ -88,8 +88,7 @@ def tune(
     try:
         captions = [p.text for p in selected]
         target.prepare(captions)
-        timed = _costs(pieces, search, captions[0], progress)
-        cost = fit(timed)
+        cost = fit(_costs(pieces, search, captions[0], progress))
         records = {}
         wanted = search.wanted(cost, captions[: config.recorded])
         for i, (name, what) in enumerate(wanted.items()):
@@ -100,7 +99,7 @@ def tune(
         results = _results(search, chosen, _measure(pieces, search, chosen, selected, progress))
         machine |= {"load": load_average()}
         table = search.acceptance(records)
-        tuning = Tuning(config, search.about, cost, timed, results, len(found), best(results), table, machine)
+        tuning = Tuning(config, search.about, cost, results, len(found), best(results), table, machine)
         path = folder / f"{config.method}-tuned.yaml"
         with replacing(path, OUT) as file:
             file.write(preset_text(tuning).encode())

@@ -25,7 +25,7 @@ from lanternbench.cli.main import app
 from lanternbench.costs import roofline
 from lanternbench.costs.bandwidth import Bandwidth
 from lanternbench.costs.device_models import DeviceModel, device_model, device_models
-from lanternbench.costs.forward_cost import StepTime
+from lanternbench.costs.forward_cost import Shape, Timed
 from lanternbench.costs.roofline import Load
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
@@ -275,12 +275,12 @@ def test_what_steps_cost_is_found_again_from_steps_of_several_sizes(tiny, monkey
     proposal = prepared_proposal(tiny, method("eagle-1"))
     sizes = [(5, 6)] if order == "fixed" else [(d, n) for d in (1, 3, 5) for n in (6, 16, 31)]
 
-    def steps(*_: object) -> Iterator[StepTime]:
+    def steps(*_: object) -> Iterator[Timed]:
         for (depth, nodes), cached, held in product(sizes, (32, 128, 216), (1, 1, 1, 9)):  # one in four is held up
             levels = proposal.levels(depth, nodes)
             draft = 3e-4 * (1 + len(levels)) + 1e-4 * sum(levels)
             verify = 1e-3 + 2e-4 * nodes + 2e-6 * cached
-            yield StepTime(cached, depth, nodes, held * draft, held * verify, held * 4e-4)
+            yield Timed(Shape(nodes, depth), cached, held * draft, held * verify, held * 4e-4)
 
     monkeypatch.setattr(this_machine, "step_times", steps)
     cost = this_machine.method_cost(build(tiny, method("eagle-1")), proposal, "x")
@@ -357,7 +357,7 @@ def test_speedups_are_ratios_of_predicted_latencies(run):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["--device", "h1000"], "unknown device 'h1000': choose a100-40g"),
+        (["--device", "h1000"], "unknown device 'h1000': did you mean 'h100'?"),
         (["--device", "this", "--batch", "0"], "--batch 0 cannot be read: give whole numbers from 1"),
         (["--target", "nope"], "unknown target 'nope'"),
         (["--dtype", "int3"], "unknown dtype 'int3'"),

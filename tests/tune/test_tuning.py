@@ -204,7 +204,7 @@ def finished(step_s: float, best: str = OWN) -> Tuning:
     found = [replace(result(name, 1.2, 1.1), expected=expected) for name in (OWN, "candidate-1", "candidate-2")]
     cost = fit([Timed(Shape(1, 0), 9, 0.0, 1.0, 0.1)])
     config = Tune(method="eagle-1", num_prompts=12, recorded=4)
-    return Tuning(config, "static trees", cost, [], [result("ar", 0.5, 0.4), *found], 9, best, None, {})
+    return Tuning(config, "static trees", cost, [result("ar", 0.5, 0.4), *found], 9, best, None, {})
 
 
 def test_no_speed_is_expected_where_the_clock_was_disturbed_between_costs_and_measurement():
