@@ -26,14 +26,20 @@ def doctor(
 
     Example: lanternbench doctor --target llamagen-xl-stage1 --drafter my-drafter/
     """
-    if gpu:
-        _gpu(device, as_json)
-        return
-    if target is not None:
-        _pair(target, drafter, prompts, random_weights, device, as_json)
-        return
-    if drafter is not None:
+    if drafter is not None and target is None and not gpu:
         raise UserError("--drafter is checked against a target: give --target too")
+    if gpu:
+        rows = _gpu(device)
+    elif target is not None:
+        rows = _pair(target, drafter, prompts, random_weights, device)
+    else:
+        rows = _machine()
+    print_rows(rows, as_json, " ".join(rows[0]))
+    if any(row.get("ok") is False for row in rows):
+        raise typer.Exit(1)
+
+
+def _machine() -> list[dict[str, Any]]:
     from lanternbench.experiment.environment import environment
     from lanternbench.metrics import names, scorers_for
     from lanternbench.models.entries import catalogue, missing
@@ -45,19 +51,18 @@ def doctor(
     for name in names():
         (scorer,) = scorers_for([name], "full")
         rows.append({"item": f"metric {name}", "value": why.text if (why := scorer.available()) else "here"})
-    print_rows(rows, as_json, "item value")
+    return rows
 
 
-def _gpu(device: str, as_json: bool) -> None:
+def _gpu(device: str) -> list[dict[str, Any]]:
     from lanternbench.doctor.gpu_check import check_gpu
     from lanternbench.experiment.environment import environment
 
     with display("checking the GPU"):
-        rows = check_gpu(choose(device), environment()["gpus"])
-    _judged(rows, as_json)
+        return check_gpu(choose(device), environment()["gpus"])
 
 
-def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, device: str, as_json: bool) -> None:
+def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, device: str) -> list[dict[str, Any]]:
     from lanternbench import prompts as sets
     from lanternbench.doctor.pair_check import check_pair
     from lanternbench.models.catalogue import load_target, with_drafter
@@ -74,12 +79,4 @@ def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, 
     captions = [p.text for p in sets.load(prompts, 2).prompts]
     row = None if random_weights else catalogue().get(target.partition("=")[0])
     with display("decoding"):
-        rows = [found for kind in kinds for found in check_pair(loaded, kind, captions, row)]
-    _judged(rows, as_json)
-
-
-def _judged(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print checks; exit code 1 where one fails."""
-    print_rows(rows, as_json, "item value ok")
-    if any(row["ok"] is False for row in rows):
-        raise typer.Exit(1)
+        return [check for kind in kinds for check in check_pair(loaded, kind, captions, row)]

@@ -25,20 +25,9 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method
 from lanternbench.methods.trees.static import FixedTree, static_tree
 from lanternbench.models.target import Target
+from lanternbench.tune import recorded_drafts as drafts
 from lanternbench.tune.best_tree import best_trees, expected_length
-from lanternbench.tune.recorded_drafts import (
-    ChainRecord,
-    Floats,
-    GrowthRecord,
-    RecordingTree,
-    ScoredTree,
-    bounds,
-    chain_lengths,
-    child_table,
-    grown_lengths,
-    recorded_steps,
-    with_tree_policy,
-)
+from lanternbench.tune.recorded_drafts import Floats, bounds, child_table
 
 Options = dict[str, Any]
 Probes = list[tuple[Options, Shape]]
@@ -201,10 +190,10 @@ class ShapeSearch(TreeSearch):
         number, caption = what
         plain = self.decoder()
         shape, sampled = chain(self.levels), plain.method.proposal.samples
-        tree = RecordingTree.of(FixedTree().drafting(shape, sampled, self.target.device))
-        decoder = with_tree_policy(plain, tree)
-        record = ChainRecord(decoder, tree, self.ranks, seed=number)
-        for result in recorded_steps(decoder, caption, str(number), self.config.seed):
+        tree = drafts.RecordingTree.of(FixedTree().drafting(shape, sampled, self.target.device))
+        decoder = drafts.with_tree_policy(plain, tree)
+        record = drafts.ChainRecord(decoder, tree, self.ranks, seed=number)
+        for result in drafts.recorded_steps(decoder, caption, str(number), self.config.seed):
             record.add(result)
         return {"reached": record.reached, "children": record.children, "steps": np.array(float(record.steps))}
 
@@ -215,7 +204,7 @@ class ShapeSearch(TreeSearch):
             if not records:
                 return self.simulated(depth)
             if is_chain and depth <= self.levels:
-                return chain_lengths(reached, float(steps), depth).tolist()
+                return drafts.chain_lengths(reached, float(steps), depth).tolist()
             table = child_table(children, min(depth, self.levels))  # what is deeper: as the last level
             wider = max(0, 1 + max(map(max, paths)) - table.shape[1])
             table = np.pad(np.pad(table, ((0, depth - len(table)), (0, 0)), "edge"), ((0, 0), (0, wider)))
@@ -287,10 +276,10 @@ class GrowthSearch(TreeSearch):
 
     def record(self, what: Any) -> Record:
         width, nodes, number, caption = what
-        tree = ScoredTree().growing(bounds(self.levels, width, nodes))
-        decoder = with_tree_policy(self.decoder(), tree)
-        record = GrowthRecord(decoder, tree, seed=number)
-        for result in recorded_steps(decoder, caption, str(number), self.config.seed):
+        tree = drafts.ScoredTree().growing(bounds(self.levels, width, nodes))
+        decoder = drafts.with_tree_policy(self.decoder(), tree)
+        record = drafts.GrowthRecord(decoder, tree, seed=number)
+        for result in drafts.recorded_steps(decoder, caption, str(number), self.config.seed):
             record.add(result)
         return {"seen": np.stack(record.seen), "level": np.stack(record.level)}
 
@@ -308,7 +297,7 @@ class GrowthSearch(TreeSearch):
         """P(accepted ≥ i) in each recorded step [S, depth], or the one that is simulated."""
         if not steps:
             return np.array([self.simulated(min(depth, nodes - 1))])
-        return grown_lengths(steps, top_k, nodes, depth)
+        return drafts.grown_lengths(steps, top_k, nodes, depth)
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         own, steps = self.own_tree().bounds, self.by_width(records)

@@ -22,29 +22,21 @@ from lanternbench.measure.steps import robust
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.prompts import Prompt, PromptSet
+from lanternbench.tune import tree_search as searches
 from lanternbench.tune.adaptive_search import BoundsSearch
 from lanternbench.tune.pieces import Measured, Pieces
 from lanternbench.tune.result import BASELINE, OWN, Result, Tuning, best, preset_text
-from lanternbench.tune.tree_search import (
-    LEVELS,
-    Candidate,
-    GrowthSearch,
-    LengthSearch,
-    OptionSearch,
-    ShapeSearch,
-    TreeSearch,
-    Tune,
-)
+from lanternbench.tune.tree_search import LEVELS, Candidate, TreeSearch, Tune
 from lanternbench.utils.device import cpu_threads, load_average
 from lanternbench.utils.files import FRESH, OUT, replacing
 from lanternbench.utils.json_values import plain
 
 SEARCHES: dict[str | None, type[TreeSearch]] = {
-    "shape": ShapeSearch,
-    "length": LengthSearch,
-    "growth": GrowthSearch,
+    "shape": searches.ShapeSearch,
+    "length": searches.LengthSearch,
+    "growth": searches.GrowthSearch,
     "bounds": BoundsSearch,
-    None: OptionSearch,
+    None: searches.OptionSearch,
 }
 Progress = Callable[[int, int, str], None]
 
