@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from lanternbench.cli import options
 from lanternbench.cli.fields import Takes
@@ -19,11 +19,11 @@ MAX_SIZE = 10**6
 
 def codebook(
     settings: Annotated[dict[str, Any], Takes("seed dtype")],
-    target: Annotated[str, typer.Argument(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
-    k: Annotated[str, typer.Option("--k", help="Sizes of neighbourhoods, the token included.")] = "2,10,100",
-    proximity: Annotated[Literal["l2", "cosine", "random"], typer.Option(help="What nearest means.")] = "l2",
-    num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Demo captions to draw.")] = 4,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the images side by side (PNG).")] = None,
+    target: Annotated[str, Argument(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    k: Annotated[str, Option(help="Sizes of neighbourhoods, the token included.")] = "2,10,100",
+    proximity: Annotated[Literal["l2", "cosine", "random"], Option(help="What nearest means.")] = "l2",
+    num_prompts: Annotated[int, Option("--num-prompts", "-n", min=1, help="Demo captions to draw.")] = 4,
+    out: Annotated[Path | None, Option(help="Write the images side by side (PNG).")] = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
     as_json: options.AsRows = False,

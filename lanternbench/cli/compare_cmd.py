@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from lanternbench.cli import options
 from lanternbench.cli.output import print_cells, print_json, print_notes
@@ -20,11 +21,11 @@ CLOCKED = {"speedup", "latency_s", "tokens_per_s", "images_per_s", "end_to_end_s
 
 
 def compare(
-    old: Annotated[str, typer.Argument(help="Run id or folder.")],
-    new: Annotated[str, typer.Argument(help="Run id or folder.")],
+    old: Annotated[str, Argument(help="Run id or folder.")],
+    new: Annotated[str, Argument(help="Run id or folder.")],
     fail_if: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--fail-if", help="FIGURE<BOUND or FIGURE>BOUND, of the change; % for relative. Figures: speedup, tau, …"
         ),
     ] = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from lanternbench.cli import options
 from lanternbench.cli.output import print_rows
@@ -14,11 +15,11 @@ from lanternbench.utils.device import choose
 
 
 def doctor(
-    target: Annotated[str | None, typer.Option(help="Check this target and its drafters by a short decode.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="With --target: this drafter in place of its own.")] = None,
-    prompts: Annotated[str, typer.Option(help="What a check decodes: demo, or a text file.")] = "demo",
-    random_weights: Annotated[bool, typer.Option(help="Check with random weights.")] = False,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Check this GPU: bandwidth, CUDA graphs, batches.")] = False,
+    target: Annotated[str | None, Option(help="Check this target and its drafters by a short decode.")] = None,
+    drafter: Annotated[str | None, Option(help="With --target: this drafter in place of its own.")] = None,
+    prompts: Annotated[str, Option(help="What a check decodes: demo, or a text file.")] = "demo",
+    random_weights: Annotated[bool, Option(help="Check with random weights.")] = False,
+    gpu: Annotated[bool, Option("--gpu", help="Check this GPU: bandwidth, CUDA graphs, batches.")] = False,
     device: str = "auto",
     as_json: options.AsRows = False,
 ) -> None:

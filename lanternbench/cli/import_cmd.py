@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from lanternbench.cli import options
 from lanternbench.cli.fields import Takes
@@ -15,16 +15,14 @@ from lanternbench.utils.device import choose
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="FILE|DIR", help=".jsonl, .npz or .safetensors; or images.")],
-    label: Annotated[str, typer.Option("--label", help="What the tables call it, followed by (imported).")],
+    source: Annotated[Path, Argument(metavar="FILE|DIR", help=".jsonl, .npz or .safetensors; or images.")],
+    label: Annotated[str, Option(help="What the tables call it, followed by (imported).")],
     settings: Annotated[dict[str, Any], Takes("target caption top_k guidance dtype seed baseline metrics name")],
     where: Annotated[Execution, Takes("device threads out fresh")],
-    steps: Annotated[int | None, typer.Option(min=1, help="Target forwards an image, if unsaid.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, help="Seconds an image, if unsaid.")] = None,
-    prompts: Annotated[str | None, typer.Option(help="What it was made with (default: its captions).")] = None,
-    temperature: Annotated[
-        float, typer.Option(help="Of the sampling that it was made with, as top-k and top-p.")
-    ] = 1.0,
+    steps: Annotated[int | None, Option(min=1, help="Target forwards an image, if unsaid.")] = None,
+    seconds: Annotated[float | None, Option(min=0, help="Seconds an image, if unsaid.")] = None,
+    prompts: Annotated[str | None, Option(help="What it was made with (default: its captions).")] = None,
+    temperature: Annotated[float, Option(help="Of the sampling that it was made with, as top-k and top-p.")] = 1.0,
     top_p: float = 1.0,
     as_json: options.AsJson = False,
 ) -> None:

@@ -11,11 +11,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
-import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from lanternbench.cli import options
 from lanternbench.cli.fields import Takes
@@ -39,8 +39,8 @@ SHAPE = {"dim": "wide", "n_layer": "layers", "n_head": "heads", "hidden": "wide 
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A page on this method.")] = None,
-    target: Annotated[str | None, typer.Option(help="Show the defaults on this target, and their sources.")] = None,
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="A page on this method.")] = None,
+    target: Annotated[str | None, Option(help="Show the defaults on this target, and their sources.")] = None,
     as_json: options.AsRows = False,
 ) -> None:
     """List every method: its five choices, whether it is lossless, and its paper; or all of one method.
@@ -134,7 +134,7 @@ def _method_page(name: str, preset: Preset, made: Method, target: str | None) ->
 
 
 def metrics(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A page on this metric.")] = None,
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="A page on this metric.")] = None,
     as_json: options.AsRows = False,
 ) -> None:
     """List every metric of images, and whether its files are here; or all of one metric.
@@ -199,7 +199,7 @@ def _metric_page(name: str, kind: type[Metric]) -> dict[str, str]:
 
 
 def targets(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A page on this target.")] = None,
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="A page on this target.")] = None,
     as_json: options.AsRows = False,
 ) -> None:
     """List the targets, and which of them are here; or all of one target.
@@ -285,8 +285,8 @@ def _methods(drafters: list[str]) -> list[str]:
 
 def prompts(
     settings: Annotated[dict[str, Any], Takes("seed caption")],
-    spec: Annotated[str, typer.Argument(help="demo, coco2017:FILE, parti:FILE, or a text file.")] = "demo",
-    num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", help="How many; 0 for all.")] = 8,
+    spec: Annotated[str, Argument(help="demo, coco2017:FILE, parti:FILE, or a text file.")] = "demo",
+    num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 8,
     as_json: options.AsRows = False,
 ) -> None:
     """Preview and validate a prompt source; prints the hash that identifies the selection.

@@ -6,8 +6,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
 from rich.console import Console
+from typer import Option
 
 from lanternbench.cli import options
 from lanternbench.cli.output import print_cells, print_json, print_notes, print_table, program, record
@@ -29,21 +29,19 @@ class Execution(NamedTuple):
     threads: options.Threads = None
     executor: Annotated[
         str,
-        typer.Option(help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs."),
+        Option(help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs."),
     ] = "local"
     workers: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."
-        ),
+        Option(min=1, help="With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."),
     ] = None
     ray_address: Annotated[
         str | None,
-        typer.Option(help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep)."),
+        Option(help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep)."),
     ] = None
     time_budget: Annotated[
         float | None,
-        typer.Option(
+        Option(
             metavar="MINUTES",
             min=0,
             help="Leave out the last methods that do not fit in it, and begin no further prompt after it.",

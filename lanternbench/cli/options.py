@@ -5,20 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-Results = Annotated[Path, typer.Option("--results", help="Folder of the run folders.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder of the run folders.")]
-Fresh = Annotated[
-    bool, typer.Option("--fresh/--resume", help="Start a new run beside an existing one, or continue it.")
-]
-AsRows = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, and how long it takes here.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
-Threads = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads (default: 1 if the model is small, else all cores).")
-]
+Results = Annotated[Path, Option(help="Folder of the run folders.")]
+Out = Annotated[Path, Option(help="Folder of the run folders.")]
+Fresh = Annotated[bool, Option("--fresh/--resume", help="Start a new run beside an existing one, or continue it.")]
+AsRows = Annotated[bool, Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, Option("--json", help="Print the summary as JSON.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print the plan, and how long it takes here.")]
+Device = Annotated[str, Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
+Threads = Annotated[int | None, Option(min=1, help="CPU threads (default: 1 if the model is small, else all cores).")]
 
 
 def listed(text: str | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from lanternbench.cli import options
 from lanternbench.cli.output import print_json, print_notes, stdout
@@ -16,29 +16,29 @@ DEFAULT = "h100"
 
 
 def predict(
-    run: Annotated[str, typer.Argument(help="Run id or folder.")],
+    run: Annotated[str, Argument(help="Run id or folder.")],
     device: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--device",
             help="a100-40g, a100-80g, h100, h200, rtx-4090, l40s, or `this`: this machine, probed; repeatable "
             "(default: h100).",
         ),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Of `lanternbench targets`, or chameleon-34b (default: the run's).")
+        str | None, Option(help="Of `lanternbench targets`, or chameleon-34b (default: the run's).")
     ] = None,
-    drafter: Annotated[str | None, typer.Option(help="A smaller target that drafts, for methods such as sd.")] = None,
-    batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,8,64,512",
+    drafter: Annotated[str | None, Option(help="A smaller target that drafts, for methods such as sd.")] = None,
+    batch: Annotated[str, Option(help="Batch sizes, comma-separated.")] = "1,8,64,512",
     dtype: Annotated[
-        str, typer.Option(help="Of the weights on a device model: bfloat16 or float32; `this` takes the run's.")
+        str, Option(help="Of the weights on a device model: bfloat16 or float32; `this` takes the run's.")
     ] = "bfloat16",
     compile_mode: Annotated[
-        str, typer.Option("--compile", help="graphs: a step is CUDA graphs; eager: the host issues each kernel.")
+        str, Option("--compile", help="graphs: a step is CUDA graphs; eager: the host issues each kernel.")
     ] = "graphs",
     results: options.Results = Path("results"),
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the table (JSON, Markdown) and a plot (default: none).")
+        Path | None, Option(help="Folder for the table (JSON, Markdown) and a plot (default: none).")
     ] = None,
     threads: options.Threads = None,
     as_json: options.AsRows = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from lanternbench.cli import options
 from lanternbench.cli.fields import Takes
@@ -18,9 +18,9 @@ def profile(
     settings: Annotated[
         dict[str, Any], Takes("target drafter dtype compile random_weights simulate_acceptance temperature")
     ],
-    methods: Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help="Presets.")] = None,
-    num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")] = 4,
-    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of a few steps of the last method.")] = None,
+    methods: Annotated[list[str] | None, Argument(metavar="[METHOD]...", help="Presets.")] = None,
+    num_prompts: Annotated[int, Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")] = 4,
+    trace: Annotated[Path | None, Option(help="Write a Chrome trace of a few steps of the last method.")] = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
     as_json: options.AsRows = False,

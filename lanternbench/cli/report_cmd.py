@@ -5,35 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from lanternbench.cli import options
 from lanternbench.cli.output import print_json, print_notes, print_table
 
 
 def report(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or folders.")] = None,
+    runs: Annotated[list[str] | None, Argument(metavar="[RUN]...", help="Run ids or folders.")] = None,
     results: options.Results = Path("results"),
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write (default: RUN/report).")] = None,
-    published: Annotated[bool, typer.Option("--published", help="Show the papers' numbers beside ours.")] = False,
+    out: Annotated[Path | None, Option(help="Where to write (default: RUN/report).")] = None,
+    published: Annotated[bool, Option("--published", help="Show the papers' numbers beside ours.")] = False,
     formats: Annotated[
-        str | None, typer.Option("--format", help="Of md, csv, tex, html, json, comma-separated (default: all).")
+        str | None, Option("--format", help="Of md, csv, tex, html, json, comma-separated (default: all).")
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Show these alone, in this order: labels or names, comma-separated.")
+        str | None, Option(help="Show these alone, in this order: labels or names, comma-separated.")
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="Columns of tables by key, comma-separated: speedup,accept_len,fidelity_loss.")
+        str | None, Option(help="Columns of tables by key, comma-separated: speedup,accept_len,fidelity_loss.")
     ] = None,
     names: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="YAML file of names in a paper, such as `eagle-1: EAGLE`.")
+        Path | None, Option(metavar="FILE", help="YAML file of names in a paper, such as `eagle-1: EAGLE`.")
     ] = None,
-    grid: Annotated[
-        bool, typer.Option("--grid", help="Write grid.png and grid.pdf: images, prompts × methods.")
-    ] = False,
-    grid_prompts: Annotated[int, typer.Option(min=1, help="How many prompts --grid shows.")] = 4,
-    budget: Annotated[float, typer.Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")] = 0.1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows and the files written as JSON.")] = False,
+    grid: Annotated[bool, Option("--grid", help="Write grid.png and grid.pdf: images, prompts × methods.")] = False,
+    grid_prompts: Annotated[int, Option(min=1, help="How many prompts --grid shows.")] = 4,
+    budget: Annotated[float, Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")] = 0.1,
+    as_json: Annotated[bool, Option("--json", help="Print the rows and the files written as JSON.")] = False,
 ) -> None:
     """Write tables, pictures and one HTML page; the latest run by default.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from lanternbench.cli import options
 from lanternbench.cli.fields import MethodOptions, Takes, specs
@@ -15,7 +15,7 @@ from lanternbench.cli.measuring import Execution, execute, finish
 def run(
     methods: Annotated[
         list[str],
-        typer.Option(
+        Option(
             "--method",
             "-m",
             help="A preset: see `lanternbench methods`; or a file that `tune` wrote; may be given repeatedly.",

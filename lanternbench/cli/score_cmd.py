@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
+from typer import Argument, Option
 
 from lanternbench.cli import options
 from lanternbench.cli.output import print_cells, print_json, print_notes, print_table, record
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 def score(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or folders, or plain folders of images.")
+        list[str] | None, Argument(metavar="[RUN]...", help="Run ids or folders, or plain folders of images.")
     ] = None,
-    metrics: Annotated[str | None, typer.Option(help="Comma-separated; all that suit the target by default.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="Folder of real images for FID, precision, recall.")] = None,
+    metrics: Annotated[str | None, Option(help="Comma-separated; all that suit the target by default.")] = None,
+    reference: Annotated[Path | None, Option(help="Folder of real images for FID, precision, recall.")] = None,
     captions: Annotated[
-        str | None, typer.Option(help="Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image.")
+        str | None, Option(help="Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image.")
     ] = None,
-    caption: Annotated[str, typer.Option(help="Which caption of a COCO image: first, longest, random.")] = "first",
+    caption: Annotated[str, Option(help="Which caption of a COCO image: first, longest, random.")] = "first",
     random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Full-size networks without files: what it would take.")
+        bool, Option("--random-weights", help="Full-size networks without files: what it would take.")
     ] = False,
     device: options.Device = "auto",
     threads: options.Threads = None,
-    again: Annotated[bool, typer.Option("--again", help="Also score what is scored already.")] = False,
+    again: Annotated[bool, Option("--again", help="Also score what is scored already.")] = False,
     export: Annotated[
         tuple[str, Path] | None,
-        typer.Option(metavar="LAYOUT DIR", help="Only copy images for an official scorer: geneval or dpg, and where."),
+        Option(metavar="LAYOUT DIR", help="Only copy images for an official scorer: geneval or dpg, and where."),
     ] = None,
     results: options.Results = Path("results"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows and notes as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the rows and notes as JSON.")] = False,
 ) -> None:
     """Score saved images; the latest run by default.  Stopped at any point, the same command continues.
 

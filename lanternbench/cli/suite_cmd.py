@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from lanternbench.cli import options
 from lanternbench.cli.fields import Takes, specs
@@ -18,12 +18,12 @@ def suite(
     settings: Annotated[dict[str, Any], Takes("drafter dtype compile")],
     where: Annotated[Execution, Takes("device threads executor workers ray_address out fresh")],
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A target of the suite, or NAME=FOLDER; without: list them.")
+        str | None, Argument(metavar="[NAME]", help="A target of the suite, or NAME=FOLDER; without: list them.")
     ] = None,
     methods: Annotated[
-        list[str] | None, typer.Option("--method", "-m", help="In place of the suite's; may be given repeatedly.")
+        list[str] | None, Option("--method", "-m", help="In place of the suite's; may be given repeatedly.")
     ] = None,
-    prompts: Annotated[str | None, typer.Option(help="Where the suite's prompts lie: coco2017:FILE.")] = None,
+    prompts: Annotated[str | None, Option(help="Where the suite's prompts lie: coco2017:FILE.")] = None,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -49,8 +49,8 @@ def suite(
 
 
 def submit(
-    run: Annotated[str, typer.Argument(help="A run of the suite: its id, name or folder.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The file (default: RUN.json).")] = None,
+    run: Annotated[str, Argument(help="A run of the suite: its id, name or folder.")],
+    out: Annotated[Path | None, Option("-o", "--out", help="The file (default: RUN.json).")] = None,
     results: options.Results = Path("results"),
 ) -> None:
     """Write a run of the suite as one file; refuses what a leaderboard would refuse.
@@ -70,8 +70,8 @@ def submit(
 
 
 def leaderboard(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of submissions.")],
-    check: Annotated[bool, typer.Option("--check", help="Write nothing: is LEADERBOARD.md what they give?")] = False,
+    folder: Annotated[Path, Argument(metavar="DIR", help="Folder of submissions.")],
+    check: Annotated[bool, Option("--check", help="Write nothing: is LEADERBOARD.md what they give?")] = False,
 ) -> None:
     """Check submissions and write LEADERBOARD.md; a page, leaderboard.html, too.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument
 
 from lanternbench.cli import options
 from lanternbench.cli.fields import Takes
@@ -14,7 +14,7 @@ from lanternbench.cli.output import print_json, record
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="A sweep file such as configs/demo.yaml.")],
+    file: Annotated[Path, Argument(metavar="CONFIG.yaml", help="A sweep file such as configs/demo.yaml.")],
     settings: Annotated[
         dict[str, Any],
         Takes(

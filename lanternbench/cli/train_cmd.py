@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Option
 
 from lanternbench import __version__
 from lanternbench.cli import options
@@ -21,19 +21,17 @@ Recipe = Literal["eagle-1", "eagle-3", "dflash"]
 
 def drafter(
     settings: Annotated[dict[str, Any], Takes("target prompts seed dtype")],
-    recipe: Annotated[Recipe, typer.Option(help="The drafter's kind, and how it is trained.")] = "eagle-1",
-    num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 2000,
-    batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 4,
-    lr: Annotated[float, typer.Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")] = 3e-3,
-    start: Annotated[Path | None, typer.Option(help="A drafter to go on from (default: a fresh one).")] = None,
-    block: Annotated[int, typer.Option(min=2, max=65, help="dflash: tokens of a block, the anchor included.")] = 6,
-    layers: Annotated[int, typer.Option(min=1, max=64, help="dflash: layers of the drafter.")] = 1,
-    causal: Annotated[
-        bool, typer.Option("--causal", help="dflash: a slot sees earlier slots alone (JetSpec).")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Where the drafter goes.")] = Path("drafter"),
-    work: Annotated[Path, typer.Option(help="Samples and checkpoints; kept for resuming.")] = Path("train-drafter"),
+    recipe: Annotated[Recipe, Option(help="The drafter's kind, and how it is trained.")] = "eagle-1",
+    num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,
+    steps: Annotated[int, Option(min=1, help="Optimiser steps.")] = 2000,
+    batch: Annotated[int, Option(min=1, help="Images a step.")] = 4,
+    lr: Annotated[float, Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")] = 3e-3,
+    start: Annotated[Path | None, Option(help="A drafter to go on from (default: a fresh one).")] = None,
+    block: Annotated[int, Option(min=2, max=65, help="dflash: tokens of a block, the anchor included.")] = 6,
+    layers: Annotated[int, Option(min=1, max=64, help="dflash: layers of the drafter.")] = 1,
+    causal: Annotated[bool, Option("--causal", help="dflash: a slot sees earlier slots alone (JetSpec).")] = False,
+    out: Annotated[Path, Option(help="Where the drafter goes.")] = Path("drafter"),
+    work: Annotated[Path, Option(help="Samples and checkpoints; kept for resuming.")] = Path("train-drafter"),
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
@@ -75,10 +73,10 @@ def drafter(
 
 
 def tiny(
-    out: Annotated[Path, typer.Option(help="Where the weights go.")] = Path("weights"),
-    work: Annotated[Path, typer.Option(help="Scenes, tokens and checkpoints; kept for resuming.")] = Path("train-tiny"),
-    scale: Annotated[float, typer.Option(min=0.0001, max=10.0, help="Multiply every number of steps.")] = 1.0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")] = None,
+    out: Annotated[Path, Option(help="Where the weights go.")] = Path("weights"),
+    work: Annotated[Path, Option(help="Scenes, tokens and checkpoints; kept for resuming.")] = Path("train-tiny"),
+    scale: Annotated[float, Option(min=0.0001, max=10.0, help="Multiply every number of steps.")] = 1.0,
+    threads: Annotated[int | None, Option(min=1, help="CPU threads (default: all cores).")] = None,
 ) -> None:
     """Render scenes, then train tokeniser, target, drafters and evaluators; about eight hours on two cores.
 

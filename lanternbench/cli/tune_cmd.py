@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from lanternbench.cli import options
 from lanternbench.cli.fields import MethodOptions, Takes
@@ -15,7 +15,7 @@ from lanternbench.utils.device import choose
 
 
 def tune(
-    method: Annotated[str, typer.Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")],
+    method: Annotated[str, Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")],
     settings: Annotated[
         dict[str, Any],
         Takes(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from lanternbench.cli import options
 from lanternbench.cli.fields import MethodOptions, Takes, specs
@@ -23,8 +24,8 @@ MARKS = {True: Text("pass", "green"), False: Text("FAIL", "red"), None: "–"}
 def verify(
     settings: Annotated[dict[str, Any], Takes("seed")],
     method_options: MethodOptions,
-    names: Annotated[list[str] | None, typer.Argument(metavar="[METHOD]...", help="Methods; all by default.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every method.")] = False,
+    names: Annotated[list[str] | None, Argument(metavar="[METHOD]...", help="Methods; all by default.")] = None,
+    every: Annotated[bool, Option("--all", help="Every method.")] = False,
     as_json: options.AsRows = False,
 ) -> None:
     """Prove methods: exact enumeration on small tables, and statistics on the embedded model; exit 1 on failure.

@@ -33,10 +33,11 @@ from lanternbench.engine.opening import row_seed
 from lanternbench.engine.proposal import Expand, TreePolicy
 from lanternbench.engine.sampling import BELOW_ONE, draw_distinct
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Draft, chain, from_paths
+from lanternbench.engine.tree import Draft, StaticTree, chain, from_paths
 from lanternbench.engine.verify import AcceptanceRule, Uniforms, VerifyResult
 from lanternbench.methods.build import prepared_proposal, prepared_rule
 from lanternbench.methods.trees.dynamic import Bounds, Dynamic, candidates, keep_best
+from lanternbench.methods.trees.static import FixedTree
 from lanternbench.tune.best_tree import Table
 
 JUDGEMENTS = 8  # judgements of each recorded draft
@@ -44,28 +45,23 @@ PRIOR = 20.0  # reached nodes' worth of the level above that a level's shares st
 Floats = NDArray[np.float64]
 
 
-class RecordingTree(TreePolicy):
-    """A tree policy that also keeps the distributions that it is given, in ``distributions``."""
+class RecordingTree(FixedTree):
+    """A static tree that keeps the distributions that it drafts from, in ``distributions``."""
 
-    policy = Prepared[TreePolicy]()
     distributions = Prepared[list[Tensor]]()  # p [B, m, V] of each level's nodes
 
-    @classmethod
-    def of(cls, policy: TreePolicy) -> Self:
-        return cls().ready(
-            policy=policy, distributions=[], nodes=policy.nodes, max_depth=policy.max_depth, width=policy.width,
-            uniforms=policy.uniforms,
-        )  # fmt: skip
+    def drafting(self, static: StaticTree, sampled: bool, device: torch.device) -> Self:
+        return super().drafting(static, sampled, device).ready(distributions=[])
 
     def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         self.distributions[:] = [state.warp(logits)[:, None]]
 
-        def recording_expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
-            logits = expand(tokens, parent, visible, depth)
+        def recording_expand(*inputs: Any) -> Tensor:
+            logits = expand(*inputs)
             self.distributions.append(state.warp(logits))
             return logits
 
-        return self.policy.grow(state, tree_state, logits, recording_expand, u)
+        return super().grow(state, tree_state, logits, recording_expand, u)
 
 
 class ScoredTree(Dynamic):

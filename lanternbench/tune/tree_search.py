@@ -6,10 +6,10 @@ that can be made one by one and kept.  ``candidates`` turns them into shapes wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment.config import Decoding
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method
-from lanternbench.methods.trees.static import FixedTree, static_tree
+from lanternbench.methods.trees.static import static_tree
 from lanternbench.models.target import Target
 from lanternbench.tune import recorded_drafts as drafts
 from lanternbench.tune.best_tree import best_trees, expected_length
@@ -32,6 +32,7 @@ from lanternbench.tune.recorded_drafts import Floats, bounds, child_table
 Options = dict[str, Any]
 Probes = list[tuple[Options, Shape]]
 Record = Mapping[str, Floats]  # what one recording found
+Recordings = dict[str, Callable[[], Record]]
 LEVELS = 8  # of the deepest drafts that are looked at
 RANKS = 8  # children of a node of a static tree
 NODES = 64  # of the largest trees
@@ -79,16 +80,13 @@ class TreeSearch:
         """Sizes to time, and what a step with them computes."""
         raise NotImplementedError
 
-    def recordings(self, cost: StepCost, captions: list[str]) -> dict[str, Any]:
-        """Arguments of ``record`` by name."""
+    def recordings(self, cost: StepCost, captions: list[str]) -> Recordings:
+        """What makes each record, by its name."""
         raise NotImplementedError
 
-    def wanted(self, cost: StepCost, captions: list[str]) -> dict[str, Any]:
+    def wanted(self, cost: StepCost, captions: list[str]) -> Recordings:
         """The recordings: none where acceptance is simulated."""
         return self.recordings(cost, captions) if self.config.simulate_acceptance is None else {}
-
-    def record(self, what: Any) -> Record:
-        raise NotImplementedError
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         """The method's own sizes first, then all that were considered; no ``records`` where acceptance is simulated."""
@@ -183,14 +181,13 @@ class ShapeSearch(TreeSearch):
             probes.append(({"shape": [list(p) for p in paths]}, shape_of(from_paths(tuple(paths)))))
         return probes
 
-    def recordings(self, cost: StepCost, captions: list[str]) -> dict[str, Any]:
-        return {f"chain-{i}": (i, caption) for i, caption in enumerate(captions)}
+    def recordings(self, cost: StepCost, captions: list[str]) -> Recordings:
+        return {f"chain-{i}": partial(self.record, i, caption) for i, caption in enumerate(captions)}
 
-    def record(self, what: Any) -> Record:
-        number, caption = what
+    def record(self, number: int, caption: str) -> Record:
         plain = self.decoder()
         shape, sampled = chain(self.levels), plain.method.proposal.samples
-        tree = drafts.RecordingTree.of(FixedTree().drafting(shape, sampled, self.target.device))
+        tree = drafts.RecordingTree().drafting(shape, sampled, self.target.device)
         decoder = drafts.with_tree_policy(plain, tree)
         record = drafts.ChainRecord(decoder, tree, self.ranks, seed=number)
         for result in drafts.recorded_steps(decoder, caption, str(number), self.config.seed):
@@ -268,14 +265,17 @@ class GrowthSearch(TreeSearch):
     def shape(self, depth: int, top_k: int, nodes: int) -> Shape:
         return Shape(bounds(depth, top_k, nodes).total, depth, (top_k,) * (depth - 1), False)
 
-    def recordings(self, cost: StepCost, captions: list[str]) -> dict[str, Any]:
+    def recordings(self, cost: StepCost, captions: list[str]) -> Recordings:
         nodes = largest(cost)
         widths = [k for k in WIDTHS if k == 1 or k * k <= 2 * nodes]  # of wider ones most nodes would be left out
         few = captions[: max(1, len(captions) // 2)]
-        return {f"width-{k}-{i}": (k, nodes, i, caption) for k in widths for i, caption in enumerate(few)}
+        return {
+            f"width-{k}-{i}": partial(self.record, k, nodes, i, caption)
+            for k in widths
+            for i, caption in enumerate(few)
+        }
 
-    def record(self, what: Any) -> Record:
-        width, nodes, number, caption = what
+    def record(self, width: int, nodes: int, number: int, caption: str) -> Record:
         tree = drafts.ScoredTree().growing(bounds(self.levels, width, nodes))
         decoder = drafts.with_tree_policy(self.decoder(), tree)
         record = drafts.GrowthRecord(decoder, tree, seed=number)
@@ -339,15 +339,14 @@ class OptionSearch(TreeSearch):
     def probes(self) -> Probes:
         return self.tries
 
-    def recordings(self, cost: StepCost, captions: list[str]) -> dict[str, Any]:
+    def recordings(self, cost: StepCost, captions: list[str]) -> Recordings:
         return {
-            f"{number}-{i}": (options, i, caption)
+            f"{number}-{i}": partial(self.record, options, i, caption)
             for number, (options, _) in enumerate(self.tries)
             for i, caption in enumerate(captions)
         }
 
-    def record(self, what: Any) -> Record:
-        options, number, caption = what
+    def record(self, options: Options, number: int, caption: str) -> Record:
         made = generate(self.decoder(options), [caption], [str(number)], self.config.seed)[0]
         return {"accepted": np.array(made.accept_lengths[:-1] or made.accept_lengths, np.float64)}
 

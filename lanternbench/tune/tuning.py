@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +82,9 @@ def tune(
         cost = fit(_costs(pieces, search, captions[0], progress))
         records = {}
         wanted = search.wanted(cost, captions[: config.recorded])
-        for i, (name, what) in enumerate(wanted.items()):
+        for i, (name, record) in enumerate(wanted.items()):
             progress(i, len(wanted), f"acceptance: {name}")
-            records[name] = pieces.arrays(name, partial(search.record, what))
+            records[name] = pieces.arrays(name, record)
         found = search.candidates(cost, records)
         chosen = {OWN: found[0]} | {f"candidate-{i}": c for i, c in enumerate(best_few(found, config.few), 1)}
         results = _results(search, chosen, _measure(pieces, search, chosen, selected, progress))

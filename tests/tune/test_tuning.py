@@ -27,7 +27,6 @@ from lanternbench.measure.statistics import Estimate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method, named
 from lanternbench.methods.proposals.sjd_pac import SjdPac
-from lanternbench.methods.trees.static import FixedTree
 from lanternbench.registry import components
 from lanternbench.tune import tree_search, tuning
 from lanternbench.tune.plot import tuning_figure
@@ -65,14 +64,14 @@ def second_child(p: torch.Tensor, q: torch.Tensor) -> float:
 
 def test_acceptance_by_depth_and_rank_is_what_enumeration_gives(target):
     """400 drafts, each judged 8 times: standard errors are below 0.025 for lengths, 0.01 for ranks; four may pass."""
-    builder = RecordingTree.of(FixedTree().drafting(chain(2), True, torch.device("cpu")))
+    builder = RecordingTree().drafting(chain(2), True, torch.device("cpu"))
     record = ChainRecord(with_tree_policy(build(target, method("eagle-1")), builder), builder, ranks=2)
     generator, steps = torch.Generator().manual_seed(1), 400
     flat = torch.full((6,), 1 / 6)
     for _ in range(steps):
         builder.distributions[:] = [P[None, None], flat[None, None]]
         drawn = draw(torch.stack([P, flat]), torch.rand(2, generator=generator))
-        draft = Draft(torch.cat([torch.zeros(1, dtype=torch.long), drawn])[None], None, builder.policy.static)
+        draft = Draft(torch.cat([torch.zeros(1, dtype=torch.long), drawn])[None], None, builder.static)
         record.add(StepResult(draft, torch.stack([Q, Q, Q])[None], None, None, None))
     first, below = (float(torch.minimum(p, Q).sum()) for p in (P, flat))
     assert chain_lengths(record.reached, steps, 1) == pytest.approx([first], abs=0.1)
