@@ -30,7 +30,7 @@ class Decoding(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     target: str = Field("tiny", description="A target of `lanternbench targets`, or a folder.")
-    drafter: str | None = Field(None, description="A smaller target, or a file or folder with a drafter, that drafts.")
+    drafter: str | None = Field(None, description="A smaller target that drafts, or a file or folder with a drafter.")
     dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="Of weights (default: by target and device)."
     )
