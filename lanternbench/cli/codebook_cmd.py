@@ -18,7 +18,7 @@ MAX_SIZE = 10**6
 
 
 def codebook(
-    settings: Annotated[dict[str, Any], Takes("seed dtype")],
+    config: Annotated[Any, Takes("seed dtype")],
     target: Annotated[str, Argument(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
     k: Annotated[str, Option(help="Sizes of neighbourhoods, the token included.")] = "2,10,100",
     proximity: Annotated[Literal["l2", "cosine", "random"], Option(help="What nearest means.")] = "l2",
@@ -33,12 +33,10 @@ def codebook(
     Example: lanternbench codebook tiny --k 2,10,100 --out codebook.png
     """
     from lanternbench import prompts
-    from lanternbench.experiment.config import Decoding, checked
     from lanternbench.measure import code_swaps as codebooks
     from lanternbench.models.catalogue import load_target
     from lanternbench.utils.files import OUT, check_writable
 
-    config = checked(Decoding, settings)
     try:
         sizes = sorted({int(x) for x in k.split(",")})
     except ValueError:

@@ -38,7 +38,8 @@ class Group(NamedTuple):
 class Takes(NamedTuple):
     """Marks an argument that stands for options: the named fields of ``model``, or of the NamedTuple that it is.
 
-    Of a model's fields it is a dict of those that are given, and of the defaults but where ``defaults`` is off.
+    Of a model's fields it is a dict of those that are given, and of the defaults but where ``defaults`` is off; where
+    its type is Any, a checked ``Decoding``.
     """
 
     names: str
@@ -46,8 +47,10 @@ class Takes(NamedTuple):
     defaults: bool = True
 
     def group(self, kind: Any) -> Group:
+        from lanternbench.experiment.config import Decoding, checked
+
         names = self.names.split()
-        if kind is not dict:
+        if kind not in (dict, Any):
             hints = get_type_hints(kind, include_extras=True)
             return Group([_keyword(n, hints[n], kind._field_defaults[n]) for n in names], lambda values: kind(**values))
         fields = {name: resolve_name(self.model).model_fields[name] for name in names}
@@ -56,7 +59,8 @@ class Takes(NamedTuple):
             given = {n: v for n, v in values.items() if v is not None and (v or fields[n].default is not False)}
             return {n: listed(v) if fields[n].annotation == list[str] else v for n, v in given.items()}
 
-        return Group([_setting(name, field, self.defaults) for name, field in fields.items()], collect)
+        parameters = [_setting(name, field, self.defaults) for name, field in fields.items()]
+        return Group(parameters, collect if kind is dict else lambda values: checked(Decoding, collect(values)))
 
 
 class TakesMethodOptions:

@@ -9,7 +9,7 @@ import inspect
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
 
 from rich import box
 from rich.console import Console
@@ -284,9 +284,10 @@ def _methods(drafters: list[str]) -> list[str]:
 
 
 def prompts(
-    settings: Annotated[dict[str, Any], Takes("seed caption")],
+    config: Annotated[Any, Takes("seed")],
     spec: Annotated[str, Argument(help="demo, coco2017:FILE, parti:FILE, or a text file.")] = "demo",
     num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 8,
+    caption: str = "first",
     as_json: options.AsRows = False,
 ) -> None:
     """Preview and validate a prompt source; prints the hash that identifies the selection.
@@ -294,10 +295,8 @@ def prompts(
     Example: lanternbench prompts demo -n 4
     """
     from lanternbench import prompts as sets
-    from lanternbench.experiment.config import Decoding, checked
 
-    seed = checked(Decoding, {"seed": settings["seed"]}).seed
-    selected = sets.load(spec, num_prompts or None, seed, settings["caption"])
+    selected = sets.load(spec, num_prompts or None, config.seed, cast(Any, caption))
     rows = [{"id": p.id, "category": p.category or "", "prompt": p.text} for p in selected]
     if as_json:
         print_json(selected.record() | {"prompts": rows})

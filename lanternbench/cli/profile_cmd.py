@@ -15,9 +15,7 @@ from lanternbench.utils.device import choose
 
 
 def profile(
-    settings: Annotated[
-        dict[str, Any], Takes("target drafter dtype compile random_weights simulate_acceptance temperature")
-    ],
+    c: Annotated[Any, Takes("target drafter dtype compile random_weights simulate_acceptance temperature")],
     methods: Annotated[list[str] | None, Argument(metavar="[METHOD]...", help="Presets.")] = None,
     num_prompts: Annotated[int, Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")] = 4,
     trace: Annotated[Path | None, Option(help="Write a Chrome trace of a few steps of the last method.")] = None,
@@ -31,20 +29,18 @@ def profile(
     """
     from lanternbench import prompts
     from lanternbench.costs.bandwidth import bandwidth
-    from lanternbench.experiment.config import Decoding, checked
     from lanternbench.methods.build import build
     from lanternbench.methods.method import method
     from lanternbench.models.catalogue import load_with_drafter
     from lanternbench.profile import step_profile
     from lanternbench.utils.files import TRACE, check_writable
 
-    c, temperature = checked(Decoding, settings), settings.get("temperature")
     if trace is not None:
         check_writable(trace, TRACE)
     chosen = [method(name) for name in ("ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar"))]
     used = {m.choices.proposal for m in chosen}
     model = load_with_drafter(c.target, c.drafter, choose(device, threads), c.random_weights, c.dtype, used, c.compile)
-    decoders = [build(model, m, temperature, simulate_acceptance=c.simulate_acceptance) for m in chosen]
+    decoders = [build(model, m, c.temperature, simulate_acceptance=c.simulate_acceptance) for m in chosen]
     captions = prompts.captions_for(model.labels, num_prompts)
     with display("profiling"):
         limit = bandwidth(model.device)

@@ -20,7 +20,7 @@ Recipe = Literal["eagle-1", "eagle-3", "dflash"]
 
 
 def drafter(
-    settings: Annotated[dict[str, Any], Takes("target prompts seed dtype")],
+    c: Annotated[Any, Takes("target prompts seed dtype")],
     recipe: Annotated[Recipe, Option(help="The drafter's kind, and how it is trained.")] = "eagle-1",
     num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,
     steps: Annotated[int, Option(min=1, help="Optimiser steps.")] = 2000,
@@ -53,10 +53,9 @@ def drafter(
     from rich.console import Console
 
     from lanternbench import prompts as sets
-    from lanternbench.experiment.config import Decoding, checked
     from lanternbench.training.drafter import Plan, train
 
-    c, chosen = checked(Decoding, settings), choose(device, threads)
+    chosen = choose(device, threads)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     selected = sets.load(c.prompts, num_prompts or None, c.seed)
     plan = Plan(c.target, selected, steps, batch, lr, c.seed, start, c.dtype, recipe)

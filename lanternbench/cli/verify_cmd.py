@@ -22,7 +22,7 @@ MARKS = {True: Text("pass", "green"), False: Text("FAIL", "red"), None: "–"}
 
 
 def verify(
-    settings: Annotated[dict[str, Any], Takes("seed")],
+    config: Annotated[Any, Takes("seed")],
     method_options: MethodOptions,
     names: Annotated[list[str] | None, Argument(metavar="[METHOD]...", help="Methods; all by default.")] = None,
     every: Annotated[bool, Option("--all", help="Every method.")] = False,
@@ -32,13 +32,11 @@ def verify(
 
     Example: lanternbench verify eagle-1 --tree chain --acceptance block
     """
-    from lanternbench.experiment.config import Decoding, checked
     from lanternbench.lossless import verify_all
     from lanternbench.methods.method import Method, method
     from lanternbench.models.catalogue import load_target
     from lanternbench.registry import components
 
-    seed = checked(Decoding, settings).seed
     names = list(components("preset")) if every or not names else list(names)
     chosen: list[str | Method] = [*names]
     if method_options:
@@ -51,7 +49,7 @@ def verify(
         def on_world(what: str, done: int, of: int) -> None:
             shown.show(done, of, what)
 
-        rows = verify_all(chosen, load_target("tiny"), seed, on_row=on_row, on_world=on_world)
+        rows = verify_all(chosen, load_target("tiny"), config.seed, on_row=on_row, on_world=on_world)
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
