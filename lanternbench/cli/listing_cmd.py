@@ -21,13 +21,15 @@ from lanternbench.cli import options
 from lanternbench.cli.fields import Takes
 from lanternbench.cli.output import PAGE, print_json, print_notes, print_page, print_rows
 from lanternbench.errors import UserError
+from lanternbench.methods import defaults
+from lanternbench.methods.method import Method, fields_of, flag, named, preset, symbol
+from lanternbench.methods.presets import Preset
+from lanternbench.models.entries import Entry, catalogue, entry, family, missing
 from lanternbench.models.grids import size, written
+from lanternbench.registry import components
 
 if TYPE_CHECKING:
-    from lanternbench.methods.method import Method
-    from lanternbench.methods.presets import Preset
     from lanternbench.metrics.metric import Metric
-    from lanternbench.models.entries import Entry
 
 WIDEST = {"bounds": 13, "default": 15, "source": 16}  # columns of a method's page
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -47,20 +49,16 @@ def methods(
 
     Example: lanternbench methods lantern++
     """
-    from lanternbench.methods.method import named, preset
-    from lanternbench.models.entries import entry
-    from lanternbench.registry import components
-
-    if target is not None and name is None:
-        raise UserError("--target is for the page of one method: name it, as in `lanternbench methods eagle-1`")
     if target is not None:
+        if name is None:
+            raise UserError("--target is for the page of one method: name it, as in `lanternbench methods eagle-1`")
         entry(target)
     if name is not None:
-        found, made = preset(name), named(name)
+        chosen, made = preset(name), named(name)
         if as_json:
-            print_json(_method_row(name, found, made) | {"about": option_rows(made, found, target)})
+            print_json(_method_row(name, chosen, made) | {"about": option_rows(made, chosen, target)})
         else:
-            _method_page(name, found, made, target)
+            _method_page(name, chosen, made, target)
         return
     rows: list[dict[str, Any]] = []
     for title, listed in components("preset").items():
@@ -83,10 +81,6 @@ def option_rows(made: Method, preset: Preset, target: str | None = None) -> list
 
     With a target: the default that it resolves to there, and the published source of that where there is one.
     """
-    from lanternbench.methods.defaults import default_of
-    from lanternbench.methods.method import fields_of, flag, symbol
-    from lanternbench.models.entries import entry, family
-
     of_target = family(entry(target).family).options(entry(target)) if target else {}
     fields, rows = fields_of(made.parts), []
     for name, value in (made.resolve(of_target) if target else made).read.items():
@@ -100,7 +94,7 @@ def option_rows(made: Method, preset: Preset, target: str | None = None) -> list
             source = "target" if "the target's" in meaning and not target else "–"
         else:
             source = "preset" if name in preset.options else "target" if open_ and of_target else "component"
-        stated = default_of(made.preset, preset.choices, flag(name), target) if target else None
+        stated = defaults.default_of(made.preset, preset.choices, flag(name), target) if target else None
         if stated and stated.says(shown):
             shown, source = stated.default.strip("`"), stated.source.replace("`", "")
         row = {"option": f"--{flag(name).replace('_', '-')}", "symbol": symbol(fields, name)}
@@ -121,7 +115,7 @@ def _method_page(name: str, preset: Preset, made: Method, target: str | None) ->
     rows = option_rows(made, preset, target)
     for row in rows:
         shown = row | {"symbol": "" if row["symbol"] == row["option"][2:].replace("-", "_") else row["symbol"]}
-        table.add_method_row(*(Text(value) for value in shown.values()))
+        table.add_row(*(Text(value) for value in shown.values()))
     lossless = "lossless" if made.lossless else "not lossless"
     console.print(Text(f"{name}: {lossless}; {preset.paper or 'no paper'}"))
     console.print(Text(", ".join(f"{kind} {choice}" for kind, choice in preset.choices._asdict().items())))
@@ -142,14 +136,10 @@ def metrics(
     Example: lanternbench metrics pickscore
     """
     from lanternbench.metrics.choice import metric_class
-    from lanternbench.registry import components
 
     if name is None:
-        print_rows(
-            [_metric_row(one, kind) for one, kind in components("metric").items()],
-            as_json,
-            "metric column better of here size",
-        )
+        rows = [_metric_row(one, kind) for one, kind in components("metric").items()]
+        print_rows(rows, as_json, "metric column better of here size")
         return
     kind = metric_class(name)
     if as_json:
@@ -206,8 +196,6 @@ def targets(
 
     Example: lanternbench targets anole-7b
     """
-    from lanternbench.models.entries import catalogue, entry
-
     if name is None:
         rows = [_target_row(row) for row in catalogue().values()]
         print_rows(rows, as_json, "target family here size grid licence about")
@@ -217,65 +205,60 @@ def targets(
         print_page(f"{name}: {entry(name).about}", _target_page(entry(name)))
 
 
-def _target_row(entry: Entry) -> dict[str, Any]:
-    from lanternbench.models.entries import missing
-
-    absent = missing(entry)
-    state = "yes" if not absent else "no" if len(absent) == len(entry.files) else f"lacks {', '.join(absent)}"
+def _target_row(row: Entry) -> dict[str, Any]:
+    absent = missing(row)
+    state = "yes" if not absent else "no" if len(absent) == len(row.files) else f"lacks {', '.join(absent)}"
     return {
-        "target": entry.name,
-        "family": entry.family,
+        "target": row.name,
+        "family": row.family,
         "here": state,
-        "size": f"{entry.gigabytes:g} GB" if entry.files else "in the package",
-        "grid": " + ".join(map(written, entry.all_grids)) or "–",
-        "licence": entry.licence,
-        "about": entry.about,
+        "size": f"{row.gigabytes:g} GB" if row.files else "in the package",
+        "grid": " + ".join(map(written, row.all_grids)) or "–",
+        "licence": row.licence,
+        "about": row.about,
     }
 
 
-def _target_page(entry: Entry) -> dict[str, str]:
+def _target_page(target: Entry) -> dict[str, str]:
     """What a page says, by title."""
-    from lanternbench.methods.defaults import of_target, table
-    from lanternbench.models.entries import missing
-
-    grids, absent, said = entry.all_grids, missing(entry), of_target(entry.name)
-    usual = {"guidance": f"{entry.guidance:g}", "top_k": str(entry.top_k or "off")}
+    grids, absent, said = target.all_grids, missing(target), defaults.of_target(target.name)
+    usual = {"guidance": f"{target.guidance:g}", "top_k": str(target.top_k or "off")}
     sources = {k: f"{v} ({said[k].source})" if k in said else v for k, v in usual.items()}
     files = [
         f"{role}: {source.repo}, {', '.join(source.files)} ({'not here' if role in absent else 'here'})"
-        for role, source in entry.files.items()
+        for role, source in target.files.items()
     ]
-    get = f"lanternbench fetch {entry.name}, {entry.gigabytes:g} GB; with --dry-run it lists each file's size"
-    drafters = [kind for kind in DRAFTERS if kind in entry.files and kind != "model"] if entry.files else list(EMBEDDED)
+    get = f"lanternbench fetch {target.name}, {target.gigabytes:g} GB; with --dry-run it lists each file's size"
+    drafters = (
+        [kind for kind in DRAFTERS if kind in target.files and kind != "model"] if target.files else list(EMBEDDED)
+    )
     works, more, never = _methods(drafters)
     trees = [
         f"{row.method} {row.option} {row.default.strip('`')}"
-        for row in table()
-        if row.target and fnmatch(entry.name, row.target)
+        for row in defaults.table()
+        if row.target and fnmatch(target.name, row.target)
     ]
-    shape = ", ".join(f"{entry.shape[key]} {words}" for key, words in SHAPE.items() if key in entry.shape)
+    shape = ", ".join(f"{target.shape[key]} {words}" for key, words in SHAPE.items() if key in target.shape)
     return {
         "shape": shape or "in the files of the model",
-        "tokens": f"{sum(map(size, grids)):,} an image, {_target_row(entry)['grid']}" if grids else "as its files say",
-        "other grids": ", ".join(f"--target {entry.name}:grid={grid}" for grid in entry.grids) or "none is published",
+        "tokens": f"{sum(map(size, grids)):,} an image, {_target_row(target)['grid']}" if grids else "as its files say",
+        "other grids": ", ".join(f"--target {target.name}:grid={grid}" for grid in target.grids) or "none is published",
         "guidance (CFG)": sources["guidance"],
         "top-k": sources["top_k"],
-        "licence": entry.licence,
+        "licence": target.licence,
         "files": "; ".join(files) or "in the package",
-        "get them": get if entry.files else "they come with the package",
+        "get them": get if target.files else "they come with the package",
         "drafters": ", ".join(drafters) or "none is published: --drafter takes one, `train drafter` makes one",
         "its defaults": "; ".join(trees) or "those of `lanternbench methods NAME`",
         "methods": works,
         "with --drafter": more or "–",
         "not": never or "–",
-        "example": f"lanternbench run --target {entry.name} --method eagle-1{'' if drafters else ' --drafter FOLDER'}",
+        "example": f"lanternbench run --target {target.name} --method eagle-1{'' if drafters else ' --drafter FOLDER'}",
     }
 
 
 def _methods(drafters: list[str]) -> list[str]:
     """The methods that work as it is, those that need a drafter of the user's, and those that cannot get one."""
-    from lanternbench.registry import components
-
     presets = {name: preset.choices.proposal for name, preset in components("preset").items()}
     ready = {name for name, kind in presets.items() if kind not in DRAFTERS or kind in drafters}
     given = {name for name, kind in presets.items() if kind in GIVEN} - ready
