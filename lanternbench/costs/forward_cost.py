@@ -152,12 +152,11 @@ def fit(timed: Sequence[Timed]) -> StepCost:
     drafting = [t for t in timed if t.shape.depth]
     roots = [t.draft_s for t in drafting if not t.shape.levels]
     root = median(roots) if roots else min((t.draft_s / (1 + len(t.shape.levels)) for t in drafting), default=0.0)
-    by_width: dict[int, list[float]] = {}
+    level_s: dict[int, list[float]] = {}  # by the nodes of a level
     for t in drafting:
-        if t.shape.levels and len(set(t.shape.levels)) == 1:
-            each = max(0.0, t.draft_s - root) / len(t.shape.levels)
-            by_width.setdefault(t.shape.levels[0], []).append(each)
-    widths = sorted(by_width)
+        if len(set(t.shape.levels)) == 1:
+            level_s.setdefault(t.shape.levels[0], []).append(max(0.0, t.draft_s - root) / len(t.shape.levels))
+    widths = sorted(level_s)
     chains, trees = ([t for t in drafting if t.shape.chain is kind] for kind in (True, False))
     plain = [t for t in timed if not t.shape.depth]
     return StepCost(
@@ -166,7 +165,7 @@ def fit(timed: Sequence[Timed]) -> StepCost:
         forward_s=forward,
         root_s=root,
         level_nodes=widths,
-        level_s=isotonic_regression([median(by_width[w]) for w in widths]).x.tolist() if widths else [],
+        level_s=isotonic_regression([median(level_s[w]) for w in widths]).x.tolist() if widths else [],
         chain_rest=_rest(chains or trees or plain),
         tree_rest=_rest(trees or chains or plain),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,7 @@ def tune(
     made = method(config.method, **config.options)
     kind = search_kind(made)
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed)
-    c = config
-    used = {made.choices.proposal}
+    c, used = config, {made.choices.proposal}
     target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile)
     search = kind(target, c)
     machine = environment() | mode(target)
@@ -80,17 +79,17 @@ def tune(
         captions = [p.text for p in selected]
         target.prepare(captions)
         cost = fit(_costs(pieces, search, captions[0], progress))
-        records = {}
-        wanted = search.wanted(cost, captions[: config.recorded])
+        records, wanted = {}, search.wanted(cost, captions[: config.recorded])
         for i, (name, record) in enumerate(wanted.items()):
             progress(i, len(wanted), f"acceptance: {name}")
             records[name] = pieces.arrays(name, record)
-        found = search.candidates(cost, records)
-        chosen = {OWN: found[0]} | {f"candidate-{i}": c for i, c in enumerate(best_few(found, config.few), 1)}
+        candidates = search.candidates(cost, records)
+        few = best_few(candidates, config.few)
+        chosen = {OWN: candidates[0]} | {f"candidate-{i}": c for i, c in enumerate(few, 1)}
         results = _results(search, chosen, _measure(pieces, search, chosen, selected, progress))
         machine |= {"load": load_average()}
         table = search.acceptance(records)
-        tuning = Tuning(config, search.about, cost, results, len(found), best(results), table, machine)
+        tuning = Tuning(config, search.about, cost, results, len(candidates), best(results), table, machine)
         path = folder / f"{config.method}-tuned.yaml"
         with replacing(path, OUT) as file:
             file.write(preset_text(tuning).encode())
@@ -105,21 +104,21 @@ def _costs(pieces: Pieces, search: TreeSearch, caption: str, progress: Progress)
     lengths = lengths_of(search.target.length, LEVELS)
 
     def make() -> list[Timed]:
-        found: list[Timed] = []
+        times: list[Timed] = []
         for half in range(2):
             for i, (made, shape) in enumerate(probes):
                 progress(half * len(probes) + i, 2 * len(probes), f"cost: {shape.nodes} nodes")
-                found += time_steps(search.decoder(made=made), shape, caption, lengths, steps=6)
-        return found
+                times += time_steps(search.decoder(made=made), shape, caption, lengths, steps=6)
+        return times
 
     rows = pieces.json("costs.json", make)
     return [Timed(**row | {"shape": Shape(**row["shape"] | {"levels": tuple(row["shape"]["levels"])})}) for row in rows]
 
 
-def best_few(found: list[Candidate], count: int) -> list[Candidate]:
+def best_few(candidates: list[Candidate], count: int) -> list[Candidate]:
     """The best of each depth and width of drafts, by expected tokens per second; the first is the method's own."""
-    own, kinds = found[0], dict[Any, Candidate]()
-    for c in sorted(found[1:], key=lambda c: -c.tokens_per_s):
+    own, kinds = candidates[0], dict[Any, Candidate]()
+    for c in sorted(candidates[1:], key=lambda c: -c.tokens_per_s):
         if (c.shape, c.reach) != (own.shape, own.reach):
             kinds.setdefault((c.shape.depth, c.shape.levels[:1], c.shape.chain), c)
     return [c for c in list(kinds.values())[:count] if c.options != own.options]
@@ -131,10 +130,12 @@ def _measure(
     """Every prompt with ``ar``, the method's own sizes and each candidate, in a random order per prompt."""
     decoders = {BASELINE: search.decoder(made=method("ar"))}
     decoders |= {name: search.decoder(c.options) for name, c in chosen.items()}
-    plan = pieces.json("candidates.json", lambda: {name: c.options for name, c in chosen.items()})
-    if plan != plain({name: c.options for name, c in chosen.items()}):
+    plan = {name: c.options for name, c in chosen.items()}
+    if pieces.json("candidates.json", lambda: plan) != plain(plan):
         raise UserError(f"{pieces.folder} has pieces of another search: {FRESH}")
-    jobs = list(_order(list(decoders), selected, search.config.seed))
+    names, seed = list(decoders), search.config.seed
+    orders = [(prompt, random.Random(f"{seed} {prompt.id}").sample(names, len(names))) for prompt in selected]
+    jobs = [(name, prompt) for prompt, order in orders for name in order]
     lines = pieces.measured({(name, prompt.id) for name, prompt in jobs})
     done = {(line.name, line.prompt) for line in lines}
     if len(done) < len(jobs):
@@ -143,15 +144,9 @@ def _measure(
     for i, (name, prompt) in enumerate(jobs):
         if (name, prompt.id) not in done:
             progress(i, len(jobs), f"measuring {name}: {prompt.text}")
-            lines.append(_image(name, decoders[name], prompt, search.config.seed))
+            lines.append(_image(name, decoders[name], prompt, seed))
             pieces.append(lines[-1])
     return lines
-
-
-def _order(names: list[str], selected: PromptSet, seed: int) -> Iterator[tuple[str, Prompt]]:
-    for prompt in selected:
-        for name in random.Random(f"{seed} {prompt.id}").sample(names, len(names)):
-            yield name, prompt
 
 
 def _image(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) -> Measured:
