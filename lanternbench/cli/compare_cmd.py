@@ -56,29 +56,29 @@ def compare(
 
     names = [*FIGURES, *(ROBUST if any(disturbed) else []), *before.metrics, *after.metrics]
     wanted = [c.figure for c in conditions]
-    shown, left = changes(before, after, list(dict.fromkeys([*names, *wanted])))
-    known = dict.fromkeys([*names, *ROBUST, *(c.figure for c in shown), *(u.figure for u in left)])
+    compared, unjudged = changes(before, after, list(dict.fromkeys([*names, *wanted])))
+    known = dict.fromkeys([*names, *ROBUST, *(c.figure for c in compared), *(u.figure for u in unjudged)])
     measured = {name for name in known for run in (before, after) if run.column(name)[1].any()}
     if absent := [name for name in wanted if name not in measured]:
         choice = ", ".join("tau" if name == "accept_len" else name for name in known if name in measured)
         raise UserError(f"--fail-if {absent[0]}: neither run has such a figure; choose one of {choice}")
     verdict = judge(before, after, conditions) if conditions else None
-    if verdict is None and not shown:
+    if verdict is None and not compared:
         raise UserError(f"{old} and {new} share no method with two prompts or more: compare runs of the same sweep")
     judged = {(change.label, change.figure): change for change in verdict.judged} if verdict else {}
-    shown = [judged.get((change.label, change.figure), change) for change in shown]
-    failed = [verdict is not None and change in verdict.failed for change in shown]
+    compared = [judged.get((change.label, change.figure), change) for change in compared]
+    failed = [verdict is not None and change in verdict.failed for change in compared]
     if as_json:
-        rows = [{**change._asdict(), "failed": bad} for change, bad in zip(shown, failed, strict=True)]
+        rows = [{**change._asdict(), "failed": bad} for change, bad in zip(compared, failed, strict=True)]
         gate = verdict and {"passed": verdict.passed, "judged": len(verdict.judged), "said": verdict.sentence()}
-        print_json({"changes": rows, "unjudged": [one._asdict() for one in left], "gate": gate, "notes": notes})
+        print_json({"changes": rows, "unjudged": [one._asdict() for one in unjudged], "gate": gate, "notes": notes})
     else:
-        _print(shown, failed)
-        said = verdict.sentence() if verdict else not_compared(left)
+        _print(compared, failed)
+        sentence = verdict.sentence() if verdict else not_compared(unjudged)
         if verdict and any(disturbed) and not {c.figure for c in verdict.judged}.isdisjoint(CLOCKED):
-            said += "; a clock was disturbed: robust_speedup errs less"
-        if said:
-            print(said)
+            sentence += "; a clock was disturbed: robust_speedup errs less"
+        if sentence:
+            print(sentence)
     if verdict and not verdict.passed:
         raise typer.Exit(1)
 

@@ -47,7 +47,7 @@ def import_(
     settings |= {"prompts": prompts or "captions", "temperature": temperature, "top_p": top_p}
     config = sweep(settings | {"metrics": [], "methods": ["ar"], "num_prompts": 1}, "the command line")
     device = choose(where.device, where.threads)
-    with display("import") as shown:
-        folder = run.import_run(entries, label, config, selected, where.out, device, where.fresh, shown.show)
-        summary = scoring.score_run(folder, metrics, Setup(device=device), progress=shown.show)
+    with display("import") as bars:
+        folder = run.import_run(entries, label, config, selected, where.out, device, where.fresh, bars.show)
+        summary = scoring.score_run(folder, metrics, Setup(device=device), progress=bars.show)
     finish(folder, summary, as_json)

@@ -89,16 +89,16 @@ def option_rows(made: Method, preset: Preset, target: str | None = None) -> list
         choices = get_args(fields[name].annotation) if get_origin(fields[name].annotation) is Literal else ()
         meaning = fields[name].description or ""
         open_ = fields[name].default is None and name not in preset.options
-        shown = "–" if value is None or (open_ and not value) else _text(value)  # or the option is off
-        if open_ and shown == "–":
+        default = "–" if value is None or (open_ and not value) else _text(value)  # or the option is off
+        if open_ and default == "–":
             source = "target" if "the target's" in meaning and not target else "–"
         else:
             source = "preset" if name in preset.options else "target" if open_ and of_target else "component"
         stated = defaults.default_of(made.preset, preset.choices, flag(name), target) if target else None
-        if stated and stated.says(shown):
-            shown, source = stated.default.strip("`"), stated.source.replace("`", "")
+        if stated and stated.says(default):
+            default, source = stated.default.strip("`"), stated.source.replace("`", "")
         row = {"option": f"--{flag(name).replace('_', '-')}", "symbol": symbol(fields, name)}
-        row |= {"default": shown, "source": source}
+        row |= {"default": default, "source": source}
         rows.append(row | {"bounds": limits or ", ".join(map(str, choices)), "meaning": meaning})
     return rows
 
@@ -114,8 +114,8 @@ def _method_page(name: str, preset: Preset, made: Method, target: str | None) ->
         table.add_column(title, overflow="fold", no_wrap=title == "option", max_width=WIDEST.get(title))
     rows = option_rows(made, preset, target)
     for row in rows:
-        shown = row | {"symbol": "" if row["symbol"] == row["option"][2:].replace("-", "_") else row["symbol"]}
-        table.add_row(*(Text(value) for value in shown.values()))
+        cells = row | {"symbol": "" if row["symbol"] == row["option"][2:].replace("-", "_") else row["symbol"]}
+        table.add_row(*map(Text, cells.values()))
     lossless = "lossless" if made.lossless else "not lossless"
     console.print(Text(f"{name}: {lossless}; {preset.paper or 'no paper'}"))
     console.print(Text(", ".join(f"{kind} {choice}" for kind, choice in preset.choices._asdict().items())))
@@ -221,9 +221,9 @@ def _target_row(row: Entry) -> dict[str, Any]:
 
 def _target_page(target: Entry) -> dict[str, str]:
     """What a page says, by title."""
-    grids, absent, said = target.all_grids, missing(target), defaults.of_target(target.name)
+    grids, absent, published = target.all_grids, missing(target), defaults.of_target(target.name)
     usual = {"guidance": f"{target.guidance:g}", "top_k": str(target.top_k or "off")}
-    sources = {k: f"{v} ({said[k].source})" if k in said else v for k, v in usual.items()}
+    sources = {k: f"{v} ({published[k].source})" if k in published else v for k, v in usual.items()}
     files = [
         f"{role}: {source.repo}, {', '.join(source.files)} ({'not here' if role in absent else 'here'})"
         for role, source in target.files.items()
@@ -261,8 +261,8 @@ def _methods(drafters: list[str]) -> list[str]:
     """The methods that work as it is, those that need a drafter of the user's, and those that cannot get one."""
     presets = {name: preset.choices.proposal for name, preset in components("preset").items()}
     ready = {name for name, kind in presets.items() if kind not in DRAFTERS or kind in drafters}
-    given = {name for name, kind in presets.items() if kind in GIVEN} - ready
-    groups = ready, given, presets.keys() - ready - given
+    with_drafter = {name for name, kind in presets.items() if kind in GIVEN} - ready
+    groups = ready, with_drafter, presets.keys() - ready - with_drafter
     return [", ".join(name for name in presets if name in group) for group in groups]
 
 

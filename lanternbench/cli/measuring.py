@@ -60,14 +60,14 @@ def execute(config: Sweep, where: Execution) -> tuple[Path, Summary]:
     local, minutes = where.executor == "local", where.time_budget
     device = choose(where.device, where.threads) if local else where.device  # of a cluster its workers know
     done, of = 0, 0
-    with display(config.name) as shown:
+    with display(config.name) as bars:
 
         def progress(*pieces: Any) -> None:
             nonlocal done, of
             done, of, _ = pieces
-            shown.show(*pieces)
+            bars.show(*pieces)
 
-        watch = sweeps.Callbacks(progress, shown.step, inf if minutes is None else 60 * minutes)
+        watch = sweeps.Callbacks(progress, bars.step, inf if minutes is None else 60 * minutes)
         finished = sweeps.run(config, where.out, fresh=where.fresh, device=device, executor=made_by, watch=watch)
     if done < of:
         stopped = f"--time-budget {minutes:g}: {done} of {of} images are made; the same command goes on"
@@ -106,10 +106,10 @@ def show_plan(runs: list[Sweep], where: Execution, as_json: bool) -> None:
         prompts = sources.load(config.prompts, config.num_prompts, config.seed, config.caption)
         count = len(prompts) * config.repeats
         captions = [p.text for p in prompts.prompts[: config.batch]]
-        with display(config.name) as shown:
+        with display(config.name) as bars:
             worker = Worker(config, device)
             for done, label in enumerate(worker.decoders):
-                shown.show(done, len(worker.decoders), f"a few steps of {label}")
+                bars.show(done, len(worker.decoders), f"a few steps of {label}")
                 seconds = worker.seconds_per_image(label, captions)
                 row = {"run": config.name, "target": config.target, "method": label, "images": count}
                 rows.append(row | {"image_s": seconds, "minutes": seconds * count / 60})

@@ -76,17 +76,17 @@ def predict(
             machines.append((Roofline(model, dtype, compile_mode == "graphs"), None))
             notes.append(model.sentence(compile_mode == "graphs"))
             continue
-        with display("probing this machine") as shown:
-            here = probe(record, folder, cases, samples[0].prompt, threads, shown.show)
+        with display("probing this machine") as bars:
+            here = probe(record, folder, cases, samples[0].prompt, threads, bars.show)
         machines.append((here.roofline, here.measured if same else None))
         notes += here.notes
         if same and record["config"].get("batch", 1) == 1:
             checked = validate(here.measured, cases.traces, samples)
         notes += table.errors(checked)
     rows, curve = [], []
-    with display("predicting") as shown:
+    with display("predicting") as bars:
         for done, (roof, alone) in enumerate(machines):
-            shown.show(done, len(machines), roof.name)
+            bars.show(done, len(machines), roof.name)
             rows += predicted(roof, cases.traces, sizes, alone)
             curve += predicted(roof, cases.traces, BATCHES, alone) if out is not None else []  # for the plot
     document = table.document(rows, checked, notes)

@@ -60,15 +60,15 @@ def score(
         _export(*export, places)
         return
     scored = []
-    with display("scoring") as shown:
+    with display("scoring") as bars:
         for place in places:
             if (place / "run.json").is_file():
                 if captions is not None:
                     raise UserError(f"{place} is a run and knows its captions: leave --captions out.")
-                summary = scoring.score_run(place, names, setup, again=again, progress=shown.show)
+                summary = scoring.score_run(place, names, setup, again=again, progress=bars.show)
             else:
                 summary = scoring.score_folder(
-                    place, captions, names, setup, again=again, caption=cast(Any, caption), progress=shown.show
+                    place, captions, names, setup, again=again, caption=cast(Any, caption), progress=bars.show
                 )
             scored.append((place, summary))
     if as_json:
@@ -101,15 +101,15 @@ def _export(layout: str, folder: Path, places: list[Path]) -> None:
 
 def folder_names(labels: Iterable[str]) -> dict[str, str]:
     """A folder's name for each label, without signs that shells or paths read; a number tells equal ones apart."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for label in labels:
         name = stem = re.sub(r"[^\w.=+-]+", "-", label).lstrip(".")[:60] or "method"
         number = 1
-        while name in found.values():
+        while name in names.values():
             number += 1
             name = f"{stem}-{number}"
-        found[label] = name
-    return found
+        names[label] = name
+    return names
 
 
 def _print_metrics(row: Row) -> None:

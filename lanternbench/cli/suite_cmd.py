@@ -61,11 +61,11 @@ def submit(
     from lanternbench.suite import refusal, submission
 
     folder = store.find(results, [run])[0]
-    found = submission.submission(folder)
-    if reasons := refusal.judged(found)[1]:
+    record = submission.submission(folder)
+    if reasons := refusal.judged(record)[1]:
         raise UserError(f"{folder.name} cannot be submitted: {'; '.join(reasons)}. Run the suite again with --fresh.")
     path = out or Path(f"{folder.name}.json")
-    submission.write(found, path)
+    submission.write(record, path)
     print(path)
 
 
@@ -83,12 +83,12 @@ def leaderboard(
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: give the one that holds the submissions.")
     entries, refused = board.read_folder(folder)
-    found = board.boards(entries)
+    boards = board.boards(entries)
     if check:
         path = folder / board.NAMES[0]
-        if not path.is_file() or path.read_text(encoding="utf-8") != board.markdown_page(found):
+        if not path.is_file() or path.read_text(encoding="utf-8") != board.markdown_page(boards):
             raise UserError(f"{path} is not what the submissions give: run `lanternbench leaderboard {folder}`.")
-    for name, page in zip(board.NAMES, () if check else (board.markdown_page(found), board.html_page(found))):
+    for name, page in zip(board.NAMES, () if check else (board.markdown_page(boards), board.html_page(boards))):
         with replacing(folder / name, "choose a folder that can be written") as file:
             file.write(page.encode("utf-8", "replace"))
         print(folder / name)

@@ -61,8 +61,8 @@ def drafter(
     plan = Plan(c.target, selected, steps, batch, lr, c.seed, start, c.dtype, recipe)
     plan = replace(plan, block=block, layers=layers, causal=causal)
     try:
-        with display("loading the target", bars=False, each=False) as shown:
-            trained = train(plan, chosen, work, out, log=console.print, progress=shown.show)
+        with display("loading the target", bars=False, each=False) as bars:
+            trained = train(plan, chosen, work, out, log=console.print, progress=bars.show)
     except torch.OutOfMemoryError:
         raise UserError(f"{chosen} has too little memory: lower --batch, or give --dtype bfloat16") from None
     print(f"first tokens accepted in images held out: {trained.before:.3f} before, {trained.after:.3f} after training")

@@ -38,9 +38,9 @@ def tune(
     from lanternbench.tune.result import Tune, with_interval
 
     config, device = checked(Tune, settings | {"method": method, "options": method_options}), where.device
-    with display(f"tuning {method}") as shown:
+    with display(f"tuning {method}") as bars:
         chosen = choose(device, where.threads)
-        path, tuning = search.tune(config, where.out, fresh=where.fresh, device=chosen, progress=shown.show)
+        path, tuning = search.tune(config, where.out, fresh=where.fresh, device=chosen, progress=bars.show)
         plot, _ = write_plot(tuning, path.with_suffix(""))
     if as_json:
         print_json({"preset": str(path), "plot": str(plot), "verdict": tuning.verdict, "best": tuning.best,

@@ -41,13 +41,13 @@ def verify(
     chosen: list[str | Method] = [*names]
     if method_options:
         chosen = [method(spec.pop("method"), **spec) for spec in specs(names, method_options)]
-    with display("verifying") as shown:
+    with display("verifying") as bars:
 
         def on_row(row: Row) -> None:
-            shown.show(0, 0, f"verified {row.method}: {row.check}")
+            bars.show(0, 0, f"verified {row.method}: {row.check}")
 
         def on_world(what: str, done: int, of: int) -> None:
-            shown.show(done, of, what)
+            bars.show(done, of, what)
 
         rows = verify_all(chosen, load_target("tiny"), config.seed, on_row=on_row, on_world=on_world)
     if as_json:

@@ -51,9 +51,9 @@ class Pieces:
             folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         with acquire(folder, FRESH) as locks:
-            _refuse_others(folder, self._kept(SETTINGS), plain(settings))
+            _refuse_others(folder, self._stored(SETTINGS), plain(settings))
             self._write(SETTINGS, _json(settings))
-            self.digests = self._kept(DIGESTS)
+            self.digests = self._stored(DIGESTS)
             self.close = locks.pop_all().close
 
     def json(self, name: str, make: Callable[[], Any]) -> Any:
@@ -86,10 +86,10 @@ class Pieces:
             raise UserError(f"{path} line {number} is damaged: delete it, and the same command measures it again")
         return list(known.values())
 
-    def append(self, found: Measured) -> None:
+    def append(self, line: Measured) -> None:
         path = self.folder / LINES
         with writing(path, OUT), open(os.open(path, os.O_CREAT | APPEND, 0o644), "ab") as file:
-            file.write(found.model_dump_json().encode() + b"\n")
+            file.write(line.model_dump_json().encode() + b"\n")
 
     def _piece(self, name: str, make: Callable[[], bytes]) -> bytes:
         """The content of a file, which is made where it is not there.  Raises UserError for one that was changed."""
@@ -103,15 +103,15 @@ class Pieces:
             raise _damaged(self.folder / name)
         return content
 
-    def _kept(self, name: str) -> dict[str, Any]:
+    def _stored(self, name: str) -> dict[str, Any]:
         """A JSON object that this class wrote; nothing where there is none.  Raises UserError."""
         try:
-            found = json.loads(self._read(name) or b"{}")
+            value = json.loads(self._read(name) or b"{}")
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            value = None
+        if not isinstance(value, dict):
             raise _damaged(self.folder / name)
-        return found
+        return value
 
     def _read(self, name: str) -> bytes | None:
         try:
