@@ -77,11 +77,11 @@ def predict(
             notes.append(model.sentence(compile_mode == "graphs"))
             continue
         with display("probing this machine") as bars:
-            here = probe(record, folder, cases, samples[0].prompt, threads, bars.show)
-        machines.append((here.roofline, here.measured if same else None))
-        notes += here.notes
+            roof, measured, about = probe(record, folder, cases, samples[0].prompt, threads, bars.show)
+        machines.append((roof, measured if same else None))
+        notes += about
         if same and record["config"].get("batch", 1) == 1:
-            checked = validate(here.measured, cases.traces, samples)
+            checked = validate(measured, cases.traces, samples)
         notes += table.errors(checked)
     rows, curve = [], []
     with display("predicting") as bars:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,32 +39,13 @@ REPEATS, STEPS = 15, 16  # products of matrices, and steps at each length, that 
 SIDE = 1024  # of the matrices
 
 
-class ThisMachine(NamedTuple):
-    """``measured``: steps on the run's target; ``roofline``: the host as a device model, for all else."""
-
-    measured: Measured
-    roofline: Roofline
-
-    @property
-    def notes(self) -> list[str]:
-        """What the probe found, and whether other programs were in its way."""
-        model, load, cpus = self.roofline.device, load_average(), cores()
-        rate = model.tflops[self.roofline.dtype]
-        notes = [
-            f"this machine, probed: {model.bandwidth:.1f} GB/s, {1e3 * rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel "
-            f"({self.measured.dtype})"
-        ]
-        if load is not None and load > cpus:
-            notes.append(
-                f"the load was {load:.1f} on {cpus} cores while it was probed: stop other programs and try again"
-            )
-        return notes
-
-
 def probe(
     record: Mapping[str, Any], where: Path, cases: Cases, caption: str, threads: int | None, show: Callable[..., None]
-) -> ThisMachine:
-    """``record``: of run.json in ``where``.  Raises UserError where the run's target or drafter cannot be loaded."""
+) -> tuple[Roofline, Measured, list[str]]:
+    """The host as a device model, its steps on the run's target, and notes on what was found.
+
+    ``record``: of run.json in ``where``.  Raises UserError where the run's target or drafter cannot be loaded.
+    """
     c = sweep({k: v for k, v in record["config"].items() if k != "device"}, str(where))
     device = choose("auto", threads)
     target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, None, c.compile)
@@ -78,7 +59,13 @@ def probe(
     plain = shape_of(sketch(c.target), c.guidance)  # layers packed for a CPU no longer show their sizes
     least = float(costs[BASE].verify @ (1, 1, 1))
     model = host(target.device, plain.network, least, plain.rows, dtype)
-    return ThisMachine(Measured(dtype, costs), Roofline(model, dtype, graphs=False))
+    rate, load, cpus = 1e3 * model.tflops[dtype], load_average(), cores()
+    notes = [
+        f"this machine, probed: {model.bandwidth:.1f} GB/s, {rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel ({dtype})"
+    ]
+    if load is not None and load > cpus:
+        notes.append(f"the load was {load:.1f} on {cpus} cores while it was probed: stop other programs and try again")
+    return Roofline(model, dtype, graphs=False), Measured(dtype, costs), notes
 
 
 def method_cost(decoder: SpeculativeDecoder, proposal: Proposal | None, caption: str) -> MethodCost:
