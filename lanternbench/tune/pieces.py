@@ -76,15 +76,16 @@ class Pieces:
         if whole != content:
             with replacing(path, OUT) as file:
                 file.write(whole)
-        known: dict[tuple[str, str], Measured] = {}
+        lines, left = list[Measured](), set(expected)
         for number, line in enumerate(whole.splitlines(), 1):
             with suppress(ValidationError):
                 measured = Measured.model_validate_json(line)
-                if (key := (measured.name, measured.prompt)) in set(expected) - known.keys():
-                    known[key] = measured
+                if (key := (measured.name, measured.prompt)) in left:
+                    left.remove(key)
+                    lines.append(measured)
                     continue
             raise UserError(f"{path} line {number} is damaged: delete it, and the same command measures it again")
-        return list(known.values())
+        return lines
 
     def append(self, line: Measured) -> None:
         path = self.folder / LINES
