@@ -7,7 +7,7 @@ then gives the seconds of shapes that were not measured.  N nodes of a tree, D i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from itertools import groupby, product
 from statistics import median
 from typing import NamedTuple
 
@@ -118,10 +118,8 @@ def time_steps(
 
 def medians(times: Iterable[Timed]) -> list[Timed]:
     """Those of all steps with the same shape and cached length."""
-    alike: dict[tuple[Shape, int], list[Timed]] = {}
-    for t in times:
-        alike.setdefault((t.shape, t.cached), []).append(t)
-    return [Timed(*size, *map(median, zip(*(t[2:] for t in same), strict=True))) for size, same in alike.items()]
+    groups = groupby(sorted(times), key=lambda t: t[:2])
+    return [Timed(*size, *map(median, list(zip(*same, strict=True))[2:])) for size, same in groups]
 
 
 def set_length(state: DecodeState, length: int) -> None:
