@@ -23,7 +23,13 @@ NAMES = (
     "run tune sweep runs compare report score methods metrics targets prompts fetch doctor profile predict codebook "
     "verify import suite submit leaderboard"
 )
-FILES = {"submit": "suite", "leaderboard": "suite"}  # of commands that share one
+FILES = {
+    "sweep": "run",
+    "import": "run",
+    "compare": "report",
+    "submit": "suite",
+    "leaderboard": "suite",
+}  # of commands that share one
 FILES |= dict.fromkeys(("methods", "metrics", "targets", "prompts", "runs"), "listing")
 
 

@@ -9,8 +9,8 @@ from typer import Argument, Option
 
 from lanternbench.cli import options
 from lanternbench.cli.fields import Takes, specs
-from lanternbench.cli.measuring import Execution, execute, finish, show_plan
 from lanternbench.cli.output import print_rows
+from lanternbench.cli.run_cmd import Execution, execute, finish, show_plan
 from lanternbench.errors import UserError
 
 

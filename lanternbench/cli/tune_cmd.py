@@ -8,9 +8,9 @@ from typer import Option
 
 from lanternbench.cli import options
 from lanternbench.cli.fields import MethodOptions, Takes
-from lanternbench.cli.measuring import Execution
 from lanternbench.cli.output import print_cells, print_json, print_notes, program
 from lanternbench.cli.progress import display
+from lanternbench.cli.run_cmd import Execution
 from lanternbench.utils.device import choose
 
 
