@@ -19,18 +19,11 @@ from lanternbench.cli import interrupts
 from lanternbench.cli.fields import TakesMethodOptions, check_names, complete, marked
 from lanternbench.errors import UserError
 
-NAMES = (
-    "run tune sweep runs compare report score methods metrics targets prompts fetch doctor profile predict codebook "
-    "verify import suite submit leaderboard"
+NAMES = (  # FILE.function
+    "run.run tune.tune run.sweep listing.runs report.compare report.report score.score listing.methods listing.metrics "
+    "listing.targets listing.prompts fetch.fetch doctor.doctor profile.profile predict.predict codebook.codebook "
+    "verify.verify run.import_ suite.suite suite.submit suite.leaderboard"
 )
-FILES = {
-    "sweep": "run",
-    "import": "run",
-    "compare": "report",
-    "submit": "suite",
-    "leaderboard": "suite",
-}  # of commands that share one
-FILES |= dict.fromkeys(("methods", "metrics", "targets", "prompts", "runs"), "listing")
 
 
 class Commands(TyperGroup):
@@ -72,25 +65,24 @@ def _options(
     """Benchmark speculative decoding for autoregressive image generation: one engine, one clock, honest tables."""
 
 
-def _list(within: typer.Typer, name: str, command: Callable[..., None]) -> None:
-    """A command by its name and the first line of its help alone: see ``Commands``."""
+def _list(within: typer.Typer, place: str) -> Callable[..., None]:
+    """List a command by its name and the first line of its help alone: see ``Commands``."""
+    file, name = place.split(".")
+    command: Callable[..., None] = getattr(import_module(f"lanternbench.cli.{file}_cmd"), name)
 
     def listed() -> None: ...
 
     listed.command = command  # type: ignore[attr-defined]
-    within.command(name, help=(inspect.getdoc(command) or "").partition("\n")[0])(listed)
+    within.command(name.rstrip("_"), help=(inspect.getdoc(command) or "").partition("\n")[0])(listed)
+    return command
 
 
-COMMANDS: list[Callable[..., None]] = []
-for name in NAMES.split():
-    module = import_module(f"lanternbench.cli.{FILES.get(name, name)}_cmd")
-    COMMANDS.append(getattr(module, "import_" if name == "import" else name))
-    _list(app, name, COMMANDS[-1])
+COMMANDS = [_list(app, place) for place in NAMES.split()]
 train = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Train a drafter for any target, or the embedded models from a seed."
 )
-for name in ("drafter", "tiny"):
-    _list(train, name, getattr(import_module("lanternbench.cli.train_cmd"), name))
+for place in ("train.drafter", "train.tiny"):
+    _list(train, place)
 app.add_typer(train, name="train")
 
 
