@@ -42,11 +42,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    name="lanternbench",
-    cls=Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    name="lanternbench", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
 )
 
 

@@ -28,16 +28,14 @@ class Execution(NamedTuple):
     device: options.Device = "auto"
     threads: options.Threads = None
     executor: Annotated[
-        str,
-        Option(help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs."),
+        str, Option(help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs.")
     ] = "local"
     workers: Annotated[
         int | None,
         Option(min=1, help="With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."),
     ] = None
     ray_address: Annotated[
-        str | None,
-        Option(help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep)."),
+        str | None, Option(help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep).")
     ] = None
     time_budget: Annotated[
         float | None,
