@@ -55,11 +55,11 @@ def codebook(
         rows = [x._asdict() for x in study.likenesses]
         print_json({"codes": study.codes, "width": study.width, "twins": study.twins, "neighbourhoods": rows})
         return
-    rows = (
+    cells = (
         (str(x.k), f"{x.distance:.2f}", f"{x.mass:.3f}", "the same" if x.psnr is None else f"{x.psnr:.1f}")
         for x in study.likenesses
     )
-    print_cells(("k", "distance", "probability", "images swapped, dB"), rows)
+    print_cells(("k", "distance", "probability", "images swapped, dB"), cells)
     print(
         f"{study.codes} codes of width {study.width}, {study.twins} like another. Distance: of the k-th nearest, in "
         "those of random pairs.\nProbability: the target's, of a drawn token and its neighbours. dB: PSNR against the "

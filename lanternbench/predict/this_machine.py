@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -76,7 +76,7 @@ def method_cost(decoder: SpeculativeDecoder, proposal: Proposal | None, caption:
     counts = Counter(t[:2] for t in times)
     weights = np.sqrt([counts[t[:2]] for t in usual])
 
-    def fit(seconds: list[float], rows: list[tuple[int, ...]]) -> Values:
+    def fit(seconds: list[float], rows: Sequence[tuple[int, ...]]) -> Values:
         return nnls(weights[:, None] * np.array(rows), weights * np.array(seconds))[0]
 
     verify = fit([t.forward_s for t in usual], [(1, t.shape.nodes, t.cached) for t in usual])

@@ -164,7 +164,7 @@ def _results(search: TreeSearch, chosen: Mapping[str, Candidate], lines: list[Me
     by_name = {name: [line for line in ordered if line.name == name] for name in [BASELINE, *chosen]}
 
     def ratio(mine: list[Measured], seconds: str) -> Estimate:
-        return bootstrap_ratio(*([getattr(line, seconds) for line in each] for each in (by_name[OWN], mine)))
+        return bootstrap_ratio([getattr(x, seconds) for x in by_name[OWN]], [getattr(x, seconds) for x in mine])
 
     results = []
     for name, mine in by_name.items():
