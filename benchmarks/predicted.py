@@ -25,7 +25,8 @@ from lanternbench.methods.build import prepared_proposal
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target
 from lanternbench.predict.cases import sketch
-from lanternbench.predict.predict import BASE, Case, Roofline, latency, shape_of
+from lanternbench.predict.machines import Case, Roofline, shape_of
+from lanternbench.predict.predict import BASE, latency
 from lanternbench.predict.replay import Trace, autoregressive
 from lanternbench.registry import components
 from lanternbench.report.papers import published_rows

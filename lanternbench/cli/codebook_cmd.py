@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import typer
-from rich.console import Console
+from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.output import number_table, print_json
+from lanternbench.cli.fields import Takes
+from lanternbench.cli.output import print_cells, print_json
 from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
@@ -18,13 +18,12 @@ MAX_SIZE = 10**6
 
 
 def codebook(
-    target: Annotated[str, typer.Argument(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
-    k: Annotated[str, typer.Option("--k", help="Sizes of neighbourhoods, the token included.")] = "2,10,100",
-    proximity: Annotated[Literal["l2", "cosine", "random"], typer.Option(help="What nearest means.")] = "l2",
-    num_prompts: Annotated[int, typer.Option("--num-prompts", "-n", min=1, help="Demo captions to draw.")] = 4,
-    seed: options.Seed = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the images side by side (PNG).")] = None,
-    dtype: options.Dtype = None,
+    config: Annotated[Any, Takes("seed dtype")],
+    target: Annotated[str, Argument(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    k: Annotated[str, Option(help="Sizes of neighbourhoods, the token included.")] = "2,10,100",
+    proximity: Annotated[Literal["l2", "cosine", "random"], Option(help="What nearest means.")] = "l2",
+    num_prompts: Annotated[int, Option("--num-prompts", "-n", min=1, help="Demo captions to draw.")] = 4,
+    out: Annotated[Path | None, Option(help="Write the images side by side (PNG).")] = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
     as_json: options.AsRows = False,
@@ -46,23 +45,23 @@ def codebook(
         raise UserError(f"--k has a size over {MAX_SIZE}: give at most the size of the target's vocabulary")
     if out is not None:
         check_writable(out, OUT)
-    model = load_target(target, choose(device, threads), dtype=dtype)
+    model = load_target(target, choose(device, threads), dtype=config.dtype)
     captions = prompts.captions_for(model.labels, num_prompts)
     with display("drawing and swapping"):
-        found = codebooks.study_codebook(model, captions, sizes, proximity, seed)
+        study = codebooks.study_codebook(model, captions, sizes, proximity, config.seed)
     if out is not None:
-        codebooks.draw(found, captions, out)
+        codebooks.draw(study, captions, out)
     if as_json:
-        rows = [x._asdict() for x in found.likenesses]
-        record = {"codes": found.codes, "width": found.width, "twins": found.twins, "neighbourhoods": rows}
-        print_json(record)
+        rows = [x._asdict() for x in study.likenesses]
+        print_json({"codes": study.codes, "width": study.width, "twins": study.twins, "neighbourhoods": rows})
         return
-    table = number_table(("k", "distance", "probability", "images swapped, dB"))
-    for x in found.likenesses:
-        table.add_row(str(x.k), f"{x.distance:.2f}", f"{x.mass:.3f}", "the same" if x.psnr is None else f"{x.psnr:.1f}")
-    Console().print(table)
+    cells = (
+        (str(x.k), f"{x.distance:.2f}", f"{x.mass:.3f}", "the same" if x.psnr is None else f"{x.psnr:.1f}")
+        for x in study.likenesses
+    )
+    print_cells(("k", "distance", "probability", "images swapped, dB"), cells)
     print(
-        f"{found.codes} codes of width {found.width}, {found.twins} like another. Distance: of the k-th nearest, in "
+        f"{study.codes} codes of width {study.width}, {study.twins} like another. Distance: of the k-th nearest, in "
         "those of random pairs.\nProbability: the target's, of a drawn token and its neighbours. dB: PSNR against the "
         "images as drawn."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from lanternbench.cli import options
 from lanternbench.cli.output import print_rows
@@ -14,11 +15,11 @@ from lanternbench.utils.device import choose
 
 
 def doctor(
-    target: Annotated[str | None, typer.Option(help="Check this target and its drafters by a short decode.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="With --target: this drafter in place of its own.")] = None,
-    prompts: Annotated[str, typer.Option(help="What a check decodes: demo, or a text file.")] = "demo",
-    random_weights: Annotated[bool, typer.Option(help="Check with random weights.")] = False,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Check this GPU: bandwidth, CUDA graphs, batches.")] = False,
+    target: Annotated[str | None, Option(help="Check this target and its drafters by a short decode.")] = None,
+    drafter: Annotated[str | None, Option(help="With --target: this drafter in place of its own.")] = None,
+    prompts: Annotated[str, Option(help="What a check decodes: demo, or a text file.")] = "demo",
+    random_weights: Annotated[bool, Option(help="Check with random weights.")] = False,
+    gpu: Annotated[bool, Option("--gpu", help="Check this GPU: bandwidth, CUDA graphs, batches.")] = False,
     device: str = "auto",
     as_json: options.AsRows = False,
 ) -> None:
@@ -26,14 +27,20 @@ def doctor(
 
     Example: lanternbench doctor --target llamagen-xl-stage1 --drafter my-drafter/
     """
-    if gpu:
-        _gpu(device, as_json)
-        return
-    if target is not None:
-        _pair(target, drafter, prompts, random_weights, device, as_json)
-        return
-    if drafter is not None:
+    if drafter is not None and target is None and not gpu:
         raise UserError("--drafter is checked against a target: give --target too")
+    if gpu:
+        rows = _gpu(device)
+    elif target is not None:
+        rows = _pair(target, drafter, prompts, random_weights, device)
+    else:
+        rows = _machine()
+    print_rows(rows, as_json, " ".join(rows[0]))
+    if any(row.get("ok") is False for row in rows):
+        raise typer.Exit(1)
+
+
+def _machine() -> list[dict[str, Any]]:
     from lanternbench.experiment.environment import environment
     from lanternbench.metrics import names, scorers_for
     from lanternbench.models.entries import catalogue, missing
@@ -45,19 +52,18 @@ def doctor(
     for name in names():
         (scorer,) = scorers_for([name], "full")
         rows.append({"item": f"metric {name}", "value": why.text if (why := scorer.available()) else "here"})
-    print_rows(rows, as_json, {"item": "item", "value": "value"})
+    return rows
 
 
-def _gpu(device: str, as_json: bool) -> None:
+def _gpu(device: str) -> list[dict[str, Any]]:
     from lanternbench.doctor.gpu_check import check_gpu
     from lanternbench.experiment.environment import environment
 
     with display("checking the GPU"):
-        rows = check_gpu(choose(device), environment()["gpus"])
-    _judged(rows, as_json)
+        return check_gpu(choose(device), environment()["gpus"])
 
 
-def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, device: str, as_json: bool) -> None:
+def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, device: str) -> list[dict[str, Any]]:
     from lanternbench import prompts as sets
     from lanternbench.doctor.pair_check import check_pair
     from lanternbench.models.catalogue import load_target, with_drafter
@@ -74,14 +80,4 @@ def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, 
     captions = [p.text for p in sets.load(prompts, 2).prompts]
     row = None if random_weights else catalogue().get(target.partition("=")[0])
     with display("decoding"):
-        rows = [found for kind in kinds for found in check_pair(loaded, kind, captions, row)]
-    _judged(rows, as_json)
-
-
-def _judged(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print checks; exit code 1 where one fails."""
-    for found in rows:
-        found["ok"] = {None: "–", True: "yes", False: "no"}[found["ok"]] if not as_json else found["ok"]
-    print_rows(rows, as_json, {"item": "item", "value": "value", "ok": "ok"})
-    if any(found["ok"] in (False, "no") for found in rows):
-        raise typer.Exit(1)
+        return [check for kind in kinds for check in check_pair(loaded, kind, captions, row)]

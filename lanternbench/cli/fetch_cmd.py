@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from typer import Argument, Option
 
-from lanternbench.cli.program import program
+from lanternbench.cli.output import program
 from lanternbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 def fetch(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Targets, metrics, prompt sets such as coco2017 or geneval.")
+        list[str], Argument(metavar="NAME...", help="Targets, metrics, prompt sets such as coco2017 or geneval.")
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be fetched, and how much.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Read what is here again, and compare its digest.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be fetched, and how much.")] = False,
+    verify: Annotated[bool, Option("--verify", help="Read what is here again, and compare its digest.")] = False,
 ) -> None:
     """Download published files, resumably, and check them; what is here already is not fetched again.
 

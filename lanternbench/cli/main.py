@@ -8,55 +8,41 @@ import io
 import sys
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from lanternbench import __version__
-from lanternbench.cli import codebook_cmd as codebook
-from lanternbench.cli import compare_cmd as compare
-from lanternbench.cli import doctor_cmd as doctor
-from lanternbench.cli import fetch_cmd as fetch
-from lanternbench.cli import import_cmd, interrupts
-from lanternbench.cli import methods_cmd as methods
-from lanternbench.cli import metrics_cmd as metrics
-from lanternbench.cli import predict_cmd as predict
-from lanternbench.cli import profile_cmd as profile
-from lanternbench.cli import prompts_cmd as prompts
-from lanternbench.cli import report_cmd as report
-from lanternbench.cli import run_cmd as run
-from lanternbench.cli import runs_cmd as runs
-from lanternbench.cli import score_cmd as score
-from lanternbench.cli import suite_cmd as suite
-from lanternbench.cli import sweep_cmd as sweep
-from lanternbench.cli import targets_cmd as targets
-from lanternbench.cli import train_cmd as train
-from lanternbench.cli import tune_cmd as tune
-from lanternbench.cli import verify_cmd as verify
-from lanternbench.cli.method_options import check_names, with_method_options
+from lanternbench.cli import interrupts
+from lanternbench.cli.fields import TakesMethodOptions, check_names, complete, marked
 from lanternbench.errors import UserError
+
+NAMES = (  # FILE.function
+    "run.run tune.tune run.sweep listing.runs report.compare report.report score.score listing.methods listing.metrics "
+    "listing.targets listing.prompts fetch.fetch doctor.doctor profile.profile predict.predict codebook.codebook "
+    "verify.verify run.import_ suite.suite suite.submit suite.leaderboard"
+)
 
 
 class Commands(TyperGroup):
-    """``run``, ``tune`` and ``verify`` get all methods' options when called: finding them takes torch's import."""
+    """A command gets its options when it is called: what has their fields may take long to import."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        if name not in TAKE_METHOD_OPTIONS:
-            return name, command, rest
-        check_names(rest, positional=name == "verify")
+        name, listed, rest = super().resolve_command(ctx, args)
+        command = getattr(getattr(listed, "callback", None), "command", None)
+        if command is None:
+            return name, listed, rest
+        if marked(command, TakesMethodOptions):
+            check_names(rest, positional=name == "verify")
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        single.command(name)(with_method_options(TAKE_METHOD_OPTIONS[name]))
+        single.command(name)(complete(command))
         return name, typer.main.get_command(single), rest
 
 
 app = typer.Typer(
-    name="lanternbench",
-    cls=Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    name="lanternbench", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
 )
 
 
@@ -75,30 +61,25 @@ def _options(
     """Benchmark speculative decoding for autoregressive image generation: one engine, one clock, honest tables."""
 
 
-TAKE_METHOD_OPTIONS: dict[str, Callable[..., None]] = {"run": run.run, "tune": tune.tune, "verify": verify.verify}
-COMMANDS: list[Callable[..., None]] = [
-    *(run.run, tune.tune, sweep.sweep, runs.runs, compare.compare, report.report, score.score, methods.methods),
-    *(
-        metrics.metrics,
-        targets.targets,
-        prompts.prompts,
-        fetch.fetch,
-        doctor.doctor,
-        profile.profile,
-        predict.predict,
-        codebook.codebook,
-        verify.verify,
-    ),
-    *(import_cmd.import_, suite.suite, suite.submit, suite.leaderboard),
-]
-for command in COMMANDS:
-    if command.__name__ in TAKE_METHOD_OPTIONS:  # listed alone: see ``Commands``
-        app.command(command.__name__, help=(inspect.getdoc(command) or "").partition("\n")[0])(lambda: None)
-    else:
-        app.command(command.__name__.rstrip("_"))(command)
-for name, command in (("drafter", train.drafter), ("tiny", train.tiny)):
-    train.app.command(name)(command)
-app.add_typer(train.app, name="train")
+def _list(within: typer.Typer, place: str) -> Callable[..., None]:
+    """List a command by its name and the first line of its help alone: see ``Commands``."""
+    file, name = place.split(".")
+    command: Callable[..., None] = getattr(import_module(f"lanternbench.cli.{file}_cmd"), name)
+
+    def listed() -> None: ...
+
+    listed.command = command  # type: ignore[attr-defined]
+    within.command(name.rstrip("_"), help=(inspect.getdoc(command) or "").partition("\n")[0])(listed)
+    return command
+
+
+COMMANDS = [_list(app, place) for place in NAMES.split()]
+train = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Train a drafter for any target, or the embedded models from a seed."
+)
+for place in ("train.drafter", "train.tiny"):
+    _list(train, place)
+app.add_typer(train, name="train")
 
 
 def main() -> None:
@@ -115,15 +96,15 @@ def main() -> None:
         if interrupts.interrupted() or (isinstance(error, SystemExit) and error.code == interrupts.CODE):
             interrupts.say()
             raise SystemExit(interrupts.CODE) from None
-        if isinstance(error, UserError):
-            print(f"lanternbench: {error}", file=sys.stderr)
-            raise SystemExit(2) from None
-        if isinstance(error, BrokenPipeError):
-            raise SystemExit(1) from None
+        message = str(error)
         if lost := _lost_output(error):
-            print(f"lanternbench: the output is lost ({lost}): free some space or write elsewhere", file=sys.stderr)
-            raise SystemExit(2) from None
-        raise
+            message = f"the output is lost ({lost}): free some space or write elsewhere"
+        elif isinstance(error, BrokenPipeError):
+            raise SystemExit(1) from None
+        elif not isinstance(error, UserError):
+            raise
+        print(f"lanternbench: {message}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def _lost_output(error: BaseException) -> str | None:

@@ -1,11 +1,14 @@
-"""What commands print: JSON for scripts, tables and notes for people."""
+"""What commands print: JSON for scripts, tables and notes for people; and what to type for ``lanternbench``."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -13,21 +16,34 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from lanternbench.utils.text import one_line
 
+if TYPE_CHECKING:
     from lanternbench.measure.summaries import Row, Summary
     from lanternbench.report.columns import Column
 
 PAGE = 80  # columns
+LONGEST = 4000  # characters of a cell or a line
+
+
+def program() -> str:
+    """``lanternbench`` where the shell finds this installation by name, else its path or ``python -m``."""
+    started = Path(sys.argv[0])
+    if started.name != "lanternbench" or not os.access(started, os.X_OK):
+        return "python -m lanternbench" if started.name == "__main__.py" else "lanternbench"
+    on_path = shutil.which("lanternbench")
+    if on_path and Path(on_path).resolve() == started.resolve():
+        return "lanternbench"
+    path = started.absolute()  # not resolved: a virtual environment may be a link
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout, NaN as null, and no sign that a terminal obeys; an object says its version."""
     from lanternbench.utils.json_values import plain, versioned
 
-    found = versioned(value) if isinstance(value, dict) else plain(value)
-    text = json.dumps(found, ensure_ascii=False, indent=2, allow_nan=False)
+    document = versioned(value) if isinstance(value, dict) else plain(value)
+    text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
     print(re.sub("[\x7f-\x9f]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
 
@@ -42,64 +58,74 @@ def stdout() -> Console:
     return Console(width=None if sys.stdout.isatty() else 140)
 
 
-def print_table(rows: Sequence[Row], shown: Sequence[Column] | None = None) -> None:
+def print_table(rows: Sequence[Row], columns: Sequence[Column] | None = None) -> None:
     """The compact table, or these columns: as many as a terminal has room for; all of them into a file or pipe."""
     from lanternbench.report.tables import terminal_table
 
     console = stdout()
-    console.print(terminal_table(rows, console.width, shown))
+    console.print(terminal_table(rows, console.width, columns))
 
 
-def print_notes(notes: Iterable[Any], console: Console, bullet: str = "· ") -> None:
-    """Each on a line of its own, not broken: a note may hold a command to copy."""
-    from lanternbench.utils.text import one_line
-
+def print_notes(notes: Iterable[Any], console: Console | None = None, bullet: str = "· ") -> None:
+    """Each on a line of its own, on stderr by default, not broken: a note may hold a command to copy."""
+    console = console or Console(stderr=True)
     for note in notes:
-        text = bullet + one_line(str(note), 4000)
+        text = bullet + one_line(str(note), LONGEST)
         console.print(text, style="dim" if bullet else None, highlight=False, markup=False, soft_wrap=True)
 
 
-def print_rows(rows: list[dict[str, Any]], as_json: bool, columns: dict[str, str]) -> None:
-    """Rows as JSON, or as a table of these columns: key -> title."""
+def print_rows(rows: list[dict[str, Any]], as_json: bool, columns: str) -> None:
+    """Rows as JSON, or as a table of these columns."""
     if as_json:
         print_json(rows)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for i, title in enumerate(columns.values()):
-        table.add_column(title, overflow="fold", no_wrap=i == 0)
+    for i, name in enumerate(columns.split()):
+        table.add_column(name, overflow="fold", no_wrap=i == 0)
     for row in rows:
-        table.add_row(*(_cell(row[key]) for key in columns))
+        table.add_row(*(_cell(row[name]) for name in columns.split()))
     stdout().print(table)
 
 
 def print_page(title: str, about: dict[str, str]) -> None:
     """A page of 80 columns: a title, and texts beside their names."""
-    from lanternbench.utils.text import one_line
-
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in about.items():
-        table.add_row(Text(name), Text(one_line(text, 4000)))
+        table.add_row(Text(name), _cell(text))
     console = Console(width=PAGE, highlight=False)
     console.print(Text(one_line(title)))
     console.print(table)
 
 
-def number_table(titles: Iterable[str], words: Iterable[str] = (), overflow: Any = "ellipsis", **style: Any) -> Table:
-    """A table without rows; its columns hold numbers but for those titled as in ``words``."""
+def table_of(
+    titles: Sequence[str],
+    rows: Iterable[Iterable[Any]],
+    words: Sequence[str] = (),
+    overflow: Any = "fold",
+    **style: Any,
+) -> Table:
+    """A table of texts; its columns hold numbers but for those titled as in ``words``."""
     table = Table(box=box.SIMPLE_HEAD, **style)
     for title in titles:
         table.add_column(Text(title), justify="left" if title in words else "right", overflow=overflow)
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
+
+
+def print_cells(
+    titles: Sequence[str], rows: Iterable[Iterable[Any]], words: Sequence[str] = ("method",), **style: Any
+) -> None:
+    """Such a table on stdout."""
+    stdout().print(table_of(titles, rows, words, **style))
 
 
 def _cell(value: Any) -> Text:
     """No text from a file is read as markup, or as a sign that a terminal obeys."""
-    from lanternbench.utils.text import one_line
-
-    if isinstance(value, bool):
-        return Text("yes" if value else "no")
+    if isinstance(value, bool | None):
+        return Text({True: "yes", False: "no", None: "–"}[value])
     if isinstance(value, dict):
         value = ", ".join(f"{k}={v}" for k, v in value.items())
-    return Text(one_line(str(value), 4000))
+    return Text(one_line(str(value), LONGEST))

@@ -6,8 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import closing, contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -21,66 +20,48 @@ LONG = 2.0  # seconds after which an image gets a bar of its own
 REFRESH = 0.2  # seconds between updates of that bar: a step's time is measured, so it must not pay for more
 
 
-class Display(Protocol):
-    """Shows progress."""
-
-    def show(self, done: int, of: int, what: str) -> None:
-        """``done`` of so many pieces are finished (``of`` 0: unknown); ``what`` is being done, or was just done."""
-
-    def step(self, tokens: int, of: int) -> None:
-        """So many tokens of the current image are decoded."""
-
-
 @contextmanager
-def display(title: str) -> Iterator[Display]:
-    """Bars on stderr if it is a terminal, else a line per finished piece."""
+def display(title: str, bars: bool = True, each: bool = True) -> Iterator[Bars | Lines]:
+    """Bars on stderr if it is a terminal, else lines; without ``each``, none for a finished piece."""
     console = Console(stderr=True)
-    if console.is_terminal and not console.is_dumb_terminal:
-        with bars(console) as bar:
+    if bars and console.is_terminal and not console.is_dumb_terminal:
+        with progress_bar(console) as bar:
             yield Bars(bar, title)
     else:
-        with lines(title) as shown:
-            yield shown
+        with closing(Lines(title, each)) as lines:
+            yield lines
 
 
-def bars(console: Console) -> Progress:
+def progress_bar(console: Console) -> Progress:
     """Description, bar and figures in a line each."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(BAR), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
-
-
-@contextmanager
-def lines(title: str, each: bool = True) -> Iterator[Lines]:
-    """Lines, in a terminal too; without ``each``, none for a finished piece."""
-    shown = Lines(title, each)
-    try:
-        yield shown
-    finally:
-        shown.close()
 
 
 class Bars:
     """A bar for all pieces, and one for the tokens of an image that takes long."""
 
     def __init__(self, bar: Progress, title: str):
-        self.room = max(20, bar.console.width - FIGURES)  # of the description, so that no figure is cut
-        self.bar, self.task = bar, bar.add_task(shortened(title, self.room), total=None)
+        self.width = max(20, bar.console.width - FIGURES)  # of the description, so that no figure is cut
+        self.bar, self.task = bar, bar.add_task(shortened(title, self.width), total=None)
         self.tokens = bar.add_task("tokens", total=None, visible=False)
         self.next = time.monotonic() + LONG
 
     def show(self, done: int, of: int, what: str) -> None:
-        self.bar.update(self.task, completed=done, total=of or None, description=shortened(what, self.room))
+        """``done`` of so many pieces are finished (``of`` 0: unknown); ``what`` is being done, or was just done."""
+        self.bar.update(self.task, completed=done, total=of or None, description=shortened(what, self.width))
         self.bar.reset(self.tokens, visible=False)
         self.next = time.monotonic() + LONG
 
     def step(self, tokens: int, of: int) -> None:
+        """So many tokens of the current image are decoded."""
         if time.monotonic() > self.next:
             self.next = time.monotonic() + REFRESH
             self.bar.update(self.tokens, completed=tokens, total=of, visible=True)
 
 
 class Lines:
-    """A line per finished piece, and one with rate and estimate whenever nothing was said for a while."""
+    """A line per finished piece, and one with rate and estimate whenever nothing was said for a while: see ``Bars``."""
 
     def __init__(self, title: str, each: bool = True):
         self.done, self.of, self.what, self.each = 0, 0, title, each
@@ -106,7 +87,6 @@ class Lines:
         self.tokens = tokens, of
 
     def close(self) -> None:
-        """Say nothing more."""
         self._closed.set()
 
     def _beat(self) -> None:
@@ -114,8 +94,7 @@ class Lines:
             with self._lock:
                 now = time.monotonic()
                 if now >= self.next:
-                    tokens, of = self.tokens
-                    decoded = f", {tokens} of {of} tokens" if of else ""
+                    decoded = ", {} of {} tokens".format(*self.tokens) if self.tokens[1] else ""
                     self._print(f"{self.what}{decoded}: {now - self.begun:.0f} s so far{self._estimate(now)}")
 
     def _estimate(self, now: float) -> str:

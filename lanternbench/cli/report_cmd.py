@@ -1,40 +1,46 @@
-"""``report``: tables, plots and the HTML page of finished runs."""
+"""``report`` and ``compare``: tables, plots and the page of finished runs; what changed between two of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.output import print_json, print_notes, print_table
+from lanternbench.cli.output import print_cells, print_json, print_notes, print_table
+from lanternbench.errors import UserError
+
+if TYPE_CHECKING:
+    from lanternbench.measure.change import Change
+
+FIGURES = ["speedup", "latency_s", "accept_len", "fidelity_loss"]
+ROBUST = ["robust_speedup", "robust_latency_s"]
+CLOCKED = {"speedup", "latency_s", "tokens_per_s", "images_per_s", "end_to_end_s", "end_to_end_speedup"}
 
 
 def report(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or folders.")] = None,
+    runs: Annotated[list[str] | None, Argument(metavar="[RUN]...", help="Run ids or folders.")] = None,
     results: options.Results = Path("results"),
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write (default: RUN/report).")] = None,
-    published: Annotated[bool, typer.Option("--published", help="Show the papers' numbers beside ours.")] = False,
+    out: Annotated[Path | None, Option(help="Where to write (default: RUN/report).")] = None,
+    published: Annotated[bool, Option("--published", help="Show the papers' numbers beside ours.")] = False,
     formats: Annotated[
-        str | None, typer.Option("--format", help="Of md, csv, tex, html, json, comma-separated (default: all).")
+        str | None, Option("--format", help="Of md, csv, tex, html, json, comma-separated (default: all).")
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Show these alone, in this order: labels or names, comma-separated.")
+        str | None, Option(help="Show these alone, in this order: labels or names, comma-separated.")
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="Columns of tables by key, comma-separated: speedup,accept_len,fidelity_loss.")
+        str | None, Option(help="Columns of tables by key, comma-separated: speedup,accept_len,fidelity_loss.")
     ] = None,
     names: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="YAML file of names in a paper, such as `eagle-1: EAGLE`.")
+        Path | None, Option(metavar="FILE", help="YAML file of names in a paper, such as `eagle-1: EAGLE`.")
     ] = None,
-    grid: Annotated[
-        bool, typer.Option("--grid", help="Write grid.png and grid.pdf: images, prompts × methods.")
-    ] = False,
-    grid_prompts: Annotated[int, typer.Option(min=1, help="How many prompts --grid shows.")] = 4,
-    budget: Annotated[float, typer.Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")] = 0.1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows and the files written as JSON.")] = False,
+    grid: Annotated[bool, Option("--grid", help="Write grid.png and grid.pdf: images, prompts × methods.")] = False,
+    grid_prompts: Annotated[int, Option(min=1, help="How many prompts --grid shows.")] = 4,
+    budget: Annotated[float, Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")] = 0.1,
+    as_json: Annotated[bool, Option("--json", help="Print the rows and the files written as JSON.")] = False,
 ) -> None:
     """Write tables, pictures and one HTML page; the latest run by default.
 
@@ -66,4 +72,78 @@ def report(
     for file in files:
         kinds.setdefault(file.stem, []).append(file.suffix)
     named = ", ".join(f"{stem}{' '.join(endings)}" for stem, endings in kinds.items() if stem != "report")
-    print_notes([*([f"{files[0].parent}: {named}"] if named else []), *page], Console(stderr=True), bullet="")
+    print_notes([*([f"{files[0].parent}: {named}"] if named else []), *page], bullet="")
+
+
+def compare(
+    old: Annotated[str, Argument(help="Run id or folder.")],
+    new: Annotated[str, Argument(help="Run id or folder.")],
+    fail_if: Annotated[
+        list[str] | None,
+        Option(
+            "--fail-if", help="FIGURE<BOUND or FIGURE>BOUND, of the change; % for relative. Figures: speedup, tau, …"
+        ),
+    ] = None,
+    results: options.Results = Path("results"),
+    as_json: options.AsRows = False,
+) -> None:
+    """Compare the methods that two runs share, prompt by prompt; exit code 1 if the gate of --fail-if fails.
+
+    A change fails if the estimate is beyond the bound and its 95 % interval excludes no change at all.
+
+    Example: lanternbench compare main-1a2b3c4d branch-5e6f7a8b --fail-if "speedup<-5%"
+    """
+    from lanternbench.experiment import find, iter_samples, read_run
+    from lanternbench.measure.change import changes
+    from lanternbench.measure.contention import contention
+    from lanternbench.measure.figures import Figures
+    from lanternbench.measure.gate import condition, judge, not_compared
+    from lanternbench.report.load import Run, differing
+
+    conditions = [condition(text) for text in fail_if or []]
+    places = [find(results, [name])[0] for name in (old, new)]
+    infos = [read_run(place) for place in places]
+    before, after = (Figures(iter_samples(place)) for place in places)
+    notes = [differing([Run(place, info, [], []) for place, info in zip(places, infos)])]
+    disturbed = [contention(figures, info.get("environment") or {}) for figures, info in zip((before, after), infos)]
+    notes += [f"{place.name}: {note.text}" for place, note in zip(places, disturbed) if note]
+    print_notes(filter(None, notes))
+
+    names = [*FIGURES, *(ROBUST if any(disturbed) else []), *before.metrics, *after.metrics]
+    wanted = [c.figure for c in conditions]
+    compared, unjudged = changes(before, after, list(dict.fromkeys([*names, *wanted])))
+    known = dict.fromkeys([*names, *ROBUST, *(c.figure for c in compared), *(u.figure for u in unjudged)])
+    measured = {name for name in known for run in (before, after) if run.column(name)[1].any()}
+    if absent := [name for name in wanted if name not in measured]:
+        choice = ", ".join("tau" if name == "accept_len" else name for name in known if name in measured)
+        raise UserError(f"--fail-if {absent[0]}: neither run has such a figure; choose one of {choice}")
+    verdict = judge(before, after, conditions) if conditions else None
+    if verdict is None and not compared:
+        raise UserError(f"{old} and {new} share no method with two prompts or more: compare runs of the same sweep")
+    judged = {(change.label, change.figure): change for change in verdict.judged} if verdict else {}
+    compared = [judged.get((change.label, change.figure), change) for change in compared]
+    failed = [verdict is not None and change in verdict.failed for change in compared]
+    if as_json:
+        rows = [{**change._asdict(), "failed": bad} for change, bad in zip(compared, failed, strict=True)]
+        gate = verdict and {"passed": verdict.passed, "judged": len(verdict.judged), "said": verdict.sentence()}
+        print_json({"changes": rows, "unjudged": [one._asdict() for one in unjudged], "gate": gate, "notes": notes})
+    else:
+        _print(compared, failed)
+        sentence = verdict.sentence() if verdict else not_compared(unjudged)
+        if verdict and any(disturbed) and not {c.figure for c in verdict.judged}.isdisjoint(CLOCKED):
+            sentence += "; a clock was disturbed: robust_speedup errs less"
+        if sentence:
+            print(sentence)
+    if verdict and not verdict.passed:
+        raise typer.Exit(1)
+
+
+def _print(changes: list[Change], failed: list[bool]) -> None:
+    rows = []
+    for change, bad in zip(changes, failed, strict=True):
+        form, measured = ("{:+.1%}", change.relative) if change.relative else ("{:+.3g}", change.difference)
+        value, lo, hi = (form.format(x) for x in measured)
+        numbers = (str(change.prompts), f"{change.old:.3f}", f"{change.new:.3f}", value, f"[{lo}, {hi}]")
+        rows.append((change.label, change.figure, *numbers, "FAILED" if bad else ""))
+    titles = ("method", "figure", "prompts", "old", "new", "change", "95 %", "")
+    print_cells(titles, rows, ("method", "figure", ""))

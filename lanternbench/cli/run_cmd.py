@@ -1,70 +1,83 @@
-"""``run``: measure one method, or a few, against autoregressive decoding."""
+"""``run``, ``sweep``, ``import``: measure methods, and what such commands share: execute, show a table or a plan."""
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
+from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.measuring import execute, finish
-from lanternbench.cli.method_options import pairs, specs
+from lanternbench.cli.fields import MethodOptions, Takes, specs
+from lanternbench.cli.output import print_cells, print_json, print_notes, print_table, program, record
+from lanternbench.cli.progress import display
+from lanternbench.notes import by_importance, preliminary
+from lanternbench.utils.device import choose
+
+if TYPE_CHECKING:
+    from lanternbench.experiment.config import Sweep
+    from lanternbench.measure.summaries import Summary
+
+NOTES = 3  # lines of them after a run
+
+
+class Execution(NamedTuple):
+    """Where a sweep runs, for how long, and where its run folders lie."""
+
+    device: options.Device = "auto"
+    threads: options.Threads = None
+    executor: Annotated[
+        str, Option(help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs.")
+    ] = "local"
+    workers: Annotated[
+        int | None,
+        Option(min=1, help="With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."),
+    ] = None
+    ray_address: Annotated[
+        str | None, Option(help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep).")
+    ] = None
+    time_budget: Annotated[
+        float | None,
+        Option(
+            metavar="MINUTES",
+            min=0,
+            help="Leave out the last methods that do not fit in it, and begin no further prompt after it.",
+        ),
+    ] = None
+    out: options.Out = Path("results")
+    fresh: options.Fresh = False
 
 
 def run(
     methods: Annotated[
         list[str],
-        typer.Option(
+        Option(
             "--method",
             "-m",
             help="A preset: see `lanternbench methods`; or a file that `tune` wrote; may be given repeatedly.",
         ),
     ],
-    option: options.MethodOption = None,
-    target: options.TargetName = "tiny",
-    drafter: options.Drafter = None,
-    dtype: options.Dtype = None,
-    compile_mode: options.Compile = None,
-    random_weights: options.RandomWeights = False,
-    simulate_acceptance: options.Simulate = None,
-    prompts: options.Prompts = "demo",
-    num_prompts: options.NumPrompts = None,
-    caption: Annotated[str, typer.Option(help="Which caption of a COCO image: first, longest, random.")] = "first",
-    seed: options.Seed = 0,
-    repeats: options.Repeats = None,
-    temperature: options.Temperature = None,
-    top_k: Annotated[int | None, typer.Option(help="Default: the target's.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Default: the target's.")] = None,
-    guidance: Annotated[float | None, typer.Option(help="CFG scale (default: the target's).")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Prompts decoded together; latency is measured at 1 only.")] = 1,
-    metrics: Annotated[str, typer.Option(help="Comma-separated.")] = "clip,fid",
-    baseline: Annotated[bool, typer.Option(help="Measure ar alongside, interleaved.")] = True,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    out: options.Out = Path("results"),
-    name: options.RunName = None,
-    fresh: options.Fresh = False,
+    settings: Annotated[
+        dict[str, Any],
+        Takes(
+            "target drafter dtype compile random_weights simulate_acceptance prompts num_prompts caption seed repeats "
+            "temperature top_k top_p guidance batch metrics baseline name"
+        ),
+    ],
+    where: Annotated[Execution, Takes("device threads out fresh")],
+    method_options: MethodOptions,
     as_json: options.AsJson = False,
-    method_options: dict[str, Any] | None = None,
 ) -> None:
     """Measure one method, or several, against autoregressive decoding.
 
     Example: lanternbench run --method cool-sd --lambda 2
     """
-    from lanternbench.experiment import config as settings
+    from lanternbench.experiment.config import sweep
 
-    given = pairs(option or []) | (method_options or {})
-    values = dict(
-        name=name or _name(methods, target, prompts), target=target, prompts=prompts,
-        caption=caption, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance, batch=batch,
-        metrics=options.listed(metrics), baseline=baseline, methods=specs(methods, given),
-        random_weights=random_weights, simulate_acceptance=simulate_acceptance, drafter=drafter, dtype=dtype,
-        compile=compile_mode, repeats=1 if repeats is None else repeats,
-    )  # fmt: skip
-    values |= {} if num_prompts is None else {"num_prompts": num_prompts}
-    path, summary = execute(settings.sweep(values, "the command line"), device, threads, out, fresh)
-    finish(path, summary, as_json)
+    settings = {"name": _name(methods, settings["target"], settings["prompts"])} | settings
+    config = sweep(settings | {"methods": specs(methods, method_options)}, "the command line")
+    finish(*execute(config, where), as_json)
 
 
 def _name(methods: list[str], target: str, prompts: str) -> str:
@@ -76,3 +89,156 @@ def _name(methods: list[str], target: str, prompts: str) -> str:
     parts += [] if target == "tiny" else [Path(target.partition("=")[0]).name]
     parts += [] if prompts == "demo" else [prompts_name(prompts)]
     return name_part("-".join(parts))
+
+
+def sweep(
+    file: Annotated[Path, Argument(metavar="CONFIG.yaml", help="A sweep file such as configs/demo.yaml.")],
+    settings: Annotated[
+        dict[str, Any],
+        Takes(
+            "prompts num_prompts seed repeats temperature batch target drafter dtype compile random_weights "
+            "simulate_acceptance until_told_apart name",
+            defaults=False,  # those of the file
+        ),
+    ],
+    where: Annotated[Execution, Takes("device threads executor workers ray_address time_budget out fresh")],
+    dry_run: options.DryRun = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure every method of a sweep file, interleaved prompt by prompt; continues where it stopped.
+
+    What is given here is in place of the file's.
+
+    --until-told-apart tests each method against ar after 11 to 16 prompts and three times after twice as many, with p
+    corrected for four looks; it ends within --time-budget.
+
+    A list as target, seed, temperature, top_k, guidance or batch makes a run of every combination.
+
+    Example: lanternbench sweep configs/tradeoff.yaml
+    """
+    from lanternbench.experiment import sweep_file
+
+    if "until_told_apart" in settings:
+        settings.setdefault("num_prompts", 0)  # the file's number is no bound
+    runs = sweep_file.read(file, settings)
+    if dry_run:
+        show_plan(runs, where, as_json)
+        return
+    finished = []
+    for config in runs:
+        finished.append(execute(config, where))
+        if not as_json:
+            show(*finished[-1], title=config.name if len(runs) > 1 else None)
+    if as_json:
+        records = [record(path, summary) for path, summary in finished]
+        print_json(records[0] if len(records) == 1 else {"runs": records})
+
+
+def import_(
+    source: Annotated[Path, Argument(metavar="FILE|DIR", help=".jsonl, .npz or .safetensors; or images.")],
+    label: Annotated[str, Option(help="What the tables call it, followed by (imported).")],
+    settings: Annotated[dict[str, Any], Takes("target caption top_k guidance dtype seed baseline metrics name")],
+    where: Annotated[Execution, Takes("device threads out fresh")],
+    steps: Annotated[int | None, Option(min=1, help="Target forwards an image, if unsaid.")] = None,
+    seconds: Annotated[float | None, Option(min=0, help="Seconds an image, if unsaid.")] = None,
+    prompts: Annotated[str | None, Option(help="What it was made with (default: its captions).")] = None,
+    temperature: Annotated[float, Option(help="Of the sampling that it was made with, as top-k and top-p.")] = 1.0,
+    top_p: float = 1.0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Score tokens or images of other code beside ar; the tables mark them as imported.
+
+    Example: lanternbench import tokens.npz --target tiny --label ZipAR --seconds 3.2
+    """
+    from lanternbench import prompts as sources
+    from lanternbench.experiment import scoring
+    from lanternbench.experiment.config import sweep
+    from lanternbench.experiment.sweep_file import name_part
+    from lanternbench.imported import layouts, run
+    from lanternbench.metrics.setup import Setup
+
+    entries = [
+        entry._replace(seconds=seconds if entry.seconds is None else entry.seconds, steps=entry.steps or steps)
+        for entry in layouts.read(source)
+    ]
+    selected = None if prompts is None else sources.load(prompts, None, settings["seed"], settings["caption"])
+    settings = {"name": f"import-{name_part(Path(settings['target'].partition('=')[0]).name)}"} | settings
+    metrics = settings.pop("metrics")
+    settings |= {"prompts": prompts or "captions", "temperature": temperature, "top_p": top_p}
+    config = sweep(settings | {"metrics": [], "methods": ["ar"], "num_prompts": 1}, "the command line")
+    device = choose(where.device, where.threads)
+    with display("import") as bars:
+        folder = run.import_run(entries, label, config, selected, where.out, device, where.fresh, bars.show)
+        summary = scoring.score_run(folder, metrics, Setup(device=device), progress=bars.show)
+    finish(folder, summary, as_json)
+
+
+def execute(config: Sweep, where: Execution) -> tuple[Path, Summary]:
+    """Run a sweep with progress on stderr; returns its folder and summary."""
+    from lanternbench.experiment import runner as sweeps
+    from lanternbench.experiment.executors import executor
+
+    made_by = executor(where.executor, where.workers, where.threads, where.ray_address)
+    local, minutes = where.executor == "local", where.time_budget
+    device = choose(where.device, where.threads) if local else where.device  # of a cluster its workers know
+    done, of = 0, 0
+    with display(config.name) as bars:
+
+        def progress(*pieces: Any) -> None:
+            nonlocal done, of
+            done, of, _ = pieces
+            bars.show(*pieces)
+
+        watch = sweeps.Callbacks(progress, bars.step, inf if minutes is None else 60 * minutes)
+        finished = sweeps.run(config, where.out, fresh=where.fresh, device=device, executor=made_by, watch=watch)
+    if done < of:
+        stopped = f"--time-budget {minutes:g}: {done} of {of} images are made; the same command goes on"
+        print_notes([stopped])
+    return finished
+
+
+def show(path: Path, summary: Summary, title: str | None = None) -> None:
+    """The table of a run on stdout, below what makes it unfit to be quoted; the most important notes on stderr."""
+    notes = by_importance(summary.all_notes())
+    for line in filter(None, (preliminary(notes), title)):
+        print(line)
+    print_table(summary.rows)
+    missing = "; ".join(str(note) for note in notes if note.kind == "missing")  # one line for all
+    lines = list(dict.fromkeys(missing if note.kind == "missing" else str(note) for note in notes))
+    more = f" (and {len(lines) - NOTES} more notes)" if len(lines) > NOTES else ""
+    print_notes([*lines[:NOTES], f"{path}  ·  next: {program()} report{more}"])
+
+
+def finish(path: Path, summary: Summary, as_json: bool) -> None:
+    """What one run has to show: its table, or its summary as JSON."""
+    if as_json:
+        print_json(record(path, summary))
+    else:
+        show(path, summary)
+
+
+def show_plan(runs: list[Sweep], where: Execution, as_json: bool) -> None:
+    """What a sweep would make, and how long that takes on this machine, from a few steps of each method."""
+    from lanternbench import prompts as sources
+    from lanternbench.experiment.worker import Worker
+
+    rows: list[dict[str, Any]] = []
+    device = choose(where.device, where.threads)
+    for config in runs:
+        prompts = sources.load(config.prompts, config.num_prompts, config.seed, config.caption)
+        count = len(prompts) * config.repeats
+        captions = [p.text for p in prompts.prompts[: config.batch]]
+        with display(config.name) as bars:
+            worker = Worker(config, device)
+            for done, label in enumerate(worker.decoders):
+                bars.show(done, len(worker.decoders), f"a few steps of {label}")
+                seconds = worker.seconds_per_image(label, captions)
+                row = {"run": config.name, "target": config.target, "method": label, "images": count}
+                rows.append(row | {"image_s": seconds, "minutes": seconds * count / 60})
+    images, minutes = sum(r["images"] for r in rows), sum(r["minutes"] for r in rows)
+    if as_json:
+        print_json({"plan": rows, "images": images, "minutes": minutes})
+        return
+    cells = ((*map(str, list(r.values())[:4]), f"{r['image_s']:.2f}", f"{r['minutes']:.1f}") for r in rows)
+    print_cells(("run", "target", "method", "images", "s an image", "minutes"), cells, ("run", "target", "method"))
+    print(f"{images} images, about {minutes:.1f} minutes on this machine's {device}, one after the other, scores apart")

@@ -7,42 +7,41 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
-from rich.console import Console
+from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.output import number_table, print_json, print_notes, print_table, record
+from lanternbench.cli.output import print_cells, print_json, print_notes, print_table, record
 from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
-    from lanternbench.measure.summaries import Row, Summary
+    from lanternbench.measure.summaries import Row
 
 
 def score(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or folders, or plain folders of images.")
+        list[str] | None, Argument(metavar="[RUN]...", help="Run ids or folders, or plain folders of images.")
     ] = None,
-    metrics: Annotated[str | None, typer.Option(help="Comma-separated; all that suit the target by default.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="Folder of real images for FID, precision, recall.")] = None,
+    metrics: Annotated[str | None, Option(help="Comma-separated; all that suit the target by default.")] = None,
+    reference: Annotated[Path | None, Option(help="Folder of real images for FID, precision, recall.")] = None,
     captions: Annotated[
-        str | None, typer.Option(help="Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image.")
+        str | None, Option(help="Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image.")
     ] = None,
-    caption: Annotated[str, typer.Option(help="Which caption of a COCO image: first, longest, random.")] = "first",
+    caption: Annotated[str, Option(help="Which caption of a COCO image: first, longest, random.")] = "first",
     random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Full-size networks without files: what it would take.")
+        bool, Option("--random-weights", help="Full-size networks without files: what it would take.")
     ] = False,
     device: options.Device = "auto",
     threads: options.Threads = None,
-    again: Annotated[bool, typer.Option("--again", help="Also score what is scored already.")] = False,
+    again: Annotated[bool, Option("--again", help="Also score what is scored already.")] = False,
     export: Annotated[
         tuple[str, Path] | None,
-        typer.Option(metavar="LAYOUT DIR", help="Only copy images for an official scorer: geneval or dpg, and where."),
+        Option(metavar="LAYOUT DIR", help="Only copy images for an official scorer: geneval or dpg, and where."),
     ] = None,
     results: options.Results = Path("results"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows and notes as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the rows and notes as JSON.")] = False,
 ) -> None:
     """Score saved images; the latest run by default.  Stopped at any point, the same command continues.
 
@@ -60,23 +59,28 @@ def score(
     if export is not None:
         _export(*export, places)
         return
-    console, found = Console(stderr=True), []
-    with display("scoring") as shown:
+    scored = []
+    with display("scoring") as bars:
         for place in places:
             if (place / "run.json").is_file():
                 if captions is not None:
                     raise UserError(f"{place} is a run and knows its captions: leave --captions out.")
-                summary = scoring.score_run(place, names, setup, again=again, progress=shown.show)
+                summary = scoring.score_run(place, names, setup, again=again, progress=bars.show)
             else:
                 summary = scoring.score_folder(
-                    place, captions, names, setup, again=again, caption=cast(Any, caption), progress=shown.show
+                    place, captions, names, setup, again=again, caption=cast(Any, caption), progress=bars.show
                 )
-            found.append((place, summary))
+            scored.append((place, summary))
     if as_json:
-        print_json([record(place, summary) for place, summary in found])
+        print_json([record(place, summary) for place, summary in scored])
         return
-    for place, summary in found:
-        _show(place, summary, console)
+    for place, summary in scored:
+        if summary.rows[0].method:
+            print_table(summary.rows)
+        else:
+            _print_metrics(summary.rows[0])
+        print_notes(summary.all_notes())
+        print_notes([place], bullet="")
 
 
 def _export(layout: str, folder: Path, places: list[Path]) -> None:
@@ -97,26 +101,26 @@ def _export(layout: str, folder: Path, places: list[Path]) -> None:
 
 def folder_names(labels: Iterable[str]) -> dict[str, str]:
     """A folder's name for each label, without signs that shells or paths read; a number tells equal ones apart."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for label in labels:
         name = stem = re.sub(r"[^\w.=+-]+", "-", label).lstrip(".")[:60] or "method"
         number = 1
-        while name in found.values():
+        while name in names.values():
             number += 1
             name = f"{stem}-{number}"
-        found[label] = name
-    return found
+        names[label] = name
+    return names
 
 
 def _print_metrics(row: Row) -> None:
     """The row of a plain folder, a metric a line."""
     from lanternbench.report.columns import metric_column, metric_keys
 
-    table = number_table(("metric", one_line(row.label), "95 %", "images"), ("metric",))
-    for column in map(metric_column, metric_keys([row])):
-        count = row.figure(column.key).n
-        table.add_row(column.title + column.arrow, column.value(row), column.bounds(row), str(count or row.n))
-    Console().print(table)
+    cells = (
+        (c.title + c.arrow, c.value(row), c.bounds(row), str(row.figure(c.key).n or row.n))
+        for c in map(metric_column, metric_keys([row]))
+    )
+    print_cells(("metric", one_line(row.label), "95 %", "images"), cells, ("metric",))
 
 
 def _place(results: Path, name: str) -> Path:
@@ -126,12 +130,3 @@ def _place(results: Path, name: str) -> Path:
     if Path(name).is_dir() and not (results / name / "run.json").is_file():
         return Path(name)
     return store.find(results, [name])[0]
-
-
-def _show(place: Path, summary: Summary, console: Console) -> None:
-    if summary.rows[0].method:
-        print_table(summary.rows)
-    else:
-        _print_metrics(summary.rows[0])
-    print_notes(summary.all_notes(), console)
-    print_notes([place], console, bullet="")

@@ -4,39 +4,34 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import typer
+from typer import Option
 
 from lanternbench import __version__
 from lanternbench.cli import options
-from lanternbench.cli.program import program
-from lanternbench.cli.progress import lines
+from lanternbench.cli.fields import Takes
+from lanternbench.cli.output import program
+from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 
 Recipe = Literal["eagle-1", "eagle-3", "dflash"]
-app = typer.Typer(no_args_is_help=True, help="Train a drafter for any target, or the embedded models from a seed.")
 
 
 def drafter(
-    target: options.TargetName = "tiny",
-    recipe: Annotated[Recipe, typer.Option(help="The drafter's kind, and how it is trained.")] = "eagle-1",
-    prompts: options.Prompts = "demo",
-    num_prompts: options.NumPrompts = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 2000,
-    batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 4,
-    lr: Annotated[float, typer.Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")] = 3e-3,
-    seed: options.Seed = 0,
-    start: Annotated[Path | None, typer.Option(help="A drafter to go on from (default: a fresh one).")] = None,
-    block: Annotated[int, typer.Option(min=2, max=65, help="dflash: tokens of a block, the anchor included.")] = 6,
-    layers: Annotated[int, typer.Option(min=1, max=64, help="dflash: layers of the drafter.")] = 1,
-    causal: Annotated[
-        bool, typer.Option("--causal", help="dflash: a slot sees earlier slots alone (JetSpec).")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Where the drafter goes.")] = Path("drafter"),
-    work: Annotated[Path, typer.Option(help="Samples and checkpoints; kept for resuming.")] = Path("train-drafter"),
-    dtype: options.Dtype = None,
+    c: Annotated[Any, Takes("target prompts seed dtype")],
+    recipe: Annotated[Recipe, Option(help="The drafter's kind, and how it is trained.")] = "eagle-1",
+    num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,
+    steps: Annotated[int, Option(min=1, help="Optimiser steps.")] = 2000,
+    batch: Annotated[int, Option(min=1, help="Images a step.")] = 4,
+    lr: Annotated[float, Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")] = 3e-3,
+    start: Annotated[Path | None, Option(help="A drafter to go on from (default: a fresh one).")] = None,
+    block: Annotated[int, Option(min=2, max=65, help="dflash: tokens of a block, the anchor included.")] = 6,
+    layers: Annotated[int, Option(min=1, max=64, help="dflash: layers of the drafter.")] = 1,
+    causal: Annotated[bool, Option("--causal", help="dflash: a slot sees earlier slots alone (JetSpec).")] = False,
+    out: Annotated[Path, Option(help="Where the drafter goes.")] = Path("drafter"),
+    work: Annotated[Path, Option(help="Samples and checkpoints; kept for resuming.")] = Path("train-drafter"),
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
@@ -62,24 +57,25 @@ def drafter(
 
     chosen = choose(device, threads)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    plan = Plan(target, sets.load(prompts, num_prompts or None, seed), steps, batch, lr, seed, start, dtype, recipe)
+    selected = sets.load(c.prompts, num_prompts or None, c.seed)
+    plan = Plan(c.target, selected, steps, batch, lr, c.seed, start, c.dtype, recipe)
     plan = replace(plan, block=block, layers=layers, causal=causal)
     try:
-        with lines("loading the target", each=False) as shown:
-            found = train(plan, chosen, work, out, log=console.print, progress=shown.show)
+        with display("loading the target", bars=False, each=False) as bars:
+            trained = train(plan, chosen, work, out, log=console.print, progress=bars.show)
     except torch.OutOfMemoryError:
         raise UserError(f"{chosen} has too little memory: lower --batch, or give --dtype bfloat16") from None
-    print(f"first tokens accepted in images held out: {found.before:.3f} before, {found.after:.3f} after training")
-    given = "" if prompts == "demo" else f" --prompts {shlex.quote(prompts)}"
-    drafted = f"--target {shlex.quote(target)} --drafter {shlex.quote(str(out))}"
+    print(f"first tokens accepted in images held out: {trained.before:.3f} before, {trained.after:.3f} after training")
+    given = "" if c.prompts == "demo" else f" --prompts {shlex.quote(c.prompts)}"
+    drafted = f"--target {shlex.quote(c.target)} --drafter {shlex.quote(str(out))}"
     console.print(f"{out}  ·  next: {program()} run --method {recipe} {drafted}{given}")
 
 
 def tiny(
-    out: Annotated[Path, typer.Option(help="Where the weights go.")] = Path("weights"),
-    work: Annotated[Path, typer.Option(help="Scenes, tokens and checkpoints; kept for resuming.")] = Path("train-tiny"),
-    scale: Annotated[float, typer.Option(min=0.0001, max=10.0, help="Multiply every number of steps.")] = 1.0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")] = None,
+    out: Annotated[Path, Option(help="Where the weights go.")] = Path("weights"),
+    work: Annotated[Path, Option(help="Scenes, tokens and checkpoints; kept for resuming.")] = Path("train-tiny"),
+    scale: Annotated[float, Option(min=0.0001, max=10.0, help="Multiply every number of steps.")] = 1.0,
+    threads: Annotated[int | None, Option(min=1, help="CPU threads (default: all cores).")] = None,
 ) -> None:
     """Render scenes, then train tokeniser, target, drafters and evaluators; about eight hours on two cores.
 
@@ -100,6 +96,6 @@ def tiny(
     from tools.train_tiny.world import train
 
     choose("cpu", threads)
-    console = Console(stderr=True)
-    train(work, out, scale, log=lambda line: console.print(line, highlight=False, markup=False))
-    console.print(f"{out}  ·  next: {program()} run --method cool-sd --target {out}", highlight=False, markup=False)
+    console = Console(stderr=True, highlight=False, markup=False)
+    train(work, out, scale, log=console.print)
+    console.print(f"{out}  ·  next: {program()} run --method cool-sd --target {out}")

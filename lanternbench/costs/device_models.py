@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from functools import cache
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from lanternbench.errors import UserError
+from lanternbench.errors import UserError, unknown
 
 THIS = "this"
 
@@ -39,6 +38,14 @@ class DeviceModel(BaseModel):
             raise UserError(f"the device model '{self.name}' has no FLOP/s for {dtype}: use {' or '.join(self.tflops)}")
         return 1e12 * self.tflops[dtype]
 
+    def sentence(self, graphs: bool) -> str:
+        """What the model says, with its source."""
+        kernel = f"{self.gap:g} µs a kernel in a graph" if graphs else f"{self.issue:g} µs to issue a kernel"
+        return (
+            f"{self.name}: {self.about}, {self.bandwidth:g} GB/s, {self.memory:g} GB ({self.source}); {kernel}, "
+            "an estimate"
+        )
+
 
 @cache
 def device_models() -> dict[str, DeviceModel]:
@@ -56,11 +63,8 @@ def device_model(name: str) -> DeviceModel:
 
     Raises UserError naming those there are.
     """
-    begins = [full for full in device_models() if _letters(name) and _letters(full).startswith(_letters(name))]
-    name = begins[0] if begins else name
-    if name not in device_models():
-        close = difflib.get_close_matches(name.lower(), device_models(), 1)
-        hint = f"; did you mean '{close[0]}'?" if close else ""
-        known = ", ".join(device_models())
-        raise UserError(f"unknown device '{name}': choose {known}, or {THIS} for this machine{hint}")
-    return device_models()[name]
+    letters = _letters(name)
+    matches = [full for full in device_models() if letters and _letters(full).startswith(letters)]
+    if not matches:
+        raise unknown(f"unknown device '{name}'", name.lower(), [*device_models(), THIS])
+    return device_models()[matches[0]]

@@ -6,7 +6,8 @@ then gives the seconds of shapes that were not measured.  N nodes of a tree, D i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, product
 from statistics import median
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from scipy.optimize import isotonic_regression, nnls
 
-from lanternbench.costs.roofline import Values
 from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, begin, step
@@ -35,43 +35,13 @@ class Shape(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """Median seconds of a shape's steps with ``cached`` committed image tokens."""
+    """Seconds of a step of this shape, or their medians, with ``cached`` committed image tokens."""
 
     shape: Shape
     cached: int
     draft_s: float  # forwards of the drafter
     forward_s: float  # the target's
     rest_s: float  # drawing, building trees, acceptance, commit
-
-
-class Curve(NamedTuple):
-    """Seconds of a forward [cached, nodes] at measured numbers of nodes and of cached image tokens; linear in between.
-
-    Beyond the measured points as at the nearest of them; with ``rises``, beyond the most nodes as the last two go on.
-    """
-
-    nodes: Sequence[float]
-    cached: Sequence[float]
-    seconds: Sequence[Sequence[float]]
-    rises: bool = False
-
-    def at(self, nodes: Values | float, cached: Values | float) -> Values:
-        """Seconds for nodes and cached tokens of one shape [T], or numbers: [T]."""
-        nodes, cached = np.broadcast_arrays(np.asarray(nodes, np.float64), np.asarray(cached, np.float64))
-        rows = np.stack([np.interp(nodes, self.nodes, row) + self._beyond(nodes, row) for row in self.seconds])
-        if len(self.cached) == 1:
-            return rows[0]
-        measured = np.asarray(self.cached, np.float64)
-        right = np.clip(np.searchsorted(measured, cached), 1, len(measured) - 1)
-        low, high = (np.take_along_axis(rows, index[None], 0)[0] for index in (right - 1, right))
-        share = np.clip((cached - measured[right - 1]) / (measured[right] - measured[right - 1]), 0.0, 1.0)
-        return low * (1 - share) + high * share
-
-    def _beyond(self, nodes: Values, row: Sequence[float]) -> Values | float:
-        if not self.rises or len(row) < 2:
-            return 0.0
-        slope = max(0.0, (row[-1] - row[-2]) / (self.nodes[-1] - self.nodes[-2]))
-        return slope * np.maximum(nodes - self.nodes[-1], 0.0)
 
 
 class StepCost(BaseModel):
@@ -88,17 +58,15 @@ class StepCost(BaseModel):
     chain_rest: tuple[float, float, float] = (0.0, 0.0, 0.0)  # a step's, per node, per level
     tree_rest: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
-    def forward(self, nodes: float, cached: float | None = None) -> float:
-        """The target over ``nodes``; without ``cached``, the mean over an image."""
-        curve = Curve(self.nodes, self.cached, self.forward_s, rises=True)
-        return float(curve.at(nodes, np.asarray(self.cached if cached is None else cached, np.float64)).mean())
+    def forward(self, nodes: float) -> float:
+        """The target over ``nodes``, the mean over an image."""
+        return float(np.mean([_rising(nodes, self.nodes, row) for row in self.forward_s]))
 
     def draft(self, levels: Sequence[int], depth: int = 1) -> float:
         """The drafter's forwards: none where nothing is drafted."""
         if not depth:
             return 0.0
-        curve = Curve(self.level_nodes, [0], [self.level_s], rises=True)
-        return self.root_s + (float(curve.at(np.array(levels), 0).sum()) if self.level_nodes else 0.0)
+        return self.root_s + sum(_rising(n, self.level_nodes, self.level_s) for n in levels if self.level_nodes)
 
     def rest(self, shape: Shape) -> float:
         """What goes on outside forwards."""
@@ -110,25 +78,48 @@ class StepCost(BaseModel):
         return self.forward(shape.nodes) + self.draft(shape.levels, shape.depth) + self.rest(shape)
 
 
+def _rising(nodes: float, measured: Sequence[int], seconds: Sequence[float]) -> float:
+    """Linear between the measured numbers of nodes; beyond the most, as the last two go on."""
+    slope = 0.0
+    if len(measured) > 1:
+        slope = max(0.0, (seconds[-1] - seconds[-2]) / (measured[-1] - measured[-2]))
+    return float(np.interp(nodes, measured, seconds)) + slope * max(0.0, nodes - measured[-1])
+
+
 @torch.inference_mode()
-def time_steps(
-    decoder: SpeculativeDecoder, shape: Shape, caption: str, cached: Iterable[int], steps: int
-) -> list[Timed]:
-    """``steps`` steps of a decoder at each length ``cached``: after each, the length is set back."""
-    state, own = begin(decoder, [caption], [0])
-    found = []
-    for length in cached:
-        spent: list[tuple[float, float, float]] = []
-        for i in range(WARMUP + steps):
+def step_times(decoder: SpeculativeDecoder, caption: str, cached: Iterable[int], steps: int) -> Iterator[Timed]:
+    """The steps of a decoder, ``steps`` at each length ``cached``: after each, the length is set back.
+
+    An order other than raster has lengths of its own: its steps are those that follow each other.
+    """
+    state, proposer_state = begin(decoder, [caption], [0])
+    advance = decoder.step or step
+    for length, i in product(cached, range(WARMUP + steps)):
+        if decoder.step is None:
             set_length(state, length)
-            state.clock.start()
-            own, _ = step(decoder, state, own)
-            whole, phases = state.clock.stop(), state.clock.spent
-            draft, forward = phases.get("draft", 0.0), phases.get("verify", 0.0)
-            if i >= WARMUP:
-                spent.append((draft, forward, whole - draft - forward))
-        found.append(Timed(shape, length, *(median(part) for part in zip(*spent, strict=True))))
-    return found
+        elif not state.active:
+            return
+        sizes = decoder.proposer.sizes(proposer_state)
+        state.clock.start()
+        proposer_state, result = advance(decoder, state, proposer_state)
+        whole, phases = state.clock.stop(), state.clock.spent
+        draft, forward = phases.get("draft", 0.0), phases.get("verify", 0.0)
+        if i >= WARMUP:
+            depth, nodes = sizes[0] if sizes else (result.draft.tree.max_depth, result.draft.tree.nodes)
+            yield Timed(Shape(nodes, depth), length, draft, forward, whole - draft - forward)
+
+
+def time_steps(
+    decoder: SpeculativeDecoder, shape: Shape, caption: str, cached: Sequence[int], steps: int
+) -> list[Timed]:
+    """The medians of ``steps`` steps of a decoder at each length ``cached``."""
+    return [t._replace(shape=shape) for t in medians(step_times(decoder, caption, cached, steps))]
+
+
+def medians(times: Iterable[Timed]) -> list[Timed]:
+    """Those of all steps with the same shape and cached length."""
+    groups = groupby(sorted(times), key=lambda t: t[:2])
+    return [Timed(*size, *map(median, list(zip(*same, strict=True))[2:])) for size, same in groups]
 
 
 def set_length(state: DecodeState, length: int) -> None:
@@ -159,12 +150,11 @@ def fit(timed: Sequence[Timed]) -> StepCost:
     drafting = [t for t in timed if t.shape.depth]
     roots = [t.draft_s for t in drafting if not t.shape.levels]
     root = median(roots) if roots else min((t.draft_s / (1 + len(t.shape.levels)) for t in drafting), default=0.0)
-    by_width: dict[int, list[float]] = {}
+    level_s: dict[int, list[float]] = {}  # by the nodes of a level
     for t in drafting:
-        if t.shape.levels and len(set(t.shape.levels)) == 1:
-            each = max(0.0, t.draft_s - root) / len(t.shape.levels)
-            by_width.setdefault(t.shape.levels[0], []).append(each)
-    widths = sorted(by_width)
+        if len(set(t.shape.levels)) == 1:
+            level_s.setdefault(t.shape.levels[0], []).append(max(0.0, t.draft_s - root) / len(t.shape.levels))
+    widths = sorted(level_s)
     chains, trees = ([t for t in drafting if t.shape.chain is kind] for kind in (True, False))
     plain = [t for t in timed if not t.shape.depth]
     return StepCost(
@@ -173,7 +163,7 @@ def fit(timed: Sequence[Timed]) -> StepCost:
         forward_s=forward,
         root_s=root,
         level_nodes=widths,
-        level_s=isotonic_regression([median(by_width[w]) for w in widths]).x.tolist() if widths else [],
+        level_s=isotonic_regression([median(level_s[w]) for w in widths]).x.tolist() if widths else [],
         chain_rest=_rest(chains or trees or plain),
         tree_rest=_rest(trees or chains or plain),
     )

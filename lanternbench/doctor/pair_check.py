@@ -25,8 +25,8 @@ def drafting_method(kind: str) -> Method:
 
     Raises StopIteration for a kind that no preset uses.
     """
-    found = [m for m in map(named, components("preset")) if m.lossless and m.proposal.drafter_kind == kind]
-    return next((m for m in found if m.choices.tree == "dynamic"), next(iter(found)))
+    presets = [m for m in map(named, components("preset")) if m.lossless and m.proposal.drafter_kind == kind]
+    return next((m for m in presets if m.choices.tree == "dynamic"), next(iter(presets)))
 
 
 def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None = None) -> list[dict[str, Any]]:

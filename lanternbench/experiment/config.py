@@ -29,16 +29,22 @@ class Decoding(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    target: str = "tiny"
-    drafter: str | None = None
-    dtype: Literal["float32", "bfloat16"] | None = None
-    compile: Literal["eager", "graphs"] | None = None
-    random_weights: bool = False
-    simulate_acceptance: float | list[float] | None = None
-    prompts: str = "demo"
-    seed: int = Field(0, ge=0, le=MAX_SEED)
-    temperature: float = Field(1.0, ge=0, le=MAX_TEMPERATURE)
-    guidance: float | None = Field(None, ge=0, le=MAX_GUIDANCE, allow_inf_nan=False)
+    target: str = Field("tiny", description="A target of `lanternbench targets`, or a folder.")
+    drafter: str | None = Field(None, description="A smaller target that drafts, or a file or folder with a drafter.")
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="Of weights (default: by target and device)."
+    )
+    compile: Literal["eager", "graphs"] | None = Field(None, description="graphs: CUDA graphs (default on a GPU).")
+    random_weights: bool = Field(False, description="Full size without files: speed alone.")
+    simulate_acceptance: float | list[float] | None = Field(
+        None, description="Mean tokens a step to yield, or rates by position: 0.8,0.7,0.6."
+    )
+    prompts: str = Field("demo", description="demo, coco2017[:FILE], parti[:FILE], or a text file.")
+    seed: int = Field(0, ge=0, le=MAX_SEED, description="Of all draws.")
+    temperature: float = Field(1.0, ge=0, le=MAX_TEMPERATURE, description="0 is greedy (default: the target's).")
+    guidance: float | None = Field(
+        None, ge=0, le=MAX_GUIDANCE, allow_inf_nan=False, description="CFG scale (default: the target's)."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -87,17 +93,21 @@ class Decoding(BaseModel):
 class Sweep(Decoding):
     """One sweep: methods that share target, prompts and clock.  ``method_specs`` are expanded by ``methods``."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,79}$")
+    name: str = Field(
+        "run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,79}$", description="Of the run folder (default: its methods)."
+    )
     suite: str | None = None  # name and hash of the protocol that it follows
-    num_prompts: int | None = Field(8, ge=1, le=10**9)
-    until_told_apart: bool = False
-    caption: Literal["first", "longest", "random"] = "first"
-    repeats: int = Field(1, ge=1, le=1000)
-    top_k: int | None = Field(None, ge=0, le=2**31)
-    top_p: float = Field(1.0, gt=0, le=1)
-    batch: int = Field(1, ge=1, le=1024)
-    metrics: list[str] = ["clip", "fid"]
-    baseline: bool = True
+    num_prompts: int | None = Field(
+        8, ge=1, le=10**9, description="How many; 0 for all (default: what tells its methods apart from ar)."
+    )
+    until_told_apart: bool = Field(False, description="Add prompts until every method's speed is told apart from ar's.")
+    caption: Literal["first", "longest", "random"] = Field("first", description="Which caption of a COCO image.")
+    repeats: int = Field(1, ge=1, le=1000, description="Decode every prompt with so many seeds, from --seed on.")
+    top_k: int | None = Field(None, ge=0, le=2**31, description="Default: the target's.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Default: the target's.")
+    batch: int = Field(1, ge=1, le=1024, description="Prompts decoded together; latency is measured at 1 only.")
+    metrics: list[str] = Field(["clip", "fid"], description="Comma-separated.")
+    baseline: bool = Field(True, description="Measure ar alongside, interleaved.")
     method_specs: list[dict[str, Any]] = Field(alias="methods", min_length=1)
 
     @field_validator("num_prompts", mode="before")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lanternbench.engine.proposal import Proposal
 from lanternbench.errors import UserError
 from lanternbench.measure.samples import Sample
 from lanternbench.methods.build import prepared_proposal
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_unpacked, with_drafter
 from lanternbench.models.entries import Entry, catalogue, family
-from lanternbench.models.network import Network
 from lanternbench.models.target import Target
-from lanternbench.predict.predict import BASE, Case, Shape, shape_of, traces_of
+from lanternbench.predict.machines import Case, shape_of
+from lanternbench.predict.predict import BASE, traces_of
 from lanternbench.predict.replay import Trace
 
 
@@ -52,7 +51,6 @@ def sketch(name: str, drafter: str | None = None) -> Target:
 class Cases(NamedTuple):
     """What is replayed on which target, with notes for the reader."""
 
-    shape: Shape
     traces: dict[Case, list[Trace]]
     methods: dict[str, Method]  # by label
     notes: list[str]
@@ -81,7 +79,8 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
         try:
             made = method(group[0].method, **group[0].options)
             measured = prepared_proposal(source, made)
-            drafter = _drafter(made, measured, source, target)
+            same = target is source or measured.drafter is None
+            drafter = measured.drafter if same else prepared_proposal(target, made).drafter  # may be refused there
         except UserError as error:
             notes.append(f"{label} is left out: {error}")
             continue
@@ -90,9 +89,10 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
         if steps:
             methods[label] = made
             name = BASE if drafts is None and made.preset == BASE else label
-            traces[Case(name, made.preset, shape, drafter, drafts)] = steps
-    found = Cases(shape, traces, methods, notes)
-    if not found.drafting:
+            net = None if drafter is None else drafter.network()
+            traces[Case(name, made.preset, shape, net, drafts)] = steps
+    cases = Cases(traces, methods, notes)
+    if not cases.drafting:
         why = notes[0] if notes else f"{run} has only methods that draft nothing ({', '.join(by_label)})"
         raise UserError(f"there are no draft trees to replay: {why}; measure one that drafts, such as eagle-1")
     if shape.length != source.length:
@@ -105,22 +105,7 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
             f"accepted lengths and tree sizes are those measured on {source.name}: a drafter for {shape.name} may be "
             "accepted more or less often"
         )
-    return found
-
-
-def _drafter(made: Method, measured: Proposal, source: Target, target: Target) -> Network | None:
-    """The network that drafts on ``target`` for the method.  Raises UserError where the target has none of its kind."""
-    if measured.drafter is None:
-        return None
-    if target is source:
-        return measured.drafter.network()
-    there = prepared_proposal(target, made).drafter
-    return None if there is None else there.network()
-
-
-def recorded_sizes(traces: Iterable[Sequence[Trace]]) -> list[int]:
-    """The numbers of nodes of all recorded trees."""
-    return sorted({int(n) for group in traces for trace in group for n in trace.nodes})
+    return cases
 
 
 def of_run(record: dict[str, Any]) -> tuple[str, str | None, float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,11 @@ class Trace(NamedTuple):
     def start(self) -> Ints:
         """Tokens before each step: the prefill has given one."""
         return 1 + np.cumsum(self.committed) - self.committed
+
+    @property
+    def before(self) -> Ints:
+        """Tokens that the step before committed."""
+        return np.concatenate([[1], self.committed[:-1]])
 
 
 class Steps(NamedTuple):
@@ -74,17 +80,12 @@ def batches(traces: Sequence[Trace], batch: int, keeps_shape: bool) -> list[Step
 def _together(traces: Sequence[Trace], counts: NDArray, keeps_shape: bool) -> Steps:
     longest = max(trace.steps for trace in traces)
 
-    def most(rows: Sequence[Ints]) -> Values:
-        padded = np.zeros((len(rows), longest))
-        for row, values in zip(padded, rows, strict=True):
-            row[: len(values)] = values
-        return padded.max(0)
+    def most(name: str) -> Values:
+        return np.array(list(zip_longest(*(getattr(t, name) for t in traces), fillvalue=0)), np.float64).max(1)
 
     alive = sum(n * (np.arange(longest) < t.steps) for n, t in zip(counts, traces, strict=True))
     size = np.full(longest, float(counts.sum()))
     if not keeps_shape:
         for t in range(1, longest):
             size[t] = alive[t] if 2 * alive[t] <= size[t - 1] else size[t - 1]
-    before = [np.concatenate([[1], t.committed[:-1]]) for t in traces]
-    return Steps(size, most([t.nodes for t in traces]), most([t.depths for t in traces]),
-                 most([t.start for t in traces]), most(before))  # fmt: skip
+    return Steps(size, *map(most, ("nodes", "depths", "start", "before")))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -12,7 +15,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from lanternbench.predict.predict import BASE, BATCHES, Prediction, Validation, record
+from lanternbench.predict.predict import BASE, BATCHES, Prediction, Validation
 from lanternbench.report.drawing import save
 from lanternbench.report.palette import colour
 from lanternbench.report.tables import markdown
@@ -25,12 +28,24 @@ WORDS = ("method", "bound by", "gains at")
 BOUND = {"weights": "weights", "cache": "KV cache", "arithmetic": "FLOP/s", "vocabulary": "logits"}
 
 
+def document(rows: Sequence[Prediction], checked: Sequence[Validation], notes: Sequence[str]) -> dict[str, Any]:
+    """All of it as JSON, labelled for what it is."""
+    each = {"rows": [row.record() for row in rows], "validation": [row._asdict() for row in checked]}
+    return {"predicted": True, **each, "notes": list(notes)}
+
+
+def errors(checked: Sequence[Validation]) -> list[str]:
+    """A note on how far the predictions are from what was measured, where anything was."""
+    medians = []
+    for name, of in (("error", "latency"), ("robust_error", "robust latency"), ("speedup_error", "speedup")):
+        if each := [getattr(row, name) for row in checked if getattr(row, name) is not None]:
+            medians.append(f"{median(each):.1%} of the {of}")
+    return [f"median error on this machine: {', '.join(medians)}"] if medians else []
+
+
 def setups(rows: Sequence[Prediction]) -> list[list[Prediction]]:
-    """The rows by device, target and dtype, in order of appearance."""
-    found: dict[tuple[str, str, str], list[Prediction]] = {}
-    for row in rows:
-        found.setdefault((row.device, row.target, row.dtype), []).append(row)
-    return list(found.values())
+    """The rows by device, target and dtype, in their order."""
+    return [list(group) for _, group in groupby(rows, key=lambda row: (row.device, row.target, row.dtype))]
 
 
 def heading(rows: Sequence[Prediction]) -> str:
@@ -41,7 +56,7 @@ def heading(rows: Sequence[Prediction]) -> str:
 
 def cells(row: Prediction) -> list[str]:
     """One row of the table, a text for each of ``TITLES``."""
-    if row.fits is False:
+    if not row.fits:
         return [str(row.batch), row.label, f"{row.tau:.2f}", *["–"] * 4, f"needs {row.memory_gb:.0f} GB", ""]
     return [
         str(row.batch), row.label, f"{row.tau:.2f}", f"{row.ms_per_token:.3g}", f"{row.latency_s:.3g}",
@@ -51,7 +66,7 @@ def cells(row: Prediction) -> list[str]:
 
 def _gains(row: Prediction) -> str:
     """The batch sizes at which the method is faster than the baseline, of those that fit in memory."""
-    if row.fits_up_to is None or row.method == BASE:
+    if row.method == BASE:
         return ""
     if not row.fits_up_to or row.stops_at == 1:
         return "none"
@@ -73,6 +88,13 @@ def terminal_table(rows: Sequence[Prediction]) -> Table:
     return table
 
 
+def terminal_tables(rows: Sequence[Prediction], checked: Sequence[Validation]) -> Iterator[Table]:
+    """A table for each setup, and one of the validation where there is any."""
+    yield from map(terminal_table, setups(rows))
+    if checked:
+        yield validation_table(checked)
+
+
 def validation_table(rows: Sequence[Validation]) -> Table:
     """Predicted beside measured on this machine."""
     table = Table(box=box.SIMPLE_HEAD, title="Predicted beside measured: s/image", title_justify="left", padding=0)
@@ -88,30 +110,23 @@ def validation_table(rows: Sequence[Validation]) -> Table:
 
 def markdown_tables(rows: Sequence[Prediction]) -> str:
     """Every setup's table as Markdown."""
-    parts = []
-    for group in setups(rows):
-        right = [title not in WORDS for title in TITLES]
-        parts.append(f"## {heading(group)}\n\n" + markdown(list(TITLES), [cells(row) for row in group], right))
-    return "\n".join(parts)
+    right = [title not in WORDS for title in TITLES]
+    return "\n".join(
+        f"## {heading(group)}\n\n" + markdown(list(TITLES), [cells(row) for row in group], right)
+        for group in setups(rows)
+    )
 
 
-def write(
-    out: Path,
-    rows: Sequence[Prediction],
-    curve: Sequence[Prediction],
-    checked: Sequence[Validation],
-    notes: Sequence[str],
-) -> None:
+def write(out: Path, document: dict[str, Any], rows: Sequence[Prediction], curve: Sequence[Prediction]) -> None:
     """``predictions.json``, ``.md`` and ``.png`` in ``out``; ``curve``: the rows of the plot.
 
     Raises UserError where they cannot be written.
     """
     with writing(out, OUT):
         out.mkdir(parents=True, exist_ok=True)
-    fields = {"rows": list(map(record, rows)), "validation": [v._asdict() for v in checked], "notes": list(notes)}
-    text = json.dumps(versioned({"predicted": True, **fields}), indent=2, ensure_ascii=False)
-    said = "\n".join(f"- {note}" for note in notes)
-    for name, whole in (("json", f"{text}\n"), ("md", f"{markdown_tables(rows)}\n{said}\n")):
+    text = json.dumps(versioned(document), indent=2, ensure_ascii=False)
+    notes = "\n".join(f"- {note}" for note in document["notes"])
+    for name, whole in (("json", f"{text}\n"), ("md", f"{markdown_tables(rows)}\n{notes}\n")):
         with replacing(out / f"predictions.{name}", OUT) as file:
             file.write(whole.encode())
     save(lambda: plot(curve), out / "predictions", ("png",), dpi=200)
@@ -127,7 +142,7 @@ def plot(rows: Sequence[Prediction]) -> Figure:
         axes.grid(color="#e6e6e6", linewidth=0.6)
         axes.axhline(1.0, color="#9aa0a6", linewidth=1.1, linestyle=(0, (4, 2)))
         for j, label in enumerate(dict.fromkeys(row.label for row in group if row.method != BASE)):
-            own = [row for row in group if row.label == label and row.fits is not False]
+            own = [row for row in group if row.label == label and row.fits]
             shade = colour(next(r.method for r in group if r.label == label))
             x, y = [row.batch for row in own], [row.speedup for row in own]
             axes.plot(x, y, color=shade, marker="os^vDPX"[j % 7], markersize=4, linewidth=1.1, label=label)

@@ -1,55 +1,122 @@
-"""The machine that a command runs on, probed with the target and methods of a run."""
+"""This machine, probed with the target and methods of a run: its steps timed, and the host itself as a device model.
+
+The steps of each method are timed at a few cached lengths; what they cost is fitted to their sizes.  For other targets
+the host becomes a device model: its bandwidth, its FLOP/s, and the overhead per kernel that the shortest forward leaves
+unexplained.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from time import perf_counter
+from typing import Any
 
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from lanternbench.costs.bandwidth import bandwidth, wait
+from lanternbench.costs.device_models import THIS, DeviceModel
+from lanternbench.costs.forward_cost import lengths_of, medians, step_times
+from lanternbench.costs.roofline import BYTES, LAYER, STEP, Values
+from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.proposal import Proposal
 from lanternbench.experiment.config import sweep
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_with_drafter
-from lanternbench.predict import calibrate
-from lanternbench.predict.cases import Cases, recorded_sizes, sketch
-from lanternbench.predict.predict import BASE, Roofline, shape_of
+from lanternbench.models.network import Network
+from lanternbench.predict.cases import Cases, sketch
+from lanternbench.predict.machines import Measured, MethodCost, Roofline, shape_of
+from lanternbench.predict.predict import BASE
 from lanternbench.utils.device import choose, cores, load_average
 
-
-class ThisMachine(NamedTuple):
-    """``measured``: forwards of the run's target; ``roofline``: the host as a device model, for all else."""
-
-    measured: calibrate.Measured
-    roofline: Roofline
-
-    @property
-    def notes(self) -> list[str]:
-        """What the probe found, and whether other programs were in its way."""
-        model, load, cpus = self.roofline.device, load_average(), cores()
-        rate = model.tflops[self.roofline.dtype]
-        said = [
-            f"this machine, probed: {model.bandwidth:.1f} GB/s, {1e3 * rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel "
-            f"({self.measured.dtype})"
-        ]
-        if load is not None and load > cpus:
-            said.append(
-                f"the load was {load:.1f} on {cpus} cores while it was probed: stop other programs and try again"
-            )
-        return said
+REPEATS, STEPS = 15, 16  # products of matrices, and steps at each length, that are timed
+SIDE = 1024  # of the matrices
 
 
 def probe(
-    record: Mapping[str, Any], where: Path, found: Cases, caption: str, threads: int | None, shown: Callable[..., None]
-) -> ThisMachine:
-    """``record``: of run.json in ``where``.  Raises UserError where the run's target or drafter cannot be loaded."""
+    record: Mapping[str, Any], where: Path, cases: Cases, caption: str, threads: int | None, show: Callable[..., None]
+) -> tuple[Roofline, Measured, list[str]]:
+    """The host as a device model, its steps on the run's target, and notes on what was found.
+
+    ``record``: of run.json in ``where``.  Raises UserError where the run's target or drafter cannot be loaded.
+    """
     c = sweep({k: v for k, v in record["config"].items() if k != "device"}, str(where))
     device = choose("auto", threads)
     target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, None, c.compile)
     sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
-    methods = {BASE: method(BASE), **found.methods}
-    decoders = {label: build(target, m, *sampling) for label, m in methods.items()}
-    sizes = recorded_sizes(found.traces.values())
-    measured = calibrate.measure(decoders, sizes, caption, shown)
+    methods, costs = {BASE: method(BASE), **cases.methods}, {}
+    proposals = {case.label: case.measured for case in cases.traces}
+    for done, (label, made) in enumerate(methods.items()):
+        show(done, len(methods), f"a few steps of {label}")
+        costs[label] = method_cost(build(target, made, *sampling), proposals.get(label), caption)
+    dtype = str(target.dtype).removeprefix("torch.")
     plain = shape_of(sketch(c.target), c.guidance)  # layers packed for a CPU no longer show their sizes
-    model = calibrate.host(target.device, plain.network, measured.target, plain.rows, measured.dtype)
-    return ThisMachine(measured, Roofline(model, measured.dtype, graphs=False))
+    least = float(costs[BASE].verify @ (1, 1, 1))
+    model = host(target.device, plain.network, least, plain.rows, dtype)
+    rate, load, cpus = 1e3 * model.tflops[dtype], load_average(), cores()
+    notes = [
+        f"this machine, probed: {model.bandwidth:.1f} GB/s, {rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel ({dtype})"
+    ]
+    if load is not None and load > cpus:
+        notes.append(f"the load was {load:.1f} on {cpus} cores while it was probed: stop other programs and try again")
+    return Roofline(model, dtype, graphs=False), Measured(dtype, costs), notes
+
+
+def method_cost(decoder: SpeculativeDecoder, proposal: Proposal | None, caption: str) -> MethodCost:
+    """What a method's steps cost: least squares over their medians, by size and cached length."""
+    lengths = lengths_of(decoder.target.length, decoder.proposer.max_depth)
+    times = list(step_times(decoder, caption, lengths, STEPS))
+    usual = medians(times)
+    counts = Counter(t[:2] for t in times)
+    weights = np.sqrt([counts[t[:2]] for t in usual])
+
+    def fit(seconds: list[float], rows: Sequence[tuple[int, ...]]) -> Values:
+        return nnls(weights[:, None] * np.array(rows), weights * np.array(seconds))[0]
+
+    verify = fit([t.forward_s for t in usual], [(1, t.shape.nodes, t.cached) for t in usual])
+    levels = [proposal.levels(t.shape.depth, t.shape.nodes) if proposal else () for t in usual]
+    rows = [(1, len(each), sum(each), t.cached) for t, each in zip(usual, levels, strict=True)]
+    return MethodCost(verify, fit([t.draft_s for t in usual], rows), median(t.rest_s for t in times))
+
+
+@torch.inference_mode()
+def host(device: torch.device, target: Network, least: float, rows: int, dtype: str) -> DeviceModel:
+    """This machine as a device model: its bandwidth, its FLOP/s and its overhead per kernel.
+
+    The overhead of a kernel is what the shortest forward of ``target``, ``least`` seconds, takes beyond its bytes and
+    products.
+    """
+    beta = 1e9 * bandwidth(device).best
+    a = torch.ones(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
+    peak = 2 * SIDE**3 / timed(lambda: a @ a, device)
+    known = max(BYTES[dtype] * (target.weights + target.head) / beta, 2 * rows * target.weights / peak)
+    gap = max(0.0, least - known) / (LAYER * target.layers + STEP)
+    return DeviceModel(
+        name=THIS, about="this machine, probed", bandwidth=beta / 1e9, memory=_memory(device),
+        tflops={dtype: peak / 1e12}, gap=1e6 * gap, issue=0.0, source="measured here",
+    )  # fmt: skip
+
+
+def timed(work: Callable[[], Any], device: torch.device) -> float:
+    """Median seconds of a piece of work."""
+    seconds = []
+    for _ in range(REPEATS):
+        wait(device)
+        clock = perf_counter()
+        work()
+        wait(device)
+        seconds.append(perf_counter() - clock)
+    return median(seconds)
+
+
+def _memory(device: torch.device) -> float:
+    """GB."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / 1e9
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9

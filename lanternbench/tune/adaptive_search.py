@@ -10,8 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from lanternbench.costs.forward_cost import Shape, StepCost
-from lanternbench.methods.trees.adaptive import Adaptive, Range, adapt
-from lanternbench.tune.recorded_drafts import Floats, grown_lengths
+from lanternbench.methods.trees.adaptive import Range, adapt
 from lanternbench.tune.tree_search import Candidate, GrowthSearch, Options, Record, largest
 
 REPLAYED = 300  # steps
@@ -28,56 +27,37 @@ class BoundsSearch(GrowthSearch):
 
     def sizes(self, depth: int, top_k: int, nodes: int) -> Options:
         """A tree that does not adapt: for probes."""
-        return {"depth": depth, "draft_top_k": top_k, "total_nodes": nodes,
-                "depth_range": [depth - 1, depth + 1], "width_range": [top_k - 1, top_k + 1]}  # fmt: skip
+        ranges = {"depth_range": [depth - 1, depth + 1], "width_range": [top_k - 1, top_k + 1]}
+        return super().sizes(depth, top_k, nodes) | ranges
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        made, steps = self.setting.method(), self.by_width(records)
-        resolved = made.resolve(self.setting.target.options)
-        own: Adaptive = resolved.tree.prepare(self.setting.target, resolved.proposal)  # type: ignore[assignment]
-        known: dict[tuple[int, int, int], Floats] = {}
+        own, steps = self.own_tree(), self.by_width(records)
         step_s = cache(cost.step)
+        passed = cache(lambda depth, width, nodes: self.passed(steps, width, nodes, depth))
 
-        def reach(depth: int, width: int, nodes: int) -> Floats:
-            """P(accepted ≥ i) in each recorded step [S, depth]."""
-            key = depth, width, nodes
-            if key not in known:
-                if self.setting.tau:
-                    known[key] = np.array([self.setting.simulated(min(depth, nodes - 1))])
-                else:
-                    known[key] = grown_lengths(steps, width, nodes, depth)
-            return known[key]
-
-        def of(within: Range, nodes: int, options: Options) -> Candidate:
+        def candidate(within: Range, nodes: int, options: Options) -> Candidate:
             """The mean step of a replay: its size follows from how the step before it was accepted."""
             rng = np.random.default_rng(0)
             alpha: float | None = None
             size = (own.bounds.depth, own.bounds.top_k)
-            seconds, shapes, accepted = [], [], []
+            shapes, accepted = [], []
             for i in range(REPLAYED):
                 depth, width = size = adapt(size, alpha, within)
-                shape = self.shape(depth, width, nodes)
-                shapes.append(shape)
-                seconds.append(step_s(shape))
-                each = reach(depth, width, nodes)
-                passed = each[i * len(each) // REPLAYED]
-                count = int((rng.random() < passed).sum())  # P(accepted ≥ i) falls with i: one uniform
-                accepted.append(count)
-                alpha = (count + 1) / depth
-            mean = Shape(
-                round(fmean(s.nodes for s in shapes)), round(fmean(s.depth for s in shapes)),
-                max(shapes, key=lambda s: s.depth).levels, False,
-            )  # fmt: skip
-            found = [fmean(n >= i for n in accepted) for i in range(1, within.d[1])]
-            return Candidate(options, mean, found, fmean(seconds))
+                shapes.append(self.shape(depth, width, nodes))
+                each = passed(depth, width, nodes)
+                # P(accepted ≥ i) falls with i: one uniform
+                accepted.append(int((rng.random() < each[i * len(each) // REPLAYED]).sum()))
+                alpha = (accepted[-1] + 1) / depth
+            nodes, depth = (round(fmean(getattr(s, name) for s in shapes)) for name in ("nodes", "depth"))
+            mean = Shape(nodes, depth, max(shapes, key=lambda s: s.depth).levels, False)
+            reached = [fmean(n >= i for n in accepted) for i in range(1, within.d[1])]
+            return Candidate(options, mean, reached, fmean(map(step_s, shapes)))
 
-        found = [of(own.within, own.nodes, {})]
+        candidates = [candidate(own.within, own.nodes, {})]
         most = largest(cost)
         for d, k, nodes, beta in product(DEPTHS, CHILDREN, TOTALS, BETAS):
-            if nodes > most or d[1] - 1 > max(self.levels, 2):
-                continue
-            within = Range(beta, 1, max(1, (k[1] - k[0]) // 3), d, k)
-            options = {"depth_range": list(d), "width_range": list(k), "total_nodes": nodes, "beta": beta,
-                       "l_d": within.l_d, "l_k": within.l_k}  # fmt: skip
-            found.append(of(within, nodes, options))
-        return found
+            if nodes <= most and d[1] - 1 <= max(self.levels, 2):
+                within = Range(beta, 1, max(1, (k[1] - k[0]) // 3), d, k)
+                options = {"depth_range": list(d), "width_range": list(k), "total_nodes": nodes, "beta": beta}
+                candidates.append(candidate(within, nodes, options | {"l_d": within.l_d, "l_k": within.l_k}))
+        return candidates

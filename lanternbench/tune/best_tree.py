@@ -9,6 +9,7 @@ splits into the best trees below its root's children.  Lengths count drafted tok
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from lanternbench.engine.tree import Paths
 Table = NDArray[np.float64]  # [D, K]
 
 
-def expected_length(paths: Paths, table: Table) -> float:
+def expected_length(paths: Iterable[tuple[int, ...]], table: Table) -> float:
     """Expected accepted drafted tokens of a tree given by child paths: Σ over nodes of Π P along the path."""
     return float(sum(np.prod([table[d, rank] for d, rank in enumerate(path)]) for path in paths))
 

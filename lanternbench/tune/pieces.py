@@ -10,6 +10,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,12 @@ class Pieces:
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
         with writing(folder, OUT):
             folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.lock = folder, acquire(folder, FRESH)
-        try:
-            _refuse_others(folder, self._kept(SETTINGS), plain(settings))
+        self.folder = folder
+        with acquire(folder, FRESH) as locks:
+            _refuse_others(folder, self._stored(SETTINGS), plain(settings))
             self._write(SETTINGS, _json(settings))
-            self.digests = self._kept(DIGESTS)
-        except BaseException:
-            self.lock.close()
-            raise
-
-    def close(self) -> None:
-        self.lock.close()
+            self.digests = self._stored(DIGESTS)
+            self.close = locks.pop_all().close
 
     def json(self, name: str, make: Callable[[], Any]) -> Any:
         return json.loads(self._piece(name, lambda: _json(make())))
@@ -69,8 +65,8 @@ class Pieces:
             np.savez_compressed(file, **make())  # type: ignore[arg-type]
             return file.getvalue()
 
-        with np.load(io.BytesIO(self._piece(f"{name}.npz", packed))) as found:
-            return dict(found)
+        with np.load(io.BytesIO(self._piece(f"{name}.npz", packed))) as arrays:
+            return dict(arrays)
 
     def measured(self, expected: Collection[tuple[str, str]]) -> list[Measured]:
         """The whole lines, of (name, prompt) among ``expected``; a torn last one is dropped.  Raises UserError."""
@@ -80,22 +76,21 @@ class Pieces:
         if whole != content:
             with replacing(path, OUT) as file:
                 file.write(whole)
-        found: dict[tuple[str, str], Measured] = {}
+        lines, left = list[Measured](), set(expected)
         for number, line in enumerate(whole.splitlines(), 1):
-            try:
+            with suppress(ValidationError):
                 measured = Measured.model_validate_json(line)
-                key = measured.name, measured.prompt
-            except ValidationError:
-                key = None
-            if key is None or key in found or key not in expected:
-                raise UserError(f"{path} line {number} is damaged: delete it, and the same command measures it again")
-            found[key] = measured
-        return list(found.values())
+                if (key := (measured.name, measured.prompt)) in left:
+                    left.remove(key)
+                    lines.append(measured)
+                    continue
+            raise UserError(f"{path} line {number} is damaged: delete it, and the same command measures it again")
+        return lines
 
-    def append(self, found: Measured) -> None:
+    def append(self, line: Measured) -> None:
         path = self.folder / LINES
         with writing(path, OUT), open(os.open(path, os.O_CREAT | APPEND, 0o644), "ab") as file:
-            file.write(found.model_dump_json().encode() + b"\n")
+            file.write(line.model_dump_json().encode() + b"\n")
 
     def _piece(self, name: str, make: Callable[[], bytes]) -> bytes:
         """The content of a file, which is made where it is not there.  Raises UserError for one that was changed."""
@@ -109,15 +104,15 @@ class Pieces:
             raise _damaged(self.folder / name)
         return content
 
-    def _kept(self, name: str) -> dict[str, Any]:
+    def _stored(self, name: str) -> dict[str, Any]:
         """A JSON object that this class wrote; nothing where there is none.  Raises UserError."""
         try:
-            found = json.loads(self._read(name) or b"{}")
+            value = json.loads(self._read(name) or b"{}")
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            value = None
+        if not isinstance(value, dict):
             raise _damaged(self.folder / name)
-        return found
+        return value
 
     def _read(self, name: str) -> bytes | None:
         try:

@@ -33,10 +33,11 @@ from lanternbench.engine.opening import row_seed
 from lanternbench.engine.proposal import Expand, TreePolicy
 from lanternbench.engine.sampling import BELOW_ONE, draw_distinct
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Draft, chain, from_paths
+from lanternbench.engine.tree import Draft, StaticTree, chain, from_paths
 from lanternbench.engine.verify import AcceptanceRule, Uniforms, VerifyResult
 from lanternbench.methods.build import prepared_proposal, prepared_rule
 from lanternbench.methods.trees.dynamic import Bounds, Dynamic, candidates, keep_best
+from lanternbench.methods.trees.static import FixedTree
 from lanternbench.tune.best_tree import Table
 
 JUDGEMENTS = 8  # judgements of each recorded draft
@@ -44,28 +45,23 @@ PRIOR = 20.0  # reached nodes' worth of the level above that a level's shares st
 Floats = NDArray[np.float64]
 
 
-class RecordingTree(TreePolicy):
-    """A tree policy that also keeps the distributions that it is given, in ``distributions``."""
+class RecordingTree(FixedTree):
+    """A static tree that keeps the distributions that it drafts from, in ``distributions``."""
 
-    policy = Prepared[TreePolicy]()
     distributions = Prepared[list[Tensor]]()  # p [B, m, V] of each level's nodes
 
-    @classmethod
-    def of(cls, policy: TreePolicy) -> Self:
-        return cls().ready(
-            policy=policy, distributions=[], nodes=policy.nodes, max_depth=policy.max_depth, width=policy.width,
-            uniforms=policy.uniforms,
-        )  # fmt: skip
+    def drafting(self, static: StaticTree, sampled: bool, device: torch.device) -> Self:
+        return super().drafting(static, sampled, device).ready(distributions=[])
 
     def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         self.distributions[:] = [state.warp(logits)[:, None]]
 
-        def recording_expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
-            logits = expand(tokens, parent, visible, depth)
+        def recording_expand(*inputs: Any) -> Tensor:
+            logits = expand(*inputs)
             self.distributions.append(state.warp(logits))
             return logits
 
-        return self.policy.grow(state, tree_state, logits, recording_expand, u)
+        return super().grow(state, tree_state, logits, recording_expand, u)
 
 
 class ScoredTree(Dynamic):
@@ -104,7 +100,7 @@ def recorded_steps(decoder: SpeculativeDecoder, caption: str, key: str, seed: in
 
 
 class Judge:
-    """Draws the uniforms with which drafts are judged again."""
+    """Judges drafts of a decoder again, with fresh uniforms."""
 
     def __init__(self, decoder: SpeculativeDecoder, seed: int):
         self.decoder, self.generator = decoder, torch.Generator().manual_seed(seed)
@@ -114,23 +110,21 @@ class Judge:
         return drawn.to(self.decoder.target.device)
 
     def judge(self, rule: AcceptanceRule, draft: Draft, q: Tensor) -> VerifyResult:
+        """Drafts and q [B, N, V]; a single one is judged ``JUDGEMENTS`` times, as a batch."""
+        times = JUDGEMENTS if len(q) == 1 else -1
+        p, q = None if draft.p is None else draft.p.expand(times, -1, -1), q.expand(times, -1, -1)
+        draft = draft._replace(tokens=draft.tokens.expand(times, -1), p=p)
         u = Uniforms(self.uniforms(*draft.tokens.shape), q[:, :0, 0])
         return rule.verify(draft, q, u, self.decoder.residual, self.decoder.warp.greedy)
 
 
-def repeat_as_batch(draft: Draft, q: Tensor) -> tuple[Draft, Tensor]:
-    """One prompt's draft and q [1, N, V], repeated ``JUDGEMENTS`` times as a batch."""
-    p = None if draft.p is None else draft.p.expand(JUDGEMENTS, -1, -1)
-    return draft._replace(tokens=draft.tokens.expand(JUDGEMENTS, -1), p=p), q.expand(JUDGEMENTS, -1, -1)
-
-
-class ChainRecord:
+class ChainRecord(Judge):
     """Acceptance in chains of up to ``depth`` levels, and of their nodes' children, over the steps that are added."""
 
     def __init__(self, decoder: SpeculativeDecoder, tree: RecordingTree, ranks: int, seed: int = 0):
         """``decoder`` drafts chains by ``tree``; ``ranks`` 1 where the tree can be nothing but a chain."""
-        self.decoder, self.tree, self.ranks = decoder, tree, ranks
-        self.depth, self.steps, self.judged = tree.max_depth, 0, Judge(decoder, seed)
+        super().__init__(decoder, seed)
+        self.tree, self.ranks, self.depth, self.steps = tree, ranks, tree.max_depth, 0
         method, target = decoder.method, decoder.target
         self.sampled = method.proposal.samples and not decoder.warp.greedy
         rule = method.resolve(target.options).acceptance
@@ -148,7 +142,7 @@ class ChainRecord:
         self.steps += 1
         for d in range(1, self.depth + 1):
             short = Draft(draft.tokens[:, : d + 1], p[:, :d] if self.sampled else None, self.chains[d - 1])
-            accepted = self.judged.judge(self.rules[d - 1], *repeat_as_batch(short, q[:, : d + 1])).accepted.cpu()
+            accepted = self.judge(self.rules[d - 1], short, q[:, : d + 1]).accepted.cpu()
             self.reached[d - 1] += (accepted[:, None] >= torch.arange(self.depth + 1)).double().mean(0).numpy()
             if self.ranks > 1 and (d == self.depth or self.decoder.method.acceptance.by_depth):
                 weight = (accepted[:, None] >= torch.arange(d)).double().mean(0).numpy()
@@ -158,13 +152,13 @@ class ChainRecord:
         """Which child is accepted at nodes of depth 0 … with these p and q [d, V]: shares [d, K + 1]."""
         d, k = len(p), self.ranks
         p, q = (x.repeat_interleave(JUDGEMENTS, 0) for x in (p, q))
-        tokens = draw_distinct(p, self.judged.uniforms(len(p), k)) if self.sampled else p.topk(k).indices
+        tokens = draw_distinct(p, self.uniforms(len(p), k)) if self.sampled else p.topk(k).indices
         depth = torch.arange(d, device=p.device).repeat_interleave(JUDGEMENTS)[:, None] + self.star.tree.depth
         star = replace(self.star, tree=self.star.tree._replace(depth=depth, max_depth=d))
         if self.decoder.warp.greedy:  # paths are found by depth: greedy rules do not ask for it
             star = self.star
         draft = Draft(torch.cat([tokens[:, :1], tokens], 1), p[:, None] if self.sampled else None, star)
-        child = self.judged.judge(rule, draft, q[:, None].expand(-1, k + 1, -1)).path[:, 1]
+        child = self.judge(rule, draft, q[:, None].expand(-1, k + 1, -1)).path[:, 1]
         shares = torch.nn.functional.one_hot(torch.where(child > 0, child - 1, k), k + 1)
         return shares.view(d, JUDGEMENTS, k + 1).double().mean(1).cpu().numpy()
 
@@ -186,18 +180,19 @@ def child_table(children: Floats, depth: int) -> Table:
     return found
 
 
-class GrowthRecord:
+class GrowthRecord(Judge):
     """Acceptance in recorded dynamic trees, and so in all with fewer nodes and levels and as many children a node."""
 
     def __init__(self, decoder: SpeculativeDecoder, tree: ScoredTree, seed: int = 0):
-        self.decoder, self.tree, self.judged = decoder, tree, Judge(decoder, seed)
+        super().__init__(decoder, seed)
+        self.tree = tree
         self.seen: list[Floats] = []  # of each step, by falling score [N − 1]: how often a node is accepted
         self.level: list[Floats] = []  # and its depth, −1 for nodes that are not used
 
     def add(self, result: StepResult) -> None:
         """One recorded step."""
-        draft, q = repeat_as_batch(result.draft, result.q)
-        path = self.judged.judge(self.decoder.rule, draft, q).path
+        draft = result.draft
+        path = self.judge(self.decoder.rule, draft, result.q).path
         seen = torch.zeros(JUDGEMENTS, draft.tree.nodes, device=path.device).scatter_(1, path, 1.0).mean(0)[1:]
         depth, scores = draft.tree.depth[0, 1:], self.tree.scores[0]
         order = torch.where(depth > 0, scores, -torch.inf).sort(descending=True).indices

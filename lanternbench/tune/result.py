@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from pydantic import Field
 
-from lanternbench.costs.forward_cost import StepCost, Timed
-from lanternbench.experiment.config import Decoding
+from lanternbench.costs.forward_cost import StepCost
 from lanternbench.measure.statistics import Estimate
 from lanternbench.methods.preset_file import EVIDENCE
-from lanternbench.tune.tree_search import Candidate, Options
+from lanternbench.tune.tree_search import Candidate, Options, Tune
 from lanternbench.utils.json_values import plain
 
 LOSSIER = 1.1  # times the fidelity loss of the method's own sizes, that a lossy method's new ones may have
@@ -21,22 +19,12 @@ DRIFT = 1.3  # by which steps may be slower, or faster, when they are measured t
 OWN, BASELINE = "default", "ar"
 
 
-class Tune(Decoding):
-    """Everything but the machine that the result of a search depends on."""
-
-    method: str
-    options: Options = Field({})
-    num_prompts: int = Field(12, ge=1, le=10**9)  # measured
-    recorded: int = Field(4, ge=1, le=10**9)  # of them, decoded for the acceptance
-    few: int = Field(3, ge=1, le=6)  # candidates that are measured
-
-
 @dataclass(frozen=True)
 class Result:
     """The measurement of one candidate.
 
     ``ratio``: tokens per second over those with the method's own sizes, prompt by prompt.  ``robust``: in the time
-    that other programs disturb least (``analysis.steps.robust``).
+    that other programs disturb least (``measure.steps.robust``).
     """
 
     name: str
@@ -58,7 +46,6 @@ class Tuning:
     config: Tune
     about: str
     cost: StepCost
-    timed: list[Timed]
     results: list[Result]
     looked_at: int
     best: str
@@ -69,8 +56,15 @@ class Tuning:
         return next(r for r in self.results if r.name == name)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The results as plain values."""
-        return [plain(_row(r, self.disturbed is None)) for r in self.results]
+        """The results as plain values; seconds are expected where the clock was not disturbed."""
+        rows = []
+        for r in self.results:
+            rows.append({name: value for name, value in vars(r).items() if name != "expected"})
+            if e := r.expected:
+                seconds = (e.tokens_per_s, e.step_s) if self.disturbed is None else (None, None)
+                names = ("tau", "tokens_per_s", "step_s", "reach", "shape")
+                rows[-1]["expected"] = dict(zip(names, (e.tau, *seconds, e.reach, e.shape), strict=True))
+        return plain(rows)
 
     @property
     def disturbed(self) -> str | None:
@@ -89,43 +83,45 @@ class Tuning:
     @property
     def verdict(self) -> str:
         """One sentence."""
-        found = self.result(self.best)
+        chosen, tried = self.result(self.best), tried_of(self.results)
         if self.best == OWN:
-            tried = [r for r in self.results if r.name not in (OWN, BASELINE)]
-            best = max(tried, key=lambda r: r.robust_ratio.value or 0.0, default=None)
-            seen = f" (the best of {len(tried)} gave {_ratio(best.robust_ratio)})" if best else ""
+            best = max(tried, key=_speed, default=None)
+            seen = f" (the best of {len(tried)} gave {with_interval(best.robust_ratio)})" if best else ""
             return f"nothing beats the sizes that {self.config.method} has already{seen}: they are what is written"
-        count, c = sum(r.name not in (OWN, BASELINE) for r in self.results), self.config
-        chosen_on = f"the best of {count} on {c.num_prompts} prompts, {min(c.recorded, c.num_prompts)} of which also "
+        c = self.config
         return (
-            f"{found.label}: {_ratio(found.robust_ratio)} times the tokens per second of the method's own sizes, as "
-            f"{chosen_on}chose them: run it on other prompts before you quote it"
+            f"{chosen.label}: {with_interval(chosen.robust_ratio)} times the tokens per second of the method's own "
+            f"sizes, as the best of {len(tried)} on {c.num_prompts} prompts, {min(c.recorded, c.num_prompts)} of which "
+            "also chose them: run it on other prompts before you quote it"
         )
 
 
-def _ratio(found: Estimate) -> str:
-    interval = "" if found.lo is None else f" [{found.lo:.2f}, {found.hi:.2f}]"
-    return f"{found.value:.2f}{interval}"
+def with_interval(ratio: Estimate) -> str:
+    return f"{ratio.value:.2f}" if ratio.lo is None else f"{ratio.value:.2f} [{ratio.lo:.2f}, {ratio.hi:.2f}]"
+
+
+def tried_of(results: list[Result]) -> list[Result]:
+    """The results of the candidates."""
+    return [r for r in results if r.name not in (OWN, BASELINE)]
+
+
+def _speed(result: Result) -> float:
+    return result.robust_ratio.value or 0.0
 
 
 def best(results: list[Result]) -> str:
     """The fastest candidate whose interval lies above the method's own sizes, and whose images lose no more by it."""
     own = next(r for r in results if r.name == OWN)
     allowed = None if own.fidelity_loss is None else LOSSIER * own.fidelity_loss
-    better = [
-        r
-        for r in results
-        if r.name not in (OWN, BASELINE)
-        and (r.robust_ratio.lo or 0.0) > 1
-        and (allowed is None or (r.fidelity_loss or 0.0) <= allowed)
-    ]
-    return max(better, key=lambda r: r.robust_ratio.value or 0.0).name if better else OWN
+    better = [r for r in tried_of(results) if (r.robust_ratio.lo or 0.0) > 1]
+    better = [r for r in better if allowed is None or (r.fidelity_loss or 0.0) <= allowed]
+    return max(better, key=_speed).name if better else OWN
 
 
 def preset_text(tuning: Tuning) -> str:
     """The preset as YAML, with the evidence for it."""
-    config, found = tuning.config, tuning.result(tuning.best)
-    entry = {"method": config.method} | plain(config.options | found.options)
+    config = tuning.config
+    entry = {"method": config.method} | plain(config.options | tuning.result(tuning.best).options)
     evidence = {
         "verdict": tuning.verdict,
         "target": config.target,
@@ -143,14 +139,3 @@ def preset_text(tuning: Tuning) -> str:
     whole = json.loads(json.dumps(entry | {EVIDENCE: plain(evidence)}))  # no subclasses of str, as torch's version is
     text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)
     return "\n".join([*head, text])
-
-
-def _row(r: Result, timed: bool) -> dict[str, Any]:
-    """``timed``: are seconds expected?"""
-    row = {name: value for name, value in vars(r).items() if name != "expected"}
-    if r.expected is not None:
-        expected = r.expected
-        row["expected"] = {"tau": expected.tau}
-        row["expected"] |= {name: getattr(expected, name) if timed else None for name in ("tokens_per_s", "step_s")}
-        row["expected"] |= {"reach": expected.reach, "shape": asdict(expected)["shape"]._asdict()}
-    return row

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +16,26 @@ from lanternbench.experiment.environment import environment
 from lanternbench.experiment.run_folder import free
 from lanternbench.experiment.worker import WARMUP_STEPS, mode
 from lanternbench.measure.fidelity import decode_loss
-from lanternbench.measure.statistics import bootstrap_ratio
+from lanternbench.measure.statistics import Estimate, bootstrap_ratio
 from lanternbench.measure.steps import robust
-from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.prompts import Prompt, PromptSet
+from lanternbench.tune import tree_search as searches
 from lanternbench.tune.adaptive_search import BoundsSearch
 from lanternbench.tune.pieces import Measured, Pieces
-from lanternbench.tune.result import BASELINE, OWN, Result, Tune, Tuning, best, preset_text
-from lanternbench.tune.tree_search import (
-    LEVELS,
-    Candidate,
-    GrowthSearch,
-    LengthSearch,
-    OptionSearch,
-    Setting,
-    ShapeSearch,
-    TreeSearch,
-)
+from lanternbench.tune.result import BASELINE, OWN, Result, Tuning, best, preset_text
+from lanternbench.tune.tree_search import LEVELS, Candidate, TreeSearch, Tune
 from lanternbench.utils.device import cpu_threads, load_average
 from lanternbench.utils.files import FRESH, OUT, replacing
 from lanternbench.utils.json_values import plain
 
 SEARCHES: dict[str | None, type[TreeSearch]] = {
-    "shape": ShapeSearch,
-    "length": LengthSearch,
-    "growth": GrowthSearch,
+    "shape": searches.ShapeSearch,
+    "length": searches.LengthSearch,
+    "growth": searches.GrowthSearch,
     "bounds": BoundsSearch,
-    None: OptionSearch,
+    None: searches.OptionSearch,
 }
 Progress = Callable[[int, int, str], None]
 
@@ -75,11 +65,9 @@ def tune(
     made = method(config.method, **config.options)
     kind = search_kind(made)
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed)
-    c = config
-    used = {made.choices.proposal}
+    c, used = config, {made.choices.proposal}
     target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile)
-    setting = Setting(target, c.method, c.options, c.temperature, c.guidance, c.simulate_acceptance, c.seed)
-    search = kind(setting)
+    search = kind(target, c)
     machine = environment() | mode(target)
     here = {key: machine[key] for key in ("cpu", "threads", "device", "dtype", "compile")}
     here["gpus"] = [gpu["name"] for gpu in machine["gpus"]]
@@ -90,20 +78,18 @@ def tune(
     try:
         captions = [p.text for p in selected]
         target.prepare(captions)
-        timed = _costs(pieces, search, captions[0], progress)
-        cost = fit(timed)
-        records = {}
-        wanted = search.recordings(cost, captions[: config.recorded])
-        for i, (name, what) in enumerate(wanted.items()):
+        cost = fit(_costs(pieces, search, captions[0], progress))
+        records, wanted = {}, search.wanted(cost, captions[: config.recorded])
+        for i, (name, record) in enumerate(wanted.items()):
             progress(i, len(wanted), f"acceptance: {name}")
-            records[name] = pieces.arrays(name, partial(search.record, what))
-        found = search.candidates(cost, records)
-        chosen = {OWN: found[0]} | {f"candidate-{i}": c for i, c in enumerate(best_few(found, config.few), 1)}
-        lines = _measure(pieces, setting, chosen, selected, progress)
-        results = _results(setting, chosen, lines)
+            records[name] = pieces.arrays(name, record)
+        candidates = search.candidates(cost, records)
+        few = best_few(candidates, config.few)
+        chosen = {OWN: candidates[0]} | {f"candidate-{i}": c for i, c in enumerate(few, 1)}
+        results = _results(search, chosen, _measure(pieces, search, chosen, selected, progress))
         machine |= {"load": load_average()}
         table = search.acceptance(records)
-        tuning = Tuning(config, search.about, cost, timed, results, len(found), best(results), table, machine)
+        tuning = Tuning(config, search.about, cost, results, len(candidates), best(results), table, machine)
         path = folder / f"{config.method}-tuned.yaml"
         with replacing(path, OUT) as file:
             file.write(preset_text(tuning).encode())
@@ -114,47 +100,42 @@ def tune(
 
 def _costs(pieces: Pieces, search: TreeSearch, caption: str, progress: Progress) -> list[Timed]:
     """Every probe, each in two halves with all others in between: a disturbance of the machine hits them alike."""
-    setting = search.setting
-    probes = [(method("ar"), Shape(1, 0)), *((setting.method(options), shape) for options, shape in search.probes())]
-    lengths = lengths_of(setting.target.length, LEVELS)
+    probes = [(method("ar"), Shape(1, 0)), *((search.method(options), shape) for options, shape in search.probes())]
+    lengths = lengths_of(search.target.length, LEVELS)
 
     def make() -> list[Timed]:
-        found: list[Timed] = []
+        times: list[Timed] = []
         for half in range(2):
             for i, (made, shape) in enumerate(probes):
                 progress(half * len(probes) + i, 2 * len(probes), f"cost: {shape.nodes} nodes")
-                found += time_steps(setting.ready(made), shape, caption, lengths, steps=6)
-        return found
+                times += time_steps(search.decoder(made=made), shape, caption, lengths, steps=6)
+        return times
 
     rows = pieces.json("costs.json", make)
     return [Timed(**row | {"shape": Shape(**row["shape"] | {"levels": tuple(row["shape"]["levels"])})}) for row in rows]
 
 
-def best_few(found: list[Candidate], count: int) -> list[Candidate]:
+def best_few(candidates: list[Candidate], count: int) -> list[Candidate]:
     """The best of each depth and width of drafts, by expected tokens per second; the first is the method's own."""
-    own, seen, few = found[0], {(found[0].shape, tuple(found[0].reach))}, []
-    kinds: set[Any] = set()
-    for candidate in sorted(found[1:], key=lambda c: -c.tokens_per_s):
-        kind = candidate.shape.depth, candidate.shape.levels[:1], candidate.shape.chain
-        if kind in kinds or (candidate.shape, tuple(candidate.reach)) in seen:
-            continue
-        kinds.add(kind)
-        few.append(candidate)
-        if len(few) == count:
-            break
-    return [c for c in few if c.options != own.options]
+    own, kinds = candidates[0], dict[Any, Candidate]()
+    for c in sorted(candidates[1:], key=lambda c: -c.tokens_per_s):
+        if (c.shape, c.reach) != (own.shape, own.reach):
+            kinds.setdefault((c.shape.depth, c.shape.levels[:1], c.shape.chain), c)
+    return [c for c in list(kinds.values())[:count] if c.options != own.options]
 
 
 def _measure(
-    pieces: Pieces, setting: Setting, chosen: Mapping[str, Candidate], selected: PromptSet, progress: Progress
+    pieces: Pieces, search: TreeSearch, chosen: Mapping[str, Candidate], selected: PromptSet, progress: Progress
 ) -> list[Measured]:
     """Every prompt with ``ar``, the method's own sizes and each candidate, in a random order per prompt."""
-    decoders = {BASELINE: build(setting.target, method("ar"), setting.temperature, guidance=setting.guidance)}
-    decoders |= {name: setting.decoder(c.options) for name, c in chosen.items()}
-    plan = pieces.json("candidates.json", lambda: {name: c.options for name, c in chosen.items()})
-    if plan != plain({name: c.options for name, c in chosen.items()}):
+    decoders = {BASELINE: search.decoder(made=method("ar"))}
+    decoders |= {name: search.decoder(c.options) for name, c in chosen.items()}
+    plan = {name: c.options for name, c in chosen.items()}
+    if pieces.json("candidates.json", lambda: plan) != plain(plan):
         raise UserError(f"{pieces.folder} has pieces of another search: {FRESH}")
-    jobs = list(_order(list(decoders), selected, setting.seed))
+    names, seed = list(decoders), search.config.seed
+    orders = [(prompt, random.Random(f"{seed} {prompt.id}").sample(names, len(names))) for prompt in selected]
+    jobs = [(name, prompt) for prompt, order in orders for name in order]
     lines = pieces.measured({(name, prompt.id) for name, prompt in jobs})
     done = {(line.name, line.prompt) for line in lines}
     if len(done) < len(jobs):
@@ -163,50 +144,37 @@ def _measure(
     for i, (name, prompt) in enumerate(jobs):
         if (name, prompt.id) not in done:
             progress(i, len(jobs), f"measuring {name}: {prompt.text}")
-            lines.append(_image(name, decoders[name], prompt, setting.seed))
+            lines.append(_image(name, decoders[name], prompt, seed))
             pieces.append(lines[-1])
     return lines
-
-
-def _order(names: list[str], selected: PromptSet, seed: int) -> Iterator[tuple[str, Prompt]]:
-    for prompt in selected:
-        for name in random.Random(f"{seed} {prompt.id}").sample(names, len(names)):
-            yield name, prompt
 
 
 def _image(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) -> Measured:
     made = generate(decoder, [prompt.text], [prompt.id], seed, trace=decoder.lossless is False)[0]
     loss = None if made.trace is None else float(decode_loss(decoder, made.trace, made.tokens[None]))
+    seconds = robust(made.step_s, made.cpu_s, cpu_threads(decoder.target.device))[0]
     return Measured(
-        name=name,
-        prompt=prompt.id,
-        tokens=sum(made.accept_lengths),
-        steps=made.steps,
-        decode_s=made.decode_s,
-        robust_s=robust(made.step_s, made.cpu_s, cpu_threads(decoder.target.device))[0],
-        fidelity_loss=loss,
-    )
+        name=name, prompt=prompt.id, tokens=sum(made.accept_lengths), steps=made.steps, decode_s=made.decode_s,
+        robust_s=seconds, fidelity_loss=loss,
+    )  # fmt: skip
 
 
-def _results(setting: Setting, chosen: Mapping[str, Candidate], lines: list[Measured]) -> list[Result]:
-    by_name = {
-        name: sorted((x for x in lines if x.name == name), key=lambda x: x.prompt) for name in [BASELINE, *chosen]
-    }
-    own, found = by_name[OWN], []
+def _results(search: TreeSearch, chosen: Mapping[str, Candidate], lines: list[Measured]) -> list[Result]:
+    ordered = sorted(lines, key=lambda line: line.prompt)
+    by_name = {name: [line for line in ordered if line.name == name] for name in [BASELINE, *chosen]}
+
+    def ratio(mine: list[Measured], seconds: str) -> Estimate:
+        return bootstrap_ratio([getattr(x, seconds) for x in by_name[OWN]], [getattr(x, seconds) for x in mine])
+
+    results = []
     for name, mine in by_name.items():
+        candidate, options = chosen.get(name), chosen[name].options if name in chosen else {}
+        label = search.method(options).label if candidate else BASELINE
         tokens, losses = sum(x.tokens for x in mine), [x.fidelity_loss for x in mine if x.fidelity_loss is not None]
-        options = chosen[name].options if name in chosen else {}
-        result = Result(
-            name=name,
-            options=options,
-            label=setting.method(options).label if name in chosen else BASELINE,
-            expected=chosen.get(name),
-            tau=tokens / sum(x.steps for x in mine),
-            tokens_per_s=tokens / sum(x.decode_s for x in mine),
-            robust_tokens_per_s=tokens / sum(x.robust_s for x in mine),
-            ratio=bootstrap_ratio([x.decode_s for x in own], [x.decode_s for x in mine]),
-            robust_ratio=bootstrap_ratio([x.robust_s for x in own], [x.robust_s for x in mine]),
-            fidelity_loss=sum(losses) / len(losses) if losses else None,
+        steps, wall, calm = (sum(getattr(x, part) for x in mine) for part in ("steps", "decode_s", "robust_s"))
+        loss = sum(losses) / len(losses) if losses else None
+        rates = tokens / steps, tokens / wall, tokens / calm
+        results.append(
+            Result(name, label, options, candidate, *rates, ratio(mine, "decode_s"), ratio(mine, "robust_s"), loss)
         )
-        found.append(result)
-    return found
+    return results

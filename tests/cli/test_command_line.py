@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import mistake
+import typer
+from conftest import DATA, mistake
 from counted_clock import CountedClock
 from typer.testing import CliRunner
 
@@ -21,6 +22,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import sweep_file, worker
 from lanternbench.methods.method import Method
 
+NO_HELP = ("caption", "device")  # of `prompts` and `doctor`
 CLI = [sys.executable, "-m", "lanternbench"]
 
 
@@ -59,6 +61,19 @@ def test_help_and_version_do_not_wait_for_torch():
     code = "import sys, lanternbench.cli.main; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_every_command_keeps_its_flags():
+    """Those of ``flags.txt``; the options of methods follow from the components."""
+    root = typer.main.get_command(app)
+    for line in (DATA / "flags.txt").read_text().splitlines():
+        name, _, flags = line.partition(": ")
+        command = root
+        for word in name.split():
+            _, command, _ = command.resolve_command(typer.Context(command), [word])
+        own = [p for p in command.params if not p.name.startswith("method_option_")]
+        assert {o for p in own for o in (*p.opts, *p.secondary_opts) if o[0] == "-"} == set(flags.split()), name
+        assert name == "import" or all(p.help for p in own if p.opts[0][0] == "-" and p.name not in NO_HELP), name
 
 
 def test_lists_of_settings_are_runs_named_after_their_values(tmp_path):

@@ -12,8 +12,8 @@ from conftest import ROOT
 from typer.testing import CliRunner
 
 from lanternbench import experiment as results
-from lanternbench.cli import program as programs
 from lanternbench.cli.main import app
+from lanternbench.cli.output import program as program_name
 from lanternbench.experiment import config, worker
 from lanternbench.experiment import runner as sweeps
 
@@ -95,12 +95,12 @@ def test_the_program_is_named_as_the_shell_finds_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr(sys, "argv", [str(script)])
-    assert programs.program() == "bin/lanternbench"
+    assert program_name() == "bin/lanternbench"
     monkeypatch.setenv("PATH", str(script.parent))
-    assert programs.program() == "lanternbench"
+    assert program_name() == "lanternbench"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert programs.program() == str(script)
+    assert program_name() == str(script)
     monkeypatch.setattr(sys, "argv", ["/somewhere/lanternbench/__main__.py"])
-    assert programs.program() == "python -m lanternbench"
+    assert program_name() == "python -m lanternbench"

@@ -77,7 +77,7 @@ def test_a_training_tells_its_rate_and_what_is_left_also_in_a_terminal(tmp_path,
 
     monkeypatch.setattr(engine, "step", slow)
     plan = drafter.Plan("tiny", prompts.load("demo", 2), steps=3, batch=1, lr=3e-3, seed=0)
-    with progress.lines("loading the target", each=False) as shown:
+    with progress.display("loading the target", bars=False, each=False) as shown:
         drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=str, progress=shown.show)
     said = capfd.readouterr().err
     rate = r"\d+(\.\d+)? an? (second|minute|hour), about [\d.]+ (s|min|h) left"
@@ -95,7 +95,7 @@ def test_in_a_terminal_figures_are_whole_and_captions_end_between_words(width):
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=width, color_system=None, legacy_windows=False)
     what = "adt-tree λ=2 · a large noisy green ring on the left on a gradient black background beside a small fox"
-    with progress.bars(console) as bar:
+    with progress.progress_bar(console) as bar:
         shown = progress.Bars(bar, "sweep")
         shown.show(17, 1280, what)
         bar.refresh()

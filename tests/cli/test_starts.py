@@ -12,9 +12,7 @@ from conftest import DATA
 from rich.cells import cell_len
 
 from lanternbench import registry
-from lanternbench.cli.methods_cmd import methods
-from lanternbench.cli.metrics_cmd import metrics
-from lanternbench.cli.targets_cmd import DRAFTERS, EMBEDDED, _methods, targets
+from lanternbench.cli.listing_cmd import DRAFTERS, EMBEDDED, _methods, methods, metrics, targets
 from lanternbench.methods.method import flag, named
 from lanternbench.models.entries import catalogue, entry
 from lanternbench.models.grids import size

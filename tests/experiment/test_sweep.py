@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from lanternbench import experiment as results
 from lanternbench import registry
-from lanternbench.cli import run_cmd, sweep_cmd
+from lanternbench.cli import run_cmd
 from lanternbench.cli.main import app, main
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
@@ -222,7 +222,6 @@ def test_the_command_line_s_dtype_reaches_the_run(given, tmp_path, monkeypatch):
         raise typer.Exit
 
     monkeypatch.setattr(run_cmd, "execute", execute)
-    monkeypatch.setattr(sweep_cmd, "execute", execute)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fine.yaml").write_text("methods: [ar]\ndtype: float32\n")
     for options in ([], ["--dtype", "bfloat16"]):
@@ -280,7 +279,7 @@ def test_the_plan_of_a_sweep_by_batches_counts_the_time_of_a_batch_once(monkeypa
 
 def test_the_batch_of_a_sweep_can_be_given_in_place_of_the_file_s(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(sweep_cmd, "show_plan", lambda runs, *_: asked.extend(runs))
+    monkeypatch.setattr(run_cmd, "show_plan", lambda runs, *_: asked.extend(runs))
     (tmp_path / "mine.yaml").write_text("methods: [ar]\nbatch: 2\n")
     for given, want in (([], 2), (["--batch", "16"], 16)):
         CliRunner().invoke(app, ["sweep", str(tmp_path / "mine.yaml"), "--dry-run", *given], catch_exceptions=False)

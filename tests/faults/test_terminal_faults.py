@@ -39,7 +39,7 @@ def test_progress_and_tables_print_text_alone(capfd):
     lines = progress.Lines("x")
     lines.show(1, 2, EVIL)
     lines.close()
-    print_rows([{"a": EVIL, "b": {"k": EVIL}, "c": [EVIL], "d": True}], False, dict.fromkeys("abcd", "title"))
+    print_rows([{"a": EVIL, "b": {"k": EVIL}, "c": [EVIL], "d": True}], False, "a b c d")
     print_notes([EVIL], stdout())
     out, err = capfd.readouterr()
     assert "fox" in out

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lanternbench.cli.methods_cmd import option_rows
+from lanternbench.cli.listing_cmd import option_rows
 from lanternbench.methods.defaults import Default, table
 from lanternbench.methods.method import flag, method, named, preset
 from lanternbench.methods.trees.static import static_tree

@@ -6,8 +6,10 @@ import hashlib
 import inspect
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from lanternbench.cli.main import app
 from lanternbench.costs import roofline
 from lanternbench.costs.bandwidth import Bandwidth
 from lanternbench.costs.device_models import DeviceModel, device_model, device_models
+from lanternbench.costs.forward_cost import Shape, Timed
 from lanternbench.costs.roofline import Load
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
@@ -30,12 +33,12 @@ from lanternbench.experiment import RunFolder
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.generate_samples import make_samples
 from lanternbench.measure.samples import Sample
-from lanternbench.methods.build import build
+from lanternbench.methods.build import build, prepared_proposal
 from lanternbench.methods.method import method
 from lanternbench.models.network import Network
 from lanternbench.models.packing import packed
 from lanternbench.models.transformer import DecoderConfig, Layer
-from lanternbench.predict import calibrate, predict, this_machine
+from lanternbench.predict import machines, predict, this_machine
 from lanternbench.predict.cases import cases, sketch
 from lanternbench.predict.replay import Trace, autoregressive, batches, stretched
 from lanternbench.predict.table import terminal_table
@@ -86,7 +89,7 @@ def run(tmp_path):
 
 
 def test_weights_of_llamagen_xl_in_bfloat16_pass_an_a100_in_a_millisecond(xl):
-    net = predict.shape_of(xl).network
+    net = machines.shape_of(xl).network
     assert (net.weights, net.head) == (XL_LAYERS, XL_HEAD) == (731_475_200, 20_971_520)
     spent = roofline.forward(net, Load(1, 2, 1, 0), A100, "bfloat16")
     assert float(spent.weights) == pytest.approx(2 * 752_446_720 / 1.555e12) == pytest.approx(0.968e-3, rel=1e-3)
@@ -95,7 +98,7 @@ def test_weights_of_llamagen_xl_in_bfloat16_pass_an_a100_in_a_millisecond(xl):
 
 def test_the_cache_of_llamagen_xl_by_hand(xl):
     """2 rows × 376 positions × 36 layers × (keys and values of 1280) × 2 bytes = 138.6 MB: 0.089 ms."""
-    net = predict.shape_of(xl).network
+    net = machines.shape_of(xl).network
     spent = roofline.forward(net, Load(1, 2, 1, 375), A100, "bfloat16")
     assert (
         float(spent.cache) == pytest.approx(2 * 376 * 36 * 2 * 1280 * 2 / 1.555e12) == pytest.approx(89.1e-6, rel=1e-3)
@@ -104,7 +107,7 @@ def test_the_cache_of_llamagen_xl_by_hand(xl):
 
 def test_many_nodes_are_bound_by_arithmetic_and_few_by_bandwidth(xl):
     """Products outweigh bytes from π / β = 200 FLOP a byte on: with 2 bytes a weight, from about 200 rows."""
-    net = predict.shape_of(xl).network
+    net = machines.shape_of(xl).network
     few, many = (roofline.forward(net, Load(1, 2, n, 300), A100, "bfloat16") for n in (60, 400))
     assert float(few.weights) > 0 == float(few.arithmetic)
     products = 2 * (2 * 400 * XL_LAYERS + 400 * XL_HEAD) / 312e12
@@ -143,10 +146,10 @@ def test_every_device_model_names_its_source_and_holds_the_papers_dtypes():
 def test_more_bandwidth_is_never_slower_and_the_host_limits_what_has_no_graphs(xl, tiny):
     found = cases([sample()], tiny, xl, None, "run")
     slow, fast = (
-        predict.predict(predict.Roofline(device_model(n), "bfloat16"), found.traces, [1, 64]) for n in ("h100", "h200")
+        predict.predict(machines.Roofline(device_model(n), "bfloat16"), found.traces, [1, 64]) for n in ("h100", "h200")
     )
     assert all(a.latency_s > b.latency_s for a, b in zip(slow, fast, strict=True))
-    eager = predict.predict(predict.Roofline(device_model("h100"), "bfloat16", False), found.traces, [1])
+    eager = predict.predict(machines.Roofline(device_model("h100"), "bfloat16", False), found.traces, [1])
     kernels = roofline.LAYER * 36 + roofline.STEP
     assert eager[0].ms_per_token * 256 / 255 == pytest.approx(1e-3 * kernels * device_model("h100").issue)
     assert eager[0].bound == "launches"
@@ -211,10 +214,10 @@ def test_methods_without_a_drafter_on_the_target_are_left_out_by_name(tiny, xl):
 
 def test_the_largest_shape_has_34_billion_weights_and_a_small_card_does_not_hold_it(tiny):
     big = sketch("chameleon-34b")
-    assert predict.shape_of(big).network.stored == pytest.approx(34e9, rel=0.02)
-    machine = predict.Roofline(device_model("rtx-4090"), "bfloat16")
+    assert machines.shape_of(big).network.stored == pytest.approx(34e9, rel=0.02)
+    machine = machines.Roofline(device_model("rtx-4090"), "bfloat16")
     found = cases([sample()], tiny, big, None, "run")
-    rows = predict.with_limits(predict.predict(machine, found.traces, [1]), machine, found.traces)
+    rows = predict.predict(machine, found.traces, [1])
     assert {row.fits for row in rows} == {False}
     assert {row.fits_up_to for row in rows} == {0}
 
@@ -229,14 +232,10 @@ def test_a_synthetic_machine_is_found_again(monkeypatch, gap):
         name="made", about="", bandwidth=40, memory=8, tflops={"float32": 0.5}, gap=gap, issue=0, source="test"
     )
     net = Network(12, 40_000_000, 2_000_000, 12 * 512, 12 * 256, 1024, 43_000_000)
-    times = [
-        [float(roofline.forward(net, Load(1, 2, n, s), made, "float32", roofline.STEP).total) for n in (1, 6)]
-        for s in (1, 255)
-    ]
-    monkeypatch.setattr(calibrate, "bandwidth", lambda device: Bandwidth(40.0, 40.0, 10, 1))
-    monkeypatch.setattr(calibrate, "timed", lambda work, device: 2 * calibrate.SIDE**3 / 0.5e12)
-    curve = calibrate.Curve([1, 6], [1, 255], times)
-    found = calibrate.host(torch.device("cpu"), net, curve, 2, "float32")
+    least = float(roofline.forward(net, Load(1, 2, 1, 1), made, "float32", roofline.STEP).total)
+    monkeypatch.setattr(this_machine, "bandwidth", lambda device: Bandwidth(40.0, 40.0, 10, 1))
+    monkeypatch.setattr(this_machine, "timed", lambda work, device: 2 * this_machine.SIDE**3 / 0.5e12)
+    found = this_machine.host(torch.device("cpu"), net, least, 2, "float32")
     assert found.bandwidth == pytest.approx(40)
     assert found.tflops["float32"] == pytest.approx(0.5)
     assert found.gap == pytest.approx(gap, rel=0.03)
@@ -255,32 +254,54 @@ def test_a_synthetic_run_is_predicted_exactly(tiny):
         trace = stretched(timed.accept_lengths[1:], timed.tree_nodes[1:], timed.tree_depths[1:], 256)
         made.append(timed.model_copy(update={"decode_s": seconds(trace, 5)}))  # a root and four levels
         made.append(sample(**AR, number=number, decode_s=seconds(autoregressive(256), 0)))
-    curve = calibrate.Curve([1, 6], [1, 255], [[1e-3 + 2e-4 * n + 2e-6 * s for n in (1, 6)] for s in (1, 255)])
-    flat = calibrate.Curve([1, 6], [1, 255], [[3e-4, 3e-4]] * 2)
-    machine = calibrate.Measured(
-        "float32", curve, {"eagle-1": calibrate.Drafting(flat, flat)}, {"ar": 4e-4, "eagle-1": 4e-4}
-    )
+    verify = np.array([1e-3, 2e-4, 2e-6])  # of 1, nodes, cached tokens
+    costs = {
+        "ar": machines.MethodCost(verify, np.zeros(4), 4e-4),
+        "eagle-1": machines.MethodCost(verify, np.array([3e-4, 3e-4, 0.0, 0.0]), 4e-4),
+    }
+    machine = machines.Measured("float32", costs)
     found = cases(made, tiny, tiny, None, "run")
     checked = predict.validate(machine, found.traces, made)
     assert {v.label for v in checked} == {"ar", "eagle-1"}
     assert all(v.error < 1e-9 and v.images == 3 for v in checked)
     assert [v.speedup_error for v in checked if v.label == "eagle-1"] == [pytest.approx(0, abs=1e-9)]
-    slower = replace(machine, outside={"ar": 4e-4, "eagle-1": 2e-3})
+    slower = replace(machine, costs=costs | {"eagle-1": costs["eagle-1"]._replace(outside=2e-3)})
     assert predict.validate(slower, found.traces, made)[0].error > 0.2
 
 
-def test_curves_interpolate_between_what_was_measured():
-    curve = calibrate.Curve([1, 5], [0, 100], [[1.0, 3.0], [2.0, 4.0]])
-    assert curve.at(np.array([1.0, 3.0, 9.0]), np.array([0.0, 50.0, 200.0])).tolist() == [1.0, 2.5, 4.0]
+@pytest.mark.parametrize("order", ["fixed", "adapting"])
+def test_what_steps_cost_is_found_again_from_steps_of_several_sizes(tiny, monkeypatch, order):
+    """1 ms, 0.2 ms a node, 2 µs a cached token; 0.3 ms a forward of the drafter, 0.1 ms a node it reads; 0.4 else."""
+    proposal = prepared_proposal(tiny, method("eagle-1"))
+    sizes = [(5, 6)] if order == "fixed" else [(d, n) for d in (1, 3, 5) for n in (6, 16, 31)]
+
+    def steps(*_: object) -> Iterator[Timed]:
+        for (depth, nodes), cached, held in product(sizes, (32, 128, 216), (1, 1, 1, 9)):  # one in four is held up
+            levels = proposal.levels(depth, nodes)
+            draft = 3e-4 * (1 + len(levels)) + 1e-4 * sum(levels)
+            verify = 1e-3 + 2e-4 * nodes + 2e-6 * cached
+            yield Timed(Shape(nodes, depth), cached, held * draft, held * verify, held * 4e-4)
+
+    monkeypatch.setattr(this_machine, "step_times", steps)
+    cost = this_machine.method_cost(build(tiny, method("eagle-1")), proposal, "x")
+    machine = machines.Measured("float32", {"eagle-1": cost})
+    case = machines.Case("eagle-1", "eagle-1", machines.shape_of(tiny), None, proposal)
+    depth, nodes = sizes[len(sizes) // 2]
+    trace = Trace(*(np.array([x]) for x in (1, nodes, depth)))
+    spent = machine.seconds(case, batches([trace], 1, False)[0])
+    levels = proposal.levels(depth, nodes)
+    assert spent["verify"] == pytest.approx(1e-3 + 2e-4 * nodes + 2e-6)
+    assert spent["draft"] == pytest.approx(3e-4 * (1 + len(levels)) + 1e-4 * sum(levels))
+    assert spent["outside"] == pytest.approx(4e-4)
 
 
 def test_probing_this_machine_predicts_the_run_that_was_measured_on_it(tmp_path, monkeypatch):
     """Every operation takes as long as any other: what is promised of seconds is measured elsewhere."""
-    for name, less in (("REPEATS", 3), ("WARMUP", 1), ("STEPS", 6)):
-        monkeypatch.setattr(calibrate, name, less)
+    for name, less in (("REPEATS", 3), ("STEPS", 3)):
+        monkeypatch.setattr(this_machine, name, less)
     shallow = packed(two_layers(dtype=torch.float32))
     monkeypatch.setattr(this_machine, "load_with_drafter", lambda *_: shallow)
-    monkeypatch.setattr(calibrate, "bandwidth", partial(calibrate.bandwidth, seconds=0.0))
+    monkeypatch.setattr(this_machine, "bandwidth", partial(this_machine.bandwidth, seconds=0.0))
     clock = CountedClock(monkeypatch)
     config = Sweep(num_prompts=1, methods=["eagle-1"]).record() | {"guidance": 3.0, "device": "cpu"}
     with RunFolder.open(tmp_path, "real", config, target={"name": "tiny"}) as folder, clock:
@@ -336,7 +357,7 @@ def test_speedups_are_ratios_of_predicted_latencies(run):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["--device", "h1000"], "unknown device 'h1000': choose a100-40g"),
+        (["--device", "h1000"], "unknown device 'h1000': did you mean 'h100'?"),
         (["--device", "this", "--batch", "0"], "--batch 0 cannot be read: give whole numbers from 1"),
         (["--target", "nope"], "unknown target 'nope'"),
         (["--dtype", "int3"], "unknown dtype 'int3'"),
