@@ -20,11 +20,11 @@ from torch import Tensor
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
-from lanternbench.lossless.definitions import definition
 from lanternbench.lossless.exact import Enumerated, World, decode_tables, enumerate_world, image_numbers
+from lanternbench.lossless.forms import changed, definition, few_drafts, variations
 from lanternbench.lossless.plain import decode_by_steps
 from lanternbench.lossless.row_ends import row_end_target
-from lanternbench.lossless.row_tables import RowWorld, few_drafts
+from lanternbench.lossless.row_tables import RowWorld
 from lanternbench.lossless.statistical import (
     ALPHA,
     CAPTIONS,
@@ -36,7 +36,6 @@ from lanternbench.lossless.statistical import (
     sampled_tests,
 )
 from lanternbench.lossless.tables import RowTables, Sampling, Tables, with_small_sizes
-from lanternbench.lossless.variations import changed, variations
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, named
 from lanternbench.models.fingerprints import fingerprints

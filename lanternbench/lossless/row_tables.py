@@ -74,9 +74,3 @@ class RowWorld(World):
         width = self.tables.grid[1]
         there, last = self.committed(rows), torch.arange(self.tables.length) % width == width - 1
         return F.pad(there, (0, 2)), F.pad(there | last, (0, 2))
-
-
-def few_drafts(method: Method) -> Method:
-    """``method`` with one draft a row, so that the outcomes of larger images can be enumerated."""
-    one = {"window": 1} if "window" in type(method.proposal).model_fields else {}
-    return replace(method, proposal=method.proposal.model_copy(update=one))

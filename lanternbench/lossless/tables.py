@@ -46,6 +46,9 @@ class Sampling(NamedTuple):
     top_p: float = 1.0
 
 
+UNWARPED = Sampling()
+
+
 class Tables:
     """Logits of target and drafter after every prefix of up to ``length`` tokens, with and without the prompt.
 
@@ -53,13 +56,7 @@ class Tables:
     """
 
     def __init__(
-        self,
-        vocab: int,
-        length: int,
-        seed: int,
-        kind: str = "mixed",
-        sampling: Sampling = Sampling(),  # noqa: B008  (immutable)
-        deep: bool = False,
+        self, vocab: int, length: int, seed: int, kind: str = "mixed", sampling: Sampling = UNWARPED, deep: bool = False
     ):
         generator = torch.Generator().manual_seed(seed)
         self.vocab, self.length, self.sampling, self.deep = vocab, length, sampling, deep
@@ -70,8 +67,7 @@ class Tables:
         self.codebook = 0.5 * torch.randn(vocab, 2, generator=generator)
         without = [random_rows(count, vocab, "dense", generator) for _ in "qp"]
         self.target_logits, self.drafter_logits = (
-            torch.stack([conditional, other]).log()
-            for conditional, other in zip((self.q, self.p), without, strict=True)
+            torch.stack(both).log() for both in zip((self.q, self.p), without, strict=True)
         )  # [2, prefixes, V], conditional rows first
         self.halves = 1 if sampling.guidance == 1.0 else 2
 
@@ -81,7 +77,7 @@ class Tables:
         return (first + code) % len(self.q)  # past the image's end any row will do
 
     def halved(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """The rows [R, …] of logits, of which the upper half of R is conditional: [R, …, V]."""
+        """The rows [R, …] of logits, of which the first half is conditional where there is guidance: [R, …, V]."""
         half = torch.arange(len(rows)) >= len(rows) // self.halves
         return logits[half.long().view(-1, *[1] * (rows.ndim - 1)), rows]
 
@@ -109,16 +105,8 @@ class Tables:
         target, target_uncond = map(after, self.target_logits)
         drafter, drafter_uncond = map(after, self.drafter_logits)
         unconditional = (target_uncond, drafter_uncond) if self.halves == 2 else (None, None)
-        return World(
-            self.vocab,
-            self.length,
-            target,
-            drafter,
-            *unconditional,
-            **self.sampling._asdict(),
-            grid_width=self.grid[1],
-            codebook=self.codebook.double().tolist(),
-        )
+        options = self.sampling._asdict() | {"grid_width": self.grid[1], "codebook": self.codebook.double().tolist()}
+        return World(self.vocab, self.length, target, drafter, *unconditional, **options)
 
     def on_all_images(self, images: dict[Prefix, float]) -> Tensor:
         """[V ** L], images read as numbers in base V."""
@@ -139,12 +127,7 @@ class RowTables(Tables):
     """
 
     def __init__(
-        self,
-        vocab: int,
-        grid: tuple[int, int],
-        seed: int,
-        kind: str = "dense",
-        sampling: Sampling = Sampling(),  # noqa: B008  (immutable)
+        self, vocab: int, grid: tuple[int, int], seed: int, kind: str = "dense", sampling: Sampling = UNWARPED
     ):
         super().__init__(vocab, grid[0] * grid[1], seed, kind, sampling)
         self.grid = grid

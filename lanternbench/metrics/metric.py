@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from PIL import Image
 
@@ -79,14 +79,8 @@ class Metric:
         """The columns of the metric registered as ``name``, with trained or random weights."""
         mark = Setup(random=random).mark
         first = Column(cls.key or name, cls.title or name, cls.higher_is_better, cls.form)
-        about: Any = {
-            "metric": name,
-            "embedded": cls.embedded,
-            "random": random,
-            "over_categories": cls.over_categories,
-        }
-        columns = (first, *cls.more)
-        return [c._replace(key=f"{c.key}{mark}", title=f"{c.title}{mark}", **about) for c in columns]
+        about = name, cls.embedded, random, cls.over_categories
+        return [Column(c.key + mark, c.title + mark, c.higher_is_better, c.form, *about) for c in (first, *cls.more)]
 
     def available(self) -> Note | None:
         """None, or what is missing and the command that gets it."""
