@@ -247,8 +247,9 @@ def with_small_sizes(method: Method) -> Method:
 
 def with_tables(proposal: Proposal, tables: Tables) -> Proposal:
     """The prepared proposal with the table in place of its drafter, if it has one."""
-    drafter = TableDrafter(tables, proposal.marginals)
-    return proposal if proposal.drafter is None else proposal.ready(drafter=drafter, aux_layers=())
+    if proposal.drafter is None:
+        return proposal
+    return proposal.ready(drafter=TableDrafter(tables, proposal.marginals), aux_layers=())
 
 
 class TableDrafter(Drafter):
