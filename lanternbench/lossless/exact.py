@@ -24,7 +24,7 @@ from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.trace import Trace
 from lanternbench.lossless.plain.windows import inverse_cdf
-from lanternbench.lossless.tables import Tables, image_memory, table_target, with_small_sizes, with_tables
+from lanternbench.lossless.tables import Tables, TableTarget, image_memory, with_small_sizes, with_tables
 from lanternbench.measure.fidelity import decode_loss
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
@@ -66,7 +66,8 @@ class World:
         """``published``: the method's own sizes, of which the outcomes are too many to be enumerated."""
         self.tables, self.method = tables, method if published else with_small_sizes(method)
         temperature = 0.0 if greedy else tables.sampling.temperature
-        decoder = build(table_target(tables, published), self.method, temperature, top_p=tables.sampling.top_p)
+        target: Any = TableTarget(tables, published)
+        decoder = build(target, self.method, temperature, top_p=tables.sampling.top_p)
         self.decoder = replace(decoder, proposer=with_tables(decoder.proposer, tables))
         p = self.decoder.proposer
         self.nodes, self.width, self.uniforms = p.nodes, p.width, p.nodes + p.uniforms

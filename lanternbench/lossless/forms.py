@@ -15,7 +15,7 @@ from lanternbench.errors import UserError
 from lanternbench.lossless.plain.decoding import MethodSpec
 from lanternbench.lossless.plain.rows import RowMethod
 from lanternbench.lossless.plain.windows import WindowMethod
-from lanternbench.lossless.tables import Tables, table_target
+from lanternbench.lossless.tables import Tables, TableTarget
 from lanternbench.methods.method import KINDS, Method
 from lanternbench.methods.method import method as make
 from lanternbench.methods.residuals import PLAIN
@@ -24,7 +24,7 @@ from lanternbench.registry import components
 
 def definition(method: Method, tables: Tables) -> MethodSpec | WindowMethod | RowMethod | None:
     """The plain definition of a method of enumerable size on these tables; None where a part has none."""
-    target = table_target(tables)
+    target: Any = TableTarget(tables)
     method = method.resolve(target.options)
     proposal, rule, residual = method.proposal, method.acceptance, PLAIN.get(method.choices.residual)
     tree = method.tree if proposal.tree_is_own else method.tree.prepare(target, proposal)

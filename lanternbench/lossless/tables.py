@@ -202,42 +202,29 @@ SMALL = [[0], [1], [2], [0, 0], [0, 1]]
 DEEP = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]]
 
 
-def table_target(tables: Tables, published: bool = False) -> Any:
+class TableTarget:
     """The interface of a target over tables; its default trees can be enumerated, or are the ``published`` ones."""
-    paths, levels = (DEEP, 3) if tables.deep else (SMALL, 2)
-    options = {"chain": f"chain-{levels}", "block": f"chain-{levels}", "static": paths, "medusa": paths, "near": 3}
-    options |= {"depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3), "l_k": 1}
-    options |= {"row_window": 1}
-    # never run: the table drafts
-    net = SimpleNamespace(
-        heads=8, aux_layers=lambda model: (), misfit=lambda target: None, block=10, depths=(), causal=False
-    )
 
-    def prompt(captions: list[str], guidance: float) -> Prompt:
-        one = torch.zeros(len(captions) * tables.halves, 1, 1, dtype=torch.float64)
+    name, graphs, row_width, row_end, pad_rows, device = "tables", None, 0, None, "alone", torch.device("cpu")
+
+    def __init__(self, tables: Tables, published: bool = False):
+        self.vocab, self.codebook, self.halves = tables.vocab, tables.codebook, tables.halves
+        self.length, self.image_slots, self.grid, self.grids = tables.length, tables.length, tables.grid, (tables.grid,)
+        self.top_k, self.guidance, self.model = tables.sampling.top_k, tables.sampling.guidance, TableModel(tables)
+        self.near: dict[Any, Any] = {}
+        # never run: the table drafts
+        net = SimpleNamespace(heads=8, aux_layers=lambda model: (), misfit=lambda target: None, block=10)
+        net.depths, net.causal = (), False
+        self.drafters = dict.fromkeys(("eagle", "eagle-3", "dflash", "model", "medusa"), net)
+        paths, levels = (DEEP, 3) if tables.deep else (SMALL, 2)
+        small = {"chain": f"chain-{levels}", "block": f"chain-{levels}", "static": paths, "medusa": paths, "near": 3}
+        small |= {"depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3), "l_k": 1}
+        self.options: dict[str, Any] = {} if published else small | {"row_window": 1}
+
+    def prefix(self, captions: list[str], guidance: float) -> Prompt:
+        """One token, at position 0."""
+        one = torch.zeros(len(captions) * self.halves, 1, 1, dtype=torch.float64)
         return Prompt(one, one[..., 0] == 0, one, one[:, 1:, 0].long(), one[:, 1:, 0] == 0)
-
-    return SimpleNamespace(
-        name="tables",
-        vocab=tables.vocab,
-        length=tables.length,
-        image_slots=tables.length,
-        grid=tables.grid,
-        grids=(tables.grid,),
-        device=torch.device("cpu"),
-        codebook=tables.codebook,
-        near={},
-        graphs=None,
-        row_width=0,
-        row_end=None,
-        pad_rows="alone",
-        prefix=prompt,
-        model=TableModel(tables),
-        options={} if published else options,
-        top_k=tables.sampling.top_k,
-        guidance=tables.sampling.guidance,
-        drafters=dict.fromkeys(("eagle", "eagle-3", "dflash", "model", "medusa"), net),
-    )
 
 
 def with_small_sizes(method: Method) -> Method:
