@@ -18,11 +18,11 @@ from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import from_paths
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
 from lanternbench.methods.trees.static import FixedTree
-from lanternbench.models.chameleon.model import ChameleonConfig
+from lanternbench.models.chameleon.checkpoint import ChameleonConfig
 from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.rope import rope_1d
 from lanternbench.models.token_decoder import drafter_from_published
+from lanternbench.models.transformer import rope_1d
 
 FIRST_IMAGE = 4  # image ids are 4 … n_img + 3
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from torch import Tensor, nn
+from torch import Tensor
 from yaml import YAMLError
 
 from lanternbench.errors import UserError
@@ -25,9 +24,9 @@ from lanternbench.models.family import Family, drafters_in
 from lanternbench.models.grids import Grid, size, written
 from lanternbench.models.huggingface.model import TransformersDecoder
 from lanternbench.models.loading import dtype_for, load_into, read_state
-from lanternbench.models.target import Prefix, Target, Tokeniser
+from lanternbench.models.target import Target, Tokeniser
 from lanternbench.models.token_decoder import TokenDecoderConfig
-from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, frame_prompts
+from lanternbench.models.token_prompts import IdTokeniser, PromptFrame
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.utils import yaml_text
@@ -41,9 +40,7 @@ REMARK = (
 _EXAMPLE = (
     "grid: 24, image_tokens: '<|visual token {:06d}|>', prompt: '<bos>{caption}<image>', unconditional: '<bos><image>'"
 )
-_NUMBERED = re.compile(r"([^{}]*)\{(?::0(\d)d)?\}([^{}]*)")
-
-
+_NUMBERED = re.compile(r"[^{}]*\{(:0\dd)?\}[^{}]*")
 Side = Annotated[int, Field(ge=2, le=128)]  # tokens
 
 
@@ -73,25 +70,15 @@ class Settings(BaseModel):
         return (value, value) if isinstance(value, int) else value
 
 
-class OwnTokeniser(nn.Module):
+class OwnTokeniser:
     """The image tokeniser inside a transformers model: tokens [B, h, w] -> images [B, 3, H, W] in −1…1."""
 
     def __init__(self, vq: Any):
-        super().__init__()
-        self.vq, self.quantize = vq, Codes(vq.quantize.embedding.weight)
-
-    def decode(self, tokens: Tensor) -> Tensor:
-        return self.vq.decode(tokens)
-
-
-class Codes(nn.Module):
-    def __init__(self, table: Tensor):
-        super().__init__()
-        self.table = table
+        self.decode, self.quantize, self.table = vq.decode, self, vq.quantize.embedding.weight.detach()
 
     def codes(self) -> Tensor:
         """[V, d]."""
-        return self.table.detach()
+        return self.table
 
 
 @register("target", "transformers")
@@ -107,39 +94,31 @@ class TransformersFamily(Family):
         return Path(str(path).removeprefix(PREFIX))
 
     def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
-        said = settings(folder)
-        special = [name for name in (said.row_end, said.pad) if name]
-        before, found, after = said.prompt.partition("{caption}")
-        if not found:
+        chosen = settings(folder)
+        before, place, after = chosen.prompt.partition("{caption}")
+        if not place:
             raise UserError(f"the prompt in {folder / SETTINGS} has no {{caption}}: write it where the caption goes")
+        special = [name for name in (chosen.row_end, chosen.pad) if name]
         text = IdTokeniser(folder / "tokenizer.json", special, (before, after))
-        ids = image_ids(said.image_tokens, text.names)
+        ids = image_ids(chosen.image_tokens, text.names)
         net = network(folder, dtype or dtype_for(device)).to(device).eval().requires_grad_(False)
-        config = shape(net, said.grid, len(ids))
+        config = shape(net, chosen.grid, len(ids))
         if int(ids.max()) >= config.prompt_ids:
             raise UserError(f"image_tokens go up to id {int(ids.max())} but the model has {config.prompt_ids} ids")
         model = TransformersDecoder(net, config, ids.to(device))
-        unconditional = text.encode("", said.unconditional)
-        pad = text.ids[said.pad] if said.pad else 0
         return Target(
             folder.name,
             model,
             image_tokeniser(net, folder, device, len(ids)),
             text,
-            said.guidance,
-            said.top_k,
+            chosen.guidance,
+            chosen.top_k,
             drafters=drafters_in(folder, model, device),
-            condition=partial(prefix, unconditional, pad),
-            row_end=text.ids[said.row_end] if said.row_end else None,
-            prompt_template=said.prompt,
+            condition=PromptFrame([], [], text.encode("", chosen.unconditional), text.ids.get(chosen.pad or "", 0)),
+            row_end=text.ids[chosen.row_end] if chosen.row_end else None,
+            prompt_template=chosen.prompt,
             remark=REMARK,
         )
-
-
-def prefix(unconditional: list[int], pad: int, target: Target, captions: list[str], guided: bool) -> Prefix:
-    return frame_prompts(
-        target, captions, [Prompt(ids, unconditional) for ids in encoded(target, captions)], guided, pad
-    )
 
 
 def settings(folder: Path) -> Settings:
@@ -164,16 +143,14 @@ def image_ids(named: str | tuple[int, int], names: dict[str, int]) -> Tensor:
         if first < 0 or count < 2:
             raise UserError(f"image_tokens [{first}, {count}] is no range of ids: give the first id and how many")
         return torch.arange(first, first + count)
-    place = _NUMBERED.fullmatch(named)
-    if place is None:
+    if _NUMBERED.fullmatch(named) is None:
         raise UserError(f"image_tokens '{named[:80]}' has no place for a number: write one, such as {{:06d}}")
-    name = lambda i: f"{place[1]}{i:0{int(place[2] or 1)}d}{place[3]}"  # noqa: E731
-    found: list[int] = []
-    while name(len(found)) in names:
-        found.append(names[name(len(found))])
-    if len(found) < 2:
-        raise UserError(f"the tokeniser has no token '{name(len(found))}': correct image_tokens in {SETTINGS}")
-    return torch.tensor(found)
+    ids: list[int] = []
+    while (name := named.format(len(ids))) in names:
+        ids.append(names[name])
+    if len(ids) < 2:
+        raise UserError(f"the tokeniser has no token '{name}': correct image_tokens in {SETTINGS}")
+    return torch.tensor(ids)
 
 
 def network(folder: Path, dtype: torch.dtype) -> Any:
@@ -190,16 +167,10 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
     kind = getattr(transformers, str(name), None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise UserError(f"transformers {transformers.__version__} has no model class '{name}' that config.json names")
+    local = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
     load: Any = kind.from_pretrained
     try:
-        net, about = load(
-            folder,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            attn_implementation="sdpa",
-            output_loading_info=True,
-        )
+        net, about = load(folder, dtype=dtype, attn_implementation="sdpa", **local)
     except Exception as error:  # transformers has no type of its own for what is wrong with a folder
         raise UserError(f"transformers cannot load {folder} ({str(error).splitlines()[0]}): correct it") from None
     if absent := sorted(about["missing_keys"]):
@@ -238,20 +209,20 @@ def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
 
 def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Tokeniser | None:
     """The model's own, or that of ``folder``; None without either.  Raises UserError unless it has ``vocab`` codes."""
-    own, where = getattr(getattr(net, "model", net), "vqmodel", None), folder / "vq"
-    if own is not None and hasattr(own, "decode"):
-        found: Any = OwnTokeniser(own.float())
+    inner, where = getattr(getattr(net, "model", net), "vqmodel", None), folder / "vq"
+    if inner is not None and hasattr(inner, "decode"):
+        tokeniser: Any = OwnTokeniser(inner.float())
     elif where.exists():
         state = read_state(where)
         shape: tuple[int, ...] = getattr(state.get("quantize.embedding.weight"), "shape", ())
         codes, width = shape if len(shape) == 2 else (VQConfig.codebook_size, VQConfig.codebook_dim)
         config = VQConfig(codebook_size=codes, codebook_dim=width)
-        found = load_into(lambda: VQModel(config), state, where, device, torch.float32)
+        tokeniser = load_into(lambda: VQModel(config), state, where, device, torch.float32)
     else:
         return None
-    if (size := len(found.quantize.codes())) != vocab:
+    if (count := len(tokeniser.quantize.codes())) != vocab:
         raise UserError(
-            f"the image tokeniser of {folder} has {size} codes but its image_tokens are {vocab} tokens: correct "
+            f"the image tokeniser of {folder} has {count} codes but its image_tokens are {vocab} tokens: correct "
             f"image_tokens in {SETTINGS}, or use the tokeniser that the model was trained with"
         )
-    return found
+    return tokeniser
