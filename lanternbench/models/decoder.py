@@ -63,7 +63,7 @@ class ImageDecoder(Stack):
     )  # entries of ``config`` in which an independent drafter must equal its target, and what they count
     rope: Tensor  # complex [positions, head_dim / 2]
     cls_embedding: nn.Module  # ``Prefix.features`` -> [R, P, dim]
-    tok_embeddings: nn.Module  # image tokens [...] -> [..., dim]
+    tok_embeddings: Any  # an embedding of image tokens [...] -> [..., dim]
     output: nn.Module  # hidden states [..., dim] -> logits [..., V]
 
     def __init__(self, config: Any):
@@ -72,11 +72,11 @@ class ImageDecoder(Stack):
 
     @property
     def device(self) -> torch.device:
-        return self.norm.weight.device
+        return self.tok_embeddings.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
+        return self.tok_embeddings.weight.dtype
 
     @property
     def grids(self) -> tuple[Grid, ...]:

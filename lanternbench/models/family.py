@@ -40,7 +40,7 @@ Drafter = Eagle | DFlash
 
 def drafter_at(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype | None = None) -> Drafter:
     """The drafter that a file or folder holds, by default of the dtype of ``model``.  Raises UserError."""
-    if dflash.holds_dflash(read_state(path)):
+    if "target_layers" in read_state(path):
         return dflash.load(path, model, device, dtype or model.dtype)
     return model.eagle_drafter(path, device, dtype)
 

@@ -179,9 +179,10 @@ def _filled(
                 f"the checkpoint in {where} has a '{min(state)}' that a {kind} of this kind has no place "
                 "for: it is of another architecture, whose output would differ without it"
             )
-    if lost := [k for k in shapes if k not in values]:
+    wanted = [k for k in shapes if not k.endswith("num_batches_tracked")]  # what Emu3's tokeniser has no use for
+    if lost := [k for k in wanted if k not in values]:
         raise UserError(
-            f"the checkpoint in {where} has no '{lost[0]}' ({len(lost)} of {len(shapes)} weights are absent): "
+            f"the checkpoint in {where} has no '{lost[0]}' ({len(lost)} of {len(wanted)} weights are absent): "
             f"it is not a {kind} of this kind"
         )
     with empty_parameters():
@@ -231,7 +232,7 @@ def _checked(value: Tensor, name: str, where: Path, moved: Callable[[Tensor], Te
     Raises UserError for integers and other numbers that mean nothing without their scales, and for NaN and infinity: a
     drafter that has them only makes decoding slow.
     """
-    if value.dtype not in _PLAIN:
+    if value.dtype not in _PLAIN and not name.endswith("num_batches_tracked"):
         raise UserError(
             f"'{name}' in {where} is {str(value.dtype).removeprefix('torch.')}: quantised weights cannot be read, use "
             "the checkpoint in float16, bfloat16 or float32"

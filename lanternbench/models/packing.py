@@ -23,7 +23,15 @@ MANY = 64  # rows of input from which it pays off for small layers too, with sev
 
 
 class Packed(nn.Module):
-    """For inference alone.  As in ``Direct``, but no hook is ever called, and weights are plain attributes too."""
+    """A layer for inference alone, x [..., in] -> [..., out], in place of one of torch's.
+
+    As in ``Direct``, but no hook is ever called, and weights are plain attributes too.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None):
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     def __init_subclass__(cls) -> None:
         cls.__call__ = cls.forward  # type: ignore[method-assign]
@@ -37,13 +45,9 @@ class PackedLinear(Packed):
     """``nn.Linear`` for inference on a CPU; the weight's layout is oneDNN's own."""
 
     def __init__(self, linear: nn.Linear):
-        super().__init__()
-        packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
-        self.weight = nn.Parameter(packed, requires_grad=False)
-        self.bias = linear.bias
+        super().__init__(torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach()), linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] -> [..., out]."""
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
@@ -51,12 +55,9 @@ class TransposedLinear(Packed):
     """``nn.Linear`` for inference on a CPU with its weight as [in, out]: the faster order for small matrices."""
 
     def __init__(self, linear: nn.Linear):
-        super().__init__()
-        self.weight = nn.Parameter(linear.weight.detach().t().contiguous(), requires_grad=False)
-        self.bias = linear.bias
+        super().__init__(linear.weight.detach().t().contiguous(), linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] -> [..., out]."""
         y = x @ self.weight
         return y if self.bias is None else y + self.bias
 
@@ -70,11 +71,10 @@ class HalfLinear(Packed):
     """
 
     def __init__(self, linear: nn.Linear):
-        super().__init__()
-        self.weight = nn.Parameter(linear.weight.detach().half(), requires_grad=False)
-        zeros = None if bias_is_optional() else torch.zeros(len(self.weight))
-        bias = zeros if linear.bias is None else linear.bias.detach()
-        self.bias = None if bias is None else nn.Parameter(bias, False)
+        bias = linear.bias
+        if bias is None and not bias_is_optional():
+            bias = torch.zeros(linear.out_features)
+        super().__init__(linear.weight.detach().half(), bias)
         self._pack()
 
     def _pack(self) -> None:
@@ -89,7 +89,6 @@ class HalfLinear(Packed):
         self._pack()
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] -> [..., out]."""
         if x.shape[:-1].numel() >= MANY and torch.get_num_threads() > 1 and available():
             if self.for_many is None:
                 self.for_many = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().float())
@@ -107,13 +106,11 @@ class QuickNorm(Packed):
     """``RMSNorm`` for inference on a CPU in four kernels: x · w√d / √(|x|² + d·ε), the root being a hypotenuse's."""
 
     def __init__(self, norm: RMSNorm):
-        super().__init__()
         width = norm.weight.shape[-1]
-        self.weight = nn.Parameter(norm.weight.detach() * width**0.5, requires_grad=False)
+        super().__init__(norm.weight.detach() * width**0.5)
         self.floor = torch.tensor((width * norm.eps) ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., d] -> [..., d]."""
         return (x * self.weight).div_(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor))
 
 

@@ -62,20 +62,13 @@ class TokenDecoder(ImageDecoder):
         super().__init__(config)
         if config.prompt_ids:
             self.cls_embedding = nn.Embedding(config.prompt_ids, config.dim)
-        self.tok_embeddings = self.image_embeddings()
-        self.output = self.head()
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         rope = rope_1d(config.positions, config.head_dim, config.rope_base, config.rotary_width)
         self.register_buffer("rope", rope, persistent=False)
         if image_ids is None:
             image_ids = torch.arange(config.vocab_size) + (config.first_image_id if config.prompt_ids else 0)
         self.register_buffer("image_ids", image_ids, persistent=False)
-
-    def image_embeddings(self) -> nn.Module:
-        """What reads image tokens."""
-        return nn.Embedding(self.config.vocab_size, self.config.dim)
-
-    def head(self) -> nn.Module:
-        return nn.Linear(self.config.dim, self.config.vocab_size, bias=False)
 
     @property
     def prompt_embeddings(self) -> nn.Module:
@@ -144,25 +137,17 @@ def drafter_from_published(state: State, cfg: DecoderConfig, to_id: Tensor | Non
     return result | {"tok_embeddings.weight": words[to_id], "prompt_embeddings.weight": words}
 
 
-_TOP = {"embed_tokens.weight": "tok_embeddings.weight", "lm_head.weight": "output.weight"}
-
-
 def from_hf(state: State, cfg: DecoderConfig, prefixes: tuple[str, ...] = ("model.",)) -> State:
-    """transformers' key names of a language model -> ours; ``prefixes``: what they may begin with, the longest first.
+    """transformers' key names of a language model -> ours, without what sees or tokenises images.
 
-    Any part of a checkpoint will do that has all tensors of the layers in it.  What sees or tokenises images is left
-    out.
+    ``prefixes``: what names may begin with, the longest first.
     """
-    top, layers = {}, {}
+    named = {}
     for key, value in state.items():
-        if "vqmodel." in key or "visual." in key or "rotary_emb.inv_freq" in key:
-            continue
-        key = key.removeprefix(next((p for p in prefixes if key.startswith(p)), ""))
-        if key in _TOP:
-            top[_TOP[key]] = value
-        else:
-            layers[key] = value
-    return from_published(rotary_pairs(layers, cfg)) | top
+        if "vqmodel." not in key and "visual." not in key:
+            key = key.removeprefix(next((p for p in prefixes if key.startswith(p)), ""))
+            named[key.replace("lm_head", "output")] = value
+    return from_published(rotary_pairs(named, cfg))
 
 
 def image_tables(state: State, to_id: Tensor) -> State:
@@ -184,9 +169,6 @@ def image_tables(state: State, to_id: Tensor) -> State:
     return state | tables
 
 
-_REFUSED = ("attention_bias", "mlp_bias", "tie_word_embeddings")
-
-
 def check_type(config: Mapping[str, Any], name: str, *types: str) -> None:
     """Raises UserError unless ``model_type`` of a config.json is one of ``types``; ``name``: of the model."""
     if config.get("model_type") not in types:
@@ -199,18 +181,30 @@ def check_type(config: Mapping[str, Any], name: str, *types: str) -> None:
 def llama_fields(
     text: Mapping[str, Any], kind: type[TokenDecoderConfig], allowed: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """A Llama-like part of a config.json, in transformers' names -> fields of ``kind``, whose defaults fill gaps.
+    """As ``llama_sizes``; raises UserError also for a variant that no published model of this kind uses.
 
-    Raises UserError for a size that is absent, and for a variant that no published model of this kind uses;
     ``allowed``: those that make no difference to it.
     """
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    odd = [name for name in _REFUSED if text.get(name) and name not in allowed]
-    odd += ["rope_scaling"] if rope.get("rope_type", rope.get("type", "default")) != "default" else []
-    odd += [] if text.get("hidden_act", "silu") == "silu" else [f"hidden_act {text['hidden_act']}"]
-    if odd:
+    odd = {name: name for name in ("attention_bias", "mlp_bias", "tie_word_embeddings") if text.get(name)}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        odd["rope_scaling"] = "rope_scaling"
+    if text.get("hidden_act", "silu") != "silu":
+        odd["hidden_act"] = f"hidden_act {text['hidden_act']}"
+    if refused := [variant for name, variant in odd.items() if name not in allowed]:
         name = kind.__name__.removesuffix("Config")
-        raise UserError(f"config.json asks for {odd[0]}, which no published {name} uses: use the original checkpoint")
+        raise UserError(
+            f"config.json asks for {refused[0]}, which no published {name} uses: use the original checkpoint"
+        )
+    return llama_sizes(text, kind)
+
+
+def llama_sizes(text: Mapping[str, Any], kind: type[TokenDecoderConfig]) -> dict[str, Any]:
+    """A Llama-like part of a config.json, in transformers' names -> fields of ``kind``, whose defaults fill gaps.
+
+    Raises UserError for a size that is absent.
+    """
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     try:
         return {
             "dim": text["hidden_size"],

@@ -29,10 +29,9 @@ class Recipe(NamedTuple):
 
     levels: int  # of drafting, each on what the one before drafted
     regression: float  # weight of the distance between what it drafts and the target's states
-    fused: bool  # does it read the target's states at three depths?
 
 
-RECIPES = {"eagle-1": Recipe(3, 0.1, False), "eagle-3": Recipe(5, 0.0, True)}
+RECIPES = {"eagle-1": Recipe(3, 0.1), "eagle-3": Recipe(5, 0.0)}
 
 Losses = dict[str, Tensor]
 
@@ -171,11 +170,15 @@ def drafts(net: Eagle, fed: Feed, at: Tensor, depths: int) -> Drafts:
     return Drafts(fed.of_tokens(first), own, at, deeper)
 
 
-def divergence(drafted: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross entropy plus VARIATION · TV, and the acceptance rate 1 − TV: logits and probabilities [..., V]."""
+def distances(drafted: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross entropy and the acceptance rate 1 − TV of logits and probabilities [..., V]: [...] each."""
     log_p = drafted.log_softmax(-1)
-    cross = -(wanted * log_p).sum(-1).mean()
-    accepted = torch.minimum(log_p.exp(), wanted).sum(-1).mean()
+    return -(wanted * log_p).sum(-1), torch.minimum(log_p.exp(), wanted).sum(-1)
+
+
+def divergence(drafted: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The means: cross entropy plus VARIATION · TV, and the acceptance rate."""
+    cross, accepted = (x.mean() for x in distances(drafted, wanted))
     return cross + VARIATION * (1 - accepted), accepted.detach()
 
 

@@ -39,7 +39,7 @@ class Anole:
 
     def __init__(self, vectors: Vectors):
         b = vectors.meta["build_config"]
-        cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["kv"], b["vocab"]).decoder
+        cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["vocab"], b["kv"]).decoder
         state = drafter_from_published(vectors.under("sd."), cfg)
         self.net = loaded(Eagle(cfg, b["bias"], cfg.norm_eps, b["layers"], b["vocab"]), state)
         self.embed = self.net.tok_embeddings

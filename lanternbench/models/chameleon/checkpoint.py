@@ -55,10 +55,7 @@ class Chameleon(TokenDecoder):
 
 
 def from_official(state: State, cfg: DecoderConfig) -> State:
-    """Meta's key names (Chameleon's and Anole's own releases) -> ours: fused or not, pairs interleaved as here.
-
-    Any part of a checkpoint will do that has all tensors of the layers in it.
-    """
+    """Meta's key names (Chameleon's and Anole's own releases) -> ours: fused or not, pairs interleaved as here."""
     result = {}
     for key, value in fused(state, OFFICIAL).items():
         key = key.replace("_normalization.", "_norm.")

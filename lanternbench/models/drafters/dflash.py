@@ -114,10 +114,6 @@ def to_file(net: DFlash, dtype: torch.dtype) -> State:
     return weights | {k: torch.tensor(v, dtype=torch.long) for k, v in sizes.items()}
 
 
-def holds_dflash(state: State) -> bool:
-    return "target_layers" in state
-
-
 def load(path: Path, model: Any, device: str, dtype: torch.dtype) -> DFlash:
     """The drafter at ``path``, as ``to_file`` gives it, for a target's decoder.  Raises UserError."""
     state = read_state(path)

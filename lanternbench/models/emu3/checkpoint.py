@@ -115,19 +115,6 @@ class Emu3VQ(nn.Module):
         return net.conv_out(F.silu(net.norm_out(x, code)))
 
 
-def vq_from_published(state: State) -> State:
-    """Either release's key names -> ours; the encoder is left out.  Attention by 1 × 1 convolutions is linear."""
-    result = {}
-    for key, value in state.items():
-        key = key.removeprefix("model.").removeprefix("vqmodel.")
-        if not key.startswith(("decoder.", "quantize.", "post_quant_conv.")):
-            continue
-        for old, new in _VQ_RENAMED:
-            key = re.sub(old, new, key)
-        result[key] = value[..., 0, 0] if key.endswith("_proj.weight") and value.ndim == 4 else value
-    return result
-
-
 def image_ids(names: dict[str, int]) -> Tensor:
     """A vocabulary -> the id of each image token [V].  Raises UserError where one is missing."""
     ids = {int(m[1]): i for name, i in names.items() if (m := _VISUAL.fullmatch(name))}
@@ -150,7 +137,15 @@ class Emu3Family(PublishedFamily):
         return Emu3VQ(Emu3VQVAEConfig(**row.shape.get("vq", {})))
 
     def vq_state(self, where: Path, row: Entry, folder: Path) -> State:
-        return vq_from_published(read_state(where))
+        """Either release's key names; the encoder is left out, and attention by 1 × 1 convolutions is linear."""
+        result = {}
+        for key, value in read_state(where).items():
+            key = key.removeprefix("model.").removeprefix("vqmodel.")
+            if key.startswith(("decoder.", "quantize.", "post_quant_conv.")):
+                for old, new in _VQ_RENAMED:
+                    key = re.sub(old, new, key)
+                result[key] = value[..., 0, 0] if key.endswith("_proj.weight") and value.ndim == 4 else value
+        return result
 
     def vq(self, row: Entry, folder: Path | None, device: str) -> Emu3VQ | None:
         return super().vq(row, folder, device) if dialect_of(row).images else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import torch
@@ -23,9 +24,9 @@ from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family, drafters_in
 from lanternbench.models.grids import Grid, size, written
 from lanternbench.models.huggingface.model import TransformersDecoder
-from lanternbench.models.loading import dtype_for, load_into, read_state
+from lanternbench.models.loading import dtype_for, explain_errors, load_into, read_state
 from lanternbench.models.target import Target, Tokeniser
-from lanternbench.models.token_decoder import TokenDecoderConfig
+from lanternbench.models.token_decoder import TokenDecoderConfig, llama_sizes
 from lanternbench.models.token_prompts import IdTokeniser, PromptFrame
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
@@ -70,17 +71,6 @@ class Settings(BaseModel):
         return (value, value) if isinstance(value, int) else value
 
 
-class OwnTokeniser:
-    """The image tokeniser inside a transformers model: tokens [B, h, w] -> images [B, 3, H, W] in −1…1."""
-
-    def __init__(self, vq: Any):
-        self.decode, self.quantize, self.table = vq.decode, self, vq.quantize.embedding.weight.detach()
-
-    def codes(self) -> Tensor:
-        """[V, d]."""
-        return self.table
-
-
 @register("target", "transformers")
 class TransformersFamily(Family):
     """Has no rows in the catalogue: the folder describes the target."""
@@ -102,7 +92,8 @@ class TransformersFamily(Family):
         text = IdTokeniser(folder / "tokenizer.json", special, (before, after))
         ids = image_ids(chosen.image_tokens, text.names)
         net = network(folder, dtype or dtype_for(device)).to(device).eval().requires_grad_(False)
-        config = shape(net, chosen.grid, len(ids))
+        with explain_errors(folder / "config.json", "describes no decoder of the usual kind"):
+            config = shape(net, chosen.grid, len(ids))
         if int(ids.max()) >= config.prompt_ids:
             raise UserError(f"image_tokens go up to id {int(ids.max())} but the model has {config.prompt_ids} ids")
         model = TransformersDecoder(net, config, ids.to(device))
@@ -179,29 +170,10 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
-    """Raises UserError for a model without the usual fields, or whose heads do not divide its width."""
-    text = net.config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    try:
-        config = TokenDecoderConfig(
-            dim=text.hidden_size,
-            n_layer=text.num_hidden_layers,
-            n_head=text.num_attention_heads,
-            hidden=text.intermediate_size,
-            n_kv_head=getattr(text, "num_key_value_heads", 0) or 0,
-            vocab_size=vocab,
-            positions=text.max_position_embeddings,
-            rope_base=float(rope.get("rope_theta") or 1e4),
-            norm_eps=float(getattr(text, "rms_norm_eps", 1e-5)),
-            grid=grid,
-            prompt_ids=net.get_input_embeddings().num_embeddings,
-        )
-    except AttributeError as error:
-        raise UserError(
-            f"config.json describes no decoder of the usual kind ({error}): it needs a target family"
-        ) from None
-    if getattr(text, "head_dim", None) not in (None, config.decoder.head_dim):
-        raise UserError(f"its heads are {text.head_dim} wide, not {config.decoder.head_dim}: it needs a target family")
+    """Raises UserError for a model without the usual fields."""
+    text = net.config.get_text_config().to_dict()
+    sizes = llama_sizes(text, TokenDecoderConfig) | {"vocab_size": vocab, "positions": text["max_position_embeddings"]}
+    config = TokenDecoderConfig(**sizes, grid=grid, prompt_ids=net.get_input_embeddings().num_embeddings)
     if config.positions < size(grid):
         raise UserError(f"the model has {config.positions} positions, too few for {written(grid)} image tokens")
     return config
@@ -211,12 +183,12 @@ def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Tokenise
     """The model's own, or that of ``folder``; None without either.  Raises UserError unless it has ``vocab`` codes."""
     inner, where = getattr(getattr(net, "model", net), "vqmodel", None), folder / "vq"
     if inner is not None and hasattr(inner, "decode"):
-        tokeniser: Any = OwnTokeniser(inner.float())
+        codes = inner.float().quantize.embedding.weight.detach()
+        tokeniser: Any = SimpleNamespace(decode=inner.decode, quantize=SimpleNamespace(codes=lambda: codes))
     elif where.exists():
         state = read_state(where)
         shape: tuple[int, ...] = getattr(state.get("quantize.embedding.weight"), "shape", ())
-        codes, width = shape if len(shape) == 2 else (VQConfig.codebook_size, VQConfig.codebook_dim)
-        config = VQConfig(codebook_size=codes, codebook_dim=width)
+        config = VQConfig(**dict(zip(("codebook_size", "codebook_dim"), shape)) if len(shape) == 2 else {})
         tokeniser = load_into(lambda: VQModel(config), state, where, device, torch.float32)
     else:
         return None

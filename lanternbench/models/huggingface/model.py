@@ -24,7 +24,7 @@ class EngineCache:
     def __init__(self, put: Put):
         self.put = put
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Store keys and values [R, H, N, d] of a layer; return all that may be attended to [R, H, span, d]."""
         keys, values = self.put(layer, torch.cat([keys, values], 1)).chunk(2, 1)
         return keys, values
@@ -39,7 +39,6 @@ class TransformersDecoder(TokenDecoder):
     ``rope`` serves drafters; ``body`` has its own.
     """
 
-    tok_embeddings: nn.Embedding
     places: Tensor
 
     def __init__(self, net: Any, config: TokenDecoderConfig, image_ids: Tensor):
@@ -83,14 +82,6 @@ class TransformersDecoder(TokenDecoder):
     @property
     def layers(self) -> nn.ModuleList:  # type: ignore[override]
         return self.body.layers
-
-    @property
-    def device(self) -> torch.device:
-        return self.tok_embeddings.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tok_embeddings.weight.dtype
 
     @property
     def about(self) -> str:

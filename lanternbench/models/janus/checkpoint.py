@@ -93,11 +93,9 @@ class Head(nn.Module):
 class Janus(TokenDecoder):
     """A Llama that reads image tokens through a small MLP and writes them with a head of two layers."""
 
-    def image_embeddings(self) -> nn.Module:
-        return CodeEmbedding(self.config)
-
-    def head(self) -> nn.Module:
-        return Head(self.config)
+    def __init__(self, config: JanusConfig):
+        super().__init__(config)
+        self.tok_embeddings, self.output = CodeEmbedding(config), Head(config)
 
     @property
     def eagle_tables(self) -> tuple[int, int]:

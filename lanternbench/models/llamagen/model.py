@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.models.decoder import ImageDecoder, causal_mask
@@ -45,21 +45,18 @@ class LlamaGenConfig:
         return DecoderConfig(self.dim, self.n_layer, self.n_head, width, self.vocab_size)
 
 
-class CapProj(nn.Module):
-    def __init__(self, caption_dim: int, dim: int):
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(caption_dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
-
-
 class CaptionEmbedding(nn.Module):
     """Text features -> prefix embeddings; the unconditional prompt is a learned feature sequence."""
 
     def __init__(self, cfg: LlamaGenConfig):
         super().__init__()
-        self.cap_proj = CapProj(cfg.caption_dim, cfg.dim)
+        self.cap_proj = nn.Sequential(
+            OrderedDict(
+                fc1=nn.Linear(cfg.caption_dim, cfg.dim, bias=False),
+                gelu=nn.GELU("tanh"),
+                fc2=nn.Linear(cfg.dim, cfg.dim, bias=False),
+            )
+        )
         self.uncond_embedding = nn.Parameter(torch.randn(cfg.cls_token_num, cfg.caption_dim) / cfg.caption_dim**0.5)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -105,8 +102,6 @@ class LlamaGen(ImageDecoder):
         ("cls_token_num", "conditioning positions"),
     )
     cls_embedding: CaptionEmbedding | LabelEmbedding
-    tok_embeddings: nn.Embedding
-    output: nn.Linear
 
     def __init__(self, config: LlamaGenConfig):
         super().__init__(config)
@@ -160,11 +155,6 @@ def to_official(state: State) -> State:
 
 
 def from_hf(state: State) -> State:
-    """The key names of LANTERN's Hugging Face class -> ours.
-
-    q, k, v and gate, up are fused in that order and nothing is permuted: both layouts rotate interleaved pairs.  Any
-    part of a checkpoint will do that has all tensors of the layers in it.
-    """
-    head = {"output.weight": state["lm_head.weight"]} if "lm_head.weight" in state else {}
-    named = {k.removeprefix("model."): v for k, v in state.items() if k != "lm_head.weight"}  # as in the drafter
-    return eagle_files.from_published(named) | head
+    """The key names of LANTERN's Hugging Face class -> ours; nothing is permuted: both rotate interleaved pairs."""
+    named = {key.removeprefix("model.").replace("lm_head", "output"): value for key, value in state.items()}
+    return eagle_files.from_published(named)
