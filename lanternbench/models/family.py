@@ -6,6 +6,7 @@ with a sub-folder per role: a subclass says how each part is made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,11 +54,8 @@ def drafters_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.
 
 def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
     """One of each kind."""
-    news = {
-        "eagle": model.new_eagle,
-        "eagle-3": partial(model.new_eagle, True),
-        "dflash": partial(DFlash.untrained, model),
-    }
+    news: dict[str, Callable[[], Any]] = {"eagle": model.new_eagle, "eagle-3": partial(model.new_eagle, True)}
+    news["dflash"] = partial(DFlash.untrained, model)
     return {kind: random_net(new, device, dtype) for kind, new in news.items()}
 
 
@@ -119,7 +117,7 @@ class PublishedFamily(Family):
     ``shape`` of a row: of the decoder, and under ``vq`` of the image tokeniser, where no file says it.
     """
 
-    network: ClassVar[type[ImageDecoder]]
+    network: ClassVar[Any]  # a class of ``ImageDecoder``
     configuration: ClassVar[type]  # of ``network``
     title: ClassVar[str] = ""  # the model's name in error messages
     prefixes: ClassVar[tuple[str, ...]] = ("model.",)  # see ``from_hf``

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -156,6 +155,13 @@ class HeadRMSNorm(Direct):
         return F.rms_norm(x, (x.shape[-1],), eps=self.eps) * self.weight
 
 
+def head_norm(cfg: DecoderConfig, heads: int) -> nn.Module:
+    """The norm of queries or keys that ``qk_norm`` names."""
+    if cfg.qk_norm == "shared":
+        return RMSNorm(cfg.head_dim, cfg.norm_eps)
+    return HeadRMSNorm(heads, cfg.head_dim, cfg.norm_eps) if cfg.qk_norm == "rms" else HeadNorm(heads, cfg.head_dim)
+
+
 class Attention(Direct):
     """Grouped-query attention with rotary positions; q, k and v are one matrix, k and v one block of the cache.
 
@@ -168,11 +174,8 @@ class Attention(Direct):
         self.wqkv = nn.Linear(cfg.dim, (self.n_head + 2 * self.n_kv) * self.head_dim, bias=cfg.qkv_bias)
         self.wo = nn.Linear(self.n_head * self.head_dim, cfg.dim, bias=cfg.out_bias)
         self.normed = bool(cfg.qk_norm)
-        if cfg.qk_norm == "shared":
-            self.q_norm, self.k_norm = (RMSNorm(self.head_dim, cfg.norm_eps) for _ in "qk")
-        elif cfg.qk_norm:
-            norm = partial(HeadRMSNorm, eps=cfg.norm_eps) if cfg.qk_norm == "rms" else HeadNorm
-            self.q_norm, self.k_norm = (norm(heads, self.head_dim) for heads in (self.n_head, self.n_kv))
+        if cfg.qk_norm:
+            self.q_norm, self.k_norm = (head_norm(cfg, heads) for heads in (self.n_head, self.n_kv))
 
     def forward(
         self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None, layer: int, last: int = 0

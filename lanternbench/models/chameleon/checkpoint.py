@@ -72,9 +72,9 @@ def config_from_hf(config: dict[str, Any]) -> ChameleonConfig:
     return ChameleonConfig(**llama_fields(config, ChameleonConfig), swin_norm=bool(config.get("swin_norm")))
 
 
-def config_from_official(params: dict[str, Any]) -> ChameleonConfig:
+def config_from_official(config: dict[str, Any]) -> ChameleonConfig:
     """Meta's ``params.json`` -> ours.  Raises UserError for what it leaves out."""
-    model = params.get("model", params)
+    model = config.get("model", config)
     try:
         dim = model["dim"]
         width = int(model.get("ffn_dim_multiplier", 1.0) * int(8 * dim / 3))  # rounded up below
@@ -161,7 +161,7 @@ class ChameleonFamily(PublishedFamily):
             config = replace(read(described), **decoder_shape(row))
         return config, chameleon_vocab.read(tokeniser(here)).to_id
 
-    def renamed(self, state: State, config: ChameleonConfig, image_ids: Tensor | None, folder: Path) -> State:
+    def renamed(self, state: State, config: ChameleonConfig, image_ids: Any, folder: Path) -> State:
         if is_official(folder / "model"):
             return image_tables(from_official(state, config), image_ids)
         return super().renamed(state, config, image_ids, folder)

@@ -119,7 +119,8 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     encoder = load_into(text.TextEncoder, read(path["text"])[0], path["text"], device, torch.float32)
     state, meta = read(path["vq"])
     with explain_errors(path["vq"], "does not say what it is"):
-        shape = VQConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()})
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
+        shape = VQConfig(**fields)
     vq = load_into(lambda: VQModel(shape), state, path["vq"], device, torch.float32)
     drafters: dict[str, nn.Module] = {"eagle": drafter_at(path["eagle"], model, device)}
     for kind in ("eagle-3", "dflash"):  # earlier versions trained neither
