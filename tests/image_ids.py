@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from lanternbench.errors import UserError
-from lanternbench.models.chameleon.prompt_ids import PIXELS, ROW_END, SIZE_UNIT, SIZE_ZERO, size_id
-from lanternbench.models.chameleon.vocab import Vocabulary
+from lanternbench.models.chameleon.vocab import PIXELS, ROW_END, SIZE_UNIT, SIZE_ZERO, Vocabulary, size_id
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class TokenRule:
         """Codebook indices [B, height · width] -> the image's ids [B, length], forced ones filled in."""
         forced = [self.forced(n) for n in range(self.length)]
         ids = torch.tensor([-1 if i is None else i for i in forced], device=codes.device).repeat(len(codes), 1)
-        ids[:, self.drawn().to(codes.device)] = self.vocab.ids(codes)
+        ids[:, self.drawn().to(codes.device)] = self.vocab.to_id[codes]
         return ids
 
     def codes(self, ids: Tensor) -> Tensor:
@@ -77,10 +76,17 @@ class TokenRule:
                 f"{len(ids)} ids are no image of {self.height} × {self.width} tokens, which takes "
                 f"{self.height * self.stride}: decode the whole image"
             )
-        codes = self.vocab.codes(ids[self.drawn()]).view(self.height, self.width)
+        codes = codes_of(ids[self.drawn()], self.vocab).view(self.height, self.width)
         if bool((codes < 0).any()):
             raise UserError("an id inside the image is no image token: check that vocabulary and image size are right")
         return codes
+
+
+def codes_of(ids: Tensor, vocab: Vocabulary) -> Tensor:
+    """Ids -> codebook indices, any shape; −1 for ids that are no image token."""
+    codes = torch.full((int(vocab.to_id.max()) + 1,), -1)
+    codes[vocab.to_id] = torch.arange(len(vocab.to_id))
+    return torch.where((ids >= 0) & (ids < len(codes)), codes[ids.clamp(0, len(codes) - 1)], -1)
 
 
 def anole_rule(vocab: Vocabulary, side: int = 32) -> TokenRule:

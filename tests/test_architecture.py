@@ -157,12 +157,12 @@ def files_of_a_step(target, name):
 def test_a_reader_of_one_step_opens_the_files_that_the_page_lists(target):
     page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`([\w/]+\.py)`", page.partition("\n1. ")[2].partition("\n## ")[0]))
-    assert files_of_a_step(target, "eagle-1") | {"models/packed.py"} == listed  # not every machine packs
+    assert files_of_a_step(target, "eagle-1") | {"models/packing.py"} == listed  # not every machine packs
     assert len(listed) <= 14
 
 
 def test_a_jacobi_step_runs_through_twelve_files(target):
-    assert len(files_of_a_step(target, "sjd") | {"models/packed.py"}) <= 12
+    assert len(files_of_a_step(target, "sjd") | {"models/packing.py"}) <= 12
 
 
 @pytest.mark.parametrize("most", [3, 2])

@@ -11,8 +11,7 @@ from typing import Any
 from lanternbench.engine.decode import Generation, generate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method, named
-from lanternbench.models.entries import Entry
-from lanternbench.models.expected import expectation, shortfall
+from lanternbench.models.entries import Entry, expectation, shortfall
 from lanternbench.models.target import Target
 from lanternbench.registry import components
 

@@ -37,8 +37,7 @@ from lanternbench.measure.told_apart import all_told_apart, look_sizes
 from lanternbench.methods.method import Method
 from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
-from lanternbench.models.entries import catalogue
-from lanternbench.models.expected import shortfall
+from lanternbench.models.entries import catalogue, shortfall
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt, PromptSet
 

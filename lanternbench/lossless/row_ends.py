@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from lanternbench.models.chameleon.checkpoint import ChameleonFamily
-from lanternbench.models.chameleon.model import ChameleonConfig
+from lanternbench.models.chameleon.checkpoint import ChameleonConfig, ChameleonFamily
 from lanternbench.models.family import Entry
 from lanternbench.models.target import Target
 from lanternbench.models.vq import VQConfig

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from lanternbench.errors import UserError
-from lanternbench.models.drafters import dflash
 from lanternbench.models.drafters.dflash import DFlash
-from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import Entry, catalogue, entry, family
+from lanternbench.models.family import Drafter, drafter_at
 from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.grids import grid_of, written
-from lanternbench.models.loading import dtype_named, read_state
+from lanternbench.models.loading import dtype_named
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
 from lanternbench.registry import components, plugin_errors
@@ -50,18 +49,16 @@ def load_unpacked(name: str, device: str = "cpu", random_weights: bool = False, 
         set_device(device)
     for kind in components("target") if name not in catalogue() else ():  # no folder shadows a name
         if family(kind).reads(Path(name)):
-            here = family(kind).located(Path(name))
-            return _from_files(Entry(name=here.name, family=kind, about=""), here, device, weights)
+            folder = family(kind).located(Path(name))
+            return _from_files(Entry(name=folder.name, family=kind, about=""), folder, device, weights)
     sized = _SIZED.fullmatch(name)
     title, _, where = (sized["name"], "", sized["folder"]) if sized else name.partition("=")
-    row = entry(title)
-    if sized:
-        row = resized(row, sized["sizes"], random_weights)
-    own = family(row.family)
+    row = resized(entry(title), sized["sizes"], random_weights) if sized else entry(title)
+    loader = family(row.family)
     if random_weights:
-        return own.random_target(row, device, weights)
-    folder = Path(where) if where else own.home(row)
-    if needed := [role for role in own.missing(row, folder) if role in own.needs]:
+        return loader.random_target(row, device, weights)
+    folder = Path(where) if where else loader.home(row)
+    if needed := [role for role in loader.missing(row, folder) if role in loader.needs]:
         raise UserError(
             f"target '{title}' lacks its {' and '.join(needed)} in {folder}: `lanternbench fetch {title}` gets them "
             f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
@@ -71,19 +68,19 @@ def load_unpacked(name: str, device: str = "cpu", random_weights: bool = False, 
 
 def resized(row: Entry, sizes: str, random_weights: bool) -> Entry:
     """A row with ``layers=N``, ``grid=RxC`` or both.  Raises UserError for sizes of which there are no weights."""
-    given = dict(part.split("=") for part in sizes.split(","))
-    if not random_weights and not ("layers" not in given and written(given["grid"]) in map(written, row.grids)):
+    chosen = dict(part.split("=") for part in sizes.split(","))
+    if not random_weights and ("layers" in chosen or written(chosen["grid"]) not in map(written, row.grids)):
         offered = f", or name one of its grids: {', '.join(row.grids)}" if row.grids else ""
         raise UserError(f"'{row.name}:{sizes}' has sizes without weights: add --random-weights{offered}")
-    shape: dict[str, Any] = {"n_layer": int(given["layers"])} if "layers" in given else {}
-    shape |= {"grid": grid_of(given["grid"])} if "grid" in given else {}
+    shape: dict[str, Any] = {"n_layer": int(chosen["layers"])} if "layers" in chosen else {}
+    shape |= {"grid": grid_of(chosen["grid"])} if "grid" in chosen else {}
     return row.model_copy(update={"shape": row.shape | shape, "about": f"{row.about}, {sizes}"})
 
 
 def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | None) -> Target:
-    own = family(row.family)
-    with plugin_errors(own):
-        return replace(own.load(row, folder, device, weights), weights=fingerprints(folder))
+    loader = family(row.family)
+    with plugin_errors(loader):
+        return replace(loader.load(row, folder, device, weights), weights=fingerprints(folder))
 
 
 def set_device(device: str) -> None:
@@ -105,40 +102,29 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
     """
     title, _, where = spec.partition("=")
     if title not in catalogue() and Path(spec).exists():
-        drafter = net_at(Path(spec), target, device)
-        return packed(with_drafter_digests(with_net(target, drafter), Path(spec))), drafter.kind
-    if title not in catalogue():
-        raise UserError(
-            f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a file "
-            "or folder with an EAGLE or DFlash drafter"
-        )
-    row = entry(title)
-    own = family(row.family)
-    folder = Path(where) if where else own.home(row)
-    if random_weights:
-        net = own.random_decoder(row, device, target.dtype)
-    elif "model" in own.missing(row, folder):
-        raise UserError(f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it")
+        net = drafter_at(Path(spec), target.model, device)
+        target, kind, folder = with_net(target, net), net.kind, Path(spec)
     else:
-        net = own.decoder(row, folder, device, target.dtype)
-    target = replace(target, drafters=target.drafters | {"model": net})
-    return packed(target if random_weights else with_drafter_digests(target, folder)), "model"
+        if title not in catalogue():
+            raise UserError(
+                f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a "
+                "file or folder with an EAGLE or DFlash drafter"
+            )
+        row, kind = entry(title), "model"
+        loader = family(row.family)
+        folder = Path(where) if where else loader.home(row)
+        if random_weights:
+            decoder = loader.random_decoder(row, device, target.dtype)
+            return packed(replace(target, drafters=target.drafters | {kind: decoder})), kind
+        if "model" in loader.missing(row, folder):
+            raise UserError(f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it")
+        decoder = loader.decoder(row, folder, device, target.dtype)
+        target = replace(target, drafters=target.drafters | {kind: decoder})
+    digests = {f"drafter.{part}": digest for part, digest in fingerprints(folder).items()}
+    return packed(replace(target, weights=target.weights | digests)), kind
 
 
-def with_drafter_digests(target: Target, place: Path) -> Target:
-    """``target`` with the digests of its drafter's files, which lie elsewhere."""
-    found = {f"drafter.{part}": digest for part, digest in fingerprints(place).items()}
-    return replace(target, weights=target.weights | found)
-
-
-def net_at(path: Path, target: Target, device: str) -> Eagle | DFlash:
-    """The drafter that a file or folder holds.  Raises UserError."""
-    if dflash.holds_dflash(read_state(path)):
-        return dflash.load(path, target.model, device, target.dtype)
-    return target.model.eagle_drafter(path, device)
-
-
-def with_net(target: Target, net: Eagle | DFlash) -> Target:
+def with_net(target: Target, net: Drafter) -> Target:
     """``target`` with a drafter of the user's; with an EAGLE drafter, the prefix states that such a one reads."""
     pads = target.pad_rows if isinstance(net, DFlash) else target.eagle_pads
     return replace(target, drafters=target.drafters | {net.kind: net}, pad_rows=pads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -9,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.eagle_files import arguments_of, from_published, to_published
 from lanternbench.models.grids import Grid, written
-from lanternbench.models.transformer import Stack
+from lanternbench.models.loading import State, load_layers
+from lanternbench.models.transformer import DecoderConfig, Stack
 
 if TYPE_CHECKING:
-    from lanternbench.models.drafters.eagle import Eagle
-    from lanternbench.models.loading import State
     from lanternbench.models.target import Prefix, Target
 
 
@@ -61,7 +63,7 @@ class ImageDecoder(Stack):
     )  # entries of ``config`` in which an independent drafter must equal its target, and what they count
     rope: Tensor  # complex [positions, head_dim / 2]
     cls_embedding: nn.Module  # ``Prefix.features`` -> [R, P, dim]
-    tok_embeddings: nn.Module  # image tokens [...] -> [..., dim]
+    tok_embeddings: Any  # an embedding of image tokens [...] -> [..., dim]
     output: nn.Module  # hidden states [..., dim] -> logits [..., V]
 
     def __init__(self, config: Any):
@@ -70,11 +72,11 @@ class ImageDecoder(Stack):
 
     @property
     def device(self) -> torch.device:
-        return self.norm.weight.device
+        return self.tok_embeddings.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
+        return self.tok_embeddings.weight.dtype
 
     @property
     def grids(self) -> tuple[Grid, ...]:
@@ -92,7 +94,7 @@ class ImageDecoder(Stack):
     @property
     def prompt_embeddings(self) -> nn.Module:
         """The embedding of ``Prefix.ahead_ids`` and row ends: ids [...] -> [..., dim]."""
-        raise NotImplementedError
+        return self.tok_embeddings
 
     @property
     def prompt_positions(self) -> int:
@@ -125,24 +127,42 @@ class ImageDecoder(Stack):
         if type(self) is not type(target.model):
             return f"it is a {type(self).__name__} model, the target a {type(target.model).__name__}"
         for name, what in self.fits:
-            theirs, own = getattr(self.config, name), getattr(target.model.config, name)
-            if theirs != own:
+            ours, theirs = getattr(self.config, name), getattr(target.model.config, name)
+            if ours != theirs:
                 if name == "grid":
-                    theirs, own = written(theirs), written(own)
-                return f"it has {theirs} {what}, the target {own}"
+                    ours, theirs = written(ours), written(theirs)
+                return f"it has {ours} {what}, the target {theirs}"
         return None
+
+    @property
+    def eagle_config(self) -> DecoderConfig:
+        """The shape of an EAGLE drafter's layers."""
+        return self.config.decoder
+
+    @property
+    def eagle_tables(self) -> tuple[int, int]:
+        """Rows of an EAGLE drafter's own tables, of image tokens and of prompt ids; 0 where it has none."""
+        return self.config.vocab_size, 0
 
     def new_eagle(self, fused: bool = False) -> Eagle:
         """An untrained EAGLE drafter for this decoder; EAGLE-3 where ``fused``."""
-        raise NotImplementedError
+        return Eagle(self.eagle_config, norm_eps=self.eagle_config.norm_eps, fused=fused)
 
     def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
         """The drafter at ``path``, in the layout published for this kind of model; ``dtype``: by default its own.
 
         Raises UserError, also for one of another width and for a tensor that has no place in it.
         """
-        raise NotImplementedError
+        arguments = arguments_of(path, self.eagle_config)
+        if arguments["words"]:
+            arguments["words"], arguments["prompt_ids"] = self.eagle_tables
+        convert = partial(self.eagle_weights, config=arguments["config"], table=bool(arguments["words"]))
+        return load_layers(lambda: Eagle(**arguments), path, convert, device, dtype or self.dtype, strict=True)
+
+    def eagle_weights(self, state: State, config: DecoderConfig, table: bool) -> State:
+        """A drafter's published tensors -> ours; ``table``: is there one of its own?"""
+        return from_published(state)
 
     def eagle_state(self, net: Eagle) -> State:
         """A drafter in the layout that ``eagle_drafter`` reads."""
-        raise NotImplementedError
+        return to_published(net.state_dict())

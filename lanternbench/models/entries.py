@@ -1,9 +1,13 @@
-"""The catalogue of targets: what each is, which files it needs, which are here.  Nothing here needs torch."""
+"""The catalogue of targets: what each is, which files it needs, which are here, and what is published of its drafters.
+
+Nothing here needs torch.
+"""
 
 from __future__ import annotations
 
 import difflib
 from functools import cache
+from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +17,14 @@ from pydantic import BaseModel, ConfigDict
 from lanternbench.errors import UserError
 from lanternbench.models import MODULES
 from lanternbench.models.grids import Grid, coarse, grid_of
+from lanternbench.notes import Note
 from lanternbench.registry import component, components
 from lanternbench.utils.files import cache_dir
 
 if TYPE_CHECKING:
     from lanternbench.models.family import Family
 
+Z = 2.576  # of a two-sided 99 % interval
 UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
 PREFIXES = ("hf",)  # of targets that describe themselves, as in hf:FOLDER
 _HERE = Path(__file__).parent
@@ -149,3 +155,32 @@ def missing(row: Entry) -> list[str]:
     if row.family in MODULES:
         return row.absent(row.folder) if row.files else []  # a target without files comes with the package
     return family(row.family).missing(row, family(row.family).home(row))
+
+
+def upper_limit(accepted: int, steps: int) -> float:
+    """The upper end of Wilson's 99 % interval of a share (Wilson 1927, eq. 8)."""
+    share, z = accepted / steps, Z * Z / steps
+    return (share + z / 2 + sqrt(z * (share * (1 - share) + z / 4))) / (1 + z)
+
+
+def expectation(row: Entry, drafter: str, tree: str, temperature: float) -> Expected | None:
+    """The published figure of the row's drafter for this kind of tree and temperature; None if there is none."""
+    wanted = (drafter, tree, temperature)
+    return next((e for e in row.expects if (e.drafter, e.tree, e.temperature) == wanted), None)
+
+
+def shortfall(row: Entry, drafter: str, tree: str, temperature: float, accepted: int, steps: int) -> Note | None:
+    """A warning where first tokens were ``accepted`` in fewer of ``steps`` than chance explains; else None.
+
+    A relaxed acceptance only accepts more, so what is published of an exact one binds it too.
+    """
+    known = expectation(row, drafter, tree, temperature)
+    if known is None or not steps or upper_limit(accepted, steps) >= known.first_token_acceptance:
+        return None
+    return Note(
+        "warning",
+        "first_token_acceptance",
+        f"the first drafted token was accepted in {accepted} of {steps} steps ({accepted / steps:.1%}), where the "
+        f"published {drafter} drafter of {row.name} has at least {known.first_token_acceptance:.0%} ({known.source}): "
+        "it may have been trained for another target, or be read otherwise than it was trained",
+    )

@@ -7,38 +7,56 @@ with a sub-folder per role: a subclass says how each part is made.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters import dflash
 from lanternbench.models.drafters.dflash import DFlash
+from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import Entry, present
-from lanternbench.models.loading import dtype_for, random_net
+from lanternbench.models.loading import (
+    State,
+    dtype_for,
+    explain_errors,
+    load_into,
+    load_layers,
+    random_net,
+    read_config,
+    read_state,
+)
 from lanternbench.models.target import Target
+from lanternbench.models.token_decoder import from_hf, image_tables
 from lanternbench.models.token_prompts import hashed_ids
 from lanternbench.models.vq import VQConfig, VQModel
 
-EAGLES = {"eagle": False, "eagle-3": True}  # role of an EAGLE drafter -> does it read the target at three depths?
+Drafter = Eagle | DFlash
+
+
+def drafter_at(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype | None = None) -> Drafter:
+    """The drafter that a file or folder holds, by default of the dtype of ``model``.  Raises UserError."""
+    if "target_layers" in read_state(path):
+        return dflash.load(path, model, device, dtype or model.dtype)
+    return model.eagle_drafter(path, device, dtype)
 
 
 def drafters_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.Module]:
-    """The drafters among the roles in ``folder``, EAGLE's by what they are.  Raises UserError."""
-    nets: list[Any] = [model.eagle_drafter(folder / role, device) for role in EAGLES if present(folder, role)]
-    if present(folder, DFlash.kind):
-        nets.append(dflash.load(folder / DFlash.kind, model, device, model.dtype))
-    return {net.kind: net for net in nets}
+    """The drafters among the roles in ``folder``, by what they are.  Raises UserError."""
+    roles = [role for role in ("eagle", "eagle-3", "dflash") if present(folder, role)]
+    return {net.kind: net for net in (drafter_at(folder / role, model, device) for role in roles)}
 
 
 def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
     """One of each kind."""
-    made: dict[str, Callable[[], nn.Module]] = {kind: partial(model.new_eagle, fused) for kind, fused in EAGLES.items()}
-    made[DFlash.kind] = partial(DFlash.untrained, model)
-    return {kind: random_net(make, device, dtype) for kind, make in made.items()}
+    news: dict[str, Callable[[], Any]] = {"eagle": model.new_eagle, "eagle-3": partial(model.new_eagle, True)}
+    news["dflash"] = partial(DFlash.untrained, model)
+    return {kind: random_net(new, device, dtype) for kind, new in news.items()}
 
 
 class Family:
@@ -94,29 +112,58 @@ def decoder_shape(row: Entry) -> dict[str, Any]:
 
 
 class PublishedFamily(Family):
-    """Checkpoints with a sub-folder per role, or the same architecture with random weights.
+    """Checkpoints with a sub-folder per role, or, where ``folder`` is None, the same architecture with random weights.
 
     ``shape`` of a row: of the decoder, and under ``vq`` of the image tokeniser, where no file says it.
     """
 
-    network: ClassVar[type[ImageDecoder]]
+    network: ClassVar[Any]  # a class of ``ImageDecoder``
     configuration: ClassVar[type]  # of ``network``
+    title: ClassVar[str] = ""  # the model's name in error messages
+    prefixes: ClassVar[tuple[str, ...]] = ("model.",)  # see ``from_hf``
+    vq_file: ClassVar[str] = "the published tokeniser"  # what to put into ``vq`` where the model's files lack a decoder
 
     def config(self, row: Entry) -> Any:
         """The decoder's configuration as far as the row says it."""
         return self.configuration(**decoder_shape(row))
 
-    def new_vq(self, row: Entry) -> Any:
+    def weights(self, folder: Path) -> Path:
+        """Where the decoder's weights and its config.json are."""
+        return folder / "model"
+
+    def described(self, config: dict[str, Any]) -> Any:
+        """A config.json -> the decoder's configuration.  Raises UserError for another architecture or variant."""
+        raise NotImplementedError
+
+    def published(self, row: Entry, folder: Path) -> tuple[Any, Tensor | None]:
+        """The decoder's configuration, and the prompt id of each image token [V] where there are ids."""
+        path = self.weights(folder) / "config.json"
+        with explain_errors(path, f"is no config of {self.title}"):
+            return replace(self.described(read_config(path)), **decoder_shape(row)), None
+
+    def renamed(self, state: State, config: Any, image_ids: Tensor | None, folder: Path) -> State:
+        """Tensors of one layer, or all that belong to none, under our names."""
+        state = from_hf(state, config, self.prefixes)
+        return state if image_ids is None else image_tables(state, image_ids)
+
+    def new_vq(self, row: Entry, folder: Path | None) -> Any:
         """An image tokeniser without trained weights: by default of LlamaGen's kind."""
         return VQModel(VQConfig(**row.shape.get("vq", {})))
 
-    def vq(self, row: Entry, folder: Path, device: str) -> Any:
-        """The image tokeniser from its files, in float32; None where no code here decodes images."""
-        raise NotImplementedError
+    def vq_state(self, where: Path, row: Entry, folder: Path) -> State:
+        """The image tokeniser's tensors at ``where`` under our names."""
+        return read_state(where)
 
-    def random_vq(self, row: Entry, device: str) -> Any:
-        """The same with random weights."""
-        return random_net(lambda: self.new_vq(row), device, torch.float32)
+    def vq(self, row: Entry, folder: Path | None, device: str) -> Any:
+        """The image tokeniser in float32; None where no code here decodes images."""
+        if folder is None:
+            return random_net(lambda: self.new_vq(row, None), device, torch.float32)
+        where = folder / ("vq" if present(folder, "vq") else "model")
+        with explain_errors(where, f"holds no image tokeniser of {row.name}"):
+            state = self.vq_state(where, row, folder)
+        if not any(key.startswith("decoder.") for key in state):
+            raise UserError(f"the checkpoint in {where} has no image decoder: put {self.vq_file} into {folder / 'vq'}")
+        return load_into(lambda: self.new_vq(row, folder), state, where, device, torch.float32)
 
     def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> Any:
         """``Target.text`` from its files."""
@@ -135,18 +182,27 @@ class PublishedFamily(Family):
         text, vq = self.text(row, folder, device, dtype), self.vq(row, folder, device)  # small files fail first
         model = self.decoder(row, folder, device, dtype)
         fields = self.fields(row, model, text)
-        drafters = drafters_in(folder, model, device)
-        fields |= {"options": self.options(row), "drafters": drafters}
+        fields |= {"options": self.options(row), "drafters": drafters_in(folder, model, device)}
         return Target(row.name, model, vq, text, *row.sampling, **fields)
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
         dtype = dtype or dtype_for(device)
-        model, text = self.random_decoder(row, device, dtype), self.random_text(row, device, dtype)
-        vq = self.random_vq(row, device)
+        model = self.random_decoder(row, device, dtype)
+        text, vq = self.random_text(row, device, dtype), self.vq(row, None, device)
         fields = self.fields(row, model, None)
-        drafters = random_drafters(model, device, dtype)
-        fields |= {"options": self.options(row), "drafters": drafters}
+        fields |= {"options": self.options(row), "drafters": random_drafters(model, device, dtype)}
         return Target(row.name, model, vq, text, *row.sampling, **fields)
+
+    def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Any:
+        config, image_ids = self.published(row, folder)
+
+        def convert(state: State) -> State:
+            return self.renamed(state, config, image_ids, folder)
+
+        def new() -> ImageDecoder:
+            return self.network(config) if image_ids is None else self.network(config, image_ids)
+
+        return load_layers(new, self.weights(folder), convert, device, dtype or dtype_for(device))
 
     def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
         return random_net(lambda: self.network(self.config(row)), device, dtype or dtype_for(device))

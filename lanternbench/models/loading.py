@@ -32,10 +32,7 @@ def read_state(path: Path) -> State:
     Tensors stay on disk until they are read.  Raises UserError for a file that is missing, truncated, not readable or
     that holds anything but tensors, and for a missing shard.
     """
-    found: State = {}
-    for file in _files(path):
-        found |= _read(file)
-    return found
+    return {name: value for file in _files(path) for name, value in _read(file).items()}
 
 
 def _files(path: Path) -> list[Path]:
@@ -176,13 +173,13 @@ def _filled(
                     f"'{name}' in {where} is {list(state[name].shape)} but this target needs {list(shapes[name])}: "
                     "it is the checkpoint of another size"
                 )
-            values[name] = check_finite_values(moved(_plain(state.pop(name), name, where)), name, where)
+            values[name] = _checked(state.pop(name), name, where, moved)
         if strict and state:
             raise UserError(
                 f"the checkpoint in {where} has a '{min(state)}' that a {kind} of this kind has no place "
                 "for: it is of another architecture, whose output would differ without it"
             )
-    wanted = [k for k in shapes if not k.endswith("num_batches_tracked")]
+    wanted = [k for k in shapes if not k.endswith("num_batches_tracked")]  # what Emu3's tokeniser has no use for
     if lost := [k for k in wanted if k not in values]:
         raise UserError(
             f"the checkpoint in {where} has no '{lost[0]}' ({len(lost)} of {len(wanted)} weights are absent): "
@@ -229,18 +226,18 @@ def explain_errors(where: Path, what: str) -> Iterator[None]:
         ) from None
 
 
-def _plain(value: Tensor, name: str, where: Path) -> Tensor:
-    """``value`` itself.  Raises UserError for integers and other numbers that mean nothing without their scales."""
-    if value.dtype in _PLAIN or name.endswith("num_batches_tracked"):
-        return value
-    raise UserError(
-        f"'{name}' in {where} is {str(value.dtype).removeprefix('torch.')}: quantised weights cannot be read, use the "
-        "checkpoint in float16, bfloat16 or float32"
-    )
+def _checked(value: Tensor, name: str, where: Path, moved: Callable[[Tensor], Tensor]) -> Tensor:
+    """``moved(value)``.
 
-
-def check_finite_values(value: Tensor, name: str, where: Path) -> Tensor:
-    """``value`` itself.  Raises UserError for NaN and infinity: a drafter that has them only makes decoding slow."""
+    Raises UserError for integers and other numbers that mean nothing without their scales, and for NaN and infinity: a
+    drafter that has them only makes decoding slow.
+    """
+    if value.dtype not in _PLAIN and not name.endswith("num_batches_tracked"):
+        raise UserError(
+            f"'{name}' in {where} is {str(value.dtype).removeprefix('torch.')}: quantised weights cannot be read, use "
+            "the checkpoint in float16, bfloat16 or float32"
+        )
+    value = moved(value)
     if value.dtype.is_floating_point and not value.sum(dtype=torch.float32).isfinite() and not value.isfinite().all():
         raise UserError(f"'{name}' in {where} has values that are NaN or infinite: fetch the file again, or train anew")
     return value

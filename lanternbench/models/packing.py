@@ -1,18 +1,145 @@
-"""Which of a network's layers are repacked for a CPU, and how (see ``packed``)."""
+"""Linear layers repacked for a CPU at load, so that a few rows of input cost little more than one.
+
+Speculation on a CPU depends on it: of a 1280 × 3840 layer, plain float32 takes 3.6 times as long for the 12 rows of six
+guided nodes as packed float32 takes for one row's.  Figures: docs/performance.md.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import warnings
+from functools import cache
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lanternbench.models.packed import HalfLinear, PackedLinear, QuickNorm, TransposedLinear, available
 from lanternbench.models.target import Target
 from lanternbench.models.transformer import RMSNorm
 
 LARGE = 2**18  # weights of a layer from which oneDNN's layout pays off
+MANY = 64  # rows of input from which it pays off for small layers too, with several threads
+
+
+class Packed(nn.Module):
+    """A layer for inference alone, x [..., in] -> [..., out], in place of one of torch's.
+
+    As in ``Direct``, but no hook is ever called, and weights are plain attributes too.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None):
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    def __init_subclass__(cls) -> None:
+        cls.__call__ = cls.forward  # type: ignore[method-assign]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self.__dict__[name] = value
+
+
+class PackedLinear(Packed):
+    """``nn.Linear`` for inference on a CPU; the weight's layout is oneDNN's own."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__(torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach()), linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+
+
+class TransposedLinear(Packed):
+    """``nn.Linear`` for inference on a CPU with its weight as [in, out]: the faster order for small matrices."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__(linear.weight.detach().t().contiguous(), linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        return y if self.bias is None else y + self.bias
+
+
+class HalfLinear(Packed):
+    """``nn.Linear`` for inference on a CPU: weights kept as float16, products and sums in float32 (FBGEMM).
+
+    It reads half the bytes, and loses nothing where float16 holds every weight exactly (``holds``).  It uses one
+    thread: batches of many rows, where there are more, take oneDNN's layout, made when the first of them comes.  As
+    with any product, on some machines the last bit of a row depends on how many rows are beside it.
+    """
+
+    def __init__(self, linear: nn.Linear):
+        bias = linear.bias
+        if bias is None and not bias_is_optional():
+            bias = torch.zeros(linear.out_features)
+        super().__init__(linear.weight.detach().half(), bias)
+        self._pack()
+
+    def _pack(self) -> None:
+        self.packed = torch.fbgemm_pack_gemm_matrix_fp16(self.weight.detach().float())
+        self.for_many: Tensor | None = None
+
+    def __getstate__(self) -> dict:
+        return {k: v for k, v in self.__dict__.items() if k not in ("packed", "for_many")}  # these cannot be copied
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._pack()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[:-1].numel() >= MANY and torch.get_num_threads() > 1 and available():
+            if self.for_many is None:
+                self.for_many = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().float())
+            return torch.ops.mkldnn._linear_pointwise(x, self.for_many, self.bias, "none", [], "")
+        return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.packed, self.bias)
+
+    @staticmethod
+    def holds(linear: nn.Linear) -> bool:
+        """Is ``linear`` float32, every weight of it exact in float16, and the operator here to use that?"""
+        weight = linear.weight.detach()
+        return weight.dtype == torch.float32 and halves() and bool((weight.half().float() == weight).all())
+
+
+class QuickNorm(Packed):
+    """``RMSNorm`` for inference on a CPU in four kernels: x · w√d / √(|x|² + d·ε), the root being a hypotenuse's."""
+
+    def __init__(self, norm: RMSNorm):
+        width = norm.weight.shape[-1]
+        super().__init__(norm.weight.detach() * width**0.5)
+        self.floor = torch.tensor((width * norm.eps) ** 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).div_(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor))
+
+
+@cache
+def bias_is_optional() -> bool:
+    """Does this build's product with float16 weights do without a bias?  (Earlier ones ask for one.)"""
+    schema = torch.ops.aten.fbgemm_linear_fp16_weight_fp32_activation.default._schema
+    return schema.arguments[2].type.kind() == "OptionalType"
+
+
+@cache
+def halves() -> bool:
+    """Does this build of torch multiply float32 by float16 weights on this machine?  (x86 with AVX2.)"""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # torch calls these operators deprecated, once
+            HalfLinear(nn.Linear(8, 8))(torch.zeros(1, 8))
+    except (RuntimeError, AttributeError):
+        return False
+    return True
+
+
+@cache
+def available(dtype: torch.dtype = torch.float32) -> bool:
+    """Does torch offer oneDNN's layout for weights of ``dtype`` on this machine?  (bfloat16: x86 with AVX-512.)"""
+    try:
+        PackedLinear(nn.Linear(8, 8, dtype=dtype))(torch.zeros(1, 8, dtype=dtype))
+    except (RuntimeError, AttributeError):
+        return False
+    return True
 
 
 def _give_back() -> None:

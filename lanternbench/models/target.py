@@ -44,11 +44,6 @@ class Tokeniser(Protocol):
         """[B, h, w] -> what ``Target.pixels`` reads, such as [B, 3, H, W] in −1…1."""
 
 
-def from_text(target: Target, captions: list[str], guided: bool) -> Prefix:
-    """The default ``condition``: the model's own prefix of the encoded captions."""
-    return target.model.prefix(*target.text(captions), guided)
-
-
 def rounded(images: Tensor) -> Tensor:
     """Decoded images [B, 3, H, W] in −1…1 -> uint8 [B, H, W, 3]."""
     return ((images.clamp(-1, 1).permute(0, 2, 3, 1) + 1) * 127.5).round().byte()
@@ -66,7 +61,8 @@ class Target:
     ``drafters``: by kind of proposal (``eagle``, ``eagle-3``, ``model``, ``medusa``).
     ``pad_rows``: what padded prefix positions attend to, see ``prefix_mask``; ``eagle_pads``: the same with an EAGLE
     drafter of the user's, as those trained on the features of LANTERN's class expect ``uniform``.
-    ``condition``: (target, captions, with unconditional rows?) -> prefix.  ``pixels``: what the tokeniser decodes ->
+    ``condition``: (target, captions, with unconditional rows?) -> prefix, where it is not the model's of the encoded
+    captions.  ``pixels``: what the tokeniser decodes ->
     uint8 [B, H, W, 3].  ``labels``: are prompts classes?
     ``row_end``: the prompt id that the model writes after each row of an image, if it does.
     ``prompt_template``: the text around a caption.  ``remark``: a note for readers of its figures.
@@ -88,7 +84,7 @@ class Target:
     drafters: dict[str, Any] = field(default_factory=dict)
     pad_rows: Pads = "alone"
     eagle_pads: Pads = "alone"
-    condition: Callable[[Target, list[str], bool], Prefix] = from_text
+    condition: Callable[[Target, list[str], bool], Prefix] | None = None
     pixels: Callable[[Tensor], Tensor] = rounded
     render: Callable[[Tensor, Sequence[str]], list[Any]] | None = None
     labels: bool = False
@@ -126,7 +122,7 @@ class Target:
     @property
     def image_slots(self) -> int:
         """Image tokens and the row ends between them, and one after the last."""
-        return self.length + (self.length // self.row_width if self.row_width else 0)
+        return self.length + (0 if self.row_end is None else self.length // self.grid[1])
 
     @property
     def vocab(self) -> int:
@@ -152,7 +148,9 @@ class Target:
 
     def prefix(self, captions: list[str], guidance: float) -> Prefix:
         """Captions -> prefix, with the unconditional rows below when guidance is on (scale ≠ 1)."""
-        return self.condition(self, captions, guidance != 1.0)
+        if self.condition is not None:
+            return self.condition(self, captions, guidance != 1.0)
+        return self.model.prefix(*self.text(captions), guidance != 1.0)
 
     def prepare(self, captions: list[str]) -> None:
         """Encode captions ahead of time, where the text encoder keeps their features."""

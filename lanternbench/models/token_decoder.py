@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +16,16 @@ from torch import Tensor, nn
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.drafters.eagle_files import from_published, shape_of, to_published
+from lanternbench.models.drafters.eagle_files import from_published, to_published
 from lanternbench.models.grids import Grid, grid_of
-from lanternbench.models.loading import State, load_layers
-from lanternbench.models.rope import rope_1d
-from lanternbench.models.transformer import DecoderConfig
+from lanternbench.models.loading import State
+from lanternbench.models.transformer import DecoderConfig, rope_1d
 
 
 @dataclass(frozen=True)
-class TokenDecoderConfig:
+class TokenDecoderConfig(DecoderConfig):
     """Shape of the decoder.
 
-    ``head_width``, ``qk_norm`` and others: see ``DecoderConfig``.
     ``positions``: rows of the rotary table.  Prompt and image must fit; it costs nothing else.
     ``grid``: rows and columns of image tokens; a number for a square.
     ``prompt_ids``: 0 where one table holds all ids; otherwise prompts have a table of this size, and ``vocab_size``
@@ -41,41 +38,16 @@ class TokenDecoderConfig:
     n_layer: int = 32
     n_head: int = 32
     hidden: int = 11008
-    n_kv_head: int = 0
     vocab_size: int = 65536
     positions: int = 8192
     rope_base: float = 10000.0
-    norm_eps: float = 1e-5
-    swin_norm: bool = False
     grid: Grid = (32, 32)
     prompt_ids: int = 0
-    head_width: int = 0
-    qk_norm: bool | Literal["rms"] = False
     first_image_id: int = 0
-    sandwich_norm: bool = False
-    qkv_bias: bool = False
-    rotary_width: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "grid", grid_of(self.grid))
-
-    @property
-    def decoder(self) -> DecoderConfig:
-        return DecoderConfig(
-            self.dim,
-            self.n_layer,
-            self.n_head,
-            self.hidden,
-            self.vocab_size,
-            self.n_kv_head,
-            self.norm_eps,
-            head_width=self.head_width,
-            qk_norm=self.qk_norm,
-            swin_norm=self.swin_norm,
-            sandwich_norm=self.sandwich_norm,
-            qkv_bias=self.qkv_bias,
-            rotary_width=self.rotary_width,
-        )
 
 
 class TokenDecoder(ImageDecoder):
@@ -90,68 +62,47 @@ class TokenDecoder(ImageDecoder):
         super().__init__(config)
         if config.prompt_ids:
             self.cls_embedding = nn.Embedding(config.prompt_ids, config.dim)
-        self.tok_embeddings = self.image_embeddings()
-        self.output = self.head()
-        rope = rope_1d(config.positions, config.decoder.head_dim, config.rope_base, config.rotary_width)
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        rope = rope_1d(config.positions, config.head_dim, config.rope_base, config.rotary_width)
         self.register_buffer("rope", rope, persistent=False)
         if image_ids is None:
             image_ids = torch.arange(config.vocab_size) + (config.first_image_id if config.prompt_ids else 0)
         self.register_buffer("image_ids", image_ids, persistent=False)
 
-    def image_embeddings(self) -> nn.Module:
-        """What reads image tokens."""
-        return nn.Embedding(self.config.vocab_size, self.config.dim)
-
-    def head(self) -> nn.Module:
-        return nn.Linear(self.config.dim, self.config.vocab_size, bias=False)
-
     @property
     def prompt_embeddings(self) -> nn.Module:
         return self.cls_embedding if self.config.prompt_ids else self.tok_embeddings
 
-    def own_tables(self) -> tuple[int, ...]:
-        """Rows of a drafter's own tables, of image tokens and of prompt ids; none where it cannot have them."""
-        return (self.config.vocab_size, self.config.prompt_ids)
+    @property
+    def eagle_tables(self) -> tuple[int, int]:
+        return self.config.vocab_size, self.config.prompt_ids
 
-    def new_eagle(self, fused: bool = False) -> Eagle:
-        return Eagle(self.config.decoder, norm_eps=self.config.norm_eps, fused=fused)
-
-    def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
+    def eagle_weights(self, state: State, config: DecoderConfig, table: bool) -> State:
         """A table of the drafter's own is of all ids."""
-        config, bias, layers, ids, fused, eps = shape_of(path, self.config.decoder)
-        words, prompts = (self.own_tables() or (0, 0)) if ids else (0, 0)
-        to_id = self.image_ids.cpu() if words else None
-
-        def make() -> Eagle:
-            return Eagle(config, bias, eps or config.norm_eps, layers, words, prompts, fused)
-
-        def convert(part: State) -> State:
-            return drafter_from_published(part, config, to_id)
-
-        return load_layers(make, path, convert, device, dtype or self.dtype, strict=True)
+        return drafter_from_published(state, config, self.image_ids.cpu() if table else None)
 
     def eagle_state(self, net: Eagle) -> State:
-        return drafter_to_published(net.state_dict(), net.config)
+        return rotary_pairs(to_published(net.state_dict()), net.config, back=True)
 
 
-def interleaved(rows: Tensor, cfg: DecoderConfig) -> Tensor:
-    """Rotate-half order -> interleaved pairs: of the d that turn in each head, i and i + d/2 become 2i and 2i + 1.
+def rotary_pairs(state: State, cfg: DecoderConfig, back: bool = False) -> State:
+    """Published key names, rotate-half -> the same names with queries, keys and their norms in interleaved pairs.
 
-    [heads · head_dim, …] -> the same.  Queries and keys permuted alike have the same products, so a checkpoint made
-    for either order gives the same attention.
+    Of the d dimensions that turn in each head, i and i + d/2 become 2i and 2i + 1.  Queries and keys permuted alike
+    have the same products, so a checkpoint made for either order gives the same attention.  ``back``: the inverse.
     """
-    return rows.unflatten(0, (-1, cfg.head_dim))[:, _order(cfg)].flatten(0, 1)
-
-
-def halved(rows: Tensor, cfg: DecoderConfig) -> Tensor:
-    """The inverse of ``interleaved``."""
-    return rows.unflatten(0, (-1, cfg.head_dim))[:, _order(cfg).argsort()].flatten(0, 1)
-
-
-def _order(cfg: DecoderConfig) -> Tensor:
-    """The rotate-half index of each dimension of a head."""
-    every, width = torch.arange(cfg.head_dim), cfg.rotary_width or cfg.head_dim
-    return torch.cat([every[:width].view(2, -1).T.flatten(), every[width:]])
+    dims, width = torch.arange(cfg.head_dim), cfg.rotary_width or cfg.head_dim
+    order = torch.cat([dims[:width].view(2, -1).T.flatten(), dims[width:]])
+    order = order.argsort() if back else order
+    result = {}
+    for key, value in state.items():
+        if ".q_norm." in key or ".k_norm." in key:
+            value = per_head(value, cfg.n_head if ".q_norm." in key else cfg.kv_heads)[:, order]
+        elif ".q_proj." in key or ".k_proj." in key:
+            value = value.unflatten(0, (-1, cfg.head_dim))[:, order].flatten(0, 1)
+        result[key] = value
+    return result
 
 
 def per_head(norm: Tensor, heads: int) -> Tensor:
@@ -168,65 +119,38 @@ def per_head(norm: Tensor, heads: int) -> Tensor:
     return rows.repeat_interleave(heads // len(rows), 0)
 
 
-def rotary_pairs(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tensor]:
-    """Published key names, rotate-half -> the same names with queries, keys and their norms in interleaved pairs."""
-    found = {}
-    for key, value in state.items():
-        if ".q_norm." in key or ".k_norm." in key:
-            rows = per_head(value, cfg.n_head if ".q_norm." in key else cfg.kv_heads)
-            value = interleaved(rows.flatten(), cfg).view_as(rows)
-        elif ".q_proj." in key or ".k_proj." in key:
-            value = interleaved(value, cfg)
-        found[key] = value
-    return found
-
-
-def drafter_from_published(
-    state: dict[str, Tensor], cfg: DecoderConfig, to_id: Tensor | None = None
-) -> dict[str, Tensor]:
-    """LANTERN's EAGLE drafter for Anole -> ours: ``Eagle(cfg, bias, cfg.norm_eps, …)``.
+def drafter_from_published(state: State, cfg: DecoderConfig, to_id: Tensor | None = None) -> State:
+    """LANTERN's EAGLE drafter for Anole -> ours.
 
     ``to_id`` [V]: the id of each image token, whose rows of its table serve drafted tokens; None: all ids are tokens.
     Raises UserError for ids that its table does not have.
     """
-    found = from_published(rotary_pairs(state, cfg))
-    words = found.get("tok_embeddings.weight")
+    result = from_published(rotary_pairs(state, cfg))
+    words = result.get("tok_embeddings.weight")
     if words is None or to_id is None:
-        return found
+        return result
     if int(to_id.max()) >= len(words):
         raise UserError(
             f"the drafter's 'embed_tokens.weight' has {len(words)} ids but the target image tokens up to id "
             f"{int(to_id.max())}: give a drafter made for this target"
         )
-    return found | {"tok_embeddings.weight": words[to_id], "prompt_embeddings.weight": words}
+    return result | {"tok_embeddings.weight": words[to_id], "prompt_embeddings.weight": words}
 
 
-def drafter_to_published(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tensor]:
-    """Ours -> the layout of LANTERN's EAGLE drafter for Anole, a row of q/k norm per head."""
-    found = to_published(state)
-    for key, value in found.items():
-        if ".q_norm." in key or ".k_norm." in key:
-            found[key] = halved(value.flatten(), cfg).view_as(value)
-        elif ".q_proj." in key or ".k_proj." in key:
-            found[key] = halved(value, cfg)
-    return found
+def from_hf(state: State, cfg: DecoderConfig, prefixes: tuple[str, ...] = ("model.",)) -> State:
+    """transformers' key names of a language model -> ours, without what sees or tokenises images.
 
-
-_TOP = {"embed_tokens.weight": "tok_embeddings.weight", "lm_head.weight": "output.weight"}
-
-
-def from_hf(state: dict[str, Tensor], cfg: DecoderConfig) -> dict[str, Tensor]:
-    """transformers' key names of a language model -> ours.
-
-    Any part of a checkpoint will do that has all tensors of the layers in it.  Other parts of a larger model, such as
-    an image tokeniser, are to be left out before.
+    ``prefixes``: what names may begin with, the longest first.
     """
-    top = {_TOP[k]: v for k, v in state.items() if k in _TOP}
-    layers = {k: v for k, v in state.items() if k not in _TOP and "rotary_emb.inv_freq" not in k}
-    return from_published(rotary_pairs(layers, cfg)) | top
+    named = {}
+    for key, value in state.items():
+        if "vqmodel." not in key and "visual." not in key:
+            key = key.removeprefix(next((p for p in prefixes if key.startswith(p)), ""))
+            named[key.replace("lm_head", "output")] = value
+    return from_published(rotary_pairs(named, cfg))
 
 
-def image_tables(state: dict[str, Tensor], to_id: Tensor) -> dict[str, Tensor]:
+def image_tables(state: State, to_id: Tensor) -> State:
     """Our key names with tables over all ids -> the same for a decoder of images, whose tokens are codebook indices.
 
     ``to_id`` [V]: the id of each codebook index.  Only image tokens may be drawn, so dropping the other rows of
@@ -241,31 +165,46 @@ def image_tables(state: dict[str, Tensor], to_id: Tensor) -> dict[str, Tensor]:
             f"the tokeniser has image tokens up to id {int(to_id.max())} but the checkpoint {len(words)} ids in all: "
             "use the tokenizer.json published with the weights"
         )
-    return state | {
-        "cls_embedding.weight": words,
-        "tok_embeddings.weight": words[to_id],
-        "output.weight": head[to_id],
-    }
+    tables = {"cls_embedding.weight": words, "tok_embeddings.weight": words[to_id], "output.weight": head[to_id]}
+    return state | tables
 
 
-_REFUSED = ("attention_bias", "mlp_bias", "tie_word_embeddings")
+def check_type(config: Mapping[str, Any], name: str, *types: str) -> None:
+    """Raises UserError unless ``model_type`` of a config.json is one of ``types``; ``name``: of the model."""
+    if config.get("model_type") not in types:
+        raise UserError(
+            f"config.json describes a model of type '{config.get('model_type')}', not {name}: name the target it "
+            "belongs to"
+        )
 
 
 def llama_fields(
     text: Mapping[str, Any], kind: type[TokenDecoderConfig], allowed: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """A Llama-like part of a config.json, in transformers' names -> fields of ``kind``, whose defaults fill gaps.
+    """As ``llama_sizes``; raises UserError also for a variant that no published model of this kind uses.
 
-    Raises UserError for a size that is absent, and for a variant that no published model of this kind uses;
     ``allowed``: those that make no difference to it.
     """
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    odd = [name for name in _REFUSED if text.get(name) and name not in allowed]
-    odd += ["rope_scaling"] if rope.get("rope_type", rope.get("type", "default")) != "default" else []
-    odd += [] if text.get("hidden_act", "silu") == "silu" else [f"hidden_act {text['hidden_act']}"]
-    if odd:
+    odd = {name: name for name in ("attention_bias", "mlp_bias", "tie_word_embeddings") if text.get(name)}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        odd["rope_scaling"] = "rope_scaling"
+    if text.get("hidden_act", "silu") != "silu":
+        odd["hidden_act"] = f"hidden_act {text['hidden_act']}"
+    if refused := [variant for name, variant in odd.items() if name not in allowed]:
         name = kind.__name__.removesuffix("Config")
-        raise UserError(f"config.json asks for {odd[0]}, which no published {name} uses: use the original checkpoint")
+        raise UserError(
+            f"config.json asks for {refused[0]}, which no published {name} uses: use the original checkpoint"
+        )
+    return llama_sizes(text, kind)
+
+
+def llama_sizes(text: Mapping[str, Any], kind: type[TokenDecoderConfig]) -> dict[str, Any]:
+    """A Llama-like part of a config.json, in transformers' names -> fields of ``kind``, whose defaults fill gaps.
+
+    Raises UserError for a size that is absent.
+    """
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     try:
         return {
             "dim": text["hidden_size"],

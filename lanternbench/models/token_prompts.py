@@ -1,8 +1,9 @@
-"""Prompts that are token ids: from lists of ids to a prefix, and ids without a tokeniser."""
+"""Prompts that are token ids: from captions through ids to a prefix, and ids without a tokeniser."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,8 +54,8 @@ class IdTokeniser:
     def encode(self, caption: str, before: str = "", after: str = "") -> list[int]:
         """Ids of all three; reserved tokens may stand in the template alone."""
         start, stop = len(before), len(before) + len(caption)
-        made = self.tokenizer.encode(f"{before}{caption}{after}", add_special_tokens=False)
-        spans = zip(made.ids, made.offsets, strict=True)
+        encoding = self.tokenizer.encode(f"{before}{caption}{after}", add_special_tokens=False)
+        spans = zip(encoding.ids, encoding.offsets, strict=True)
         return [i for i, (a, b) in spans if i not in self.reserved or not (start <= a and b <= stop)]
 
 
@@ -63,40 +64,59 @@ def hashed_ids(captions: list[str], size: int) -> tuple[Tensor, Tensor]:
     return right_padded([[size - BUCKETS + word_id(w) for w in words(caption)] for caption in captions])
 
 
+def hashed(text: str, size: int) -> list[int]:
+    """``hashed_ids`` of one text."""
+    return hashed_ids([text], size)[0][0].tolist()
+
+
 def right_padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Lists of ids -> ids [B, T], 0 on the right, and mask [B, T]."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.long)
-    return ids, torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-
-
-def encoded(target: Target, texts: list[str]) -> list[list[int]]:
-    """Texts -> ids, without padding."""
-    ids, mask = target.text(texts)
-    return [row[seen].tolist() for row, seen in zip(ids, mask.bool(), strict=True)]
+    ids, valid = left_padded([row[::-1] for row in rows], 0)
+    return ids.flip(1), valid.flip(1).long()
 
 
 def left_padded(rows: Sequence[list[int]], pad: int) -> tuple[Tensor, Tensor]:
     """Prompts of any lengths -> ids [B, T] padded on the left, and valid [B, T] bool."""
     longest = max(map(len, rows))
-    ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows])
+    ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows], dtype=torch.long)
     padding = torch.tensor([longest - len(row) for row in rows])
     return ids, torch.arange(longest) >= padding[:, None]
 
 
-def frame_prompts(target: Target, captions: list[str], prompts: list[Prompt], guided: bool, pad: int) -> Prefix:
-    """Prompts left-padded to the longest; an EAGLE drafter reads the prompt's own ids, one ahead.
+@dataclass(frozen=True)
+class PromptFrame:
+    """The ids around a caption's, as a target's ``condition``.
 
-    Raises UserError for a caption that leaves no room for the image.
+    ``uncond``: the unconditional prompt; None: the conditional one with padding, which is attended to, for the caption.
+    ``pad``: the id in front of prompts that are shorter than others.  ``template``: the text that a caption stands in.
     """
-    model = target.model
-    room = model.config.positions - target.image_slots
-    for caption, prompt in zip(captions, prompts, strict=True):
-        if len(prompt.cond) > room:
-            raise UserError(
-                f"the prompt '{caption[:60]}…' is {len(prompt.cond)} ids long, but before the image there is room for "
-                f"{room}: shorten it"
-            )
-    rows = [p.cond for p in prompts] + ([p.uncond for p in prompts] if guided else [])
-    ids, valid = (x.to(target.device) for x in left_padded(rows, pad))
-    return Prefix(model.cls_embedding(ids), valid, ids, ids[:, 1:], valid[:, :-1])
+
+    before: list[int]
+    after: list[int]
+    uncond: list[int] | None
+    pad: int = 0
+    template: str = "{caption}"
+
+    def prompt(self, text: list[int]) -> Prompt:
+        """The ids of a caption -> the prompt."""
+        if self.uncond is not None:
+            return Prompt([*self.before, *text, *self.after], self.uncond)
+        return Prompt([*self.before, *text, *self.after], [*self.before, *[self.pad] * len(text), *self.after])
+
+    def __call__(self, target: Target, captions: list[str], guided: bool) -> Prefix:
+        """Prompts left-padded to the longest; an EAGLE drafter reads the prompt's own ids, one ahead.
+
+        Raises UserError for a caption that leaves no room for the image.
+        """
+        texts, mask = target.text([self.template.replace("{caption}", caption) for caption in captions])
+        prompts = [self.prompt(ids[seen].tolist()) for ids, seen in zip(texts, mask.bool(), strict=True)]
+        longest = target.model.config.positions - target.image_slots
+        for caption, prompt in zip(captions, prompts, strict=True):
+            if len(prompt.cond) > longest:
+                raise UserError(
+                    f"the prompt '{caption[:60]}…' is {len(prompt.cond)} ids long, but before the image there is room "
+                    f"for {longest}: shorten it"
+                )
+        rows = [p.cond for p in prompts] + ([p.uncond for p in prompts] if guided else [])
+        ids, valid = (x.to(target.device) for x in left_padded(rows, self.pad))
+        return Prefix(target.model.cls_embedding(ids), valid, ids, ids[:, 1:], valid[:, :-1])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -25,9 +24,10 @@ class DecoderConfig:
 
     ``head_width``: where heads are not as wide together as the stack; 0: dim / n_head.  ``rotary_width``: of the part
     of a head that turns with the position; 0: all of it.  ``qk_norm``: LayerNorm per head on q and k (Chameleon), or
-    RMSNorm (Emu3.5).  Norms are on the inputs of attention and MLP; ``swin_norm``: on their outputs (Chameleon-34B);
-    ``sandwich_norm``: on both (GLM).  ``first_norm``: False for LANTERN's LlamaGen drafter, whose layer has no input
-    norm.  ``qkv_bias``, ``out_bias``: of attention's projections (GLM's, some drafters').
+    RMSNorm, its weights each head's own (``rms``, Emu3.5) or ``shared`` (DFlash).  Norms are on the inputs of attention
+    and MLP; ``swin_norm``: on their outputs (Chameleon-34B); ``sandwich_norm``: on both (GLM).  ``first_norm``: False
+    for LANTERN's LlamaGen drafter, whose layer has no input norm.  ``qkv_bias``, ``out_bias``: of attention's
+    projections (GLM's, some drafters').
     """
 
     dim: int
@@ -38,7 +38,7 @@ class DecoderConfig:
     n_kv_head: int = 0
     norm_eps: float = 1e-5
     head_width: int = 0
-    qk_norm: bool | Literal["rms"] = False
+    qk_norm: bool | Literal["rms", "shared"] = False
     swin_norm: bool = False
     sandwich_norm: bool = False
     first_norm: bool = True
@@ -62,7 +62,7 @@ class DecoderConfig:
 
     @property
     def decoder(self) -> DecoderConfig:
-        """Itself, as an image decoder's configuration has its stack's."""
+        """Itself, where an image decoder's configuration extends its stack's."""
         return self
 
     @property
@@ -72,6 +72,27 @@ class DecoderConfig:
     @property
     def kv_heads(self) -> int:
         return self.n_kv_head or self.n_head
+
+
+def rope_1d(positions: int, head_dim: int, base: float = 10000.0, rotary_width: int = 0) -> Tensor:
+    """complex64 [positions, head_dim / 2].  ``rotary_width``: of the part of a head that turns; the rest has ones."""
+    width = rotary_width or head_dim
+    freqs = F.pad(base ** (-torch.arange(0, width, 2).float() / width), (0, (head_dim - width) // 2))
+    return torch.polar(torch.ones(()), torch.arange(positions).float()[:, None] * freqs)
+
+
+def rope_2d(height: int, width: int, head_dim: int, prefix: int) -> Tensor:
+    """LlamaGen's table: zeros for the ``prefix`` conditioning positions, then the grid in raster order.
+
+    Half of a head's pairs turn with the row, half with the column.  The zeros make prefix queries and keys vanish,
+    so every position attends to the conditioning uniformly.  complex64 [prefix + height · width, head_dim / 2].
+    """
+    half = head_dim // 2
+    freqs = 10000.0 ** (-torch.arange(0, half, 2).float() / half)  # [head_dim / 4]
+    rows = (torch.arange(height).float()[:, None] * freqs)[:, None].expand(-1, width, -1)
+    cols = (torch.arange(width).float()[:, None] * freqs)[None].expand(height, -1, -1)
+    grid = torch.polar(torch.ones(()), torch.cat([rows, cols], dim=-1).reshape(height * width, half))
+    return torch.cat([torch.zeros(prefix, half, dtype=grid.dtype), grid])
 
 
 def rotate(x: Tensor, rope: Tensor) -> None:
@@ -119,7 +140,6 @@ class HeadNorm(Direct):
         self.bias = nn.Parameter(torch.zeros(heads, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.clone() if x.requires_grad else x  # attention writes what this gives over what it read
         return F.layer_norm(x, (x.shape[-1],), eps=1e-5) * self.weight + self.bias
 
 
@@ -135,8 +155,18 @@ class HeadRMSNorm(Direct):
         return F.rms_norm(x, (x.shape[-1],), eps=self.eps) * self.weight
 
 
+def head_norm(cfg: DecoderConfig, heads: int) -> nn.Module:
+    """The norm of queries or keys that ``qk_norm`` names."""
+    if cfg.qk_norm == "shared":
+        return RMSNorm(cfg.head_dim, cfg.norm_eps)
+    return HeadRMSNorm(heads, cfg.head_dim, cfg.norm_eps) if cfg.qk_norm == "rms" else HeadNorm(heads, cfg.head_dim)
+
+
 class Attention(Direct):
-    """Grouped-query attention with rotary positions; q, k and v are one matrix, k and v one block of the cache."""
+    """Grouped-query attention with rotary positions; q, k and v are one matrix, k and v one block of the cache.
+
+    ``last``: of how many positions at the end there are queries; 0: of all.
+    """
 
     def __init__(self, cfg: DecoderConfig):
         super().__init__()
@@ -145,26 +175,25 @@ class Attention(Direct):
         self.wo = nn.Linear(self.n_head * self.head_dim, cfg.dim, bias=cfg.out_bias)
         self.normed = bool(cfg.qk_norm)
         if cfg.qk_norm:
-            norm = partial(HeadRMSNorm, eps=cfg.norm_eps) if cfg.qk_norm == "rms" else HeadNorm
-            self.q_norm, self.k_norm = (norm(heads, self.head_dim) for heads in (self.n_head, self.n_kv))
+            self.q_norm, self.k_norm = (head_norm(cfg, heads) for heads in (self.n_head, self.n_kv))
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None, layer: int, last: bool = False
+        self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None, layer: int, last: int = 0
     ) -> Tensor:
-        rows, n, _ = x.shape
         heads, n_kv = self.n_head, self.n_kv
-        qkv = self.wqkv(x).view(rows, n, heads + 2 * n_kv, self.head_dim)
+        qkv = self.wqkv(x).view(*x.shape[:2], heads + 2 * n_kv, self.head_dim)
         qk = qkv.narrow(2, 0, heads + n_kv)
         if self.normed:
-            qk.copy_(torch.cat([self.q_norm(qk[:, :, :heads]), self.k_norm(qk[:, :, heads:])], 2))
+            plain = qk.clone() if qk.requires_grad else qk
+            qk.copy_(torch.cat([self.q_norm(plain[:, :, :heads]), self.k_norm(plain[:, :, heads:])], 2))
         rotate(qk, rope)
         kv = qkv.narrow(2, heads, 2 * n_kv).transpose(1, 2)
         k, v = (kv if put is None else put(layer, kv)).chunk(2, 1)
         if last:
-            qkv, mask, n = qkv[:, -1:], None if mask is None else mask[..., -1:, :], 1
+            qkv, mask = qkv[:, -last:], None if mask is None else mask[..., -last:, :]
         q = qkv.narrow(2, 0, heads).transpose(1, 2)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=n_kv != heads)
-        return self.wo(y.transpose(1, 2).reshape(rows, n, -1))
+        return self.wo(y.transpose(1, 2).flatten(2))
 
 
 class FeedForward(Direct):
@@ -197,15 +226,15 @@ class Layer(Direct):
         self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None = None, layer: int = 0, last: bool = False
     ) -> Tensor:
         """``last``: what the last position gives is wanted; of the others only keys and values are made."""
-        own = x[:, -1:] if last else x
+        out = x[:, -1:] if last else x
         if self.swin:
-            own = own + self.attention_norm(self.attention(x, rope, mask, put, layer, last))
-            return own + self.ffn_norm(self.feed_forward(own))
+            out = out + self.attention_norm(self.attention(x, rope, mask, put, layer, last))
+            return out + self.ffn_norm(self.feed_forward(out))
         if self.sandwich:
-            own = own + self.attention_out_norm(self.attention(self.attention_norm(x), rope, mask, put, layer, last))
-            return own + self.ffn_out_norm(self.feed_forward(self.ffn_norm(own)))
-        own = own + self.attention(self.attention_norm(x), rope, mask, put, layer, last)
-        return own + self.feed_forward(self.ffn_norm(own))
+            out = out + self.attention_out_norm(self.attention(self.attention_norm(x), rope, mask, put, layer, last))
+            return out + self.ffn_out_norm(self.feed_forward(self.ffn_norm(out)))
+        out = out + self.attention(self.attention_norm(x), rope, mask, put, layer, last)
+        return out + self.feed_forward(self.ffn_norm(out))
 
 
 class Stack(Direct):

@@ -63,22 +63,15 @@ class AttnBlock(nn.Module):
         return x + self.proj_out(h.transpose(1, 2).reshape_as(x))
 
 
-class Downsample(nn.Module):
-    def __init__(self, c: int):
+class Resample(nn.Module):
+    """Twice the resolution, or with ``down`` half of it."""
+
+    def __init__(self, c: int, down: bool):
         super().__init__()
-        self.conv = nn.Conv2d(c, c, 3, stride=2)
+        self.down, self.conv = down, nn.Conv2d(c, c, 3, stride=2 if down else 1, padding=0 if down else 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.pad(x, (0, 1, 0, 1)))
-
-
-class Upsample(nn.Module):
-    def __init__(self, c: int):
-        super().__init__()
-        self.conv = nn.Conv2d(c, c, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return self.conv(F.pad(x, (0, 1, 0, 1)) if self.down else F.interpolate(x, scale_factor=2.0, mode="nearest"))
 
 
 class Level(nn.Module):
@@ -100,56 +93,38 @@ class Level(nn.Module):
         return x
 
 
-def _mid(c: int, groups: int) -> nn.ModuleList:
-    return nn.ModuleList([ResBlock(c, c, groups), AttnBlock(c, groups), ResBlock(c, c, groups)])
+class Half(nn.Module):
+    """An encoder [B, 3, H, W] -> [B, z, h, w], or a decoder the other way: levels, ``mid`` at the coarsest."""
 
-
-class Encoder(nn.Module):
-    def __init__(self, cfg: VQConfig):
+    def __init__(self, cfg: VQConfig, decodes: bool):
         super().__init__()
-        last = len(cfg.ch_mult) - 1
-        widths = [cfg.ch, *(cfg.ch * m for m in cfg.ch_mult)]
-        self.conv_in = nn.Conv2d(3, cfg.ch, 3, padding=1)
-        self.conv_blocks = nn.ModuleList()
-        for i in range(last + 1):
-            attention = cfg.attention and i == last
-            level = Level(widths[i], widths[i + 1], cfg.num_res_blocks, attention, cfg.norm_groups)
-            if i != last:
-                level.downsample = Downsample(widths[i + 1])
+        self.decodes, last, groups = decodes, len(cfg.ch_mult) - 1, cfg.norm_groups
+        widths = [cfg.ch * m for m in cfg.ch_mult]
+        ends = [(3, cfg.ch, widths[-1], cfg.z_channels), (cfg.z_channels, widths[-1], widths[0], 3)][decodes]
+        self.conv_in = nn.Conv2d(*ends[:2], 3, padding=1)
+        if decodes:
+            self.mid = _mid(widths[-1], groups)
+        self.conv_blocks = nn.ModuleList()  # in the order in which they are passed
+        for i in reversed(range(last + 1)) if decodes else range(last + 1):
+            before = widths[min(i + 1, last)] if decodes else widths[i - 1] if i else cfg.ch
+            level = Level(before, widths[i], cfg.num_res_blocks + decodes, cfg.attention and i == last, groups)
+            if i != (0 if decodes else last):
+                setattr(level, "upsample" if decodes else "downsample", Resample(widths[i], not decodes))
             self.conv_blocks.append(level)
-        self.mid = _mid(widths[-1], cfg.norm_groups)
-        self.norm_out = _norm(widths[-1], cfg.norm_groups)
-        self.conv_out = nn.Conv2d(widths[-1], cfg.z_channels, 3, padding=1)
+        if not decodes:
+            self.mid = _mid(widths[-1], groups)
+        self.norm_out = _norm(ends[2], groups)
+        self.conv_out = nn.Conv2d(*ends[2:], 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
-        for block in (*self.conv_blocks, *self.mid):
+        for block in (*self.mid, *self.conv_blocks) if self.decodes else (*self.conv_blocks, *self.mid):
             x = block(x)
         return self.conv_out(F.silu(self.norm_out(x)))
 
 
-class Decoder(nn.Module):
-    def __init__(self, cfg: VQConfig):
-        super().__init__()
-        last = len(cfg.ch_mult) - 1
-        widths = [cfg.ch * m for m in cfg.ch_mult]
-        self.conv_in = nn.Conv2d(cfg.z_channels, widths[last], 3, padding=1)
-        self.mid = _mid(widths[last], cfg.norm_groups)
-        self.conv_blocks = nn.ModuleList()
-        for i in reversed(range(last + 1)):  # coarsest first
-            attention = cfg.attention and i == last
-            level = Level(widths[min(i + 1, last)], widths[i], cfg.num_res_blocks + 1, attention, cfg.norm_groups)
-            if i:
-                level.upsample = Upsample(widths[i])
-            self.conv_blocks.append(level)
-        self.norm_out = _norm(widths[0], cfg.norm_groups)
-        self.conv_out = nn.Conv2d(widths[0], 3, 3, padding=1)
-
-    def forward(self, z: Tensor) -> Tensor:
-        z = self.conv_in(z)
-        for block in (*self.mid, *self.conv_blocks):
-            z = block(z)
-        return self.conv_out(F.silu(self.norm_out(z)))
+def _mid(c: int, groups: int) -> nn.ModuleList:
+    return nn.ModuleList([ResBlock(c, c, groups), AttnBlock(c, groups), ResBlock(c, c, groups)])
 
 
 class Codebook(nn.Module):
@@ -173,7 +148,7 @@ class VQModel(nn.Module):
     def __init__(self, cfg: VQConfig):
         super().__init__()
         self.config = cfg
-        self.encoder, self.decoder = Encoder(cfg), Decoder(cfg)
+        self.encoder, self.decoder = Half(cfg, decodes=False), Half(cfg, decodes=True)
         self.quant_conv = nn.Conv2d(cfg.z_channels, cfg.codebook_dim, 1)
         self.post_quant_conv = nn.Conv2d(cfg.codebook_dim, cfg.z_channels, 1)
         self.quantize = Codebook(cfg.codebook_size, cfg.codebook_dim)

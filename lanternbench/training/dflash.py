@@ -16,7 +16,7 @@ from torch import Tensor
 from lanternbench.engine.address import raster
 from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.target import Prefix, Target
-from lanternbench.training.eagle import DEEPER, VARIATION, Losses, target_states
+from lanternbench.training.eagle import DEEPER, VARIATION, Losses, distances, target_states
 
 
 class Feed(NamedTuple):
@@ -28,22 +28,18 @@ class Feed(NamedTuple):
     seen: Tensor | None  # [R, P − 1] bool: which prefix entries may be attended to; None: all
 
 
-def feed(target: Target, net: DFlash, seen: Tensor | None, tokens: Tensor, states: Tensor) -> Feed:
-    """Tokens [B, L], and the target's states over prefix and image, see ``eagle.target_states``."""
+def read(target: Target, net: DFlash, prefix: Prefix, tokens: Tensor) -> tuple[Feed, Tensor]:
+    """What the drafter reads of images, and the target's last states that predict tokens 1 … L − 1 [R, L − 1, dim]."""
+    states = target_states(target, prefix, tokens, net.depths)
     device, length, width = tokens.device, tokens.shape[1], target.row_width
     end = target.image_slots + net.block * (1 + bool(width))
     before = states.shape[1] + 1 - target.image_slots + bool(width)  # P
     slots = raster(length, width, before, 0, before + end, device).slot_of[1 : length + net.block + 1]
     places = torch.cat([torch.arange(before - 1, device=device), slots[:length] - 1])
-    rope = target.model.rope
-    anchors = target.model.tok_embeddings(tokens).repeat(len(states) // len(tokens), 1, 1)
+    rope, anchors = target.model.rope, target.model.tok_embeddings(tokens).repeat(len(states) // len(tokens), 1, 1)
     rope = rope[torch.cat([places, slots]).clamp(max=len(rope) - 1), None]
-    return Feed(states[:, places].float(), anchors.float(), rope, None if seen is None or seen.all() else seen)
-
-
-def read(target: Target, net: DFlash, prefix: Prefix, tokens: Tensor) -> tuple[Feed, Tensor]:
-    """What the drafter reads of images, and the target's last states that predict tokens 1 … L − 1 [R, L − 1, dim]."""
-    fed = feed(target, net, prefix.seen, tokens, target_states(target, prefix, tokens, net.depths))
+    seen = None if prefix.seen.all() else prefix.seen
+    fed = Feed(states[:, places].float(), anchors.float(), rope, seen)
     return fed, fed.context[:, 1 - tokens.shape[1] :, : target.model.config.dim].to(target.dtype)
 
 
@@ -83,9 +79,8 @@ def losses(
     slot = torch.arange(net.block - 1, device=device)  # k − 1
     token = at[:, None] + slot  # less 1: of ``wanted``
     weight = torch.where(token < count, torch.exp(-2 * slot / net.block), 0.0)
-    log_p, q = logits(drafts(net, fed, at)).log_softmax(-1), wanted[:, token.clamp(max=count - 1)]
-    cross = -(q * log_p).sum(-1).mean(0)  # [m, B − 1]
-    accepted = torch.minimum(log_p.exp(), q).sum(-1).mean(0)
+    pairs = distances(logits(drafts(net, fed, at)), wanted[:, token.clamp(max=count - 1)])
+    cross, accepted = (x.mean(0) for x in pairs)  # [m, B − 1]
     loss = (weight * (cross + VARIATION * (1 - accepted))).sum() / weight.sum()
     rates = ((weight > 0) * accepted.detach()).sum(0) / (weight > 0).sum(0)
     return {"loss": loss} | {f"accept-{k + 1}": rate for k, rate in enumerate(rates)}

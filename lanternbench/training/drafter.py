@@ -26,8 +26,8 @@ from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_unpacked, with_net
 from lanternbench.models.drafters import dflash as dflash_net
 from lanternbench.models.drafters.dflash import DFlash
-from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.loading import State, read_state
+from lanternbench.models.family import Drafter, drafter_at
+from lanternbench.models.loading import State
 from lanternbench.models.target import Target
 from lanternbench.prompts import PromptSet
 from lanternbench.training import dflash, eagle, loop
@@ -35,10 +35,9 @@ from lanternbench.utils.files import OUT, WORK, acquire, open_file, replacing, w
 from lanternbench.utils.json_values import versioned
 
 Log = Callable[[str], None]
-Net = Eagle | DFlash
-TRAININGS: dict[str, Any] = {"eagle": eagle, "eagle-3": eagle, "dflash": dflash}  # by kind: read, first, losses
 Progress = Callable[[int, int, str], None]  # done, of, what
-OnStep = Callable[[int, int], None]  # image tokens done, of
+TRAININGS: dict[str, Any] = {"eagle": eagle, "eagle-3": eagle, "dflash": dflash}  # by kind: read, first, losses
+STARTS = {"eagle-1": ("eagle",), "eagle-3": ("eagle", "eagle-3"), "dflash": ("dflash",)}  # kinds that a recipe goes on
 SHARD = 16384  # image tokens that are drawn together and kept in one file
 HELD_OUT = 16  # prompts kept out of training, or a quarter of them where that is fewer
 RECIPE, WEIGHTS = "recipe.json", "model.safetensors"
@@ -78,7 +77,7 @@ def nothing(done: int, of: int, what: str) -> None:
 class Samples:
     """Prompts and the images that the target drew of them, tokens [N, L]."""
 
-    def __init__(self, target: Target, net: Net, captions: list[str], tokens: Tensor):
+    def __init__(self, target: Target, net: Drafter, captions: list[str], tokens: Tensor):
         self.target, self.net, self.captions, self.tokens = target, net, captions, tokens
         self.warp, self.training = Warp(1.0, target.top_k), TRAININGS[net.kind]
 
@@ -95,15 +94,15 @@ class Samples:
         return self.target.model.logits(features, self.target.guidance).float()
 
     @torch.no_grad()
-    def accepted(self, net: Net, images: list[int], batch: int, progress: Progress = nothing) -> float:
+    def accepted(self, net: Drafter, images: list[int], batch: int, progress: Progress = nothing) -> float:
         """The mean of Σ min(p, q) over the first token drafted at every place of these images."""
-        found = []
+        shares = []
         for i in range(0, len(images), batch):
             progress(i, len(images), "images held out")
             fed, q = self(images[i : i + batch])
             p = self.warp(self.logits(self.training.first(net, fed)))
-            found += torch.minimum(p, q).sum(-1).mean(1).tolist()
-        return float(np.mean(found))
+            shares += torch.minimum(p, q).sum(-1).mean(1).tolist()
+        return float(np.mean(shares))
 
 
 def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print, progress: Progress = nothing) -> Accepted:
@@ -133,110 +132,111 @@ def _train(plan: Plan, device: str, work: Path, out: Path, log: Log, progress: P
     held = max(1, min(HELD_OUT, len(order) // 4))
     held_out, seen = order[:held], order[held:]
     before = samples.accepted(net, held_out, plan.batch, progress)
-
     options = (eagle.RECIPES[plan.recipe],) if plan.recipe in eagle.RECIPES else ()
 
     def step_fn(step: int) -> eagle.Losses:
         progress(step, plan.steps, "steps")
         rng = np.random.default_rng([23, plan.seed, step])
-        picked = [seen[i] for i in rng.integers(len(seen), size=plan.batch)]
-        fed, wanted = samples(picked)
+        fed, wanted = samples([seen[i] for i in rng.integers(len(seen), size=plan.batch)])
         return samples.training.losses(net, fed, rng, samples.logits, wanted, *options)
 
-    optims, warmup = loop.optimizers(net, plan.lr, MUON * plan.lr), max(1, min(50, plan.steps // 10))
-    losses = loop.fit(
-        net.kind.partition("-")[0], net, optims, step_fn, plan.steps, work, plan=loop.Plan(warmup, 1.0), log=log
-    )
+    name, pace = net.kind.partition("-")[0], loop.Plan(max(1, min(50, plan.steps // 10)), 1.0)
+    optims = loop.optimizers(net, plan.lr, MUON * plan.lr)
+    losses = loop.fit(name, net, optims, step_fn, plan.steps, work, plan=pace, log=log)
     if not all(p.isfinite().all() for p in net.parameters()):
         raise UserError(f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}")
-    found = Accepted(before, samples.accepted(net, held_out, plan.batch, progress))
+    accepted = Accepted(before, samples.accepted(net, held_out, plan.batch, progress))
     with replacing(out / WEIGHTS, OUT) as file:
         file.write(save(state_of(target, net)))
-    write_recipe(out, OUT, settings, held_out=held, first_token_acceptance=found._asdict(), losses=losses)
-    return found
+    write_recipe(out, OUT, settings, held_out=held, first_token_acceptance=accepted._asdict(), losses=losses)
+    return accepted
 
 
-def initial_drafter(target: Target, plan: Plan) -> Net:
+def initial_drafter(target: Target, plan: Plan) -> Drafter:
     """The drafter to train, in float32: that of ``plan.start``, or a fresh one.  EAGLE-3 may start from EAGLE-1."""
     model, device = target.model, target.device
     torch.manual_seed(plan.seed)
-    block = plan.recipe == DFlash.kind
-    if plan.start is not None and dflash_net.holds_dflash(read_state(plan.start)) != block:
-        raise UserError(f"{plan.start} holds a drafter of another kind than {plan.recipe}: give another --start")
-    if block:
-        if plan.start is not None:
-            return dflash_net.load(plan.start, model, str(device), torch.float32).requires_grad_(True)
-        return DFlash.untrained(model, plan.block, plan.layers, plan.causal).to(device)
-    fused = eagle.RECIPES[plan.recipe].fused
+    fused = plan.recipe == "eagle-3"
     if plan.start is None:
-        return model.new_eagle(fused).to(device)
-    net = model.eagle_drafter(plan.start, str(device), torch.float32)
-    if net.fusion is not None and not fused:
-        raise UserError(f"{plan.start} holds an EAGLE-3 drafter: give --recipe eagle-3, or another --start")
+        untrained = plan.recipe == DFlash.kind
+        net = DFlash.untrained(model, plan.block, plan.layers, plan.causal) if untrained else model.new_eagle(fused)
+        return net.to(device)
+    net = drafter_at(plan.start, model, str(device), torch.float32)
+    if net.kind not in STARTS[plan.recipe]:
+        raise UserError(
+            f"{plan.start} holds a drafter of kind {net.kind}, of which {plan.recipe} makes none: give another "
+            "--recipe or --start"
+        )
+    if isinstance(net, DFlash):
+        return net.requires_grad_(True)
     return (net.fused() if fused and net.fusion is None else net).trainable()
 
 
-def state_of(target: Target, net: Net) -> State:
+def state_of(target: Target, net: Drafter) -> State:
     """A trained drafter as its file has it, in the target's dtype."""
     if isinstance(net, DFlash):
         return dflash_net.to_file(net, target.dtype)
     return {k: v.to("cpu", target.dtype).contiguous() for k, v in target.model.eagle_state(net).items()}
 
 
-def sample_images(target: Target, net: Net, plan: Plan, work: Path, log: Log, progress: Progress = nothing) -> Samples:
+def sample_images(
+    target: Target, net: Drafter, plan: Plan, work: Path, log: Log, progress: Progress = nothing
+) -> Samples:
     """The target's own images of all prompts at its default settings, kept in ``work`` shard by shard."""
     prompts = plan.prompts.prompts
     target.prepare([p.text for p in prompts])
     decoder, size, parts = build(target, method("ar")), max(1, SHARD // target.length), []
     for start in range(0, len(prompts), size):
-        path = work / f"samples-{start:06d}.pt"
-        few = prompts[start : start + size]
+        path, shard = work / f"samples-{start:06d}.pt", prompts[start : start + size]
         if not path.exists():
 
             def on_step(tokens: int, of: int, start: int = start) -> None:
                 progress(start * target.length + tokens, len(prompts) * target.length, "image tokens of samples")
 
-            made = images(decoder, [p.text for p in few], [p.id for p in few], plan.seed, on_step)
-            loop.save_atomically(made, path)
-            log(f"samples {start + len(few)}/{len(prompts)}")
-        parts.append(read_tokens(path, (len(few), target.length), target.vocab))
+            tokens = images(decoder, [p.text for p in shard], [p.id for p in shard], plan.seed, on_step)
+            loop.save_atomically(tokens, path)
+            log(f"samples {start + len(shard)}/{len(prompts)}")
+        parts.append(read_tokens(path, (len(shard), target.length), target.vocab))
     return Samples(target, net, [p.text for p in prompts], torch.cat(parts))
 
 
 def read_tokens(path: Path, shape: tuple[int, int], vocab: int) -> Tensor:
     """Tokens of this shape from a file of samples.  Raises UserError where it holds anything else."""
-    found = loop.load_saved(path)
-    if not isinstance(found, Tensor) or found.shape != shape or found.dtype != torch.int16:
+    tokens = loop.load_saved(path)
+    if not isinstance(tokens, Tensor) or tokens.shape != shape or tokens.dtype != torch.int16:
         raise loop.damaged(path, f"it holds no tokens of {shape[0]} images")
-    if not ((found.long() >= 0) & (found.long() < vocab)).all():
+    if not ((tokens.long() >= 0) & (tokens.long() < vocab)).all():
         raise loop.damaged(path, f"it has tokens beyond the vocabulary of {vocab}")
-    return found
+    return tokens
 
 
 def images(
-    decoder: engine.SpeculativeDecoder, captions: list[str], keys: list[str], seed: int, on_step: OnStep | None = None
+    decoder: engine.SpeculativeDecoder,
+    captions: list[str],
+    keys: list[str],
+    seed: int,
+    on_step: Callable[[int, int], None] | None = None,  # image tokens done, of
 ) -> Tensor:
     """Tokens int16 [B, L]; in halves where a GPU has no room for all at once, as an image depends on its key alone."""
     try:
-        made = engine.generate(decoder, captions, keys, seed, on_step=on_step)
-        return torch.stack([g.tokens for g in made]).short().cpu()
+        generations = engine.generate(decoder, captions, keys, seed, on_step=on_step)
+        return torch.stack([g.tokens for g in generations]).short().cpu()
     except torch.OutOfMemoryError:
         if len(keys) == 1:
             raise
     torch.cuda.empty_cache()
-    half = len(keys) // 2
-    halves = (slice(half), slice(half, None))
+    halves = (slice(len(keys) // 2), slice(len(keys) // 2, None))
     return torch.cat([images(decoder, captions[part], keys[part], seed, on_step) for part in halves])
 
 
-def record(plan: Plan, target: Target, net: Net) -> dict[str, Any]:
+def record(plan: Plan, target: Target, net: Drafter) -> dict[str, Any]:
     """Everything that a training depends on, with digests of files; folders are left out, as they may name a person."""
     digest = hashlib.sha256()
     for value in net.state_dict().values():
         digest.update(value.cpu().numpy())
     return {
         "target": Path(plan.target.partition("=")[0]).name,
-        "weights": {part: found for part, found in target.weights.items() if part not in target.drafters},
+        "weights": {part: value for part, value in target.weights.items() if part not in target.drafters},
         "dtype": str(target.dtype).removeprefix("torch."),
         "prompts": {k: v for k, v in plan.prompts.record().items() if k != "notes"},
         "start": digest.hexdigest(),
@@ -249,22 +249,23 @@ def refuse_others(folder: Path, settings: dict[str, Any], elsewhere: str) -> Non
     """Raises UserError where ``folder`` holds another training, or other files."""
     with writing(folder, elsewhere):
         folder.mkdir(parents=True, exist_ok=True)
-        found = sorted(p.name for p in folder.iterdir() if p.suffix != ".part" and p.name != ".lock")
-    if found and RECIPE not in found:
-        raise UserError(f"{folder} holds other files, such as {found[0]}: {elsewhere}")
-    if found:
-        try:
-            known = {"recipe": "eagle-1", "weights": settings["weights"]}  # of trainings that recorded neither
-            with open_file(folder / RECIPE) as file:
-                earlier = known | json.loads(file.read())["settings"]
-            changed = [k for k in settings if earlier[k] != settings[k]]
-        except (OSError, ValueError, LookupError, TypeError):
-            raise UserError(f"{folder / RECIPE} is not what a training wrote: {elsewhere}") from None
-        if changed:
-            raise UserError(
-                f"{folder} belongs to a training with other settings ({', '.join(changed)}): give those again, or "
-                f"{elsewhere}"
-            )
+        names = sorted(p.name for p in folder.iterdir() if p.suffix != ".part" and p.name != ".lock")
+    if not names:
+        return
+    if RECIPE not in names:
+        raise UserError(f"{folder} holds other files, such as {names[0]}: {elsewhere}")
+    try:
+        defaults = {"recipe": "eagle-1", "weights": settings["weights"]}  # of trainings that recorded neither
+        with open_file(folder / RECIPE) as file:
+            earlier = defaults | json.loads(file.read())["settings"]
+        changed = [k for k in settings if earlier[k] != settings[k]]
+    except (OSError, ValueError, LookupError, TypeError):
+        raise UserError(f"{folder / RECIPE} is not what a training wrote: {elsewhere}") from None
+    if changed:
+        raise UserError(
+            f"{folder} belongs to a training with other settings ({', '.join(changed)}): give those again, or "
+            f"{elsewhere}"
+        )
 
 
 def write_recipe(folder: Path, elsewhere: str, settings: dict[str, Any], **results: Any) -> None:

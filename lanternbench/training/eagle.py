@@ -29,10 +29,9 @@ class Recipe(NamedTuple):
 
     levels: int  # of drafting, each on what the one before drafted
     regression: float  # weight of the distance between what it drafts and the target's states
-    fused: bool  # does it read the target's states at three depths?
 
 
-RECIPES = {"eagle-1": Recipe(3, 0.1, False), "eagle-3": Recipe(5, 0.0, True)}
+RECIPES = {"eagle-1": Recipe(3, 0.1), "eagle-3": Recipe(5, 0.0)}
 
 Losses = dict[str, Tensor]
 
@@ -107,17 +106,6 @@ def first(net: Eagle, fed: Feed) -> Tensor:
     return drafts(net, fed, torch.empty(0, dtype=torch.long), depths=1).first
 
 
-class History:
-    """Keys and values of all layers over successive calls, in place of a cache: differentiable."""
-
-    def __init__(self) -> None:
-        self.layers: dict[int, list[Tensor]] = defaultdict(list)
-
-    def put(self, layer: int, kv: Tensor) -> Tensor:
-        self.layers[layer].append(kv)
-        return torch.cat(self.layers[layer], 2)
-
-
 def levels(
     net: Eagle,
     embedding: Tensor,
@@ -133,20 +121,26 @@ def levels(
     ``at``, at + 1 …  Level d reads level d − 1's feature; it attends, as in decoding, to level 1's keys before the
     branch and to its own branch's keys since.
     """
-    n, put, device = embedding.shape[1], History().put, embedding.device
+    n, device = embedding.shape[1], embedding.device
+    cached: dict[int, list[Tensor]] = defaultdict(list)  # keys and values of a layer, call by call: differentiable
+
+    def put(layer: int, kv: Tensor) -> Tensor:
+        cached[layer].append(kv)
+        return torch.cat(cached[layer], 2)
+
     visible = torch.ones(n, n, dtype=torch.bool, device=device).tril() if seen is None else prefix_mask(seen, n)
-    found = [net(net.fuse(embedding, features), rope[None], visible, put)]
-    earlier, own = torch.arange(n, device=device) < at[:, None], torch.eye(len(at), dtype=torch.bool, device=device)
+    drafted = [net(net.fuse(embedding, features), rope[None], visible, put)]
+    earlier, branch = torch.arange(n, device=device) < at[:, None], torch.eye(len(at), dtype=torch.bool, device=device)
     if seen is not None:
         earlier = earlier & F.pad(seen, (0, n - seen.shape[1]), value=True)[:, None, None]
-        own = own.expand(len(seen), 1, -1, -1)
-    feature = found[0][:, at - 1]
+        branch = branch.expand(len(seen), 1, -1, -1)
+    feature = drafted[0][:, at - 1]
     for level in range(1, depths):
-        here = at + level - 1
-        visible = torch.cat([earlier, *[own] * level], -1)
-        feature = net(net.fuse(embedding[:, here], feature), rope[None, here], visible, put)
-        found.append(feature)
-    return found
+        places = at + level - 1
+        visible = torch.cat([earlier, *[branch] * level], -1)
+        feature = net(net.fuse(embedding[:, places], feature), rope[None, places], visible, put)
+        drafted.append(feature)
+    return drafted
 
 
 class Drafts(NamedTuple):
@@ -171,11 +165,15 @@ def drafts(net: Eagle, fed: Feed, at: Tensor, depths: int) -> Drafts:
     return Drafts(fed.of_tokens(first), own, at, deeper)
 
 
-def divergence(drafted: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross entropy plus VARIATION · TV, and the acceptance rate 1 − TV: logits and probabilities [..., V]."""
+def distances(drafted: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross entropy and the acceptance rate 1 − TV of logits and probabilities [..., V]: [...] each."""
     log_p = drafted.log_softmax(-1)
-    cross = -(wanted * log_p).sum(-1).mean()
-    accepted = torch.minimum(log_p.exp(), wanted).sum(-1).mean()
+    return -(wanted * log_p).sum(-1), torch.minimum(log_p.exp(), wanted).sum(-1)
+
+
+def divergence(drafted: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The means: cross entropy plus VARIATION · TV, and the acceptance rate."""
+    cross, accepted = (x.mean() for x in distances(drafted, wanted))
     return cross + VARIATION * (1 - accepted), accepted.detach()
 
 

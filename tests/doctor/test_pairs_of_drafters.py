@@ -16,8 +16,7 @@ from lanternbench.engine.decode import Generation
 from lanternbench.experiment import runner
 from lanternbench.experiment.config import sweep
 from lanternbench.models import entries
-from lanternbench.models.entries import Entry, Expected, entry
-from lanternbench.models.expected import expectation, shortfall, upper_limit
+from lanternbench.models.entries import Entry, Expected, entry, expectation, shortfall, upper_limit
 
 CAPTIONS = ["a red circle", "a large blue square"]
 ROW = Entry(

@@ -12,8 +12,9 @@ from torch import Tensor
 from golden_checks.common import Found, Vectors, cached, close, loaded, read, worst
 from lanternbench.engine.address import additive, causal, raster, run_address
 from lanternbench.engine.cache import DecoderCache
-from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, config_from_hf, from_hf
+from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, config_from_hf
 from lanternbench.models.decoder import guide, prefix_mask
+from lanternbench.models.token_decoder import from_hf
 
 
 def check(folder: Path) -> list[Found]:
@@ -25,7 +26,7 @@ def check_shards(folder: Path) -> list[Found]:
     """Lumina-mGPT's older layout: a row of q/k norm for several heads."""
     vectors = read(folder / "chameleon_lm_mp.safetensors")
     b = vectors.meta["build_config"]
-    cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["kv"], b["vocab"], swin_norm=b["swin"])
+    cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["vocab"], b["kv"], swin_norm=b["swin"])
     model = loaded(Chameleon(cfg), from_hf(vectors.under("sd."), cfg.decoder))
     ids = vectors["input_ids"]
     everything = torch.ones(len(ids), 1, dtype=torch.bool)

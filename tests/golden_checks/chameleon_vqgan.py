@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from image_ids import codes_of
 from PIL import Image
 from torch import Tensor
 
@@ -111,9 +112,9 @@ def vocabulary(vectors: Vectors, name: str) -> list[Found]:
     paired = torch.searchsorted(ids, want["convert_bpe2img.in"])
     found = [
         same("image ids", vocab.to_id.sort().values, ids),
-        same("id to index", vocab.codes(ids), want["bpe2img_of_image_token_ids"]),
+        same("id to index", codes_of(ids, vocab), want["bpe2img_of_image_token_ids"]),
         same("index to id", vocab.to_id, want["img2bpe_table"]),
-        same("index to id, any shape", vocab.ids(want["convert_img2bp2.in"]), want["convert_img2bp2.out"]),
+        same("index to id, any shape", vocab.to_id[want["convert_img2bp2.in"]], want["convert_img2bp2.out"]),
         same("the reference's id to index, which pairs ranks", paired, want["convert_bpe2img.out"]),
         same("framing ids", named, want["named_ids"]),
         same("special tokens", sorted(names[n] for n in special), want["special_tokens"].sort().values),

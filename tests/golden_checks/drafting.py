@@ -20,8 +20,8 @@ from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.eagle_files import from_published
 from lanternbench.models.llamagen.model import LlamaGenConfig
-from lanternbench.models.rope import rope_2d
 from lanternbench.models.target import Prefix
+from lanternbench.models.transformer import rope_2d
 
 GRIDS = {"c2i": 24, "t2i": 16, "t2i2": 32}  # the reference derives the drafter's grid from its input type
 GREEDY = Warp(0.0)

@@ -18,11 +18,11 @@ from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import from_paths
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
 from lanternbench.methods.trees.static import FixedTree
-from lanternbench.models.chameleon.model import ChameleonConfig
+from lanternbench.models.chameleon.checkpoint import ChameleonConfig
 from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.rope import rope_1d
 from lanternbench.models.token_decoder import drafter_from_published
+from lanternbench.models.transformer import rope_1d
 
 FIRST_IMAGE = 4  # image ids are 4 … n_img + 3
 
@@ -39,7 +39,7 @@ class Anole:
 
     def __init__(self, vectors: Vectors):
         b = vectors.meta["build_config"]
-        cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["kv"], b["vocab"]).decoder
+        cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["vocab"], b["kv"]).decoder
         state = drafter_from_published(vectors.under("sd."), cfg)
         self.net = loaded(Eagle(cfg, b["bias"], cfg.norm_eps, b["layers"], b["vocab"]), state)
         self.embed = self.net.tok_embeddings

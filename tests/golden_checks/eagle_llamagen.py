@@ -10,7 +10,7 @@ from torch import Tensor
 from golden_checks.common import Found, close, read
 from golden_checks.drafting import Recorded, grid_of
 from lanternbench.engine.address import additive
-from lanternbench.models.rope import rope_2d
+from lanternbench.models.transformer import rope_2d
 
 
 def check(folder: Path) -> list[Found]:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same
 from lanternbench.engine.sampling import Warp
-from lanternbench.models.chameleon.prompt_ids import SIZE_UNIT, size_id
-from lanternbench.models.chameleon.vocab import Vocabulary, published
+from lanternbench.models.chameleon.vocab import SIZE_UNIT, Vocabulary, published, size_id
 from lanternbench.models.decoder import guide
 
 

@@ -23,9 +23,8 @@ from lanternbench.methods.method import method
 from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.chameleon import vocab as chameleon_vocab
-from lanternbench.models.chameleon.checkpoint import ChameleonFamily
-from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
-from lanternbench.models.chameleon.prompt_ids import ChameleonText
+from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, ChameleonFamily
+from lanternbench.models.chameleon.vocab import ChameleonText
 from lanternbench.models.chameleon.vqgan import chameleon_vqgan
 from lanternbench.models.decoder import guide
 from lanternbench.models.drafters.eagle import Eagle

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from golden_checks.chameleon_vqgan import centre_square, from_pixels, on_white
-from image_ids import anole_rule, lumina_rule, open_image
+from image_ids import anole_rule, codes_of, lumina_rule, open_image
 from PIL import Image
 from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.models.chameleon import vocab as chameleon_vocab
-from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig, config_from_hf, from_hf, from_official
-from lanternbench.models.chameleon.prompt_ids import anole_prompt, check_sizes, lumina_prompt, lumina_text
+from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, config_from_hf, from_official
+from lanternbench.models.chameleon.vocab import anole_frame, check_sizes, lumina_frame
 from lanternbench.models.chameleon.vqgan import (
     chameleon_vqgan,
     config_from_official,
@@ -25,6 +25,7 @@ from lanternbench.models.chameleon.vqgan import (
 )
 from lanternbench.models.chameleon.vqgan import from_official as vqgan_from_official
 from lanternbench.models.loading import load_into
+from lanternbench.models.token_decoder import from_hf
 from lanternbench.models.token_prompts import left_padded
 from lanternbench.models.vq import VQConfig
 
@@ -204,8 +205,8 @@ def test_pixels_survive_the_way_in_and_out():
 def test_image_ids_and_codebook_indices_are_inverse():
     vocab = chameleon_vocab.published()
     codes = torch.arange(8192).view(2, -1)
-    assert torch.equal(vocab.codes(vocab.ids(codes)), codes)
-    assert vocab.codes(torch.tensor([0, 3, 4, 8195, 8196, 65535, -1])).tolist() == [-1, -1, 0, 8191, -1, -1, -1]
+    assert torch.equal(codes_of(vocab.to_id[codes], vocab), codes)
+    assert codes_of(torch.tensor([0, 3, 4, 8195, 8196, 65535, -1]), vocab).tolist() == [-1, -1, 0, 8191, -1, -1, -1]
 
 
 def test_the_published_vocabulary_is_read_from_its_file(tmp_path):
@@ -264,9 +265,10 @@ def test_anole_draws_every_token_among_the_image_ids():
 
 def test_prompts_are_framed_as_published():
     vocab = chameleon_vocab.published()
-    assert anole_prompt([300, 301], vocab) == ([0, 300, 301, 8710, 8197], [0, 8197])
-    assert lumina_text("a cat", 768, 512) == "Generate an image of 768x512 according to the following prompt:\na cat"
-    prompt = lumina_prompt([300], 768, 512, vocab)
+    assert anole_frame(vocab, 512, 512).prompt([300, 301]) == ([0, 300, 301, 8710, 8197], [0, 8197])
+    lumina = lumina_frame(vocab, 768, 512)
+    assert lumina.template == "Generate an image of 768x512 according to the following prompt:\n{caption}"
+    prompt = lumina.prompt([300])
     assert prompt == ([0, 300, 8710, 8197, 8820, 8828], [8197, 8820, 8828])  # the height first
     ids, valid = left_padded(prompt, vocab.pad)
     assert ids[1].tolist() == [1, 1, 1, 8197, 8820, 8828]
@@ -276,7 +278,7 @@ def test_prompts_are_framed_as_published():
     assert (at.rule.height, at.rule.width, at.position) == (32, 48, 0)
     for side in (500, 0, -32, 1 << 20):
         with pytest.raises(UserError, match="multiple of 32"):
-            lumina_prompt([300], 768, side, vocab)
+            lumina_frame(vocab, 768, side)
 
 
 def test_a_vocabulary_whose_size_ids_mean_something_else_is_refused():

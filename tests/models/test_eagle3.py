@@ -182,7 +182,7 @@ def test_every_family_trains_one_and_loads_what_was_saved(kind, tmp_path, monkey
     assert name == "eagle-3"
     engine.generate(build(drafted, method("eagle-3")), captions_of(kind), max_steps=3)
     one = replace(plan, start=tmp_path / "out", recipe="eagle-1")
-    with pytest.raises(UserError, match="holds an EAGLE-3 drafter: give --recipe eagle-3"):
+    with pytest.raises(UserError, match="holds a drafter of kind eagle-3, of which eagle-1 makes none"):
         drafter.train(one, "cpu", tmp_path / "w", tmp_path / "o")
     with pytest.raises(UserError, match=r"other settings \(start, recipe\)"):
         drafter.train(replace(plan, recipe="eagle-1"), "cpu", tmp_path / "work", tmp_path / "o")

@@ -30,8 +30,7 @@ from lanternbench.methods.method import method
 from lanternbench.models import catalogue
 from lanternbench.models.entries import entry
 from lanternbench.models.glm_image import diffusion
-from lanternbench.models.glm_image.checkpoint import GlmImageFamily
-from lanternbench.models.glm_image.model import positions
+from lanternbench.models.glm_image.checkpoint import GlmImageFamily, positions
 from lanternbench.models.grids import coarse, grid_of, neighbours, place
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target

@@ -27,10 +27,8 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import family as families
 from lanternbench.models.chameleon import checkpoint as published_chameleon
-from lanternbench.models.chameleon.checkpoint import ChameleonFamily
-from lanternbench.models.chameleon.model import Chameleon, ChameleonConfig
-from lanternbench.models.chameleon.prompt_ids import ROW_END
-from lanternbench.models.chameleon.vocab import read
+from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, ChameleonFamily
+from lanternbench.models.chameleon.vocab import ROW_END, read
 from lanternbench.models.chameleon.vqgan import chameleon_vqgan
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.eagle_files import to_published

@@ -25,8 +25,8 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon import vocab as chameleon_vocab
-from lanternbench.models.chameleon.model import Chameleon
-from lanternbench.models.chameleon.prompt_ids import ROW_END, lumina_prompt
+from lanternbench.models.chameleon.checkpoint import Chameleon
+from lanternbench.models.chameleon.vocab import ROW_END, lumina_frame
 from lanternbench.models.decoder import guide
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import entry
@@ -73,7 +73,7 @@ def written(target: Target, caption: str, tokens: Tensor) -> list[list[int]]:
     """Every id that the model reads, without cache or padding: conditional and unconditional, to the last image id."""
     pixels = SIDE * 16
     text = f"Generate an image of {pixels}x{pixels} according to the following prompt:\n{caption}"
-    prompt = lumina_prompt(target.text([text])[0][0].tolist(), pixels, pixels, VOCAB)
+    prompt = lumina_frame(VOCAB, pixels, pixels).prompt(target.text([text])[0][0].tolist())
     ids = lumina_rule(VOCAB, pixels, pixels).lay_out(tokens[None])[0, :-2].tolist()
     return [prompt.cond + ids, prompt.uncond + ids]
 

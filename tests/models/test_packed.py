@@ -13,8 +13,7 @@ from lanternbench.engine import decode as engine
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import packing
-from lanternbench.models.packed import HalfLinear, PackedLinear, QuickNorm, TransposedLinear, available, halves
-from lanternbench.models.packing import pack
+from lanternbench.models.packing import HalfLinear, PackedLinear, QuickNorm, TransposedLinear, available, halves, pack
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.models.transformer import DecoderConfig, FeedForward, RMSNorm
 from lanternbench.profile import step_profile as profile

@@ -228,7 +228,7 @@ def test_what_is_saved_loads_as_a_drafter_and_keeps_the_target_s_tokens(kind, sh
 def test_a_chameleon_s_layout_is_the_published_one_shared_heads_included():
     cfg = replace(ALL_IDS, n_head=4, n_kv_head=2).decoder
     state = scrambled(Eagle(cfg), 0).state_dict()
-    published = chameleon.drafter_to_published(state, cfg)
+    published = chameleon.rotary_pairs(to_published(state), cfg, back=True)
     assert published["layers.0.self_attn.k_proj.weight"].shape == (16, 32)
     turned = published["layers.0.self_attn.q_proj.weight"]
     own = state["layers.0.attention.wqkv.weight"]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lanternbench.errors import UserError
+from lanternbench.models.loading import State
 from lanternbench.models.vq import Codebook, VQConfig, VQModel, from_vqgan
 
 
@@ -34,49 +35,44 @@ def chameleon_vqgan(cfg: VQConfig) -> VQModel:
     return model
 
 
+_NAMES = {  # ours -> those of the official vqgan.yaml and of a Hugging Face config.json
+    "ch": ("ch", "base_channels"),
+    "ch_mult": ("ch_mult", "channel_multiplier"),
+    "num_res_blocks": ("num_res_blocks",),
+    "z_channels": ("z_channels", "latent_channels"),
+    "codebook_size": ("n_embed", "num_embeddings"),
+    "codebook_dim": ("embed_dim",),
+}
+
+
 def config_from_official(config: dict[str, Any], default: VQConfig | None = None) -> VQConfig:
     """``params`` of the official vqgan.yaml, or ``vq_config`` of a Hugging Face config.json -> ours.
 
     ``default`` gives what the file leaves out.  Raises UserError for what neither has, and for attention inside the
     levels or a double latent, which no Chameleon uses.
     """
-    shape = config.get("ddconfig", config)
-
-    def entry(ours: str, *names: str) -> Any:
-        for name in names:
-            if name in shape or name in config:
-                return shape.get(name, config.get(name))
-        if default is not None:
-            return getattr(default, ours)
-        raise UserError(f"the image tokeniser's configuration has no '{names[0]}': use the one published with it")
-
+    shape = config | config.get("ddconfig", {})
     if shape.get("attn_resolutions") or shape.get("double_z") or shape.get("double_latent"):
         raise UserError(
             "the image tokeniser's configuration asks for attention in its levels or a double latent, which no "
             "Chameleon tokeniser has: use the one published with the model"
         )
-    return VQConfig(
-        ch=entry("ch", "ch", "base_channels"),
-        ch_mult=tuple(entry("ch_mult", "ch_mult", "channel_multiplier")),
-        num_res_blocks=entry("num_res_blocks", "num_res_blocks"),
-        z_channels=entry("z_channels", "z_channels", "latent_channels"),
-        codebook_size=entry("codebook_size", "n_embed", "num_embeddings"),
-        codebook_dim=entry("codebook_dim", "embed_dim"),
-        attention=False,
-    )
+    fields: dict[str, Any] = {} if default is None else {name: getattr(default, name) for name in _NAMES}
+    fields |= {ours: shape[name] for ours, names in _NAMES.items() for name in names if name in shape}
+    if absent := [names[0] for ours, names in _NAMES.items() if ours not in fields]:
+        raise UserError(f"the image tokeniser's configuration has no '{absent[0]}': use the one published with it")
+    return VQConfig(**fields | {"ch_mult": tuple(fields["ch_mult"])}, attention=False)
 
 
-def from_official(state: dict[str, Tensor], cfg: VQConfig) -> dict[str, Tensor]:
+def from_official(state: State, cfg: VQConfig) -> State:
     """Official key names, or transformers' (with or without ``model.vqmodel.``) -> ours; the loss net is left out."""
-    last = len(cfg.ch_mult) - 1
-    found = {}
+    last, result = len(cfg.ch_mult) - 1, {}
     for key, value in state.items():
         key = key.removeprefix("model.vqmodel.").removeprefix("vqmodel.")
-        if not key.startswith(("encoder.", "decoder.", "quantize.", "quant_conv.", "post_quant_conv.")):
-            continue
-        coarse_first = re.sub(r"^decoder\.up\.(\d+)\.", lambda m: f"decoder.up.{last - int(m[1])}.", key)
-        found[from_vqgan(coarse_first)] = value
-    return found
+        if key.startswith(("encoder.", "decoder.", "quantize.", "quant_conv.", "post_quant_conv.")):
+            coarse_first = re.sub(r"^decoder\.up\.(\d+)\.", lambda m: f"decoder.up.{last - int(m[1])}.", key)
+            result[from_vqgan(coarse_first)] = value
+    return result
 
 
 def to_pixels(images: Tensor) -> Tensor:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.drafters.eagle import wrong_width
 from lanternbench.models.loading import State, explain_errors, load_into, read_state
-from lanternbench.models.transformer import DecoderConfig, Direct, FeedForward, Put, RMSNorm, rotate
+from lanternbench.models.transformer import DecoderConfig, Direct, Layer, Put, RMSNorm
 
 if TYPE_CHECKING:
     from lanternbench.models.target import Target
@@ -24,42 +23,14 @@ if TYPE_CHECKING:
 MAX_BLOCK = 65  # the anchor and as many drafts as a tree may be deep
 
 
-class BlockAttention(Direct):
-    """Queries of the block alone, keys and values of context and block; RMSNorm on queries and keys per head."""
+class BlockLayer(Layer):
+    """Queries are of the block alone, keys and values of context and block."""
 
-    def __init__(self, cfg: DecoderConfig):
-        super().__init__()
-        self.n_head, self.n_kv, self.head_dim = cfg.n_head, cfg.kv_heads, cfg.head_dim
-        self.wqkv = nn.Linear(cfg.dim, (self.n_head + 2 * self.n_kv) * self.head_dim, bias=False)
-        self.wo = nn.Linear(self.n_head * self.head_dim, cfg.dim, bias=False)
-        self.q_norm, self.k_norm = (RMSNorm(self.head_dim, cfg.norm_eps) for _ in "qk")
-
-    def forward(
+    def forward(  # type: ignore[override]
         self, x: Tensor, context: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None, layer: int
     ) -> Tensor:
-        rows, m, _ = x.shape
-        heads, n_kv = self.n_head, self.n_kv
-        qkv = self.wqkv(torch.cat([context, x], 1)).view(rows, -1, heads + 2 * n_kv, self.head_dim)
-        q = self.q_norm(qkv[:, -m:, :heads])
-        k = self.k_norm(qkv.narrow(2, heads, n_kv))
-        rotate(q, rope[..., -m:, :, :])
-        rotate(k, rope)
-        kv = torch.cat([k, qkv.narrow(2, heads + n_kv, n_kv)], 2).transpose(1, 2)
-        k, v = (kv if put is None else put(layer, kv)).chunk(2, 1)
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=n_kv != heads)
-        return self.wo(y.transpose(1, 2).reshape(rows, m, -1))
-
-
-class BlockLayer(Direct):
-    def __init__(self, cfg: DecoderConfig):
-        super().__init__()
-        self.attention, self.feed_forward = BlockAttention(cfg), FeedForward(cfg)
-        self.attention_norm, self.ffn_norm = (RMSNorm(cfg.dim, cfg.norm_eps) for _ in "af")
-
-    def forward(
-        self, x: Tensor, context: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None, layer: int
-    ) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), context, rope, mask, put, layer)
+        both = torch.cat([context, self.attention_norm(x)], 1)
+        x = x + self.attention(both, rope, mask, put, layer, x.shape[1])
         return x + self.feed_forward(self.ffn_norm(x))
 
 
@@ -107,7 +78,6 @@ class DFlash(Direct):
         """
         m = inputs or self.block
         context, x = x[:, :-m], x[:, -m:]
-        mask = None if mask is None else mask[..., -m:, :]
         for i, layer in enumerate(self.layers):
             x = layer(x, context, rope, mask, put, i)
         return self.norm(x)
@@ -127,8 +97,8 @@ class DFlash(Direct):
 
 def shape(config: DecoderConfig, layers: int) -> DecoderConfig:
     """Of a drafter's layers for a target's decoder: the same width and heads, norms as DFlash has them."""
-    plain = {"qk_norm": False, "swin_norm": False, "first_norm": True, "qkv_bias": False, "out_bias": False}
-    return replace(config, n_layer=layers, **plain)
+    norms: dict[str, Any] = {"qk_norm": "shared", "swin_norm": False, "sandwich_norm": False, "first_norm": True}
+    return replace(config, n_layer=layers, qkv_bias=False, out_bias=False, **norms)
 
 
 def spread(n_layer: int, count: int = 5) -> tuple[int, ...]:
@@ -142,10 +112,6 @@ def to_file(net: DFlash, dtype: torch.dtype) -> State:
     weights = {k: v.to("cpu", dtype).contiguous() for k, v in net.state_dict().items()}
     sizes = {"block_size": net.block, "target_layers": net.depths, "causal": net.causal}
     return weights | {k: torch.tensor(v, dtype=torch.long) for k, v in sizes.items()}
-
-
-def holds_dflash(state: State) -> bool:
-    return "target_layers" in state
 
 
 def load(path: Path, model: Any, device: str, dtype: torch.dtype) -> DFlash:

@@ -1,7 +1,7 @@
 """The EAGLE drafter: fc([embedding; hidden]) -> layers of the target's kind -> the target's own head.
 
-Source: Li et al. 2024 (EAGLE, EAGLE-2); LANTERN's published layout.  Its class keeps an embedding table of its own,
-which need not be the target's: LANTERN fills it from the target's ``lm_head`` where the target is a single file.
+Source: Li et al. 2024 (EAGLE, EAGLE-2); LANTERN, whose class keeps an embedding table of its own, which need not be the
+target's: it is filled from the target's ``lm_head`` where the target is a single file.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Eagle(Direct):
 
     def embed_prompt(self, ids: Tensor, model: Any) -> Tensor:
         """Ids before the image (``Prefix.ahead_ids``, row ends) [...] -> [..., dim]."""
-        own = self.tok_embeddings if self.prompt_embeddings is None else self.prompt_embeddings
-        return (model.prompt_embeddings if own is None else own)(ids)
+        table = self.tok_embeddings if self.prompt_embeddings is None else self.prompt_embeddings
+        return (model.prompt_embeddings if table is None else table)(ids)
 
     @property
     def kind(self) -> str:
@@ -98,8 +98,8 @@ class Eagle(Direct):
     def fused(self) -> Eagle:
         """An EAGLE-3 drafter that drafts, until it is trained, what this EAGLE-1 drafter does."""
         words, prompts = (0 if x is None else x.num_embeddings for x in (self.tok_embeddings, self.prompt_embeddings))
-        config, bias, layers = self.config, self.fc.bias is not None, len(self.layers)
-        net = Eagle(config, bias, config.norm_eps, layers, words, prompts, fused=True).to(self.fc.weight)
+        bias, eps = self.fc.bias is not None, self.config.norm_eps
+        net = Eagle(self.config, bias, eps, len(self.layers), words, prompts, fused=True).to(self.fc.weight)
         net.load_state_dict(net.state_dict() | self.state_dict())
         return net
 

@@ -1,5 +1,8 @@
 """GLM-Image's autoregressive part as a target: from published files, or random weights to measure speed alone.
 
+GLM-4 9B over two grids of image tokens, a coarse one and then the image's, at positions (t, h, w), M-RoPE.  Source:
+transformers' ``glm_image``, whose key names its checkpoint has.
+
 A folder holds ``model`` with two folders of the release, ``vision_language_encoder`` (config.json, weights) and
 ``processor`` (tokenizer.json, chat_template.jinja), or the files of both; and drafters such as ``eagle``.  With the
 release's other folders in ``diffusion``, and diffusers installed, there are images; else tokens, speed and fidelity.
@@ -7,22 +10,23 @@ release's other folders in ``diffusion``, and diffusers installed, there are ima
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry, present
-from lanternbench.models.family import PublishedFamily, decoder_shape
+from lanternbench.models.family import PublishedFamily
 from lanternbench.models.glm_image import diffusion
-from lanternbench.models.glm_image import model as glm
-from lanternbench.models.glm_image.model import GlmImage, GlmImageConfig
-from lanternbench.models.loading import State, dtype_for, explain_errors, load_layers, read_config
-from lanternbench.models.target import Prefix, Target
-from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, frame_prompts, hashed_ids
+from lanternbench.models.grids import Grid, coarse
+from lanternbench.models.loading import read_config
+from lanternbench.models.target import Target
+from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, llama_fields
+from lanternbench.models.token_prompts import IdTokeniser, PromptFrame, hashed
 from lanternbench.registry import register
 
 SIZE = ("<sop>", "<eop>")  # around the rows and columns of each grid, the image's first
@@ -33,10 +37,55 @@ NO_IMAGES = (
 )
 
 
-def prefix(size: list[int], image_start: int, target: Target, captions: list[str], guided: bool) -> Prefix:
-    """The model is published without guidance; asked for it, the unconditional prompt has an empty caption."""
-    empty, *texts = (text + size + [image_start] for text in encoded(target, ["", *captions]))
-    return frame_prompts(target, captions, [Prompt(text, empty) for text in texts], guided, 0)
+@dataclass(frozen=True)
+class GlmImageConfig(TokenDecoderConfig):
+    """``grid``: of the image, a token being 32 × 32 pixels.  ``sections``: of the pairs that turn, how many turn with
+    t, h and w, over and over.  ``image_start``: the id that ends the prompt.
+    """
+
+    n_layer: int = 40
+    hidden: int = 13696
+    n_kv_head: int = 2
+    vocab_size: int = 16384
+    prompt_ids: int = 168064
+    qkv_bias: bool = True
+    sandwich_norm: bool = True
+    rotary_width: int = 64
+    sections: tuple[int, ...] = (8, 12, 12)
+    image_start: int = 16384
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "sections", tuple(self.sections))
+        if 2 * sum(self.sections) != self.rotary_width:
+            raise ValueError(f"rotary sections {list(self.sections)} of {self.rotary_width} dimensions that turn")
+
+
+def positions(prompt: int, grids: Sequence[Grid]) -> Tensor:
+    """(t, h, w) of every prompt position and image token [prompt + tokens, 3].
+
+    Text at s: (s, s, s).  Row i, column j of a grid that begins at P: (P, P + i, P + j); the next begins max(h, w) on.
+    """
+    parts, start = [torch.arange(prompt)[:, None].expand(-1, 3)], prompt
+    for rows, columns in grids:
+        parts.append(start + torch.cartesian_prod(torch.zeros(1).long(), torch.arange(rows), torch.arange(columns)))
+        start += max(rows, columns)
+    return torch.cat(parts)
+
+
+class GlmImage(TokenDecoder):
+    config: GlmImageConfig
+
+    @property
+    def grids(self) -> tuple[Grid, ...]:
+        return coarse(self.config.grid), self.config.grid
+
+    def rotary_table(self, prompt: int) -> Tensor:
+        """Each pair's entry of the 1-D table at t, h or w."""
+        axis = [i % 3 for i, pairs in enumerate(self.config.sections) for _ in range(pairs)]
+        pair = torch.arange(self.rope.shape[1])
+        axes = torch.tensor(axis + [0] * (len(pair) - len(axis)))
+        return self.rope[positions(prompt, self.grids)[:, axes].to(self.device), pair.to(self.device)]
 
 
 def chat_frame(folder: Path) -> tuple[str, str]:
@@ -44,16 +93,16 @@ def chat_frame(folder: Path) -> tuple[str, str]:
     from transformers.utils.chat_template_utils import render_jinja_template  # in a sandbox
 
     where = folder / "chat_template.jinja"
-    said = read_config(beside) if (beside := folder / "tokenizer_config.json").is_file() else {}
-    template = where.read_text(encoding="utf-8") if where.is_file() else said.get("chat_template")
+    beside = read_config(path) if (path := folder / "tokenizer_config.json").is_file() else {}
+    template = where.read_text(encoding="utf-8") if where.is_file() else beside.get("chat_template")
     if not template:
         return "", ""
-    named = {key: value for key, value in said.items() if key.endswith("_token")}
+    named = {key: value for key, value in beside.items() if key.endswith("_token")}
     tokens: Any = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
     chat = [{"role": "user", "content": [{"type": "text", "text": CAPTION}]}]
     try:
-        made: Any = render_jinja_template([chat], chat_template=template, **tokens)
-        before, after = made[0][0].split(CAPTION)
+        rendered: Any = render_jinja_template([chat], chat_template=template, **tokens)
+        before, after = rendered[0][0].split(CAPTION)
     except Exception as error:  # whatever a template may raise
         raise UserError(
             f"the chat template in {folder} cannot be used ({str(error).splitlines()[0]}): use the one published with "
@@ -70,7 +119,8 @@ def part(folder: Path, name: str) -> Path:
 @register("target", "glm-image")
 class GlmImageFamily(PublishedFamily):
     rows = Path(__file__).with_name("catalogue.yaml")
-    network, configuration = GlmImage, GlmImageConfig
+    network, configuration, title = GlmImage, GlmImageConfig, "GLM-Image"
+    prefixes = ("model.language_model.", "model.", "language_model.")
 
     def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
         target = super().load(row, folder, device, dtype)
@@ -79,37 +129,43 @@ class GlmImageFamily(PublishedFamily):
             return replace(target, render=render, evaluators="full")
         return replace(target, remark=NO_IMAGES)
 
-    def random_vq(self, row: Entry, device: str) -> None:
+    def vq(self, row: Entry, folder: Path | None, device: str) -> None:
         return None
 
-    def vq(self, row: Entry, folder: Path, device: str) -> None:
-        return None
+    def weights(self, folder: Path) -> Path:
+        return part(folder, "vision_language_encoder")
 
-    def published(self, row: Entry, folder: Path) -> GlmImageConfig:
-        """The decoder's configuration, as config.json says it."""
-        path = part(folder, "vision_language_encoder") / "config.json"
-        with explain_errors(path, "is no config of GLM-Image"):
-            return replace(glm.config_from_published(read_config(path)), **decoder_shape(row))
+    def described(self, config: dict[str, Any]) -> GlmImageConfig:
+        check_type(config, self.title, "glm_image")
+        text, images = config["text_config"], config.get("vq_config") or {}
+        fields, rope = llama_fields(text, GlmImageConfig, ("attention_bias",)), text.get("rope_parameters") or {}
+        head = fields["head_width"] or fields["dim"] // fields["n_head"]
+        return GlmImageConfig(
+            prompt_ids=fields.pop("vocab_size"),
+            vocab_size=images.get("num_embeddings", GlmImageConfig.vocab_size),
+            qkv_bias=text.get("attention_bias", True),
+            rotary_width=int(head * rope.get("partial_rotary_factor", 0.5)),
+            sections=rope.get("mrope_section", GlmImageConfig.sections),
+            image_start=config.get("image_start_token_id", GlmImageConfig.image_start),
+            **fields,
+        )
+
+    def published(self, row: Entry, folder: Path) -> tuple[GlmImageConfig, Tensor]:
+        config, _ = super().published(row, folder)
+        return config, torch.arange(config.vocab_size)
 
     def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> IdTokeniser:
         here = part(folder, "processor")
         text = IdTokeniser(here / "tokenizer.json", SIZE, chat_frame(here))
-        text.reserved |= set(range(self.published(row, folder).vocab_size))
+        text.reserved |= set(range(self.published(row, folder)[0].vocab_size))
         return text
 
     def fields(self, row: Entry, model: GlmImage, text: IdTokeniser | None) -> dict[str, Any]:
+        """The model is published without guidance; asked for it, the unconditional prompt has an empty caption."""
         ids, start = model.config.prompt_ids, model.config.image_start
-        said = "".join("{}{} {}{}".format(SIZE[0], *grid, SIZE[1]) for grid in reversed(model.grids))
-        size = hashed_ids([said], ids)[0][0].tolist() if text is None else text.encode("", said)
-        frame = ("", "") if text is None else text.template
-        return {"condition": partial(prefix, size, start % ids), "prompt_template": CAPTION.join(frame)}
-
-    def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> GlmImage:
-        config = self.published(row, folder)
-        to_id = torch.arange(config.vocab_size)
-
-        def convert(state: State) -> State:
-            return glm.from_published(state, config.decoder, to_id)
-
-        here = part(folder, "vision_language_encoder")
-        return load_layers(lambda: GlmImage(config, to_id), here, convert, device, dtype or dtype_for(device))
+        sizes = "".join("{}{} {}{}".format(SIZE[0], *grid, SIZE[1]) for grid in reversed(model.grids))
+        template = ("", "") if text is None else text.template
+        after = [*(hashed(sizes, ids) if text is None else text.encode("", sizes)), start % ids]
+        empty = [] if text is None else text.encode("", *template)
+        frame = PromptFrame([], after, [*empty, *after])
+        return {"condition": frame, "prompt_template": CAPTION.join(template)}

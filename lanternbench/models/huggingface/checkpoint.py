@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from torch import Tensor, nn
+from torch import Tensor
 from yaml import YAMLError
 
 from lanternbench.errors import UserError
@@ -24,10 +24,10 @@ from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family, drafters_in
 from lanternbench.models.grids import Grid, size, written
 from lanternbench.models.huggingface.model import TransformersDecoder
-from lanternbench.models.loading import dtype_for, load_into, read_state
-from lanternbench.models.target import Prefix, Target, Tokeniser
-from lanternbench.models.token_decoder import TokenDecoderConfig
-from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, frame_prompts
+from lanternbench.models.loading import dtype_for, explain_errors, load_into, read_state
+from lanternbench.models.target import Target, Tokeniser
+from lanternbench.models.token_decoder import TokenDecoderConfig, llama_sizes
+from lanternbench.models.token_prompts import IdTokeniser, PromptFrame
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.utils import yaml_text
@@ -41,9 +41,7 @@ REMARK = (
 _EXAMPLE = (
     "grid: 24, image_tokens: '<|visual token {:06d}|>', prompt: '<bos>{caption}<image>', unconditional: '<bos><image>'"
 )
-_NUMBERED = re.compile(r"([^{}]*)\{(?::0(\d)d)?\}([^{}]*)")
-
-
+_NUMBERED = re.compile(r"[^{}]*\{(:0\dd)?\}[^{}]*")
 Side = Annotated[int, Field(ge=2, le=128)]  # tokens
 
 
@@ -73,27 +71,6 @@ class Settings(BaseModel):
         return (value, value) if isinstance(value, int) else value
 
 
-class OwnTokeniser(nn.Module):
-    """The image tokeniser inside a transformers model: tokens [B, h, w] -> images [B, 3, H, W] in −1…1."""
-
-    def __init__(self, vq: Any):
-        super().__init__()
-        self.vq, self.quantize = vq, Codes(vq.quantize.embedding.weight)
-
-    def decode(self, tokens: Tensor) -> Tensor:
-        return self.vq.decode(tokens)
-
-
-class Codes(nn.Module):
-    def __init__(self, table: Tensor):
-        super().__init__()
-        self.table = table
-
-    def codes(self) -> Tensor:
-        """[V, d]."""
-        return self.table.detach()
-
-
 @register("target", "transformers")
 class TransformersFamily(Family):
     """Has no rows in the catalogue: the folder describes the target."""
@@ -107,39 +84,32 @@ class TransformersFamily(Family):
         return Path(str(path).removeprefix(PREFIX))
 
     def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
-        said = settings(folder)
-        special = [name for name in (said.row_end, said.pad) if name]
-        before, found, after = said.prompt.partition("{caption}")
-        if not found:
+        chosen = settings(folder)
+        before, place, after = chosen.prompt.partition("{caption}")
+        if not place:
             raise UserError(f"the prompt in {folder / SETTINGS} has no {{caption}}: write it where the caption goes")
+        special = [name for name in (chosen.row_end, chosen.pad) if name]
         text = IdTokeniser(folder / "tokenizer.json", special, (before, after))
-        ids = image_ids(said.image_tokens, text.names)
+        ids = image_ids(chosen.image_tokens, text.names)
         net = network(folder, dtype or dtype_for(device)).to(device).eval().requires_grad_(False)
-        config = shape(net, said.grid, len(ids))
+        with explain_errors(folder / "config.json", "describes no decoder of the usual kind"):
+            config = shape(net, chosen.grid, len(ids))
         if int(ids.max()) >= config.prompt_ids:
             raise UserError(f"image_tokens go up to id {int(ids.max())} but the model has {config.prompt_ids} ids")
         model = TransformersDecoder(net, config, ids.to(device))
-        unconditional = text.encode("", said.unconditional)
-        pad = text.ids[said.pad] if said.pad else 0
         return Target(
             folder.name,
             model,
             image_tokeniser(net, folder, device, len(ids)),
             text,
-            said.guidance,
-            said.top_k,
+            chosen.guidance,
+            chosen.top_k,
             drafters=drafters_in(folder, model, device),
-            condition=partial(prefix, unconditional, pad),
-            row_end=text.ids[said.row_end] if said.row_end else None,
-            prompt_template=said.prompt,
+            condition=PromptFrame([], [], text.encode("", chosen.unconditional), text.ids.get(chosen.pad or "", 0)),
+            row_end=text.ids[chosen.row_end] if chosen.row_end else None,
+            prompt_template=chosen.prompt,
             remark=REMARK,
         )
-
-
-def prefix(unconditional: list[int], pad: int, target: Target, captions: list[str], guided: bool) -> Prefix:
-    return frame_prompts(
-        target, captions, [Prompt(ids, unconditional) for ids in encoded(target, captions)], guided, pad
-    )
 
 
 def settings(folder: Path) -> Settings:
@@ -164,16 +134,14 @@ def image_ids(named: str | tuple[int, int], names: dict[str, int]) -> Tensor:
         if first < 0 or count < 2:
             raise UserError(f"image_tokens [{first}, {count}] is no range of ids: give the first id and how many")
         return torch.arange(first, first + count)
-    place = _NUMBERED.fullmatch(named)
-    if place is None:
+    if _NUMBERED.fullmatch(named) is None:
         raise UserError(f"image_tokens '{named[:80]}' has no place for a number: write one, such as {{:06d}}")
-    name = lambda i: f"{place[1]}{i:0{int(place[2] or 1)}d}{place[3]}"  # noqa: E731
-    found: list[int] = []
-    while name(len(found)) in names:
-        found.append(names[name(len(found))])
-    if len(found) < 2:
-        raise UserError(f"the tokeniser has no token '{name(len(found))}': correct image_tokens in {SETTINGS}")
-    return torch.tensor(found)
+    ids: list[int] = []
+    while (name := named.format(len(ids))) in names:
+        ids.append(names[name])
+    if len(ids) < 2:
+        raise UserError(f"the tokeniser has no token '{name}': correct image_tokens in {SETTINGS}")
+    return torch.tensor(ids)
 
 
 def network(folder: Path, dtype: torch.dtype) -> Any:
@@ -190,16 +158,10 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
     kind = getattr(transformers, str(name), None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise UserError(f"transformers {transformers.__version__} has no model class '{name}' that config.json names")
+    local = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
     load: Any = kind.from_pretrained
     try:
-        net, about = load(
-            folder,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            attn_implementation="sdpa",
-            output_loading_info=True,
-        )
+        net, about = load(folder, dtype=dtype, attn_implementation="sdpa", **local)
     except Exception as error:  # transformers has no type of its own for what is wrong with a folder
         raise UserError(f"transformers cannot load {folder} ({str(error).splitlines()[0]}): correct it") from None
     if absent := sorted(about["missing_keys"]):
@@ -208,29 +170,10 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
-    """Raises UserError for a model without the usual fields, or whose heads do not divide its width."""
-    text = net.config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    try:
-        config = TokenDecoderConfig(
-            dim=text.hidden_size,
-            n_layer=text.num_hidden_layers,
-            n_head=text.num_attention_heads,
-            hidden=text.intermediate_size,
-            n_kv_head=getattr(text, "num_key_value_heads", 0) or 0,
-            vocab_size=vocab,
-            positions=text.max_position_embeddings,
-            rope_base=float(rope.get("rope_theta") or 1e4),
-            norm_eps=float(getattr(text, "rms_norm_eps", 1e-5)),
-            grid=grid,
-            prompt_ids=net.get_input_embeddings().num_embeddings,
-        )
-    except AttributeError as error:
-        raise UserError(
-            f"config.json describes no decoder of the usual kind ({error}): it needs a target family"
-        ) from None
-    if getattr(text, "head_dim", None) not in (None, config.decoder.head_dim):
-        raise UserError(f"its heads are {text.head_dim} wide, not {config.decoder.head_dim}: it needs a target family")
+    """Raises UserError for a model without the usual fields."""
+    text = net.config.get_text_config().to_dict()
+    sizes = llama_sizes(text, TokenDecoderConfig) | {"vocab_size": vocab, "positions": text["max_position_embeddings"]}
+    config = TokenDecoderConfig(**sizes, grid=grid, prompt_ids=net.get_input_embeddings().num_embeddings)
     if config.positions < size(grid):
         raise UserError(f"the model has {config.positions} positions, too few for {written(grid)} image tokens")
     return config
@@ -238,20 +181,20 @@ def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
 
 def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Tokeniser | None:
     """The model's own, or that of ``folder``; None without either.  Raises UserError unless it has ``vocab`` codes."""
-    own, where = getattr(getattr(net, "model", net), "vqmodel", None), folder / "vq"
-    if own is not None and hasattr(own, "decode"):
-        found: Any = OwnTokeniser(own.float())
+    inner, where = getattr(getattr(net, "model", net), "vqmodel", None), folder / "vq"
+    if inner is not None and hasattr(inner, "decode"):
+        codes = inner.float().quantize.embedding.weight.detach()
+        tokeniser: Any = SimpleNamespace(decode=inner.decode, quantize=SimpleNamespace(codes=lambda: codes))
     elif where.exists():
         state = read_state(where)
         shape: tuple[int, ...] = getattr(state.get("quantize.embedding.weight"), "shape", ())
-        codes, width = shape if len(shape) == 2 else (VQConfig.codebook_size, VQConfig.codebook_dim)
-        config = VQConfig(codebook_size=codes, codebook_dim=width)
-        found = load_into(lambda: VQModel(config), state, where, device, torch.float32)
+        config = VQConfig(**dict(zip(("codebook_size", "codebook_dim"), shape)) if len(shape) == 2 else {})
+        tokeniser = load_into(lambda: VQModel(config), state, where, device, torch.float32)
     else:
         return None
-    if (size := len(found.quantize.codes())) != vocab:
+    if (count := len(tokeniser.quantize.codes())) != vocab:
         raise UserError(
-            f"the image tokeniser of {folder} has {size} codes but its image_tokens are {vocab} tokens: correct "
+            f"the image tokeniser of {folder} has {count} codes but its image_tokens are {vocab} tokens: correct "
             f"image_tokens in {SETTINGS}, or use the tokeniser that the model was trained with"
         )
-    return found
+    return tokeniser

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.rope import rope_1d
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig
-from lanternbench.models.transformer import Put
+from lanternbench.models.transformer import Put, rope_1d
 
 PROBED = 8  # ids on which the head over image tokens is compared with the model's own logits
 
@@ -25,7 +24,7 @@ class EngineCache:
     def __init__(self, put: Put):
         self.put = put
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Store keys and values [R, H, N, d] of a layer; return all that may be attended to [R, H, span, d]."""
         keys, values = self.put(layer, torch.cat([keys, values], 1)).chunk(2, 1)
         return keys, values
@@ -40,7 +39,6 @@ class TransformersDecoder(TokenDecoder):
     ``rope`` serves drafters; ``body`` has its own.
     """
 
-    tok_embeddings: nn.Embedding
     places: Tensor
 
     def __init__(self, net: Any, config: TokenDecoderConfig, image_ids: Tensor):
@@ -58,7 +56,7 @@ class TransformersDecoder(TokenDecoder):
         if head.bias is not None:
             self.output.bias = nn.Parameter(head.bias.detach()[image_ids], requires_grad=False)
         self.register_buffer("image_ids", image_ids, persistent=False)
-        rope = rope_1d(config.positions, config.decoder.head_dim, config.rope_base)
+        rope = rope_1d(config.positions, config.head_dim, config.rope_base)
         self.register_buffer("rope", rope.to(self.device), persistent=False)
         self.register_buffer("places", torch.arange(config.positions, device=self.device)[:, None], persistent=False)
         self._compare(net)
@@ -69,9 +67,9 @@ class TransformersDecoder(TokenDecoder):
         wanted = net(input_ids=self.image_ids[None, :n], use_cache=False).logits[..., self.image_ids].float()
         x = self.tok_embeddings(torch.arange(n, device=self.device))[None]
         causal = torch.ones(1, 1, n, n, dtype=torch.bool, device=self.device).tril()
-        found = self.logits(self(x, self.places[None, :n, None], causal))
+        logits = self.logits(self(x, self.places[None, :n, None], causal))
         tolerance = 1e-3 if self.dtype == torch.float32 else 0.1
-        if not torch.allclose(found.float(), wanted, atol=tolerance * float(wanted.abs().max()), rtol=0):
+        if not torch.allclose(logits.float(), wanted, atol=tolerance * float(wanted.abs().max()), rtol=0):
             raise UserError(
                 f"the logits of {type(net).__name__} are not a linear head on its decoder's states over embedded ids: "
                 "such a model needs a target family of its own, see docs/extend.md"
@@ -84,14 +82,6 @@ class TransformersDecoder(TokenDecoder):
     @property
     def layers(self) -> nn.ModuleList:  # type: ignore[override]
         return self.body.layers
-
-    @property
-    def device(self) -> torch.device:
-        return self.tok_embeddings.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tok_embeddings.weight.dtype
 
     @property
     def about(self) -> str:
@@ -112,7 +102,7 @@ class TransformersDecoder(TokenDecoder):
             mask = torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=x.device)  # transformers' own would be causal
         elif mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
-        made = self.body(
+        output = self.body(
             inputs_embeds=x,
             attention_mask=mask,
             position_ids=rope[..., 0, 0].expand(rows, n),
@@ -120,7 +110,7 @@ class TransformersDecoder(TokenDecoder):
             use_cache=put is not None,
             output_hidden_states=bool(aux_layers),
         )
-        states = made.last_hidden_state
+        states = output.last_hidden_state
         if aux_layers:
-            states = torch.cat([states, *(made.hidden_states[n] for n in aux_layers)], -1)
+            states = torch.cat([states, *(output.hidden_states[n] for n in aux_layers)], -1)
         return states[:, -1:] if last else states

@@ -1,34 +1,29 @@
 """Janus-Pro targets: from published files of either layout, or with random weights to measure speed alone.
 
+Source: Chen et al. 2025 (arXiv 2501.17811); key names of the original release and of transformers' ``janus``.
 A folder holds ``model`` (config.json, tokenizer.json, and the weights of decoder and image tokeniser together), and
 drafters such as ``eagle``.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from lanternbench.models.chameleon.vqgan import to_pixels
+from lanternbench.models.decoder import guide
 from lanternbench.models.entries import Entry
-from lanternbench.models.family import PublishedFamily, decoder_shape
-from lanternbench.models.janus import model as janus
-from lanternbench.models.janus.model import Janus, JanusConfig
-from lanternbench.models.loading import (
-    State,
-    dtype_for,
-    explain_errors,
-    load_into,
-    load_layers,
-    read_config,
-    read_state,
-)
-from lanternbench.models.target import Prefix, Target
-from lanternbench.models.token_prompts import IdTokeniser, Prompt, encoded, frame_prompts
+from lanternbench.models.family import PublishedFamily
+from lanternbench.models.grids import Grid, grid_of
+from lanternbench.models.loading import State, read_state
+from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, from_hf, llama_fields
+from lanternbench.models.token_prompts import IdTokeniser, PromptFrame
+from lanternbench.models.vq import from_vqgan
 from lanternbench.registry import register
 
 BOS, PAD, IMAGE_START = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
@@ -36,53 +31,147 @@ PUBLISHED = {BOS: 100000, PAD: 100002, IMAGE_START: 100016}  # for random weight
 TEMPLATE = ("<|User|>: ", "\n\n<|Assistant|>:")  # a conversation that the assistant is to answer
 OPTIONS = {"l_k": 10, "width_range": (3, 40)}
 
+# key names of the original release, and of transformers
+_LANGUAGE = ("language_model.model.", "model.language_model.")
+_VQ = ("gen_vision_model.", "model.vqmodel.")
+_IMAGES = {
+    "tok_embeddings.codes.": ("gen_embed.", "model.generation_embeddings."),
+    "tok_embeddings.fc1.": ("gen_aligner.layers.0.", "model.generation_aligner.fc1."),
+    "tok_embeddings.fc2.": ("gen_aligner.layers.2.", "model.generation_aligner.hidden_layers.0."),
+    "output.fc1.": ("gen_head.output_mlp_projector.", "model.generation_head.proj_out."),
+    "output.fc2.": ("gen_head.vision_head.", "model.generation_head.vision_head."),
+}
+_LLAMA = {  # what transformers' LlamaConfig has where a file is silent
+    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
+    "vocab_size": 102400,
+}  # fmt: skip
 
-def prefix(ids: dict[str, int], target: Target, captions: list[str], guided: bool) -> Prefix:
-    """The unconditional prompt is the conditional one with padding, which is attended to, for all between its ends."""
-    prompts = []
-    for text in encoded(target, [caption.strip() for caption in captions]):
-        prompts.append(
-            Prompt([ids[BOS], *text, ids[IMAGE_START]], [ids[BOS], *[ids[PAD]] * len(text), ids[IMAGE_START]])
-        )
-    return frame_prompts(target, captions, prompts, guided, ids[PAD])
+
+@dataclass(frozen=True)
+class JanusConfig(TokenDecoderConfig):
+    """Its defaults are Janus-Pro-7B's.  ``code_dim``: of the codes that image tokens stand for."""
+
+    n_layer: int = 30
+    vocab_size: int = 16384
+    norm_eps: float = 1e-6
+    grid: Grid = (24, 24)
+    prompt_ids: int = 102400
+    code_dim: int = 8
+
+
+class CodeEmbedding(nn.Module):
+    """Image tokens -> code -> Linear, GELU, Linear: [...] -> [..., dim]."""
+
+    def __init__(self, config: JanusConfig):
+        super().__init__()
+        self.codes = nn.Embedding(config.vocab_size, config.code_dim)
+        self.fc1, self.fc2 = nn.Linear(config.code_dim, config.dim), nn.Linear(config.dim, config.dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(self.codes(tokens))))
+
+    @torch.no_grad()
+    def table(self) -> nn.Embedding:
+        """The same as a table: its products are computed once, in float32."""
+        one, two = self.fc1, self.fc2
+        hidden = F.gelu(F.linear(self.codes.weight.float(), one.weight.float(), one.bias.float()))
+        rows = F.linear(hidden, two.weight.float(), two.bias.float()).to(self.codes.weight.dtype)
+        return nn.Embedding.from_pretrained(rows)
+
+
+class Head(nn.Module):
+    """Linear, GELU, Linear: [..., dim] -> logits [..., V]."""
+
+    def __init__(self, config: JanusConfig):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(config.dim, config.dim), nn.Linear(config.dim, config.vocab_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Janus(TokenDecoder):
+    """A Llama that reads image tokens through a small MLP and writes them with a head of two layers."""
+
+    def __init__(self, config: JanusConfig):
+        super().__init__(config)
+        self.tok_embeddings, self.output = CodeEmbedding(config), Head(config)
+
+    @property
+    def eagle_tables(self) -> tuple[int, int]:
+        """None: image tokens are no prompt ids here, so no table holds both."""
+        return 0, 0
+
+    def logits(self, hidden: Tensor, guidance: float = 1.0) -> Tensor:
+        """The head is not linear, so guidance follows it."""
+        return guide(self.output(hidden.to(self.dtype)), guidance)
+
+    def folded(self) -> Janus:
+        """Itself, with a table of image tokens in place of the MLP that computes it."""
+        if isinstance(self.tok_embeddings, CodeEmbedding):
+            self.tok_embeddings = self.tok_embeddings.table()
+        return self
+
+
+def without(key: str, prefixes: tuple[str, ...]) -> str | None:
+    """What follows in ``key`` after one of ``prefixes``; None where it begins with none of them."""
+    return next((key.removeprefix(p) for p in prefixes if key.startswith(p)), None)
+
+
+class JanusText(IdTokeniser):
+    def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
+        return super().__call__([caption.strip() for caption in captions])
 
 
 @register("target", "janus")
 class JanusFamily(PublishedFamily):
     rows = Path(__file__).with_name("catalogue.yaml")
-    network, configuration = Janus, JanusConfig
+    network, configuration, title = Janus, JanusConfig, "Janus-Pro"
 
-    def vq(self, row: Entry, folder: Path, device: str) -> Any:
-        here = folder / "model"
-        with explain_errors(here, "holds no image tokeniser of Janus-Pro"):
-            tokens = janus.vq_from_published(read_state(here))
-        return load_into(lambda: self.new_vq(row), tokens, here, device, torch.float32)
+    def vq_state(self, where: Path, row: Entry, folder: Path) -> State:
+        """transformers numbers levels as LlamaGen does."""
+        named = {name: value for key, value in read_state(where).items() if (name := without(key, _VQ))}
+        return {from_vqgan(name): value for name, value in named.items() if not name.endswith("codebook_used")}
 
     def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> IdTokeniser:
-        return IdTokeniser(folder / "model" / "tokenizer.json", (BOS, PAD, IMAGE_START), TEMPLATE)
+        return JanusText(folder / "model" / "tokenizer.json", (BOS, PAD, IMAGE_START), TEMPLATE)
 
     def options(self, row: Entry) -> dict[str, Any]:
         return dict(OPTIONS)
 
     def fields(self, row: Entry, model: Janus, text: IdTokeniser | None) -> dict[str, Any]:
-        size = model.config.prompt_ids
-        ids = {name: i % size for name, i in PUBLISHED.items()} if text is None else text.ids
+        ids = {name: i % model.config.prompt_ids for name, i in PUBLISHED.items()} if text is None else text.ids
         return {
-            "condition": partial(prefix, ids),
+            "condition": PromptFrame([ids[BOS]], [ids[IMAGE_START]], None, ids[PAD]),
             "pixels": to_pixels,
             "prompt_template": "{caption}".join(TEMPLATE),
         }
 
+    def described(self, config: dict[str, Any]) -> JanusConfig:
+        """Either layout's config.json; what it leaves out has transformers' default for Llama."""
+        check_type(config, "Janus", "janus", "multi_modality")
+        original = config["model_type"] == "multi_modality"
+        text = config.get("language_config" if original else "text_config") or {}
+        vq = (config.get("gen_vision_config") or {}).get("params") or {} if original else config.get("vq_config") or {}
+        image_size, patch = (config.get("vision_config") or {}).get("image_size", 384), 16
+        fields = llama_fields(_LLAMA | text, JanusConfig, allowed=("tie_word_embeddings",))  # its text head is not used
+        fields["prompt_ids"] = fields["vocab_size"]
+        fields["vocab_size"] = vq.get("image_token_size" if original else "num_embeddings", 16384)
+        grid = JanusConfig.grid if original else grid_of(image_size // patch)
+        return JanusConfig(**fields, grid=grid, code_dim=vq.get("n_embed" if original else "embed_dim", 8))
+
+    def renamed(self, state: State, config: JanusConfig, image_ids: Tensor | None, folder: Path) -> State:
+        """What reads images and the text head are left out."""
+        language = {name: value for key, value in state.items() if (name := without(key, _LANGUAGE))}
+        result = from_hf(language, config, ())
+        if "tok_embeddings.weight" in result:  # the language model's table is of prompts
+            result["cls_embedding.weight"] = result.pop("tok_embeddings.weight")
+        for ours, theirs in _IMAGES.items():
+            result |= {ours + name: value for key, value in state.items() if (name := without(key, theirs))}
+        return result
+
     def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Janus:
-        here = folder / "model"
-        with explain_errors(here / "config.json", "is no config of Janus-Pro"):
-            config = janus.config_from_published(read_config(here / "config.json"))
-        config = replace(config, **decoder_shape(row))
-
-        def convert(part: State) -> State:
-            return janus.from_published(part, config.decoder)
-
-        return load_layers(lambda: Janus(config), here, convert, device, dtype or dtype_for(device)).folded()
+        return super().decoder(row, folder, device, dtype).folded()
 
     def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Janus:
         return cast(Janus, super().random_decoder(row, device, dtype)).folded()

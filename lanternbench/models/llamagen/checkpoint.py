@@ -20,7 +20,7 @@ from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import size
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
-from lanternbench.models.loading import dtype_for, load_into, load_layers, read_state
+from lanternbench.models.loading import State, read_state
 from lanternbench.models.target import Pads, Target
 from lanternbench.registry import register
 
@@ -35,24 +35,21 @@ class LlamaGenFamily(PublishedFamily):
     network, configuration = LlamaGen, LlamaGenConfig
     needs = ("model", "vq", "text")
 
-    def vq(self, row: Entry, folder: Path, device: str) -> Any:
-        return load_into(lambda: self.new_vq(row), read_state(folder / "vq"), folder / "vq", device, torch.float32)
-
     def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> Any:
-        config = self.config(row)
-        if config.model_type == "c2i":
-            return partial(class_labels, device=device)
-        from lanternbench.models.llamagen.t5 import T5Features
-
-        return T5Features(folder / "text", config.cls_token_num, device, dtype, config.caption_dim)
+        return self.encoder(row, folder, device, dtype)
 
     def random_text(self, row: Entry, device: str, dtype: torch.dtype) -> Any:
+        return self.encoder(row, None, device, dtype)
+
+    def encoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype) -> Any:
+        """Flan-T5-XL, or class labels as they are; ``folder`` None: with random weights."""
         config = self.config(row)
         if config.model_type == "c2i":
             return partial(class_labels, device=device)
-        from lanternbench.models.llamagen.t5 import RandomT5Features
+        from lanternbench.models.llamagen.t5 import RandomT5Features, T5Features
 
-        return RandomT5Features(config.cls_token_num, device, dtype, config.caption_dim, config.n_layer)
+        sizes = (config.cls_token_num, device, dtype, config.caption_dim)
+        return RandomT5Features(*sizes, config.n_layer) if folder is None else T5Features(folder / "text", *sizes)
 
     def options(self, row: Entry) -> dict[str, Any]:
         return dict(OPTIONS)
@@ -61,21 +58,23 @@ class LlamaGenFamily(PublishedFamily):
         return {"eagle_pads": EAGLE_PADS, "labels": self.config(row).model_type == "c2i"}
 
     def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
-        found = super().load(row, folder, device, dtype)
-        return replace(found, pad_rows=EAGLE_PADS if found.drafters else "alone")
+        target = super().load(row, folder, device, dtype)
+        return replace(target, pad_rows=EAGLE_PADS if target.drafters else "alone")
 
-    def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> LlamaGen:
-        """From its official file or LANTERN's conversion."""
-        config, here = self.config(row), folder / "model"
-        state = read_state(here)
-        convert = llamagen.from_hf if "model.embed_tokens.weight" in state else llamagen.from_official
-        table, positions = state.get("freqs_cis"), config.prefix + size(config.grid)
+    def published(self, row: Entry, folder: Path) -> tuple[LlamaGenConfig, None]:
+        config, where = self.config(row), folder / "model"
+        table, positions = read_state(where).get("freqs_cis"), config.prefix + size(config.grid)
         if table is not None and table.ndim == 3 and len(table) != positions:
             raise UserError(
-                f"the checkpoint in {here} has {len(table)} positions but this target {positions}: it is of another "
+                f"the checkpoint in {where} has {len(table)} positions but this target {positions}: it is of another "
                 "image size"
             )
-        return load_layers(lambda: LlamaGen(config), here, convert, device, dtype or dtype_for(device))
+        return config, None
+
+    def renamed(self, state: State, config: LlamaGenConfig, image_ids: Tensor | None, folder: Path) -> State:
+        """From LANTERN's conversion or the official file."""
+        converted = any(key.startswith(("model.", "lm_head.")) for key in state)
+        return (llamagen.from_hf if converted else llamagen.from_official)(state)
 
 
 def class_labels(captions: list[str], device: str) -> tuple[Tensor, Tensor]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.models.decoder import ImageDecoder, causal_mask
-from lanternbench.models.drafters import eagle, eagle_files
+from lanternbench.models.drafters import eagle_files
 from lanternbench.models.grids import Grid, grid_of
-from lanternbench.models.loading import State, load_layers
-from lanternbench.models.rope import rope_2d
+from lanternbench.models.loading import State
 from lanternbench.models.target import Prefix
-from lanternbench.models.transformer import DecoderConfig
+from lanternbench.models.transformer import DecoderConfig, rope_2d
 
 
 @dataclass(frozen=True)
@@ -47,21 +45,18 @@ class LlamaGenConfig:
         return DecoderConfig(self.dim, self.n_layer, self.n_head, width, self.vocab_size)
 
 
-class CapProj(nn.Module):
-    def __init__(self, caption_dim: int, dim: int):
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(caption_dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
-
-
 class CaptionEmbedding(nn.Module):
     """Text features -> prefix embeddings; the unconditional prompt is a learned feature sequence."""
 
     def __init__(self, cfg: LlamaGenConfig):
         super().__init__()
-        self.cap_proj = CapProj(cfg.caption_dim, cfg.dim)
+        self.cap_proj = nn.Sequential(
+            OrderedDict(
+                fc1=nn.Linear(cfg.caption_dim, cfg.dim, bias=False),
+                gelu=nn.GELU("tanh"),
+                fc2=nn.Linear(cfg.dim, cfg.dim, bias=False),
+            )
+        )
         self.uncond_embedding = nn.Parameter(torch.randn(cfg.cls_token_num, cfg.caption_dim) / cfg.caption_dim**0.5)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -107,8 +102,6 @@ class LlamaGen(ImageDecoder):
         ("cls_token_num", "conditioning positions"),
     )
     cls_embedding: CaptionEmbedding | LabelEmbedding
-    tok_embeddings: nn.Embedding
-    output: nn.Linear
 
     def __init__(self, config: LlamaGenConfig):
         super().__init__(config)
@@ -119,13 +112,13 @@ class LlamaGen(ImageDecoder):
         self.register_buffer("rope", rope, persistent=False)
 
     @property
-    def prompt_embeddings(self) -> nn.Embedding:
-        """Of ``Prefix.ahead_ids``, which are image tokens."""
-        return self.tok_embeddings
-
-    @property
     def prompt_positions(self) -> int:
         return self.config.prefix
+
+    @property
+    def eagle_config(self) -> DecoderConfig:
+        """LANTERN's drafter, whose only layer has no input norm."""
+        return replace(self.config.decoder, first_norm=False, norm_eps=1e-6)
 
     def prefix(self, features: Tensor, mask: Tensor, guided: bool) -> Prefix:
         """Features, or a class, are the prefix.  Its EAGLE drafter takes token 0 for the next one, pads too."""
@@ -138,23 +131,6 @@ class LlamaGen(ImageDecoder):
         ahead = torch.zeros(x.shape[0], x.shape[1] - 1, dtype=torch.long, device=x.device)
         return Prefix(x, mask.bool(), features, ahead, torch.ones_like(ahead, dtype=torch.bool))
 
-    def new_eagle(self, fused: bool = False) -> eagle.Eagle:
-        return eagle.Eagle(replace(self.config.decoder, first_norm=False), fused=fused)
-
-    def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> eagle.Eagle:
-        config, bias, layers, ids, fused, eps = eagle_files.shape_of(
-            path, replace(self.config.decoder, first_norm=False)
-        )
-        words = ids and self.config.vocab_size
-
-        def make() -> eagle.Eagle:
-            return eagle.Eagle(config, bias, eps or 1e-6, layers, words, fused=fused)
-
-        return load_layers(make, path, eagle_files.from_published, device, dtype or self.dtype, strict=True)
-
-    def eagle_state(self, net: eagle.Eagle) -> State:
-        return eagle_files.to_published(net.state_dict())
-
     def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
         """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L] -> [B, L, dim]."""
         pads = int((~valid.bool()).all(0).sum())  # columns that are padding in every row
@@ -166,31 +142,19 @@ class LlamaGen(ImageDecoder):
         return h[:, prefix.shape[1] - 1 :]
 
 
-def from_official(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def from_official(state: State) -> State:
     """Official key names -> ours: w1 and w3 become w13."""
-    found = {k: v for k, v in state.items() if ".feed_forward.w1." not in k and ".feed_forward.w3." not in k}
-    for key in (k for k in state if ".feed_forward.w1." in k):
-        found[key.replace("w1", "w13")] = torch.cat([state[key], state[key.replace("w1", "w3")]])
-    found.pop("freqs_cis", None)
-    return found
+    result = eagle_files.fused(state, eagle_files.OFFICIAL)
+    result.pop("freqs_cis", None)
+    return result
 
 
-def to_official(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Ours -> the official key names."""
-    found = {k: v for k, v in state.items() if ".feed_forward.w13." not in k}
-    for key in (k for k in state if ".feed_forward.w13." in k):
-        found[key.replace("w13", "w1")], found[key.replace("w13", "w3")] = (
-            part.contiguous() for part in state[key].chunk(2)
-        )
-    return found
+def to_official(state: State) -> State:
+    """Ours -> the official key names, in which queries, keys and values are one matrix too."""
+    return eagle_files.split(state, {"feed_forward.w13": eagle_files.OFFICIAL["feed_forward.w13"]})
 
 
-def from_hf(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The key names of LANTERN's Hugging Face class -> ours.
-
-    q, k, v and gate, up are fused in that order and nothing is permuted: both layouts rotate interleaved pairs.  Any
-    part of a checkpoint will do that has all tensors of the layers in it.
-    """
-    top = {"model.embed_tokens.weight": "tok_embeddings.weight", "lm_head.weight": "output.weight"}
-    layers = {k.removeprefix("model."): v for k, v in state.items() if k not in top}  # named as in the drafter
-    return eagle_files.from_published(layers) | {top[k]: v for k, v in state.items() if k in top}
+def from_hf(state: State) -> State:
+    """The key names of LANTERN's Hugging Face class -> ours; nothing is permuted: both rotate interleaved pairs."""
+    named = {key.removeprefix("model.").replace("lm_head", "output"): value for key, value in state.items()}
+    return eagle_files.from_published(named)

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
@@ -31,26 +32,30 @@ FLAN_T5_XL: dict[str, Any] = {
 }  # fmt: skip
 
 SECONDS = "encode_seconds"  # the entry of a file's header
-_PUNCTUATION = re.compile(r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+")
+# in this order: what is replaced in a caption in lower case, and by what
+_CLEANED = (
+    (r"\b(?:https?:/+|www\.)\S+", ""),
+    (r"<[^<>]*>", ""),
+    (r"@\w+", ""),
+    ("[\u31c0-\u4dbf\u4dc0-\u9fff]+", ""),  # CJK
+    ("[\u2010-\u2015\u2e3a\u2e3b\u301c\uff0d]+", "-"),
+    ("[`´«»“”¨]", '"'),
+    ("[‘’]", "'"),
+    (r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+", " "),
+    (r"\.{2,}|\s+\.\s+", " "),
+)
 
 
 def clean(caption: str) -> str:
     """A caption as LlamaGen was trained on captions: lower case, plain quotes and dashes, no addresses or symbols."""
     text = html.unescape(caption).strip().lower()
-    text = re.sub(r"\b(?:https?:/+|www\.)\S+", "", text)
-    text = re.sub(r"<[^<>]*>", "", text)
-    text = re.sub(r"@\w+", "", text)
-    text = re.sub("[\u31c0-\u4dbf\u4dc0-\u9fff]+", "", text)  # CJK
-    text = re.sub("[\u2010-\u2015\u2e3a\u2e3b\u301c\uff0d]+", "-", text)
-    text = re.sub("[`´«»“”¨]", '"', text)
-    text = re.sub("[‘’]", "'", text)
-    text = _PUNCTUATION.sub(" ", text)
-    text = re.sub(r"\.{2,}|\s+\.\s+", " ", text)
+    for pattern, replacement in _CLEANED:
+        text = re.sub(pattern, replacement, text)
     if len(re.findall(r"[-_]", text)) > 3:
         text = re.sub(r"[-_]", " ", text)
     text = re.sub(r"(\D[,.])\b", r"\1 ", text)
     text = re.sub(r"\s+", " ", text).strip()
-    return text.strip("'_,-:;+ ") if text else text
+    return text.strip("'_,-:;+ ")
 
 
 class T5Features:
@@ -58,25 +63,20 @@ class T5Features:
 
     def __init__(self, folder: Path, length: int, device: str, dtype: torch.dtype, width: int):
         """``width``: of the features that the decoder reads."""
-        self.width = width
-        self.folder, self.length, self.device, self.dtype = folder, length, device, dtype
-        self.kept = folder.parent / "features"
+        self.folder, self.length, self.device, self.dtype, self.width = folder, length, device, dtype, width
 
     def prepare(self, captions: list[str]) -> list[Path]:
         """Where the captions' features are kept, made in one go where they are not yet."""
-        paths = [self.path(clean(c)) for c in captions]
-        new = {p: clean(c) for p, c in zip(paths, captions, strict=True) if self._seconds(p) is None}
-        if new:
+        texts = {self.path(text): text for text in map(clean, captions)}
+        if new := {path: text for path, text in texts.items() if self._seconds(path) is None}:
             self._encode(new)
-        return paths
+        return [self.path(clean(caption)) for caption in captions]
 
     def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
         paths = self.prepare(captions)
-        rows = [load_file(p)["features"] for p in paths]  # [words, 2048] each
-        features = torch.zeros(len(rows), self.length, rows[0].shape[1], dtype=self.dtype)
-        mask = torch.zeros(len(rows), self.length, dtype=torch.long)
-        for i, row in enumerate(rows):
-            features[i, : len(row)], mask[i, : len(row)] = row.to(self.dtype), 1
+        rows = [load_file(p)["features"].to(self.dtype) for p in paths]  # [words, 2048] each
+        features = torch.stack([F.pad(row, (0, 0, 0, self.length - len(row))) for row in rows])
+        mask = torch.stack([(torch.arange(self.length) < len(row)).long() for row in rows])
         return features.to(self.device), mask.to(self.device)
 
     def encode_seconds(self, captions: list[str]) -> float:
@@ -86,7 +86,7 @@ class T5Features:
     def path(self, caption: str) -> Path:
         """Where a cleaned caption's features are kept: apart by dtype, so that no run depends on an earlier one's."""
         digest = hashlib.sha256(caption.encode()).hexdigest()[:32]
-        return self.kept / f"{digest}-{str(self.dtype).removeprefix('torch.')}.safetensors"
+        return self.folder.parent / "features" / f"{digest}-{str(self.dtype).removeprefix('torch.')}.safetensors"
 
     def _seconds(self, path: Path) -> float | None:
         """What these features cost the encoder; None where they are absent or damaged, and have to be made again."""
@@ -101,7 +101,7 @@ class T5Features:
     @torch.inference_mode()
     def _encode(self, captions: dict[Path, str]) -> None:
         encoder, tokens = self._encoder()
-        self.kept.mkdir(parents=True, exist_ok=True)
+        (self.folder.parent / "features").mkdir(parents=True, exist_ok=True)
 
         def encode(caption: str) -> Tensor:
             ids = tokens(caption).to(self.device)

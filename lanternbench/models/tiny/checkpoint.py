@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.drafters import dflash, eagle, eagle_files
 from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.entries import Entry
-from lanternbench.models.family import Family
+from lanternbench.models.family import Family, drafter_at
 from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.loading import explain_errors, load_into
@@ -75,14 +73,6 @@ def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
     return load_into(lambda: LlamaGen(config), weights, path, device, dtype)
 
 
-def _eagle(path: Path, model: LlamaGen, device: str, dtype: torch.dtype) -> eagle.Eagle:
-    state, _ = read(path)
-    with explain_errors(path, "is no EAGLE drafter of this target"):
-        shape = eagle_files.shape_in(state, replace(model.config.decoder, first_norm=False))
-        weights = eagle_files.from_published(state)
-    return load_into(lambda: eagle.Eagle(shape.config, fused=shape.fused), weights, path, device, dtype)
-
-
 @register("target", "tiny")
 class TinyFamily(Family):
     """The embedded model; a folder that ``train tiny`` wrote is a target too."""
@@ -121,27 +111,26 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     ``dtype`` is that of model and drafters (default: float32); text encoder and tokeniser are float32.
     """
     dtype = dtype or torch.float32
-    model = _llamagen(folder / "target.safetensors", device, dtype)
-    path = folder / "text.safetensors"
-    encoder = load_into(text.TextEncoder, read(path)[0], path, device, torch.float32)
-    path = folder / "vq.safetensors"
-    state, meta = read(path)
-    with explain_errors(path, "does not say what it is"):
-        shape: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
-        size = VQConfig(**shape)
-    vq = load_into(lambda: VQModel(size), state, path, device, torch.float32)
-    drafters: dict[str, nn.Module] = {"eagle": _eagle(folder / "eagle.safetensors", model, device, dtype)}
-    if (path := folder / "eagle-3.safetensors").exists():  # earlier versions trained none
-        drafters["eagle-3"] = _eagle(path, model, device, dtype)
-    if (path := folder / "dflash.safetensors").exists():
-        drafters["dflash"] = dflash.load(path, model, device, dtype)
-    path = folder / "medusa.safetensors"
-    heads, _ = read(path)
-    with explain_errors(path, "holds no Medusa heads"):
+    path = {
+        name: folder / f"{name}.safetensors"
+        for name in ("target", "text", "vq", "eagle", "eagle-3", "dflash", "medusa", "model")
+    }
+    model = _llamagen(path["target"], device, dtype)
+    encoder = load_into(text.TextEncoder, read(path["text"])[0], path["text"], device, torch.float32)
+    state, meta = read(path["vq"])
+    with explain_errors(path["vq"], "does not say what it is"):
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
+        shape = VQConfig(**fields)
+    vq = load_into(lambda: VQModel(shape), state, path["vq"], device, torch.float32)
+    drafters: dict[str, nn.Module] = {"eagle": drafter_at(path["eagle"], model, device)}
+    for kind in ("eagle-3", "dflash"):  # earlier versions trained neither
+        if path[kind].exists():
+            drafters[kind] = drafter_at(path[kind], model, device)
+    heads, _ = read(path["medusa"])
+    with explain_errors(path["medusa"], "holds no Medusa heads"):
         count = len(heads["weight"])
-    dim = model.config.dim
-    drafters["medusa"] = load_into(lambda: Medusa(dim, count), heads, path, device, dtype)
-    drafters["model"] = _llamagen(folder / "model.safetensors", device, dtype)
+    drafters["medusa"] = load_into(lambda: Medusa(model.config.dim, count), heads, path["medusa"], device, dtype)
+    drafters["model"] = _llamagen(path["model"], device, dtype)
     return assemble(model, encoder, vq, drafters)
 
 
