@@ -43,7 +43,7 @@ def import_(
     from lanternbench import prompts as sources
     from lanternbench.experiment import config as settings
     from lanternbench.experiment import scoring
-    from lanternbench.experiment.sweep_file import name_part
+    from lanternbench.experiment.config import name_part
     from lanternbench.imported import layouts, run
     from lanternbench.metrics.setup import Setup
 

@@ -15,7 +15,7 @@ def runs(results: options.Results = Path("results"), as_json: options.AsRows = F
 
     Example: lanternbench runs
     """
-    from lanternbench.experiment.listing import listing
+    from lanternbench.experiment.run_reader import listing
 
     rows = listing(results)
     if not as_json:

@@ -20,7 +20,7 @@ from lanternbench.metrics.geneval_rules import correct, kept
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
-from lanternbench.prompts.geneval import OFFICIAL, REPOSITORY, read_metadata
+from lanternbench.prompts.sources import GENEVAL, GenEval, geneval_metadata
 from lanternbench.registry import register
 
 if TYPE_CHECKING:
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 METADATA = files.Weights(
     name="geneval-prompts",
     title="GenEval's prompts",
-    file=f"prompts/{OFFICIAL.file}",
-    url=OFFICIAL.url,
-    sha256=OFFICIAL.sha256,
+    file=f"prompts/{GenEval.official.file}",
+    url=GenEval.official.url,
+    sha256=GenEval.official.sha256,
 )
 NAMES = files.Weights(
     name="geneval-names",
     title="GenEval's names of objects",
     file="prompts/geneval_object_names.txt",
-    url=f"{REPOSITORY}/evaluation/object_names.txt",
+    url=f"{GENEVAL}/evaluation/object_names.txt",
     sha256="",
 )
 BESIDE = ("geneval_object_names.txt", "object_names.txt")  # names that NAMES has beside the metadata
@@ -89,7 +89,7 @@ class GenEval(ImageMetric):
         """The lines of the official file by prompt."""
         path = self._data(METADATA)
         assert path is not None  # else it is not available
-        return {line["prompt"]: line for line in read_metadata(path)}
+        return {line["prompt"]: line for line in geneval_metadata(path)}
 
     def load(self) -> ScoreFunction:
         """1 for a correct image, 0 for another; not a number where the caption is none of GenEval's prompts."""
