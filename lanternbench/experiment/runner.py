@@ -6,7 +6,7 @@ import hashlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
@@ -21,7 +21,7 @@ from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import Executor, Unit, labels
 from lanternbench.experiment.executors import executor as executor_named
 from lanternbench.experiment.run_folder import RunFolder
-from lanternbench.experiment.scoring import previous_summary, score_sets
+from lanternbench.experiment.scoring import Progress, previous_summary, score_sets
 from lanternbench.experiment.worker import Facts, Job, OnStep
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.samples import sample_key
@@ -38,7 +38,6 @@ from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.utils.json_values import config_hash
 
 MARGIN = 1.5  # an image on a busy machine takes longer than a few steps say: 1.5 times at a load of 8 on two cores
-Progress = Callable[[int, int, str], None]  # samples done, samples in all, what is being done or was just done
 
 
 class Callbacks(NamedTuple):

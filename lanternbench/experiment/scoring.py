@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,14 +24,14 @@ from lanternbench.experiment.run_folder import RunFolder
 from lanternbench.measure.statistics import Estimate, bootstrap_mean
 from lanternbench.measure.summaries import Costs, Row, Summary, read_summary
 from lanternbench.measure.summary import RANDOM_NOTE, Sets, kept_sets, summarise
-from lanternbench.metrics import ImageMetric, SetMetric, files, read_image, reference, scorers_for
+from lanternbench.metrics import Evaluators, ImageMetric, SetMetric, files, read_image, reference, scorers_for
 from lanternbench.metrics.features import ImageFiles
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
 from lanternbench.utils.files import APPEND, cache_dir
 
 BATCH = 32
-Progress = Callable[[int, int, str], None]  # done, of, what
+Progress = Callable[[int, int, str], None]  # done, of, what is being done or was just done
 Values = dict[str, float | None]  # by the key of an image; None where the score is undefined
 
 
@@ -52,28 +53,24 @@ class Journal:
 
     def __init__(self, path: Path):
         self._path = path
-        self._scores: dict[tuple[str, str], tuple[str, float | None]] = {}
-        self._seconds: dict[tuple[str, str], float] = {}
+        self._entries: dict[tuple[str, str], dict[str, Any]] = {}  # by image and metric
         data = path.read_bytes() if path.is_file() else b""
         self._torn = bool(data) and not data.endswith(b"\n")
         for line in data.splitlines():
-            try:
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
                 entry = json.loads(line)
-                key, metric, stamp, value = (entry[name] for name in ("key", "metric", "stamp", "value"))
-                if value is None or math.isfinite(value):
-                    self._scores[key, metric] = stamp, value
-                    self._seconds[key, metric] = float(entry["seconds"])  # an entry may lack it
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue
+                if entry["value"] is None or math.isfinite(entry["value"]):
+                    self._entries[entry["key"], entry["metric"]] = entry
 
     def scores(self, metric: str, items: Iterable[Item]) -> Values:
         """The scores of those items that have one."""
-        scored = [(item, self._scores.get((item.key, metric))) for item in items]
-        return {item.key: score[1] for item, score in scored if score and score[0] == item.stamp}
+        entries = [(item, self._entries.get((item.key, metric), {})) for item in items]
+        return {item.key: entry["value"] for item, entry in entries if entry and entry.get("stamp") == item.stamp}
 
     def cost(self, metric: str) -> Costs:
         """What the scores of a metric took, as they were computed; nothing where it is not known."""
-        seconds = [s for (_, name), s in self._seconds.items() if name == metric]
+        times = [entry.get("seconds") for (_, name), entry in self._entries.items() if name == metric]
+        seconds = [s for s in times if isinstance(s, int | float)]
         return {metric: {"images": len(seconds), "seconds": sum(seconds)}} if seconds else {}
 
     def add(
@@ -85,10 +82,9 @@ class Journal:
         """
         lines = [b""] if self._torn else []
         for item, value in zip(items, values, strict=True):
-            self._scores[item.key, metric] = item.stamp, value
-            entry = {"key": item.key, "metric": metric, "stamp": item.stamp, "value": value}
-            if seconds is not None:
-                entry["seconds"] = self._seconds[item.key, metric] = seconds / len(items)
+            entry: dict[str, Any] = {"key": item.key, "metric": metric, "stamp": item.stamp, "value": value}
+            entry |= {} if seconds is None else {"seconds": seconds / len(items)}
+            self._entries[item.key, metric] = entry
             lines.append(json.dumps(entry).encode())
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +113,7 @@ def score_run(
     """
     setup = setup or Setup()
     with RunFolder.existing(Path(path)) as folder:
-        evaluators = (folder.run.get("target") or {}).get("evaluators") or "tiny"
+        evaluators: Evaluators = (folder.run.get("target") or {}).get("evaluators") or "tiny"
         if evaluators == "none":
             raise UserError(f"{folder.path} has no images to score, as its target has no image tokeniser: leave it out")
         scorers = scorers_for(metrics, evaluators, setup)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, config_hash
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.runner import open_run
+from lanternbench.experiment.scoring import Progress
 from lanternbench.experiment.worker import Job, Worker
 from lanternbench.imported.layouts import Entry
 from lanternbench.measure.fidelity import FLOOR
@@ -31,7 +32,6 @@ from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.prompts.formats import clean
 
 LOG_PROB = "log-prob"  # the metric's name: mean over an image's tokens, in nats
-Progress = Callable[[int, int, str], None]
 
 
 class Matched(NamedTuple):

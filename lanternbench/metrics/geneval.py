@@ -20,7 +20,7 @@ from lanternbench.metrics.geneval_rules import correct, kept
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
-from lanternbench.prompts.sources import GENEVAL, GenEval, geneval_metadata
+from lanternbench.prompts.sources import GENEVAL, GenEvalPrompts, geneval_metadata
 from lanternbench.registry import register
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 METADATA = files.Weights(
     name="geneval-prompts",
     title="GenEval's prompts",
-    file=f"prompts/{GenEval.official.file}",
-    url=GenEval.official.url,
-    sha256=GenEval.official.sha256,
+    file=f"prompts/{GenEvalPrompts.official.file}",
+    url=GenEvalPrompts.official.url,
+    sha256=GenEvalPrompts.official.sha256,
 )
 NAMES = files.Weights(
     name="geneval-names",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -53,22 +52,15 @@ def _read(spec: str, seed: int, caption: Caption) -> tuple[list[Prompt], str, st
         path = source.locate(name, where if colon else None)
         with plugin_errors(source):
             prompts = list(source.read(path, seed, caption))
-        return (
-            prompts,
-            f"{name}:{path.name}" if path else name,
-            name,
-            source.in_order,
-        )  # no folder: it may name a person
+        title = f"{name}:{path.name}" if path else name  # no folder: it may name a person
+        return prompts, title, name, source.in_order
     path = Path(spec).expanduser()
-    if path.suffix.lower() not in formats.READERS:
+    if (suffix := path.suffix.lower()) not in formats.READERS:
         endings = ", ".join(formats.READERS)
         raise UserError(f"there are no prompts {spec!r}: use {', '.join(known)}, or the path of a {endings} file.")
-    return list(_of_file(path, seed, caption)), path.name, path.name, False
-
-
-def _of_file(path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
-    """Every prompt of a user's file, blank ones left out; a .json with COCO's annotations is read as these."""
-    text, suffix = formats.read_text(path), path.suffix.lower()
-    if suffix == ".json" and isinstance(value := formats.parsed(text, path), Mapping) and "annotations" in value:
-        return coco_prompts(value, path, seed, caption)
-    return formats.prompts_of(formats.READERS[suffix](text, path), path)
+    text = formats.read_text(path)
+    if suffix == ".json" and isinstance(value := formats.parsed(text, path), dict) and "annotations" in value:
+        prompts = list(coco_prompts(value, path, seed, caption))
+    else:
+        prompts = list(formats.prompts_of(formats.READERS[suffix](text, path), path))
+    return prompts, path.name, path.name, False

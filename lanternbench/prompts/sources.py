@@ -174,7 +174,7 @@ def _dpg_table(path: Path) -> Iterator[Prompt]:
 
 
 @register("prompts", "geneval")
-class GenEval(PromptSource):
+class GenEvalPrompts(PromptSource):
     """GenEval's 553 prompts (arXiv 2310.11513), each with the objects that it asks for; the task is the category.
 
     The id is the number of the line, as the official scorer numbers its folders.

@@ -271,7 +271,7 @@ def test_the_plan_of_a_sweep_by_batches_counts_the_time_of_a_batch_once(monkeypa
 
     monkeypatch.setattr(worker, "generate", generated)
     made = worker.Worker(config.Sweep(methods=["ar"], batch=4, metrics=[]), "cpu")
-    monkeypatch.setattr(type(made.target), "images", lambda self, tokens: [])
+    monkeypatch.setattr(type(made.target), "images", lambda self, tokens, captions: [])
     alone, four = (made.seconds_per_image("ar", ["a red circle"] * n) for n in (1, 4))
     assert alone == pytest.approx(0.4 + 2.0 * 256 / 5, rel=1e-3)
     assert four == pytest.approx(alone / 4, rel=1e-3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep
@@ -24,42 +24,26 @@ class Finished(NamedTuple):
     where: dict[str, Any] | None = None  # the device that made it, where there are several
 
 
-class Executor(Protocol):
-    """Use in this order: ``start``, ``samples``, ``notes``, ``close``; the last at any time."""
+class Executor:
+    """Makes all samples in this process, one job after the other; ``ray.RayExecutor`` has workers for it.
 
-    costs: Costs  # of the scores
+    Use in this order: ``start``, ``samples``, ``notes``, ``close``; the last at any time.
+    """
+
+    def __init__(self) -> None:
+        self.costs: Costs = {}  # of the scores
 
     def start(self, config: Sweep, device: str, units: int) -> Facts:
         """Load the models, for ``units`` units at most.  Raises UserError if a setting is wrong."""
+        self.worker = Worker(config, device)
+        self.costs, facts = self.worker.costs, self.worker.facts()
+        return facts._replace(environment=facts.environment | {"executor": "local", "workers": 1})
 
     def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Finished]:
         """Everything that ``units`` ask for, in any order, each as soon as it is made; ``caption`` is for warm-ups.
 
         ``on_step`` is told of every step of an image, where this process decodes it.
         """
-
-    def estimate(self, labels: list[str], captions: list[str]) -> dict[str, float]:
-        """Seconds an image by method, from a few steps of each; nothing where workers elsewhere make the samples."""
-
-    def notes(self) -> list[str]:
-        """Notes for the reader of the results; on a CPU memory is the process's, whichever method runs."""
-
-    def close(self) -> None:
-        """End what was started; calling it twice is harmless."""
-
-
-class LocalExecutor:
-    """This process makes all samples, one job after the other."""
-
-    def __init__(self) -> None:
-        self.costs: Costs = {}
-
-    def start(self, config: Sweep, device: str, units: int) -> Facts:
-        self.worker = Worker(config, device)
-        self.costs, facts = self.worker.costs, self.worker.facts()
-        return facts._replace(environment=facts.environment | {"executor": "local", "workers": 1})
-
-    def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Finished]:
         self.worker.prepare(captions(units))
         for label in labels(units):
             say(f"warming up {label}")
@@ -69,13 +53,16 @@ class LocalExecutor:
             yield from (Finished(sample, image) for sample, image in self.worker.work(job, on_step))
 
     def estimate(self, labels: list[str], captions: list[str]) -> dict[str, float]:
+        """Seconds an image by method, from a few steps of each; nothing where workers elsewhere make the samples."""
         return {label: self.worker.seconds_per_image(label, captions) for label in labels}
 
     def notes(self) -> list[str]:
+        """Notes for the reader of the results; on a CPU memory is the process's, whichever method runs."""
         on_cpu = self.worker.device == "cpu"
         return [f"The process held {peak_mb():,.0f} MB at its peak, evaluators included."] if on_cpu else []
 
     def close(self) -> None:
+        """End what was started; calling it twice is harmless."""
         vars(self).pop("worker", None)
 
 
@@ -91,7 +78,7 @@ def executor(
         raise UserError(f"unknown executor '{name}': use local or ray")
     if workers or address:
         raise UserError(f"{'--workers' if workers else '--ray-address'} goes with --executor ray: give that too")
-    return LocalExecutor()
+    return Executor()
 
 
 def captions(units: list[Unit]) -> list[str]:

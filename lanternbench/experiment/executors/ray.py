@@ -14,7 +14,7 @@ import torch
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep
-from lanternbench.experiment.executors import Finished, Say, Unit, captions, cluster, labels, peak_mb
+from lanternbench.experiment.executors import Executor, Finished, Say, Unit, captions, cluster, labels, peak_mb
 from lanternbench.experiment.worker import Facts, Job, OnStep, Worker, add_costs
 from lanternbench.measure.summaries import Costs
 from lanternbench.utils.device import request_threads
@@ -59,14 +59,14 @@ class RayWorker:
         return samples, costs, peak_mb()
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """The driver's side: hands out units, restarts lost workers, and ends all at the end."""
 
     def __init__(self, workers: int | None = None, threads: int | None = None, address: str | None = None):
         """See ``cluster.divide`` for the defaults.  Raises UserError where Ray is not installed."""
         self._ray, self.workers, self.threads = cluster.ray(), workers, threads
         self.address = address or os.environ.get("RAY_ADDRESS")
-        self.costs: Costs = {}
+        super().__init__()
         self.pool: list[Any] = []
         self._losses: Counter[str] = Counter()
         self._ours, self._peak = False, 0.0
