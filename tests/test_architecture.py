@@ -168,8 +168,8 @@ def test_a_jacobi_step_runs_through_twelve_files(target):
     assert len(files_of_a_step(target, "sjd") | {"models/packed.py"}) <= 12
 
 
-def test_from_command_to_stored_sample_a_reader_opens_twelve_files(shallow_8x8, tmp_path, monkeypatch):
-    """Of experiment and measure; the second of two runs counts, so that imports and caches do not."""
+def test_from_command_to_stored_sample_a_reader_opens_the_twelve_files_of_the_page(shallow_8x8, tmp_path, monkeypatch):
+    """The second of two runs counts, so that imports and caches do not."""
     opened = set[str]()
 
     def hook(frame, event, argument):
@@ -191,8 +191,10 @@ def test_from_command_to_stored_sample_a_reader_opens_twelve_files(shallow_8x8, 
         sys.setprofile(None)
         (folder,) = Path("results").glob(f"{name}-*")
         assert len(read_samples(folder)) == 1
-    files = sorted(file for file in opened if file.startswith(("experiment/", "measure/")))
-    assert len(files) <= 12, "\n".join(files)
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`([\w/]+\.py)`", page.partition("\n## One sample")[2].partition("\n## ")[0])
+    assert {file for file in opened if file.startswith(("experiment/", "measure/"))} == set(listed)
+    assert len(listed) <= 12
 
 
 @pytest.mark.parametrize("most", [3, 2])
