@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import lanternbench
+from lanternbench.cli.main import app
 from lanternbench.engine import decode as engine
+from lanternbench.experiment import RunFolder, read_samples, worker
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from tools import line_budget
@@ -163,6 +166,35 @@ def test_a_reader_of_one_step_opens_the_files_that_the_page_lists(target):
 
 def test_a_jacobi_step_runs_through_twelve_files(target):
     assert len(files_of_a_step(target, "sjd") | {"models/packing.py"}) <= 12
+
+
+def test_from_command_to_stored_sample_a_reader_opens_the_twelve_files_of_the_page(shallow_8x8, tmp_path, monkeypatch):
+    """The second of two runs counts, so that imports and caches do not."""
+    opened = set[str]()
+
+    def hook(frame, event, argument):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(str(ROOT)) and code.co_name != "<module>":
+            opened.add(str(Path(code.co_filename).relative_to(ROOT)))
+
+    def append(*args, whole=RunFolder.append):
+        whole(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(worker, "load_with_drafter", lambda *_: shallow_8x8)
+    monkeypatch.setattr(RunFolder, "append", append)
+    for name, watch in (("first", None), ("second", hook)):
+        sys.setprofile(watch)
+        with suppress(KeyboardInterrupt):
+            CliRunner().invoke(app, ["run", "--method", "eagle-1", "--name", name], catch_exceptions=False)
+        sys.setprofile(None)
+        (folder,) = Path("results").glob(f"{name}-*")
+        assert len(read_samples(folder)) == 1
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`([\w/]+\.py)`", page.partition("\n## One sample")[2].partition("\n## ")[0])
+    assert {file for file in opened if file.startswith(("experiment/", "measure/"))} == set(listed)
+    assert len(listed) <= 12
 
 
 @pytest.mark.parametrize("most", [3, 2])

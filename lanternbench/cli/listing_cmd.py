@@ -294,7 +294,7 @@ def runs(results: options.Results = Path("results"), as_json: options.AsRows = F
 
     Example: lanternbench runs
     """
-    from lanternbench.experiment.listing import listing
+    from lanternbench.experiment.run_reader import listing
 
     rows = listing(results)
     for row in () if as_json else rows:

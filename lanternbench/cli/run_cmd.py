@@ -82,7 +82,7 @@ def run(
 
 def _name(methods: list[str], target: str, prompts: str) -> str:
     """Of the run: its methods, and the target and prompts where they are not the default."""
-    from lanternbench.experiment.sweep_file import name_part, prompts_name
+    from lanternbench.experiment.config import name_part, prompts_name
 
     names = [Path(m).stem if m.endswith((".yaml", ".yml")) else m for m in methods]
     parts = ["run", "+".join(names)]
@@ -152,8 +152,7 @@ def import_(
     """
     from lanternbench import prompts as sources
     from lanternbench.experiment import scoring
-    from lanternbench.experiment.config import sweep
-    from lanternbench.experiment.sweep_file import name_part
+    from lanternbench.experiment.config import name_part, sweep
     from lanternbench.imported import layouts, run
     from lanternbench.metrics.setup import Setup
 

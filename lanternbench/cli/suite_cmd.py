@@ -58,11 +58,11 @@ def submit(
     Example: lanternbench submit suite-v1-tiny
     """
     from lanternbench import experiment as store
-    from lanternbench.suite import refusal, submission
+    from lanternbench.suite import submission
 
     folder = store.find(results, [run])[0]
     record = submission.submission(folder)
-    if reasons := refusal.judged(record)[1]:
+    if reasons := submission.judged(record)[1]:
         raise UserError(f"{folder.name} cannot be submitted: {'; '.join(reasons)}. Run the suite again with --fresh.")
     path = out or Path(f"{folder.name}.json")
     submission.write(record, path)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -52,9 +55,9 @@ class Decoding(BaseModel):
         """Temperature and top-p that are not given are the target's."""
         if not isinstance(values, dict) or not isinstance(name := values.get("target", "tiny"), str):
             return values
-        row, own = catalogue().get(catalogue_name(name)), ("temperature", "top_p")
-        found = {key: getattr(row, key) for key in own if row and key in cls.model_fields}
-        return found | {key: value for key, value in values.items() if key not in own or value is not None}
+        row, sampling = catalogue().get(catalogue_name(name)), ("temperature", "top_p")
+        defaults = {key: getattr(row, key) for key in sampling if row and key in cls.model_fields}
+        return defaults | {key: value for key, value in values.items() if key not in sampling or value is not None}
 
     @field_validator("*", mode="before")
     @classmethod
@@ -120,18 +123,20 @@ class Sweep(Decoding):
     def _names_are_specs(cls, value: Any) -> Any:
         if not isinstance(value, list):
             raise ValueError("must be a list of method names or of mappings with a key 'method'")
-        specs = [{"method": v} if isinstance(v, str) else v for v in value]
-        for key, item in (pair for spec in specs if isinstance(spec, dict) for pair in spec.items()):
-            texts = [x for x in (item if isinstance(item, list) else [item]) if isinstance(x, str) or key in _NAMES]
-            if not isinstance(key, str) or not all(isinstance(x, str) and x.isprintable() for x in (key, *texts)):
-                raise ValueError(f"{str(key)!r} has a value that is no name")
+        entries = [{"method": v} if isinstance(v, str) else v for v in value]
+        specs, grids = [v for v in entries if isinstance(v, dict)], 0  # pydantic refuses the others
         for spec in specs:
-            if isinstance(spec, dict) and isinstance(spec.get("method"), str):
+            for key, item in spec.items():
+                texts = [x for x in (item if isinstance(item, list) else [item]) if isinstance(x, str) or key in _NAMES]
+                if not isinstance(key, str) or not all(isinstance(x, str) and x.isprintable() for x in (key, *texts)):
+                    raise ValueError(f"{str(key)!r} has a value that is no name")
+        for spec in specs:
+            if isinstance(spec.get("method"), str):
                 preset(spec["method"])
-        grids = [math.prod(len(x) for x in v.values() if isinstance(x, list)) for v in specs if isinstance(v, dict)]
-        if sum(grids) > MAX_METHODS:
-            raise ValueError(f"lists of options make {sum(grids)} methods, and at most {MAX_METHODS} fit in one sweep")
-        return specs
+            grids += math.prod(len(x) for x in spec.values() if isinstance(x, list))
+        if grids > MAX_METHODS:
+            raise ValueError(f"lists of options make {grids} methods, and at most {MAX_METHODS} fit in one sweep")
+        return entries
 
     @property
     def seeds(self) -> list[int]:
@@ -143,34 +148,35 @@ class Sweep(Decoding):
 
         No two have the same label: where two would, the later ones end with the start of their key.
         """
-        found: dict[str, Method] = {}
-        specs = ([{"method": "ar"}] if self.baseline else []) + self.method_specs
-        for spec in specs:
-            if "method" not in spec:
-                raise UserError(f"a method entry needs the key 'method': {spec}")
-            if not isinstance(spec["method"], str):
-                raise UserError(f"'method' must be one name, not {spec['method']!r}: give every method an entry")
-            if empty := [k for k, v in spec.items() if v == []]:
-                raise UserError(f"option '{empty[0]}' of method '{spec['method']}' is an empty list: give a value")
-            options = {k: v for k, v in spec.items() if k != "method"}
-            lists = [k for k, v in options.items() if isinstance(v, list) and not _is_whole(k, v)]
-            for values in itertools.product(*(options[k] for k in lists)):
-                made = self._drafted(method(spec["method"], **options | dict(zip(lists, values, strict=True))))
-                if made.key not in found and made.label in {m.label for m in found.values()}:
-                    made = replace(made, mark=f"#{made.key[:6]}")
-                found.setdefault(made.key, made)
-        kinds = sorted({str(m.proposal.drafter_kind) for m in found.values() if m.drafter == self.drafter})
+        methods: dict[str, Method] = {}
+        for spec in ([{"method": "ar"}] if self.baseline else []) + self.method_specs:
+            for one in self._expanded(spec):
+                if one.key not in methods and one.label in {m.label for m in methods.values()}:
+                    one = replace(one, mark=f"#{one.key[:6]}")
+                methods.setdefault(one.key, one)
+        kinds = sorted({str(m.proposal.drafter_kind) for m in methods.values() if m.drafter == self.drafter})
         if self.drafter and len(kinds) > 1:
             raise UserError(
                 f"'{self.drafter}' cannot be a drafter of kind {' and '.join(kinds)} at once: name it as `drafter` "
                 "of the methods that it is for"
             )
-        return list(found.values())
+        return list(methods.values())
 
-    def _drafted(self, made: Method) -> Method:
-        """``made`` with the sweep's drafter, where it may be one of the kind that it drafts with."""
+    def _expanded(self, spec: dict[str, Any]) -> Iterator[Method]:
+        """The methods of one entry, with the sweep's drafter where it may be one of the kind that they draft with."""
+        if "method" not in spec:
+            raise UserError(f"a method entry needs the key 'method': {spec}")
+        if not isinstance(spec["method"], str):
+            raise UserError(f"'method' must be one name, not {spec['method']!r}: give every method an entry")
+        if empty := [k for k, v in spec.items() if v == []]:
+            raise UserError(f"option '{empty[0]}' of method '{spec['method']}' is an empty list: give a value")
+        options = {k: v for k, v in spec.items() if k != "method"}
+        lists = [k for k, v in options.items() if isinstance(v, list) and not _is_whole(k, v)]
         kinds = () if not self.drafter else ("model",) if self.drafter.partition("=")[0] in catalogue() else FILED
-        return replace(made, drafter=self.drafter) if made.proposal.drafter_kind in kinds and not made.drafter else made
+        for values in itertools.product(*(options[k] for k in lists)):
+            one = method(spec["method"], **options | dict(zip(lists, values, strict=True)))
+            fits = one.proposal.drafter_kind in kinds and not one.drafter
+            yield replace(one, drafter=self.drafter) if fits else one
 
     def record(self) -> dict[str, Any]:
         """The settings that determine the results: all but the name, and those that are switched off."""
@@ -197,10 +203,10 @@ def _enough_prompts(config: Sweep, given: bool) -> int:
 
 def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
     """Validated settings of a sweep.  Raises UserError as ``checked`` does."""
-    made = checked(Sweep, values, where)
-    if "num_prompts" in values and not made.until_told_apart:
-        return made
-    return made.model_copy(update={"num_prompts": _enough_prompts(made, "num_prompts" in values)})
+    config = checked(Sweep, values, where)
+    if "num_prompts" in values and not config.until_told_apart:
+        return config
+    return config.model_copy(update={"num_prompts": _enough_prompts(config, "num_prompts" in values)})
 
 
 def checked(kind: type[Settings], values: dict[str, Any], where: str = "the command line") -> Settings:
@@ -216,3 +222,13 @@ def checked(kind: type[Settings], values: dict[str, Any], where: str = "the comm
         raise UserError(f"{where}: '{field}' is wrong ({first['msg']}); correct it") from None
     except TypeError:
         raise UserError(f"{where} must be a mapping of settings such as `methods: [ar, eagle-1]`") from None
+
+
+def prompts_name(spec: str) -> str:
+    """Prompts in a run's name: their source, or their file."""
+    return name_part(Path(spec.partition(":")[0]).stem)
+
+
+def name_part(text: str) -> str:
+    """``text`` as a part of a run's name."""
+    return re.sub(r"[^A-Za-z0-9._+-]", "-", text).lstrip("._+-")[:80]

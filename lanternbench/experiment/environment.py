@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+
+_NVIDIA_SMI = {  # our name -> nvidia-smi's
+    "driver": "driver_version",
+    "sm_clock_mhz": "clocks.sm",
+    "sm_clock_max_mhz": "clocks.max.sm",
+    "memory_clock_mhz": "clocks.mem",
+    "power_limit_w": "power.limit",
+}
 
 
 def environment() -> dict[str, Any]:
@@ -29,7 +38,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory_gb": _memory_gb(),
         "cuda": torch.version.cuda,
-        "gpus": _gpus(),
+        "gpus": [_gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
     }
 
 
@@ -42,11 +51,9 @@ def _version(package: str) -> str | None:
 
 def _output(*command: str) -> str | None:
     """What a program prints, or None when it is missing, fails or hangs."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return None
-    return done.stdout.strip()
+    with suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return None
 
 
 def commit() -> str | None:
@@ -60,53 +67,27 @@ def commit() -> str | None:
 
 
 def _cpu() -> str | None:
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.lower().startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine() or None
 
 
 def _memory_gb() -> float | None:
-    try:
+    with suppress(AttributeError, ValueError, OSError):
         return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1)
-    except (AttributeError, ValueError, OSError):
-        return None
+    return None
 
 
-def _gpus() -> list[dict[str, Any]]:
+def _gpu(index: int) -> dict[str, Any]:
     """Name, memory and capability from torch; driver, clocks and power limit from nvidia-smi where it is present."""
-    if not torch.cuda.is_available():
-        return []
-    gpus = []
-    for index in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(index)
-        gpus.append(
-            {
-                "name": facts.name,
-                "memory_gb": round(facts.total_memory / 1e9, 1),
-                "capability": f"{facts.major}.{facts.minor}",
-                **_nvidia_smi(str(getattr(facts, "uuid", index))),
-            }
-        )
-    return gpus
-
-
-def _nvidia_smi(gpu: str) -> dict[str, str | None]:
-    """Driver, clocks (MHz) and power limit (W) of one GPU, by UUID: torch's numbering may differ from the driver's."""
-    fields = {
-        "driver": "driver_version",
-        "sm_clock_mhz": "clocks.sm",
-        "sm_clock_max_mhz": "clocks.max.sm",
-        "memory_clock_mhz": "clocks.mem",
-        "power_limit_w": "power.limit",
-    }
-    name = gpu if gpu.isdigit() or gpu.startswith("GPU-") else f"GPU-{gpu}"
-    query = f"--query-gpu={','.join(fields.values())}"
+    facts = torch.cuda.get_device_properties(index)
+    about = {"name": facts.name, "memory_gb": round(facts.total_memory / 1e9, 1)}
+    uuid = str(getattr(facts, "uuid", index))  # torch's numbering may differ from the driver's
+    name = uuid if uuid.isdigit() or uuid.startswith("GPU-") else f"GPU-{uuid}"
+    query = f"--query-gpu={','.join(_NVIDIA_SMI.values())}"
     line = _output("nvidia-smi", f"--id={name}", query, "--format=csv,noheader,nounits")
-    values = [value.strip() for value in line.split(",")] if line else []
-    if len(values) != len(fields):
-        return dict.fromkeys(fields)
-    return dict(zip(fields, values, strict=True))
+    values = [value.strip() for value in (line or "").split(",")]
+    known: list[str] | list[None] = values if len(values) == len(_NVIDIA_SMI) else [None] * len(_NVIDIA_SMI)
+    return about | {"capability": f"{facts.major}.{facts.minor}"} | dict(zip(_NVIDIA_SMI, known, strict=True))

@@ -27,6 +27,15 @@ class File(NamedTuple):
     size: int
     sha256: str | None
 
+    def has_size(self, folder: Path) -> bool:
+        """Is a file of this size there?"""
+        path = folder / self.role / self.name
+        return path.is_file() and path.stat().st_size == self.size
+
+    def is_whole(self, folder: Path) -> bool:
+        """Is it there, after a download that came to its end?"""
+        return self.has_size(folder) and not (folder / self.role / UNFINISHED).exists()
+
 
 def plain_files(name: str) -> list[Remote] | None:
     """The files that a metric, one of its weights or a prompt set needs; None for a name that is none of these.
@@ -35,18 +44,18 @@ def plain_files(name: str) -> list[Remote] | None:
     """
     source = components("prompts").get(name)
     prompts = [source.official] if source and source.official else []
-    found = [Remote(name, p.url, cache_dir() / "prompts" / p.file, p.sha256, p.member, p.gigabytes) for p in prompts]
+    remotes = [Remote(name, p.url, cache_dir() / "prompts" / p.file, p.sha256, p.member, p.gigabytes) for p in prompts]
     is_metric = name in names() or ":" in name
     metrics = scorers_for([name], "full") if is_metric else [*components("metric").values()]
     weights = dict.fromkeys(w for m in metrics for w in m.weights if w.url and (is_metric or w.name == name))
-    found += [Remote(w.title, w.url, cache_dir() / w.file, w.sha256, gigabytes=w.gigabytes) for w in weights]
-    found = list({remote.path: remote for remote in found}.values())
-    return found if found or source or is_metric else None
+    remotes += [Remote(w.title, w.url, cache_dir() / w.file, w.sha256, gigabytes=w.gigabytes) for w in weights]
+    remotes = list({remote.path: remote for remote in remotes}.values())
+    return remotes if remotes or source or is_metric else None
 
 
 def plan(entry: Entry) -> list[File]:
     """The files of a target, as the hub lists them.  Raises UserError without a network or for a lost repository."""
-    found = []
+    files = []
     for role, source in entry.files.items():
         listed = _listed(role, source.repo)
         named = [file for file in listed if any(fnmatch.fnmatch(file.name, pattern) for pattern in source.files)]
@@ -55,8 +64,8 @@ def plan(entry: Entry) -> list[File]:
         for path in (Path(file.name) for file in named):
             if path.is_absolute() or ".." in path.parts:
                 raise UserError(f"the repository {source.repo} names a file outside itself ({path}): do not use it")
-        found += named
-    return found
+        files += named
+    return files
 
 
 def _listed(role: str, repo: str) -> list[File]:
@@ -66,9 +75,9 @@ def _listed(role: str, repo: str) -> list[File]:
     with hub_errors(repo):
         try:
             siblings = HfApi().model_info(repo, files_metadata=True).siblings or []
-            found = [File(role, repo, s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None) for s in siblings]
-            if all(type(f.name) is str and type(f.size) is int and isinstance(f.sha256, str | None) for f in found):
-                return found
+            files = [File(role, repo, s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None) for s in siblings]
+            if all(type(f.name) is str and type(f.size) is int and isinstance(f.sha256, str | None) for f in files):
+                return files
         except (ValueError, TypeError, LookupError, AttributeError):
             pass
     raise UserError(f"the hub's answer for {repo} is no list of files, perhaps a network's login page: try again later")
@@ -81,61 +90,48 @@ def fetch(entry: Entry, files: list[File], log: Callable[[str], None] = print, v
     a lost network, another process that fetches the same, and a file that is not what the hub says.
     """
     folder = entry.folder
-    absent = [f for f in files if not _here(folder, f)]
-    room(folder, sum(f.size for f in absent if not _same(folder / f.role / f.name, f)))
-    with ExitStack() as held:
-        if absent:
+    check_space(folder, sum(f.size for f in files if not f.has_size(folder)))
+    with ExitStack() as locks:
+        if not all(f.is_whole(folder) for f in files):
             with file_errors(str(folder)):
                 folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(acquire(folder, f"{HOME} to another folder"))
+            locks.enter_context(acquire(folder, f"{HOME} to another folder"))
         for file in files:
-            path = folder / file.role / file.name
-            if _here(folder, file):
-                checked(path, file.sha256 or "", again=verify)
+            if file.is_whole(folder):
+                checked(folder / file.role / file.name, file.sha256 or "", again=verify)
                 log(f"{file.role}: {file.name} is here{' and whole' if verify else ''}")
                 continue
-            _fetch_one(folder / file.role, file)
-            if all(_same(folder / f.role / f.name, f) for f in files if f.role == file.role):
+            _fetch_one(folder, file)
+            if all(f.has_size(folder) for f in files if f.role == file.role):
                 (folder / file.role / UNFINISHED).unlink(missing_ok=True)
             log(f"{file.role}: {file.name}, {file.size / 1e9:.2f} GB")
     return folder
 
 
-def _fetch_one(here: Path, file: File) -> None:
+def _fetch_one(folder: Path, file: File) -> None:
     from huggingface_hub import hf_hub_download
 
-    path = here / file.name
+    place = folder / file.role
     with hub_errors(file.repo):
-        here.mkdir(parents=True, exist_ok=True)
-        (here / UNFINISHED).touch()
-        hf_hub_download(file.repo, file.name, local_dir=here)
-    found = digest(path) if _same(path, file) else None
-    if found is None or (file.sha256 and found != file.sha256):
-        path.unlink(missing_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / UNFINISHED).touch()
+        hf_hub_download(file.repo, file.name, local_dir=place)
+    sha256 = digest(place / file.name) if file.has_size(folder) else None
+    if sha256 is None or (file.sha256 and sha256 != file.sha256):
+        (place / file.name).unlink(missing_ok=True)
         raise UserError(f"{file.name} arrived damaged and was removed: run the same command again")
-    remember(path, found)
+    remember(place / file.name, sha256)
 
 
-def _here(folder: Path, file: File) -> bool:
-    """Is a whole file of this size here?"""
-    return _same(folder / file.role / file.name, file) and not (folder / file.role / UNFINISHED).exists()
-
-
-def room(folder: Path, needed: int) -> None:
+def check_space(folder: Path, needed: int) -> None:
     """Raises UserError when the disk cannot take ``needed`` bytes."""
-    at = folder
-    while not at.exists():
-        at = at.parent
-    free = shutil.disk_usage(at).free
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    free = shutil.disk_usage(existing).free
     if needed > free:
         raise UserError(
             f"{needed / 1e9:.1f} GB are needed in {folder} but {free / 1e9:.1f} GB are free: make room, or set "
             "LANTERNBENCH_HOME to a folder on another disk"
         )
-
-
-def _same(path: Path, file: File) -> bool:
-    return path.is_file() and path.stat().st_size == file.size
 
 
 @contextmanager
@@ -147,9 +143,8 @@ def hub_errors(repo: str) -> Iterator[None]:
         try:
             yield
         except GatedRepoError:
-            raise UserError(
-                f"{repo} asks for its licence to be accepted: do so on its page, then `hf auth login`"
-            ) from None
+            text = f"{repo} asks for its licence to be accepted: do so on its page, then `hf auth login`"
+            raise UserError(text) from None
         except RepositoryNotFoundError:
             raise UserError(f"the hub has no repository {repo}, or it is private: get the files by hand") from None
         except OfflineModeIsEnabled:

@@ -7,6 +7,7 @@ several devices made the samples.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -23,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from lanternbench.errors import UserError
-from lanternbench.experiment.run_reader import iter_samples, iter_tokens, read_run, samples_digest, whole_lines
+from lanternbench.experiment.run_reader import iter_samples, read_run, samples_digest, whole_lines
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.samples import Sample, image_name
 from lanternbench.measure.summaries import Summary
@@ -38,19 +39,19 @@ class RunFolder:
     ``figures``: of the finished samples; ``images``: their files by label.
     """
 
-    def __init__(self, path: Path, run: dict[str, Any], lock: ExitStack, environment: Any = None) -> None:
-        self.path, self.run, self._lock, self._closed = path, run, lock, False
-        self._elsewhere = (
-            environment if without_momentary(environment) != without_momentary(run.get("environment")) else None
-        )
+    def __init__(self, path: Path, run: dict[str, Any], environment: Any = None) -> None:
+        self.path, self.run, self._lock, self._closed = path, run, ExitStack(), False
+        moved = without_momentary(environment) != without_momentary(run.get("environment"))
+        self._elsewhere = environment if moved else None
         self._setting = setting_name(environment)
-        kept = 0
         self._keys, self.figures, self.images = set[str](), Figures(), dict[str, list[Path]]()
-        for kept, sample in whole_lines(path / "samples.jsonl"):  # noqa: B007 (the last one counts)
-            self._note(sample)
-        with writing(path / "samples.jsonl", OUT):
-            self._fd = os.open(path / "samples.jsonl", os.O_CREAT | APPEND, 0o644)
-            os.ftruncate(self._fd, kept)  # a torn last line goes: its sample is simply made again
+        self._samples, end = path / "samples.jsonl", 0
+        stored = whole_lines(self._samples) if self._samples.exists() else ()
+        for end, sample in stored:  # noqa: B007 (the last one counts)
+            self._count(sample)
+        with writing(self._samples, OUT):
+            self._fd = os.open(self._samples, os.O_CREAT | APPEND, 0o644)
+            os.ftruncate(self._fd, end)  # a torn last line goes: its sample is simply made again
 
     @classmethod
     def open(
@@ -76,34 +77,31 @@ class RunFolder:
         path = free(Path(root) / run_id) if fresh else Path(root) / run_id
         with writing(path, OUT):
             (path / "images").mkdir(parents=True, exist_ok=True)
-        lock = acquire(path, FRESH)
-        try:
-            new = {
-                "run_id": path.name,
-                "created": datetime.now(UTC).isoformat(timespec="microseconds"),
-                "config": plain(config),
-                "config_hash": config_hash(config),
-                "environment": plain(environment or {}),
-                "prompts": plain(prompts or {}),
-                "target": plain(target or {}),
-                "methods": [plain(method) for method in methods],
-            }
+        facts = {
+            "run_id": path.name,
+            "created": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "config": config,
+            "config_hash": config_hash(config),
+            "environment": environment or {},
+            "prompts": prompts or {},
+            "target": target or {},
+            "methods": methods,
+        }
+        new = plain(facts)
+        with acquire(path, FRESH) as lock:
             run = _resume(path, new) if (path / "run.json").exists() else _start(path, new)
-            return cls(path, run, lock, new["environment"])
-        except BaseException:
-            lock.close()
-            raise
+            return cls(path, run, new["environment"])._holding(lock)
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
         """Open a run folder as it is, for scoring its images again. Raises UserError when it is none or in use."""
         run = read_run(path)
-        lock = acquire(Path(path), FRESH)
-        try:
-            return cls(Path(path), run, lock)
-        except BaseException:
-            lock.close()
-            raise
+        with acquire(Path(path), FRESH) as lock:
+            return cls(Path(path), run)._holding(lock)
+
+    def _holding(self, lock: ExitStack) -> RunFolder:
+        self._lock = lock.pop_all()
+        return self
 
     def done(self) -> set[str]:
         """Keys of the finished samples."""
@@ -137,13 +135,12 @@ class RunFolder:
                 devices = os.open(self.path / "devices.jsonl", os.O_CREAT | APPEND, 0o644)
                 with open(devices, "ab") as file:
                     file.write(json.dumps({"key": sample.key, **where}).encode() + b"\n")
-        line = sample.model_dump_json().encode() + b"\n"
-        with writing(self.path / "samples.jsonl", OUT):
-            _append_whole(self._fd, line)
-        self._note(sample)
+        with writing(self._samples, OUT):
+            _append_whole(self._fd, _line(sample))
+        self._count(sample)
         return sample
 
-    def _note(self, sample: Sample) -> None:
+    def _count(self, sample: Sample) -> None:
         self._keys.add(sample.key)
         self.figures.add(sample)
         self.images.setdefault(sample.label, []).extend([self.path / sample.image] if sample.image else [])
@@ -156,36 +153,35 @@ class RunFolder:
 
     def replace(self, samples: Iterable[Sample]) -> None:
         """Rewrite ``samples.jsonl`` as a whole, atomically: for metrics computed after the run (``score``)."""
-        found = Figures()
-        with replacing(self.path / "samples.jsonl", OUT) as file:
+        figures = Figures()
+        with replacing(self._samples, OUT) as file:
             for sample in samples:
-                file.write(sample.model_dump_json().encode() + b"\n")
-                found.add(sample)
-        self.figures = found
+                file.write(_line(sample))
+                figures.add(sample)
+        self.figures = figures
         os.close(self._fd)
-        self._fd = os.open(self.path / "samples.jsonl", APPEND)
+        self._fd = os.open(self._samples, APPEND)
 
     def _check(self) -> None:
         """Raises UserError where what is written would not be found under its name."""
         with suppress(OSError):
-            if os.path.samestat(os.fstat(self._fd), os.stat(self.path / "samples.jsonl")):
+            if os.path.samestat(os.fstat(self._fd), os.stat(self._samples)):
                 return
         raise UserError(
-            f"{self.path / 'samples.jsonl'} was deleted or replaced while this run wrote it, and what it held is lost: "
+            f"{self._samples} was deleted or replaced while this run wrote it, and what it held is lost: "
             "start the same command again."
         )
 
     def finish(self, summary: Summary) -> None:
         """Write ``tokens.safetensors`` (key → int32 [tokens]) and ``summary.json``, both atomically."""
         self._check()
-        header, end = [], 0
+        header, end = {}, 0
         with writing(self.path, OUT), tempfile.TemporaryFile(dir=self.path) as body:
-            for key, tokens in iter_tokens(self.path):
-                begin, end = end, end + 4 * len(tokens)
-                about = {"dtype": "I32", "shape": [len(tokens)], "data_offsets": [begin, end]}
-                header.append(f"{json.dumps(key)}: {json.dumps(about)}")
-                body.write(np.asarray(tokens, "<i4").tobytes())
-            text = f"{{{', '.join(header)}}}".encode()
+            for sample in self.samples():
+                begin, end = end, end + 4 * len(sample.token_ids)
+                header[sample.key] = {"dtype": "I32", "shape": [len(sample.token_ids)], "data_offsets": [begin, end]}
+                body.write(np.asarray(sample.token_ids, "<i4").tobytes())
+            text = json.dumps(header).encode()
             text += b" " * (-len(text) % 8)
             body.seek(0)
             with replacing(self.path / "tokens.safetensors", OUT) as file:
@@ -225,9 +221,9 @@ def _resume(path: Path, new: dict[str, Any]) -> dict[str, Any]:
         if not changes and now is not None and before != now:
             changes.append(f"prompts.{part}: {before} -> {now}")
     if changes:
-        shown = "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
+        first = "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
         raise UserError(
-            f"run {path.name!r} exists with other settings ({shown}): "
+            f"run {path.name!r} exists with other settings ({first}): "
             "give --fresh to start a new run beside it, or repeat the old settings to resume it."
         )
     before, now = ((run.get("target") or {}).get("weights") or {} for run in (old, new))
@@ -243,11 +239,12 @@ def _resume(path: Path, new: dict[str, Any]) -> dict[str, Any]:
 
 def free(path: Path) -> Path:
     """The first of ``path``, ``path-2``, ``path-3``, … that does not exist yet."""
-    found, number = path, 1
-    while found.exists():
-        number += 1
-        found = path.with_name(f"{path.name}-{number}")
-    return found
+    names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
+    return next(name for name in names if not name.exists())
+
+
+def _line(sample: Sample) -> bytes:
+    return sample.model_dump_json().encode() + b"\n"
 
 
 def _append_whole(fd: int, line: bytes) -> None:

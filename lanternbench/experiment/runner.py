@@ -6,7 +6,7 @@ import hashlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
@@ -17,20 +17,14 @@ import torch
 
 from lanternbench import prompts as prompt_sets
 from lanternbench.errors import UserError
-from lanternbench.experiment import RunFolder, config_hash, sample_key
 from lanternbench.experiment.config import Sweep
-from lanternbench.experiment.executors import Executor, Unit
-from lanternbench.experiment.executors import executor as make_executor
-from lanternbench.experiment.executors.base import labels
-from lanternbench.experiment.scoring import (
-    files_exist,
-    has_values,
-    previous_summary,
-    score_sets,
-    unique,
-)
+from lanternbench.experiment.executors import Executor, Unit, labels
+from lanternbench.experiment.executors import executor as executor_named
+from lanternbench.experiment.run_folder import RunFolder
+from lanternbench.experiment.scoring import Progress, previous_summary, score_sets
 from lanternbench.experiment.worker import Facts, Job, OnStep
 from lanternbench.measure.figures import BASELINE, Figures
+from lanternbench.measure.samples import sample_key
 from lanternbench.measure.summaries import Costs, Summary
 from lanternbench.measure.summary import kept_sets, summarise
 from lanternbench.measure.told_apart import all_told_apart, look_sizes
@@ -40,9 +34,9 @@ from lanternbench.metrics.setup import Setup
 from lanternbench.models.entries import catalogue, shortfall
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt, PromptSet
+from lanternbench.utils.json_values import config_hash
 
 MARGIN = 1.5  # an image on a busy machine takes longer than a few steps say: 1.5 times at a load of 8 on two cores
-Progress = Callable[[int, int, str], None]  # samples done, samples in all, what is being done or was just done
 
 
 class Callbacks(NamedTuple):
@@ -74,18 +68,17 @@ def run(
     Raises UserError before anything is computed if a setting is wrong.
     """
     with ExitStack() as stack:
-        made_by = make_executor(executor) if isinstance(executor, str) else executor
-        stack.callback(made_by.close)
-        selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
-        methods = config.methods()
-        facts = made_by.start(config, device, -(-len(selected) // config.batch) * config.repeats)
-        meaningless = config.random_weights or config.simulate_acceptance is not None
-        here = Setup(device=facts.device if torch.cuda.is_available() else "cpu")
-        scorers = [] if meaningless else scorers_for(config.metrics, facts.target["evaluators"], here)
-        folder = stack.enter_context(open_run(out, config, facts, selected, methods, fresh))
-        spent = _measure(folder, config, made_by, selected, watch)
-        remarks = [facts.target["remark"]] if "remark" in facts.target else []
-        summary = _summary(folder, config, scorers, spent, [*made_by.notes(), *remarks])
+        workers = executor_named(executor) if isinstance(executor, str) else executor
+        stack.callback(workers.close)
+        prompts = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
+        facts = workers.start(config, device, -(-len(prompts) // config.batch) * config.repeats)
+        noise = config.random_weights or config.simulate_acceptance is not None
+        setup = Setup(device=facts.device if torch.cuda.is_available() else "cpu")
+        scorers = [] if noise else scorers_for(config.metrics, facts.target["evaluators"], setup)
+        folder = stack.enter_context(open_run(out, config, facts, prompts, config.methods(), fresh))
+        costs = _measure(folder, config, workers, prompts, watch)
+        remarks = workers.notes() + ([facts.target["remark"]] if "remark" in facts.target else [])
+        summary = _summary(folder, config, scorers, costs, remarks)
         folder.finish(summary)
         return folder.path, summary
 
@@ -112,26 +105,21 @@ def open_run(
 
 
 def _summary(
-    folder: RunFolder, config: Sweep, scorers: list[ImageMetric | SetMetric], spent: Costs, remarks: list[str]
+    folder: RunFolder, config: Sweep, scorers: list[ImageMetric | SetMetric], costs: Costs, remarks: list[str]
 ) -> Summary:
-    """Score whole sets of images where that is still to be done, and sum up; ``spent``: on scores of single images."""
-    old, groups = previous_summary(folder), folder.images  # ``score`` may have added to them
-    sets, intact = kept_sets(folder.figures, old), files_exist(groups)
-    whole = [
-        s
-        for s in scorers
-        if isinstance(s, SetMetric) and not (has_values(sets, groups, s) and (s.available() or not intact))
-    ]
-    found, said, more = score_sets(groups, whole)
-    kept = {name for columns in sets.values() for name in columns} - {s.name for s in whole}
-    for label, columns in found.items():
-        sets.setdefault(label, {}).update(columns)
-    summary = summarise(folder.figures, folder.run, sets, config.seed)
-    said += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
-    said += [note for note in old.notes if note.metric in kept]
-    said += [Note("info", None, text) for text in remarks] + drafter_notes(folder, config)
-    notes, costs = unique(summary.notes + said), old.costs | spent | more
-    return replace(summary, notes=notes, costs=costs, reference=old.reference)
+    """Score whole sets of images where that is still to be done, and sum up; ``costs``: of scores of single images."""
+    old = previous_summary(folder)
+    intact = all(path.is_file() for paths in folder.images.values() for path in paths)
+    whole = score_sets(scorers, folder.images, kept_sets(folder.figures, old), intact, Setup())
+    kept = {name for columns in whole.sets.values() for name in columns} - whole.computed
+    summary = summarise(folder.figures, folder.run, whole.sets, config.seed)
+    notes = summary.notes + whole.notes
+    notes += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
+    notes += [note for note in old.notes if note.metric in kept]
+    notes += [Note("info", None, text) for text in remarks] + drafter_notes(folder, config)
+    return replace(
+        summary, notes=list(dict.fromkeys(notes)), costs=old.costs | costs | whole.costs, reference=old.reference
+    )
 
 
 def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
@@ -163,23 +151,19 @@ def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[
 
     Raises UserError where it would be drawn by other methods, or with other seeds, than what is stored.
     """
-    done, methods = folder.done(), {m.label: m.key for m in config.methods()}
-    recorded = {str(m.get("label")): m["key"] for m in folder.run["methods"] if "key" in m}
-    keys = methods if recorded else {label: label for label in methods}  # runs of before have labels as keys
+    done, keys = folder.done(), {m.label: m.key for m in config.methods()}
+    recorded = {str(method.get("label")): method.get("key") for method in folder.run["methods"]}
+    if other := [label for label, key in keys.items() if recorded.get(label) != key]:
+        raise UserError(
+            f"run {folder.path.name!r} was begun with other options of '{other[0]}', by another version of "
+            "lanternbench or of a plug-in: give --fresh to start a new run beside it"
+        )
     units = []
     for seed in config.seeds:
-        for group, order in plan(prompts, list(methods), seed, config.batch):
+        for group, order in plan(prompts, list(keys), seed, config.batch):
             jobs = [Job(m, [p for p in group if sample_key(p.id, keys[m], seed) not in done], seed) for m in order]
             units.append([job for job in jobs if job.prompts])
-    units = [unit for unit in units if unit]
-    other = [label for label, key in methods.items() if recorded.get(label) != key]
-    if other and (recorded or units):
-        what = f"other options of '{other[0]}'" if recorded else "other seeds"
-        raise UserError(
-            f"run {folder.path.name!r} was begun with {what}, by another version of lanternbench or of a plug-in: "
-            "give --fresh to start a new run beside it"
-        )
-    return units
+    return [unit for unit in units if unit]
 
 
 def within_budget(
@@ -192,20 +176,15 @@ def within_budget(
     images = Counter({label: 0 for label in order if label in labels(units)})
     for job in (job for unit in units for job in unit):
         images[job.label] += len(job.prompts)
-    kept = list(images)
-    while len(kept) > 1 + (BASELINE in kept) and sum(seconds.get(label, 0) * images[label] for label in kept) > budget:
-        kept.pop()
-    fitting = [[job for job in unit if job.label in kept] for unit in units]
-    return [unit for unit in fitting if unit], [label for label in images if label not in kept]
+    fitting = list(images)
+    least = 1 + (BASELINE in fitting)
+    while len(fitting) > least and sum(seconds.get(label, 0) * images[label] for label in fitting) > budget:
+        fitting.pop()
+    units = [[job for job in unit if job.label in fitting] for unit in units]
+    return [unit for unit in units if unit], [label for label in images if label not in fitting]
 
 
-def _measure(
-    folder: RunFolder,
-    config: Sweep,
-    executor: Executor,
-    prompts: PromptSet,
-    watch: Callbacks,
-) -> Costs:
+def _measure(folder: RunFolder, config: Sweep, executor: Executor, prompts: PromptSet, watch: Callbacks) -> Costs:
     """Make and store the samples that are missing; returns the cost of the scores."""
     names = [m.label for m in config.methods()]
     units, total = missing_units(folder, config, prompts), len(prompts) * len(names) * config.repeats
@@ -217,21 +196,20 @@ def _measure(
     left_out: list[str] = []
     if units and watch.budget_s < inf:
         say("estimating times")
-        found = executor.estimate(labels(units), [p.text for p in units[0][0].prompts])
-        units, left_out = within_budget(units, names, found, (deadline - time.monotonic()) / MARGIN)
+        seconds = executor.estimate(labels(units), [p.text for p in units[0][0].prompts])
+        units, left_out = within_budget(units, names, seconds, (deadline - time.monotonic()) / MARGIN)
     looks = look_sizes(len(names) - 1) if config.until_told_apart else []
     measured = [name for name in names if name not in left_out]
 
     def told_apart() -> bool:
         return complete in looks and all_told_apart(Figures(folder.samples()), measured)
 
-    done = told_apart()  # a run that stopped there before
-    if done:
+    if done := told_apart():  # a run that stopped there before
         units = []
     missing = {i: sum(len(job.prompts) for job in unit) for i, unit in enumerate(units)}
     unit_of = {(p.id, job.seed): i for i, unit in enumerate(units) for job in unit for p in job.prompts}
-    made = executor.samples(units, prompts.prompts[0].text, say, watch.on_step) if units else ()
-    for sample, image, where in made:
+    finished = executor.samples(units, prompts.prompts[0].text, say, watch.on_step) if units else ()
+    for sample, image, where in finished:
         folder.append(sample, image, where)
         say(f"{sample.label} · {sample.prompt}: {sample.decode_s:.2f} s")
         unit = unit_of[sample.prompt_id, sample.seed]

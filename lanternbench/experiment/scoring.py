@@ -10,7 +10,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from PIL import Image
 
 from lanternbench import prompts
 from lanternbench.errors import UserError
-from lanternbench.experiment import RunFolder
+from lanternbench.experiment.run_folder import RunFolder
 from lanternbench.measure.statistics import Estimate, bootstrap_mean
 from lanternbench.measure.summaries import Costs, Row, Summary, read_summary
 from lanternbench.measure.summary import RANDOM_NOTE, Sets, kept_sets, summarise
@@ -30,7 +31,8 @@ from lanternbench.notes import Note
 from lanternbench.utils.files import APPEND, cache_dir
 
 BATCH = 32
-Progress = Callable[[int, int, str], None]  # done, of, what
+Progress = Callable[[int, int, str], None]  # done, of, what is being done or was just done
+Values = dict[str, float | None]  # by the key of an image; None where the score is undefined
 
 
 class Item(NamedTuple):
@@ -51,28 +53,24 @@ class Journal:
 
     def __init__(self, path: Path):
         self._path = path
-        self._scores: dict[tuple[str, str], tuple[str, float | None]] = {}
-        self._seconds: dict[tuple[str, str], float] = {}
+        self._entries: dict[tuple[str, str], dict[str, Any]] = {}  # by image and metric
         data = path.read_bytes() if path.is_file() else b""
         self._torn = bool(data) and not data.endswith(b"\n")
         for line in data.splitlines():
-            try:
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
                 entry = json.loads(line)
-                key, metric, stamp, value = (entry[name] for name in ("key", "metric", "stamp", "value"))
-                if value is None or math.isfinite(value):
-                    self._scores[key, metric] = stamp, value
-                    self._seconds[key, metric] = float(entry["seconds"])  # an entry may lack it
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue
+                if entry["value"] is None or math.isfinite(entry["value"]):
+                    self._entries[entry["key"], entry["metric"]] = entry
 
-    def scores(self, metric: str, items: Iterable[Item]) -> dict[str, float | None]:
-        """The scores of those items that have one, by key; None where the score is undefined."""
-        found = {item.key: (item, self._scores.get((item.key, metric))) for item in items}
-        return {key: score[1] for key, (item, score) in found.items() if score and score[0] == item.stamp}
+    def scores(self, metric: str, items: Iterable[Item]) -> Values:
+        """The scores of those items that have one."""
+        entries = [(item, self._entries.get((item.key, metric), {})) for item in items]
+        return {item.key: entry["value"] for item, entry in entries if entry and entry.get("stamp") == item.stamp}
 
     def cost(self, metric: str) -> Costs:
         """What the scores of a metric took, as they were computed; nothing where it is not known."""
-        seconds = [s for (_, name), s in self._seconds.items() if name == metric]
+        times = [entry.get("seconds") for (_, name), entry in self._entries.items() if name == metric]
+        seconds = [s for s in times if isinstance(s, int | float)]
         return {metric: {"images": len(seconds), "seconds": sum(seconds)}} if seconds else {}
 
     def add(
@@ -82,13 +80,11 @@ class Journal:
 
         Raises UserError when the disk is full or not writable.
         """
-        each = None if seconds is None else seconds / len(items)
         lines = [b""] if self._torn else []
         for item, value in zip(items, values, strict=True):
-            self._scores[item.key, metric] = item.stamp, value
-            entry = {"key": item.key, "metric": metric, "stamp": item.stamp, "value": value}
-            if each is not None:
-                entry["seconds"] = self._seconds[item.key, metric] = each
+            entry: dict[str, Any] = {"key": item.key, "metric": metric, "stamp": item.stamp, "value": value}
+            entry |= {} if seconds is None else {"seconds": seconds / len(items)}
+            self._entries[item.key, metric] = entry
             lines.append(json.dumps(entry).encode())
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,66 +117,36 @@ def score_run(
         if evaluators == "none":
             raise UserError(f"{folder.path} has no images to score, as its target has no image tokeniser: leave it out")
         scorers = scorers_for(metrics, evaluators, setup)
-        single = [scorer for scorer in scorers if isinstance(scorer, ImageMetric)]
-        values, notes, costs = _score_singly(folder, single, again, progress)
-        old, groups = previous_summary(folder), folder.images
-        sets, costs, real = kept_sets(folder.figures, old), old.costs | costs, old.reference
-        now: set[str] = set()  # what was compared with the setup's real images
-        kept = {scorer.name for scorer in scorers}
-        for scorer in (scorer for scorer in scorers if not isinstance(scorer, ImageMetric)):
-            with_real = setup.reference is not None and scorer.compares
-            if has_values(sets, groups, scorer) and (scorer.available() or not (again or with_real)):
-                kept.remove(scorer.name)
-                continue
-            progress(0, 0, scorer.name)
-            found, said, spent = score_sets(groups, [scorer])
-            for label, columns in found.items():
-                sets.setdefault(label, {}).update(columns)
-                now |= columns.keys() if with_real else set()
-            notes, costs = notes + said, costs | spent
-        real, said = compared_with(setup.reference, now, real)
+        items, scored = [], set()
+        for sample in folder.samples():
+            scored |= {(name, sample.key) for name, value in sample.metrics.items() if value is not None}
+            items += [Item(sample.key, folder.path / sample.image, sample.prompt)] if sample.image else []
+        if not any(item.path.is_file() for item in items):
+            raise UserError(
+                f"{folder.path} has no images left in {folder.path / 'images'}: put them back, or draw them again by "
+                "the run's own command with --fresh."
+            )
+        old, journal = previous_summary(folder), Journal(folder.path / "scores.jsonl")
+        values, notes, costs = score_singly(scorers, items, () if again else scored, journal, again, progress)
+        whole = score_sets(scorers, folder.images, kept_sets(folder.figures, old), again, setup, progress)
+        real, notes_on_real = compared_with(setup.reference, whole.compared, old.reference)
         folder.replace(
-            sample.model_copy(update={"metrics": sample.metrics | values.get(sample.key, {})})
+            sample.model_copy(update={"metrics": sample.metrics | _of_image(values, sample.key)})
             for sample in folder.samples()
         )
-        summary = summarise(folder.figures, folder.run, sets, int((folder.run.get("config") or {}).get("seed") or 0))
-        notes = [note for note in old.notes if note.metric not in kept] + notes + said
-        summary = replace(summary, notes=unique(summary.notes + notes), costs=costs, reference=real)
+        seed = int((folder.run.get("config") or {}).get("seed") or 0)
+        summary = summarise(folder.figures, folder.run, whole.sets, seed)
+        computed = values.keys() | whole.computed
+        notes = summary.notes + [n for n in old.notes if n.metric not in computed] + notes + whole.notes + notes_on_real
+        costs = old.costs | costs | whole.costs
+        summary = replace(summary, notes=list(dict.fromkeys(notes)), costs=costs, reference=real)
         folder.finish(summary)
         return replace(summary, notes=summary.notes + unread_reference(scorers, setup))
 
 
-def _score_singly(
-    folder: RunFolder, scorers: Sequence[ImageMetric], again: bool, progress: Progress
-) -> tuple[dict[str, dict[str, float | None]], list[Note], Costs]:
-    """The scores of the run's images that lack one, by sample and metric; notes; what they took."""
-    journal = Journal(folder.path / "scores.jsonl")
-    names = [scorer.name for scorer in scorers]
-    items, scored = [], set()
-    for sample in folder.samples():
-        scored |= {(sample.key, name) for name in names if sample.metrics.get(name) is not None}
-        items += [Item(sample.key, folder.path / sample.image, sample.prompt)] if sample.image else []
-    if not any(item.path.is_file() for item in items):
-        raise UserError(
-            f"{folder.path} has no images left in {folder.path / 'images'}: put them back, or draw them again by the "
-            "run's own command with --fresh."
-        )
-    values: dict[str, dict[str, float | None]] = {}
-    notes: list[Note] = []
-    costs: Costs = {}
-    for scorer in scorers:
-        left = [item for item in items if again or (item.key, scorer.name) not in scored]
-        found, said = score_items(scorer, left, journal, again, progress)
-        for key, value in found.items():
-            values.setdefault(key, {})[scorer.name] = value
-        notes += said
-        costs |= journal.cost(scorer.name)
-    return values, notes, costs
-
-
-def unique(notes: Iterable[Note]) -> list[Note]:
-    """The notes in their order, each once."""
-    return list(dict.fromkeys(notes))
+def _of_image(values: Mapping[str, Values], key: str) -> Values:
+    """The new scores of one image by metric."""
+    return {metric: scores[key] for metric, scores in values.items() if key in scores}
 
 
 def score_folder(
@@ -200,6 +166,7 @@ def score_folder(
     a caption are scored then. The scores are kept in the cache folder. Raises UserError when there are no images, or
     no caption belongs to any of them.
     """
+    setup = setup or Setup()
     paths = reference.images_in(folder)
     if not paths:
         kinds = ", ".join(sorted(reference.SUFFIXES))
@@ -210,31 +177,20 @@ def score_folder(
         raise UserError(f"{captions} names none of the {len(paths)} images in {folder}: give their captions file.")
     name = hashlib.sha256(str(folder.resolve()).encode("utf-8", "replace")).hexdigest()[:16]
     journal = Journal(cache_dir() / "scores" / f"{name}.jsonl")
-    figures: dict[str, Estimate] = {}
-    notes: list[Note] = []
+    scorers = scorers_for(metrics, "full", setup)
+    values, notes, costs = score_singly(scorers, items, (), journal, again, progress)
+    whole = score_sets(scorers, {"": [item.path for item in items]}, {}, again, setup, progress)
+    columns = whole.sets.get("", {})
+    finite = {metric: [v for v in scores.values() if v is not None] for metric, scores in values.items()}
+    figures = {metric: bootstrap_mean(scores) if scores else Estimate() for metric, scores in finite.items()} | columns
     if len(items) < len(paths):
         text = f"{len(paths) - len(items)} of {len(paths)} images have no caption and are left out."
-        notes.append(Note("warning", None, text))
-    notes += [RANDOM_NOTE] if setup and setup.random else []
-    costs: Costs = {}
-    sets: list[str] = []
-    scorers = scorers_for(metrics, "full", setup)
-    for scorer in scorers:
-        if isinstance(scorer, ImageMetric):
-            values, said = score_items(scorer, items, journal, again, progress)
-            finite = [v for v in values.values() if v is not None]
-            figures[scorer.name] = bootstrap_mean(finite) if finite else Estimate()
-            costs |= journal.cost(scorer.name)
-        else:
-            progress(0, 0, scorer.name)
-            found, said, spent = score_sets({"": [item.path for item in items]}, [scorer])
-            figures, sets, costs = figures | found[""], [*sets, *found[""]], costs | spent
-        notes += said
-    notes += unread_reference(scorers, setup)
-    now = {s.name for s in scorers if s.compares and s.name in figures and figures[s.name].value is not None}
-    real, _ = compared_with(setup.reference if setup else None, now, None)
+        notes.insert(0, Note("warning", None, text))
+    notes += whole.notes + ([RANDOM_NOTE] if setup.random else []) + unread_reference(scorers, setup)
+    compared = {s.name for s in scorers if s.compares and s.name in figures and figures[s.name].value is not None}
+    real, _ = compared_with(setup.reference, compared, None)
     row = Row(folder.resolve().name, "", len(items), figures)
-    return Summary([row], notes, sets, costs, real)
+    return Summary([row], notes, list(columns), costs | whole.costs, real)
 
 
 def compared_with(
@@ -244,30 +200,49 @@ def compared_with(
 
     Also notes: what metrics that are not among them were compared with, where these were other images.
     """
-    found = reference.described(folder)
-    if found is None or not now:
+    record = reference.described(folder)
+    if record is None or not now:
         return before, []
     earlier = set(before["metrics"]) - now if before else set()
-    if before and found["hash"] == before["hash"]:
-        return found | {"metrics": sorted(now | earlier)}, []
+    if before and record["hash"] == before["hash"]:
+        return record | {"metrics": sorted(now | earlier)}, []
     text = f"against {before['images']} real images in {before['folder']}." if before else ""
-    said = [Note("warning", name, text) for name in sorted(earlier)]
-    return found | {"metrics": sorted(now)}, said
+    return record | {"metrics": sorted(now)}, [Note("warning", name, text) for name in sorted(earlier)]
 
 
-def unread_reference(scorers: Sequence[ImageMetric | SetMetric], setup: Setup | None) -> list[Note]:
+def unread_reference(scorers: Sequence[ImageMetric | SetMetric], setup: Setup) -> list[Note]:
     """A note if real images were given and no metric uses them."""
-    if not setup or setup.reference is None or any(s.compares for s in scorers):
+    if setup.reference is None or any(s.compares for s in scorers):
         return []
     names = ", ".join(s.name for s in scorers)
     text = f"No metric here ({names}) compares with the real images of --reference: precision-recall does."
     return [Note("warning", None, text)]
 
 
+def score_singly(
+    scorers: Iterable[ImageMetric | SetMetric],
+    items: Sequence[Item],
+    scored: Container[tuple[str, str]],
+    journal: Journal,
+    again: bool,
+    progress: Progress,
+) -> tuple[dict[str, Values], list[Note], Costs]:
+    """Scores of single images by metric, but for the (metric, image) that are ``scored``; notes; what they took."""
+    values: dict[str, Values] = {}
+    notes: list[Note] = []
+    costs: Costs = {}
+    for scorer in (scorer for scorer in scorers if isinstance(scorer, ImageMetric)):
+        left = [item for item in items if (scorer.name, item.key) not in scored]
+        values[scorer.name], more = score_items(scorer, left, journal, again, progress)
+        notes += more
+        costs |= journal.cost(scorer.name)
+    return values, notes, costs
+
+
 def score_items(
     scorer: ImageMetric, items: Sequence[Item], journal: Journal, again: bool, progress: Progress
-) -> tuple[dict[str, float | None], list[Note]]:
-    """Values by key of all items that could be scored, from the journal or in batches, and notes."""
+) -> tuple[Values, list[Note]]:
+    """The scores of all items that could be scored, from the journal or in batches, and notes."""
     known = {} if again else journal.scores(scorer.name, items)
     left = [item for item in items if item.key not in known]
     if not left:
@@ -278,11 +253,11 @@ def score_items(
         return known, [Note("missing", scorer.name, "it reads captions; give their file by --captions FILE")]
     broken: list[str] = []
     progress(0, len(left), scorer.name)
-    prepare_scorer(scorer)
+    scorer.prepare()
     for start in range(0, len(left), BATCH):
         progress(start, len(left), scorer.name)
         clock = time.perf_counter()
-        pairs = [(item, image) for item, image in _opened(left[start : start + BATCH], broken)]
+        pairs = list(_opened(left[start : start + BATCH], broken))
         if pairs:
             values = scorer.score([image for _, image in pairs], [item.caption or "" for item, _ in pairs])
             journal.add(scorer.name, [item for item, _ in pairs], values, time.perf_counter() - clock)
@@ -291,41 +266,47 @@ def score_items(
     return known, _unread(scorer, broken) + scorer.notes()
 
 
-def prepare_scorer(scorer: ImageMetric | SetMetric) -> None:
-    """Let a scorer load what it needs before a clock starts, where it offers to."""
-    if not scorer.available():
-        scorer.prepare()
+class SetScores(NamedTuple):
+    """Figures of whole sets by label; ``computed``: the new metrics, ``compared``: columns that saw real images."""
+
+    sets: Sets
+    notes: list[Note]
+    costs: Costs
+    computed: set[str]
+    compared: set[str]
 
 
-def score_sets(groups: Mapping[str, Sequence[Path]], scorers: Iterable[SetMetric]) -> tuple[Sets, list[Note], Costs]:
-    """Metrics of whole image sets, label by label, notes, and what they took."""
-    sets: Sets = {}
-    notes: list[Note] = []
-    costs: Costs = {}
-    for scorer in scorers:
-        prepare_scorer(scorer)
-        read, seconds = 0, 0.0
+def score_sets(
+    scorers: Iterable[ImageMetric | SetMetric],
+    groups: Mapping[str, Sequence[Path]],
+    known: Sets,
+    again: bool,
+    setup: Setup,
+    progress: Progress = lambda done, of, what: None,
+) -> SetScores:
+    """Metrics of whole sets, label by label, which the ``known`` ones lack; all ``again``, or with real images."""
+    scores = SetScores({label: dict(columns) for label, columns in known.items()}, [], {}, set(), set())
+    for scorer in (scorer for scorer in scorers if isinstance(scorer, SetMetric)):
+        with_real = setup.reference is not None and scorer.compares
+        values = [known.get(label, {}).get(scorer.name, Estimate()).value for label in groups]
+        if None not in values and (scorer.available() or not (again or with_real)):
+            continue
+        progress(0, 0, scorer.name)
+        scores.computed.add(scorer.name)
+        count, seconds = 0, 0.0
+        if not scorer.available():
+            scorer.prepare()
         for label, paths in groups.items():
             images, clock = ImageFiles(paths), time.perf_counter()
             score = scorer.score_set(images)
-            read, seconds = read + images.read, seconds + (time.perf_counter() - clock if images.read else 0)
-            found = {name: Estimate(v, n=score.count) for name, v in {scorer.name: score.value, **score.more}.items()}
-            sets.setdefault(label, {}).update(found)
-            notes += _unread(scorer, images.broken)
-            notes += [score.note] if score.note else []
-        if read:  # else all features were kept
-            costs[scorer.name] = {"images": read, "seconds": seconds}
-    return sets, unique(notes), costs
-
-
-def has_values(sets: Sets, groups: Iterable[str], scorer: SetMetric) -> bool:
-    """Does every label have a value of this metric?"""
-    return all(sets.get(label, {}).get(scorer.name, Estimate()).value is not None for label in groups)
-
-
-def files_exist(groups: Mapping[str, Sequence[Path]]) -> bool:
-    """Do all image files still exist?"""
-    return all(path.is_file() for paths in groups.values() for path in paths)
+            count, seconds = count + images.read, seconds + (time.perf_counter() - clock if images.read else 0)
+            columns = {scorer.name: score.value, **score.more}
+            scores.sets.setdefault(label, {}).update({k: Estimate(v, n=score.count) for k, v in columns.items()})
+            scores.compared.update(columns if with_real else ())
+            scores.notes.extend(_unread(scorer, images.broken) + ([score.note] if score.note else []))
+        if count:  # else all features were cached
+            scores.costs[scorer.name] = {"images": count, "seconds": seconds}
+    return scores._replace(notes=list(dict.fromkeys(scores.notes)))
 
 
 def _opened(items: Iterable[Item], broken: list[str]) -> Iterator[tuple[Item, Image.Image]]:

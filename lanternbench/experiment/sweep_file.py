@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lanternbench.errors import UserError
-from lanternbench.experiment.config import Sweep, sweep
+from lanternbench.experiment.config import Sweep, name_part, prompts_name, sweep
 from lanternbench.methods import preset_file
 from lanternbench.models.entries import check_target
 from lanternbench.utils import yaml_text
@@ -53,28 +52,18 @@ def read(path: Path, changed: Mapping[str, Any] | None = None) -> list[Sweep]:
     return list(runs.values())
 
 
-def prompts_name(spec: str) -> str:
-    """Prompts in a run's name: their source, or their file."""
-    return name_part(Path(spec.partition(":")[0]).stem)
-
-
-def name_part(text: str) -> str:
-    """``text`` as a part of a run's name."""
-    return re.sub(r"[^A-Za-z0-9._+-]", "-", text).lstrip("._+-")[:80]
-
-
 def _values(path: Path) -> dict[str, Any]:
     try:
         places = [path] + ([shipped("configs", path.name)] if path.parent in (Path("."), Path("configs")) else [])
-        found = next((place for place in places if place.is_file()), None)
-        irregular = found is None and path.exists()
+        place = next((place for place in places if place.is_file()), None)
+        irregular = place is None and path.exists()
     except OSError as error:  # a name that is too long, say
         raise UserError(f"cannot read {path} ({error.strerror}): give the path of a YAML file") from None
     if irregular:
         raise UserError(f"{path} is no regular file: give the path of a YAML file")
-    if found is None:
+    if place is None:
         raise UserError(f"there is no sweep file {path}: give the path of a YAML file such as configs/demo.yaml")
-    values = yaml_text.read(found, "a sweep file")
+    values = yaml_text.read(place, "a sweep file")
     if not isinstance(values, dict):
         raise UserError(f"{path} must be a mapping of settings such as `methods: [ar, eagle-1]`")
     return values

@@ -1,4 +1,7 @@
-"""A worker makes samples in any process: a target, its decoders and the scorers of single images, loaded once."""
+"""A worker makes samples in any process: a target, its decoders and the scorers of single images, loaded once.
+
+A sample: decode, render, and the figures that need no clock.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from lanternbench.engine.decode import generate
+import torch
+
+from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.errors import UserError
-from lanternbench.experiment import Sample
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.environment import environment
-from lanternbench.experiment.generate_samples import make_samples
-from lanternbench.experiment.scoring import prepare_scorer
+from lanternbench.measure.fidelity import decode_loss, drafter_figures, row_losses, target_figures
+from lanternbench.measure.samples import Sample, sample_key
 from lanternbench.measure.summaries import Costs
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
@@ -23,6 +27,8 @@ from lanternbench.models.catalogue import load_with_drafter, with_drafter
 from lanternbench.models.grids import size
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt
+from lanternbench.utils.device import cpu_threads, load_average
+from lanternbench.utils.parallel import process_count, side_by_side
 
 WARMUP_STEPS = 12
 OnStep = Callable[[int, int], None]  # tokens done, of
@@ -56,11 +62,11 @@ class Worker:
         self.config, self.device = config, device
         self.costs: Costs = {}  # what the scores took
         methods, c = config.methods(), config
-        used = {m.choices.proposal for m in methods}
-        named = {m.drafter: m for m in methods if m.drafter}
-        unused = None if named else c.drafter  # by any method, as loading it says
-        self.target = load_with_drafter(c.target, unused, device, c.random_weights, c.dtype, used, c.compile)
-        self.targets = {None: self.target} | {spec: self._drafted(m) for spec, m in named.items()}
+        proposals = {m.choices.proposal for m in methods}
+        drafters = {m.drafter: m for m in methods if m.drafter}
+        unused = None if drafters else c.drafter  # by any method, as loading it says
+        self.target = load_with_drafter(c.target, unused, device, c.random_weights, c.dtype, proposals, c.compile)
+        self.targets = {None: self.target} | {spec: self._drafted(m) for spec, m in drafters.items()}
         sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
         self.decoders = {m.label: build(self.targets[m.drafter], m, *sampling) for m in methods}
 
@@ -77,45 +83,37 @@ class Worker:
     @property
     def _weights(self) -> dict[str, str]:
         """Digests of the target's files and, as ``drafter.…``, of those of the drafters that methods name."""
-        found = dict(self.target.weights)
+        weights = dict(self.target.weights)
         for spec, target in self.targets.items():
-            own = {part: digest for part, digest in target.weights.items() if part not in self.target.weights}
-            several = len(self.targets) > 2
-            found |= {part.replace("drafter", f"drafter.{spec}", 1) if several else part: d for part, d in own.items()}
-        return found
+            for part, digest in target.weights.items():
+                if part not in self.target.weights:
+                    weights[part.replace("drafter", f"drafter.{spec}", 1) if len(self.targets) > 2 else part] = digest
+        return weights
 
     @cached_property
     def scorers(self) -> list[ImageMetric]:
         """The metrics of single images; none where images are noise."""
         if self.config.random_weights or self.config.simulate_acceptance is not None:
             return []
-        found = scorers_for(self.config.metrics, self.target.evaluators, Setup(device=self.device))
-        return [s for s in found if isinstance(s, ImageMetric)]
+        scorers = scorers_for(self.config.metrics, self.target.evaluators, Setup(device=self.device))
+        return [s for s in scorers if isinstance(s, ImageMetric)]
 
     def facts(self) -> Facts:
         decoders, t = self.decoders, self.target
-        return Facts(
-            self.device,
-            next(iter(decoders.values())).guidance,
-            {label: decoder.lossless for label, decoder in decoders.items()},
-            {
-                "name": t.name,
-                "grid": list(t.grid),
-                "vocab": t.vocab,
-                "evaluators": t.evaluators,
-                "weights": self._weights,
-            }
-            | {"weights": self._weights, "prompt_template": t.prompt_template}
-            | ({"tokens_before": t.length - size(t.grid)} if len(t.grids) > 1 else {})
-            | ({"remark": t.remark} if t.remark else {}),
-            environment() | mode(t),
-        )
+        guidance = next(iter(decoders.values())).guidance
+        lossless = {label: decoder.lossless for label, decoder in decoders.items()}
+        target = {"name": t.name, "grid": list(t.grid), "vocab": t.vocab, "evaluators": t.evaluators}
+        target |= {"weights": self._weights, "prompt_template": t.prompt_template}
+        target |= {"tokens_before": t.length - size(t.grid)} if len(t.grids) > 1 else {}
+        target |= {"remark": t.remark} if t.remark else {}
+        return Facts(self.device, guidance, lossless, target, environment() | mode(t))
 
     def prepare(self, captions: list[str]) -> None:
         """Encode captions and load scorers before any clock starts; the text encoder is loaded once."""
         self.target.prepare(captions)
         for scorer in self.scorers:
-            prepare_scorer(scorer)
+            if not scorer.available():
+                scorer.prepare()
 
     def warm_up(self, label: str, caption: str, on_step: OnStep | None = None) -> None:
         """A few steps that do not count: the first calls allocate memory and choose kernels."""
@@ -125,13 +123,14 @@ class Worker:
         """An estimate from a few steps of one batch: encoding, decoding and rendering, by image."""
         decoder, seed = self.decoders[label], self.config.seed
         for _ in range(2):  # the first is a warm-up
-            made = generate(decoder, captions, seed=seed, max_steps=WARMUP_STEPS)
+            generations = generate(decoder, captions, seed=seed, max_steps=WARMUP_STEPS)
+        first = generations[0]
         clock = time.perf_counter()
-        self.target.images(made[0].tokens[None], captions[:1])
+        self.target.images(first.tokens[None], captions[:1])
         rendering = time.perf_counter() - clock
-        encoding = (made[0].encode_s + self.target.encode_seconds(captions)) / len(captions)
-        tokens = max(sum(sum(g.accept_lengths) for g in made), 1)
-        return encoding + made[0].decode_s * self.target.length / tokens + rendering
+        encoding = (first.encode_s + self.target.encode_seconds(captions)) / len(captions)
+        tokens = max(sum(sum(g.accept_lengths) for g in generations), 1)
+        return encoding + first.decode_s * self.target.length / tokens + rendering
 
     def work(self, job: Job, on_step: OnStep | None = None) -> Iterator[tuple[Sample, Any]]:
         """The job's samples, scored, with their PIL images; ``on_step`` is told of every step."""
@@ -156,3 +155,101 @@ def mode(target: Target) -> dict[str, str]:
     """How the target runs: device, dtype, and whether forwards are recorded."""
     dtype = str(target.dtype).removeprefix("torch.")
     return {"device": str(target.device), "dtype": dtype, "compile": "eager" if target.graphs is None else "graphs"}
+
+
+def make_samples(
+    decoder: SpeculativeDecoder, prompts: list[Prompt], seed: int, timed: bool, on_step: OnStep | None = None
+) -> Iterator[tuple[Sample, Any]]:
+    """Generate one image per prompt, all together; yields (sample, PIL image).
+
+    ``on_step`` is called after every step, unless processes share the prompts.
+    """
+    target = decoder.target
+    count = process_count(target.model, len(prompts))
+    on_gpu = target.device.type == "cuda"
+    traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
+
+    def make(part: list[Prompt]) -> list[tuple[Sample, Any]]:
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(target.device)
+        texts, ids = [p.text for p in part], [p.id for p in part]
+        generations = generate(decoder, texts, ids, seed, trace=traced, on_step=on_step if count == 1 else None)
+        memory = torch.cuda.max_memory_allocated(target.device) / 1e6 if on_gpu else None
+        clock = time.perf_counter()
+        images = target.images(torch.stack([g.tokens for g in generations]), texts)
+        render_s = (time.perf_counter() - clock) / len(part)
+        encoder_s = target.encode_seconds(texts)  # of features kept from before the clock
+        each: dict[str, Any] = {"encode_s": (generations[0].encode_s + encoder_s) / len(part), "render_s": render_s}
+        each |= {"peak_memory_mb": memory, "timed": timed}
+        together = len(part) * count  # the other parts take the same time
+        extras = [each | of_image for of_image in figures(decoder, generations)]
+        samples = [_sample(decoder, *of_image, seed, together) for of_image in zip(part, generations, extras)]
+        return list(zip(samples, images, strict=True))
+
+    yield from side_by_side(make, prompts, count)
+
+
+def figures(decoder: SpeculativeDecoder, generations: list[Generation]) -> list[dict[str, Any]]:
+    """Fidelity loss, drafter and target statistics of a batch, from its trace; off the clock."""
+    trace = generations[0].trace
+    if trace is None:
+        return [{} for _ in generations]
+    tokens = torch.stack([g.tokens for g in generations])
+    loss = decode_loss(decoder, trace, tokens)
+    drafter = drafter_figures(trace) if decoder.method.proposal.drafter_kind is not None else {}
+    target = target_figures(trace, tokens)
+    rows = [
+        {
+            "fidelity_loss": None if loss[i].isnan() else float(loss[i]),
+            "stats": _of_image(target, i),
+            "drafter": _of_image(drafter, i),
+        }
+        for i in range(len(generations))
+    ]
+    if trace.seen is not None and not decoder.warp.greedy:  # several rows of the image were drawn at once
+        grid = decoder.target.grid
+        losses = row_losses(trace, decoder.rule, decoder.residual)[:, -size(grid) :]
+        for row, image in zip(rows, losses.unflatten(1, grid).clamp(0, 1).cpu(), strict=True):
+            row |= {"row_loss": image.mean(1).tolist(), "column_loss": image.mean(0).tolist()}
+    return rows
+
+
+def _of_image(columns: dict[str, torch.Tensor], i: int) -> dict[str, float] | None:
+    """Image ``i`` of some figures, without those that are undefined; None where nothing is left."""
+    return {k: float(v[i]) for k, v in columns.items() if not v[i].isnan()} or None
+
+
+def _sample(
+    decoder: SpeculativeDecoder, prompt: Prompt, image: Generation, extra: dict[str, Any], seed: int, batch: int
+) -> Sample:
+    """``extra``: fields that need more than the generation; ``batch``: images that shared its seconds."""
+    timed, method = extra["timed"], decoder.method
+    drafting = decoder.proposer.max_depth > 0 and image.steps > 1
+    phases = {name: seconds / batch for name, seconds in image.phases.items()}
+    named = {f"{name}_s": phases.pop(name, 0.0) for name in ("draft", "verify", "commit")}
+    return Sample(
+        key=sample_key(prompt.id, method.key, seed),
+        prompt_id=prompt.id,
+        prompt=prompt.text,
+        category=prompt.category,
+        challenge=prompt.challenge,
+        label=method.label,
+        method=method.preset,
+        options=method.options,
+        seed=seed,
+        tokens=len(image.tokens),
+        # the prefill, which gives the first token, is a step of its own
+        steps=1 + image.steps,
+        accept_lengths=[1, *image.accept_lengths],
+        tree_depths=[0, *image.tree_depths],
+        tree_nodes=[1, *image.tree_nodes],
+        first_token_acceptance=sum(n > 1 for n in image.accept_lengths) / image.steps if drafting else None,
+        decode_s=image.decode_s / batch,
+        phases=named | {"other_s": sum(phases.values())},
+        step_s=[round(seconds, 7) for seconds in image.step_s] if timed else None,
+        cpu_s=image.cpu_s if timed else None,
+        threads=cpu_threads(decoder.target.device) if timed else None,
+        load=load_average() if timed else None,
+        token_ids=image.tokens.tolist(),
+        **extra,
+    )

@@ -1,28 +1,60 @@
-"""The files that entries are read from: JSON lines, arrays, or a folder.  Nothing here unpickles."""
+"""Images that other code made, from whatever files they came in.  Nothing here unpickles.
+
+Folders are read as published code leaves them behind:
+
+- LANTERN (``entrypoints/generate_images.py``): ``prompt_N.png``, and ``global_statistics_A_B.json`` with the prompt,
+  tokens a step ("step_compression") and seconds ("latency") of each.
+- SJD (``eval_model.py``): ``N.png``, N the row of PartiPrompts.tsv from 0; neither steps nor seconds.
+- ZipAR for LlamaGen (``sample_c2i_ddp_zipar.py``): ``NNNNNN.png`` and ``arr_0`` of a .npz; neither classes nor times.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from numpy.typing import NDArray
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import reason
-from lanternbench.imported.entries import LAYOUTS, Entry
-from lanternbench.imported.published import folder
+from lanternbench.metrics.reference import images_in
 from lanternbench.utils.files import open_file
 
+LAYOUTS = "a .jsonl, .npz or .safetensors file, or a folder of images (docs/import.md)"
 
-class _Line(BaseModel):
-    """A line of a .jsonl file; a samples.jsonl of ours is one too."""
 
+class Entry(NamedTuple):
+    """One image: its ``tokens`` [L], or an ``image`` (a file, or pixels [H, W, 3]).
+
+    ``number``: of its prompt from 0, where no caption is given.  ``steps``, ``seconds``: as its maker states them;
+    ``per_step``: tokens a step, in place of ``steps``.
+    """
+
+    where: str
+    caption: str | None = None
+    tokens: NDArray[np.int64] | None = None
+    image: Path | NDArray[np.uint8] | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    id: str | None = None
+    number: int | None = None
+    per_step: float | None = None
+
+
+class _Part(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class _Line(_Part):
+    """A line of a .jsonl file; a samples.jsonl of ours is one too."""
 
     caption: str = Field(validation_alias=AliasChoices("caption", "prompt", "text"), min_length=1)
     tokens: list[int] | list[list[int]] | None = Field(None, validation_alias=AliasChoices("token_ids", "tokens"))
@@ -33,30 +65,33 @@ class _Line(BaseModel):
     label: str | None = None
 
 
+class _Statistics(_Part):
+    prompt: str
+    step_compression: float = Field(gt=0, le=2**24)
+    latency: float = Field(ge=0, le=1e9)
+
+
 def read(path: Path) -> list[Entry]:
     """The entries of a file or folder.  Raises UserError for a layout that is unknown, and for what is damaged."""
     kinds: dict[str, Callable[[Path], list[Entry]]] = {".jsonl": _lines, ".npz": _npz, ".safetensors": _safetensors}
     if path.is_dir():
-        return folder(path)
+        return _folder(path)
     if path.suffix not in kinds:
         raise UserError(f"{path} is nothing to import: give {LAYOUTS}.")
     try:
-        found = kinds[path.suffix](path)
-    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, SafetensorError) as error:
-        raise UserError(f"{path} cannot be imported ({_why(error)}): give {LAYOUTS}.") from None
-    if not found:
+        entries = kinds[path.suffix](path)
+    except KeyError as error:
+        raise UserError(f"{path} cannot be imported (it has no '{error.args[0]}'): give {LAYOUTS}.") from None
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, SafetensorError) as error:
+        why = reason(error).partition("\n")[0]
+        raise UserError(f"{path} cannot be imported ({why}): give {LAYOUTS}.") from None
+    if not entries:
         raise UserError(f"{path} has no images: give {LAYOUTS}.")
-    return found
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        return reason(error)
-    return f"it has no '{error.args[0]}'" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+    return entries
 
 
 def _lines(path: Path) -> list[Entry]:
-    found, labels = [], set()
+    entries, labels = [], set()
     with open_file(path) as lines:
         for number, text in enumerate(lines, 1):
             if not text.strip():
@@ -67,13 +102,13 @@ def _lines(path: Path) -> list[Entry]:
                 if tokens is None and line.image is None:
                     raise ValueError("it has neither tokens nor image")
             except ValueError as error:
-                raise ValueError(f"line {number}: {_why(error)}") from None
+                raise ValueError(f"line {number}: {reason(error)}") from None
             image = None if tokens is not None or line.image is None else _beside(path, line.image)
             labels.add(line.label)
-            found.append(Entry(f"line {number}", line.caption, tokens, image, line.steps, line.seconds, line.id))
+            entries.append(Entry(f"line {number}", line.caption, tokens, image, line.steps, line.seconds, line.id))
     if len(labels) > 1:
         raise ValueError(f"it has images of {len(labels)} methods: keep the lines of one")
-    return found
+    return entries
 
 
 def _beside(path: Path, name: str) -> Path:
@@ -91,17 +126,17 @@ def _npz(path: Path) -> list[Entry]:
 
 def _safetensors(path: Path) -> list[Entry]:
     with safe_open(path, "numpy") as file:
-        said = json.loads((file.metadata() or {}).get("captions", "null"))
-        captions = {} if said is None else {"captions": np.asarray(said)}
-        return arrays({name: file.get_tensor(name) for name in file.keys()} | captions)  # noqa: SIM118
+        captions = json.loads((file.metadata() or {}).get("captions", "null"))
+        columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return arrays(columns if captions is None else columns | {"captions": np.asarray(captions)})
 
 
-def arrays(found: Mapping[str, Any]) -> list[Entry]:
+def arrays(columns: Mapping[str, Any]) -> list[Entry]:
     """``tokens`` [N, …] or ``images`` [N, H, W, 3] (``arr_0``, as samplers write them); captions, steps, seconds [N].
 
     Raises ValueError for other kinds and lengths.
     """
-    tokens, images = found.get("tokens"), found.get("images", found.get("arr_0"))
+    tokens, images = columns.get("tokens"), columns.get("images", columns.get("arr_0"))
     whole = images if tokens is None else tokens
     if whole is None:
         raise KeyError("tokens")
@@ -110,24 +145,58 @@ def arrays(found: Mapping[str, Any]) -> list[Entry]:
     if tokens is None and (images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3):
         raise ValueError(f"images are {images.dtype}{list(images.shape)}, and not uint8 [images, height, width, 3]")
     n = len(whole)
-    kinds = {"captions": "U", "steps": "iu", "seconds": "iuf"}
-    columns = {name: found.get(name) for name in kinds}
-    for name, column in columns.items():
-        if column is not None and (column.shape != (n,) or column.dtype.kind not in kinds[name]):
-            raise ValueError(f"{name} are {column.dtype}{list(column.shape)}, and not one for each of {n} images")
-    if (seconds := columns["seconds"]) is not None and not (np.isfinite(seconds) & (seconds >= 0)).all():
+    captions, steps = _column(columns, "captions", "U", n), _column(columns, "steps", "iu", n)
+    seconds = [None if s is None else float(s) for s in _column(columns, "seconds", "iuf", n)]
+    if not all(s is None or 0 <= s < math.inf for s in seconds):
         raise ValueError("seconds have a NaN, an infinite or a negative value")
-    if (steps := columns["steps"]) is not None and (steps < 1).any():
+    if not all(s is None or s >= 1 for s in steps):
         raise ValueError("steps have a value below 1")
-    return [
-        Entry(
-            f"image {i + 1}",
-            None if columns["captions"] is None else str(columns["captions"][i]),
-            None if tokens is None else tokens[i].reshape(-1).astype(np.int64),
-            None if tokens is not None else images[i],
-            None if steps is None else int(steps[i]),
-            None if seconds is None else float(seconds[i]),
-            number=i,
-        )
-        for i in range(n)
-    ]
+    rows = [None] * n if tokens is None else [image.reshape(-1).astype(np.int64) for image in tokens]
+    pixels = [None] * n if tokens is not None else images
+    each = zip(captions, rows, pixels, steps, seconds, strict=True)
+    return [Entry(f"image {i + 1}", *of_image, number=i) for i, of_image in enumerate(each)]
+
+
+def _column(columns: Mapping[str, Any], name: str, kinds: str, n: int) -> list[Any]:
+    """The values of a column, one for each of ``n`` images; None for each where there is no such column."""
+    if (column := columns.get(name)) is None:
+        return [None] * n
+    if column.shape != (n,) or column.dtype.kind not in kinds:
+        raise ValueError(f"{name} are {column.dtype}{list(column.shape)}, and not one for each of {n} images")
+    return column.tolist()
+
+
+def _folder(path: Path) -> list[Entry]:
+    """The images of a folder; without statistics each belongs to the prompt of the number that its name ends in.
+
+    Raises UserError for damaged statistics, and for an image without them or a number.
+    """
+    statistics = _statistics(path)
+    images = images_in(path)
+    if not images:
+        more = ": .pt files may run code when they are read; save them as .npz" if [*path.glob("*.pt")] else ""
+        raise UserError(f"{path} has no images{more}: give {LAYOUTS}.")
+    entries = []
+    for image in images:
+        if statistics and image.stem not in statistics:
+            raise UserError(f"{image} is not in the global_statistics of its folder: remove it, or put them back.")
+        number = re.search(r"(\d{1,9})$", image.stem)
+        if statistics:
+            s = statistics[image.stem]
+            entries.append(Entry(image.name, s.prompt, image=image, seconds=s.latency, per_step=s.step_compression))
+        elif number:
+            entries.append(Entry(image.name, image=image, number=int(number[1])))
+        else:
+            raise UserError(f"{image} has no number at the end of its name: number images by their prompts from 0.")
+    return sorted(entries, key=lambda entry: (entry.number or 0, entry.where))
+
+
+def _statistics(path: Path) -> dict[str, _Statistics]:
+    statistics: dict[str, _Statistics] = {}
+    for file in sorted(path.glob("global_statistics_*.json")):
+        try:
+            with open_file(file) as opened:
+                statistics |= TypeAdapter(dict[str, _Statistics]).validate_python(json.loads(opened.read()))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{file} is damaged ({reason(error)}): put back what LANTERN wrote.") from None
+    return statistics

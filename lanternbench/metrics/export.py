@@ -12,7 +12,7 @@ from PIL import Image
 from lanternbench.errors import UserError
 from lanternbench.metrics.images import read_image
 from lanternbench.prompts import load
-from lanternbench.prompts.geneval import read_metadata
+from lanternbench.prompts.sources import geneval_metadata
 from lanternbench.registry import component
 from lanternbench.utils.files import OUT, replacing, writing
 
@@ -29,7 +29,7 @@ def export(layout: str, images: Mapping[str, Sequence[Path]], folder: Path) -> s
     name, colon, where = layout.partition(":")
     if name == "geneval":
         path = component("prompts", name)().locate(name, where if colon else None)
-        return f"{export_geneval(images, read_metadata(path), folder)} images in {folder}"
+        return f"{export_geneval(images, geneval_metadata(path), folder)} images in {folder}"
     if name == "dpg":
         ids = {prompt.text: prompt.id for prompt in load(layout)}
         count, side = export_dpg(images, ids, folder)

@@ -18,20 +18,24 @@ from lanternbench.metrics.geneval_rules import correct, kept
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
-from lanternbench.prompts.geneval import OFFICIAL, REPOSITORY, read_metadata
+from lanternbench.prompts.sources import GENEVAL, GenEvalPrompts, geneval_metadata
 from lanternbench.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 METADATA = files.Weights(
-    "geneval-prompts", "GenEval's prompts", f"prompts/{OFFICIAL.file}", OFFICIAL.url, OFFICIAL.sha256
+    name="geneval-prompts",
+    title="GenEval's prompts",
+    file=f"prompts/{GenEvalPrompts.official.file}",
+    url=GenEvalPrompts.official.url,
+    sha256=GenEvalPrompts.official.sha256,
 )
 NAMES = files.Weights(
     name="geneval-names",
     title="GenEval's names of objects",
     file="prompts/geneval_object_names.txt",
-    url=f"{REPOSITORY}/evaluation/object_names.txt",
+    url=f"{GENEVAL}/evaluation/object_names.txt",
 )
 BESIDE = ("geneval_object_names.txt", "object_names.txt")  # names that NAMES has beside the metadata
 
@@ -82,7 +86,7 @@ class GenEval(ImageMetric):
         metadata, names_file = self.paths.values()
         assert metadata is not None  # else it is not available
         assert names_file is not None
-        names, lines = read_names(names_file), {line["prompt"]: line for line in read_metadata(metadata)}
+        names, lines = read_names(names_file), {line["prompt"]: line for line in geneval_metadata(metadata)}
         model = networks.detector(self.setup.find(files.MASK2FORMER), len(names), self.setup.device)
         colours = networks.ColourNames(clip_encoder(self.setup, files.CLIP_VIT_L14, "ViT-L-14-quickgelu"))
 

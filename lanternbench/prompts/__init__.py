@@ -5,9 +5,8 @@ Importing this registers the built-in sources.
 
 from __future__ import annotations
 
-from lanternbench.prompts import coco, demo, dpg, geneval, imagenet, parti  # noqa: F401
 from lanternbench.prompts.loader import captions_for, load
 from lanternbench.prompts.prompt_set import Prompt, PromptSet
-from lanternbench.prompts.source import Caption, Official, PromptSource
+from lanternbench.prompts.sources import Caption, Official, PromptSource
 
 __all__ = ["Caption", "Official", "Prompt", "PromptSet", "PromptSource", "captions_for", "load"]

@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import stat
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,12 +18,6 @@ TEXT_FIELDS = ("prompt", "text", "caption")
 ID_FIELDS = ("id", "prompt_id", "image_id")
 IMAGE_FIELDS = ("image", "file_name")
 Rows = Iterator[tuple[int, Mapping[str, Any]]]  # (line or entry number from 1, lower-case fields)
-
-
-def prompts_of(rows: Rows, path: Path) -> Iterator[Prompt]:
-    """The prompts of the rows of a file."""
-    for number, fields in rows:
-        yield from _prompt(fields, str(number), path)
 
 
 def read_text(path: Path) -> str:
@@ -44,20 +39,24 @@ def read_text(path: Path) -> str:
     return text
 
 
-def _prompt(fields: Mapping[str, Any], fallback: str, path: Path) -> Iterator[Prompt]:
-    """The prompt of one row (lower-case field names), or nothing for a blank one."""
-    column = next((name for name in TEXT_FIELDS if name in fields), None)
-    if column is None:
-        found = ", ".join(repr(str(name)) for name in list(fields)[:8] if name) or "none"
-        raise UserError(f"{path} has no column called prompt, text or caption (it has {found}): rename one to prompt.")
-    if fields[column] is not None and not isinstance(fields[column], str):
-        raise UserError(f"{path} entry {fallback} has a {column} that is no text: put it in quotes.")
-    text = clean(fields[column])
-    if text:
-        name = next((clean(fields[key]) for key in ID_FIELDS if clean(fields.get(key))), fallback)
-        image = next((clean(fields[key]) for key in IMAGE_FIELDS if clean(fields.get(key))), None)
-        category, challenge = clean(fields.get("category")) or None, clean(fields.get("challenge")) or None
-        yield Prompt(name, text, category, challenge, file_name(image))
+def prompts_of(rows: Rows, path: Path) -> Iterator[Prompt]:
+    """The prompts of the rows of a file, without blank ones."""
+    for number, fields in rows:
+        column = next((name for name in TEXT_FIELDS if name in fields), None)
+        if column is None:
+            names = ", ".join(repr(str(name)) for name in list(fields)[:8] if name) or "none"
+            fix = "rename one to prompt"
+            raise UserError(f"{path} has no column called prompt, text or caption (it has {names}): {fix}.")
+        if fields[column] is not None and not isinstance(fields[column], str):
+            raise UserError(f"{path} entry {number} has a {column} that is no text: put it in quotes.")
+        if text := clean(fields[column]):
+            name, image = _first(fields, ID_FIELDS) or str(number), file_name(_first(fields, IMAGE_FIELDS))
+            yield Prompt(name, text, _first(fields, ["category"]), _first(fields, ["challenge"]), image)
+
+
+def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of these fields that is not blank."""
+    return next((text for name in names if (text := clean(fields.get(name)))), None)
 
 
 def clean(value: Any) -> str:
@@ -75,8 +74,9 @@ def file_name(image: str | None) -> str | None:
 
 
 def parsed(text: str, path: Path, line: int | None = None) -> Any:
+    """The JSON of a text.  Raises UserError with its line."""
     try:
-        return json.loads(text, object_pairs_hook=_once)
+        return json.loads(text, object_pairs_hook=_without_repeated_keys)
     except json.JSONDecodeError as error:
         raise UserError(f"{path} line {line or error.lineno} is not valid JSON ({error.msg}): correct it.") from None
     except (ValueError, RecursionError) as error:
@@ -84,14 +84,11 @@ def parsed(text: str, path: Path, line: int | None = None) -> Any:
         raise UserError(f"{where} is not valid JSON ({error}): correct it.") from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; raises ValueError where a key is repeated."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        again = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key '{again[:60]}' is given twice")
-    return found
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(values := dict(pairs)) < len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key '{key[:60]}' is given twice")
+    return values
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -101,8 +98,7 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
 
 def lines(text: str, path: Path) -> Rows:
     """A caption a line."""
-    for number, line in numbered_lines(text):
-        yield number, {"prompt": line}
+    return ((number, {"prompt": line}) for number, line in numbered_lines(text))
 
 
 def _table(text: str, path: Path, **dialect: Any) -> Rows:
@@ -150,12 +146,21 @@ def json_list(text: str, path: Path) -> Rows:
         value = value.get("prompts")
     if not isinstance(value, list):
         raise UserError(f"{path} holds no list of prompts: make it a JSON list of texts or of objects with a prompt.")
-    for number, item in enumerate(value, 1):
-        yield _entry(item, number, path)
+    return (_entry(item, number, path) for number, item in enumerate(value, 1))
 
 
 def json_lines(text: str, path: Path) -> Rows:
     """A JSON text or object a line."""
-    for number, fields in lines(text, path):
-        if fields["prompt"].strip():
-            yield _entry(parsed(fields["prompt"], path, number), number, path)
+    for number, line in numbered_lines(text):
+        if line.strip():
+            yield _entry(parsed(line, path, number), number, path)
+
+
+# of the user's own files, by the ending of their name
+READERS: dict[str, Callable[[str, Path], Rows]] = {
+    ".txt": lines,
+    ".csv": comma_separated,
+    ".tsv": tab_separated,
+    ".json": json_list,
+    ".jsonl": json_lines,
+}

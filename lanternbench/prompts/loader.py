@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
 from lanternbench.errors import UserError
 from lanternbench.prompts import formats
-from lanternbench.prompts.coco import coco_prompts
-from lanternbench.prompts.prompt_set import Prompt, PromptSet
-from lanternbench.prompts.selection import select, unique
-from lanternbench.prompts.source import Caption
+from lanternbench.prompts.prompt_set import Prompt, PromptSet, select, unique
+from lanternbench.prompts.sources import Caption, coco_prompts
 from lanternbench.registry import components, plugin_errors
 from lanternbench.utils.text import one_line
-
-# the user's own files, by the ending of their name
-READERS: dict[str, Callable[[str, Path], formats.Rows]] = {
-    ".txt": formats.lines,
-    ".csv": formats.comma_separated,
-    ".tsv": formats.tab_separated,
-    ".json": formats.json_list,
-    ".jsonl": formats.json_lines,
-}
 
 
 def captions_for(labels: bool, count: int) -> list[str]:
@@ -43,8 +31,8 @@ def load(spec: str, count: int | None = None, seed: int = 0, caption: Caption = 
         raise UserError(f"there is no caption choice {caption!r}: use {', '.join(get_args(Caption))}.")
     if count is not None and count < 1:
         raise UserError(f"cannot select {count} prompts: give --num-prompts of 1 or more.")
-    found, source, dataset, in_order = _read(spec.strip(), seed, caption)
-    prompts, notes = unique(found)
+    every, source, dataset, in_order = _read(spec.strip(), seed, caption)
+    prompts, notes = unique(every)
     if not prompts:
         raise UserError(f"{source} has no prompts: give a file with a caption a line or in a column called prompt.")
     if count is not None and count > len(prompts):
@@ -60,22 +48,19 @@ def _read(spec: str, seed: int, caption: Caption) -> tuple[list[Prompt], str, st
     name, colon, where = spec.partition(":")
     known = components("prompts")
     if name in known:
-        made = known[name]()
-        path = made.locate(name, where if colon else None)
-        # no folder: it may name a person
-        with plugin_errors(made):
-            found = list(made.read(path, seed, caption))
-        return found, f"{name}:{path.name}" if path else name, name, made.in_order
+        source = known[name]()
+        path = source.locate(name, where if colon else None)
+        with plugin_errors(source):
+            prompts = list(source.read(path, seed, caption))
+        title = f"{name}:{path.name}" if path else name  # no folder: it may name a person
+        return prompts, title, name, source.in_order
     path = Path(spec).expanduser()
-    if path.suffix.lower() not in READERS:
-        endings = ", ".join(READERS)
+    if (suffix := path.suffix.lower()) not in formats.READERS:
+        endings = ", ".join(formats.READERS)
         raise UserError(f"there are no prompts {spec!r}: use {', '.join(known)}, or the path of a {endings} file.")
-    return list(_of_file(path, seed, caption)), path.name, path.name, False
-
-
-def _of_file(path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
-    """Every prompt of a user's file, blank ones left out; a .json with COCO's annotations is read as these."""
-    text, suffix = formats.read_text(path), path.suffix.lower()
-    if suffix == ".json" and isinstance(value := formats.parsed(text, path), Mapping) and "annotations" in value:
-        return coco_prompts(value, path, seed, caption)
-    return formats.prompts_of(READERS[suffix](text, path), path)
+    text = formats.read_text(path)
+    if suffix == ".json" and isinstance(value := formats.parsed(text, path), dict) and "annotations" in value:
+        prompts = list(coco_prompts(value, path, seed, caption))
+    else:
+        prompts = list(formats.prompts_of(formats.READERS[suffix](text, path), path))
+    return prompts, path.name, path.name, False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader
 
@@ -18,8 +18,7 @@ from lanternbench.report.load import Run
 from lanternbench.report.page import Cell, Table, figure_cell, templates
 from lanternbench.report.tables import markdown
 from lanternbench.suite.protocol import of_stamp
-from lanternbench.suite.refusal import judged
-from lanternbench.suite.submission import Submission, ms_per_token, read
+from lanternbench.suite.submission import Submission, judged, ms_per_token, read
 from lanternbench.utils.text import shortened
 
 NAMES = ("LEADERBOARD.md", "leaderboard.html")
@@ -33,28 +32,28 @@ class Entry(NamedTuple):
     """A submission that fits, and its rows as its samples give them."""
 
     file: str
-    found: Submission
+    submission: Submission
     rows: list[Row]
     ar: Estimate  # ms per autoregressive token
 
     @property
     def run(self) -> Run:
-        return Run(Path(self.file), self.found.about, [], [])
+        return Run(Path(self.file), self.submission.about, [], [])
 
     @property
     def about(self) -> list[str]:
         """What a reader must know to compare it with another."""
-        environment, weights, load = self.run.part("environment"), self.run.weights, self.found.clock.get("load")
-        said = {
+        environment, weights, load = self.run.part("environment"), self.run.weights, self.submission.clock.get("load")
+        facts = {
             "": f"{environment.get('dtype')}, {environment.get('compile')}, {environment.get('threads')} CPU threads",
             "torch": environment.get("torch"),
             "lanternbench": environment.get("lanternbench"),
             "commit": str(environment.get("commit") or MISSING)[:12],
             "weights": weights.get("target") or weights.get("model") or MISSING,
             "load": None if load is None else f"{load:.1f} on {environment.get('cores')} cores",
-            "measured": self.found.run.created[:10],
+            "measured": self.submission.run.created[:10],
         }
-        return [f"{name} {value}".strip() for name, value in said.items() if value is not None]
+        return [f"{name} {value}".strip() for name, value in facts.items() if value is not None]
 
 
 class Board(NamedTuple):
@@ -67,19 +66,19 @@ class Board(NamedTuple):
     @property
     def recipe(self) -> str:
         """What the suite froze."""
-        found = of_stamp(self.suite)
-        return found.recipe if found else MISSING
+        protocol = of_stamp(self.suite)
+        return protocol.recipe if protocol else MISSING
 
     @property
     def lines(self) -> list[tuple[int, Row]]:
         """(number of its entry, row) of every method but the baseline, the fastest first."""
-        found = [
+        lines = [
             (i, replace(row, figures=row.figures | {AR.key: entry.ar}))
             for i, entry in enumerate(self.entries, 1)
             for row in entry.rows
             if row.label != BASELINE
         ]
-        return sorted(found, key=lambda line: (-(line[1].value("speedup") or 0.0), line[1].label, line[0]))
+        return sorted(lines, key=lambda line: (-(line[1].value("speedup") or 0.0), line[1].label, line[0]))
 
 
 def read_folder(folder: Path) -> tuple[list[Entry], dict[str, list[str]]]:
@@ -87,13 +86,14 @@ def read_folder(folder: Path) -> tuple[list[Entry], dict[str, list[str]]]:
     entries, refused = [], {}
     for path in sorted(folder.glob("*.json")):
         try:
-            summary, reasons = judged(found := read(path))
+            submission = read(path)
+            summary, reasons = judged(submission)
         except UserError as error:
             summary, reasons = None, [str(error)]
         if summary is None or reasons:
             refused[path.name] = reasons
         else:
-            entries.append(Entry(path.name, found, summary.rows, ms_per_token(summary.rows)))
+            entries.append(Entry(path.name, submission, summary.rows, ms_per_token(summary.rows)))
     return entries, refused
 
 
@@ -101,39 +101,39 @@ def boards(entries: Sequence[Entry]) -> list[Board]:
     """By suite, then by device."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
-        groups.setdefault((entry.found.suite, entry.run.hardware), []).append(entry)
+        groups.setdefault((entry.submission.suite, entry.run.hardware), []).append(entry)
     return [Board(suite, device, group) for (suite, device), group in sorted(groups.items())]
 
 
-def markdown_page(found: Sequence[Board]) -> str:
+def markdown_page(boards: Sequence[Board]) -> str:
     """LEADERBOARD.md: no line of text over 80 columns, no table wider."""
     titles, right = ["method", "speedup ↑", "AR ms", "τ ↑", "loss ↓", "file"], [False] + [True] * 5
     tables = []
-    for board in found:
+    for board in boards:
         cells = [
             [shortened(row.label, LABEL), _ONE["speedup"].cell(row), *(c.value(row) for c in BRIEF), str(i)]
             for i, row in board.lines
         ]
         tables.append(markdown(titles, cells, right))
-    return _templates().get_template("leaderboard.md").render(boards=list(zip(found, tables)))
+    return _rendered("leaderboard.md", list(zip(boards, tables)))
 
 
-def html_page(found: Sequence[Board]) -> str:
+def html_page(boards: Sequence[Board]) -> str:
     """One file without network: a sortable table for each suite and device."""
-    return _templates().get_template("leaderboard.html").render(boards=[(board, _table(board)) for board in found])
+    return _rendered("leaderboard.html", [(board, _table(board)) for board in boards])
 
 
 def _table(board: Board) -> Table:
     """Every column of a report; those that were not chosen for Markdown are folded."""
-    shown = columns([row for entry in board.entries for row in entry.rows])
-    shown = [*shown[:1], _ONE["speedup"], AR, *(c for c in shown[1:] if c.key != "speedup")]
-    folded = frozenset(i for i, c in enumerate(shown) if i > 1 and c not in BRIEF)
-    lines = [[figure_cell(c, row) for c in shown] + [Cell(str(i), i)] for i, row in board.lines]
-    heads = [(c.title + c.arrow, c.help, not c.numeric) for c in shown]
+    first, *others = columns([row for entry in board.entries for row in entry.rows])
+    chosen = [first, _ONE["speedup"], AR, *(c for c in others if c.key != "speedup")]
+    folded = frozenset(i for i, c in enumerate(chosen) if i > 1 and c not in BRIEF)
+    lines = [[figure_cell(c, row) for c in chosen] + [Cell(str(i), i)] for i, row in board.lines]
+    heads = [(c.title + c.arrow, c.help, not c.numeric) for c in chosen]
     return Table([*heads, ("file", "number of the submission below", False)], lines, folded)
 
 
-def _templates() -> Environment:
-    made = templates()
-    made.loader = ChoiceLoader([PackageLoader("lanternbench.suite"), PackageLoader("lanternbench.report")])
-    return made
+def _rendered(name: str, boards: list[tuple[Board, Any]]) -> str:
+    environment: Environment = templates()
+    environment.loader = ChoiceLoader([PackageLoader("lanternbench.suite"), PackageLoader("lanternbench.report")])
+    return environment.get_template(name).render(boards=boards)

@@ -44,29 +44,28 @@ class Protocol(NamedTuple):
         """
         frozen = {k: v for k, v in self.settings.items() if k not in ("prompts_hash", "weights")}
         values = frozen | {"name": f"suite-{self.name.replace('/', '-')}", "methods": self.methods} | dict(given)
-        made = sweep(values, self.name).model_copy(update={"suite": self.stamp})
-        chosen = prompts.load(made.prompts, made.num_prompts, made.seed, made.caption)
+        config = sweep(values, self.name).model_copy(update={"suite": self.stamp})
+        chosen = prompts.load(config.prompts, config.num_prompts, config.seed, config.caption)
         if chosen.hash != self.settings["prompts_hash"]:
             source = self.settings["prompts"]
             raise UserError(
-                f"the prompts of {made.prompts} are not those of {self.name} (hash {chosen.hash[:8]}…, not "
+                f"the prompts of {config.prompts} are not those of {self.name} (hash {chosen.hash[:8]}…, not "
                 f"{self.settings['prompts_hash'][:8]}…): give the official file, --prompts {source}:FILE"
             )
-        return made
+        return config
 
     def deviations(self, run: Mapping[str, Any]) -> list[str]:
         """What of a run, by its run.json, is not as the protocol has it."""
         config, target = run.get("config") or {}, run.get("target") or {}
         weights = target.get("weights") or {}
-        found = {"repeats": 1} | config | {
+        actual = {"repeats": 1} | config | {
             "target": target.get("name"),
             "prompts_hash": (run.get("prompts") or {}).get("hash"),
             "weights": {part: weights.get(part) for part in self.settings.get("weights", ())},
         }  # fmt: skip
         wanted = {name: value for name, value in self.settings.items() if name != "prompts"}  # their hash says more
-        wrong = [
-            f"{name} is {found.get(name)}, not {value}" for name, value in wanted.items() if found.get(name) != value
-        ]
+        wrong = [f"{name} is {actual.get(name)}, not {value}" for name, value in wanted.items()
+                 if actual.get(name) != value]  # fmt: skip
         wrong += [f"{name} is {config[name]}" for name in _OFF if config.get(name)]
         labels = [method.get("label") for method in run.get("methods") or []]
         return wrong + ([] if BASELINE in labels else [f"it has no baseline {BASELINE}"])
@@ -87,4 +86,4 @@ def protocol(target: str) -> Protocol:
 
 def of_stamp(stamp: str | None) -> Protocol | None:
     """The protocol of a name and hash; None where this version does not have it."""
-    return next((found for found in map(protocol, names()) if found.stamp == stamp), None)
+    return next((one for one in map(protocol, names()) if one.stamp == stamp), None)

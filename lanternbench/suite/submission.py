@@ -1,34 +1,38 @@
-"""A submission: one run of the suite in one file, whose figures follow from the samples in it."""
+"""A submission: one run of the suite in one file, whose figures follow from the samples in it; else it is refused."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from lanternbench import __version__, prompts
 from lanternbench.errors import UserError
 from lanternbench.experiment.environment import commit
-from lanternbench.experiment.run_reader import iter_samples, read_run, reason
-from lanternbench.experiment.schema import RunFile
+from lanternbench.experiment.run_reader import RunFile, iter_samples, read_run, reason
 from lanternbench.measure.figures import BASELINE, Figures
-from lanternbench.measure.samples import Sample, sample_key
+from lanternbench.measure.samples import IMPORTED, Sample, sample_key
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import NOTHING, Row, Summary, read_summary
+from lanternbench.measure.summaries import LARGEST, NOTHING, Row, Summary, read_summary
 from lanternbench.measure.summary import summarise
 from lanternbench.notes import Note
-from lanternbench.prompts import Prompt, PromptSet
-from lanternbench.utils.files import open_file, replacing
-from lanternbench.utils.json_values import SCHEMA_VERSION, check_version, plain
+from lanternbench.prompts import Prompt
+from lanternbench.prompts.prompt_set import prompts_hash
+from lanternbench.suite.protocol import Protocol, names, of_stamp, protocol
+from lanternbench.utils.files import replacing
+from lanternbench.utils.json_values import SCHEMA_VERSION, plain, read_object
 
 PLACE = "choose another file with -o"
 CLOCK = ("load", "slow_steps", "cpu_share")  # what tells a disturbed clock
+NEAR = 1e-6  # relative: sums in another order
 # a sample without what its method and prompt say, and without its tokens and image
 MEASURED = set(Sample.model_fields) - {
     *("key", "prompt", "category", "challenge", "label", "method", "options", "token_ids", "image")
@@ -65,12 +69,12 @@ def submission(folder: Path) -> Submission:
     run = _without_places(read_run(folder))
     if not (stamp := run.get("config", {}).get("suite")):
         raise UserError(f"{folder} does not follow the suite: make a run that does with `lanternbench suite NAME`.")
-    read = [sample.model_copy(update={"token_ids": []}) for sample in iter_samples(folder)]
-    asked = _prompts(read_run(folder), read)
+    stored = [sample.model_copy(update={"token_ids": []}) for sample in iter_samples(folder)]
+    asked = _prompts(read_run(folder), stored)
     order = {prompt.id: i for i, prompt in enumerate(asked)}
-    read.sort(key=lambda sample: (order.get(sample.prompt_id, len(order)), sample.seed))
+    stored.sort(key=lambda sample: (order.get(sample.prompt_id, len(order)), sample.seed))
     samples: dict[str, list[dict[str, Any]]] = {str(method.get("label")): [] for method in run.get("methods", [])}
-    for sample in read:
+    for sample in stored:
         samples.setdefault(sample.label, []).append(sample.model_dump(include=MEASURED, exclude_defaults=True))
     old, figures = read_summary(folder), Figures(samples_of(run, asked, samples))
     summary = recomputed(run, figures, old.rows, old.sets)
@@ -92,9 +96,9 @@ def submission(folder: Path) -> Submission:
 def _prompts(run: dict[str, Any], samples: list[Sample]) -> list[Prompt]:
     """The prompts of a run in their order: that of its samples, or of their file where workers shared them."""
     config, recorded = run.get("config") or {}, run.get("prompts") or {}
-    found = {s.prompt_id: Prompt(s.prompt_id, s.prompt, s.category, s.challenge) for s in samples}
-    if PromptSet(tuple(found.values()), "", "", 0).hash == recorded.get("hash") or not config.get("prompts"):
-        return list(found.values())
+    by_id = {s.prompt_id: Prompt(s.prompt_id, s.prompt, s.category, s.challenge) for s in samples}
+    if prompts_hash(by_id.values()) == recorded.get("hash") or not config.get("prompts"):
+        return list(by_id.values())
     chosen = prompts.load(config["prompts"], config.get("num_prompts"), config["seed"], config["caption"])
     return [prompt._replace(image=None) for prompt in chosen]
 
@@ -114,16 +118,15 @@ def samples_of(
     run: Mapping[str, Any], asked: Sequence[Prompt], samples: Mapping[str, list[dict[str, Any]]]
 ) -> Iterator[Sample]:
     """The samples, method by method.  Raises ValueError for one that no run can have."""
-    known = {prompt.id: prompt for prompt in asked}
+    by_id = {prompt.id: prompt for prompt in asked}
     for method in run.get("methods", []):
         label, key = str(method.get("label")), str(method.get("key"))
         about = {"label": label, "method": str(method.get("method")), "options": method.get("options") or {}}
         for values in samples.get(label, []):
-            if (prompt := known.get(str(values.get("prompt_id")))) is None or values.keys() - MEASURED:
+            if (prompt := by_id.get(str(values.get("prompt_id")))) is None or values.keys() - MEASURED:
                 raise ValueError(f"a sample of {label} has no prompt, or what no sample has")
-            said = {"prompt": prompt.text, "category": prompt.category, "challenge": prompt.challenge}
-            key_of = sample_key(prompt.id, key, values.get("seed", 0))
-            yield Sample.model_validate(values | about | said | {"key": key_of})
+            about |= {"prompt": prompt.text, "category": prompt.category, "challenge": prompt.challenge}
+            yield Sample.model_validate(values | about | {"key": sample_key(prompt.id, key, values.get("seed", 0))})
 
 
 def recomputed(run: Mapping[str, Any], figures: Figures, stated: Sequence[Row], sets: Sequence[str]) -> Summary:
@@ -139,14 +142,84 @@ def clock(figures: Figures) -> dict[str, float | None]:
 
 def ms_per_token(rows: list[Row]) -> Estimate:
     """Milliseconds of an autoregressive token."""
-    found = next((row.figure("tokens_per_s") for row in rows if row.label == BASELINE), NOTHING)
-    value, hi, lo = (None if not x else 1000 / x for x in found[:3])
-    return Estimate(value, lo, hi, found.n)
+    speed = next((row.figure("tokens_per_s") for row in rows if row.label == BASELINE), NOTHING)
+    value, hi, lo = (None if not x else 1000 / x for x in speed[:3])
+    return Estimate(value, lo, hi, speed.n)
 
 
-def write(found: Submission, path: Path) -> None:
+def judged(stated: Submission) -> tuple[Summary | None, list[str]]:
+    """The summary recomputed from the samples, and the reasons to refuse it; none where it fits."""
+    try:
+        return _judged(stated)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # of a file from elsewhere
+        return None, [f"it has what no run can have ({reason(error)})"]
+
+
+def _judged(stated: Submission) -> tuple[Summary | None, list[str]]:
+    run, frozen = stated.about, of_stamp(stated.suite)
+    if frozen is None:
+        known = ", ".join(protocol(name).stamp for name in names())
+        return None, [f"its suite '{stated.suite}' is none of this version ({known})"]
+    samples = list(samples_of(run, stated.prompts, stated.samples))
+    reasons = [] if stated.run.config.suite == stated.suite else ["its run followed another suite"]
+    reasons += frozen.deviations(run) + _incomplete(stated, frozen, samples)
+    if reasons or not samples:
+        return None, reasons or ["it has no samples"]
+    figures = Figures(samples)
+    summary = recomputed(run, figures, stated.rows, stated.sets)
+    reasons = _tampered(stated, summary, figures)
+    return summary, reasons + [note.text.partition(": ")[0] for note in summary.notes if note.kind == "unfit"]
+
+
+def _incomplete(stated: Submission, frozen: Protocol, samples: Sequence[Sample]) -> list[str]:
+    """Other prompts, samples that are absent, and such as no run of the protocol has."""
+    if prompts_hash(stated.prompts) != frozen.settings["prompts_hash"]:
+        return ["its prompts are not the suite's"]
+    labels = [str(method.get("label")) for method in stated.run.methods]
+    seeds = range(frozen.settings["seed"], frozen.settings["seed"] + frozen.settings["repeats"])
+    wanted = Counter((label, p.id, seed) for label in labels for p in stated.prompts for seed in seeds)
+    have = Counter((sample.label, sample.prompt_id, sample.seed) for sample in samples)
+    counts = Counter(label for label, *_ in wanted.keys() & have.keys())
+    each = len(stated.prompts) * len(seeds)
+    reasons = [
+        f"it has {counts[label]} of {each} samples of {label}"
+        for label in dict.fromkeys(labels)
+        if counts[label] < each
+    ]
+    if not reasons and (have != wanted or stated.samples.keys() - set(labels)):
+        reasons.append("it has samples that no run of the suite has")
+    if any(sample.method == IMPORTED for sample in samples):
+        reasons.append("it has imported figures, which were not measured")
+    if tokens := {s.tokens for s in samples} - {math.prod(stated.run.target.get("grid") or [0])}:
+        reasons.append(f"it has images of {tokens.pop()} tokens")
+    if any(s.step_s and sum(s.step_s) > s.decode_s + 1e-3 for s in samples):
+        reasons.append("it has steps that took longer than their decode")
+    return reasons
+
+
+def _tampered(stated: Submission, summary: Summary, figures: Figures) -> list[str]:
+    """Figures that do not follow from the samples."""
+    if [row.label for row in stated.rows] != [row.label for row in summary.rows]:
+        return ["its rows are not those of its samples"]
+    wrong = []
+    for row, computed in zip(stated.rows, summary.rows, strict=True):
+        names = [n for n in ("method", "n", "lossless", "options") if getattr(row, n) != getattr(computed, n)]
+        numbers = {name: [x for x in row.figure(name) if x is not None] for name in stated.sets}
+        names += [name for name, values in numbers.items() if any(abs(x) > LARGEST or x != x for x in values)]
+        names += [name for name, figure in row.figures.items() if not all(map(_near, figure, computed.figure(name)))]
+        wrong += [f"{name} of {row.label}" for name in names]
+    wrong += [] if all(map(_near, stated.ar_ms_per_token, ms_per_token(summary.rows))) else ["ar_ms_per_token"]
+    wrong += [name for name, value in clock(figures).items() if not _near(stated.clock.get(name), value)]
+    return [f"its samples give another {wrong[0]}"] if wrong else []
+
+
+def _near(a: float | None, b: float | None) -> bool:
+    return a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=NEAR, abs_tol=1e-9))
+
+
+def write(submission: Submission, path: Path) -> None:
     """A sample a line.  Raises UserError where it cannot be written."""
-    parts = plain(dict(found) | {"run": found.about})
+    parts = plain(dict(submission) | {"run": submission.about})
     each = {label: ",\n".join(map(json.dumps, samples)) for label, samples in parts.pop("samples").items()}
     methods = ",\n".join(f"{json.dumps(label)}: [\n{lines}]" for label, lines in each.items())
     head = json.dumps(parts, indent=1, allow_nan=False).removesuffix("\n}")
@@ -157,12 +230,8 @@ def write(found: Submission, path: Path) -> None:
 def read(path: Path) -> Submission:
     """A submission from its file.  Raises UserError where it is none."""
     try:
-        with open_file(path) as file:
-            values = json.loads(file.read())
-        if not isinstance(values, dict):
-            raise ValueError("no JSON object")
-        check_version(values, path)
-        return Submission.model_validate(values)
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
-        why = reason(error) if isinstance(error, ValidationError) else error
-        raise UserError(f"{path} is no submission ({why}): make one with `lanternbench submit RUN`.") from None
+        return Submission.model_validate(read_object(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path} is no submission ({reason(error)}): make one with `lanternbench submit RUN`."
+        ) from None

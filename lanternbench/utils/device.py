@@ -69,8 +69,8 @@ def fit_threads(model: nn.Module) -> None:
 
 def requested() -> int | None:
     """Threads that the user asked for, if any."""
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return _requested or (int(given) if given.isdigit() and int(given) else None)
+    variable = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return _requested or (int(variable) if variable.isdigit() else 0) or None
 
 
 def cpu_threads(device: torch.device) -> int | None:

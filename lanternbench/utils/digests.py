@@ -32,26 +32,22 @@ def checked(path: Path, published: str = "", *, again: bool = False) -> None:
     ``published``: the digest, its first digits, or nothing.  The file is read where it is new here or was changed, and
     where ``again`` asks for it.  Raises UserError for another file.
     """
-    known, about = remembered(path), path.stat()
-    if known and not again and known[1:] == (about.st_size, about.st_mtime_ns):
-        found = known.sha256
-    else:
-        found = digest(path)
+    known = remembered(path)
+    unchanged = known is not None and known == _now(path, known.sha256)
+    sha256 = known.sha256 if known and unchanged and not again else digest(path)
     wanted = published or (known.sha256 if known else "")
-    if not found.startswith(wanted):
+    if not sha256.startswith(wanted):
         origin = "the published file" if published else "the file that was downloaded"
         raise UserError(
-            f"{path} is not {origin} (SHA-256 {found[:12]}…, not {wanted[:12]}…): delete it, and `fetch` gets it again"
+            f"{path} is not {origin} (SHA-256 {sha256[:12]}…, not {wanted[:12]}…): delete it, and `fetch` gets it again"
         )
     if os.access(path.parent, os.W_OK):  # a shared cache may be read alone
-        remember(path, found)
+        remember(path, sha256)
 
 
-def remember(path: Path, found: str) -> None:
+def remember(path: Path, sha256: str) -> None:
     """Keep the digest of a file beside it."""
-    about = path.stat()
-    now = Known(found, about.st_size, about.st_mtime_ns)
-    if now != remembered(path):
+    if (now := _now(path, sha256)) != remembered(path):
         with replacing(_beside(path), HOME, shared=True) as file:
             file.write(json.dumps(now).encode())
 
@@ -60,10 +56,14 @@ def remembered(path: Path) -> Known | None:
     """What is remembered of a file; nothing where that cannot be read."""
     try:
         with open_file(_beside(path)) as file:
-            sha256, size, mtime_ns = json.loads(file.read(1000))
+            known = Known(*json.loads(file.read(1000)))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    return Known(sha256, size, mtime_ns) if isinstance(sha256, str) and len(sha256) == 64 else None
+    return known if isinstance(known.sha256, str) and len(known.sha256) == 64 else None
+
+
+def _now(path: Path, sha256: str) -> Known:
+    return Known(sha256, path.stat().st_size, path.stat().st_mtime_ns)
 
 
 def _beside(path: Path) -> Path:

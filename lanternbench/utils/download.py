@@ -7,7 +7,6 @@ import fcntl
 import http.client
 import os
 import shutil
-import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -60,17 +59,18 @@ def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
         with _alone(part, file.path) as out:
             if out is None:
                 return file.path
-            try:
-                _get(file, out, progress)
-            except urllib.error.HTTPError as error:
+            _get(file, out, progress)
+            arrived = _extracted(part, file) if file.member else part
+            sha256 = digest(arrived)
+            if not sha256.startswith(file.sha256):
+                arrived.unlink()
+                part.unlink(missing_ok=True)
                 raise UserError(
-                    f"{file.url} answers {error.code} ({str(error.reason).partition(chr(10))[0]}): get the file by hand"
-                ) from None
-            found = _extracted(part, file) if file.member else part
-            whole = _check(found, file)
-            os.replace(found, file.path)
-            part.unlink(missing_ok=True)
-            remember(file.path, whole)
+                    f"{file.title} is not the published file (SHA-256 {sha256[:12]}…, not {file.sha256[:12]}…) and "
+                    "was removed: try again, or get it by hand"
+                )
+            os.replace(arrived, file.path)
+            remember(file.path, sha256)
     return file.path
 
 
@@ -78,38 +78,16 @@ def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
 def _alone(part: Path, whole: Path) -> Iterator[IO[bytes] | None]:
     """``part`` open for appending, and locked; None if another process, which had it, has made it ``whole``."""
     while True:
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-        with open(descriptor, "r+b") as out:
+        with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644), "r+b") as out:
+            fcntl.flock(out, fcntl.LOCK_EX)
+            if not part.exists() or not os.path.samestat(os.fstat(out.fileno()), part.stat()):
+                continue  # the process that had it has renamed or removed it
             try:
-                fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(0.2)
-                continue
-            if not part.exists() or not os.path.samestat(os.fstat(descriptor), part.stat()):
-                continue  # the other process has renamed or removed it
-            if whole.is_file():
-                part.unlink()
-                yield None
-            else:
-                try:
-                    yield out
-                finally:
-                    if part.exists() and not part.stat().st_size:
-                        part.unlink()
+                yield None if whole.is_file() else out
+            finally:
+                if part.exists() and (whole.is_file() or not part.stat().st_size):
+                    part.unlink()
             return
-
-
-def _check(part: Path, file: Remote) -> str:
-    """The digest of the published file.  Raises UserError, and removes ``part``, for another."""
-    found = digest(part)
-    if not found.startswith(file.sha256):
-        part.unlink()
-        file.path.with_name(f"{file.path.name}.part").unlink(missing_ok=True)
-        raise UserError(
-            f"{file.title} is not the published file (SHA-256 {found[:12]}…, not {file.sha256[:12]}…) and was "
-            "removed: try again, or get it by hand"
-        )
-    return found
 
 
 @contextmanager
@@ -119,6 +97,9 @@ def file_errors(source: str) -> Iterator[None]:
         yield
     except PermissionError as error:
         raise UserError(f"cannot write {error.filename}: set LANTERNBENCH_HOME to a folder of yours") from None
+    except urllib.error.HTTPError as error:
+        why = str(error.reason).partition("\n")[0]
+        raise UserError(f"{source} answers {error.code} ({why}): get the file by hand") from None
     except http.client.HTTPException:
         raise UserError(f"the connection to {source} broke: run the same command again, it continues") from None
     except OSError as error:  # URLError and timeouts are OSErrors too

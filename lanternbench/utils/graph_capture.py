@@ -61,22 +61,20 @@ class _Reads(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.read: dict[int, Tensor] = {}  # by the address of their memory
-        self.made: dict[int, Tensor] = {}  # held, so that no address comes twice
+        self.inputs: dict[int, Tensor] = {}  # by the address of their memory
+        self.outputs: dict[int, Tensor] = {}  # held, so that no address comes twice
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for x in tree_leaves((args, kwargs)):
-            if isinstance(x, Tensor) and _memory(x) not in self.made:
-                self.read.setdefault(_memory(x), x)
-        found = func(*args, **(kwargs or {}))
-        for x in tree_leaves(found):
-            if isinstance(x, Tensor) and _memory(x) not in self.read:
-                self.made[_memory(x)] = x
-        return found
+        self._note((args, kwargs), self.inputs, self.outputs)
+        output = func(*args, **(kwargs or {}))
+        self._note(output, self.outputs, self.inputs)
+        return output
 
-
-def _memory(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
+    @staticmethod
+    def _note(values: Any, known: dict[int, Tensor], others: dict[int, Tensor]) -> None:
+        for x in tree_leaves(values):
+            if isinstance(x, Tensor) and (address := x.untyped_storage().data_ptr()) not in others:
+                known.setdefault(address, x)
 
 
 def read_by(work: Work, inputs: list[Tensor]) -> list[Tensor]:
@@ -84,7 +82,7 @@ def read_by(work: Work, inputs: list[Tensor]) -> list[Tensor]:
     work(*inputs)  # what is made once, is made here
     with _Reads() as reads:
         work(*inputs)
-    return list(reads.read.values())
+    return list(reads.inputs.values())
 
 
 def of_mode(mode: str | None, device: str) -> Graphs | None:
@@ -111,9 +109,9 @@ class Replay:
         self.run = record(work, self.inputs)
 
     def __call__(self, inputs: list[Tensor]) -> Any:
-        for own, given in zip(self.inputs, inputs, strict=True):
-            if own is not given:
-                own.copy_(given)
+        for buffer, value in zip(self.inputs, inputs, strict=True):
+            if buffer is not value:
+                buffer.copy_(value)
         return self.run()
 
 

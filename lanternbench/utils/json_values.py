@@ -7,9 +7,11 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lanternbench.errors import UserError
+from lanternbench.utils.files import open_file
 
 SCHEMA_VERSION = 1  # of every JSON object that we write; those written before there was one are of version 0
 
@@ -36,13 +38,26 @@ def versioned(value: Any) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION} | plain(value)
 
 
-def check_version(found: Mapping[str, Any], what: Any) -> None:
+def check_version(value: Mapping[str, Any], what: Any) -> None:
     """Raises UserError for a JSON object of a version that this package cannot know."""
-    version = found.get("schema_version", 0)
+    version = value.get("schema_version", 0)
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise UserError(
             f"{what} has schema_version {version!r}, and this lanternbench reads up to {SCHEMA_VERSION}: upgrade it"
         )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file.  Raises OSError, ValueError where it has none, UserError for a later version."""
+    with open_file(path) as file:
+        try:
+            value = json.loads(file.read())
+        except (RecursionError, MemoryError) as error:
+            raise ValueError(str(error)) from None
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")
+    check_version(value, path)
+    return value
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -53,10 +68,9 @@ def config_hash(config: Mapping[str, Any]) -> str:
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     """What differs between two JSON values, as "dotted.key: old -> new" lines."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        lines = []
-        for key in [*old, *(key for key in new if key not in old)]:
-            lines += differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
-        return lines
+        keys = dict.fromkeys([*old, *new])
+        each = [differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key)) for key in keys]
+        return [line for lines in each for line in lines]
     if old == new and isinstance(old, bool) == isinstance(new, bool):
         return []
     return [f"{prefix}: {json.dumps(old, ensure_ascii=False)} -> {json.dumps(new, ensure_ascii=False)}"]

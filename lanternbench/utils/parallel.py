@@ -51,12 +51,12 @@ def side_by_side(work: Callable[[list[Item]], list[Result]], items: list[Item], 
         answers = [stack.enter_context(_forked(work, share)) for share in shares]
         for share, answer in zip(shares, answers, strict=True):
             try:
-                made, failed = pickle.loads(answer.recv_bytes())
+                results, error = pickle.loads(answer.recv_bytes())
             except EOFError:
-                made, failed = work(share), None
-            if failed is not None:
-                raise failed
-            yield from made
+                results, error = work(share), None
+            if error is not None:
+                raise error
+            yield from results
 
 
 @contextlib.contextmanager
@@ -83,9 +83,9 @@ def _child(work: Callable[[list[Item]], list[Result]], share: list[Item], answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     torch.set_num_threads(1)
     try:
-        found: tuple[list[Result] | None, Exception | None] = (work(share), None)
+        outcome: tuple[list[Result] | None, Exception | None] = (work(share), None)
     except Exception as error:
-        found = (None, error)
+        outcome = (None, error)
     with contextlib.suppress(OSError):
-        answer.send_bytes(pickle.dumps(found))
+        answer.send_bytes(pickle.dumps(outcome))
     os._exit(0)  # what the parent registered for its exit is not ours to run

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lanternbench.engine import decode as engine
-from lanternbench.experiment import generate_samples as samples
+from lanternbench.experiment import worker
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.metrics import ImageMetric, scorers_for
@@ -119,7 +119,7 @@ def _measured(target: Target) -> tuple[list[list[int]], list[float], list[bytes]
     decoder = build(target, method("cool-sd"))
     made = engine.generate(decoder, CAPTIONS, trace=True)
     tokens: Tensor = torch.stack([g.tokens for g in made])
-    figures = [x for row in samples.figures(decoder, made) for x in tree_leaves(row)]
+    figures = [x for row in worker.figures(decoder, made) for x in tree_leaves(row)]
     return tokens.tolist(), figures, [image.tobytes() for image in target.images(tokens)]
 
 

@@ -25,7 +25,6 @@ from lanternbench.cli.main import app, main
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.experiment import config, sweep_file, worker
-from lanternbench.experiment import generate_samples as samples
 from lanternbench.experiment import runner as sweeps
 from lanternbench.measure.summaries import read_summary
 from lanternbench.methods.build import build
@@ -252,7 +251,7 @@ def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target):
         decoder = build(target, made)
         made = engine.generate(decoder, ["a red circle"], trace=True)
     assert decoder.lossless is False
-    assert samples.figures(decoder, made)[0]["fidelity_loss"] > 0.02
+    assert worker.figures(decoder, made)[0]["fidelity_loss"] > 0.02
 
 
 def test_shipped_sweeps_are_valid_and_found_from_anywhere(tmp_path, monkeypatch):
@@ -271,7 +270,7 @@ def test_the_plan_of_a_sweep_by_batches_counts_the_time_of_a_batch_once(monkeypa
 
     monkeypatch.setattr(worker, "generate", generated)
     made = worker.Worker(config.Sweep(methods=["ar"], batch=4, metrics=[]), "cpu")
-    monkeypatch.setattr(type(made.target), "images", lambda self, tokens: [])
+    monkeypatch.setattr(type(made.target), "images", lambda self, tokens, captions: [])
     alone, four = (made.seconds_per_image("ar", ["a red circle"] * n) for n in (1, 4))
     assert alone == pytest.approx(0.4 + 2.0 * 256 / 5, rel=1e-3)
     assert four == pytest.approx(alone / 4, rel=1e-3)

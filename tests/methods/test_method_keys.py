@@ -77,18 +77,10 @@ def unkeyed(entry):
     return {name: value for name, value in entry.items() if name != "key"}
 
 
-def test_a_folder_from_before_keys_is_read_and_not_begun_again_when_it_is_whole(stored, tmp_path):
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_folder_without_keys_of_methods_is_not_continued(stored, tmp_path, keep):
     config, folder = stored
-    copied(folder, tmp_path, 2, unkeyed)
-    before = (tmp_path / folder.name / "samples.jsonl").read_bytes()
-    _, summary = run(config, tmp_path)
-    assert summary.rows[0].n == 2
-    assert (tmp_path / folder.name / "samples.jsonl").read_bytes() == before
-
-
-def test_a_folder_from_before_keys_is_not_continued(stored, tmp_path):
-    config, folder = stored
-    copied(folder, tmp_path, 1, unkeyed)
+    copied(folder, tmp_path, keep, unkeyed)
     with pytest.raises(UserError, match="--fresh"):
         run(config, tmp_path)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fake_cuda_graph import frozen
+from lanternbench.models.rope import rope_1d
 from safetensors.torch import save_file
 from test_anole import CAPTIONS, scrambled
 from test_eagle3 import captions_of, deep
@@ -25,7 +26,6 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.drafters.dflash import DFlash, spread, to_file
-from lanternbench.models.rope import rope_1d
 from lanternbench.models.target import Target
 from lanternbench.models.transformer import DecoderConfig
 from lanternbench.training import dflash, drafter, eagle

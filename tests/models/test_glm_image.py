@@ -23,7 +23,7 @@ from lanternbench.engine.opening import row_seed, row_uniforms
 from lanternbench.engine.sampling import Warp, draw
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Decoding, Sweep, checked
-from lanternbench.experiment.generate_samples import figures
+from lanternbench.experiment.worker import figures
 from lanternbench.measure.fidelity import row_losses
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.experiment.generate_samples import make_samples
+from lanternbench.experiment.worker import make_samples
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import family as families

@@ -20,7 +20,7 @@ from lanternbench.engine import decode as engine
 from lanternbench.engine.address import Lengths, raster
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.row_ends import token_in, with_row_ends
-from lanternbench.imported.log_probs import log_probs
+from lanternbench.imported.run import log_probs
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.chameleon import checkpoint as published_chameleon

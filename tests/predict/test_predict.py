@@ -31,7 +31,7 @@ from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
 from lanternbench.experiment.config import Sweep
-from lanternbench.experiment.generate_samples import make_samples
+from lanternbench.experiment.worker import make_samples
 from lanternbench.measure.samples import Sample
 from lanternbench.methods.build import build, prepared_proposal
 from lanternbench.methods.method import method

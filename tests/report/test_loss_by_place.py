@@ -13,7 +13,7 @@ from test_report import flat, make_run
 
 from lanternbench.engine.decode import generate
 from lanternbench.engine.teacher_forced import teacher_forced
-from lanternbench.experiment.generate_samples import figures
+from lanternbench.experiment.worker import figures
 from lanternbench.lossless.row_ends import row_end_target
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method

@@ -13,8 +13,8 @@ from suite_runs import ENVIRONMENT, PROMPTS, schema, short_protocol, suite_run
 
 from lanternbench.errors import UserError
 from lanternbench.measure.summaries import read_summary
-from lanternbench.suite import leaderboard, refusal
-from lanternbench.suite.submission import read, submission, write
+from lanternbench.suite import leaderboard
+from lanternbench.suite.submission import judged, read, submission, write
 
 
 @pytest.fixture
@@ -40,12 +40,12 @@ def path(frozen, tmp_path):
 
 def reasons(path, values) -> str:
     path.write_text(json.dumps(values))
-    return "; ".join(refusal.judged(read(path))[1])
+    return "; ".join(judged(read(path))[1])
 
 
 def test_a_submission_says_what_its_run_says(frozen, tmp_path, path):
     found = read(path)
-    summary, why = refusal.judged(found)
+    summary, why = judged(found)
     assert why == []
     assert summary is not None
     rows = {row.label: row for row in read_summary(tmp_path / "results" / "suite-v1-tiny-0").rows}

@@ -10,7 +10,7 @@ import torch
 
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.experiment import generate_samples
+from lanternbench.experiment import worker
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.prompts import Prompt
@@ -78,9 +78,9 @@ def test_the_time_of_an_image_is_its_share_of_all_parts_together(two_threads, sh
     def timed(*args: Any, **options: Any) -> list[engine.Generation]:
         return [replace(made, decode_s=3.0) for made in engine.generate(*args, **options)]
 
-    monkeypatch.setattr(generate_samples, "generate", timed)
+    monkeypatch.setattr(worker, "generate", timed)
     prompts = [Prompt(str(i), "a red circle") for i in range(2 * LEAST)]
-    made = generate_samples.make_samples(build(shallow_8x8, method("sjd")), prompts, 0, timed=False)
+    made = worker.make_samples(build(shallow_8x8, method("sjd")), prompts, 0, timed=False)
     assert [sample.decode_s for sample, _ in made] == [3.0 / len(prompts)] * len(prompts)
 
 

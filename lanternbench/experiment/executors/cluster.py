@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -21,21 +22,11 @@ STORE = 2**28  # bytes for results on their way, in a cluster of our own
 
 
 class WorkerPlan(NamedTuple):
-    """How many workers of which kind."""
+    """How many workers on which device; ``threads`` of each."""
 
     device: str
     workers: int
-    threads: int  # of each
-
-    @property
-    def resource(self) -> tuple[str, int]:
-        """What a node must have for each: a GPU, or CPUs."""
-        return ("GPU", 1) if self.device == "cuda" else ("CPU", self.threads)
-
-    @property
-    def needs(self) -> dict[str, int]:
-        """The same as Ray's options of an actor."""
-        return {"num_gpus": 1, "num_cpus": 0} if self.device == "cuda" else {"num_cpus": self.threads}
+    threads: int
 
 
 class Connection:
@@ -46,7 +37,9 @@ class Connection:
     asks for a large object.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "CPU", count: int = 0) -> None:
+        """``kind``, ``count``: what a node must have for a worker; Ray waits for such a node without end."""
+        self.kind, self.count, self.no_node_since = kind, count, inf
         context, through_client = ray().get_runtime_context(), ray().util.client.ray.is_connected()  # of ray://
         nodes = [] if through_client else ray().nodes()
         node = next((node for node in nodes if node["NodeID"] == context.get_node_id()), None)
@@ -65,30 +58,22 @@ class Connection:
                     )
                 time.sleep(0.1)
 
-    def has_store(self) -> bool:
-        """May objects be asked for?"""
-        return self.raylet is None or is_listening(self.raylet)
-
-
-class Room:
-    """Whether some node of the cluster could hold a worker of this kind: else Ray waits for one without end."""
-
-    def __init__(self, plan: WorkerPlan) -> None:
-        self.kind, self.count = plan.resource
-        self.gone: float | None = None  # since when there is none
-
-    def check(self) -> None:
-        """Raises UserError when there has been no such node for some minutes: a cluster may get another."""
+    def check_nodes(self) -> None:
+        """Raises UserError when no node could hold a worker for some minutes: a cluster may get another."""
         if any(node["Resources"].get(self.kind, 0) >= self.count for node in ray().nodes() if node["Alive"]):
-            self.gone = None
+            self.no_node_since = inf
             return
-        self.gone = self.gone or time.monotonic()
-        if time.monotonic() > self.gone + NEW_NODE:
+        self.no_node_since = min(self.no_node_since, time.monotonic())
+        if time.monotonic() > self.no_node_since + NEW_NODE:
             raise UserError(
                 f"no node that is left in the Ray cluster has {self.count} {self.kind}(s) for a worker: what is "
                 "finished is kept, and the same command continues when the cluster has such a node again, or with "
                 "--executor local"
             )
+
+    def has_store(self) -> bool:
+        """May objects be asked for?"""
+        return self.raylet is None or is_listening(self.raylet)
 
 
 def is_listening(address: str) -> bool:
@@ -122,8 +107,8 @@ def connect(address: str | None, cpus: int) -> bool:
         return False
     where: dict[str, Any] = {"address": address}
     if not address or address == "local":
-        here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        where = {"address": "local", "num_cpus": max(cpus, here), "num_gpus": torch.cuda.device_count()}
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        where = {"address": "local", "num_cpus": max(cpus, cores), "num_gpus": torch.cuda.device_count()}
         where |= {"include_dashboard": False, "object_store_memory": STORE}
     elif not address.startswith("ray://"):
         check_reachable(address)

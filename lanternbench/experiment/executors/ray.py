@@ -14,8 +14,7 @@ import torch
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep
-from lanternbench.experiment.executors import cluster
-from lanternbench.experiment.executors.base import Finished, Say, Unit, captions, labels, peak_mb
+from lanternbench.experiment.executors import Executor, Finished, Say, Unit, captions, cluster, labels, peak_mb
 from lanternbench.experiment.worker import Facts, Job, OnStep, Worker, add_costs
 from lanternbench.measure.summaries import Costs
 from lanternbench.utils.device import request_threads
@@ -42,12 +41,6 @@ class RayWorker:
         request_threads(self.threads)
         return Worker(self.config, self.device)
 
-    @cached_property
-    def where(self) -> dict[str, Any]:
-        context = cluster.ray().get_runtime_context()
-        name = torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
-        return {"node": context.get_node_id()[:8], "process": os.getpid(), "device": name}
-
     def facts(self) -> Facts:
         return self.worker.facts()
 
@@ -58,31 +51,34 @@ class RayWorker:
         return [], {}, peak_mb()
 
     def work(self, job: Job) -> Answer:
-        made = [Finished(sample, image, self.where) for sample, image in self.worker.work(job)]
+        node = cluster.ray().get_runtime_context().get_node_id()[:8]
+        name = torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
+        where = {"node": node, "process": os.getpid(), "device": name}
+        samples = [Finished(sample, image, where) for sample, image in self.worker.work(job)]
         costs, self.worker.costs = self.worker.costs, {}
-        return made, costs, peak_mb()
+        return samples, costs, peak_mb()
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """The driver's side: hands out units, restarts lost workers, and ends all at the end."""
 
     def __init__(self, workers: int | None = None, threads: int | None = None, address: str | None = None):
         """See ``cluster.divide`` for the defaults.  Raises UserError where Ray is not installed."""
         self._ray, self.workers, self.threads = cluster.ray(), workers, threads
         self.address = address or os.environ.get("RAY_ADDRESS")
-        self.costs: Costs = {}
+        super().__init__()
         self.pool: list[Any] = []
         self._losses: Counter[str] = Counter()
         self._ours, self._peak = False, 0.0
-        self.room: cluster.Room | None = None  # known when workers are asked for
 
     def start(self, config: Sweep, device: str, units: int) -> Facts:
         self._ours = cluster.connect(self.address, (self.workers or 1) * (self.threads or 1))
-        self.connection = cluster.Connection()
-        found = cluster.divide(device, self.workers, self.threads)
-        self.device, count, self.room = found.device, min(found.workers, units), cluster.Room(found)
-        remote = self._ray.remote(**found.needs)(RayWorker)
-        self._start_worker = lambda: remote.remote(config, found.device, found.threads, Path.cwd())
+        plan = cluster.divide(device, self.workers, self.threads)
+        self.device, count = plan.device, min(plan.workers, units)
+        cpus, gpus = (0, 1) if plan.device == "cuda" else (plan.threads, 0)
+        self.connection = cluster.Connection("GPU" if gpus else "CPU", gpus or cpus)
+        remote = self._ray.remote(num_cpus=cpus, num_gpus=gpus)(RayWorker)
+        self._start_worker = lambda: remote.remote(config, plan.device, plan.threads, Path.cwd())
         self.pool = [self._start_worker() for _ in range(count)]
         while True:
             try:
@@ -132,7 +128,7 @@ class RayExecutor:
                 todo.extendleft([unit] if unit else [])
                 continue
             self._losses.pop(what, None)
-            yield from self._kept(answer)
+            yield from self._counted(answer)
             if unit[1:]:
                 ask(worker, unit[1:])
             else:
@@ -143,27 +139,23 @@ class RayExecutor:
         if not calls or not self.connection.has_store():
             return
         for call in self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]:
-            try:
-                answer = self._ray.get(call)
-            except self._ray.exceptions.RayError:
-                continue
-            yield from self._kept(answer)
+            with suppress(self._ray.exceptions.RayError):
+                yield from self._counted(self._ray.get(call))
 
-    def _kept(self, answer: Answer) -> list[Finished]:
-        made, costs, peak = answer
+    def _counted(self, answer: Answer) -> list[Finished]:
+        """The samples of an answer, its costs and memory counted."""
+        samples, costs, peak = answer
         add_costs(self.costs, costs)
         self._peak = max(self._peak, peak)
-        return made
+        return samples
 
     def _first(self, calls: list[Any]) -> Any:
-        """The first of them that ends.  Raises UserError when the cluster is out of reach or has no room."""
+        """The first of them that ends.  Raises UserError when the cluster is out of reach or has no fitting node."""
         waited = False
         while True:
             self.connection.check()
-            if (
-                waited and self.room
-            ):  # not before the line above: Ray would wait a minute for a lost control process, and end us
-                self.room.check()
+            if waited:  # and not before the line above: Ray waits a minute for a lost control process, and ends us
+                self.connection.check_nodes()
             if ended := self._ray.wait(calls, timeout=cluster.PULSE, fetch_local=False)[0]:
                 return ended[0]
             waited = True
@@ -195,10 +187,8 @@ class RayExecutor:
         return started
 
     def notes(self) -> list[str]:
-        """On a CPU memory is the process's, whichever method runs."""
-        if self.device != "cpu" or not self._peak:
-            return []
-        return [f"The largest of the workers held {self._peak:,.0f} MB at its peak."]
+        measured = self.device == "cpu" and self._peak
+        return [f"The largest of the workers held {self._peak:,.0f} MB at its peak."] if measured else []
 
     def _dismiss(self) -> None:
         while self.pool:

@@ -1,0 +1,221 @@
+"""The sources of prompts, registered under the name that ``--prompts`` takes: the base class and the built-in ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from lanternbench.errors import UserError
+from lanternbench.prompts.formats import (
+    clean,
+    comma_separated,
+    file_name,
+    json_lines,
+    numbered_lines,
+    parsed,
+    prompts_of,
+    read_text,
+    tab_separated,
+)
+from lanternbench.prompts.prompt_set import Prompt, rank
+from lanternbench.registry import register
+from lanternbench.utils.files import cache_dir, shipped
+
+Caption = Literal["first", "longest", "random"]
+GENEVAL = "https://raw.githubusercontent.com/djghosh13/geneval/af4902f24d3ca90ebbb446dd9891a59e0f82725f"
+_COCO = "http://images.cocodataset.org/annotations"
+
+
+class Official(NamedTuple):
+    """A published prompt file, and where ``lanternbench fetch NAME`` gets it."""
+
+    file: str
+    url: str
+    sha256: str = ""  # of the file; nothing where none is published
+    member: str | None = None  # of a zip archive
+    gigabytes: float = 0.0  # about; 0: next to nothing
+
+
+class PromptSource:
+    """Base of all sources.  A subclass implements ``read`` and sets the attributes that differ from these."""
+
+    official: ClassVar[Official | None] = None  # None: the prompts come with the source
+    in_order: ClassVar[bool] = False  # a smaller number means the first ones, not a seeded choice
+
+    def read(self, path: Any, seed: int, caption: Caption) -> Iterable[Prompt]:
+        """Every prompt, in the order of the file; those without text left out.
+
+        path: the official file; None for a source without one.  caption: which of several captions of an image, a
+        random one by ``seed``.  Raises UserError for a file that is missing or malformed.
+        """
+        raise NotImplementedError
+
+    def locate(self, name: str, where: str | None) -> Path | None:
+        """The official file: at ``where`` (the file or its folder), else in the cache.
+
+        Raises UserError when it is not there, or there is none.
+        """
+        if self.official is None:
+            if where is not None:
+                raise UserError(f"the prompts '{name}' come without a file: write --prompts {name}.")
+            return None
+        file, example = self.official.file, f"`--prompts {name}:PATH/{self.official.file}`"
+        if where is None:
+            path = cache_dir() / "prompts" / file
+            if not path.is_file():
+                raise UserError(
+                    f"the prompts of {name} are not at {path}: get them with `lanternbench fetch {name}`, "
+                    f"or give their official file, {example}."
+                )
+            return path
+        folder = Path(where).expanduser()
+        path = next((p for p in (folder / file, folder / "annotations" / file) if p.is_file()), folder)
+        if path.is_dir() or not where:
+            raise UserError(f"{file} is not in {where or 'the empty path'}: give the file, {example}.")
+        return path
+
+
+@register("prompts", "coco2017")
+class Coco2017(PromptSource):
+    """MS COCO's validation images (arXiv 1504.00325): one caption for each of the 5,000."""
+
+    official = Official(
+        "captions_val2017.json",
+        f"{_COCO}/annotations_trainval2017.zip",
+        "afe3b30e403dd7f228e2373023abbd60042a6e10ec6874d3652df034d289ebb9",
+        "annotations/captions_val2017.json",
+        gigabytes=0.25,
+    )
+
+    def read(self, path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
+        return coco_prompts(parsed(read_text(path), path), path, seed, caption)
+
+
+@register("prompts", "coco2014")
+class Coco2014(Coco2017):
+    """One caption for each of the 40,504 images."""
+
+    official = Official(
+        "captions_val2014.json",
+        f"{_COCO}/annotations_trainval2014.zip",
+        member="annotations/captions_val2014.json",
+        gigabytes=0.25,
+    )
+
+
+def coco_prompts(data: Any, path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
+    """One prompt per image of a parsed captions file, in the file's order of images.
+
+    Raises UserError when it is no such file.
+    """
+    captions: dict[Any, list[str]] = {}
+    try:
+        images = [(image["id"], str(image.get("file_name") or "")) for image in data["images"]]
+        for annotation in data["annotations"]:
+            captions.setdefault(annotation["image_id"], []).append(clean(annotation["caption"]))
+    except (KeyError, TypeError, AttributeError):
+        wanted = "images[].id and annotations[].image_id, caption"
+        raise UserError(f"{path} is no COCO captions file ({wanted}): give captions_val2017.json.") from None
+    for number, image in images:
+        if texts := [text for text in captions.get(number, []) if text]:
+            longest, chance = max(texts, key=len), texts[rank(seed, "caption", str(number)) % len(texts)]
+            text = {"first": texts[0], "longest": longest, "random": chance}[caption]
+            yield Prompt(str(number), text, image=file_name(image))
+
+
+@register("prompts", "demo")
+class Demo(PromptSource):
+    """128 captions in the words that the embedded model knows; any of their prefixes covers many of these."""
+
+    in_order = True
+
+    def read(self, path: None, seed: int, caption: Caption) -> Iterator[Prompt]:
+        for number, line in numbered_lines(read_text(shipped("prompts", "demo.txt"))):
+            if line.strip():
+                yield Prompt(f"demo-{number:02d}", line.strip())
+
+
+@register("prompts", "dpg")
+class Dpg(PromptSource):
+    """DPG-Bench's 1,065 dense prompts (arXiv 2403.05135): its table, its folder of texts, or .jsonl with id and prompt.
+
+    The id is the official one: the scorer finds the questions of an image by it.
+    """
+
+    official = Official(
+        "dpg_bench.csv", "https://raw.githubusercontent.com/TencentQQGYLab/ELLA/main/dpg_bench/dpg_bench.csv"
+    )
+
+    def locate(self, name: str, where: str | None) -> Path | None:
+        """As for every source; also a folder of text files."""
+        folder = Path(where or "").expanduser()
+        return folder if where and any(folder.glob("*.txt")) else super().locate(name, where)
+
+    def read(self, path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
+        if path.is_dir():
+            for file in sorted(path.glob("*.txt")):
+                yield Prompt(file.stem, clean(read_text(file)))
+        elif path.suffix.lower() == ".csv":
+            yield from _dpg_table(path)
+        else:
+            yield from prompts_of(json_lines(read_text(path), path), path)
+
+
+def _dpg_table(path: Path) -> Iterator[Prompt]:
+    """The table has a row for every question, with the prompt's id and text in each."""
+    texts: dict[str, str] = {}
+    for number, row in comma_separated(read_text(path), path):
+        if not {"item_id", "text"} <= set(row):
+            raise UserError(f"{path} has no columns item_id and text: give DPG-Bench's own dpg_bench.csv.")
+        if number and (text := clean(row["text"])):
+            texts.setdefault(clean(row["item_id"]), text)
+    return (Prompt(name, text) for name, text in texts.items())
+
+
+@register("prompts", "geneval")
+class GenEvalPrompts(PromptSource):
+    """GenEval's 553 prompts (arXiv 2310.11513), each with the objects that it asks for; the task is the category.
+
+    The id is the number of the line, as the official scorer numbers its folders.
+    """
+
+    official = Official("geneval_metadata.jsonl", f"{GENEVAL}/prompts/evaluation_metadata.jsonl")
+
+    def read(self, path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
+        for number, line in enumerate(geneval_metadata(path)):
+            yield Prompt(f"{number:05d}", line["prompt"], category=line["tag"])
+
+
+def geneval_metadata(path: Path) -> list[dict[str, Any]]:
+    """The lines of GenEval's official file.  Raises UserError when it is another."""
+    lines = [dict(fields) for _, fields in json_lines(read_text(path), path)]
+    for line in lines:
+        if not (isinstance(line.get("prompt"), str) and isinstance(line.get("include"), list) and line.get("tag")):
+            raise UserError(f"{path} has an entry without prompt, include or tag: give GenEval's own metadata.")
+    return lines
+
+
+@register("prompts", "imagenet")
+class ImageNet(PromptSource):
+    """The class numbers 0…999 of ILSVRC 2012, as class-conditional targets read them; names are categories."""
+
+    def read(self, path: None, seed: int, caption: Caption) -> Iterator[Prompt]:
+        from open_clip import IMAGENET_CLASSNAMES
+
+        for number, name in enumerate(IMAGENET_CLASSNAMES):
+            yield Prompt(str(number), str(number), category=name)
+
+
+@register("prompts", "parti")
+class Parti(PromptSource):
+    """PartiPrompts (arXiv 2206.10789): 1,632 with category and challenge; the line number is the id."""
+
+    official = Official(
+        "PartiPrompts.tsv",
+        "https://raw.githubusercontent.com/google-research/parti/main/PartiPrompts.tsv",
+        "fab29e41bb512a169b56acab4cf2a41dcb675e285df2efcde6640c7dd3c440eb",
+    )
+
+    def read(self, path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
+        return prompts_of(tab_separated(read_text(path), path), path)
