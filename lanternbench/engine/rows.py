@@ -1,4 +1,4 @@
-"""The order ``rows``: one forward feeds the tokens of several rows of the image, each row ahead of the one below.
+"""The contract of orders, and several rows at once: one forward feeds several rows, each ahead of the next.
 
 A row begins when the row above has ``lead`` tokens.  Its first token is predicted from the end of the row above: from
 the row end where the model writes one, else from the last column, where an *auxiliary* token stands in until that
@@ -20,13 +20,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lanternbench.component import Component
 from lanternbench.engine.address import Lengths, RowInputs, rows_address
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, launch
+from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
 from lanternbench.engine.state import DecodeState, LastCommit
 from lanternbench.engine.teacher_forced import teacher_forced
 from lanternbench.engine.trace import Trace
 from lanternbench.models.grids import size
+
+
+class Order(Component):
+    """In which order the tokens of an image are drawn; by itself, raster order."""
+
+    def apply(self, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
+        """``decoder``, which draws in raster order, made to draw in this one."""
+        return decoder
+
+    def plain(self, draft: TreeSpec | WindowSpec) -> TreeSpec | WindowSpec | RowSpec | None:
+        """The plain definition of a proposal with this one ``draft``; None where it has none."""
+        return draft
 
 
 class RowState(NamedTuple):

@@ -122,11 +122,12 @@ class DecodeState:
 
     def step_uniforms(self, by_position: bool) -> Uniforms:
         """The uniforms of this step; ``by_position``: also those that belong to image positions."""
-        u, position = self.uniforms[:, self.steps], None
+        u, position = self.uniforms.select(1, self.steps), None
         if by_position:
             at = (self.now.length.device[:, None] + self.columns[: self.max_nodes]).clamp_(max=self.limit)
             position = self.uniforms[..., 0].gather(1, at)
-        return Uniforms(u[:, : self.max_nodes], u[:, self.max_nodes :], position)
+        verify, draft = u.split([self.max_nodes, u.shape[1] - self.max_nodes], 1)
+        return Uniforms(verify, draft, position)
 
     def unfinished(self) -> list[int] | None:
         """The unfinished prompts, once at least half of the batch is finished; before that None.
@@ -187,32 +188,37 @@ def forward(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor]:
 
 def plan_commit(state: DecodeState, draft: Draft, result: VerifyResult, states: TreeStates) -> CommitPlan:
     """New tokens, states, lengths and cache moves of a verification; changes nothing yet."""
-    path, accepted, token, cache = result.path, result.accepted, result.token[:, None], state.cache
-    length, columns = state.now.length, state.columns[: path.shape[1]]
+    path, accepted, token, cache = result.path, result.accepted, result.token.unsqueeze(1), state.cache
+    length, deepest = state.now.length, path.shape[1] - 1
     new = token  # [B, D + 1]
-    if path.shape[1] > 1:
-        drafted = (draft.tokens if draft.is_chain else draft.tokens.gather(1, path))[:, 1:]
-        new = torch.cat([drafted, token], 1).scatter_(1, accepted[:, None], token)
+    if deepest:
+        drafted = draft.tokens if draft.is_chain else draft.tokens.gather(1, path)
+        new = torch.cat([drafted.narrow(1, 1, deepest), token], 1).scatter_(1, accepted.unsqueeze(1), token)
     longer = (length.device + accepted).add_(1).clamp_(max=state.limit)
     plan = CommitPlan(new, states.next, states.node, longer, longer - length.device)
     if states.node is not None:
-        slots = row_ends.path_slots(cache.layout, length, path, columns, states.node.shape[1])
+        slots = row_ends.path_slots(cache.layout, length, path, state.columns[: deepest + 1], states.node.shape[1])
         before = cache.states_at(states.node, path)
-    elif draft.is_chain or path.shape[1] == 1:
+    elif draft.is_chain or not deepest:
         return plan  # every node is where it belongs
     else:
         root, before = cache.layout.slot_of[length.device][:, None], None
-        slots = root + path, root + columns
+        slots = root + path, root + state.columns[: deepest + 1]
     source, target = map(cache.places, slots)
     return plan._replace(hidden=cache.states_at(states.next, path), before=before, source=source, target=target)
 
 
-def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, plan: CommitPlan) -> None:
-    """Write tokens, move cache entries, advance.  The step's only host synchronisation is here."""
+def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, plan: CommitPlan) -> Tensor:
+    """Write tokens, move cache entries, advance.  The step's only host synchronisation is here.
+
+    Returns [B] the tokens that were committed before.
+    """
     now, n = state.now, plan.tokens.shape[1]
-    start = plan.length - plan.advance  # a recorded commit has overwritten ``now.length`` already
+    start = now.length.device
+    if state.recorded:  # a recorded commit has overwritten it already
+        start = plan.length - plan.advance
     if now.length.shared is not None:
-        now.tokens[:, now.length.shared : now.length.shared + n] = plan.tokens
+        now.tokens.narrow(1, now.length.shared, n).copy_(plan.tokens)
     else:
         now.tokens.scatter_(1, start[:, None] + state.columns[:n], plan.tokens)
     if plan.source is not None and plan.target is not None:
@@ -232,3 +238,4 @@ def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, pl
         length, result.token, now.tokens, LastCommit(hidden, new, Lengths.of(plan.advance, counts), before)
     )
     state.clock.tick("commit")
+    return start

@@ -10,7 +10,8 @@ from statistics import fmean
 import numpy as np
 
 from lanternbench.costs.forward_cost import Shape, StepCost
-from lanternbench.methods.trees.adaptive import Adaptive, Range, adapt
+from lanternbench.engine.plain import AdaptiveBounds
+from lanternbench.methods.trees.adaptive import Adaptive, adapt
 from lanternbench.tune.recorded_drafts import Floats, grown_lengths
 from lanternbench.tune.tree_search import Candidate, GrowthSearch, Options, Record, largest
 
@@ -48,7 +49,7 @@ class BoundsSearch(GrowthSearch):
                     known[key] = grown_lengths(steps, width, nodes, depth)
             return known[key]
 
-        def of(within: Range, nodes: int, options: Options) -> Candidate:
+        def of(within: AdaptiveBounds, nodes: int, options: Options) -> Candidate:
             """The mean step of a replay: its size follows from how the step before it was accepted."""
             rng = np.random.default_rng(0)
             alpha: float | None = None
@@ -76,7 +77,7 @@ class BoundsSearch(GrowthSearch):
         for d, k, nodes, beta in product(DEPTHS, CHILDREN, TOTALS, BETAS):
             if nodes > most or d[1] - 1 > max(self.levels, 2):
                 continue
-            within = Range(beta, 1, max(1, (k[1] - k[0]) // 3), d, k)
+            within = AdaptiveBounds(beta, 1, max(1, (k[1] - k[0]) // 3), d, k)
             options = {"depth_range": list(d), "width_range": list(k), "total_nodes": nodes, "beta": beta,
                        "l_d": within.l_d, "l_k": within.l_k}  # fmt: skip
             found.append(of(within, nodes, options))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import yaml
@@ -44,52 +44,65 @@ def static_tree(spec: str | list[list[int]]) -> StaticTree:
     return from_paths(named()[spec])
 
 
+class LevelPlan(NamedTuple):
+    """How one level of a static tree is drafted."""
+
+    shape: tuple[int, int, int]  # -1, expanded nodes, children that are drawn for each
+    drawn: tuple[Tensor, Tensor] | None  # which of these are nodes: parent and rank of each; None: all
+    expanded: Tensor | None = None  # which children of the level before are expanded; None: the only one
+    parents: Tensor | None = None  # index of their parents among the nodes expanded before
+    mask: Tensor | None = None  # additive [1, m, nodes so far, root excluded], see ``Expand``
+
+
 class FixedTree(TreePolicy):
     """Drafts a static tree level by level, with uniforms of their own for the children of each node."""
 
     static = Prepared[StaticTree]()
     sampled = Prepared(True)  # are children sampled, or the likeliest tokens, which count as p = 1?
-    # per level after the first: which of the last level's children are expanded, the index of their parents, their mask
-    plan = Prepared[list[tuple[Tensor, Tensor, Tensor | None]]]()
+    plan = Prepared[list[LevelPlan]]()
 
     def drafting(self, static: StaticTree, sampled: bool, device: torch.device) -> Self:
         """The policy, ready to draft ``static``."""
-        ancestors, inner, before, plan = static.tree.ancestors[0], list(static.inner), [0], []
-        for last, level in zip(static.levels, static.levels[1:], strict=False):
-            nodes = list(level.parents)
-            parents = [next(i for i, a in enumerate(before) if bool(ancestors[n, a])) for n in nodes]
-            seen = inner[1 : inner.index(nodes[-1]) + 1]
-            mask = None if static.is_chain else additive(ancestors[nodes][:, seen])[None].to(device)
-            index = torch.tensor([n - last.first for n in nodes], device=device)
-            plan.append((index, torch.tensor(parents, device=device), mask))
-            before = nodes
+        ancestors, inner, before, first, plan = static.tree.ancestors[0], list(static.inner), [0], 0, []
+        for i, level in enumerate(static.levels):
+            nodes, width = list(level.parents), max(level.widths)
+            ragged = len(level.rows) < len(nodes) * width
+            step = LevelPlan(
+                (-1, len(nodes), width), (level.rows.to(device), level.ranks.to(device)) if ragged else None
+            )
+            if i:
+                parents = [next(i for i, a in enumerate(before) if bool(ancestors[n, a])) for n in nodes]
+                step = step._replace(parents=torch.tensor(parents, device=device))
+            if i and not static.is_chain:
+                seen = inner[1 : inner.index(nodes[-1]) + 1]
+                mask = additive(ancestors[nodes][:, seen])[None].to(device)
+                step = step._replace(expanded=torch.tensor([n - first for n in nodes], device=device), mask=mask)
+            plan.append(step)
+            before, first = nodes, level.first
         return self.ready(
             static=static.to(device), sampled=sampled, plan=plan,
             nodes=static.tree.nodes, max_depth=static.tree.max_depth, width=static.tree.width,
-            uniforms=sum(len(level.parents) * max(level.widths) for level in static.levels),
+            uniforms=sum(m * w for _, m, w in (level.shape for level in plan)),
         )  # fmt: skip
 
     def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
-        static, warp = self.static, state.warp
-        sampled = self.sampled and not warp.greedy
-        tokens, p_all, used, logits = [state.now.root[:, None]], [], 0, logits[:, None]
-        for i, level in enumerate(static.levels):
+        warp, sampled = state.warp, self.sampled and not state.warp.greedy
+        tokens, p_all, logits = [state.now.root.unsqueeze(1)], [], logits.unsqueeze(1)
+        uniforms = u.split([m * w for (_, m, w), *_ in self.plan], 1) if sampled else ()
+        for i, (shape, drawn, expanded, parents, mask) in enumerate(self.plan):
             if i:
-                index, parents, mask = self.plan[i - 1]
-                expanded = tokens[-1] if static.is_chain else tokens[-1][:, index]
-                logits = expand(expanded, parents, mask, i)
-            m, w = len(level.parents), max(level.widths)
+                last = tokens[-1] if expanded is None else tokens[-1][:, expanded]
+                logits = expand(last, parents, mask, i)
             if sampled:
                 p_all.append(warp(logits))
-                drawn = draw_distinct(p_all[-1], u[:, used : used + m * w].view(-1, m, w))
-                used += m * w
+                children = draw_distinct(p_all[-1], uniforms[i].view(shape))
             else:
-                drawn = logits.topk(w).indices  # of logits: far below the first their softmax is 0
-            tokens.append(drawn.flatten(1) if m * w == len(level.rows) else drawn[:, level.rows, level.ranks])
-        return Draft(torch.cat(tokens, 1), torch.cat(p_all, 1) if sampled else None, static)
+                children = logits.topk(shape[2]).indices  # of logits: far below the first their softmax is 0
+            tokens.append(children.flatten(1) if drawn is None else children[:, drawn[0], drawn[1]])
+        return Draft(torch.cat(tokens, 1), torch.cat(p_all, 1) if sampled else None, self.static)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        return tuple(len(level.parents) for level in self.static.levels[1:])
+        return tuple(level.shape[1] for level in self.plan[1:])
 
     def plain(self) -> TreeSpec:
         return TreeSpec("static", paths=self.static.paths)
