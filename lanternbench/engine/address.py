@@ -174,9 +174,6 @@ class RowInputs(NamedTuple):
     upto: Tensor  # earlier columns of its own row that it attends to, besides itself
     used: Tensor  # bool; what is not is written to the last slot, which is never read
 
-    def part(self, *parts: slice) -> RowInputs:
-        return RowInputs(*(torch.cat([x[:, part] for part in parts], 1) for x in self))
-
 
 def rows_address(
     layout: Layout, first: int, width: int, given: RowInputs, count: Tensor, span: int, shown: int | None = None

@@ -104,6 +104,7 @@ class RowProposer:
 
     nodes, width, max_step_slots, update_uniforms, adapts = 1, 1, 1, 0, False  # as the engine reads a ``Proposal``'s
     drafter, aux_layers = None, ()
+    own_law = False  # are drafts drawn from another law than their p?
 
     def __init__(
         self, target: Any, lead: int, drafts: int, per_row: int, second: int | None = None, shown: int | None = None
@@ -113,21 +114,21 @@ class RowProposer:
         self.lead = min(lead, self.columns)
         self.rows = -(-self.columns // self.lead)  # A: a lower one would begin after the top one is complete
         self.ends, self.drafts, self.inputs = target.row_width > 0, drafts, 1 + drafts
+        self.stored = drafts  # drafts of a row that outlive a step
         self.max_depth, self.per_row, self.uniforms = drafts, per_row, self.rows * per_row - 1
         need = torch.full((self.height,), self.lead, device=target.device)
         self.need = need.index_fill_(0, torch.tensor([1][: self.height - 1], device=target.device), second or self.lead)
         self.slots = torch.arange(self.rows, device=target.device)
         self.steps = torch.arange(self.inputs, device=target.device)
 
-    def begin(self, state: DecodeState, stored: int | None = None, law: bool = False) -> RowState:
-        """``stored``: drafts of a row that outlive a step."""
-        shape = (state.batch, self.rows, self.drafts if stored is None else stored)
+    def begin(self, state: DecodeState) -> RowState:
+        shape = (state.batch, self.rows, self.stored)
         zero = torch.zeros(shape, dtype=torch.long, device=state.device)
         p = torch.zeros(*shape, state.target.vocab, dtype=state.first.dtype, device=state.device)
         count = torch.zeros(state.batch, self.height, dtype=torch.long, device=state.device)
         count[:, 0] = 1 - self.first
         kept = torch.zeros(shape[:2], dtype=torch.long, device=state.device)
-        own = RowState(count, torch.zeros_like(count[:, 0]), zero, p, kept, p if law else None)
+        own = RowState(count, torch.zeros_like(count[:, 0]), zero, p, kept, p if self.own_law else None)
         if state.trace is not None:
             state.trace = RowTrace(state)
         return own._replace(ahead=PerPrompt(map(tuple, self.outlook(own).tolist())))

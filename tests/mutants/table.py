@@ -107,8 +107,8 @@ MUTANTS = (
         (
             (
                 f"{TREES}/static.py",
-                "p_all.append(warp(logits))\n                children = draw_distinct(p_all[-1],",
-                "p_all.append(logits.softmax(-1))\n                children = draw_distinct(warp(logits),",
+                "p_all.append(warp(logits))\n                drawn = draw_distinct(p_all[-1],",
+                "p_all.append(logits.softmax(-1))\n                drawn = draw_distinct(warp(logits),",
             ),
         ),
         "sd",

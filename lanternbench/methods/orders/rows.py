@@ -83,7 +83,7 @@ class Rows(Order):
         else:
             if self.c >= width or height == 1:
                 return decoder  # one row at a time: plain speculative Jacobi decoding
-            rows = RowWindows(target, self.c, drafts, REUSE if public else self.reuse, public, None)
+            rows = RowWindows(target, self.c, drafts, REUSE if public else self.reuse, public)
         return replace(decoder, proposer=rows, step=step)
 
     def plain(self, draft: TreeSpec | WindowSpec) -> RowSpec | None:
@@ -105,11 +105,8 @@ class ZipAR(RowProposer):
 
     def __init__(self, target: Any, lead: int, adaptive: bool, shown: int | None):
         super().__init__(target, lead, 0, 1 + adaptive, target.grid[1], shown)
-        self.adaptive, self.exact = adaptive, AcceptanceRule()
+        self.adaptive, self.exact, self.stored, self.own_law = adaptive, AcceptanceRule(), int(adaptive), adaptive
         self.alone, self.pair = (chain(n).to(target.device) for n in (0, 1))
-
-    def begin(self, state: DecodeState, stored: int | None = None, law: bool = False) -> RowState:
-        return super().begin(state, int(self.adaptive), self.adaptive)
 
     def decide(self, decoder: SpeculativeDecoder, own: RowState, now: Active, q: Tensor, u: Tensor) -> Decision:
         greedy, q, none = decoder.warp.greedy, q.flatten(0, 1), torch.zeros_like(now.row)
@@ -143,13 +140,10 @@ class RowWindows(RowProposer):
     Uniforms of a row: verification's, fresh drafts', redraws'.
     """
 
-    def __init__(self, target: Any, lead: int, window: int, reuse: float, one_hot: bool, shown: int | None):
-        super().__init__(target, lead, window, 3 * window + 2, shown=shown)
+    def __init__(self, target: Any, lead: int, window: int, reuse: float, one_hot: bool):
+        super().__init__(target, lead, window, 3 * window + 2)
         self.reuse, self.one_hot, self.vocab = reuse, one_hot, target.vocab
-        self.static = chain(window).to(target.device)
-
-    def begin(self, state: DecodeState, stored: int | None = None, law: bool = False) -> RowState:
-        return super().begin(state, self.drafts, self.one_hot or self.reuse < 1)
+        self.static, self.own_law = chain(window).to(target.device), one_hot or reuse < 1
 
     def fill(self, state: DecodeState, own: RowState, now: Active, u: Tensor) -> RowState:
         v, uniform = self.vocab, torch.full_like(own.p, 1 / self.vocab)

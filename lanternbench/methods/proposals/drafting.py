@@ -1,6 +1,6 @@
 """Proposals that draft with a drafter of the target, by any tree policy: EAGLE's, and an independent model.
 
-Both drafters have a cached decoder of their own.  Without a tree there is no draft: autoregressive decoding.
+Both drafters have a cached decoder of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
-from lanternbench.component import Choices, Prepared
+from lanternbench.component import Prepared
 from lanternbench.engine.address import append_address, level_address, prefix_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
@@ -20,37 +20,13 @@ from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.proposal import Drafter, Proposal, TreePolicy
 from lanternbench.engine.row_ends import ROOT, Group, RowEnds
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Draft, StaticTree, chain
+from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.errors import UserError
+from lanternbench.methods.proposals.jacobi import NoDraft
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 from lanternbench.registry import register
-
-
-@register("proposal", "none")
-class NoDraft(Proposal):
-    """nothing: plain autoregressive decoding"""
-
-    tree_names: ClassVar[tuple[str, ...] | None] = ("none",)
-    tree_is_own: ClassVar[bool] = True
-    in_rows: ClassVar[bool] = True
-
-    static = Prepared[StaticTree]()
-
-    def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Self:
-        return self.ready(static=chain(0).to(target.device))
-
-    def refuses(self, choices: Choices) -> str | None:
-        if choices.acceptance != "exact" or choices.residual != "standard":
-            return "autoregressive decoding drafts nothing, so there is nothing to accept"
-        return super().refuses(choices)
-
-    def draft(self, state: DecodeState, proposer_state: Any, u: Tensor) -> Draft:
-        return Draft(state.now.root[:, None], static=self.static)
-
-    def plain(self, tree: TreePolicy) -> TreeSpec:
-        return TreeSpec()
 
 
 class DraftedState(NamedTuple):

@@ -31,6 +31,7 @@ class LevelsDrafter(Drafter):
     """Its cursor is the logits [B, levels, V] of all levels."""
 
     per_level = False
+    lm: Any  # the decoder whose head is used
 
     def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Tensor]:
         state.clock.tick("other")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import yaml
 from torch import Tensor
 
 from lanternbench.component import Choices, Prepared, option
-from lanternbench.engine.address import additive
 from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.proposal import Expand, Proposal, Search, TreePolicy
 from lanternbench.engine.sampling import draw_distinct
@@ -44,65 +43,40 @@ def static_tree(spec: str | list[list[int]]) -> StaticTree:
     return from_paths(named()[spec])
 
 
-class LevelPlan(NamedTuple):
-    """How one level of a static tree is drafted."""
-
-    shape: tuple[int, int, int]  # -1, expanded nodes, children that are drawn for each
-    drawn: tuple[Tensor, Tensor] | None  # which of these are nodes: parent and rank of each; None: all
-    expanded: Tensor | None = None  # which children of the level before are expanded; None: the only one
-    parents: Tensor | None = None  # index of their parents among the nodes expanded before
-    mask: Tensor | None = None  # additive [1, m, nodes so far, root excluded], see ``Expand``
-
-
 class FixedTree(TreePolicy):
     """Drafts a static tree level by level, with uniforms of their own for the children of each node."""
 
     static = Prepared[StaticTree]()
     sampled = Prepared(True)  # are children sampled, or the likeliest tokens, which count as p = 1?
-    plan = Prepared[list[LevelPlan]]()
 
     def drafting(self, static: StaticTree, sampled: bool, device: torch.device) -> Self:
         """The policy, ready to draft ``static``."""
-        ancestors, inner, before, first, plan = static.tree.ancestors[0], list(static.inner), [0], 0, []
-        for i, level in enumerate(static.levels):
-            nodes, width = list(level.parents), max(level.widths)
-            ragged = len(level.rows) < len(nodes) * width
-            step = LevelPlan(
-                (-1, len(nodes), width), (level.rows.to(device), level.ranks.to(device)) if ragged else None
-            )
-            if i:
-                parents = [next(i for i, a in enumerate(before) if bool(ancestors[n, a])) for n in nodes]
-                step = step._replace(parents=torch.tensor(parents, device=device))
-            if i and not static.is_chain:
-                seen = inner[1 : inner.index(nodes[-1]) + 1]
-                mask = additive(ancestors[nodes][:, seen])[None].to(device)
-                step = step._replace(expanded=torch.tensor([n - first for n in nodes], device=device), mask=mask)
-            plan.append(step)
-            before, first = nodes, level.first
         return self.ready(
-            static=static.to(device), sampled=sampled, plan=plan,
+            static=static.to(device), sampled=sampled,
             nodes=static.tree.nodes, max_depth=static.tree.max_depth, width=static.tree.width,
-            uniforms=sum(m * w for _, m, w in (level.shape for level in plan)),
+            uniforms=sum(m * w for _, m, w in (level.shape for level in static.levels)),
         )  # fmt: skip
 
     def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
-        warp, sampled = state.warp, self.sampled and not state.warp.greedy
-        tokens, p_all, logits = [state.now.root.unsqueeze(1)], [], logits.unsqueeze(1)
-        uniforms = u.split([m * w for (_, m, w), *_ in self.plan], 1) if sampled else ()
-        for i, (shape, drawn, expanded, parents, mask) in enumerate(self.plan):
+        static, warp = self.static, state.warp
+        sampled = self.sampled and not warp.greedy
+        tokens, p_all, used, logits = [state.now.root.unsqueeze(1)], [], 0, logits.unsqueeze(1)
+        for i, level in enumerate(static.levels):
+            _, m, w = level.shape
             if i:
-                last = tokens[-1] if expanded is None else tokens[-1][:, expanded]
-                logits = expand(last, parents, mask, i)
+                expanded = tokens[-1] if level.expanded is None else tokens[-1][:, level.expanded]
+                logits = expand(expanded, level.above, level.mask, i)
             if sampled:
                 p_all.append(warp(logits))
-                children = draw_distinct(p_all[-1], uniforms[i].view(shape))
+                drawn = draw_distinct(p_all[-1], u.narrow(1, used, m * w).view(level.shape))
+                used += m * w
             else:
-                children = logits.topk(shape[2]).indices  # of logits: far below the first their softmax is 0
-            tokens.append(children.flatten(1) if drawn is None else children[:, drawn[0], drawn[1]])
-        return Draft(torch.cat(tokens, 1), torch.cat(p_all, 1) if sampled else None, self.static)
+                drawn = logits.topk(w).indices  # of logits: far below the first their softmax is 0
+            tokens.append(drawn.flatten(1) if m * w == len(level.rows) else drawn[:, level.rows, level.ranks])
+        return Draft(torch.cat(tokens, 1), torch.cat(p_all, 1) if sampled else None, static)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        return tuple(level.shape[1] for level in self.plan[1:])
+        return tuple(len(level.parents) for level in self.static.levels[1:])
 
     def plain(self) -> TreeSpec:
         return TreeSpec("static", paths=self.static.paths)
