@@ -97,8 +97,7 @@ def prefix_address(valid: Tensor, first_position: int = 0, pad_rows: str = "alon
 
 def run_address(start: int, n: int, visible: Tensor | None = None) -> Address:
     """``n`` inputs in a row from slot ``start`` on, positions alike; visible additive [b, n, n]."""
-    slots = slice(start, start + n)
-    return Address(slots, slots, None if visible is None else F.pad(visible[:, None], (start, 0)), start + n)
+    return shared_address(start, 0, n, slice(start, start + n), visible)
 
 
 def tree_address(layout: Layout, lengths: Lengths, tree: Tree, visible: Tensor | None, is_chain: bool) -> Address:
@@ -107,24 +106,22 @@ def tree_address(layout: Layout, lengths: Lengths, tree: Tree, visible: Tensor |
     visible: additive [b, N, N] of the tree's ancestors, None for a lone root.
     """
     n = tree.depth.shape[1]
-    if lengths.shared is not None:
-        base = layout.slots[lengths.shared]
-        at = slice(base, base + n)
-        return Address(at, at if is_chain else tree.depth + base, _padded(visible, base), base + n)
-    root = layout.slot_of[lengths.device]
-    return entries_address(layout, lengths, root, 0, n, root[:, None] + tree.depth, visible)
+    if lengths.shared is None:
+        root = layout.slot_of[lengths.device]
+        return entries_address(layout, lengths, root, 0, n, root[:, None] + tree.depth, visible)
+    base = layout.slots[lengths.shared]
+    return shared_address(base, 0, n, slice(base, base + n) if is_chain else tree.depth + base, visible)
 
 
 def append_address(layout: Layout, lengths: Lengths, new: Lengths, n: int) -> Address:
     """The last ``new`` ≤ n committed tokens of every prompt, none of them after a row end; the rest of n is void."""
     visible = None if n == 1 else causal(n, new.device.device)
-    if lengths.shared is not None and new.shared is not None:
-        base = layout.slots[lengths.shared - new.shared] + 1
-        at = base + layout.lag
-        return Address(slice(base, base + n), slice(at, at + n), _padded(visible, base), base + n)
-    after = layout.slot_of[lengths.device - new.device] + 1  # the slot after the tokens before
-    positions = after[:, None] + torch.arange(layout.lag, layout.lag + n, device=after.device)
-    return entries_address(layout, lengths, after, 0, n, positions, visible)
+    if lengths.shared is None or new.shared is None:
+        after = layout.slot_of[lengths.device - new.device] + 1  # the slot after the tokens before
+        positions = after[:, None] + torch.arange(layout.lag, layout.lag + n, device=after.device)
+        return entries_address(layout, lengths, after, 0, n, positions, visible)
+    base = layout.slots[lengths.shared - new.shared] + 1
+    return shared_address(base, 0, n, slice(base + layout.lag, base + layout.lag + n), visible)
 
 
 def level_address(
@@ -134,18 +131,18 @@ def level_address(
 
     visible: additive [b, m, filled + m] (None: all of them); ``past`` 1: row ends after nodes of that depth.
     """
-    if lengths.shared is not None:
-        base = layout.slots[lengths.shared] + 1
-        at, stop = layout.slots[lengths.shared + depth] + layout.lag + past, base + filled + m
-        return Address(slice(base + filled, stop), slice(at, at + 1), _padded(visible, base), stop)
-    after = layout.slot_of[lengths.device] + 1
-    positions = (layout.slot_of[lengths.device + depth] + (layout.lag + past))[:, None]
-    return entries_address(layout, lengths, after, filled, m, positions, visible)
+    beyond = layout.lag + past
+    if lengths.shared is None:
+        positions = (layout.slot_of[lengths.device + depth] + beyond)[:, None]
+        return entries_address(layout, lengths, layout.slot_of[lengths.device] + 1, filled, m, positions, visible)
+    at = layout.slots[lengths.shared + depth] + beyond
+    return shared_address(layout.slots[lengths.shared] + 1, filled, m, slice(at, at + 1), visible)
 
 
-def _padded(visible: Tensor | None, base: int) -> Tensor | None:
-    """A mask over this step's entries -> over all slots, those before them visible: [b, 1, n, base + width]."""
-    return None if visible is None else F.pad(visible[:, None], (base, 0))
+def shared_address(base: int, first: int, n: int, positions: Tensor | slice, visible: Tensor | None) -> Address:
+    """As ``entries_address``, of prompts that have the same length."""
+    start, stop = base + first, base + first + n
+    return Address(slice(start, stop), positions, None if visible is None else F.pad(visible[:, None], (base, 0)), stop)
 
 
 def entries_address(
@@ -176,9 +173,6 @@ class RowInputs(NamedTuple):
     column: Tensor  # the row's width for a row end
     upto: Tensor  # earlier columns of its own row that it attends to, besides itself
     used: Tensor  # bool; what is not is written to the last slot, which is never read
-
-    def part(self, *parts: slice) -> RowInputs:
-        return RowInputs(*(torch.cat([x[:, part] for part in parts], 1) for x in self))
 
 
 def rows_address(

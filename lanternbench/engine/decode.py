@@ -11,21 +11,13 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine.carry import select
-from lanternbench.engine.generation import Generation, Log
 from lanternbench.engine.opening import begin, row_seed
 from lanternbench.engine.proposal import Proposal
 from lanternbench.engine.recording import Recordings, Work
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import simulate
-from lanternbench.engine.state import (
-    CommitPlan,
-    DecodeState,
-    StepResult,
-    TreeStates,
-    commit,
-    forward,
-    plan_commit,
-)
+from lanternbench.engine.state import CommitPlan, DecodeState, StepResult, TreeStates, commit, forward, plan_commit
+from lanternbench.engine.trace import Generation, Log
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
 from lanternbench.errors import UserError
@@ -60,6 +52,15 @@ class SpeculativeDecoder:
         """The method's components, and the target's model."""
         return (*self.method.parts, self.residual, self.target.model)
 
+    def verify(
+        self, state: DecodeState, draft: Draft, states: TreeStates, q: Tensor, u: Uniforms
+    ) -> tuple[VerifyResult, CommitPlan]:
+        """Which drafted tokens are accepted, and the changes to the state that follow."""
+        result = self.rule.verify(draft, q, u, self.residual, state.warp.greedy)
+        if self.rates is not None:
+            result = simulate(draft, result, self.rates, u.verify[:, -1])
+        return result, plan_commit(state, draft, result, states)
+
 
 @torch.inference_mode()
 def generate(
@@ -79,45 +80,33 @@ def generate(
     Raises UserError for NaN or infinite logits, and in place of any exception that a plug-in raises.
     """
     with plugin_errors(*decoder.parts):
-        return _generate(decoder, captions, keys, seed, trace, max_steps, on_step)
-
-
-def _generate(
-    decoder: SpeculativeDecoder,
-    captions: list[str],
-    keys: list[str] | None,
-    seed: int,
-    trace: bool,
-    max_steps: int | None,
-    on_step: Callable[[int, int], None] | None,
-) -> list[Generation]:
-    began = perf_counter()
-    seeds = [row_seed(seed, key, decoder.method.key) for key in (keys or captions)]
-    state, proposer_state = begin(decoder, captions, seeds, trace)
-    state.clock.start()  # waits for the device
-    log, tokens = Log(state), state.batch  # the prefill gives each its first token
-    encode_s = perf_counter() - began
-    advance = decoder.step or step
-    while state.active and state.steps != max_steps:
-        if prompts := state.unfinished():
-            proposer_state = select(proposer_state, prompts, state.batch)
-            state.select(prompts)
-        sizes = decoder.proposer.sizes(proposer_state)
-        proposer_state, result = advance(decoder, state, proposer_state)
-        log.note(state, sizes or ((result.draft.tree.max_depth, result.draft.tree.nodes),) * state.batch)
-        if on_step is not None:
-            tokens += sum(state.now.last.advance.host or ())
-            on_step(tokens, state.limit * len(captions))
-        state.clock.end_step()
-    decode_s = state.clock.stop()
-    if state.trace is not None:
-        state.trace.cut(state.limit)
-    if not bool(state.health.isfinite()):
-        raise UserError(
-            f"the logits of target '{state.target.name}' or its drafter became NaN or infinite while "
-            f"'{decoder.method.label}' decoded; check the weights, or give --dtype float32"
-        )
-    return log.generations(state, encode_s, decode_s)
+        began = perf_counter()
+        seeds = [row_seed(seed, key, decoder.method.key) for key in (keys or captions)]
+        state, proposer_state = begin(decoder, captions, seeds, trace)
+        state.clock.start()  # waits for the device
+        log, tokens = Log(state), state.batch  # the prefill gives each its first token
+        encode_s = perf_counter() - began
+        advance = decoder.step or step
+        while state.active and state.steps != max_steps:
+            if prompts := state.unfinished():
+                proposer_state = select(proposer_state, prompts, state.batch)
+                state.select(prompts)
+            sizes = decoder.proposer.sizes(proposer_state)
+            proposer_state, result = advance(decoder, state, proposer_state)
+            log.note(state, sizes or ((result.draft.tree.max_depth, result.draft.tree.nodes),) * state.batch)
+            if on_step is not None:
+                tokens += sum(state.now.last.advance.host or ())
+                on_step(tokens, state.limit * len(captions))
+            state.clock.end_step()
+        decode_s = state.clock.stop()
+        if state.trace is not None:
+            state.trace.cut(state.limit)
+        if not bool(state.health.isfinite()):
+            raise UserError(
+                f"the logits of target '{state.target.name}' or its drafter became NaN or infinite while "
+                f"'{decoder.method.label}' decoded; check the weights, or give --dtype float32"
+            )
+        return log.generations(state, encode_s, decode_s)
 
 
 def step(decoder: SpeculativeDecoder, state: DecodeState, proposer_state: Any) -> tuple[Any, StepResult]:
@@ -129,24 +118,11 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, proposer_state: Any) -
     if state.recorded:
         run, bucket = decoder.recordings.replay, decoder.proposer.bucket(proposer_state)
     u = state.step_uniforms(decoder.rule.by_position)
-
-    def propose(state: DecodeState, proposer_state: Any, u: Tensor) -> Draft:
-        return decoder.proposer.draft(state, proposer_state, u)
-
-    def verify(
-        state: DecodeState, draft: Draft, states: TreeStates, q: Tensor, u: Uniforms
-    ) -> tuple[VerifyResult, CommitPlan]:
-        result = decoder.rule.verify(draft, q, u, decoder.residual, state.warp.greedy)
-        if decoder.rates is not None:
-            result = simulate(draft, result, decoder.rates, u.verify[:, -1])
-        return result, plan_commit(state, draft, result, states)
-
-    draft = run(state, "draft", bucket, propose, proposer_state, u.draft)
+    draft = run(state, "draft", bucket, decoder.proposer.draft, proposer_state, u.draft)
     states, q, health = run(state, "verify", None, check, draft)
     state.health += health
-    result, plan = run(state, "commit", None, verify, draft, states, q, u)
-    commit(state, draft, result, q, plan)
-    done = StepResult(draft, q, result, plan.length - plan.advance, u)
+    result, plan = run(state, "commit", None, decoder.verify, draft, states, q, u)
+    done = StepResult(draft, q, result, commit(state, draft, result, q, plan), u)
     return decoder.proposer.update(state, proposer_state, done), done
 
 
@@ -158,5 +134,5 @@ def launch(state: DecodeState, name: str, bucket: Hashable, work: Work, *argumen
 def check(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor, Tensor]:
     """The target's forward, and a scalar that turns NaN with any distribution: one NaN or infinite logit suffices."""
     states, q = forward(state, draft)
-    total = q[..., 0].sum()
-    return states, q, total if draft.p is None else total + draft.p[..., 0].sum()
+    total = q.select(2, 0).sum()
+    return states, q, total if draft.p is None else total.add_(draft.p.select(2, 0).sum())

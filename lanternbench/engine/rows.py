@@ -1,4 +1,4 @@
-"""The order ``rows``: one forward feeds the tokens of several rows of the image, each row ahead of the one below.
+"""The contract of orders, and several rows at once: one forward feeds several rows, each ahead of the next.
 
 A row begins when the row above has ``lead`` tokens.  Its first token is predicted from the end of the row above: from
 the row end where the model writes one, else from the last column, where an *auxiliary* token stands in until that
@@ -20,13 +20,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lanternbench.component import Component
 from lanternbench.engine.address import Lengths, RowInputs, rows_address
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, launch
+from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
 from lanternbench.engine.state import DecodeState, LastCommit
 from lanternbench.engine.teacher_forced import teacher_forced
 from lanternbench.engine.trace import Trace
 from lanternbench.models.grids import size
+
+
+class Order(Component):
+    """In which order the tokens of an image are drawn; by itself, raster order."""
+
+    def apply(self, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
+        """``decoder``, which draws in raster order, made to draw in this one."""
+        return decoder
+
+    def plain(self, draft: TreeSpec | WindowSpec) -> TreeSpec | WindowSpec | RowSpec | None:
+        """The plain definition of a proposal with this one ``draft``; None where it has none."""
+        return draft
 
 
 class RowState(NamedTuple):
@@ -90,6 +104,7 @@ class RowProposer:
 
     nodes, width, max_step_slots, update_uniforms, adapts = 1, 1, 1, 0, False  # as the engine reads a ``Proposal``'s
     drafter, aux_layers = None, ()
+    own_law = False  # are drafts drawn from another law than their p?
 
     def __init__(
         self, target: Any, lead: int, drafts: int, per_row: int, second: int | None = None, shown: int | None = None
@@ -99,21 +114,21 @@ class RowProposer:
         self.lead = min(lead, self.columns)
         self.rows = -(-self.columns // self.lead)  # A: a lower one would begin after the top one is complete
         self.ends, self.drafts, self.inputs = target.row_width > 0, drafts, 1 + drafts
+        self.stored = drafts  # drafts of a row that outlive a step
         self.max_depth, self.per_row, self.uniforms = drafts, per_row, self.rows * per_row - 1
         need = torch.full((self.height,), self.lead, device=target.device)
         self.need = need.index_fill_(0, torch.tensor([1][: self.height - 1], device=target.device), second or self.lead)
         self.slots = torch.arange(self.rows, device=target.device)
         self.steps = torch.arange(self.inputs, device=target.device)
 
-    def begin(self, state: DecodeState, stored: int | None = None, law: bool = False) -> RowState:
-        """``stored``: drafts of a row that outlive a step."""
-        shape = (state.batch, self.rows, self.drafts if stored is None else stored)
+    def begin(self, state: DecodeState) -> RowState:
+        shape = (state.batch, self.rows, self.stored)
         zero = torch.zeros(shape, dtype=torch.long, device=state.device)
         p = torch.zeros(*shape, state.target.vocab, dtype=state.first.dtype, device=state.device)
         count = torch.zeros(state.batch, self.height, dtype=torch.long, device=state.device)
         count[:, 0] = 1 - self.first
         kept = torch.zeros(shape[:2], dtype=torch.long, device=state.device)
-        own = RowState(count, torch.zeros_like(count[:, 0]), zero, p, kept, p if law else None)
+        own = RowState(count, torch.zeros_like(count[:, 0]), zero, p, kept, p if self.own_law else None)
         if state.trace is not None:
             state.trace = RowTrace(state)
         return own._replace(ahead=PerPrompt(map(tuple, self.outlook(own).tolist())))

@@ -24,16 +24,15 @@ class Warp(NamedTuple):
 
         Top-k keeps ties of the k-th logit; top-p keeps the fewest tokens whose mass reaches p, at least one.
         """
-        x = logits if logits.dtype == torch.float64 else logits.float()
-        if self.greedy:
+        temperature, top_k, top_p = self
+        x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+        if temperature == 0.0:
             return x.softmax(-1)
-        if self.temperature != 1.0:
-            x = x / self.temperature
-        if 0 < self.top_k < x.shape[-1]:
-            x = x.masked_fill(x < kth_largest(x, self.top_k), -torch.inf)
-        if self.top_p < 1.0:
-            x = _nucleus(x, self.top_p)
-        return x.softmax(-1)
+        if temperature != 1.0:
+            x = x / temperature
+        if 0 < top_k < x.shape[-1]:
+            x = x.masked_fill(x < kth_largest(x, top_k), -torch.inf)
+        return (_nucleus(x, top_p) if top_p < 1.0 else x).softmax(-1)
 
 
 def kth_largest(x: Tensor, k: int) -> Tensor:
@@ -60,17 +59,23 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
 
     Never draws a token of weight 0 unless all are 0 (then the last).
     """
-    cdf = weights.cumsum(-1, dtype=torch.float64)  # in float32 a GPU's is not monotone, nor the same every time
-    level = u[..., None] * cdf[..., -1:]  # the smallest index whose cumulative weight exceeds u·total is drawn
-    return torch.searchsorted(cdf, level, right=True)[..., 0].clamp_(max=weights.shape[-1] - 1)
+    return draw_each(weights, u.unsqueeze(-1)).squeeze(-1)
+
+
+def draw_each(weights: Tensor, u: Tensor) -> Tensor:
+    """Independent draws from the same weights: [..., V], u [..., m] -> tokens [..., m]."""
+    cdf, last = weights.cumsum(-1, dtype=torch.float64), weights.shape[-1] - 1  # in float32 a GPU's is not monotone
+    level = u * cdf.narrow(-1, last, 1)  # the smallest index whose cumulative weight exceeds u·total is drawn
+    return torch.searchsorted(cdf, level, right=True).clamp_(max=last)
 
 
 def draw_distinct(weights: Tensor, u: Tensor) -> Tensor:
     """Successive draws without replacement: weights [..., V], u [..., m] -> tokens [..., m] in draft order."""
     if u.shape[-1] == 1:
-        return draw(weights, u[..., 0])[..., None]
-    tokens = draw(weights, u[..., 0])[..., None]
-    for i in range(1, u.shape[-1]):
-        weights = weights.scatter(-1, tokens[..., -1:], 0.0)
-        tokens = torch.cat([tokens, draw(weights, u[..., i])[..., None]], -1)
-    return tokens
+        return draw_each(weights, u)
+    tokens = []
+    for each in u.split(1, -1):
+        if tokens:
+            weights = weights.scatter(-1, tokens[-1], 0.0)
+        tokens.append(draw_each(weights, each))
+    return torch.cat(tokens, -1)

@@ -31,6 +31,11 @@ class LastCommit(NamedTuple):
     advance: Lengths  # how many
     before: Tensor | None = None  # [R, A, dim] the states at the tokens before, where row ends may lie between
 
+    def first(self, most: int) -> LastCommit:
+        """Without entries past the first ``most``."""
+        before = None if self.before is None else self.before[:, :most]
+        return LastCommit(self.hidden[:, :most], self.tokens[:, :most], self.advance, before)
+
 
 class Progress(NamedTuple):
     """The part of the state that changes from step to step."""
@@ -44,11 +49,8 @@ class Progress(NamedTuple):
 class CommitPlan(NamedTuple):
     """The changes that a verification makes to the state, computed on the device."""
 
-    tokens: Tensor  # [B, D + 1] new tokens; entries past ``advance`` are undefined
-    hidden: Tensor  # [R, D + 1, dim] the states that predicted each
-    before: Tensor | None  # see ``LastCommit``
+    last: LastCommit  # of A = D + 1 tokens, whose number the host does not know yet
     length: Tensor  # [B] committed tokens, these included
-    advance: Tensor  # [B]
     source: Tensor | None = None  # places in the cache whose contents move to ``target``
     target: Tensor | None = None
 
@@ -122,11 +124,12 @@ class DecodeState:
 
     def step_uniforms(self, by_position: bool) -> Uniforms:
         """The uniforms of this step; ``by_position``: also those that belong to image positions."""
-        u, position = self.uniforms[:, self.steps], None
+        u, position = self.uniforms.select(1, self.steps), None
         if by_position:
             at = (self.now.length.device[:, None] + self.columns[: self.max_nodes]).clamp_(max=self.limit)
             position = self.uniforms[..., 0].gather(1, at)
-        return Uniforms(u[:, : self.max_nodes], u[:, self.max_nodes :], position)
+        verify, draft = u.split([self.max_nodes, u.shape[1] - self.max_nodes], 1)
+        return Uniforms(verify, draft, position)
 
     def unfinished(self) -> list[int] | None:
         """The unfinished prompts, once at least half of the batch is finished; before that None.
@@ -141,10 +144,8 @@ class DecodeState:
         self.finish()
         parts = (self.cache, self.now, self.uniforms, self.prompts)
         self.cache, now, self.uniforms, self.prompts = select(parts, prompts, self.batch)
-        last, most = now.last, max(now.last.advance.host or (0,))
-        before = None if last.before is None else last.before[:, :most]
-        advance, length = (Lengths.of(x.device, x.host or ()) for x in (last.advance, now.length))
-        last = LastCommit(last.hidden[:, :most], last.tokens[:, :most], advance, before)
+        advance, length = (Lengths.of(x.device, x.host or ()) for x in (now.last.advance, now.length))
+        last = now.last.first(max(now.last.advance.host or (0,)))._replace(advance=advance)
         self.now = now._replace(last=last, length=length)
         self.seeds, self.origin = ([x[i] for i in prompts] for x in (self.seeds, self.origin))
         self.batch = len(prompts)
@@ -187,34 +188,40 @@ def forward(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor]:
 
 def plan_commit(state: DecodeState, draft: Draft, result: VerifyResult, states: TreeStates) -> CommitPlan:
     """New tokens, states, lengths and cache moves of a verification; changes nothing yet."""
-    path, accepted, token, cache = result.path, result.accepted, result.token[:, None], state.cache
-    length, columns = state.now.length, state.columns[: path.shape[1]]
+    path, accepted, token, cache = result.path, result.accepted, result.token.unsqueeze(1), state.cache
+    length, deepest = state.now.length, path.shape[1] - 1
     new = token  # [B, D + 1]
-    if path.shape[1] > 1:
-        drafted = (draft.tokens if draft.is_chain else draft.tokens.gather(1, path))[:, 1:]
-        new = torch.cat([drafted, token], 1).scatter_(1, accepted[:, None], token)
+    if deepest:
+        drafted = draft.tokens if draft.is_chain else draft.tokens.gather(1, path)
+        new = torch.cat([drafted.narrow(1, 1, deepest), token], 1).scatter_(1, accepted.unsqueeze(1), token)
     longer = (length.device + accepted).add_(1).clamp_(max=state.limit)
-    plan = CommitPlan(new, states.next, states.node, longer, longer - length.device)
+    last = LastCommit(states.next, new, Lengths(longer - length.device, None))
     if states.node is not None:
-        slots = row_ends.path_slots(cache.layout, length, path, columns, states.node.shape[1])
+        slots = row_ends.path_slots(cache.layout, length, path, state.columns[: deepest + 1], states.node.shape[1])
         before = cache.states_at(states.node, path)
-    elif draft.is_chain or path.shape[1] == 1:
-        return plan  # every node is where it belongs
+    elif draft.is_chain or not deepest:
+        return CommitPlan(last, longer)  # every node is where it belongs
     else:
         root, before = cache.layout.slot_of[length.device][:, None], None
-        slots = root + path, root + columns
+        slots = root + path, root + state.columns[: deepest + 1]
     source, target = map(cache.places, slots)
-    return plan._replace(hidden=cache.states_at(states.next, path), before=before, source=source, target=target)
+    return CommitPlan(last._replace(hidden=cache.states_at(states.next, path), before=before), longer, source, target)
 
 
-def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, plan: CommitPlan) -> None:
-    """Write tokens, move cache entries, advance.  The step's only host synchronisation is here."""
-    now, n = state.now, plan.tokens.shape[1]
-    start = plan.length - plan.advance  # a recorded commit has overwritten ``now.length`` already
+def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, plan: CommitPlan) -> Tensor:
+    """Write tokens, move cache entries, advance.  The step's only host synchronisation is here.
+
+    Returns [B] the tokens that were committed before.
+    """
+    now, last = state.now, plan.last
+    n = last.tokens.shape[1]
+    start = now.length.device
+    if state.recorded:  # a recorded commit has overwritten it already
+        start = plan.length - last.advance.device
     if now.length.shared is not None:
-        now.tokens[:, now.length.shared : now.length.shared + n] = plan.tokens
+        now.tokens.narrow(1, now.length.shared, n).copy_(last.tokens)
     else:
-        now.tokens.scatter_(1, start[:, None] + state.columns[:n], plan.tokens)
+        now.tokens.scatter_(1, start[:, None] + state.columns[:n], last.tokens)
     if plan.source is not None and plan.target is not None:
         state.cache.move(plan.source, plan.target)
     if state.trace is not None:
@@ -224,11 +231,8 @@ def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, pl
     state.syncs += 1
     state.steps += 1
     counts = PerPrompt(n - o for n, o in zip(length.host or (), now.length.host or (), strict=True))
-    new, hidden, before = plan.tokens, plan.hidden, plan.before
-    if not state.recorded:  # recorded phases need fixed shapes
-        most = max(counts)
-        new, hidden, before = new[:, :most], hidden[:, :most], None if before is None else before[:, :most]
-    state.now = Progress(
-        length, result.token, now.tokens, LastCommit(hidden, new, Lengths.of(plan.advance, counts), before)
-    )
+    last = last if state.recorded else last.first(max(counts))  # recorded phases need fixed shapes
+    last = last._replace(advance=Lengths.of(last.advance.device, counts))
+    state.now = Progress(length, result.token, now.tokens, last)
     state.clock.tick("commit")
+    return start

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from time import perf_counter, process_time
+from typing import Any
 
 import torch
 
@@ -15,9 +17,9 @@ OFF_THE_CLOCK = "records"  # phase of work that is no part of a method, such as 
 class Clock:
     """Phases: ``draft`` and ``verify`` are forwards of drafter and target, the rest is overhead.
 
-    One clock serves all figures: what is off it counts in no phase, no step, and not in the CPU time.  On a CPU ticks
-    read the host's clock.  On a GPU each tick records an event, and the events are read once at the end, so that timing
-    adds no synchronisation to the loop.
+    One clock serves all figures: what is off it counts in no phase, no step, and not in the CPU time.  A tick keeps a
+    moment, the host's time on a CPU and an event on a GPU; all are read at the end, so that timing adds no
+    synchronisation to the loop.
     """
 
     def __init__(self, device: torch.device):
@@ -25,21 +27,19 @@ class Clock:
         self.spent: dict[str, float] = defaultdict(float)  # seconds by phase
         self.step_s: list[float] = []  # seconds of every step; their sum is that of all phases
         self.cpu_s = 0.0  # CPU time of this process, all threads together
-        self._events: list[tuple[str, torch.cuda.Event]] = []
-        self._ends: list[int] = []  # how many events there were at the end of each step
-        self._last = self._step = self._cpu = 0.0
-        self._paused = False
+        self._moments: list[tuple[str, Any]] = []  # the phase that ends, and when
+        self._ends: set[int] = set()  # how many moments there were at the end of each step
+        self._cpu, self._paused = 0.0, False
 
     def start(self) -> None:
         """Reset the clock and start it."""
         self.spent.clear()
-        self.step_s, self._ends, self._step = [], [], 0.0
+        self._moments.clear()
+        self._ends.clear()
         if self.cuda:
             torch.cuda.synchronize()
-            self._events.clear()
-            self._record("")
         self._cpu = process_time()
-        self._last = perf_counter()
+        self.tick("")
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -62,32 +62,18 @@ class Clock:
             self.tick(OFF_THE_CLOCK)
 
     def tick(self, phase: str) -> None:
-        if self._paused:
-            return
-        if self.cuda:
-            self._record(phase)
-        else:
-            now = perf_counter()
-            self._book(phase, now - self._last)
-            self._last = now
+        if not self._paused:
+            self._moments.append((phase, self._event() if self.cuda else perf_counter()))
+
+    @staticmethod
+    def _event() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def end_step(self) -> None:
         self.tick("other")
-        if self.cuda:
-            self._ends.append(len(self._events))
-        else:
-            self.step_s.append(self._step)
-            self._step = 0.0
-
-    def _record(self, phase: str) -> None:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._events.append((phase, event))
-
-    def _book(self, phase: str, seconds: float) -> None:
-        self.spent[phase] += seconds
-        if phase != OFF_THE_CLOCK:
-            self._step += seconds
+        self._ends.add(len(self._moments))
 
     def stop(self) -> float:
         """Seconds since ``start``, without work off the clock; what follows the last step counts as its part."""
@@ -95,12 +81,14 @@ class Clock:
         self.cpu_s = process_time() - self._cpu
         if self.cuda:
             torch.cuda.synchronize()
-            pairs = zip(self._events, self._events[1:], strict=False)
-            for count, ((_, before), (phase, after)) in enumerate(pairs, 2):
-                self._book(phase, before.elapsed_time(after) / 1e3)
-                if count in self._ends:
-                    self.step_s.append(self._step)
-                    self._step = 0.0
+        self.step_s, step = [], 0.0
+        for count, ((_, before), (phase, after)) in enumerate(pairwise(self._moments), 2):
+            seconds = before.elapsed_time(after) / 1e3 if self.cuda else after - before
+            self.spent[phase] += seconds
+            step += seconds if phase != OFF_THE_CLOCK else 0.0
+            if count in self._ends:
+                self.step_s.append(step)
+                step = 0.0
         self.spent.pop(OFF_THE_CLOCK, None)
-        self.step_s.append((self.step_s.pop() if self.step_s else 0.0) + self._step)
+        self.step_s.append((self.step_s.pop() if self.step_s else 0.0) + step)
         return sum(self.step_s)

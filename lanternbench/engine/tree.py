@@ -44,6 +44,10 @@ class Level(NamedTuple):
     first: int  # node id of the first child; children are numbered parent after parent
     rows: Tensor  # [C] which parent (index into ``parents``) a child belongs to
     ranks: Tensor  # [C] its rank among its siblings
+    shape: tuple[int, int, int]  # −1, how many parents, children that are drawn for each
+    above: Tensor | None  # [m] index of the parents' parents among those of the level before; None at depth 1
+    expanded: Tensor | None  # [m] index of the parents among the nodes of the level before; None in a chain
+    mask: Tensor | None  # additive [1, m, nodes expanded so far but the root]; None in a chain
 
 
 class Rank(NamedTuple):
@@ -120,22 +124,29 @@ def from_paths(paths: Paths) -> StaticTree:
         i, parent = index[p], index[p[:-1]]
         children[0, parent, p[-1]] = i
         ancestors[i] |= ancestors[parent]
-    levels = []
+    parent_of = {index[p]: index[p[:-1]] for p in nodes}
+    levels: list[Level] = []
+    inner: list[int] = []
     for d in range(1, deepest + 1):
         level = [p for p in nodes if len(p) == d]
-        parents = sorted({index[p[:-1]] for p in level})
-        rows = [parents.index(index[p[:-1]]) for p in level]
+        parents = sorted({parent_of[index[p]] for p in level})
+        rows = [parents.index(parent_of[index[p]]) for p in level]
         widths = tuple(rows.count(r) for r in range(len(parents)))
-        ranks = torch.tensor([p[-1] for p in level])
-        levels.append(Level(tuple(parents), widths, index[level[0]], torch.tensor(rows), ranks))
-    inner = tuple(i for level in levels for i in level.parents)
+        inner += parents
+        above = torch.tensor([levels[-1].parents.index(parent_of[n]) for n in parents]) if levels else None
+        below = bool(levels) and width > 1  # a chain needs no index and no mask
+        expanded = torch.tensor(parents) - levels[-1].first if below else None
+        mask = additive(ancestors[parents][:, inner[1:]])[None] if below else None
+        ranks, shape = torch.tensor([p[-1] for p in level]), (-1, len(parents), max(widths))
+        first = index[level[0]]
+        levels.append(Level(tuple(parents), widths, first, torch.tensor(rows), ranks, shape, above, expanded, mask))
     ids = torch.tensor(inner, dtype=torch.long)
     inner_index = torch.full((n,), -1)
     inner_index[ids] = torch.arange(len(inner))
     by_rank = tuple(Rank((c >= 0).nonzero()[:, 0], c[c >= 0]) for c in children[0, ids].T)
     tree = Tree(torch.tensor([[len(p) for p in index]]), children, ancestors[None], deepest)
     sizes, mask = (children >= 0).sum(-1), additive(tree.ancestors) if nodes else None
-    return StaticTree(tree, tuple(levels), inner, ids, inner_index, by_rank, sizes, tuple(nodes), mask)
+    return StaticTree(tree, tuple(levels), tuple(inner), ids, inner_index, by_rank, sizes, tuple(nodes), mask)
 
 
 def chain(length: int) -> StaticTree:

@@ -60,7 +60,7 @@ class Residual(Protocol):
 
 def at(q: Tensor, x: Tensor) -> Tensor:
     """q(x): [..., V], [...] -> [...]."""
-    return q.gather(-1, x[..., None])[..., 0]
+    return q.gather(-1, x.unsqueeze(-1)).squeeze(-1)
 
 
 def normalised(rest: Tensor, fallback: Tensor) -> Tensor:
@@ -287,26 +287,40 @@ def walk(tree: Tree, exists: Tensor, accept: Tensor) -> tuple[Tensor, Tensor, Te
 def rows_at(x: Tensor, index: Tensor) -> Tensor:
     """x [B, M, V], index [B] or [B, n] -> [B, V] or [B, n, V]: whole rows, which a gather would copy item by item."""
     b, m, v = x.shape
-    if b > 1:
-        index = index + torch.arange(0, b * m, m, device=x.device).view(-1, *[1] * (index.ndim - 1))
+    if b == 1:
+        return x.index_select(1, index.flatten()).view(*index.shape, v)
+    index = index + torch.arange(0, b * m, m, device=x.device).view(-1, *[1] * (index.ndim - 1))
     return x.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, v)
+
+
+def end_of_chain(
+    draft: Draft, q: Tensor, rest: Tensor, accepted: Tensor, u: Tensor, stays: Tensor | None = None
+) -> VerifyResult:
+    """A chain of which ``accepted`` [B] drafts are: the next token comes from rest [B, V], unnormalised.
+
+    It comes from q [B, V], the target's distribution there, where all are accepted, nothing is left, or q ``stays``.
+    """
+    assert draft.static is not None
+    from_q = (accepted == draft.tokens.shape[1] - 1) | (rest.sum(-1) == 0)
+    from_q = (from_q if stays is None else from_q | stays).unsqueeze(1)
+    path = torch.minimum(draft.static.tree.depth, accepted.unsqueeze(1))  # in a chain a node's id is its depth
+    token = draw(torch.where(from_q, q, rest), u.select(1, 0))
+    return VerifyResult(path, accepted, token, draft.static.sizes.expand_as(draft.tokens))
 
 
 def _sampled_chain(
     draft: Draft, static: StaticTree, p: Tensor, q: Tensor, u: Tensor, rule: AcceptanceRule, residual: Residual
 ) -> VerifyResult:
     """A tree of width 1: accept from the left until the first rejection."""
-    tokens, depth = draft.tokens, static.tree.depth
-    x, length = tokens[:, 1:], tokens.shape[1] - 1
-    ok = rule.accept(q[:, :-1], p, x, depth[:, 1:].expand_as(x), u[:, 1:])
+    length = p.shape[1]
+    x, depth, u_child = (part.narrow(1, 1, length) for part in (draft.tokens, static.tree.depth, u))
+    ok = rule.accept(q.narrow(1, 0, length), p, x, depth.expand_as(x), u_child)
     accepted = ok.cumprod(1).sum(1)  # [B] 0 … L
     rejected = accepted.clamp(max=length - 1)  # index of the first rejection, if there is one
-    q_stop = rows_at(q, accepted)
-    x_stop = x.gather(1, rejected[:, None])[:, 0]
-    rest = _after_rejection(q_stop, rows_at(p, rejected), x_stop, rejected + 1, rule, residual)
-    final = torch.where((accepted == length)[:, None], q_stop, rest)
-    path = torch.minimum(depth, accepted[:, None])  # in a chain a node's id is its depth
-    return VerifyResult(path, accepted, draw(final, u[:, 0]), static.sizes.expand_as(tokens))
+    q_stop, p_stop = rows_at(q, accepted), rows_at(p, rejected)
+    x_stop = at(x, rejected)
+    rest = residual(q_stop, p_stop, x_stop, rejected + 1, rule)
+    return end_of_chain(draft, q_stop, rest, accepted, u, at(p_stop, x_stop) == 0)  # p cannot draw x: nothing changes
 
 
 def _sampled_tree(
@@ -337,15 +351,9 @@ def _sampled_tree(
     leaf, index = index < 0, index.clamp(min=0)
     depth = (tree.depth.expand_as(tokens).gather(1, stop[:, None])[:, 0] + 1).clamp(max=tree.max_depth)
     x = last_child.gather(1, index[:, None])[:, 0]
-    rest = _after_rejection(rows_at(q_now, index), rows_at(p_now, index), x, depth, rule, residual)
+    q_last, p_last = rows_at(q_now, index), rows_at(p_now, index)
+    rest = residual(q_last, p_last, x, depth, rule)
+    whole = (at(p_last, x) == 0) | (rest.sum(-1) == 0)  # a child that p cannot draw changes nothing; or nothing is left
+    rest = torch.where(whole[:, None], q_last, rest)
     final = torch.where(leaf[:, None], rows_at(q, stop), rest)
     return VerifyResult(path, accepted, draw(final, u[:, 0]), tried)
-
-
-def _after_rejection(
-    q: Tensor, p: Tensor, x: Tensor, depth: Tensor, rule: AcceptanceRule, residual: Residual
-) -> Tensor:
-    """Unnormalised distribution [B, V] of the token that ends a step, if the last child x [B] was rejected."""
-    rest = residual(q, p, x, depth, rule)
-    whole = (at(p, x) == 0) | (rest.sum(-1) == 0)  # a child that p cannot draw changes nothing; or nothing is left
-    return torch.where(whole[:, None], q, rest)

@@ -22,8 +22,8 @@ from lanternbench.utils.json_values import config_hash
 from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:  # a method's options are read without torch
-    from lanternbench.engine.order import Order
     from lanternbench.engine.proposal import Proposal, TreePolicy
+    from lanternbench.engine.rows import Order
     from lanternbench.engine.verify import AcceptanceRule
 
 KINDS = Choices._fields

@@ -28,31 +28,25 @@ def read(name: str, folder: Path = Path()) -> dict[str, Any]:
     if path is None:
         raise UserError(f"there is no preset file {name}: give one that `lanternbench tune` wrote")
     data = yaml_text.read(path, "a preset file")
-    method = _named(data)
-    if method is None or is_file(method):
+    if not _named(data) or is_file(_named(data)):
         raise UserError(f"{path} is no preset: it needs the key 'method' with a name of `lanternbench methods`")
     return {str(key): value for key, value in data.items() if key != EVIDENCE}
 
 
-def _named(entry: Any) -> str | None:
-    """The method that a mapping names; None where it is no mapping or names none."""
-    try:
-        method = entry["method"]
-    except (TypeError, KeyError):
-        return None
-    return method if isinstance(method, str) else None
+def _named(entry: Any) -> str:
+    """The method that a mapping names; empty where it is no mapping or names none."""
+    method = entry.get("method") if isinstance(entry, dict) else None
+    return method if isinstance(method, str) else ""
 
 
 def expanded(specs: Any, folder: Path = Path()) -> Any:
     """The method entries of a configuration with files read; options beside a file's name replace the file's."""
     if not isinstance(specs, list):
         return specs
-    return [_expanded(spec, folder) for spec in specs]
-
-
-def _expanded(spec: Any, folder: Path) -> Any:
-    entry = {"method": spec} if isinstance(spec, str) else spec
-    method = _named(entry)
-    if method is None or not is_file(method):
-        return spec
-    return read(method, folder) | {key: value for key, value in entry.items() if key != "method"}
+    methods = []
+    for spec in specs:
+        entry = {"method": spec} if isinstance(spec, str) else spec
+        name = _named(entry)
+        replaced = {key: value for key, value in entry.items() if key != "method"} if name else {}
+        methods.append(read(name, folder) | replaced if is_file(name) else spec)
+    return methods

@@ -10,7 +10,8 @@ from statistics import fmean
 import numpy as np
 
 from lanternbench.costs.forward_cost import Shape, StepCost
-from lanternbench.methods.trees.adaptive import Range, adapt
+from lanternbench.engine.plain import AdaptiveBounds
+from lanternbench.methods.trees.adaptive import adapt
 from lanternbench.tune.tree_search import Candidate, GrowthSearch, Options, Record, largest
 
 REPLAYED = 300  # steps
@@ -35,7 +36,7 @@ class BoundsSearch(GrowthSearch):
         step_s = cache(cost.step)
         passed = cache(lambda depth, width, nodes: self.passed(steps, width, nodes, depth))
 
-        def candidate(within: Range, nodes: int, options: Options) -> Candidate:
+        def candidate(within: AdaptiveBounds, nodes: int, options: Options) -> Candidate:
             """The mean step of a replay: its size follows from how the step before it was accepted."""
             rng = np.random.default_rng(0)
             alpha: float | None = None
@@ -57,7 +58,7 @@ class BoundsSearch(GrowthSearch):
         most = largest(cost)
         for d, k, nodes, beta in product(DEPTHS, CHILDREN, TOTALS, BETAS):
             if nodes <= most and d[1] - 1 <= max(self.levels, 2):
-                within = Range(beta, 1, max(1, (k[1] - k[0]) // 3), d, k)
+                within = AdaptiveBounds(beta, 1, max(1, (k[1] - k[0]) // 3), d, k)
                 options = {"depth_range": list(d), "width_range": list(k), "total_nodes": nodes, "beta": beta}
                 candidates.append(candidate(within, nodes, options | {"l_d": within.l_d, "l_k": within.l_k}))
         return candidates

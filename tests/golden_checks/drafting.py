@@ -112,8 +112,8 @@ class Recorded:
 
     def cache(self) -> Tensor:
         """Keys and values of the committed slots: [2, R, heads, slots, head_dim]."""
-        end = self.own.cache.layout.slots[int(self.state.now.length.device)] + 1
-        return cached(self.own.cache)[..., :end, :]
+        end = self.own.layout.slots[int(self.state.now.length.device)] + 1
+        return cached(self.own)[..., :end, :]
 
 
 def _lengths(n: int) -> Lengths:

@@ -25,7 +25,7 @@ from lanternbench.lossless.plain.branches import Draws, outcomes
 from lanternbench.lossless.plain.draft_trees import adt_adapt, adt_step, child_counts, dynamic_tree, token_flock
 from lanternbench.lossless.plain.rules import after_rejection, stage_loss
 from lanternbench.lossless.plain.world import World, guide, normalise, warp
-from lanternbench.methods.acceptance.block import BlockVerification
+from lanternbench.methods.acceptance.chains import BlockVerification
 from lanternbench.methods.acceptance.lantern import moved_onto, plain_jsd
 from lanternbench.methods.acceptance.neighbours import plain_nearest
 from lanternbench.methods.residuals import PLAIN

@@ -14,7 +14,7 @@ from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at, normalis
 from lanternbench.lossless.tables import Tables, random_rows
 from lanternbench.measure import fidelity
 from lanternbench.methods import residuals
-from lanternbench.methods.acceptance.typical import Typical
+from lanternbench.methods.acceptance.likely import Typical
 from lanternbench.methods.method import method
 from lanternbench.registry import components
 

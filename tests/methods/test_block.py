@@ -12,7 +12,7 @@ from windows_on_tables import enumerate_images
 
 from lanternbench.errors import UserError
 from lanternbench.lossless.tables import Tables, random_rows
-from lanternbench.methods.acceptance.block import BlockVerification, block
+from lanternbench.methods.acceptance.chains import BlockVerification, block
 from lanternbench.methods.method import method
 
 

@@ -9,7 +9,7 @@ import torch
 
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, WORLDS, on_tables, verify_all
-from lanternbench.methods.acceptance.sjd_sv import SegmentVerification, segments
+from lanternbench.methods.acceptance.chains import SegmentVerification, segments
 from lanternbench.methods.method import method
 
 

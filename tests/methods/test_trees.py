@@ -18,7 +18,7 @@ from lanternbench.errors import UserError
 from lanternbench.lossless.plain.draft_trees import adt_step
 from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.method import method
-from lanternbench.methods.trees.adaptive import Adaptive, Plan, Range, adapt, random_uniforms
+from lanternbench.methods.trees.adaptive import Adaptive, Plan, adapt, random_uniforms
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
 from lanternbench.methods.trees.static import FixedTree, named, static_tree
 
@@ -61,7 +61,7 @@ def test_what_is_no_tree_is_refused(spec):
 
 
 def test_adt_deepens_after_success_and_widens_after_failure_strictly_within_its_bounds():
-    bounds = Range(1.0, 1, 3, (0, 10), (3, 14))
+    bounds = AdaptiveBounds(1.0, 1, 3, (0, 10), (3, 14))
     assert adapt((5, 8), 1.0, bounds) == (6, 5)
     assert adapt((5, 8), 0.9, bounds) == (4, 11)
     assert adapt((9, 4), 2.0, bounds) == (9, 4)
@@ -78,15 +78,15 @@ def adaptive_state(grid: tuple[int, int], seeds: list[int]) -> Any:
 
 @pytest.mark.parametrize("init", ["horizontal", "vertical", "random", "token-flock"])
 @pytest.mark.parametrize(
-    ("within", "plain"),
+    "within",
     [
-        (Range(), AdaptiveBounds()),
-        (Range(0.6, 1, 10, (0, 10), (3, 40)), AdaptiveBounds(0.6, 1, 10, (0, 10), (3, 40))),
-        (Range(0.5, 2, 1, (1, 7), (1, 9)), AdaptiveBounds(0.5, 2, 1, (1, 7), (1, 9))),
+        AdaptiveBounds(),
+        AdaptiveBounds(0.6, 1, 10, (0, 10), (3, 40)),
+        AdaptiveBounds(0.5, 2, 1, (1, 7), (1, 9)),
     ],
 )
 @pytest.mark.parametrize("bonus", [True, False])
-def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_decode(init, within, plain, bonus):
+def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_decode(init, within, bonus):
     """A sequence of acceptances drives the engine's bookkeeping and the plain definition side by side."""
     side, tokens = 12, random.Random(f"{init} {within}")
     builder = Adaptive(init=init, bonus=bonus).resolve({}).adapting(within, Bounds(3, 5, 30))
@@ -97,7 +97,7 @@ def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_deco
     while max(map(len, histories)) < side * side:
         for prompt in range(2):
             u = random_uniforms(state.seeds[prompt], len(histories[prompt]))
-            expected = adt_step(histories[prompt], alphas[prompt], plain, init, side, 2, u)
+            expected = adt_step(histories[prompt], alphas[prompt], within, init, side, 2, u)
             assert own.now[prompt] == expected
         seen |= set(own.now)
         committed = tuple(tokens.randint(1, d + 1) for d, _ in own.now)
@@ -140,7 +140,7 @@ def test_a_static_tree_ranks_children_whose_probabilities_are_0_in_float32(warp)
 
 
 def test_adt_says_the_size_of_each_prompt_s_tree():
-    builder = Adaptive().resolve({}).adapting(Range(), Bounds(3, 5, 30))
+    builder = Adaptive().resolve({}).adapting(AdaptiveBounds(), Bounds(3, 5, 30))
     now = PerPrompt([(1, 60), (1, 4), (2, 4), (9, 5)])
     none = torch.zeros(4, dtype=torch.long)
     plan = Plan(PerPrompt(), now, none, none)
@@ -173,8 +173,8 @@ def test_papers_sizes_of_grown_trees_are_there_by_name_whatever_the_target_has()
         prepared("adt-tree", **options)
         for options in ({"shape": "adt-tree-anole"}, {"shape": "adt-tree-llamagen"}, {"depth_range": [1, 3]})
     )
-    assert anole.within == Range(1.0, 1, 3, (0, 10), (3, 14))
-    assert llamagen.within == Range(1.0, 1, 10, (0, 10), (3, 40))
+    assert anole.within == AdaptiveBounds(1.0, 1, 3, (0, 10), (3, 14))
+    assert llamagen.within == AdaptiveBounds(1.0, 1, 10, (0, 10), (3, 40))
     assert (mine.within.d, mine.within.l_k, mine.nodes) == ((1, 3), 1, 5)
     assert method("eagle-2", shape="eagle-2-llamagen").label == "eagle-2 shape=eagle-2-llamagen"
     with pytest.raises(UserError, match=r"of such trees there are eagle-2-llamagen"):

@@ -54,11 +54,12 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/verify.py",
-                "    return VerifyResult(path, accepted, draw(final, u[:, 0]), static.sizes.expand_as(tokens))\n",
-                "    token = torch.where(accepted == length, x[:, -1], draw(final, u[:, 0]))\n"
+                "    token = draw(torch.where(from_q, q, rest), u.select(1, 0))\n",
+                "    last, token = draft.tokens[:, -1], draw(torch.where(from_q, q, rest), u.select(1, 0))\n"
+                "    length = draft.tokens.shape[1] - 1\n"
+                "    token = torch.where(accepted == length, last, token)\n"
                 "    accepted = accepted.clamp(max=length - 1)\n"
-                "    path = torch.minimum(depth, accepted[:, None])\n"
-                "    return VerifyResult(path, accepted, token, static.sizes.expand_as(tokens))\n",
+                "    path = torch.minimum(draft.static.tree.depth, accepted[:, None])\n",
             ),
         ),
         "sd",
@@ -121,8 +122,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/state.py",
-                "slots = root + path, root + columns",
-                "slots = root + path[:, :-1], root + columns[:-1]",
+                "slots = root + path, root + state.columns[: deepest + 1]",
+                "slots = root + path[:, :-1], root + state.columns[:deepest]",
             ),
         ),
         "eagle-1",
@@ -134,8 +135,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/state.py",
-                "Uniforms(u[:, : self.max_nodes], u[:, self.max_nodes :], position)",
-                "Uniforms(u[:, : self.max_nodes], u[:, : u.shape[1] - self.max_nodes], position)",
+                "u.split([self.max_nodes, u.shape[1] - self.max_nodes], 1)",
+                "(u[:, : self.max_nodes], u[:, : u.shape[1] - self.max_nodes])",
             ),
         ),
         "sd",
@@ -268,7 +269,7 @@ MUTANTS = (
         "block verification's h without the cumulated weight",
         (
             (
-                f"{RULES}/block.py",
+                f"{RULES}/chains.py",
                 "    left = rest.sum(-1)\n",
                 "    left = (q[:, :-1] - p).clamp(min=0).sum(-1)\n",
             ),
@@ -428,7 +429,7 @@ MUTANTS = (
         "the first block's keys stay before the context of the later steps",
         (
             (
-                f"{PROPOSALS}/dflash.py",
+                f"{PROPOSALS}/levels.py",
                 "base = layout.slots[length.shared - advance.shared] + 1",
                 "base = layout.slots[length.shared - advance.shared] + 1 + block * (length.shared > 1)",
             ),
@@ -438,20 +439,20 @@ MUTANTS = (
     Mutant(
         "slot-before",
         "a draft's distribution is that of the slot before its own",
-        ((f"{PROPOSALS}/dflash.py", "logits(states[:, 1:], state", "logits(states[:, :-1], state"),),
+        ((f"{PROPOSALS}/levels.py", "context.shape[1]))[:, 1:]", "context.shape[1]))[:, :-1]"),),
         tests=(f"{DRAFTED}[classes-both-ways-1]",),
     ),
     Mutant(
         "theta-turned",
         "SJD++ keeps the drafts that have become unlikely",
-        ((f"{PROPOSALS}/sjd_plus.py", "> self.theta * at(p_old, old)", "<= self.theta * at(p_old, old)"),),
+        ((f"{PROPOSALS}/scd.py", "> self.theta * at(p_old, old)", "<= self.theta * at(p_old, old)"),),
         "sjd++",
         ("tests/methods/test_sjd_plus.py::test_sjd_plus_keeps_what_its_definition_keeps",),
     ),
     Mutant(
         "segment-untested",
         "of a segment the tail is accepted untested in place of the head",
-        ((f"{RULES}/sjd_sv.py", "tested = (after < alpha * share)", "tested = (after >= alpha * share)"),),
+        ((f"{RULES}/chains.py", "tested = (after < alpha * share)", "tested = (after >= alpha * share)"),),
         tests=("tests/methods/test_sjd_plus.py::test_segments_are_accepted_as_often_as_their_definition_says",),
     ),
 )

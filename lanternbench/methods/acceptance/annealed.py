@@ -57,10 +57,10 @@ class Annealed(AcceptanceRule):
         return set() if self.schedule == "exp" else {"nu"}
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
-        return RelaxedProb(self.omega[depth] * at(q, x))
+        return RelaxedProb(self.omega.take(depth) * at(q, x))
 
     def _everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
-        return self.omega[depth][..., None] * q
+        return self.omega.take(depth).unsqueeze(-1) * q
 
     forms: ClassVar[Forms] = Forms(relax, everywhere=_everywhere, accept_greedily=is_argmax)  # ω scales all alike
 

@@ -1,3 +1,3 @@
-"""Orders in which the tokens of an image are drawn: one file each, imported when one is used."""
+"""Orders in which the tokens of an image are drawn, imported when one is used."""
 
-MODULES = {"raster": "raster", "rows": "rows"}
+MODULES = {"raster": "rows", "rows": "rows"}

@@ -1,23 +1,37 @@
-"""Several rows of the image at once: ZipAR without drafts, parallel Jacobi decoding with a Jacobi window."""
+"""Orders in which the tokens of an image are drawn: raster, or several rows at once.
+
+Several rows without drafts are ZipAR (arXiv 2412.04062); with a Jacobi window in each, parallel Jacobi decoding (PJD,
+arXiv 2606.05703).
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
+import torch.nn.functional as F
 from pydantic import Field
+from torch import Tensor
 
 from lanternbench.component import Choices, option
 from lanternbench.engine.decode import SpeculativeDecoder
-from lanternbench.engine.order import Order
 from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
-from lanternbench.engine.rows import step
-from lanternbench.methods.orders.pjd import RowWindows
-from lanternbench.methods.orders.zipar import ZipAR
+from lanternbench.engine.rows import Active, Decision, Order, RowProposer, RowState, step
+from lanternbench.engine.sampling import draw
+from lanternbench.engine.simulation import simulate
+from lanternbench.engine.state import DecodeState
+from lanternbench.engine.tree import Draft, chain
+from lanternbench.engine.verify import AcceptanceRule, Uniforms, at, lone_root, normalised, standard
 from lanternbench.registry import component, register
 
 DRAFTED, ALONE = {"c", "reuse"}, {"window", "s_min", "auxiliary"}  # options with drafts, and without
 REUSE = 0.5  # of the public code
+
+
+@register("order", "raster")
+class Raster(Order):
+    """row by row, each token after all before it"""
 
 
 @register("order", "rows")
@@ -69,7 +83,7 @@ class Rows(Order):
         else:
             if self.c >= width or height == 1:
                 return decoder  # one row at a time: plain speculative Jacobi decoding
-            rows = RowWindows(target, self.c, drafts, REUSE if public else self.reuse, public, None)
+            rows = RowWindows(target, self.c, drafts, REUSE if public else self.reuse, public)
         return replace(decoder, proposer=rows, step=step)
 
     def plain(self, draft: TreeSpec | WindowSpec) -> RowSpec | None:
@@ -79,3 +93,107 @@ class Rows(Order):
             return RowSpec(self.c, window, reuse=self.reuse)
         adaptive = self.window == "adaptive"
         return RowSpec(self.s_min if adaptive else int(self.window or 0), 0, adaptive, self.auxiliary == "seen")
+
+
+class ZipAR(RowProposer):
+    """The first row is drawn alone, as by the public code; each other row is ``lead`` tokens ahead of the next.
+
+    ``adaptive``: from ``lead`` tokens on, a row's first token is only a candidate x, predicted anew with every further
+    token of the row above: it is kept with probability min(1, p_{k+1}(x)/p_k(x)), else redrawn from [p_{k+1} − p_k]₊,
+    until it is kept or the row above is complete.
+    """
+
+    def __init__(self, target: Any, lead: int, adaptive: bool, shown: int | None):
+        super().__init__(target, lead, 0, 1 + adaptive, target.grid[1], shown)
+        self.adaptive, self.exact, self.stored, self.own_law = adaptive, AcceptanceRule(), int(adaptive), adaptive
+        self.alone, self.pair = (chain(n).to(target.device) for n in (0, 1))
+
+    def decide(self, decoder: SpeculativeDecoder, own: RowState, now: Active, q: Tensor, u: Tensor) -> Decision:
+        greedy, q, none = decoder.warp.greedy, q.flatten(0, 1), torch.zeros_like(now.row)
+        drawn = lone_root(Draft(none.view(-1, 1), static=self.alone), q, u[..., :1].flatten(0, 1), greedy)
+        token = drawn.token.view_as(now.row)
+        if not self.adaptive:
+            return Decision(token[..., None], now.on.long(), now.on[..., None] & False, now.on, own)
+        assert own.law is not None
+        p, opening, whole = own.p.flatten(0, 1), now.on & now.opening, now.above == self.columns
+        tested, candidate = opening & (own.kept > 0), own.drafts[..., 0]
+        draft = Draft(torch.stack([none, candidate], -1).flatten(0, 1), p, self.pair)
+        result = self.exact.verify(draft, q.expand(-1, 2, -1), Uniforms(u.flatten(0, 1), u), standard, greedy)
+        kept = result.accepted.view_as(now.row) > 0
+        token = torch.where(tested, torch.where(kept, candidate, result.token.view_as(token)), token)
+        settled = now.on & (~opening | whole | (tested & kept))
+        rest = normalised((q - p).clamp(min=0), q).view_as(own.p)
+        law = torch.where(tested[..., None, None], rest, q.view_as(own.p))
+        after = own._replace(
+            drafts=token[..., None], p=q.view_as(own.p), law=law, kept=(opening & ~settled).long()
+        )  # fmt: skip
+        return Decision(token[..., None], settled.long(), tested[..., None], whole, after)
+
+
+class RowWindows(RowProposer):
+    """A window of ``window`` drafts slides over each row, never past the row above.
+
+    The top row is speculative Jacobi decoding.  The rows below commit accepted drafts only: a rejected draft and those
+    after it wait, redrawn from the new predictions.  ``reuse``: a draft x after the first rejected one stays, with its
+    old p, where min(1, q(x)/p(x)) is above this.  ``one_hot``: fresh drafts count as certain (the public code).
+
+    Uniforms of a row: verification's, fresh drafts', redraws'.
+    """
+
+    def __init__(self, target: Any, lead: int, window: int, reuse: float, one_hot: bool):
+        super().__init__(target, lead, window, 3 * window + 2)
+        self.reuse, self.one_hot, self.vocab = reuse, one_hot, target.vocab
+        self.static, self.own_law = chain(window).to(target.device), one_hot or reuse < 1
+
+    def fill(self, state: DecodeState, own: RowState, now: Active, u: Tensor) -> RowState:
+        v, uniform = self.vocab, torch.full_like(own.p, 1 / self.vocab)
+        fresh = (u[..., self.inputs : self.inputs + self.drafts] * v).long().clamp(max=v - 1)
+        p = F.one_hot(fresh, v).to(own.p.dtype) if self.one_hot else uniform
+        carried = self.steps[:-1] < own.kept[..., None]
+        law = None if own.law is None else torch.where(carried[..., None], own.law, uniform)
+        drafts = torch.where(carried, own.drafts, fresh)
+        return own._replace(drafts=drafts, p=torch.where(carried[..., None], own.p, p), law=law)
+
+    def decide(self, decoder: SpeculativeDecoder, own: RowState, now: Active, q: Tensor, u: Tensor) -> Decision:
+        (b, a), k, greedy = now.row.shape, self.inputs, decoder.warp.greedy
+        last = torch.zeros_like(now.row)[..., None]
+        draft = Draft(torch.cat([last, own.drafts], -1).flatten(0, 1), own.p.flatten(0, 1), self.static)
+        uniforms = Uniforms(u[..., :k].flatten(0, 1), u[..., k:].flatten(0, 1))
+        result = decoder.rule.verify(draft, q.flatten(0, 1), uniforms, decoder.residual, greedy)
+        if decoder.rates is not None:
+            result = simulate(draft, result, decoder.rates, uniforms.verify[:, -1])
+        accepted = torch.minimum(result.accepted.view(b, a), now.room)
+        top = now.row == now.top[:, None]
+        ends = top & (now.filled + accepted < self.columns)  # elsewhere the place of a rejected draft waits
+        advance = torch.where(now.on, accepted + ends, 0)
+        tokens = torch.where(self.steps < accepted[..., None], F.pad(own.drafts, (0, 1)), result.token.view(b, a, 1))
+        drafts = q.argmax(-1) if greedy else draw(q, u[..., k + self.drafts :])
+        p = F.one_hot(drafts, self.vocab).to(q.dtype) if greedy else q
+        new = own._replace(drafts=drafts, p=p, law=None if own.law is None else p)
+        if self.reuse < 1:
+            new = self._reused(own, new, now, q, accepted)
+        source = (advance[..., None] + self.steps[:-1]).clamp(max=self.drafts)
+        left = torch.minimum(now.room + 1, self.columns - now.filled).sub(advance).clamp(0, self.drafts)
+
+        def shifted(x: Tensor, old: Tensor) -> Tensor:
+            index = source.view(*source.shape, *[1] * (x.ndim - 3)).expand(*source.shape, *x.shape[3:])
+            return torch.where(now.on.view(b, a, *[1] * (x.ndim - 2)), x.gather(2, index), old)
+
+        law = None if new.law is None or own.law is None else shifted(new.law, own.law)
+        kept = torch.where(now.on, left, own.kept)
+        after = own._replace(drafts=shifted(new.drafts, own.drafts), p=shifted(new.p, own.p), kept=kept, law=law)
+        return Decision(tokens, advance, self.steps < now.room[..., None], top, after)
+
+    def _reused(self, own: RowState, new: RowState, now: Active, q: Tensor, accepted: Tensor) -> RowState:
+        """``new`` drafts [B, A, K], where those that pass the threshold are the old ones."""
+        assert own.law is not None
+        assert new.law is not None
+        old, law = F.pad(own.drafts, (0, 1)), F.pad(own.law, (0, 0, 0, 1))
+        p = F.pad(own.p, (0, 0, 0, 1))
+        passes = torch.where(p > 0, q > self.reuse * p, q > self.reuse)  # had y been drawn; a certain draft has p = 1
+        stays = at(passes, old) & (self.steps > accepted[..., None]) & (self.steps < now.room[..., None])
+        law = normalised(law * passes, law)
+        return new._replace(
+            drafts=torch.where(stays, old, new.drafts), p=torch.where(stays[..., None], p, new.p),
+            law=torch.where(stays[..., None], law, new.law),
+        )  # fmt: skip

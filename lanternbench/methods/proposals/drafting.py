@@ -23,7 +23,7 @@ from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.errors import UserError
-from lanternbench.methods.proposals.none import NoDraft
+from lanternbench.methods.proposals.jacobi import NoDraft
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 from lanternbench.registry import register
@@ -102,10 +102,6 @@ class DrafterProposal(Proposal):
         return self.tree.levels(depth, nodes) if self.drafter.per_level else ()
 
 
-class CachedState(NamedTuple):
-    cache: DecoderCache
-
-
 class Cursor(NamedTuple):
     """After one level of drafted nodes."""
 
@@ -136,10 +132,10 @@ class CachedDrafter(Drafter):
         """The target's states, as ``read`` takes them; None where it takes none."""
         return None
 
-    def root(self, state: DecodeState, drafter_state: CachedState) -> tuple[Tensor, Cursor]:
+    def root(self, state: DecodeState, cache: DecoderCache) -> tuple[Tensor, Cursor]:
         """The tokens of the last commit are appended."""
         state.clock.tick("other")
-        cache, last, length = drafter_state.cache, state.now.last, state.now.length
+        last, length = state.now.last, state.now.length
         x = self.read(cache.all_rows(self.embed(last.tokens)), self.target_states(last.hidden))
         if cache.row_end is None:
             at = append_address(cache.layout, length, last.advance, x.shape[1])
@@ -157,11 +153,11 @@ class CachedDrafter(Drafter):
         return self.read(cache.row_end.expand_as(like), states)
 
     def expand(
-        self, state: DecodeState, drafter_state: CachedState, cursor: Cursor, tokens: Tensor, parent: Tensor | None,
+        self, state: DecodeState, cache: DecoderCache, cursor: Cursor, tokens: Tensor, parent: Tensor | None,
         visible: Tensor | None, depth: int,
     ) -> tuple[Tensor, Cursor]:  # fmt: skip
         state.clock.tick("other")
-        cache, m, length = drafter_state.cache, tokens.shape[1], state.now.length
+        m, length = tokens.shape[1], state.now.length
         before = parent_states(cache, cursor.states, parent, m, depth)
         x = self.read(cache.all_rows(self.embed(tokens)), before)
         if cache.row_end is None:
@@ -190,7 +186,7 @@ class EagleDrafter(CachedDrafter):
         super().__init__(net, lm)
         self.aux_layers = net.aux_layers(lm)
 
-    def begin(self, state: DecodeState, max_nodes: int) -> CachedState:
+    def begin(self, state: DecodeState, max_nodes: int) -> DecoderCache:
         prefix, hidden, net = state.prefix, state.prefix_states, self.net
         assert hidden is not None
         embed_ids, rope = partial(net.embed_prompt, model=self.lm), self.lm.rotary_table(prefix.valid.shape[1])
@@ -198,7 +194,7 @@ class EagleDrafter(CachedDrafter):
         if hidden.shape[1] > 1:  # entry t: the state of position t, with what stands for token t + 1 and its position
             x = net.fuse(net.embed_prompt(prefix.ahead_ids, self.lm), net.read(hidden[:, :-1]))
             cache.prefill(x, prefix_address(prefix.seen, 1), prefix.seen)
-        return CachedState(cache)
+        return cache
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.net.embed(tokens, self.lm)
@@ -214,11 +210,11 @@ class EagleDrafter(CachedDrafter):
 class ModelDrafter(CachedDrafter):
     """An independent, smaller model of the target's kind (Leviathan et al. 2023); it reads the same prompt."""
 
-    def begin(self, state: DecodeState, max_nodes: int) -> CachedState:
+    def begin(self, state: DecodeState, max_nodes: int) -> DecoderCache:
         prefix, net = state.prefix, self.net
         cache = open_cache(state.target, net, prefix, max_nodes, row_end=lambda ids: net.prompt_embeddings(ids))
         cache.prefill(net.cls_embedding(prefix.features), prefix_address(prefix.valid), prefix.valid)
-        return CachedState(cache)
+        return cache
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.net.tok_embeddings(tokens)

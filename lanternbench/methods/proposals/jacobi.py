@@ -1,4 +1,4 @@
-"""Speculative Jacobi decoding (SJD, arXiv 2410.01699) and plain Jacobi: the target drafts for itself.
+"""Proposals without a drafter: nothing, or the target drafts for itself, as in SJD (arXiv 2410.01699) and plain Jacobi.
 
 A window of W drafted tokens slides over the image.  After a step, every window position that was not committed is
 redrawn from the target's new distribution there and keeps it as its p.  Tokens that enter the window come from
@@ -9,14 +9,14 @@ certain, whatever they were drawn from.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.component import Choices, Prepared, option
-from lanternbench.engine.plain import WindowSpec
+from lanternbench.engine.plain import TreeSpec, WindowSpec
 from lanternbench.engine.proposal import Proposal, TreePolicy
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import DecodeState, StepResult
@@ -25,6 +25,31 @@ from lanternbench.engine.verify import AcceptanceRule, rows_at
 from lanternbench.models.grids import neighbours
 from lanternbench.models.target import Target
 from lanternbench.registry import register
+
+
+@register("proposal", "none")
+class NoDraft(Proposal):
+    """nothing: plain autoregressive decoding"""
+
+    tree_names: ClassVar[tuple[str, ...] | None] = ("none",)
+    tree_is_own: ClassVar[bool] = True
+    in_rows: ClassVar[bool] = True
+
+    static = Prepared[StaticTree]()
+
+    def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Self:
+        return self.ready(static=chain(0).to(target.device))
+
+    def refuses(self, choices: Choices) -> str | None:
+        if choices.acceptance != "exact" or choices.residual != "standard":
+            return "autoregressive decoding drafts nothing, so there is nothing to accept"
+        return super().refuses(choices)
+
+    def draft(self, state: DecodeState, proposer_state: Any, u: Tensor) -> Draft:
+        return Draft(state.now.root[:, None], static=self.static)
+
+    def plain(self, tree: TreePolicy) -> TreeSpec:
+        return TreeSpec()
 
 
 class Window(NamedTuple):

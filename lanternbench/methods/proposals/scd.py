@@ -1,8 +1,11 @@
-"""Coupled Jacobi decoding (SCD, arXiv 2510.24211): SJD's window, where a redraw keeps a token where it can.
+"""Jacobi windows whose redraws keep drafts: SCD (arXiv 2510.24211), exact, and SJD++ (arXiv 2512.07503), which is not.
 
-``maximal``: every window token is tested against the new distribution, and redrawn only if it fails.  Its recorded
-distribution is then the new one, kept or not; the public code records the old one for a token that was kept, which is
-not exact.  ``gumbel``: every image position has noise of its own, with which it is redrawn in every step.
+SCD's ``maximal`` coupling tests every window token against the new distribution, and redraws it only if it fails.  Its
+recorded distribution is then the new one, kept or not; the public code records the old one for a token that was kept,
+which is not exact.  ``gumbel``: every image position has noise of its own, with which it is redrawn in every step.
+
+SJD++ keeps drafts after the first rejection where they are likely enough.  A kept draft's law is the old distribution
+restricted to the tokens that pass, which no later test corrects: no fidelity loss that its tests show bounds it.
 
 Coupling functions work on any leading shape [...].  B batch, W window positions, V vocabulary.
 """
@@ -19,7 +22,7 @@ from lanternbench.engine.plain import WindowSpec
 from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.engine.verify import AcceptanceRule, at
 from lanternbench.methods.proposals.jacobi import Jacobi, Window
 from lanternbench.models.target import Target
 from lanternbench.registry import register
@@ -41,7 +44,7 @@ def maximal(x: Tensor, p_old: Tensor, p_new: Tensor, u_keep: Tensor, u_draw: Ten
     x, u_keep, u_draw [...]; p_old, p_new [..., V].  The token's law is p_new, and it is x as often as any coupling
     allows: 1 − TV(p_old, p_new).  A token that p_old excludes is not kept.
     """
-    old, new = (p.gather(-1, x[..., None])[..., 0] for p in (p_old, p_new))
+    old, new = at(p_old, x), at(p_new, x)
     kept = (u_keep * old < new) & (old > 0)
     rest = (p_new - p_old).clamp(min=0)
     rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, p_new)  # equal distributions: a rejection is rounding
@@ -129,3 +132,27 @@ class Scd(Jacobi):
     def noise(self, state: DecodeState, position: Tensor) -> Tensor:
         """Uniforms [B, n, V] of image positions [B, n]; the image's key is two uniforms that no step reads."""
         return position_noise(state.uniforms[:, -1, 1:3], position, self.vocab)
+
+
+@register("proposal", "sjd++")
+class SjdPlus(Jacobi):
+    """the target itself: SJD's window, which keeps likely drafts after a rejection"""
+
+    lossless: ClassVar[bool] = False
+    bounded: ClassVar[bool] = False
+    no_joint_sample: ClassVar[str | None] = "kept drafts are no sample of the distribution recorded for them"
+
+    theta: float = option(0.5, "keep a draft x where p_new(x)/p_old(x) > θ", symbol="θ", in_label=True, also=0.1, ge=0)
+
+    def plain(self, tree: TreePolicy) -> WindowSpec | None:
+        return None if self.variant == "reference" else WindowSpec(self.window, self.init, "keep", theta=self.theta)
+
+    def redraw(self, state: DecodeState, window: Window, result: StepResult) -> tuple[Tensor, Tensor]:
+        tokens, p = super().redraw(state, window, result)
+        if state.warp.greedy:
+            return tokens, p
+        old, p_old = result.draft.tokens[:, 1:], result.draft.p
+        assert p_old is not None
+        kept = at(result.q[:, :-1], old) > self.theta * at(p_old, old)
+        tokens = torch.cat([torch.where(kept, old, tokens[:, :-1]), tokens[:, -1:]], 1)
+        return tokens, torch.cat([torch.where(kept[..., None], p_old, p[:, :-1]), p[:, -1:]], 1)

@@ -31,22 +31,12 @@ TreeSize = tuple[int, int]  # d̂, k̂
 WIDTH_BUCKETS = (4, 8, 16, 40)  # widths of the trees that CUDA graphs are recorded for
 
 
-class Range(NamedTuple):
-    """β, l_d, l_k and the open intervals of depth and width (paper: Anole β=1, l_d=1, l_k=3; LlamaGen l_k=10)."""
-
-    beta: float = 1.0
-    l_d: int = 1
-    l_k: int = 3
-    d: tuple[int, int] = (0, 10)
-    k: tuple[int, int] = (3, 14)
-
-
 def inside(x: float, interval: tuple[int, int]) -> int:
     """The nearest integer strictly inside."""
     return min(max(round(x), interval[0] + 1), interval[1] - 1)
 
 
-def adapt(start: tuple[float, float], alpha: float | None, within: Range) -> TreeSize:
+def adapt(start: tuple[float, float], alpha: float | None, within: AdaptiveBounds) -> TreeSize:
     """d̂, k̂ from (d̃, k̃): deeper and narrower after success (α ≥ β), shallower and wider after failure
     (bisectional adaptation).
 
@@ -66,7 +56,7 @@ class History(NamedTuple):
     seed: int
 
 
-def start(history: History, grids: Sequence[Grid], init: str, within: Range) -> tuple[float, float]:
+def start(history: History, grids: Sequence[Grid], init: str, within: AdaptiveBounds) -> tuple[float, float]:
     """(d̃, k̃) for the tree that will produce the next token, from those of earlier tokens of its grid."""
     trees = history.trees
     at = len(trees)
@@ -137,7 +127,7 @@ class Adaptive(Grown):
     )
     fixed_width: int | None = option(None, "a constant width: only the depth adapts", small=2, ge=1, le=1024, unset=0)
 
-    within = Prepared[Range]()
+    within = Prepared[AdaptiveBounds]()
 
     @model_validator(mode="after")
     def _ordered(self) -> Adaptive:
@@ -151,10 +141,10 @@ class Adaptive(Grown):
         assert self.depth_range is not None
         assert self.width_range is not None
         (d_low, d_high), (k_low, k_high) = self.depth_range, self.width_range
-        within = Range(self.beta, self.l_d, self.l_k, (d_low, d_high), (k_low, k_high))
+        within = AdaptiveBounds(self.beta, self.l_d, self.l_k, (d_low, d_high), (k_low, k_high))
         return self.adapting(within, self.first_bounds())
 
-    def adapting(self, within: Range, first: Bounds) -> Self:
+    def adapting(self, within: AdaptiveBounds, first: Bounds) -> Self:
         """The policy, ready to grow trees of at most ``first.total`` nodes, as in EAGLE-2, the first of that size."""
         max_depth = max(within.d[1] - 1, self.fixed_depth or 1)
         widest = max(within.k[1] - 1, self.fixed_width or 1)
@@ -168,7 +158,7 @@ class Adaptive(Grown):
             return None
         first = (self.bounds.depth, self.bounds.top_k)
         return TreeSpec(
-            "adaptive", bounds=AdaptiveBounds(*self.within), init=self.init, total=self.nodes, first=first,
+            "adaptive", bounds=self.within, init=self.init, total=self.nodes, first=first,
             bonus=self.bonus,
         )  # fmt: skip
 

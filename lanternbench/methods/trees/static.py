@@ -12,7 +12,6 @@ import yaml
 from torch import Tensor
 
 from lanternbench.component import Choices, Prepared, option
-from lanternbench.engine.address import additive
 from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.proposal import Expand, Proposal, Search, TreePolicy
 from lanternbench.engine.sampling import draw_distinct
@@ -49,39 +48,27 @@ class FixedTree(TreePolicy):
 
     static = Prepared[StaticTree]()
     sampled = Prepared(True)  # are children sampled, or the likeliest tokens, which count as p = 1?
-    # per level after the first: which of the last level's children are expanded, the index of their parents, their mask
-    plan = Prepared[list[tuple[Tensor, Tensor, Tensor | None]]]()
 
     def drafting(self, static: StaticTree, sampled: bool, device: torch.device) -> Self:
         """The policy, ready to draft ``static``."""
-        ancestors, inner, before, plan = static.tree.ancestors[0], list(static.inner), [0], []
-        for last, level in zip(static.levels, static.levels[1:], strict=False):
-            nodes = list(level.parents)
-            parents = [next(i for i, a in enumerate(before) if bool(ancestors[n, a])) for n in nodes]
-            seen = inner[1 : inner.index(nodes[-1]) + 1]
-            mask = None if static.is_chain else additive(ancestors[nodes][:, seen])[None].to(device)
-            index = torch.tensor([n - last.first for n in nodes], device=device)
-            plan.append((index, torch.tensor(parents, device=device), mask))
-            before = nodes
         return self.ready(
-            static=static.to(device), sampled=sampled, plan=plan,
+            static=static.to(device), sampled=sampled,
             nodes=static.tree.nodes, max_depth=static.tree.max_depth, width=static.tree.width,
-            uniforms=sum(len(level.parents) * max(level.widths) for level in static.levels),
+            uniforms=sum(m * w for _, m, w in (level.shape for level in static.levels)),
         )  # fmt: skip
 
     def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
         static, warp = self.static, state.warp
         sampled = self.sampled and not warp.greedy
-        tokens, p_all, used, logits = [state.now.root[:, None]], [], 0, logits[:, None]
+        tokens, p_all, used, logits = [state.now.root.unsqueeze(1)], [], 0, logits.unsqueeze(1)
         for i, level in enumerate(static.levels):
+            _, m, w = level.shape
             if i:
-                index, parents, mask = self.plan[i - 1]
-                expanded = tokens[-1] if static.is_chain else tokens[-1][:, index]
-                logits = expand(expanded, parents, mask, i)
-            m, w = len(level.parents), max(level.widths)
+                expanded = tokens[-1] if level.expanded is None else tokens[-1][:, level.expanded]
+                logits = expand(expanded, level.above, level.mask, i)
             if sampled:
                 p_all.append(warp(logits))
-                drawn = draw_distinct(p_all[-1], u[:, used : used + m * w].view(-1, m, w))
+                drawn = draw_distinct(p_all[-1], u.narrow(1, used, m * w).view(level.shape))
                 used += m * w
             else:
                 drawn = logits.topk(w).indices  # of logits: far below the first their softmax is 0

@@ -1,8 +1,9 @@
-"""DFlash (arXiv 2602.06036): one forward of the drafter gives a distribution for every depth of the next tree.
+"""Drafters whose one forward gives a distribution for every depth of the next tree: Medusa's heads, DFlash's block.
 
-Slot k of the block [anchor, mask, …] predicts the k-th token after the anchor, which is the last committed token.  The
-distributions depend on the committed tokens alone: tokens drawn from them independently, verified against them, keep
-the target's distribution, and all nodes of a level share one.
+Medusa (Cai et al. 2024): head d predicts the d-th token after the next from the target's last state.  DFlash (arXiv
+2602.06036): slot k of the block [anchor, mask, …] predicts the k-th token after the anchor, which is the last committed
+token.  The distributions depend on the committed tokens alone: tokens drawn from them independently, verified against
+them, keep the target's distribution, and all nodes of a level share one.
 """
 
 from __future__ import annotations
@@ -15,24 +16,77 @@ from torch import Tensor
 
 from lanternbench.component import Choices
 from lanternbench.engine.address import Address, additive, entries_address, run_address
+from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.opening import open_cache
 from lanternbench.engine.proposal import Drafter
 from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
-from lanternbench.methods.proposals.drafting import CachedState, DrafterProposal
-from lanternbench.methods.proposals.medusa import HeadLogits
+from lanternbench.methods.proposals.drafting import DrafterProposal
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
 
-class DFlashDrafter(Drafter):
+class LevelsDrafter(Drafter):
+    """Its cursor is the logits [B, levels, V] of all levels."""
+
+    per_level = False
+    lm: Any  # the decoder whose head is used
+
+    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Tensor]:
+        state.clock.tick("other")
+        logits = self.lm.logits(self.states(state, drafter_state), state.guidance)
+        state.clock.tick("draft")
+        return logits[:, 0], logits
+
+    def states(self, state: DecodeState, drafter_state: Any) -> Tensor:
+        """The inputs of the head for every level, [R, levels, dim]."""
+        raise NotImplementedError
+
+    def expand(
+        self, state: DecodeState, drafter_state: Any, cursor: Tensor, tokens: Tensor, parent: Tensor | None,
+        visible: Tensor | None, depth: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return cursor[:, depth : depth + 1].expand(-1, tokens.shape[1], -1), cursor
+
+
+class MedusaDrafter(LevelsDrafter):
+    def __init__(self, net: Any, lm: Any):
+        """``lm``: the target's decoder, whose head is used."""
+        self.net, self.lm = net, lm
+
+    def states(self, state: DecodeState, drafter_state: Any) -> Tensor:
+        last = state.now.last
+        hidden = last.hidden[:, -1]
+        if state.batch > 1 or last.advance.host is None:  # entries past ``advance`` are void
+            hidden = state.cache.states_at(last.hidden, (last.advance.device - 1).clamp(min=0)[:, None])[:, 0]
+        return self.net(hidden)
+
+    def network(self) -> Network:
+        return network(self.net, self.lm, (), self.net.heads)
+
+
+@register("proposal", "medusa")
+class MedusaProposal(DrafterProposal):
+    """Medusa: heads on the target's last state"""
+
+    drafter_kind: ClassVar[str | None] = "medusa"
+    samples: ClassVar[bool] = False
+    marginals: ClassVar[bool] = True
+    no_joint_sample: ClassVar[str | None] = "Medusa's tokens are chosen, not sampled, so block verification has no p"
+    static_trees: ClassVar[dict[str, str]] = {"chain": "medusa", "static": "medusa"}
+
+    def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
+        if max_depth > net.heads:
+            raise UserError(f"the tree is {max_depth} levels deep but the drafter has {net.heads} Medusa heads")
+        return MedusaDrafter(net, target.model)
+
+
+class DFlashDrafter(LevelsDrafter):
     """Its cache holds one entry per committed token but the last: the target's states that predicted it.
 
     In each step the entries of the last commit come first, then the block, in slots that the next step overwrites.
     """
-
-    per_level = False
 
     def __init__(self, net: Any, lm: Any):
         """``lm``: the target's decoder, whose embedding table and head are used."""
@@ -45,7 +99,7 @@ class DFlashDrafter(Drafter):
     def network(self) -> Network:
         return network(self.net, self.lm, self.net.layers, self.net.block - 1)
 
-    def begin(self, state: DecodeState, max_nodes: int) -> CachedState:
+    def begin(self, state: DecodeState, max_nodes: int) -> DecoderCache:
         prefix, hidden, net = state.prefix, state.prefix_states, self.net
         assert hidden is not None
         rope = self.lm.rotary_table(prefix.valid.shape[1])
@@ -57,29 +111,22 @@ class DFlashDrafter(Drafter):
             x = F.pad(context, (0, 0, 0, net.block))  # and a blank block, which the first step overwrites
             cache.forward(x, run_address(0, x.shape[1]))
             cache.hide_pads(prefix.seen)
-        return CachedState(cache)
+        return cache
 
-    def root(self, state: DecodeState, memory: CachedState) -> tuple[Tensor, HeadLogits]:
-        state.clock.tick("other")
-        cache, last = memory.cache, state.now.last
+    def states(self, state: DecodeState, cache: DecoderCache) -> Tensor:
+        last = state.now.last
         context = self.net.read(last.hidden)
         anchor = cache.all_rows(self.lm.tok_embeddings(state.now.root))
         x = torch.cat([context, self.net.blocks(anchor)], 1)
-        states = cache.forward(x, self.address(state, memory, context.shape[1]))
-        logits = self.lm.logits(states[:, 1:], state.guidance)  # slot 0 is the anchor's
-        state.clock.tick("draft")
-        return logits[:, 0], HeadLogits(logits)
+        return cache.forward(x, self.address(state, cache, context.shape[1]))[:, 1:]  # slot 0 is the anchor's
 
-    def address(self, state: DecodeState, memory: CachedState, entries: int) -> Address:
+    def address(self, state: DecodeState, cache: DecoderCache, entries: int) -> Address:
         """The ``entries`` of the last commit, of which those past ``advance`` are void, and the block after them."""
-        cache, length, advance, block = memory.cache, state.now.length, state.now.last.advance, self.net.block
+        length, advance, block = state.now.length, state.now.last.advance, self.net.block
         layout, theirs, n = cache.layout, state.cache.layout, entries + self.net.block
         if length.shared is not None and advance.shared is not None and not theirs.width:
             base = layout.slots[length.shared - advance.shared] + 1
-            here, visible = slice(base, base + n), self.visible[None, None] if self.net.causal else None
-            if visible is not None:
-                visible = F.pad(visible, (base + entries, 0))
-            return Address(here, here, visible, base + n)
+            return run_address(base, n, F.pad(self.visible[None], (entries, 0)) if self.net.causal else None)
         start = length.device - advance.device
         column = torch.arange(max(entries, block), device=start.device)
         void = additive(column[:entries] < advance.device[:, None])[:, None].expand(-1, block, -1)
@@ -89,12 +136,6 @@ class DFlashDrafter(Drafter):
         after = layout.slot_of[start] + 1
         at = entries_address(layout, length, after, entries, block, positions, visible)
         return at._replace(slots=after[:, None] + torch.arange(n, device=after.device))
-
-    def expand(
-        self, state: DecodeState, memory: Any, cursor: HeadLogits, tokens: Tensor, parent: Tensor | None,
-        visible: Tensor | None, depth: int,
-    ) -> tuple[Tensor, HeadLogits]:  # fmt: skip
-        return cursor.logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1), cursor
 
 
 @register("proposal", "dflash")
