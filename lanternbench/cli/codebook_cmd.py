@@ -36,7 +36,7 @@ def codebook(
     from lanternbench import prompts
     from lanternbench.measure import code_swaps as codebooks
     from lanternbench.models.catalogue import load_target
-    from lanternbench.utils.files import OUT, check_writable
+    from lanternbench.utils.files import OUT, check_writable, replacing
 
     try:
         sizes = sorted({int(x) for x in k.split(",")})
@@ -51,7 +51,11 @@ def codebook(
     with display("drawing and swapping"):
         found = codebooks.study_codebook(model, captions, sizes, proximity, seed)
     if out is not None:
-        codebooks.draw(found, captions, out)
+        from lanternbench.report.grid import images_figure
+
+        heads = ["as drawn", *(f"k = {x.k}" for x in found.likenesses)]
+        with replacing(out, OUT) as file:
+            images_figure(heads, found.images, captions).savefig(file, format="png", dpi=200)
     if as_json:
         rows = [x._asdict() for x in found.likenesses]
         record = {"codes": found.codes, "width": found.width, "twins": found.twins, "neighbourhoods": rows}

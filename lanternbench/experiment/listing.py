@@ -7,8 +7,8 @@ from typing import Any
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import read_run, runs
+from lanternbench.measure.run_notes import asked_for
 from lanternbench.measure.summaries import read_summary
-from lanternbench.measure.summary import asked_for
 from lanternbench.utils.files import open_file
 
 
