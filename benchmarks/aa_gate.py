@@ -14,8 +14,8 @@ from pathlib import Path
 from lanternbench.experiment import iter_samples
 from lanternbench.experiment.config import sweep
 from lanternbench.experiment.runner import run
+from lanternbench.measure.change import condition, judge
 from lanternbench.measure.figures import Figures
-from lanternbench.measure.gate import condition, judge
 from lanternbench.utils.device import choose
 
 CONDITIONS = ["speedup<-5%", "latency_s>5%", "robust_speedup<-5%", "tau<-2%"]

@@ -35,7 +35,7 @@ def codebook(
     from lanternbench import prompts
     from lanternbench.measure import code_swaps as codebooks
     from lanternbench.models.catalogue import load_target
-    from lanternbench.utils.files import OUT, check_writable
+    from lanternbench.utils.files import OUT, check_writable, replacing
 
     try:
         sizes = sorted({int(x) for x in k.split(",")})
@@ -50,7 +50,11 @@ def codebook(
     with display("drawing and swapping"):
         study = codebooks.study_codebook(model, captions, sizes, proximity, config.seed)
     if out is not None:
-        codebooks.draw(study, captions, out)
+        from lanternbench.report.grid import images_figure
+
+        heads = ["as drawn", *(f"k = {x.k}" for x in study.likenesses)]
+        with replacing(out, OUT) as file:
+            images_figure(heads, study.images, captions).savefig(file, format="png", dpi=200)
     if as_json:
         rows = [x._asdict() for x in study.likenesses]
         print_json({"codes": study.codes, "width": study.width, "twins": study.twins, "neighbourhoods": rows})

@@ -94,10 +94,9 @@ def compare(
     Example: lanternbench compare main-1a2b3c4d branch-5e6f7a8b --fail-if "speedup<-5%"
     """
     from lanternbench.experiment import find, iter_samples, read_run
-    from lanternbench.measure.change import changes
-    from lanternbench.measure.contention import contention
+    from lanternbench.measure.change import changes, condition, judge, not_compared
     from lanternbench.measure.figures import Figures
-    from lanternbench.measure.gate import condition, judge, not_compared
+    from lanternbench.measure.run_notes import contention
     from lanternbench.report.load import Run, differing
 
     conditions = [condition(text) for text in fail_if or []]

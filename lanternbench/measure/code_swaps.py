@@ -7,15 +7,11 @@ Both are measured on images that the target draws.
 
 from __future__ import annotations
 
-from io import BytesIO
 from math import isfinite
-from pathlib import Path
-from textwrap import fill, shorten
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 from torchmetrics.functional.image import peak_signal_noise_ratio
@@ -26,7 +22,6 @@ from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target
-from lanternbench.utils.files import OUT, replacing
 
 PAIRS = 4096  # random pairs of codes whose median distance is the unit
 
@@ -61,22 +56,22 @@ def study_codebook(
     if wrong := [k for k in ks if not 2 <= k <= len(codes)]:
         raise UserError(f"k = {wrong[0]} is no neighbourhood here: a token and its neighbours are 2 to {len(codes)}")
     table = nearest(codes, max(ks), proximity)
-    made = engine.generate(build(target, method("ar")), captions, seed=seed, trace=True)
-    tokens, trace = torch.stack([g.tokens for g in made]), made[0].trace
+    generations = engine.generate(build(target, method("ar")), captions, seed=seed, trace=True)
+    tokens, trace = torch.stack([g.tokens for g in generations]), generations[0].trace
     assert trace is not None
     generator = torch.Generator().manual_seed(seed)
     mass = trace.q.gather(-1, table[tokens]).cumsum(-1).mean((0, 1))  # [K]
     drawn, unit = target.images(tokens), _random_distance(codes, generator)
-    pixels, found, rows = _pixels(drawn), [], [[image] for image in drawn]
+    pixels, likenesses, rows = _pixels(drawn), [], [[image] for image in drawn]
     for k in ks:
         images = target.images(swap_codes(tokens, table, k, generator))
         for row, image in zip(rows, images, strict=True):
             row.append(image)
         apart = (codes.float() - codes[table[:, k - 1]].float()).norm(dim=-1).median()
         noise = float(peak_signal_noise_ratio(_pixels(images), pixels, data_range=255.0))
-        found.append(Likeness(k, float(apart / unit), float(mass[k - 1]), noise if isfinite(noise) else None))
+        likenesses.append(Likeness(k, float(apart / unit), float(mass[k - 1]), noise if isfinite(noise) else None))
     twins = len(codes) - len(codes.unique(dim=0))
-    return Codebook(len(codes), codes.shape[1], twins, found, rows)
+    return Codebook(len(codes), codes.shape[1], twins, likenesses, rows)
 
 
 def swap_codes(tokens: Tensor, table: Tensor, k: int, generator: torch.Generator) -> Tensor:
@@ -93,22 +88,3 @@ def _random_distance(codes: Tensor, generator: torch.Generator) -> Tensor:
 
 def _pixels(images: list[Image.Image]) -> Tensor:
     return torch.from_numpy(np.stack([np.asarray(image) for image in images])).float()
-
-
-def draw(found: Codebook, captions: list[str], path: Path) -> None:
-    """The images side by side, a row a prompt, a column a neighbourhood.  Raises UserError if it cannot be written."""
-    titles = ["as drawn", *(f"k = {x.k}" for x in found.likenesses)]
-    figure = Figure(figsize=(1.8 * len(titles), 2.1 * len(captions)), layout="constrained")
-    grid = figure.subplots(len(captions), len(titles), squeeze=False)
-    for axes, title in zip(grid[0], titles, strict=True):
-        axes.set_title(title, fontsize=9)
-    for row, images, caption in zip(grid, found.images, captions, strict=True):
-        for axes, image in zip(row, images, strict=True):
-            axes.imshow(image)
-            axes.set_axis_off()
-        text = shorten(caption, 150, placeholder=" …")
-        row[0].text(0, -0.02, fill(text, 38), fontsize=6, transform=row[0].transAxes, va="top", parse_math=False)
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight")
-    with replacing(path, OUT) as file:
-        file.write(buffer.getvalue())

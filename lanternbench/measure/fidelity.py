@@ -201,10 +201,10 @@ def drafter_figures(trace: Trace) -> dict[str, Tensor]:
     nodes with fewer than three tell nothing of ``top3``, and ``tv`` is NaN.  All are NaN for an image without drafts.
     """
     drafted = three = trace.children[..., 0] >= 0
-    known = drafted & (trace.p.sum(-1) > 0)
+    with_p = drafted & (trace.p.sum(-1) > 0)
     best = trace.q.argmax(-1, keepdim=True)
     likeliest = trace.p.topk(min(3, trace.p.shape[-1])).indices
-    if not bool(known.any()):
+    if not bool(with_p.any()):
         likeliest = trace.children[..., :3]
         three = likeliest[..., -1] >= 0 if likeliest.shape[-1] == 3 else torch.zeros_like(drafted)
     hits = likeliest == best
@@ -212,7 +212,7 @@ def drafter_figures(trace: Trace) -> dict[str, Tensor]:
     return {
         "top1": _mean(hits[..., 0].to(tv.dtype), drafted),
         "top3": _mean(hits.any(-1).to(tv.dtype), three),
-        "tv": _mean(tv, known),
+        "tv": _mean(tv, with_p),
     }
 
 

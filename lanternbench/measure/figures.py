@@ -7,6 +7,7 @@ metric.  One pass over the samples keeps two numbers of each figure, whatever th
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -25,13 +26,7 @@ BASELINE = "ar"
 AGAINST_BASELINE = {
     "speedup": "latency_s", "robust_speedup": "robust_latency_s", "end_to_end_speedup": "end_to_end_s",
 }  # fmt: skip
-MEASURED = [
-    *("latency_s", "speedup", "robust_latency_s", "robust_speedup", "end_to_end_s", "end_to_end_speedup"),
-    *("tokens_per_s", "images_per_s", "step_compression", "accept_len", "tree_depth", "acceptance_rate"),
-    "first_token_acceptance",
-    *("fidelity_loss", "log_prob", "top1_prob", "entropy", "drafter_top1", "drafter_top3", "drafter_tv"),
-    *("draft_fraction", "overhead_fraction", "stated_s"),
-]
+Flags = NDArray[np.bool_]
 
 
 def of_sample(sample: Sample) -> Iterator[tuple[str, float, float]]:
@@ -50,31 +45,25 @@ def of_sample(sample: Sample) -> Iterator[tuple[str, float, float]]:
             yield "slow_steps", slow, len(sample.step_s)
         if sample.cpu_s is not None:
             yield "cpu_share", sample.cpu_s, sample.decode_s
-        if sample.load is not None:
-            yield "load", sample.load, 1
-    if sample.stated_s is not None:
-        yield "stated_s", sample.stated_s, 1
     if sample.steps:
         yield "step_compression", sample.tokens, sample.steps
+    drafted = sample.steps - 1
     if sample.accept_lengths:
+        lengths, depths = sample.accept_lengths[1:], sample.tree_depths[1:]
         yield "images_per_s", 1, sample.decode_s
-        yield "accept_len", sum(sample.accept_lengths[1:]), len(sample.accept_lengths) - 1
-        yield "tree_depth", sum(sample.tree_depths[1:]), len(sample.tree_depths[1:])
-        yield "acceptance_rate", sum(sample.accept_lengths[1:]) - (sample.steps - 1), sum(sample.tree_depths[1:])
+        yield "accept_len", sum(lengths), drafted
+        yield "tree_depth", sum(depths), len(depths)
+        yield "acceptance_rate", sum(lengths) - drafted, sum(depths)
     if sample.first_token_acceptance is not None:
-        yield "first_token_acceptance", sample.first_token_acceptance * (sample.steps - 1), sample.steps - 1
-    if sample.fidelity_loss is not None:
-        yield "fidelity_loss", sample.fidelity_loss, 1
-    for prefix, part in (("", sample.stats), ("drafter_", sample.drafter)):
-        yield from ((prefix + name, value, 1) for name, value in (part or {}).items())
+        yield "first_token_acceptance", sample.first_token_acceptance * drafted, drafted
     if sample.phases:
-        whole = sum(sample.phases.values())
-        forwards = sum(sample.phases.get(name, 0.0) for name in ("draft_s", "verify_s"))
-        yield "draft_fraction", sample.phases.get("draft_s", 0.0), whole
-        yield "overhead_fraction", whole - forwards, whole
-    if sample.peak_memory_mb is not None:
-        yield "peak_memory_mb", sample.peak_memory_mb, 1
-    yield from ((name, value, 1) for name, value in sample.metrics.items() if value is not None)
+        whole, draft = sum(sample.phases.values()), sample.phases.get("draft_s", 0.0)
+        yield "draft_fraction", draft, whole
+        yield "overhead_fraction", whole - (draft + sample.phases.get("verify_s", 0.0)), whole
+    means: dict[str, float | None] = {name: getattr(sample, name) for name in ("stated_s", "fidelity_loss")}
+    means |= {"peak_memory_mb": sample.peak_memory_mb, "load": sample.load if sample.timed else None}
+    means |= (sample.stats or {}) | {f"drafter_{name}": value for name, value in (sample.drafter or {}).items()}
+    yield from ((name, value, 1) for name, value in (means | sample.metrics).items() if value is not None)
 
 
 class Figures:
@@ -84,38 +73,34 @@ class Figures:
         self.labels: dict[str, int] = {}
         self.prompts: dict[str, int] = {}
         self.categories: dict[str | None, int] = {}
+        self.settings: dict[str | None, int] = {}
         self.methods: dict[str, tuple[str, dict[str, Any]]] = {}  # label -> preset, options
         self.metrics: dict[str, None] = {}
-        self.steps: dict[str, Steps] = {}  # by label
-        self.settings: dict[str | None, int] = {}
+        self.steps: defaultdict[str, Steps] = defaultdict(Steps)  # by label
         self._codes = {name: array("q") for name in ("label", "prompt", "category", "seed", "setting")}
-        self._columns: dict[str, tuple[array, array]] = {}
+        self._columns: defaultdict[str, tuple[array, array, array]] = defaultdict(  # sample, top, bottom
+            lambda: (array("q"), array("d"), array("d"))
+        )
         for sample in samples:
             self.add(sample)
 
     def add(self, sample: Sample) -> None:
         """One more sample."""
-        at = len(self)
+        index = len(self)
         self.methods.setdefault(sample.label, (sample.method, sample.options))
         self.metrics |= dict.fromkeys(sample.metrics)
-        if sample.label not in self.steps:
-            self.steps[sample.label] = Steps()
         self.steps[sample.label].add(sample)
-        for name, known, value in (
+        for name, codes, value in (
             ("label", self.labels, sample.label),
             ("prompt", self.prompts, sample.prompt_id),
             ("category", self.categories, sample.category or None),
             ("setting", self.settings, sample.setting),
         ):
-            self._codes[name].append(known.setdefault(value, len(known)))  # type: ignore[arg-type, call-overload]
+            self._codes[name].append(codes.setdefault(value, len(codes)))  # type: ignore[arg-type, call-overload]
         self._codes["seed"].append(sample.seed)
-        for figure, above, below in of_sample(sample):
-            if (columns := self._columns.get(figure)) is None:
-                columns = self._columns[figure] = array("d"), array("d")
-            for column, part in zip(columns, (above, below)):
-                if len(column) < at:
-                    column.extend([0.0] * (at - len(column)))
-                column.append(part)
+        for figure, top, bottom in of_sample(sample):
+            for column, value in zip(self._columns[figure], (index, top, bottom)):
+                column.append(value)
 
     def __len__(self) -> int:
         return len(self._codes["label"])
@@ -124,7 +109,7 @@ class Figures:
         """Of every sample the number of its label, prompt or category, or its seed: [samples]."""
         return np.frombuffer(self._codes[name], np.int64)
 
-    def of(self, label: str) -> NDArray[np.bool_]:
+    def of(self, label: str) -> Flags:
         """Which samples are of this label: [samples]."""
         return self.codes("label") == self.labels.get(label, -1)
 
@@ -134,17 +119,16 @@ class Figures:
             top, bottom = self.column(AGAINST_BASELINE[name])
             both = self.comparable & (bottom > 0) & (bottom[self.paired] > 0)
             return np.where(both, top[self.paired], 0.0), np.where(both, top, 0.0)
-        found = self._columns.get(name, (array("d"), array("d")))
-        top, bottom = (np.pad(np.asarray(part, np.float64), (0, len(self) - len(part))) for part in found)
+        top, bottom = np.zeros((2, len(self)))
+        if name in self._columns:
+            index, top_values, bottom_values = map(np.asarray, self._columns[name])
+            top[index], bottom[index] = top_values, bottom_values
         if name in self.metrics and metrics.column(name).over_categories:
-            weights = self._category_weights(bottom > 0)
+            # weights of 1 / (samples of its label and category) make a mean one over categories
+            groups = self.codes("label") * len(self.categories) + self.codes("category")
+            weights = 1 / np.maximum(np.bincount(groups, bottom > 0)[groups], 1)
             return top * weights, bottom * weights
         return top, bottom
-
-    def _category_weights(self, there: NDArray[np.bool_]) -> Floats:
-        """Of every sample 1 / (samples ``there`` of its label and category): they make a mean one over categories."""
-        groups = self.codes("label") * len(self.categories) + self.codes("category")
-        return 1 / np.maximum(np.bincount(groups, there)[groups], 1)
 
     @cached_property
     def paired(self) -> NDArray[np.int64]:
@@ -154,30 +138,27 @@ class Figures:
         return np.array([base.get(key, -1) for key in keys], np.int64)
 
     @cached_property
-    def comparable(self) -> NDArray[np.bool_]:
+    def comparable(self) -> Flags:
         """Which samples have a baseline's that was timed as they were: [samples]."""
-        load, known = self.column("load")
-        load, settings = np.where(known > 0, load, np.nan), self.codes("setting")
+        load, recorded = self.column("load")
+        load, settings = np.where(recorded > 0, load, np.nan), self.codes("setting")
         alike = (settings == settings[self.paired]) & same_load(load, load[self.paired])
         return (self.paired >= 0) & alike
 
-    def by_prompt(self, names: Sequence[str], where: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    def by_prompt(self, names: Sequence[str], where: Flags) -> tuple[Floats, Floats]:
         """Sums over the samples of each prompt: (top, bottom), each [prompts, figures]; of prompts in ``where``."""
-        chosen = np.flatnonzero(where)
-        present, index = np.unique(self.codes("prompt")[chosen], return_inverse=True)
-        sums = np.zeros((2, len(present), len(names)))
-        for c, name in enumerate(names):
-            for side, part in enumerate(self.column(name)):
-                sums[side, :, c] = np.bincount(index, part[chosen], len(present))
-        return sums[0], sums[1]
+        present = np.unique(self.codes("prompt")[where])
+        sums = np.array([self.of_prompts(name, where) for name in names])[..., present]
+        top, bottom = np.ascontiguousarray(sums.transpose(1, 2, 0))
+        return top, bottom
 
-    def of_prompts(self, name: str, chosen: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """(top, bottom) of a figure, summed over the chosen samples of each prompt: [all prompts] each."""
-        index = self.codes("prompt")
-        sums = [np.bincount(index, part * chosen, len(self.prompts)) for part in self.column(name)]
-        return np.asarray(sums[0], float), np.asarray(sums[1], float)
+    def of_prompts(self, name: str, where: Flags) -> tuple[Floats, Floats]:
+        """(top, bottom) of a figure, summed over the samples of each prompt in ``where``: [all prompts] each."""
+        index, count = self.codes("prompt")[where], len(self.prompts)
+        top, bottom = (np.bincount(index, part[where], count).astype(float) for part in self.column(name))
+        return top, bottom
 
-    def difference(self, name: str, where: NDArray[np.bool_]) -> Floats:
+    def difference(self, name: str, where: Flags) -> Floats:
         """Mean difference to the baseline, prompt by prompt, over samples that both have: [prompts]."""
         top, bottom = self.column(name)
         chosen = np.flatnonzero(where & (bottom > 0) & (self.paired >= 0) & (bottom[self.paired] > 0))
@@ -185,7 +166,7 @@ class Figures:
         _, index = np.unique(self.codes("prompt")[chosen], return_inverse=True)
         return np.bincount(index, apart) / np.maximum(np.bincount(index), 1)
 
-    def ratio(self, name: str, where: NDArray[np.bool_]) -> float | None:
+    def ratio(self, name: str, where: Flags) -> float | None:
         """Σ top / Σ bottom over the samples in ``where``; None without any."""
         top, bottom = (part[where].sum() for part in self.column(name))
         return float(top / bottom) if bottom else None

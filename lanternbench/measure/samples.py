@@ -19,17 +19,14 @@ Figure = Annotated[float, Field(ge=-1e15, le=1e15)]
 IMPORTED = "imported"  # the method of samples that other code made
 _LIMITS = {"accept_lengths": 2**24, "tree_depths": 2**24, "tree_nodes": 2**24, "step_s": 1e9, "token_ids": 2**31 - 1}
 _LIMITS |= {"row_loss": 1.0, "column_loss": 1.0}
-
-
-# names of the figures that follow from the other fields (``figures.of_sample``)
-FIGURES = frozenset(
-    {
-        *("latency_s", "end_to_end_s", "tokens_per_s", "robust_latency_s", "slow_steps", "cpu_share", "load"),
-        *("images_per_s", "step_compression", "accept_len", "tree_depth", "first_token_acceptance", "fidelity_loss"),
-        *("acceptance_rate", "stated_s"),
-        *("draft_fraction", "overhead_fraction", "peak_memory_mb", "speedup", "robust_speedup", "end_to_end_speedup"),
-    }
+_STATS = ("log_prob", "top1_prob", "entropy", "drafter_top1", "drafter_top3", "drafter_tv")  # of ``stats``, ``drafter``
+MEASURED = (  # the figures of every row of a summary, in its order
+    *("latency_s", "speedup", "robust_latency_s", "robust_speedup", "end_to_end_s", "end_to_end_speedup"),
+    *("tokens_per_s", "images_per_s", "step_compression", "accept_len", "tree_depth", "acceptance_rate"),
+    *("first_token_acceptance", "fidelity_loss", *_STATS, "draft_fraction", "overhead_fraction", "stated_s"),
 )
+# the figures that follow from the other fields of a sample (``figures.of_sample``)
+FIGURES = frozenset({*MEASURED, "slow_steps", "cpu_share", "load", "peak_memory_mb"}.difference(_STATS))
 
 
 class Sample(BaseModel):
@@ -123,5 +120,5 @@ def image_name(sample: Sample) -> str:
 
 
 def _slug(text: str) -> str:
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9+]+", "-", plain)[:40].strip("-")
+    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9+]+", "-", ascii_text)[:40].strip("-")

@@ -44,11 +44,7 @@ def bootstrap_ratio(base: ArrayLike, other: ArrayLike, n: int = RESAMPLES, seed:
     total time that a user waits for. Raises ValueError for unequal lengths, no values, values that are not finite,
     or a denominator of zero.
     """
-    top, bottom = np.asarray(base, np.float64), np.asarray(other, np.float64)
-    if top.ndim != 1 or top.shape != bottom.shape or not len(top):
-        raise ValueError("bootstrap_ratio needs two lists of the same length, with one value or more")
-    if not (np.isfinite(top).all() and np.isfinite(bottom).all()):
-        raise ValueError("bootstrap_ratio needs finite values")
+    top, bottom = _pairs("bootstrap_ratio", base, other)
     estimate = bootstrap_ratios(top[:, None], bottom[:, None], n, seed)[0]
     if estimate.value is None:
         raise ValueError("bootstrap_ratio needs a denominator other than zero")
@@ -111,13 +107,18 @@ def paired_test(a: ArrayLike, b: ArrayLike, n: int = RESAMPLES, seed: int = 0) -
     to 12 pairs, else ``n`` random ones, counted as (1 + hits) / (1 + n) (Phipson & Smyth, 2010). Raises ValueError
     for unequal lengths, no pairs, or values that are not finite.
     """
+    first, second = _pairs("paired_test", a, b)
+    return float(paired_tests((first - second)[:, None], n, seed)[0])
+
+
+def _pairs(test: str, a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
+    """The two sides of pairs as arrays.  Raises ValueError."""
     first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if first.ndim != 1 or first.shape != second.shape or not len(first):
-        raise ValueError("paired_test needs two lists of the same length, with one pair or more")
-    difference = first - second
-    if not np.isfinite(difference).all():
-        raise ValueError("paired_test needs finite values")
-    return float(paired_tests(difference[:, None], n, seed)[0])
+        raise ValueError(f"{test} needs two lists of the same length, with one pair or more")
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise ValueError(f"{test} needs finite values")
+    return first, second
 
 
 def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floats:

@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +35,40 @@ def robust(step_s: Sequence[float], cpu_s: float | None = None, threads: int | N
     step that ran through, but of a longer one that was interrupted.)
     """
     ranked = sorted(step_s)
-    middle = (ranked[(len(ranked) - 1) // 2] + ranked[len(ranked) // 2]) / 2
-    seconds = cpu_s if cpu_s and threads == 1 else middle * len(ranked)
-    return seconds, len(ranked) - bisect_right(ranked, SLOW * middle)
+    median = (ranked[(len(ranked) - 1) // 2] + ranked[len(ranked) // 2]) / 2
+    seconds = cpu_s if cpu_s and threads == 1 else median * len(ranked)
+    return seconds, len(ranked) - bisect_right(ranked, SLOW * median)
+
+
+def joint_rates(histogram: Sequence[int]) -> list[float]:
+    """P(at least i drafted tokens accepted), i = 1, 2, …: vLLM's per-position acceptance rate.
+
+    histogram: how many steps committed 0, 1, 2, … tokens, one of which is no accepted draft: the bonus token, or the
+    one drawn after a rejection.
+    """
+    at_least = list(accumulate(reversed(histogram)))[::-1]  # steps that committed so many tokens or more
+    return [n / at_least[0] for n in at_least[2:] if n]
+
+
+def conditional_rates(histogram: Sequence[int]) -> list[float]:
+    """P(drafted token i accepted | all before it were), i = 1, 2, …: NVIDIA's conditional acceptance rate."""
+    joint = joint_rates(histogram)
+    return [rate / before for before, rate in zip([1.0, *joint], joint)]
+
+
+def acceptance(histogram: Sequence[int]) -> dict[str, Any]:
+    """Acceptance by position, by the names of vLLM and AIPerf; empty where nothing was drafted and accepted.
+
+    ``mean_acceptance_length`` counts the bonus token, 1 + Σᵢ per_position[i]; ``acceptance_histogram`` (steps that
+    accepted 0, 1, 2, … drafted tokens) and both rates leave it out.
+    """
+    joint = joint_rates(histogram)
+    return {} if not joint else {
+        "mean_acceptance_length": 1.0 + sum(joint),
+        "per_position": joint,
+        "conditional_per_position": conditional_rates(histogram),
+        "acceptance_histogram": list(histogram[1:]),
+    }  # fmt: skip
 
 
 @dataclass
@@ -50,9 +83,8 @@ class Steps:
 
     def add(self, sample: Sample) -> None:
         """One more sample."""
-        lengths = np.array(sample.accept_lengths[1:], np.int64)
         self.lengths.update(sample.accept_lengths[1:])
-        self._places += by_position(lengths)
+        self._places += by_position(np.array(sample.accept_lengths[1:], np.int64))
         for name, seconds in (sample.phases or {}).items():
             self.phases[name.removesuffix("_s")] += seconds  # type: ignore[assignment]
         if sample.timed:
@@ -61,12 +93,12 @@ class Steps:
 
     def percentiles(self) -> dict[str, float]:
         """p50, p95, p99 of step times and p50, p95 of latencies per image, in seconds, where known."""
-        found: dict[str, float] = {}
-        for name, values, ranks in (("step", self.seconds, (50, 95, 99)), ("latency", self.latencies, (50, 95))):
-            if len(values):
-                at = np.percentile(np.array(values, np.float64), ranks, overwrite_input=True)  # of a copy of our own
-                found |= {f"{name}_p{rank}_s": float(value) for rank, value in zip(ranks, at)}
-        return found
+        values: dict[str, float] = {}
+        for name, times, ranks in (("step", self.seconds, (50, 95, 99)), ("latency", self.latencies, (50, 95))):
+            if len(times):
+                at = np.percentile(np.array(times, np.float64), ranks, overwrite_input=True)  # of a copy of our own
+                values |= {f"{name}_p{rank}_s": float(value) for rank, value in zip(ranks, at)}
+        return values
 
     def histogram(self) -> list[int]:
         """How many steps committed 0, 1, 2, … tokens."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lanternbench.errors import UserError
-from lanternbench.measure.acceptance import acceptance
 from lanternbench.measure.statistics import Estimate
+from lanternbench.measure.steps import acceptance
 from lanternbench.notes import Kind, Note
 from lanternbench.utils.files import open_file
 from lanternbench.utils.json_values import check_version
@@ -37,7 +37,7 @@ class Row:
     accept_histogram: list[int] = field(default_factory=list)  # steps that committed 0, 1, 2, … tokens
     accept_len_by_position: list[float | None] = field(default_factory=list)  # τ by sixteenth of the image
     phases: dict[str, float] = field(default_factory=dict)  # share of the decode in each
-    acceptance: dict[str, Any] = field(default_factory=dict)  # by position of the draft: `acceptance.acceptance`
+    acceptance: dict[str, Any] = field(default_factory=dict)  # by position of the draft: `steps.acceptance`
 
     def figure(self, name: str) -> Estimate:
         """A figure by name, without a value where it was not measured."""
@@ -66,12 +66,11 @@ class Summary:
 
     def all_notes(self) -> list[Note]:
         """The notes, with one on the real images and one on the time of each metric."""
-        notes, real = list(self.notes), self.reference
-        if real:
+        notes = list(self.notes)
+        if real := self.reference:
             text = f"Real images: {real['images']} in {real['folder']}, hash {str(real['hash'])[:16]}."
             notes.append(Note("info", None, text))
-        each = [f"{name} {_short(1000 * c['seconds'] / c['images'])} s" for name, c in self.costs.items()]
-        if each:
+        if each := [f"{name} {_short(1000 * c['seconds'] / c['images'])} s" for name, c in self.costs.items()]:
             notes.append(Note("info", None, f"Time of the metrics per 1,000 images: {', '.join(each)}."))
         return notes
 
@@ -88,46 +87,44 @@ def read_summary(folder: Path) -> Summary:
     path = Path(folder) / "summary.json"
     try:
         with open_file(path) as file:
-            found = json.loads(file.read())
+            summary = json.loads(file.read())
     except FileNotFoundError:
         raise UserError(
             f"{folder} has no summary.json, so the run did not finish: continue it with --resume."
         ) from None
     except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}): restore it, or run again with --fresh.") from None
-    if not isinstance(found, dict):
+    if not isinstance(summary, dict):
         raise UserError(f"{path} is not a JSON object: restore it, or run again with --fresh.")
-    check_version(found, path)
-    entries = [entry for entry in _list(found.get("rows")) if isinstance(entry, dict)]
+    check_version(summary, path)
+    entries = [entry for entry in _list(summary.get("rows")) if isinstance(entry, dict)]
     rows = [row_of(entry) for entry in entries]
     names = {name for row in rows for name in row.figures}
-    sets = [str(name) for name in _list(found.get("sets"))]
-    if not sets:
-        sets = sorted({name for entry in entries for name in names if f"{name}_n" in entry})
-    notes = [_note(note, names) for note in _list(found.get("notes"))]
-    digest = found.get("samples")
-    costs, reference = _costs(found.get("costs")), _reference(found.get("reference"))
-    return Summary(rows, notes, sets, costs, reference, digest if isinstance(digest, str) else None)
+    sets = [str(name) for name in _list(summary.get("sets"))]
+    sets = sets or sorted({name for entry in entries for name in names if f"{name}_n" in entry})
+    notes = [_note(note, names) for note in _list(summary.get("notes"))]
+    digest, reference = summary.get("samples"), _dict(summary.get("reference"))
+    parts = {name: reference.get(name) for name in ("folder", "images", "hash")}
+    real = parts | {"metrics": _list(reference.get("metrics"))} if parts.keys() <= reference.keys() else None
+    digest = digest if isinstance(digest, str) else None
+    return Summary(rows, notes, sets, _costs(summary.get("costs")), real, digest)
 
 
 def row_of(entry: Mapping[str, Any]) -> Row:
     """A row from its JSON object."""
-    texts = {name: str(entry[name]) if entry.get(name) else None for name in ("label", "method", "target", "dataset")}
-    figures = entry.get("figures")
-    lossless = entry.get("lossless")
+    text = {name: str(entry[name]) if entry.get(name) else None for name in ("label", "method", "target", "dataset")}
+    figures, lossless = entry.get("figures"), entry.get("lossless")
+    if not isinstance(figures, dict):
+        figures = _flat_figures(entry)
     histogram = [max(_count(n) or 0, 0) for n in _list(entry.get("accept_histogram"))]
-    if isinstance(figures, dict):
-        read = {name: _estimate(value) for name, value in figures.items() if isinstance(value, dict)}
-    else:
-        read = _flat_figures(entry)
     return Row(
-        label=texts["label"] or texts["method"] or "–",
-        method=texts["method"] or texts["label"] or "–",
+        label=text["label"] or text["method"] or "–",
+        method=text["method"] or text["label"] or "–",
         n=_count(entry.get("n")) or 0,
-        figures=read,
+        figures={name: _estimate(value) for name, value in figures.items() if isinstance(value, dict)},
         options=_dict(entry.get("options")),
-        target=texts["target"],
-        dataset=texts["dataset"],
+        target=text["target"],
+        dataset=text["dataset"],
         temperature=_number(entry.get("temperature")),
         lossless=lossless if isinstance(lossless, bool) else None,
         simulated=entry.get("simulated") is True,
@@ -138,20 +135,20 @@ def row_of(entry: Mapping[str, Any]) -> Row:
     )
 
 
-def _flat_figures(entry: Mapping[str, Any]) -> dict[str, Estimate]:
+def _flat_figures(entry: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Figures of a row that keeps the parts of a figure side by side: ``speedup``, ``speedup_lo``, ``speedup_hi``."""
-    known = {"label", "method", "options", "target", "dataset", "temperature", "lossless", "simulated", "n"}
-    parts = {f"{name}_{part}" for name in entry for part in Estimate._fields[1:]}
+    ends = Estimate._fields[1:]
+    facts = {"label", "method", "options", "target", "dataset", "temperature", "lossless", "simulated", "n"}
+    names = entry.keys() - facts - {f"{name}_{end}" for name in entry for end in ends}
     return {
-        name: _estimate({"value": value} | {part: entry.get(f"{name}_{part}") for part in Estimate._fields[1:]})
-        for name, value in entry.items()
-        if name not in known | parts
+        name: {"value": entry[name]} | {end: entry.get(f"{name}_{end}") for end in ends}
+        for name in entry
+        if name in names
     }
 
 
 def _estimate(value: Mapping[str, Any]) -> Estimate:
-    numbers = {part: _number(value.get(part)) for part in ("value", "lo", "hi", "p")}
-    return Estimate(**numbers, n=_count(value.get("n")))
+    return Estimate(**{name: _number(value.get(name)) for name in ("value", "lo", "hi", "p")}, n=_count(value.get("n")))
 
 
 def _note(value: Any, names: set[str]) -> Note:
@@ -171,12 +168,6 @@ def _costs(value: Any) -> Costs:
         if images and seconds is not None:
             costs[str(name)] = {"images": images, "seconds": seconds}
     return costs
-
-
-def _reference(value: Any) -> dict[str, Any] | None:
-    if not isinstance(value, dict) or not {"folder", "images", "hash"} <= value.keys():
-        return None
-    return {name: value[name] for name in ("folder", "images", "hash")} | {"metrics": _list(value.get("metrics"))}
 
 
 def _number(value: Any) -> float | None:

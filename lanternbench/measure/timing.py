@@ -34,14 +34,14 @@ def setting(environment: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def setting_name(environment: Mapping[str, Any] | None) -> str | None:
     """A name that two environments share if their settings are the same; None where there is none."""
-    found = setting(environment)
-    return config_hash(found)[:8] if found else None
+    values = setting(environment)
+    return config_hash(values)[:8] if values else None
 
 
 def setting_changes(environments: Iterable[Mapping[str, Any]]) -> list[str]:
     """What differs between the first environment's setting and the others', each once."""
-    known = [found for environment in environments if (found := setting(environment))]
-    return list(dict.fromkeys(line for other in known[1:] for line in differences(known[0], other)))
+    settings = [values for environment in environments if (values := setting(environment))]
+    return list(dict.fromkeys(line for other in settings[1:] for line in differences(settings[0], other)))
 
 
 def same_load(load: Floats, other: Floats) -> NDArray[np.bool_]:

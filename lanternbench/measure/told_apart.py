@@ -28,10 +28,10 @@ def all_told_apart(figures: Figures, labels: list[str], looks: int = LOOKS) -> b
 
 def values_by_prompt(figures: Figures, name: str, label: str) -> Floats:
     """A figure of one label by prompt, over its seeds: [all prompts], NaN where it has none."""
-    own, timed = figures.of(label), name == "latency_s"
+    samples, timed = figures.of(label), name == "latency_s"
     if timed:  # as in ``speedup``: what was timed otherwise than its baseline's is left out
-        own &= figures.comparable | (figures.paired < 0)
-    top, bottom = figures.of_prompts(name, own)
+        samples &= figures.comparable | (figures.paired < 0)
+    top, bottom = figures.of_prompts(name, samples)
     with np.errstate(invalid="ignore", divide="ignore"):
         values = np.where(bottom > 0, top / bottom, np.nan)
     return np.where(values > 0, values, np.nan) if timed else values

@@ -1,13 +1,14 @@
-"""Pictures as PNG, SVG and PDF files; the page draws the same ones in its template."""
+"""Scenes drawn: as PNG, SVG and PDF files, and as SVG inside the page, dark where the reader's screen is."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -15,21 +16,15 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
 from lanternbench.report.palette import PHASES
-from lanternbench.report.scene import SIZE, Bar, Item, Line, Mark, Scene
+from lanternbench.report.scene import SIZE, Bar, Group, Item, Line, Mark, Scene
 from lanternbench.utils.files import OUT, replacing
 
 STYLE: Any = {
-    "font.size": 8.5,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#444444",
-    "axes.labelcolor": "#222222",
-    "xtick.color": "#444444",
-    "ytick.color": "#444444",
+    "font.size": 8.5, "axes.linewidth": 0.7, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.edgecolor": "#444444", "axes.labelcolor": "#222222", "xtick.color": "#444444", "ytick.color": "#444444",
     "pdf.fonttype": 42,  # editable text: venues reject Type 3 fonts
     "svg.hashsalt": "lanternbench",  # the same data gives the same file
-}
+}  # fmt: skip
 DATES: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # left out of files
 POINT = 3.35 * 72 / 360  # of one pixel: a narrow picture is as wide as a column of a two-column paper
 # role -> colour (None: the group's), width in pixels, dashes, opacity; report.css has the same
@@ -53,15 +48,10 @@ def scene_figure(scene: Scene) -> Figure:
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, scene.width), ylim=(scene.height, 0))
     axes.axis("off")
-    for order, group in enumerate(scene.groups):
+    for order, group in enumerate(scene.groups, 2):
         for item in group.items:
             _draw(axes, item, group.colour or INK, order)
     return figure
-
-
-def write_scene(scene: Scene, stem: Path) -> list[Path]:
-    """``stem``.png, .svg and .pdf."""
-    return save(lambda: scene_figure(scene), stem, ("png", "svg", "pdf"))
 
 
 def save(draw: Callable[[], Figure], stem: Path, kinds: Sequence[str], dpi: int = 300) -> list[Path]:
@@ -78,29 +68,69 @@ def save(draw: Callable[[], Figure], stem: Path, kinds: Sequence[str], dpi: int 
 
 def _draw(axes: Axes, item: Item, colour: str, order: int) -> None:
     if isinstance(item, Line):
-        own, width, dashes, alpha = LINES[item.role]
+        fixed, width, dashes, alpha = LINES[item.role]
         x, y = zip(*item.points)
-        axes.plot(x, y, color=own or colour, linewidth=width * POINT, linestyle=dashes, alpha=alpha, zorder=2 + order)
+        axes.plot(x, y, color=fixed or colour, linewidth=width * POINT, linestyle=dashes, alpha=alpha, zorder=order)
     elif isinstance(item, Bar):
-        fill = PHASES.get(item.role, colour)
-        alpha = 0.35 if item.role == "share" else 1.0
-        axes.add_patch(Rectangle((item.x, item.y), item.width, item.height, color=fill, alpha=alpha, linewidth=0,
-                                 zorder=2 + order))  # fmt: skip
+        look: dict[str, Any] = {"color": PHASES.get(item.role, colour), "alpha": 0.35 if item.role == "share" else 1.0}
+        axes.add_patch(Rectangle((item.x, item.y), item.width, item.height, linewidth=0, zorder=order, **look))
     elif isinstance(item, Mark):
-        face = colour if item.fill in ("full", "half") else "white"
-        sizes: Mapping[str, Any] = {"circle": ("o", 10.0), "diamond": ("D", 8.6), "small": ("o", 5.0)}
-        shape, size = sizes[item.shape]
-        look = {"marker": shape, "markersize": size * POINT, "linestyle": "none", "markeredgecolor": colour}
-        axes.plot(item.x, item.y, markerfacecolor=face, markeredgewidth=1.8 * POINT, zorder=2 + order,
-                  fillstyle="left" if item.fill == "half" else "full", markerfacecoloralt="white", **look)  # fmt: skip
+        marker, size = {"circle": ("o", 10.0), "diamond": ("D", 8.6), "small": ("o", 5.0)}[item.shape]
+        face, style = colour if item.fill in ("full", "half") else "white", "left" if item.fill == "half" else "full"
+        axes.plot(item.x, item.y, marker, markersize=size * POINT, markerfacecolor=face, markerfacecoloralt="white",
+                  markeredgecolor=colour, markeredgewidth=1.8 * POINT, fillstyle=style, zorder=order)  # type: ignore[arg-type]  # fmt: skip
         if item.fill == "dot":
-            axes.plot(item.x, item.y, marker="o", markersize=3 * POINT, color=colour, zorder=2 + order)
+            axes.plot(item.x, item.y, marker="o", markersize=3 * POINT, color=colour, zorder=order)
     else:
         axes.text(
             item.x, item.y, item.text, color=TEXTS.get(item.role, INK), fontsize=SIZE * POINT, parse_math=False,
             ha={"start": "left", "middle": "center", "end": "right"}[item.anchor], va="baseline",
             rotation=90 if item.turned else 0, rotation_mode="anchor",
-            fontweight="bold" if item.role == "heading" else "normal", zorder=2 + order,
+            fontweight="bold" if item.role == "heading" else "normal", zorder=order,
             path_effects=[withStroke(linewidth=2, foreground="white")] if item.role == "label" else None,
             family="DejaVu Sans",
         )  # fmt: skip
+
+
+def svg(scene: Scene, name: str) -> Markup:
+    """``<svg class="name">`` of a scene, styled by report.css; a group that says something can be focused."""
+    head = Markup('<svg class="{}" viewBox="0 0 {:g} {:g}" role="group" aria-label="{}">')
+    head = head.format(name, scene.width, scene.height, scene.title)
+    return Markup("").join([head, *map(_group, scene.groups), Markup("</svg>")])
+
+
+def _group(group: Group) -> Markup:
+    style = Markup(' style="--c: {}"').format(group.colour) if group.colour else ""
+    hint = Markup(' class="point" tabindex="0" role="img" aria-label="{}"').format(group.hint) if group.hint else ""
+    return Markup("<g{}{}>{}</g>\n").format(hint, style, Markup("").join(map(_item, group.items)))
+
+
+def _item(item: Item) -> Markup:
+    if isinstance(item, Line):
+        path = "M" + "L".join(f"{x:g} {y:g}" for x, y in item.points)
+        return Markup('<path class="{}" d="{}"/>').format(item.role, path)
+    if isinstance(item, Bar):
+        size = max(item.width, 0), max(item.height, 0)
+        bar = Markup('<rect class="{}" x="{:g}" y="{:g}" width="{:g}" height="{:g}"/>')
+        return bar.format(item.role, item.x, item.y, *size)
+    if isinstance(item, Mark):
+        return _mark(item)
+    place = 'transform="translate({:g} {:g}) rotate(-90)"' if item.turned else 'x="{:g}" y="{:g}"'
+    text = Markup('<text class="{}" {} text-anchor="{}">{}</text>')
+    return text.format(item.role, Markup(place).format(item.x, item.y), item.anchor, item.text)
+
+
+def _mark(mark: Mark) -> Markup:
+    x, y, r = mark.x, mark.y, {"circle": 5.0, "diamond": 6.1, "small": 2.5}[mark.shape]
+    top, right, bottom, left = f"{x:g} {y - r:g}", f"{x + r:g} {y:g}", f"{x:g} {y + r:g}", f"{x - r:g} {y:g}"
+    if mark.shape == "diamond":
+        whole, half = f"M{top}L{right}L{bottom}L{left}Z", f"M{top}L{bottom}L{left}Z"
+    else:
+        whole = f"M{left}a{r:g} {r:g} 0 1 0 {2 * r:g} 0a{r:g} {r:g} 0 1 0 {-2 * r:g} 0"
+        half = f"M{top}a{r:g} {r:g} 0 0 0 0 {2 * r:g}Z"
+    markup = Markup('<path class="mark {}" d="{}"/>').format(mark.fill, whole)
+    if mark.fill == "half":
+        markup += Markup('<path class="mark full" d="{}"/>').format(half)
+    if mark.fill == "dot":
+        markup += Markup('<circle class="mark full" cx="{:g}" cy="{:g}" r="1.5"/>').format(x, y)
+    return markup

@@ -8,40 +8,11 @@ from typing import NamedTuple
 
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.summaries import Row
+from lanternbench.report import pareto, scene
+from lanternbench.report.columns import COLUMN, name_of, run_of, runs_of
 from lanternbench.report.palette import PHASES, colour
-from lanternbench.report.pareto import (
-    COLUMN,
-    axis_title,
-    family_signs,
-    name_of,
-    run_signs,
-    runs_of,
-    shape,
-    speed_column,
-)
-from lanternbench.report.scene import (
-    FILLS,
-    LINE,
-    NARROW,
-    Axis,
-    Bar,
-    Group,
-    Item,
-    Line,
-    Mark,
-    Scene,
-    Sign,
-    Text,
-    axis,
-    interval,
-    legend,
-    stroke,
-    swatch,
-    text_width,
-    wrap,
-)  # fmt: skip
+from lanternbench.report.scene import LINE, Axis, Bar, Group, Item, Line, Scene, Sign, Text, paragraph, text_width, wrap
 
-HEADINGS = {True: "lossless", False: "relaxed", None: "relaxed or not stated"}
 LOSS = COLUMN["fidelity_loss"]
 
 
@@ -54,103 +25,93 @@ class Entry(NamedTuple):
     name: str
     texts: tuple[str, ...] = ()
     colour: str = ""
-    said: str = ""
+    hint: str = ""
     draw: Callable[[Axis, float], list[Item]] | None = None
 
 
 def forest(rows: Sequence[Row], width: int) -> Scene | None:
     """Every method's speed with its interval, fastest first, lossless above relaxed; None without a speed."""
-    speed, runs = speed_column(rows), runs_of(rows)
-    shown = [r for r in rows if r.value(speed.key) is not None and BASELINE not in (r.method, r.label)]
-    if not shown:
+    speed, runs = pareto.speed_column(rows), runs_of(rows)
+    rows = [r for r in rows if r.value(speed.key) is not None and BASELINE not in (r.method, r.label)]
+    rows = sorted(rows, key=lambda row: -(row.value(speed.key) or 0.0))
+    if not rows:
         return None
-    shown.sort(key=lambda row: -(row.value(speed.key) or 0.0))
-    lossless = [row for row in shown if row.lossless is True]
-    relaxed = [row for row in shown if row.lossless is not True]
+    relaxed = [row for row in rows if row.lossless is not True]
     losses = any(row.value(LOSS.key) is not None for row in relaxed)
+    heading = "relaxed" if all(row.lossless is not None for row in relaxed) else "relaxed or not stated"
     entries = []
-    for group in (lossless, relaxed):
-        if group:
-            stated = all(row.lossless is not None for row in group)
-            heads = ("", LOSS.title) if losses and group is relaxed else ()
-            entries.append(Entry(HEADINGS[group is lossless if stated else None], heads))
+    for name, group in (("lossless", [row for row in rows if row.lossless is True]), (heading, relaxed)):
+        with_loss = losses and group is relaxed
+        entries += [Entry(name, ("", LOSS.title) if with_loss else ())] if group else []
         for row in group:
-            said = f"{name_of(row, runs)}: {axis_title(speed).split('  ')[0]} {speed.cell(row)}"
-            loss = (LOSS.value(row) if group is relaxed else "",) if losses else ()
-            if group is relaxed and row.value(LOSS.key) is not None:
-                said += f", fidelity loss {LOSS.cell(row)}"
-            draw = partial(_estimate, row, speed.key, runs.index(getattr(row, "run", None)))
-            entries.append(Entry(name_of(row, runs), (speed.cell(row), *loss), colour(row.method), said, draw))
-    values = [float(row.value(speed.key) or 0.0) for row in shown]
-    ends = [(f.lo, f.hi) for row in shown if (f := row.figure(speed.key)).lo is not None and f.hi is not None]
-    signs = [*family_signs(shown), stroke("ar = 1", "reference"), *run_signs(runs)]
-    return listed(entries, partial(axis, [1.0, *values], ends), 1.0, axis_title(speed), signs, width)
+            hint = f"{name_of(row, runs)}: {pareto.speed_name(speed)} {speed.cell(row)}"
+            if with_loss and row.value(LOSS.key) is not None:
+                hint += f", fidelity loss {LOSS.cell(row)}"
+            loss = (LOSS.value(row) if with_loss else "",) if losses else ()
+
+            def draw(at: Axis, y: float, row: Row = row) -> list[Item]:
+                place = at(row.value(speed.key) or 0.0), y, runs.index(run_of(row))
+                return [*pareto.error_bars(at, speed, row, y), pareto.mark(row, *place)]
+
+            entries.append(Entry(name_of(row, runs), (speed.cell(row), *loss), colour(row.method), hint, draw))
+    values = [float(row.value(speed.key) or 0.0) for row in rows]
+    ends = [(f.lo, f.hi) for row in rows if (f := row.figure(speed.key)).lo is not None and f.hi is not None]
+    signs = [*pareto.family_signs(rows), scene.stroke("ar = 1", "reference"), *pareto.run_signs(runs)]
+    return listed(entries, partial(scene.axis, [1.0, *values], ends), 1.0, pareto.axis_title(speed), signs, width)
 
 
 def phases(rows: Sequence[tuple[str, str, dict[str, float]]], width: int) -> Scene | None:
     """The mean step of every method as a bar of its phases: rows of (name, method, milliseconds by phase)."""
-    shown = [(name, method, parts) for name, method, parts in rows if sum(parts.values()) > 0]
-    if not shown:
+    rows = [row for row in rows if sum(row[2].values()) > 0]
+    if not rows:
         return None
     entries = []
-    for name, method, parts in shown:
-        told = ", ".join(f"{phase} {ms:.2f} ms" for phase, ms in parts.items())
+    for name, method, parts in rows:
+        each = ", ".join(f"{phase} {ms:.2f} ms" for phase, ms in parts.items())
         whole = f"{sum(parts.values()):.1f} ms"
-        entries.append(Entry(name, (whole,), colour(method), f"{name}: {whole} a step: {told}", partial(_stack, parts)))
-    most = max(sum(parts.values()) for _, _, parts in shown)
-    signs = [swatch(phase, shade, phase) for phase, shade in PHASES.items()]
-    title = "milliseconds of a step, mean"
-    return listed(entries, lambda begin, end: Axis(0.0, 1.04 * most, begin, end), None, title, signs, width)
+        entries.append(Entry(name, (whole,), colour(method), f"{name}: {whole} a step: {each}", partial(_stack, parts)))
+    most = max(sum(parts.values()) for _, _, parts in rows)
+    signs = [scene.swatch(phase, shade, phase) for phase, shade in PHASES.items()]
+    return listed(entries, partial(Axis, 0.0, 1.04 * most), None, "milliseconds of a step, mean", signs, width)
+
+
+def _stack(parts: dict[str, float], at: Axis, y: float) -> list[Item]:
+    bars: list[Item] = []
+    begin = 0.0
+    for phase, ms in parts.items():
+        bars.append(Bar(at(begin), y - 5, at(begin + ms) - at(begin), 10, phase))
+        begin += ms
+    return bars
 
 
 def listed(entries: Sequence[Entry], to_axis: Callable[[float, float], Axis], reference: float | None, title: str,
            signs: list[Sign], width: int) -> Scene:  # fmt: skip
     """Entries below each other: beside their drawing on a wide picture, above it on a narrow one."""
-    stacked = width <= NARROW
+    stacked = width <= scene.NARROW
     columns = max(len(entry.texts) for entry in entries)
     widths = [max(text_width(e.texts[i]) for e in entries if e.draw and len(e.texts) > i) + 14 for i in range(columns)]
     ends = [width - 6 - sum(widths[i + 1 :]) for i in range(columns)]
-    room = min(max(text_width(entry.name) for entry in entries) + 8, 0.34 * width)
-    names = [wrap(entry.name, width - 12 - sum(widths) if stacked else room) for entry in entries]
-    at = to_axis(14.0, width - 14.0) if stacked else to_axis(room + 16, width - sum(widths) - 8)
+    left = min(max(text_width(entry.name) for entry in entries) + 8, 0.34 * width)
+    at = to_axis(14.0, width - 14.0) if stacked else to_axis(left + 16, width - sum(widths) - 8)
     groups, strips, y = [], [], 6.0  # the stretches of the axis that its lines cross
-    for entry, lines in zip(entries, names, strict=True):
-        role = "heading" if entry.draw is None else "name"
-        items: list[Item] = [Text(6, y + (i + 1) * LINE - 3, line, role) for i, line in enumerate(lines)]
+    for entry in entries:
+        lines, heading = wrap(entry.name, width - 12 - sum(widths) if stacked else left), entry.draw is None
+        items = paragraph(lines, 6, y + LINE - 3, "heading" if heading else "name")
         high = len(lines) * LINE
         base = y + (LINE if stacked else (high + LINE) / 2) - 3
-        items += [Text(end, base, text, "legend" if entry.draw is None else "name", "end")
-                  for text, end in zip(entry.texts, ends)]  # fmt: skip
-        if entry.draw is not None:
+        items += [Text(end, base, text, "legend" if heading else "name", "end") for text, end in zip(entry.texts, ends)]
+        if entry.draw:
             items += entry.draw(at, y + high + 6 if stacked else y + high / 2 + 1)
             strips.append((y + high - 1, y + high + 13) if stacked else (y - 2, y + high + 5))
             high += 14 if stacked else 3
-        groups.append(Group(tuple(items), entry.colour, entry.said))
+        groups.append(Group(items, entry.colour, entry.hint))
         y += high + 4
-    axis_items: list[Item] = []
+    items = []
     for x, text in at.ticks:
-        axis_items += [*(Line(((x, a), (x, b)), "grid") for a, b in strips), Text(x, y + 13, text, "tick", "middle")]
+        items += [*(Line(((x, a), (x, b)), "grid") for a, b in strips), Text(x, y + 13, text, "tick", "middle")]
     if reference is not None:
-        axis_items += [Line(((at(reference), a), (at(reference), b)), "reference") for a, b in strips]
+        items += [Line(((at(reference), a), (at(reference), b)), "reference") for a, b in strips]
     middle = (at.begin + at.end) / 2
-    wide = min(middle, width - middle) * 2 - 12
-    for i, line in enumerate(wrap(title, wide)):
-        axis_items.append(Text(middle, y + 30 + i * LINE, line, "title", "middle"))
-    below, bottom = legend(signs, 6, width - 6, y + 36 + LINE * (len(wrap(title, wide)) - 1))
-    return Scene(title, width, bottom + 6, (Group(tuple(axis_items)), *groups, *below))
-
-
-def _estimate(row: Row, key: str, run: int, at: Axis, y: float) -> list[Item]:
-    value, low, high, *_ = row.figure(key)
-    assert value is not None
-    bars = interval(at, min(low, value), max(high, value), y) if low is not None and high is not None else []
-    return [*bars, Mark(at(value), y, shape(row), FILLS[run % len(FILLS)])]
-
-
-def _stack(parts: dict[str, float], at: Axis, y: float) -> list[Item]:
-    found: list[Item] = []
-    begin = 0.0
-    for phase, ms in parts.items():
-        found.append(Bar(at(begin), y - 5, at(begin + ms) - at(begin), 10, phase))
-        begin += ms
-    return found
+    lines = wrap(title, min(middle, width - middle) * 2 - 12)
+    items += paragraph(lines, middle, y + 30, "title", "middle")
+    return scene.with_legend(title, width, y + 36 + LINE * (len(lines) - 1), [Group(items), *groups], signs)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import find, iter_samples
-from lanternbench.measure.samples import Sample
 from lanternbench.notes import Note
 from lanternbench.report.load import Run, load_run
-from lanternbench.report.recipe import recipe
 from lanternbench.report.tables import frame
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ class RunFrames:
     @property
     def recipe(self) -> dict[str, str]:
         """Guidance, temperature, prompts, device, and what else the figures depend on."""
-        return recipe(self.run)
+        return self.run.recipe
 
     @cached_property
     def summary(self) -> pd.DataFrame:
@@ -55,7 +53,12 @@ class RunFrames:
 
         Raises UserError for a damaged samples.jsonl.
         """
-        return pd.DataFrame([_flat(sample) for sample in iter_samples(self.path)])
+        records = []
+        for sample in iter_samples(self.path):
+            drafter = {f"drafter_{name}": value for name, value in (sample.drafter or {}).items()}
+            figures = sample.metrics | (sample.stats or {}) | drafter | (sample.phases or {})
+            records.append(sample.model_dump(exclude=LEFT_OUT) | figures)
+        return pd.DataFrame(records)
 
     def plot(self, quality: str | None = None) -> Figure:
         """Speeds with their intervals; or speedup against ``fidelity_loss`` or a metric, of methods that trade it.
@@ -68,23 +71,16 @@ class RunFrames:
         from lanternbench.report.scene import NARROW
 
         rows = self.run.rows
-        known = {column.key: column for column in quality_columns(rows)}
-        if quality is None and (scene := forest(rows, NARROW)) is not None:
-            return scene_figure(scene)
-        if quality not in known:
-            what = "speeds" if quality is None else quality
-            raise UserError(f"the run has no {what} to plot: choose of {', '.join(known) or 'none'}")
-        return scene_figure(scatter(trade_off(rows, known[quality]), NARROW))
+        columns = {column.key: column for column in quality_columns(rows)}
+        if quality is None and (speeds := forest(rows, NARROW)) is not None:
+            return scene_figure(speeds)
+        if quality not in columns:
+            raise UserError(f"the run has no {quality or 'speeds'} to plot: choose of {', '.join(columns) or 'none'}")
+        return scene_figure(scatter(trade_off(rows, columns[quality]), NARROW))
 
     def _repr_html_(self) -> str:
         shown = [name for name in SHOWN if name in self.summary]
         return str(self.summary[shown].to_html(index=False, escape=True, float_format="{:.3g}".format))
-
-
-def _flat(sample: Sample) -> dict[str, Any]:
-    fields = sample.model_dump(exclude=LEFT_OUT)
-    nested = ("", sample.metrics), ("", sample.stats), ("drafter_", sample.drafter), ("", sample.phases)
-    return fields | {prefix + name: value for prefix, part in nested for name, value in (part or {}).items()}
 
 
 def run_frames(path: str | Path) -> RunFrames:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -44,23 +44,23 @@ def place_labels(
 
     Labels touch neither each other nor a point; of such places they take the nearest that covers least of ``lines``.
     """
-    marks = [(x - CLEAR, y - CLEAR, x + CLEAR, y + CLEAR) for x, y in points]
-    lined = [box for line in lines for box in _boxes(line)]
-    taken, found, key = list(marks), dict[int, Label](), list[tuple[int, str]]()
+    marks = [_square(point) for point in points]
+    covered = [box for line in lines for box in _boxes(line)]
+    taken, labels, key = list(marks), dict[int, Label](), list[tuple[int, str]]()
     crowd = [sum(math.dist(p, other) < 60 for other in points) for p in points]
     for i in sorted(range(len(points)), key=lambda i: (crowd[i], i)):
-        others = [marks[j] for j in range(len(points)) if j != i]
-        label = _best(points[i], names[i], taken, lined, others, frame)
+        others = marks[:i] + marks[i + 1 :]
+        label = _best(points[i], names[i], taken, covered, others, frame)
         if label is None:
             key.append((len(key) + 1, names[i]))
-            label = _best(points[i], str(len(key)), taken, lined, others, frame, far=True)
+            label = _best(points[i], str(len(key)), taken, covered, others, frame, far=True)
         assert label is not None
-        found[i] = label
+        labels[i] = label
         taken.append(box_of(label))
-    return [found[i] for i in range(len(points))], key
+    return [labels[i] for i in range(len(points))], key
 
 
-def _best(point: Point, text: str, taken: Sequence[Box], lined: Sequence[Box], others: Sequence[Box], frame: Box,
+def _best(point: Point, text: str, taken: Sequence[Box], lines: Sequence[Box], others: Sequence[Box], frame: Box,
           far: bool = False) -> Label | None:  # fmt: skip
     """The label's place of the least price: its distance and the lines that it covers; ``far``: any free place.
 
@@ -70,15 +70,14 @@ def _best(point: Point, text: str, taken: Sequence[Box], lined: Sequence[Box], o
     for rank, (dx, dy, anchor) in enumerate(_places(far, frame)):
         label = Label(text, round(x + dx, 1), round(y + dy, 1), anchor)
         box = box_of(label)
-        away = _gap(box, (x - CLEAR, y - CLEAR, x + CLEAR, y + CLEAR))
+        away = _gap(box, _square(point))
         price = 2.0 * away + 0.01 * rank
-        if price >= least or not _inside(box, frame) or any(overlap(box, other) > 0 for other in taken):
+        inside = box[0] >= frame[0] and box[1] >= frame[1] and box[2] <= frame[2] and box[3] <= frame[3]
+        if price >= least or not inside or any(overlap(box, other) > 0 for other in taken):
             continue
         doubtful = any(_gap(box, other) < away + 4 for other in others)
-        if doubtful and not far:
-            continue
-        price += sum(overlap(box, line) for line in lined) + 20.0 * doubtful
-        if price < least:
+        price += sum(overlap(box, line) for line in lines) + 20.0 * doubtful
+        if price < least and (far or not doubtful):
             best, least = label, price
             if doubtful or away > NEAR / 3:
                 end = (min(max(x, box[0]), box[2]), min(max(y, box[1] + 2), box[3] - 2))
@@ -86,36 +85,33 @@ def _best(point: Point, text: str, taken: Sequence[Box], lined: Sequence[Box], o
     return best
 
 
+def _square(point: Point) -> Box:
+    """What no label covers around a point."""
+    x, y = point
+    return x - CLEAR, y - CLEAR, x + CLEAR, y + CLEAR
+
+
 def _gap(a: Box, b: Box) -> float:
     """Pixels between two boxes."""
     return math.hypot(max(a[0] - b[2], b[0] - a[2], 0.0), max(a[1] - b[3], b[1] - a[3], 0.0))
 
 
-def _places(far: bool, frame: Box) -> list[tuple[float, float, Anchor]]:
+def _places(far: bool, frame: Box) -> Iterator[tuple[float, float, Anchor]]:
     """(dx, dy, anchor) of a label's baseline from its point, near places first; ``far``: anywhere in the frame."""
     middle = LINE / 2 - 3.5
-    places: list[tuple[float, float, Anchor]] = []
     for r in (8, 12, 18, 26, NEAR):
-        places += [(r, middle, "start"), (0, -r, "middle"), (0, r + LINE - 3.5, "middle"), (-r, middle, "end")]
+        yield from [(r, middle, "start"), (0, -r, "middle"), (0, r + LINE - 3.5, "middle"), (-r, middle, "end")]
         for side in (-0.8 * r, 0.8 * r):
-            places += [(0.7 * r, middle + side, "start"), (-0.7 * r, middle + side, "end")]
+            yield from [(0.7 * r, middle + side, "start"), (-0.7 * r, middle + side, "end")]
     if far:
         wide, high = int(frame[2] - frame[0]), int(frame[3] - frame[1])
-        places += [(dx, dy, "middle") for dx in range(-wide, wide, 12) for dy in range(-high, high, 12)]
-    return places
+        yield from ((dx, dy, "middle") for dx in range(-wide, wide, 12) for dy in range(-high, high, 12))
 
 
-def _inside(box: Box, frame: Box) -> bool:
-    return box[0] >= frame[0] and box[1] >= frame[1] and box[2] <= frame[2] and box[3] <= frame[3]
-
-
-def _boxes(line: Sequence[Point]) -> list[Box]:
+def _boxes(line: Sequence[Point]) -> Iterator[Box]:
     """A polyline as small boxes, thin where it is horizontal or upright."""
-    found = []
     for (x0, y0), (x1, y1) in pairwise(line):
         pieces = 1 if x0 == x1 or y0 == y1 else 1 + int(math.dist((x0, y0), (x1, y1)) / 6)
-        for k in range(pieces):
-            a, b = k / pieces, (k + 1) / pieces
-            xs, ys = (x0 + a * (x1 - x0), x0 + b * (x1 - x0)), (y0 + a * (y1 - y0), y0 + b * (y1 - y0))
-            found.append((min(xs) - 1, min(ys) - 1, max(xs) + 1, max(ys) + 1))
-    return found
+        ends = [(x0 + k / pieces * (x1 - x0), y0 + k / pieces * (y1 - y0)) for k in range(pieces + 1)]
+        for (xa, ya), (xb, yb) in pairwise(ends):
+            yield min(xa, xb) - 1, min(ya, yb) - 1, max(xa, xb) + 1, max(ya, yb) + 1

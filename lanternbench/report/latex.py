@@ -20,22 +20,23 @@ def latex_table(rows: Sequence[Row], caption: str = "", recipe: str = "", shown:
     It is one column wide if it fits, else a page (``table*``). Of columns that it chooses itself the last go until it
     fits a page, and a comment names them; ``shown`` are kept. ``recipe``: how the run was made, as a comment.
     """
-    chosen = list(shown) if shown is not None else columns(rows, "tex")
-    left_out: list[Column] = []
+    chosen = list(columns(rows, "tex") if shown is None else shown)
+    left_out: list[str] = []
     while shown is None and _width(rows, chosen) > PAGE and len(chosen) > 2:
-        left_out.insert(0, chosen.pop())
+        left_out.insert(0, chosen.pop().key)
     kind = "table" if _width(rows, chosen) <= COLUMN else "table*"
     fix = "; name the columns you want with --columns"
+    heads = [c.latex + (r" (\%)" if c.form.endswith("%") else "") + ARROWS[c.better] for c in chosen]
     lines = [
         "% needs \\usepackage{booktabs}",
         *([f"% recipe: {' '.join(recipe.split())}"] if recipe else []),
-        *([f"% too wide for a page: {', '.join(c.key for c in left_out)}{fix}"] if left_out else []),
+        *([f"% too wide for a page: {', '.join(left_out)}{fix}"] if left_out else []),
         rf"\begin{{{kind}}}[t]",
         r"\centering\small\setlength{\tabcolsep}{3pt}",
         rf"\caption{{{tex_escape(caption, 1000)}{' ' if caption else ''}{PLUS_MINUS}}}",
         rf"\begin{{tabular}}{{{''.join('r' if c.numeric else 'l' for c in chosen)}}}",
         r"\toprule",
-        " & ".join(_head(c) for c in chosen) + r" \\",
+        " & ".join(heads) + r" \\",
         r"\midrule",
         *(" & ".join(_cell(c, row) for c in chosen) + r" \\" for row in rows),
         r"\bottomrule",
@@ -45,30 +46,25 @@ def latex_table(rows: Sequence[Row], caption: str = "", recipe: str = "", shown:
     return "\n".join(lines) + "\n"
 
 
-def plus_minus(column: Column, row: Row) -> tuple[str, str]:
+def value_and_bound(column: Column, row: Row) -> tuple[str, str]:
     """A cell's value, and the distance to the farther end of its interval, both without unit; "" where unknown."""
+    if not column.numeric:
+        return paper_name(row) if column.key == "label" else column.value(row), ""
     value, low, high, *_ = column.figure(row)
     if value is None:
         return "", ""
-
-    def number(found: float) -> str:
-        return column.print(found).rstrip("×%")
-
+    text = column.print(value).rstrip("×%")
     if not column.interval or low is None or high is None:
-        return number(value), ""
-    bound = number(max(high - value, value - low, 0.0))
-    return number(value), bound if float(bound) else ""
-
-
-def _head(column: Column) -> str:
-    return column.tex + (r" (\%)" if column.form.endswith("%") else "") + ARROWS[column.better]
+        return text, ""
+    bound = column.print(max(high - value, value - low, 0.0)).rstrip("×%")
+    return text, bound if float(bound) else ""
 
 
 def _cell(column: Column, row: Row) -> str:
+    value, bound = value_and_bound(column, row)
     if column.numeric:
-        value, bound = plus_minus(column, row)
         return (rf"${value}{{\scriptstyle\,\pm\,{bound}}}$" if bound else f"${value}$") if value else "--"
-    text = tex_escape(paper_name(row) if column.key == "label" else column.value(row))
+    text = tex_escape(value)
     return "{}" + text if text.startswith(("[", "*")) else text  # else the \\ before would take it as its argument
 
 
@@ -76,11 +72,9 @@ def _width(rows: Sequence[Row], shown: Sequence[Column]) -> float:
     """About how wide the table is, in points."""
     total = 0.0
     for column in shown:
+        parts = [value_and_bound(column, row) for row in rows]
         # a bound is set in \\scriptstyle, about three quarters as wide, between thin spaces
-        cells = [len(value) + (0.75 * len(bound) + 2.2 if bound else 0)
-                 for value, bound in (plus_minus(column, row) if column.numeric else
-                                      (paper_name(row) if column.key == "label" else column.value(row), "")
-                                      for row in rows)]  # fmt: skip
+        cells = [len(value) + (0.75 * len(bound) + 2.2 if bound else 0) for value, bound in parts]
         head = len(column.title) + (2 if column.better else 0) + (4 if column.form.endswith("%") else 0)
         total += SIGN * max([head, len(MISSING), *cells]) + BETWEEN
     return total

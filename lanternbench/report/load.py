@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import read_run, samples_digest, scan
 from lanternbench.measure.figures import BASELINE, Figures
+from lanternbench.measure.run_notes import counts
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.summaries import Row, read_summary
-from lanternbench.measure.summary import counts, renewed
+from lanternbench.measure.summary import renewed
 from lanternbench.notes import Note
 
 _SETTINGS = (
@@ -31,8 +33,8 @@ class Run:
 
     def part(self, name: str) -> dict[str, Any]:
         """A part of run.json: config, environment, prompts or target."""
-        found = self.info.get(name)
-        return found if isinstance(found, dict) else {}
+        part = self.info.get(name)
+        return part if isinstance(part, dict) else {}
 
     @property
     def run_id(self) -> str:
@@ -49,17 +51,19 @@ class Run:
     @property
     def setup(self) -> dict[str, str]:
         """What figures of two runs must share to be compared, by name."""
-        found = {"target": self.target, "prompts": f"{self.dataset} {str(self.part('prompts').get('hash'))[:8]}"}
-        given = {name: value for name, value in self.part("config").items() if value is not None}
-        known = self.part("environment") | given
-        found |= {name.replace("_", " "): str(known[name]) for name in _SETTINGS if name in known}
-        return found | {"hardware": self.hardware}
+        values = self.part("environment") | {k: v for k, v in self.part("config").items() if v is not None}
+        return {
+            "target": self.target,
+            "prompts": f"{self.dataset} {str(self.part('prompts').get('hash'))[:8]}",
+            **{name.replace("_", " "): str(values[name]) for name in _SETTINGS if name in values},
+            "hardware": self.hardware,
+        }
 
     @property
     def weights(self) -> dict[str, str]:
         """Digests of the target's and drafter's files by part; nothing where the run does not record them."""
-        found = self.part("target").get("weights")
-        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+        digests = self.part("target").get("weights")
+        return {str(k): str(v) for k, v in digests.items()} if isinstance(digests, dict) else {}
 
     def like(self, other: Run) -> bool:
         """May figures of the two runs be compared?"""
@@ -95,6 +99,45 @@ class Run:
         name = first.get("name") if isinstance(first, dict) else first
         return str(name or environment.get("cpu") or "–")
 
+    @property
+    def recipe(self) -> dict[str, str]:
+        """How it was made, beside every table of its figures; the defaults of a target are named as such."""
+        config, environment, prompts, target = map(self.part, ("config", "environment", "prompts", "target"))
+
+        def value(name: str, silent: str = "not recorded") -> str:
+            setting = config.get(name, environment.get(name))
+            return silent if setting is None else str(setting)
+
+        template = target.get("prompt_template")
+        if isinstance(template, str):
+            template = "the caption alone" if template == "{caption}" else json.dumps(template)
+        else:
+            template = "not recorded"
+        recipe = {
+            "target": self.target,
+            "guidance": value("guidance", "target's default"),
+            "temperature": value("temperature"),
+            "top-k": value("top_k", "target's default"),
+            "top-p": value("top_p"),
+            "prompts": self.dataset + (f", {prompts['count']} prompts" if prompts.get("count") else ""),
+            "prompt template": template,
+            "resize": "none; each metric scales the decoded images for its network",
+            "images": f"{sum(row.n for row in self.rows)} ({len(self.rows)} methods)",
+            "seed": value("seed"),
+            "batch": value("batch", "1"),
+            "device": f"{value('device')} ({self.hardware})",
+            "threads": value("threads"),
+        }
+        recipe |= {"suite": str(config["suite"])} if config.get("suite") else {}
+        dtype, compiled = environment.get("dtype"), environment.get("compile")
+        recipe |= {"dtype": f"{dtype}, {compiled}" if compiled else str(dtype)} if dtype else {}
+        return recipe
+
+    def image_path(self, sample: Sample) -> Path | None:
+        """The sample's image file; None when it is missing or its path leaves the run folder."""
+        path = (self.folder / (sample.image or "")).resolve()
+        return path if path.is_relative_to(self.folder.resolve()) and path.is_file() else None
+
 
 @dataclass(frozen=True)
 class ReportRow(Row):
@@ -106,29 +149,15 @@ class ReportRow(Row):
 
 
 @dataclass
-class Picked:
-    """Samples chosen for the image grid: cells[(prompt_id, label)], and what was left out."""
-
-    captions: dict[str, str] = field(default_factory=dict)  # by prompt id, in the order of the run
-    cells: dict[tuple[str, str], Sample] = field(default_factory=dict)
-    prompts_total: int = 0
-    more_seeds: bool = False
-
-
-class LossByPlace(NamedTuple):
-    """The fidelity loss of an image's rows and of its columns, an entry per sample."""
-
-    row: list[list[float]]
-    column: list[list[float]]
-
-
-@dataclass
 class Contents:
-    """What a report needs of a run's samples, read in one pass."""
+    """What a report needs of a run's samples, read in one pass; of each prompt and label one sample for the grid."""
 
     figures: Figures = field(default_factory=Figures)
-    picked: Picked = field(default_factory=Picked)
-    losses: dict[str, LossByPlace] = field(default_factory=dict)  # by label, of methods that draw several rows at once
+    captions: dict[str, str] = field(default_factory=dict)  # of the grid, by prompt id, in the order of the run
+    cells: dict[tuple[str, str], Sample] = field(default_factory=dict)  # of the grid, by prompt id and label
+    more_seeds: bool = False  # than the grid shows
+    # label -> loss of rows and columns of the image, a list per sample; of methods that draw several rows at once
+    losses: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
     damaged: int = 0
 
 
@@ -176,17 +205,15 @@ def joined_rows(runs: list[Run]) -> list[ReportRow]:
 
 def differing(runs: list[Run]) -> str | None:
     """What keeps figures of several runs from being compared, each setting with its values; None if nothing does."""
-    found = []
+    unequal = []
     for name in dict.fromkeys(name for run in runs for name in run.setup):
-        values = list(dict.fromkeys(run.setup.get(name, "–") for run in runs))
-        if len(values) > 1:
-            found.append(f"{name} ({', '.join(values)})")
-    known = [run.weights for run in runs if run.weights]
-    parts = dict.fromkeys(part for weights in known for part in weights)
-    if other := [part for part in parts if len({weights.get(part) for weights in known}) > 1]:
-        found.append(f"the weights of {', '.join(other)}, whose files are not the same")
-    text = f"The runs differ in {'; '.join(found)}: do not compare their latencies or qualities."
-    return text if found else None
+        values = dict.fromkeys(run.setup.get(name, "–") for run in runs)
+        unequal += [f"{name} ({', '.join(values)})"] if len(values) > 1 else []
+    weights = [run.weights for run in runs if run.weights]
+    parts = dict.fromkeys(part for digests in weights for part in digests)
+    if others := [part for part in parts if len({digests.get(part) for digests in weights}) > 1]:
+        unequal.append(f"the weights of {', '.join(others)}, whose files are not the same")
+    return f"The runs differ in {'; '.join(unequal)}: do not compare their latencies or qualities." if unequal else None
 
 
 def read_contents(run: Run, prompts: int) -> Contents:
@@ -195,30 +222,21 @@ def read_contents(run: Run, prompts: int) -> Contents:
     Of each prompt and label one image is picked, of the prompt's first seed.
     """
     contents, seeds = Contents(), dict[str, int]()
-    picked = contents.picked
     for line in scan(run.folder / "samples.jsonl"):
         sample = line.sample
         if sample is None:
             contents.damaged += 1
             continue
         contents.figures.add(sample)
-        if run.grid and (len(sample.row_loss or ()), len(sample.column_loss or ())) == run.grid:
-            found = contents.losses.setdefault(sample.label, LossByPlace([], []))
-            found.row.append(sample.row_loss or [])
-            found.column.append(sample.column_loss or [])
+        places = {"row": sample.row_loss or [], "column": sample.column_loss or []}
+        if run.grid and tuple(map(len, places.values())) == run.grid:
+            losses = contents.losses.setdefault(sample.label, {"row": [], "column": []})
+            for axis, values in places.items():
+                losses[axis].append(values)
         if seeds.setdefault(sample.prompt_id, sample.seed) != sample.seed:
-            picked.more_seeds = True
-        elif sample.prompt_id in picked.captions or len(picked.captions) < prompts:
-            picked.captions.setdefault(sample.prompt_id, sample.prompt)
+            contents.more_seeds = True
+        elif sample.prompt_id in contents.captions or len(contents.captions) < prompts:
+            contents.captions.setdefault(sample.prompt_id, sample.prompt)
             small = sample.model_copy(update={"token_ids": []})
-            picked.cells.setdefault((sample.prompt_id, sample.label), small)
-    picked.prompts_total = len(seeds)
+            contents.cells.setdefault((sample.prompt_id, sample.label), small)
     return contents
-
-
-def image_path(run: Run, sample: Sample) -> Path | None:
-    """The sample's image file; None when it is missing or its path leaves the run folder."""
-    if not sample.image:
-        return None
-    path = (run.folder / sample.image).resolve()
-    return path if path.is_relative_to(run.folder.resolve()) and path.is_file() else None

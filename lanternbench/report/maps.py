@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lanternbench.measure.statistics import bootstrap_mean
-from lanternbench.report.load import LossByPlace
 from lanternbench.utils.text import one_line
 
 LARGEST = 256  # pixels a side of an image in the page; larger ones are scaled down
@@ -61,15 +60,15 @@ def image_and_map(
     return figure
 
 
-def loss_records(losses: Mapping[str, LossByPlace]) -> list[dict[str, Any]]:
+def loss_records(losses: Mapping[str, Mapping[str, list[list[float]]]]) -> list[dict[str, Any]]:
     """The mean fidelity loss of every row and column of the image, with 95 % intervals over samples."""
     records = []
-    for label, found in losses.items():
-        for axis, values in found._asdict().items():
-            for place, of_samples in enumerate(zip(*values)):
-                mean = bootstrap_mean(of_samples)
+    for label, axes in losses.items():
+        for axis, samples in axes.items():
+            for place, values in enumerate(zip(*samples)):
+                mean = bootstrap_mean(values)
                 records.append({"method": label, "axis": axis, "place": place, "fidelity_loss": mean.value,
-                                "lo": mean.lo, "hi": mean.hi, "n": len(of_samples)})  # fmt: skip
+                                "lo": mean.lo, "hi": mean.hi, "n": len(values)})  # fmt: skip
     return records
 
 
@@ -79,10 +78,10 @@ def loss_figure(records: list[dict[str, Any]]) -> Figure:
     FigureCanvasAgg(figure)
     for axes, axis in zip(figure.subplots(1, 2, sharey=True), ("row", "column")):
         for label in dict.fromkeys(record["method"] for record in records):
-            mine = [record for record in records if (record["method"], record["axis"]) == (label, axis)]
-            places = [record["place"] for record in mine]
-            axes.plot(places, [record["fidelity_loss"] for record in mine], label=one_line(label, 60), linewidth=1.4)
-            axes.fill_between(places, *([record[end] for record in mine] for end in ("lo", "hi")), alpha=0.2)
+            curve = [record for record in records if (record["method"], record["axis"]) == (label, axis)]
+            place, loss, low, high = ([r[name] for r in curve] for name in ("place", "fidelity_loss", "lo", "hi"))
+            axes.plot(place, loss, label=one_line(label, 60), linewidth=1.4)
+            axes.fill_between(place, low, high, alpha=0.2)
         axes.set(xlabel=f"{axis} of the image", ylim=(0, None))
     figure.axes[0].set_ylabel("fidelity loss")
     for text in figure.axes[1].legend(frameon=False, fontsize=7).get_texts():
@@ -93,39 +92,46 @@ def loss_figure(records: list[dict[str, Any]]) -> Figure:
 def map_uri(values: NDArray[np.float64], low: int, high: int, kind: str) -> str:
     """A PNG data URI with one pixel per token, transparent where unknown; the page scales it up without smoothing."""
     step = max(1, -(-(high - low + 1) // 255))  # a palette has 256 colours, the last of them transparent
-    known = np.arange(low, high + 1, step, dtype=np.float64)
-    index = np.where(np.isnan(values), len(known), np.clip(np.nan_to_num(values) - low, 0, high - low) // step)
+    levels = np.arange(low, high + 1, step, dtype=np.float64)
+    index = np.where(np.isnan(values), len(levels), np.clip(np.nan_to_num(values) - low, 0, high - low) // step)
     image = Image.fromarray(index.astype(np.uint8), "P")
-    image.putpalette([int(c) for c in colours(known, low, high, kind).ravel()] + [0, 0, 0])
-    image.info["transparency"] = len(known)
-    return data_uri(image, "PNG", optimize=True, transparency=len(known))
+    image.putpalette([int(c) for c in colours(levels, low, high, kind).ravel()] + [0, 0, 0])
+    return data_uri(image, "PNG", optimize=True, transparency=len(levels))
 
 
 def legend(low: int, high: int, kind: str) -> list[tuple[int, str]]:
     """(value, #rrggbb) for every whole value from low to high, thinned out to about twelve."""
-    step = max(1, -(-(high - low + 1) // 12))
-    values = list(range(low, high + 1, step))
+    values = list(range(low, high + 1, max(1, -(-(high - low + 1) // 12))))
     rgb = colours(np.asarray(values, dtype=np.float64), low, high, kind)
-    return [(v, "#{:02x}{:02x}{:02x}".format(*(int(c) for c in pixel))) for v, pixel in zip(values, rgb)]
+    return [(value, f"#{bytes(pixel).hex()}") for value, pixel in zip(values, rgb)]
 
 
-def image_uri(path: Path, room: int = 1 << 20) -> str | None:
-    """The image as a data URI of about ``room`` bytes at most; None when it is no readable image.
-
-    A small image stays as it is where there is room, others are scaled down, at most LARGEST pixels a side.
-    """
+def open_image(path: Path | None, side: int = 0) -> Image.Image | None:
+    """The image, as RGB, a JPEG in no more than it takes for ``side`` pixels; None when missing or not readable."""
+    if path is None:
+        return None
     try:
         with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as image:
-            image.draft("RGB", (LARGEST, LARGEST))
-            picture = image.convert("RGB")
+            image.draft("RGB", (side, side) if side else None)
+            return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
-    if max(picture.size) <= LARGEST and len(uri := data_uri(picture, "PNG", optimize=True)) <= room:
+
+
+def image_uri(path: Path | None, most: int = 1 << 20) -> str | None:
+    """The image as a data URI of about ``most`` bytes; None when it is missing or no readable image.
+
+    A small image stays as it is where that is not too long, others are scaled down, at most LARGEST pixels a side.
+    """
+    picture = open_image(path, LARGEST)
+    if picture is None:
+        return None
+    if max(picture.size) <= LARGEST and len(uri := data_uri(picture, "PNG", optimize=True)) <= most:
         return uri
-    side = next((side for side, least in ((LARGEST, 24_000), (192, 12_000)) if room >= least), 128)
+    side = next((side for side, least in ((LARGEST, 24_000), (192, 12_000)) if most >= least), 128)
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)
     uri = data_uri(picture, "WEBP", quality=85, method=2)
-    return uri if len(uri) <= room else data_uri(picture, "WEBP", quality=50, method=2)
+    return uri if len(uri) <= most else data_uri(picture, "WEBP", quality=50, method=2)
 
 
 def data_uri(image: Image.Image, kind: str, **options: Any) -> str:

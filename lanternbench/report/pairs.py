@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lanternbench.measure.figures import BASELINE, Figures
-from lanternbench.measure.statistics import Floats, bootstrap_ratios, draws, holm_in_two, paired_tests
+from lanternbench.measure.statistics import bootstrap_ratios, draws, holm_in_two, paired_tests
 from lanternbench.measure.told_apart import FLIPS, values_by_prompt
 from lanternbench.report.columns import MISSING, metric_column
-from lanternbench.report.tables import markdown
+from lanternbench.report.tables import Cell, Table
 
 TITLES = ["figure", "method", "against", "prompts", "difference", "95 %", "p"]
 SPEED, TAU = "speed", "accept_len"
@@ -40,19 +40,25 @@ class Pair(NamedTuple):
     def title(self) -> str:
         return {SPEED: "speed", TAU: "τ"}.get(self.figure) or metric_column(self.figure).title
 
-    def cells(self) -> list[str]:
-        """As text: figure, the two methods, prompts, difference, its interval, p."""
+    @property
+    def p_text(self) -> str:
+        return "< 0.001" if self.p < 0.001 else f"{self.p:.3f}"
+
+    def cells(self) -> list[Cell]:
+        """Figure, the two methods, prompts, difference, its interval, p."""
         form = "{:.2f}×" if self.figure == SPEED else "{:+.3g}"
         value = MISSING if self.value is None else form.format(self.value)
-        known = self.lo is not None and self.hi is not None
-        bounds = f"[{form.format(self.lo)}, {form.format(self.hi)}]".replace("×", "") if known else MISSING
-        p = "< 0.001" if self.p < 0.001 else f"{self.p:.3f}"
-        return [self.title, self.method, self.against, str(self.prompts), value, bounds, p]
+        bounds = MISSING
+        if self.lo is not None and self.hi is not None:
+            bounds = f"[{form.format(self.lo)}, {form.format(self.hi)}]".replace("×", "")
+        names = [Cell(self.title), Cell(self.method), Cell(self.against), Cell(str(self.prompts), self.prompts)]
+        return [*names, Cell(value, "" if self.value is None else self.value), Cell(bounds), Cell(self.p_text, self.p)]
 
 
-def pair_table(pairs: list[Pair]) -> str:
-    """Pairs as Markdown."""
-    return markdown(TITLES, [pair.cells() for pair in pairs], [False] * 3 + [True] * 4)
+def pair_table(pairs: list[Pair]) -> Table | None:
+    """Pairs as a table; None without any."""
+    heads = [(title, "", title in ("figure", "method", "against")) for title in TITLES]
+    return Table(heads, [pair.cells() for pair in pairs], tall=True) if pairs else None
 
 
 def compared(figures: Figures, labels: list[str], looks: int = 1) -> list[Pair]:
@@ -65,31 +71,25 @@ def compared(figures: Figures, labels: list[str], looks: int = 1) -> list[Pair]:
 
 
 def _pairs(figure: str, name: str, figures: Figures, labels: list[str], looks: int) -> list[Pair]:
-    table = {label: values_by_prompt(figures, name, label) for label in labels if label in figures.labels}
+    labels = [label for label in dict.fromkeys(labels) if label in figures.labels]
     if figure == TAU:
-        table.pop(BASELINE, None)  # 1 by definition
-    pairs = [
-        (method, against, here)
-        for against, method in combinations(table, 2)
-        if (here := np.isfinite(table[method]) & np.isfinite(table[against])).sum() > 1
-    ]
+        labels = [label for label in labels if label != BASELINE]  # 1 by definition
+    values = {label: values_by_prompt(figures, name, label) for label in labels}
+    pairs = [(method, against) for against, method in combinations(labels, 2)]
+    pairs = [(m, a) for m, a in pairs if np.isfinite(values[m] + values[a]).sum() > 1]
     if not pairs:
         return []
-
-    def columns(labels: list[str], scale=lambda x: x) -> Floats:
-        return np.stack([np.where(here, scale(table[label]), 0.0) for label, here in zip(labels, shared)], 1)
-
-    ours, theirs, shared = [m for m, _, _ in pairs], [a for _, a, _ in pairs], [here for *_, here in pairs]
-    count = draws(len(shared[0]))
+    ours, theirs = (np.stack([values[pair[side]] for pair in pairs], 1) for side in (0, 1))  # [prompts, pairs]
+    shared = np.isfinite(ours + theirs)
     if figure == SPEED:
-        estimates = bootstrap_ratios(columns(theirs), columns(ours), count)
-        tested = columns(theirs, np.log) - columns(ours, np.log)
+        top, bottom, tested = theirs, ours, np.log(theirs) - np.log(ours)
     else:
-        tested = columns(ours) - columns(theirs)
-        estimates = bootstrap_ratios(tested, np.stack(shared, 1).astype(np.float64), count)
-    first = [BASELINE in (method, against) for method, against, _ in pairs]
+        top, bottom, tested = ours - theirs, np.ones_like(ours), ours - theirs
+    top, bottom, tested = (np.where(shared, part, 0.0) for part in (top, bottom, tested))
+    estimates = bootstrap_ratios(top, bottom, draws(len(top)))
+    first = [BASELINE in pair for pair in pairs]
     adjusted = holm_in_two(paired_tests(tested, draws(len(tested), FLIPS)), first, looks)
     return [
-        Pair(figure, method, against, int(here.sum()), estimate.value, estimate.lo, estimate.hi, float(p))
-        for (method, against, here), estimate, p in zip(pairs, estimates, adjusted, strict=True)
+        Pair(figure, method, against, int(count), estimate.value, estimate.lo, estimate.hi, float(p))
+        for (method, against), count, estimate, p in zip(pairs, shared.sum(0), estimates, adjusted, strict=True)
     ]

@@ -3,54 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from lanternbench.measure.figures import BASELINE
-from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summaries import Row
-from lanternbench.report.columns import BASE, Column, disturbed, metric_column, metric_keys
+from lanternbench.report import scene
+from lanternbench.report.columns import COLUMN, Column, disturbed, metric_column, metric_keys, name_of, run_of, runs_of
 from lanternbench.report.labels import place_labels
 from lanternbench.report.palette import colour, family
-from lanternbench.report.scene import (
-    FILLS,
-    LINE,
-    NARROW,
-    Axis,
-    Group,
-    Item,
-    Line,
-    Mark,
-    Point,
-    Scene,
-    Sign,
-    Text,
-    axis,
-    frame,
-    interval,
-    legend,
-    point,
-    round_numbers,
-    stroke,
-    swatch,
-    text_width,
-    upright,
-    wrap,
-)  # fmt: skip
+from lanternbench.report.scene import LINE, Axis, Group, Item, Line, Mark, Point, Sign, Text
 from lanternbench.utils.text import one_line
-
-COLUMN = {column.key: column for column in BASE}
 
 
 class Spot(NamedTuple):
-    """A row of the picture: its name, the run it is of (from 0), and its two figures."""
+    """A row of the picture: its name, and the run it is of (from 0)."""
 
     row: Row
     name: str
     run: int
-    x: Estimate
-    y: Estimate
 
 
 class TradeOff(NamedTuple):
@@ -101,47 +74,38 @@ def quality_columns(rows: Sequence[Row]) -> list[Column]:
 def trade_off(rows: Sequence[Row], quality: Column) -> TradeOff:
     """The relaxed rows with both figures and, of each run, the baseline and the fastest lossless row beside them."""
     speed, runs = speed_column(rows), runs_of(rows)
-    there = [r for r in rows if r.value(speed.key) is not None and r.value(quality.key) is not None]
+    rows = [row for row in rows if None not in (row.value(speed.key), row.value(quality.key))]
     best: dict[str | None, Row] = {}
-    for row in there:
+    for row in rows:
         if row.lossless is True and row.method != BASELINE:
-            run = getattr(row, "run", None)
-            best[run] = max(best.get(run, row), row, key=lambda r: r.value(speed.key) or 0.0)
-    shown = [r for r in there if r.lossless is not True or r.method == BASELINE or r in best.values()]
-    spots = [
-        Spot(row, name_of(row, runs), runs.index(getattr(row, "run", None)),
-             row.figure(speed.key), row.figure(quality.key))
-        for row in shown
-    ]  # fmt: skip
+            fastest = best.get(run_of(row), row)
+            best[run_of(row)] = max(fastest, row, key=lambda r: r.value(speed.key) or 0.0)
+    rows = [r for r in rows if r.lossless is not True or r.method == BASELINE or r in best.values()]
+    spots = [Spot(row, name_of(row, runs), runs.index(run_of(row))) for row in rows]
+    setups = defaultdict[int, list[int]](list)  # what was measured otherwise beats nothing
+    for i, row in enumerate(rows):
+        setups[getattr(row, "setup", 1)].append(i)
     frontiers = []
-    setups = [getattr(row, "setup", 1) for row in shown]
-    for setup in dict.fromkeys(setups) if quality.better else ():  # what was measured otherwise beats nothing
-        own = [i for i, one in enumerate(setups) if one == setup]
-        x, y = ([float(getattr(spots[i], a).value) for i in own] for a in "xy")
-        frontiers.append([own[i] for i in pareto_frontier(x, y, quality.better == "lower")])
-    return TradeOff(speed, quality, spots, frontiers, knobs(shown), runs)
-
-
-def name_of(row: Row, runs: Sequence[str | None]) -> str:
-    """A row's label, with its run's number where there are several."""
-    number = f" ({runs.index(getattr(row, 'run', None)) + 1})" if len(runs) > 1 else ""
-    return one_line(row.label, 60) + number
+    for group in setups.values() if quality.better else ():
+        x, y = ([rows[i].value(key) or 0.0 for i in group] for key in (speed.key, quality.key))
+        frontiers.append([group[i] for i in pareto_frontier(x, y, quality.better == "lower")])
+    return TradeOff(speed, quality, spots, frontiers, knobs(rows), runs)
 
 
 def knobs(rows: Sequence[Row]) -> list[list[int]]:
     """Rows that are one method at several values of one number, in its order: indices, two or more each."""
-    found: list[list[int]] = []
+    lines: list[list[int]] = []
     for key in dict.fromkeys(k for row in rows for k, v in row.options.items() if _number(v)):
-        groups: dict[object, list[int]] = {}
+        groups = defaultdict[object, list[int]](list)
         for i, row in enumerate(rows):
             if _number(row.options.get(key)):
                 rest = sorted((k, str(v)) for k, v in row.options.items() if k != key)
-                groups.setdefault((getattr(row, "run", None), row.method, str(rest)), []).append(i)
-        taken = {i for line in found for i in line}
+                groups[run_of(row), row.method, str(rest)].append(i)
+        taken = {i for line in lines for i in line}
         for line in groups.values():
             if len({rows[i].options[key] for i in line}) > 1 and not taken & set(line):
-                found.append(sorted(line, key=lambda i: rows[i].options[key]))
-    return found
+                lines.append(sorted(line, key=lambda i: rows[i].options[key]))
+    return lines
 
 
 def _number(value: object) -> bool:
@@ -153,66 +117,47 @@ def short_names(data: TradeOff) -> list[str]:
     names = [spot.name for spot in data.spots]
     for line in data.knobs:
         parts = [data.spots[i].name.split() for i in line]
-        for i, words in zip(line[:-1], parts):
-            names[i] = " ".join(w for w in words if any(w not in other for other in parts)) or names[i]
+        for i, part in zip(line[:-1], parts):
+            names[i] = " ".join(word for word in part if any(word not in other for other in parts)) or names[i]
     return names
 
 
-def scatter(data: TradeOff, width: int) -> Scene:
+def scatter(data: TradeOff, width: int) -> scene.Scene:
     """The picture of `trade_off`, ``width`` pixels wide."""
     x, y = _axes(data, width)
-    points: list[Point] = [(x(s.x.value or 0.0), y(s.y.value or 0.0)) for s in data.spots]
+    points = [(x(data.x.figure(s.row).value or 0.0), y(data.y.figure(s.row).value or 0.0)) for s in data.spots]
     stairs = [_stairs([points[i] for i in frontier]) for frontier in data.frontiers]
     lines = [tuple(points[i] for i in line) for line in data.knobs]
-    bars = [_bars(spot, place, x, y) for spot, place in zip(data.spots, points)]
-    drawn = [line.points for items in bars for line in items if isinstance(line, Line)]
-    labels, key = place_labels(points, short_names(data), [*stairs, *lines, *drawn],
-                               (x.begin + 1, 3, width - 3, y.begin - 2))  # fmt: skip
-    titles = [axis_title(column) for column in (data.x, data.y)]
-    groups = [Group(tuple(frame(x, y, *titles)))]
+    bars = [error_bars(x, data.x, s.row, p[1]) + error_bars(y, data.y, s.row, p[0], True)
+            for s, p in zip(data.spots, points)]  # fmt: skip
+    drawn = [bar.points for items in bars for bar in items if isinstance(bar, Line)]
+    inside = (x.begin + 1, 3, width - 3, y.begin - 2)
+    labels, key = place_labels(points, short_names(data), [*stairs, *lines, *drawn], inside)
+    title, quality = axis_title(data.x), axis_title(data.y)
+    groups = [Group(scene.frame(x, y, title, quality))]
     groups += [Group((Line(path, "frontier"),)) for path in stairs if len(path) > 1]
     groups += [Group((Line(path, "knob"),), colour(data.spots[i[0]].row.method)) for path, i in zip(lines, data.knobs)]
     for spot, place, label, items in zip(data.spots, points, labels, bars):
         leader: list[Item] = [Line(label.leader, "leader")] if label.leader else []
-        figures = f"{titles[0].split('  ')[0]} {data.x.cell(spot.row)}, {data.y.title} {data.y.cell(spot.row)}"
-        mark = Mark(*place, shape(spot.row), FILLS[spot.run % len(FILLS)])
+        figures = f"{speed_name(data.x)} {data.x.cell(spot.row)}, {data.y.title} {data.y.cell(spot.row)}"
         text = Text(label.x, label.y, label.text, "label", label.anchor)
-        groups.append(Group((*items, *leader, mark, text), colour(spot.row.method), f"{spot.name}: {figures}"))
-    top = y.begin + 36 + LINE * (len(wrap(titles[0], x.end - x.begin + 30)) - 1)
-    below, bottom = legend(_signs(data) + [(f"{n}  {name}", "", None) for n, name in key], 6, width - 6, top)
-    return Scene(f"{data.y.title} against {titles[0]}", width, bottom + 6, (*groups, *below))
-
-
-def axis_title(column: Column) -> str:
-    """A column as the title of an axis."""
-    names = {"speedup": "speedup over AR", "robust_speedup": "robust speedup over AR",
-             "step_compression": "step compression (tokens / steps)"}  # fmt: skip
-    arrow = {"higher": "  (higher is better)", "lower": "  (lower is better)", "": ""}[column.better]
-    return one_line(names.get(column.key, column.title), 60) + arrow
-
-
-def shape(row: Row) -> str:
-    """Lossless methods are circles, all others diamonds."""
-    return "circle" if row.lossless is True or row.method == BASELINE else "diamond"
+        items = [*items, *leader, mark(spot.row, *place, spot.run), text]
+        groups.append(Group(items, colour(spot.row.method), f"{spot.name}: {figures}"))
+    top = y.begin + 36 + LINE * (len(scene.wrap(title, x.end - x.begin + 30)) - 1)
+    signs = _signs(data) + [(f"{number}  {name}", "", None) for number, name in key]
+    return scene.with_legend(f"{data.y.title} against {title}", width, top, groups, signs)
 
 
 def _axes(data: TradeOff, width: int) -> tuple[Axis, Axis]:
-    height = 330 if width > NARROW else 300
-    ends = [[(s.lo, s.hi) for s in part if s.lo is not None and s.hi is not None]
-            for part in ([s.x for s in data.spots], [s.y for s in data.spots])]  # fmt: skip
-    y = axis([s.y.value or 0.0 for s in data.spots], ends[1], height, 8)
-    room = max(text_width(f"{tick:g}") for tick in round_numbers(y.low, y.high))
-    lines = len(wrap(axis_title(data.y), y.begin - y.end + 10))
-    return axis([s.x.value or 0.0 for s in data.spots], ends[0], 14 + LINE * (lines - 1) + room + 10, width - 12), y
+    def fitted(column: Column, begin: float, end: float) -> Axis:
+        figures = [column.figure(spot.row) for spot in data.spots]
+        ends = [(f.lo, f.hi) for f in figures if f.lo is not None and f.hi is not None]
+        return scene.axis([f.value or 0.0 for f in figures], ends, begin, end)
 
-
-def _bars(spot: Spot, place: Point, x: Axis, y: Axis) -> list[Item]:
-    """The intervals of both figures, as far as they are known; one need not hold its value."""
-    found: list[Item] = []
-    for at, figure, across, draw in ((x, spot.x, place[1], interval), (y, spot.y, place[0], upright)):
-        if figure.lo is not None and figure.hi is not None and figure.value is not None:
-            found += draw(at, min(figure.lo, figure.value), max(figure.hi, figure.value), across)
-    return found
+    y = fitted(data.y, 330 if width > scene.NARROW else 300, 8)
+    numbers = max(scene.text_width(text) for _, text in y.ticks)
+    title = LINE * (len(scene.wrap(axis_title(data.y), y.begin - y.end + 10)) - 1)
+    return fitted(data.x, 14 + title + numbers + 10, width - 12), y
 
 
 def _stairs(corners: Sequence[Point]) -> tuple[Point, ...]:
@@ -225,30 +170,58 @@ def _stairs(corners: Sequence[Point]) -> tuple[Point, ...]:
 
 def _signs(data: TradeOff) -> list[Sign]:
     """The legend: families, shapes, lines and runs, as far as they are drawn."""
-    shapes = {shape(s.row) for s in data.spots}
-    lines = {
-        "frontier": any(len(frontier) > 1 for frontier in data.frontiers),
-        "knob": bool(data.knobs),
-        "interval": any(s.x.lo is not None or s.y.lo is not None for s in data.spots),
-    }
-    names = {"circle": "lossless", "diamond": "relaxed", "frontier": "Pareto frontier",
-             "knob": "one method, other settings", "interval": "95 % interval"}  # fmt: skip
-    found = [point(names[form], form) for form in ("circle", "diamond") if form in shapes]
-    found += [stroke(names[role], role) for role, drawn in lines.items() if drawn]
-    return family_signs([s.row for s in data.spots]) + found + run_signs(data.runs)
+    rows = [spot.row for spot in data.spots]
+    signs = family_signs(rows)
+    for name, form in (("lossless", "circle"), ("relaxed", "diamond")):
+        signs += [scene.point(name, form)] if any(shape(row) == form for row in rows) else []
+    for name, role, drawn in (
+        ("Pareto frontier", "frontier", any(len(frontier) > 1 for frontier in data.frontiers)),
+        ("one method, other settings", "knob", bool(data.knobs)),
+        ("95 % interval", "interval", any(c.figure(row).lo is not None for row in rows for c in (data.x, data.y))),
+    ):
+        signs += [scene.stroke(name, role)] if drawn else []
+    return signs + run_signs(data.runs)
+
+
+# --- what the pictures of rows share ---
+
+
+def speed_name(column: Column) -> str:
+    """A column as a sentence names it."""
+    names = {"speedup": "speedup over AR", "robust_speedup": "robust speedup over AR",
+             "step_compression": "step compression (tokens / steps)"}  # fmt: skip
+    return one_line(names.get(column.key, column.title), 60)
+
+
+def axis_title(column: Column) -> str:
+    """A column as the title of an axis."""
+    return speed_name(column) + (f"  ({column.better} is better)" if column.better else "")
+
+
+def shape(row: Row) -> str:
+    """Lossless methods are circles, all others diamonds."""
+    return "circle" if row.lossless is True or row.method == BASELINE else "diamond"
+
+
+def mark(row: Row, x: float, y: float, run: int) -> Mark:
+    return Mark(x, y, shape(row), scene.FILLS[run % len(scene.FILLS)])
+
+
+def error_bars(at: Axis, column: Column, row: Row, across: float, upright: bool = False) -> list[Item]:
+    """The interval of a figure, as far as it is known; it need not hold its value."""
+    value, low, high, *_ = column.figure(row)
+    if value is None or low is None or high is None:
+        return []
+    return scene.interval(at, min(low, value), max(high, value), across, upright)
 
 
 def family_signs(rows: Sequence[Row]) -> list[Sign]:
     """The legend's entries of the families of methods."""
-    return [swatch(name, shade) for name, shade in {family(r.method): colour(r.method) for r in rows}.items()]
+    return [scene.swatch(name, shade) for name, shade in {family(r.method): colour(r.method) for r in rows}.items()]
 
 
 def run_signs(runs: Sequence[str | None]) -> list[Sign]:
     """The legend's entries of several runs."""
     named = enumerate(runs if len(runs) > 1 else [])
-    return [point(f"({i + 1}) {one_line(run or '', 40)}", "circle", FILLS[i % len(FILLS)]) for i, run in named]
-
-
-def runs_of(rows: Sequence[Row]) -> list[str | None]:
-    """The names of the runs that rows are of, in their order."""
-    return list(dict.fromkeys(getattr(row, "run", None) for row in rows))
+    fills = scene.FILLS
+    return [scene.point(f"({i + 1}) {one_line(run or '', 40)}", "circle", fills[i % len(fills)]) for i, run in named]

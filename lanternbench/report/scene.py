@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -60,11 +60,11 @@ FILLS = ("full", "hollow", "half", "dot")  # of the first four runs
 
 
 class Group(NamedTuple):
-    """What belongs together: one method's items in its colour, with ``said`` as what the page says of it."""
+    """What belongs together: one method's items in its colour, with ``hint``, what the page says of it."""
 
-    items: tuple[Item, ...]
+    items: Sequence[Item]
     colour: str = ""
-    said: str = ""
+    hint: str = ""
 
 
 class Scene(NamedTuple):
@@ -73,7 +73,7 @@ class Scene(NamedTuple):
     title: str
     width: float
     height: float
-    groups: tuple[Group, ...]
+    groups: Sequence[Group]
 
 
 @cache
@@ -85,12 +85,10 @@ def _font() -> FT2Font:
 
 @cache
 def text_width(text: str, size: float = SIZE) -> float:
-    """Pixels of a line of text."""
-    font, units = _font(), 0.0  # hundredths of an em
-    for sign in text:
-        known = font.get_char_index(ord(sign))
-        units += font.load_char(ord(sign)).linearHoriAdvance / 65536 if known else 100.0
-    return units * size / 100
+    """Pixels of a line of text; a sign that the font lacks counts as 1 em."""
+    font, glyphs = _font(), [_font().get_char_index(ord(sign)) for sign in text]
+    units = (font.load_char(ord(s)).linearHoriAdvance / 65536 if glyph else 100.0 for s, glyph in zip(text, glyphs))
+    return sum(units) * size / 100
 
 
 def wrap(text: str, width: float, size: float = SIZE) -> list[str]:
@@ -101,17 +99,20 @@ def wrap(text: str, width: float, size: float = SIZE) -> list[str]:
         if text_width(joined, size) <= width:
             lines[-1] = joined
             continue
-        lines += [word] if lines[-1] else []
-        lines[-1] = lines[-1] or word
+        if lines[-1]:
+            lines.append("")
+        lines[-1] = word
         while text_width(lines[-1], size) > width and len(lines[-1]) > 1:
-            word, fits = lines[-1], 1
-            while text_width(word[: fits + 1], size) <= width:
+            rest, fits = lines[-1], 1
+            while text_width(rest[: fits + 1], size) <= width:
                 fits += 1
-            lines[-1:] = [word[:fits], word[fits:]]
+            lines[-1:] = [rest[:fits], rest[fits:]]
     return lines
 
 
-Sign = tuple[str, str, Callable[[float, float], Item] | None]  # of a legend: its text, its colour, what it draws
+def paragraph(lines: Sequence[str], x: float, y: float, role: str, anchor: Anchor = "start") -> list[Item]:
+    """Lines of text below each other, the first one's baseline at ``y``."""
+    return [Text(x, y + i * LINE, line, role, anchor) for i, line in enumerate(lines)]
 
 
 class Axis(NamedTuple):
@@ -131,7 +132,13 @@ class Axis(NamedTuple):
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        return [(self(tick), f"{tick:g}") for tick in round_numbers(self.low, self.high)]
+        """About five round numbers."""
+        raw = (self.high - self.low) / 5 or 1.0
+        power = 10 ** math.floor(math.log10(raw))
+        step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        numbers = [float(f"{step * i:.10g}") for i in range(first, last + 1)]
+        return [(self(number), f"{number:g}") for number in numbers]
 
 
 def axis(values: Sequence[float], ends: Sequence[tuple[float, float]], begin: float, end: float) -> Axis:
@@ -149,33 +156,17 @@ def axis(values: Sequence[float], ends: Sequence[tuple[float, float]], begin: fl
     return Axis(first - margin, last + margin, begin, end)
 
 
-def round_numbers(low: float, high: float) -> list[float]:
-    """Round numbers that cover low … high, about five of them."""
-    raw = (high - low) / 5 or 1.0
-    power = 10 ** math.floor(math.log10(raw))
-    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw)
-    first = math.ceil(low / step - 1e-9)
-    return [float(f"{step * i:.10g}") for i in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def interval(at: Axis, low: float, high: float, across: float, role: str = "interval") -> list[Item]:
-    """An interval along ``at``, horizontal at height ``across``; an end beyond the axis is an arrow head."""
-    line = Line(((at.cut(low), across), (at.cut(high), across)), role)
-    return [line, *_heads(at, low, high, across, False)]
-
-
-def upright(at: Axis, low: float, high: float, across: float) -> list[Item]:
-    """An interval along the vertical axis ``at``."""
-    line = Line(((across, at.cut(low)), (across, at.cut(high))), "interval")
-    return [line, *_heads(at, low, high, across, True)]
-
-
-def _heads(at: Axis, low: float, high: float, across: float, turned: bool) -> Iterable[Item]:
+def interval(at: Axis, low: float, high: float, across: float, upright: bool = False) -> list[Item]:
+    """An interval along ``at``, at ``across`` of the other axis; an end beyond the axis is an arrow head."""
+    paths = [[(at.cut(low), across), (at.cut(high), across)]]
     for beyond, end, other in ((low < at.low, at.begin, at.end), (high > at.high, at.end, at.begin)):
         if beyond:
             back = end + math.copysign(5, other - end)
-            points = ((back, across - 3), (end, across), (back, across + 3))
-            yield Line(tuple((y, x) for x, y in points) if turned else points, "interval")
+            paths.append([(back, across - 3), (end, across), (back, across + 3)])
+    return [Line(tuple((y, x) if upright else (x, y) for x, y in path), "interval") for path in paths]
+
+
+Sign = tuple[str, str, Callable[[float, float], Item] | None]  # of a legend: its text, its colour, what it draws
 
 
 def swatch(text: str, colour: str, role: str = "swatch") -> Sign:
@@ -193,22 +184,19 @@ def point(text: str, shape: str, fill: str = "full") -> Sign:
     return text, QUIET, lambda x, y: Mark(x, y, shape, fill)
 
 
-def legend(entries: Sequence[Sign], left: float, right: float, top: float) -> tuple[list[Group], float]:
-    """Entries (text, colour, sign) in lines between left and right; the groups, and where they end."""
-    groups, x, y = [], left, top
+def with_legend(title: str, width: float, top: float, groups: Sequence[Group], entries: Sequence[Sign]) -> Scene:
+    """The picture of these groups, with a legend in lines from ``top`` on."""
+    left, right = 6.0, width - 6.0
+    below, x, y = list[Group](), left, top
     for text, colour, sign in entries:
-        lines = wrap(text, right - left - 16)
-        width = 16 + text_width(lines[0]) if sign else text_width(lines[0])
-        if x > left and (x + width > right or len(lines) > 1):
+        lines, indent = wrap(text, right - left - 16), 16 if sign else 0
+        wide = indent + text_width(lines[0])
+        if x > left and (x + wide > right or len(lines) > 1):
             x, y = left, y + LINE
         items: list[Item] = [sign(x + 6, y + LINE / 2)] if sign else []
-        for line in lines:
-            items.append(Text(x + (16 if sign else 0), y + LINE - 3.5, line, "legend"))
-            y += LINE
-        y -= LINE
-        groups.append(Group(tuple(items), colour))
-        x += width + 14
-    return groups, y + LINE
+        below.append(Group([*items, *paragraph(lines, x + indent, y + LINE - 3.5, "legend")], colour))
+        x, y = x + wide + 14, y + LINE * (len(lines) - 1)
+    return Scene(title, width, y + LINE + 6, [*groups, *below])
 
 
 def frame(x: Axis, y: Axis, x_title: str, y_title: str) -> list[Item]:
@@ -218,9 +206,7 @@ def frame(x: Axis, y: Axis, x_title: str, y_title: str) -> list[Item]:
         items += [Line(((at, y.begin), (at, y.end)), "grid"), Text(at, y.begin + 15, text, "tick", "middle")]
     for at, text in y.ticks:
         items += [Line(((x.begin, at), (x.end, at)), "grid"), Text(x.begin - 6, at + 4, text, "tick", "end")]
-    for i, line in enumerate(wrap(x_title, x.end - x.begin + 30)):
-        items.append(Text((x.begin + x.end) / 2, y.begin + 32 + i * LINE, line, "title", "middle"))
-    lines = wrap(y_title, y.begin - y.end + 10)
-    for i, line in enumerate(lines):
+    items += paragraph(wrap(x_title, x.end - x.begin + 30), (x.begin + x.end) / 2, y.begin + 32, "title", "middle")
+    for i, line in enumerate(wrap(y_title, y.begin - y.end + 10)):
         items.append(Text(11 + i * LINE, (y.begin + y.end) / 2, line, "title", "middle", True))
     return items

@@ -1,28 +1,69 @@
-"""The results table as Markdown, CSV, LaTeX (booktabs), a pandas frame, and for the terminal."""
+"""Tables of rows, of their categories and of acceptance: for Markdown and the page, as CSV, for the terminal."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from rich import box
-from rich.table import Table
+from rich.table import Table as TerminalTable
 from rich.text import Text
 
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summaries import Row
-from lanternbench.report.columns import Column, columns, glossary
+from lanternbench.report.columns import MISSING, Column, columns, glossary, name_of, run_of, runs_of
 from lanternbench.utils.text import one_line
 
 FACTS = ("run", "label", "method", "options", "target", "dataset", "temperature", "lossless", "simulated", "n")
+MOST_CATEGORIES = 40  # more are no overview
+POSITIONS = 16  # of a draft
+LEAST = 5e-4  # a position that fewer steps reach is left out
+ACCEPTANCE = (
+    "Per position i: the share of steps that accepted the first i drafted tokens, and in brackets the share among "
+    "those that accepted the i − 1 before. The bonus token is not counted; mean acceptance length counts it (τ)."
+)
+
+
+class Cell(NamedTuple):
+    """A cell of a sortable table: its text, what to sort by (None: the text), and an interval in small print."""
+
+    text: str
+    value: float | str | None = None
+    small: str = ""
+
+
+class Table(NamedTuple):
+    """A table: sortable on the page, where ``folded`` columns show when the reader asks for them."""
+
+    heads: list[tuple[str, str, bool]]  # title, hint, is it text
+    rows: list[list[Cell]]
+    folded: frozenset[int] = frozenset()
+    dispensable: frozenset[int] = frozenset()  # the first to go where a table is too wide
+    tall: bool = False
+
+    def markdown(self) -> str:
+        cells = [[f"{cell.text} {cell.small}".strip() for cell in row] for row in self.rows]
+        return markdown([title for title, _, _ in self.heads], cells, [not text for _, _, text in self.heads])
+
+
+def figure_cell(column: Column, row: Row) -> Cell:
+    """A row's cell, with its interval in small print."""
+    value = column.figure(row).value if column.numeric else None
+    return Cell(column.value(row), "" if column.numeric and value is None else value, column.bounds(row))
+
+
+def figure_table(rows: Sequence[Row], shown: Sequence[Column]) -> Table:
+    """A line per row, a column per figure."""
+    heads = [(c.title + c.arrow, c.help, not c.numeric) for c in shown]
+    return Table(heads, [[figure_cell(c, row) for c in shown] for row in rows])
 
 
 def markdown_table(rows: Sequence[Row], shown: Sequence[Column] | None = None) -> str:
     """GitHub Markdown, by default with the columns that a reader wants first; intervals in brackets."""
-    shown = columns(rows, "md") if shown is None else shown
-    cells = [[column.cell(row) for column in shown] for row in rows]
-    return markdown([c.title + c.arrow for c in shown], cells, [c.numeric for c in shown])
+    return figure_table(rows, columns(rows, "md") if shown is None else shown).markdown()
 
 
 def markdown(titles: list[str], cells: list[list[str]], right: list[bool]) -> str:
@@ -32,56 +73,118 @@ def markdown(titles: list[str], cells: list[list[str]], right: list[bool]) -> st
     return "".join("| " + " | ".join(line) + " |\n" for line in [escaped[0], rule, *escaped[1:]])
 
 
+def category_table(figures: Figures, labels: list[str]) -> str:
+    """A Markdown table by category and method; empty where prompts have fewer than two categories, or too many."""
+    rows = category_rows(figures)
+    if not 2 <= len({category for category, _ in rows}) <= MOST_CATEGORIES:
+        return ""
+    rows.sort(key=lambda pair: (pair[0], [*labels, pair[1].label].index(pair[1].label)))
+    plain = [row for _, row in rows]
+    table = figure_table(plain, columns(plain))
+    cells = [[Cell(category), *line] for (category, _), line in zip(rows, table.rows)]
+    return table._replace(heads=[("Category", "", True), *table.heads], rows=cells).markdown()
+
+
+def category_rows(figures: Figures) -> list[tuple[str, Row]]:
+    """(category, row) for each category and label: speedup, τ, fidelity loss and each metric; no intervals."""
+    names, rows = ["speedup", "accept_len", "fidelity_loss", *figures.metrics], []
+    for category, code in figures.categories.items():
+        for label in figures.labels if category else ():
+            samples = figures.of(label) & (figures.codes("category") == code)
+            if samples.any():
+                ratios = {name: figures.ratio(name, samples) for name in names}
+                values = {name: Estimate(value) for name, value in ratios.items() if value is not None}
+                rows.append((str(category), Row(label, figures.methods[label][0], int(samples.sum()), values)))
+    return rows
+
+
+def position_rates(row: Row) -> list[tuple[float, float]]:
+    """(joint, conditional) rates of acceptance by position of the draft."""
+    return list(zip(row.acceptance["per_position"], row.acceptance["conditional_per_position"]))
+
+
+def positions(rows: Sequence[Row]) -> int:
+    """How many positions of the draft are worth showing."""
+    return max(sum(joint >= LEAST for joint, _ in position_rates(row)[:POSITIONS]) for row in rows)
+
+
+def acceptance_table(rows: Sequence[Row]) -> str:
+    """Both rates of every row that drafts, as Markdown; nothing if no row does."""
+    drafting, runs = [row for row in rows if row.acceptance], runs_of(rows)
+    if not drafting:
+        return ""
+    count = positions(drafting)
+    titles = ["method", "acceptance rate", "mean acceptance length", *(str(i + 1) for i in range(count))]
+    cells = []
+    for row in drafting:
+        rate = row.value("acceptance_rate")
+        line = [MISSING if rate is None else f"{rate:.1%}", f"{row.acceptance['mean_acceptance_length']:.2f}"]
+        line += [f"{joint:.1%} ({conditional:.1%})" for joint, conditional in position_rates(row)[:count]]
+        cells.append([name_of(row, runs), *line, *[MISSING] * (count + 2 - len(line))])
+    return markdown(titles, cells, [False] + [True] * (count + 2))
+
+
+def acceptance_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """A record per row and position, in full precision."""
+    return [
+        {"run": run_of(row), "label": row.label, "position": i, "per_position": joint, "conditional_per_position": rate}
+        for row in rows
+        if row.acceptance
+        for i, (joint, rate) in enumerate(position_rates(row), 1)
+    ]
+
+
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
     """A row per method: facts and figures with full precision; `<figure>_lo`, `_hi`, `_n` and `_p` where known."""
     records = []
     for row in rows:
         record = {name: value for name in FACTS if (value := getattr(row, name, None)) is not None}
-        for name, found in row.figures.items():
-            parts = {f"{name}_{part}": value for part, value in zip(found._fields[1:], found[1:]) if value is not None}
-            record |= {name: found.value} | (parts if found.value is not None else {})
+        for name, (value, *ends) in row.figures.items():
+            parts = zip(("lo", "hi", "n", "p"), ends if value is not None else ())
+            record |= {name: value} | {f"{name}_{part}": end for part, end in parts if end is not None}
         records.append(record)
     return pd.DataFrame(records)
 
 
-def csv_text(records: list[dict[str, Any]]) -> str:
+def csv_text(records: Sequence[dict[str, Any]]) -> str:
     """Records as CSV; nested values as text, missing = empty, and no cell that a spreadsheet would run."""
-    return pd.DataFrame([{k: csv_cell(v) for k, v in record.items()} for record in records]).to_csv(
-        index=False, lineterminator="\n"
-    )
+    cells = [{key: csv_cell(value) for key, value in record.items()} for record in records]
+    return pd.DataFrame(cells).to_csv(index=False, lineterminator="\n")
 
 
 def csv_table(rows: Sequence[Row]) -> str:
     """`frame` as CSV."""
-    return csv_text([{str(k): v for k, v in record.items()} for record in frame(rows).to_dict("records")])
+    return csv_text(frame(rows).to_dict("records"))  # type: ignore[arg-type]
 
 
-def terminal_table(rows: Sequence[Row], width: int | None = None, chosen: Sequence[Column] | None = None) -> Table:
+def terminal_table(
+    rows: Sequence[Row], width: int | None = None, chosen: Sequence[Column] | None = None
+) -> TerminalTable:
     """The compact table for the terminal: method, speedup with its interval, τ, step compression, d̄, quality.
 
     Rows keep the order of their run, the baseline `ar` first; a missing value prints as "–". The caption says what
-    columns mean and which have no room or place here. ``chosen``: the columns, instead of these.
+    columns mean and which have no place here. ``chosen``: the columns, instead of these.
     """
-    runs = [getattr(row, "run", None) for row in rows]
-    rows = sorted(rows, key=lambda row: (runs.index(getattr(row, "run", None)), row.label != "ar"))
-    shown = list(chosen) if chosen is not None else columns(rows, "terminal")
-    wanted = list(chosen) if chosen is not None else columns(rows, "md")
+    runs = runs_of(rows)
+    rows = sorted(rows, key=lambda row: (runs.index(run_of(row)), row.label != "ar"))
+    shown = list(columns(rows, "terminal") if chosen is None else chosen)
+    wanted = columns(rows, "md") if chosen is None else chosen
     cells = {c.key: [one_line(c.cell(row) if c.key == "speedup" else c.value(row)) for row in rows] for c in shown}
     # a column costs its padding and a divider too
-    room = {c.key: max(map(len, [c.title + c.arrow, *cells[c.key]])) + 3 for c in shown}
-    while width and sum(room[c.key] for c in shown) > width and len(shown) > 2:
-        least = next((c for key in ("tree_depth", "step_compression") for c in shown if c.key == key), shown[-1])
-        shown = [c for c in shown if c is not least]
-    said = glossary(shown)
+    widths = {c.key: max(map(len, [c.title + c.arrow, *cells[c.key]])) + 3 for c in shown}
+    while width and sum(widths[c.key] for c in shown) > width and len(shown) > 2:
+        shown.remove(next((c for key in ("tree_depth", "step_compression") for c in shown if c.key == key), shown[-1]))
+    notes = glossary(shown)
     if left_out := [one_line(c.title, 32) for c in wanted if c not in shown]:
-        said.append(f"not shown: {', '.join(left_out)} (lanternbench report writes all columns)")
-    caption = Text("; ".join(said)) if said else None
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", caption=caption, caption_justify="left")
+        notes.append(f"not shown: {', '.join(left_out)} (lanternbench report writes all columns)")
+    caption = Text("; ".join(notes)) if notes else None
+    table = TerminalTable(
+        box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", caption=caption, caption_justify="left"
+    )
     for c in shown:
         table.add_column(Text(c.title + c.arrow), justify="right" if c.numeric else "left", no_wrap=True)
-    for i in range(len(rows)):
-        # Text, not str: a label such as "[red]" must not be read as markup
-        table.add_row(*(Text(cells[c.key][i]) for c in shown))
+    for line in zip(*(cells[c.key] for c in shown)):
+        table.add_row(*map(Text, line))  # Text, not str: a label such as "[red]" must not be read as markup
     return table
 
 

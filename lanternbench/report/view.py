@@ -38,19 +38,18 @@ class View(NamedTuple):
         """The runs with the chosen rows alone.  Raises UserError for a method that none of them has."""
         if not self.methods:
             return list(runs)
-        known = {name: None for run in runs for row in run.rows for name in (row.label, row.method)}
-        if unknown := [name for name in self.methods if name not in known]:
-            raise UserError(f"--methods: no run here has {unknown[0]!r}: choose of {', '.join(known)}.")
+        names = {name: None for run in runs for row in run.rows for name in (row.label, row.method)}
+        if unknown := [name for name in self.methods if name not in names]:
+            raise UserError(f"--methods: no run here has {unknown[0]!r}: choose of {', '.join(names)}.")
         chosen = []
         for run in runs:
-            rows = [row for name in self.methods for row in run.rows if name in (row.label, row.method)]
-            unique = {row.label: row for row in rows}
-            chosen += [replace(run, rows=list(unique.values()))] if rows else []
+            rows = {r.label: r for name in self.methods for r in run.rows if name in (r.label, r.method)}
+            chosen += [replace(run, rows=list(rows.values()))] if rows else []
         return chosen
 
     def name(self, label: str, method: str = "") -> str:
         """How a label is written: its own name, or the method's within it."""
-        return _named(label, method, self.names)
+        return self.names[label] if label in self.names else _renamed(label, method, self.names)
 
     def named(self, rows: Sequence[AnyRow]) -> list[AnyRow]:
         """The rows under their names."""
@@ -63,39 +62,32 @@ class View(NamedTuple):
         """
         if not self.columns:
             return columns(rows, table)
-        known = {c.key: c for c in columns(rows) if not c.test}
-        if unknown := [key for key in self.columns if key not in known]:
-            raise UserError(f"--columns: these runs have no {unknown[0]!r}: choose of {', '.join(known)}.")
-        first = [known[key] for key in ("run", "label") if key in known]
-        return first + [known[key] for key in dict.fromkeys(self.columns) if known[key] not in first]
+        by_key = {c.key: c for c in columns(rows) if not c.test}
+        if unknown := [key for key in self.columns if key not in by_key]:
+            raise UserError(f"--columns: these runs have no {unknown[0]!r}: choose of {', '.join(by_key)}.")
+        return [by_key[key] for key in dict.fromkeys(("run", "label", *self.columns)) if key in by_key]
 
 
 def paper_name(row: Row) -> str:
     """A label as papers write it: "Cool-SD (λ=2)"; one that --names changed stays."""
-    if not row.label.startswith(row.method) or row.method not in PAPER_NAMES:
-        return row.label
-    return _with_options(PAPER_NAMES[row.method], row.label, row.method)
+    return _renamed(row.label, row.method, PAPER_NAMES)
+
+
+def _renamed(label: str, method: str, names: Mapping[str, str]) -> str:
+    """A label with its method's name in ``names`` and its options in brackets: "Cool-SD (λ=2, ν=0.7)"."""
+    if method not in names or not label.startswith(method):
+        return label
+    options = label[len(method) :].strip()
+    return names[method] + (f" ({options.replace(' ', ', ')})" if options else "")
 
 
 def read_names(path: Path) -> dict[str, str]:
     """Names by label or method, from a YAML or JSON file such as ``eagle-1: EAGLE``.  Raises UserError."""
     try:
         with open_file(path) as file:
-            found = yaml.safe_load(file.read())
+            names = yaml.safe_load(file.read())
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"--names: {path} cannot be read ({' '.join(str(error).split())}); give a YAML file.") from None
-    if not isinstance(found, dict) or any(isinstance(value, dict | list) for value in found.values()):
+    if not isinstance(names, dict) or any(isinstance(value, dict | list) for value in names.values()):
         raise UserError(f"--names: {path} must have a line per method, such as `eagle-1: EAGLE`.")
-    return {str(key): str(value) for key, value in found.items()}
-
-
-def _named(label: str, method: str, names: Mapping[str, str]) -> str:
-    if label in names:
-        return names[label]
-    return _with_options(names[method], label, method) if method in names and label.startswith(method) else label
-
-
-def _with_options(name: str, label: str, method: str) -> str:
-    """A method's name and the options of its label: "Cool-SD (λ=2, ν=0.7)"."""
-    rest = label[len(method) :].strip()
-    return name + (f" ({rest.replace(' ', ', ')})" if rest else "")
+    return {str(key): str(value) for key, value in names.items()}

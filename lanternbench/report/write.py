@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import pandas as pd
+from typing import Any
 
 from lanternbench import metrics
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
-from lanternbench.measure.summary import RANDOM_NOTE
+from lanternbench.measure.run_notes import RANDOM_NOTE
 from lanternbench.measure.told_apart import LOOKS
 from lanternbench.notes import Note, by_importance
-from lanternbench.report import acceptance
+from lanternbench.report import tables
 from lanternbench.report.answer import BUDGET, answer
-from lanternbench.report.categories import category_table
 from lanternbench.report.columns import glossary, metric_column, metric_keys
 from lanternbench.report.drawing import save
-from lanternbench.report.grid import PROMPTS
-from lanternbench.report.grid_picture import write_grid
+from lanternbench.report.grid import PROMPTS, grid_figure
 from lanternbench.report.latex import latex_table
 from lanternbench.report.load import (
     Contents,
@@ -38,9 +35,8 @@ from lanternbench.report.maps import loss_figure, loss_records
 from lanternbench.report.page import Part, html_page, templates
 from lanternbench.report.pairs import INTRO, compared, pair_table
 from lanternbench.report.pareto import speed_column
-from lanternbench.report.pictures import Picture, phase_times, speed_pictures, step_pictures, write_pictures
-from lanternbench.report.recipe import recipe, recipe_text
-from lanternbench.report.tables import csv_table, csv_text, markdown, markdown_table
+from lanternbench.report.pictures import speed_pictures, step_pictures, write_pictures
+from lanternbench.report.tables import Table, csv_table, csv_text, markdown_table
 from lanternbench.report.view import View
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import versioned
@@ -75,6 +71,7 @@ def report(
         raise UserError(f"{empty[0]} has no images, as its target has no image tokeniser: leave out --grid.")
     if out is None:
         out = every[0].folder / "report" if len(every) == 1 else every[0].folder.resolve().parent / "report"
+    out = Path(out)
     rows, notes = view.named(joined_rows(runs)), report_notes(runs)
     labels = {run.folder: [row.label for row in run.rows] for run in every}
     parts = [_part(run, read[run.folder], labels[run.folder], view, budget) for run in runs]
@@ -82,156 +79,127 @@ def report(
         notes.append(Note("warning", None, f"{damaged} damaged line(s) of samples.jsonl were left out."))
     if apart := differing(runs):
         parts[0].answer.insert(0, apart)
-    steps = [part.contents.figures.steps.get(row.label) for part in parts for row in part.run.rows]
-    pictures = (speed_pictures(rows), step_pictures(rows, phase_times(list(zip(rows, steps)))))
-    beside = None
-    texts = _texts(parts, rows, notes, view)
+    texts, beside = _texts(parts, rows, notes, view), None
     if published:
-        from lanternbench.report.papers import published_beside  # not for every report: it loads all methods
-
-        beside = published_beside(rows)
-        texts |= _published(beside)
+        beside, papers = _published(rows)
+        texts |= papers
     wanted = tuple(FORMATS[name] for name in formats or FORMATS)
     texts = {name: text for name, text in texts.items() if name.endswith(wanted)}
+    files: list[Path] = []
+    with writing(out, OUT):
+        out.mkdir(parents=True, exist_ok=True)
     if ".html" in wanted:
+        steps = [part.contents.figures.steps.get(row.label) for part in parts for row in part.run.rows]
+        pictures = (speed_pictures(rows), step_pictures(list(zip(rows, steps))))
         texts["report.html"] = html_page(parts, rows, notes, pictures, view, beside)
-    files = _write(Path(out), texts, [*pictures[0], *pictures[1]] if formats is None else [])
-    for i, part in enumerate(parts if formats is None else ()):
-        if records := loss_records(part.contents.losses):
-            stem = Path(out) / (f"loss-by-place-{i + 1}" if len(parts) > 1 else "loss-by-place")
-            files[-1:-1] = save(partial(loss_figure, records), stem, ("png", "svg", "pdf"))
-            with replacing(stem.with_suffix(".csv"), OUT) as file:
-                file.write(csv_text(records).encode())
-            files.insert(-1, stem.with_suffix(".csv"))
-    for i, part in enumerate(parts if grid else ()):
-        stem = Path(out) / (f"grid-{i + 1}" if len(parts) > 1 else "grid")
-        with writing(Path(out), OUT):
-            files[-1:-1] = write_grid(part.run, part.contents, view, grid, stem)
-    return files
+        files += write_pictures([*pictures[0], *pictures[1]], out) if formats is None else []
+    for i, part in enumerate(parts):
+        number = f"-{i + 1}" if len(parts) > 1 else ""
+        if formats is None and (losses := loss_records(part.contents.losses)):
+            files += save(partial(loss_figure, losses), out / f"loss-by-place{number}", ("png", "svg", "pdf"))
+            texts = {f"loss-by-place{number}.csv": csv_text(losses), **texts}
+        if grid:
+            draw = partial(grid_figure, part.run, part.contents, view, grid)
+            files += save(draw, out / f"grid{number}", ("png", "pdf"))
+    for name, text in texts.items():
+        with replacing(out / name, OUT) as file:
+            file.write(text.encode("utf-8", "replace"))
+    *others, last = sorted((out / name for name in texts), key=lambda path: path.name == "report.html")
+    return [*others, *files, last]
 
 
 def _part(run: Run, contents: Contents, labels: list[str], view: View, budget: float) -> Part:
     """A run as the page shows it. p-values are corrected for all of its methods, ``labels``, also those not shown."""
-    chosen = {row.label: row.method for row in run.rows}
+    methods = {row.label: row.method for row in run.rows}
+    names = {label: label if label == BASELINE else view.name(label, method) for label, method in methods.items()}
     looks = LOOKS if run.part("config").get("until_told_apart") else 1
-    pairs = [p for p in compared(contents.figures, labels, looks) if {p.method, p.against} <= chosen.keys()]
-
-    def name(label: str) -> str:
-        return label if label == BASELINE else view.name(label, chosen[label])
-
-    pairs = [pair._replace(method=name(pair.method), against=name(pair.against)) for pair in pairs]
-    named = [replace(row, label=name(row.label)) for row in run.rows]
-    return Part(run, contents, pairs, answer(named, pairs, run.notes, budget))
+    pairs = [pair for pair in compared(contents.figures, labels, looks) if {pair.method, pair.against} <= names.keys()]
+    pairs = [pair._replace(method=names[pair.method], against=names[pair.against]) for pair in pairs]
+    rows = [replace(row, label=names[row.label]) for row in run.rows]
+    return Part(run, contents, pairs, answer(rows, pairs, run.notes, budget))
 
 
 def _texts(parts: list[Part], rows: list[ReportRow], notes: list[Note], view: View) -> dict[str, str]:
     """Every file but the page, by name."""
-    recipes = [recipe_text(part.run) for part in parts]
-    table = templates().get_template("table.md")
-    document = {
-        "rows": rows,
-        "notes": notes,
-        "answers": {part.run.run_id: part.answer for part in parts},
-        "pairs": [{"run": part.run.run_id} | pair._asdict() for part in parts for pair in part.pairs],
-    }
-    caption = "; ".join(dict.fromkeys(_caption(part) for part in parts))
+    pairs = [{"run": part.run.run_id} | pair._asdict() for part in parts for pair in part.pairs]
+    answers = {part.run.run_id: part.answer for part in parts}
+    document = versioned({"rows": rows, "notes": notes, "answers": answers, "pairs": pairs})
+    recipes, shown = [part.run.recipe for part in parts], view.shown(rows, "md")
+    captions = [f"{r['target']} ({r['prompts']}, temperature {r['temperature']})" for r in recipes]
+    caption = "; ".join(dict.fromkeys(f"Decoding methods on {setup}" for setup in captions)) + "."
+    lines = ["; ".join(f"{name} {value}" for name, value in recipe.items()) for recipe in recipes]
     chosen = view.shown(rows, "tex") if view.columns else None
-    shown = view.shown(rows, "md")
+    table = templates().get_template("table.md")
     texts = {
         "table.md": table.render(
-            parts=parts, recipes=recipes, notes=notes, table=markdown_table(rows, shown), glossary=glossary(shown)
+            parts=parts, recipes=lines, notes=notes, table=markdown_table(rows, shown), glossary=glossary(shown)
         ),
         "table.csv": csv_table(rows),
-        "table.tex": latex_table(rows, f"{caption}.", ". ".join(dict.fromkeys(recipes)), chosen),
-        "table.json": json.dumps(versioned(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+        "table.tex": latex_table(rows, caption, ". ".join(dict.fromkeys(lines)), chosen),
+        "table.json": json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
     }
-    if rates := acceptance.table(rows):
-        texts["acceptance.md"] = f"{acceptance.INTRO}\n\n{rates}"
-        texts["acceptance.csv"] = csv_text(acceptance.records(rows))
-    labels = {part.run.run_id: [row.label for row in part.run.rows] for part in parts}
-    tables = {
-        "categories.md": [category_table(part.contents.figures, labels[part.run.run_id]) for part in parts],
-        "pairs.md": [pair_table(part.pairs) if part.pairs else "" for part in parts],
+    if rates := tables.acceptance_table(rows):
+        texts["acceptance.md"] = f"{tables.ACCEPTANCE}\n\n{rates}"
+        texts["acceptance.csv"] = csv_text(tables.acceptance_records(rows))
+    by_part = {
+        "categories.md": [tables.category_table(p.contents.figures, [row.label for row in p.run.rows]) for p in parts],
+        "pairs.md": [pair.markdown() if (pair := pair_table(part.pairs)) else "" for part in parts],
     }
     sections = templates().get_template("sections.md")
-    for name, found in tables.items():
-        if any(found):
-            intro = INTRO if name == "pairs.md" else ""
-            shown_parts = [(part.run.run_id, text) for part, text in zip(parts, found) if text]
-            texts[name] = sections.render(intro=intro, sections=shown_parts)
-    if "pairs.md" in texts:
-        texts["pairs.csv"] = csv_text(document["pairs"])  # type: ignore[arg-type]
-    return texts
+    for name, each in by_part.items():
+        if shown_parts := [(part.run.run_id, text) for part, text in zip(parts, each) if text]:
+            texts[name] = sections.render(intro=INTRO if name == "pairs.md" else "", sections=shown_parts)
+    return texts | ({"pairs.csv": csv_text(pairs)} if pairs else {})
 
 
-def _published(beside: pd.DataFrame) -> dict[str, str]:
-    """The papers' figures beside the measured ones as Markdown and CSV; a sentence where there are none."""
-    from lanternbench.report.papers import NONE, cell, title
+def _published(rows: list[ReportRow]) -> tuple[Table, dict[str, str]]:
+    """The papers' figures beside the measured ones, as a table and as files; a sentence where there are none."""
+    from lanternbench.report import papers  # not for every report: it loads all methods
 
-    if beside.empty:
-        return {"published.md": f"{NONE}\n"}
-    records = [{str(name): value for name, value in line.items()} for line in beside.to_dict("records")]
-    right = [str(name).endswith((" measured", " paper")) for name in beside.columns]
-    cells = [[cell(name, value) for name, value in line.items()] for line in records]
-    table = markdown([title(str(name)) for name in beside.columns], cells, right)
-    return {"published.md": table, "published.csv": csv_text(records)}
-
-
-def _caption(part: Part) -> str:
-    """The caption of a table in a paper: target, prompts, temperature."""
-    found = recipe(part.run)
-    return f"Decoding methods on {found['target']} ({found['prompts']}, temperature {found['temperature']})"
+    frame = papers.published_beside(rows)
+    table = papers.table(frame)
+    if frame.empty:
+        return table, {"published.md": f"{papers.NONE}\n"}
+    records: Any = frame.to_dict("records")
+    return table, {"published.md": table.markdown(), "published.csv": csv_text(records)}
 
 
 def report_notes(runs: list[Run]) -> list[Note]:
     """What a reader must know before reading the numbers: the runs' own notes and what follows from the rows."""
-    several, notes = len(runs) > 1, []
+    notes: list[Note] = []
     for run in runs:
-        own, said = list(run.notes), {(note.kind, note.metric) for note in run.notes}
+        of_run, noted = list(run.notes), {(note.kind, note.metric) for note in run.notes}
         if not any(BASELINE in (row.method, row.label) for row in run.rows):
-            if ("missing", "speedup") not in said:
-                own.append(Note("missing", "speedup", "there is no ar baseline, so no speedup is given."))
-        elif not any(row.value("speedup") is not None for row in run.rows) and ("missing", "latency_s") not in said:
+            if ("missing", "speedup") not in noted:
+                of_run.append(Note("missing", "speedup", "there is no ar baseline, so no speedup is given."))
+        elif not any(row.value("speedup") is not None for row in run.rows) and ("missing", "latency_s") not in noted:
             text = "there are no valid latencies (batch above 1), so no speedup is given."
-            own.append(Note("missing", "speedup", text))
-        notes += [note._replace(text=f"{run.run_id}: {note.text}") if several else note for note in own]
+            of_run.append(Note("missing", "speedup", text))
+        notes += [note._replace(text=f"{run.run_id}: {note.text}") for note in of_run] if len(runs) > 1 else of_run
     rows = [row for run in runs for row in run.rows]
     reasons = {
         "step_compression": "The pictures show step compression for want of speedups.",
         "robust_speedup": "Other programs disturbed the clock: the pictures show the robust speedup.",
     }
-    if (key := speed_column(rows).key) in reasons:
-        notes.append(Note("info", None, reasons[key]))
+    if reason := reasons.get(speed_column(rows).key):
+        notes.append(Note("info", None, reason))
     if apart := differing(runs):
         notes.append(Note("unfit", None, apart))
-    return by_importance(notes + _metric_notes(rows, notes))
+    return by_importance([*notes, *_metric_notes(rows)])
 
 
-def _metric_notes(rows: Sequence, said: list[Note]) -> list[Note]:
-    notes = []
+def _metric_notes(rows: Sequence[Any]) -> Iterator[Note]:
     keys = [key for key in metric_keys(rows) if any(row.value(key) is not None for row in rows)]
     if tiny := [metric_column(key).title for key in keys if metrics.column(key).embedded]:
         text = f"{', '.join(tiny)}: scored by the embedded evaluators; not comparable with the papers' metrics."
-        notes.append(Note("info", None, text))
-    if any(metrics.column(key).random for key in keys) and RANDOM_NOTE not in said:
-        notes.append(RANDOM_NOTE)
+        yield Note("info", None, text)
+    if any(metrics.column(key).random for key in keys):
+        yield RANDOM_NOTE
     for key in keys:
-        found = [row.figure(key) for row in rows]
-        counts = sorted({one.n for one in found if one.value is not None and one.lo is None and one.n})
+        estimates = [row.figure(key) for row in rows]
+        counts = sorted({e.n for e in estimates if e.value is not None and e.lo is None and e.n})
         if counts:
             span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
             name = metric_column(key).title
             text = f"{name} is over {span} images per row and changes with their number: compare equal counts only."
-            notes.append(Note("info", None, text))
-    return notes
-
-
-def _write(out: Path, texts: dict[str, str], pictures: Sequence[Picture]) -> list[Path]:
-    with writing(out, OUT):
-        out.mkdir(parents=True, exist_ok=True)
-        plots = write_pictures(pictures, out)
-    for name, text in texts.items():
-        with replacing(out / name, OUT) as file:
-            file.write(text.encode("utf-8", "replace"))
-    order = sorted(texts, key=lambda name: name == "report.html")
-    return [*(out / name for name in order[:-1]), *plots, out / order[-1]]
+            yield Note("info", None, text)

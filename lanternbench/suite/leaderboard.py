@@ -15,8 +15,8 @@ from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summaries import Row
 from lanternbench.report.columns import BASE, MISSING, Column, columns
 from lanternbench.report.load import Run
-from lanternbench.report.page import Cell, Table, figure_cell, templates
-from lanternbench.report.tables import markdown
+from lanternbench.report.page import templates
+from lanternbench.report.tables import Cell, Table, figure_cell, markdown
 from lanternbench.suite.protocol import of_stamp
 from lanternbench.suite.submission import Submission, judged, ms_per_token, read
 from lanternbench.utils.text import shortened

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from lanternbench.cli.main import app
 from lanternbench.experiment import RunFolder, Sample
-from lanternbench.measure.change import changes
+from lanternbench.measure.change import changes, condition, judge
 from lanternbench.measure.figures import Figures
-from lanternbench.measure.gate import condition, judge
 from lanternbench.measure.statistics import student_t
 
 

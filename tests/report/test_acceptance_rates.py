@@ -11,12 +11,13 @@ from test_report import flat, make_run, row
 
 from lanternbench import experiment as results
 from lanternbench.measure import summary as measure
-from lanternbench.measure.acceptance import acceptance, conditional_rates, joint_rates
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.samples import Sample
+from lanternbench.measure.steps import acceptance, conditional_rates, joint_rates
 from lanternbench.measure.summaries import read_summary
-from lanternbench.report.acceptance import panels, table
+from lanternbench.report.pictures import panels
 from lanternbench.report.scene import WIDE, Bar
+from lanternbench.report.tables import acceptance_table
 from lanternbench.report.write import report
 
 
@@ -60,7 +61,7 @@ def test_a_method_that_drafts_nothing_has_no_acceptance():
     (ar,) = measure.summarise(Figures(made("ar", [[1, 1, 1]], 0)), {}).rows
     assert (ar.acceptance, ar.value("acceptance_rate")) == ({}, None)
     assert acceptance([]) == acceptance([0, 0, 0]) == acceptance([0, 5]) == acceptance([0, 5, 0, 0]) == {}
-    assert table([row()]) == ""
+    assert acceptance_table([row()]) == ""
     assert panels([row()], WIDE) is None
 
 
@@ -76,7 +77,7 @@ def test_the_summary_the_tables_and_the_page_have_the_rates(tmp_path):
     assert 'data-key="acceptance"' in (out / "report.html").read_text()
     made = panels([row(**fields) for fields in rows], WIDE)
     assert made is not None
-    bars = [i for g in made.groups if g.said for i in g.items if isinstance(i, Bar)]
+    bars = [i for g in made.groups if g.hint for i in g.items if isinstance(i, Bar)]
     assert bars[1].height / bars[0].height == pytest.approx(1 / 3, abs=0.01)
 
 

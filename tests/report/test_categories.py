@@ -9,8 +9,8 @@ import pytest
 
 from lanternbench.experiment import Sample
 from lanternbench.measure.figures import Figures
-from lanternbench.report.categories import category_rows, category_table
 from lanternbench.report.load import load_run, read_contents
+from lanternbench.report.tables import category_rows, category_table
 from lanternbench.report.write import report
 
 ROWS = [{"label": "ar", "method": "ar", "speedup": 1.0}, {"label": "fast", "method": "fast", "speedup": 2.0}]

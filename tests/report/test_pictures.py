@@ -15,16 +15,15 @@ from rich.console import Console
 from test_report import flat, make_run, row
 
 from lanternbench.errors import UserError
-from lanternbench.report.acceptance import panels
 from lanternbench.report.columns import columns, metric_column
-from lanternbench.report.drawing import scene_figure
+from lanternbench.report.drawing import scene_figure, svg
 from lanternbench.report.forest import forest, phases
 from lanternbench.report.labels import Label, box_of, overlap, place_labels
 from lanternbench.report.latex import latex_table
 from lanternbench.report.palette import family
 from lanternbench.report.pareto import quality_columns, scatter, short_names, speed_column, trade_off
+from lanternbench.report.pictures import panels
 from lanternbench.report.scene import NARROW, WIDE, Line, Mark, Scene, Text, axis, text_width, wrap
-from lanternbench.report.svg import svg
 from lanternbench.report.tables import terminal_table
 from lanternbench.report.view import View, paper_name, read_names
 from lanternbench.report.write import report
@@ -86,9 +85,9 @@ def test_no_label_covers_a_point_and_each_is_nearest_to_its_own(width):
     rows = rows_of(twenty_one())
     made = scatter(trade_off(rows, metric_column("fidelity_loss")), width)
     marks = [
-        (i.x - 5, i.y - 5, i.x + 5, i.y + 5) for g in made.groups if g.said for i in g.items if isinstance(i, Mark)
+        (i.x - 5, i.y - 5, i.x + 5, i.y + 5) for g in made.groups if g.hint for i in g.items if isinstance(i, Mark)
     ]
-    labels = [t for g in made.groups if g.said for t in g.items if isinstance(t, Text)]
+    labels = [t for g in made.groups if g.hint for t in g.items if isinstance(t, Text)]
     assert len(labels) == len(marks) == 21
     for text in labels:
         box = box_of(Label(text.text, text.x, text.y, text.anchor))
@@ -136,7 +135,7 @@ def test_the_scatter_is_of_trade_offs_alone():
 
 def test_lossless_is_a_circle_and_relaxed_a_diamond_in_page_and_files():
     made = scatter(trade_off(knob_rows(), metric_column("fidelity_loss")), NARROW)
-    shapes = {g.said.partition(":")[0]: i.shape for g in made.groups if g.said for i in g.items if isinstance(i, Mark)}
+    shapes = {g.hint.partition(":")[0]: i.shape for g in made.groups if g.hint for i in g.items if isinstance(i, Mark)}
     assert shapes["ar"] == shapes["eagle-1"] == "circle"
     assert shapes["cool-sd λ=2"] == shapes["gsd"] == "diamond"
     assert {"lossless", "relaxed"} <= {t.text for t in texts(made, "legend")}
@@ -158,7 +157,7 @@ def test_one_wide_interval_does_not_stretch_the_axis():
                            flat("b", "b", 2.0, speedup_lo=0.1, speedup_hi=9.0)]), WIDE)  # fmt: skip
     assert made is not None
     heads = [
-        i for g in made.groups if g.said.startswith("b") for i in g.items if isinstance(i, Line) and len(i.points) == 3
+        i for g in made.groups if g.hint.startswith("b") for i in g.items if isinstance(i, Line) and len(i.points) == 3
     ]
     assert len(heads) == 2  # its ends are arrow heads
     wide = axis(values, [(0.0, 4.0), (0.0, 4.0), (0.0, 4.0)], 0, 100)
@@ -184,7 +183,7 @@ def test_runs_are_told_apart_by_fill_and_number():
     rows = [row("sjd", "sjd", 1.5, run="first"), row("sjd", "sjd", 1.6, run="second")]
     made = forest(rows, NARROW)
     assert made is not None
-    fills = {g.said.partition(":")[0]: i.fill for g in made.groups if g.said for i in g.items if isinstance(i, Mark)}
+    fills = {g.hint.partition(":")[0]: i.fill for g in made.groups if g.hint for i in g.items if isinstance(i, Mark)}
     assert fills == {"sjd (1)": "full", "sjd (2)": "hollow"}
     assert {"(1) first", "(2) second"} <= {t.text for t in texts(made, "legend")}
 
@@ -193,13 +192,13 @@ def test_the_forest_is_sorted_lossless_first_with_the_loss_beside_relaxed_method
     made = forest(rows_of(twenty_one(12)), WIDE)
     assert made is not None
     assert [t.text for t in texts(made, "heading")] == ["lossless", "relaxed"]
-    marks = [(i.y, i.x, i.shape) for g in made.groups if g.said for i in g.items if isinstance(i, Mark)]
+    marks = [(i.y, i.x, i.shape) for g in made.groups if g.hint for i in g.items if isinstance(i, Mark)]
     for shape, count in (("circle", 12), ("diamond", 8)):
         x = [x for _, x, kind in sorted(marks) if kind == shape]
         assert x == sorted(x, reverse=True)
         assert len(x) == count
     assert max(y for y, _, kind in marks if kind == "circle") < min(y for y, _, kind in marks if kind == "diamond")
-    assert sum("fidelity loss" in g.said for g in made.groups) == 8
+    assert sum("fidelity loss" in g.hint for g in made.groups) == 8
 
 
 def test_phases_are_bars_whose_lengths_are_milliseconds():
@@ -207,7 +206,7 @@ def test_phases_are_bars_whose_lengths_are_milliseconds():
              ("eagle-1", "eagle-1", {"draft": 6.0, "verify": 12.0, "commit": 4.0, "other": 2.0})]  # fmt: skip
     made = phases(times, WIDE)
     assert made is not None
-    bars = [[i for i in g.items if type(i).__name__ == "Bar"] for g in made.groups if g.said]
+    bars = [[i for i in g.items if type(i).__name__ == "Bar"] for g in made.groups if g.hint]
     ratio = sum(b.width for b in bars[1]) / sum(b.width for b in bars[0])
     assert ratio == pytest.approx(2.0, abs=0.01)
     assert bars[1][1].width / bars[1][0].width == pytest.approx(2.0, abs=0.02)

@@ -30,7 +30,7 @@ from lanternbench.measure.summary import RANDOM_NOTE
 from lanternbench.notes import Note
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.latex import latex_table
-from lanternbench.report.load import ReportRow, image_path, joined_rows, load_run, load_runs, read_contents
+from lanternbench.report.load import ReportRow, joined_rows, load_run, load_runs, read_contents
 from lanternbench.report.maps import image_uri, token_map
 from lanternbench.report.papers import NONE, differences, published_beside, published_rows
 from lanternbench.report.pareto import pareto_frontier, quality_columns, speed_column, trade_off
@@ -440,9 +440,9 @@ def test_a_run_of_flat_figures_and_notes_as_sentences_is_still_read(tmp_path):
 
 def test_a_torn_last_line_is_dropped_and_a_damaged_one_inside_is_counted(tmp_path):
     torn = read_contents(load_run(make_run(tmp_path / "a", torn='{"key": "to')), 16)
-    assert (len(torn.picked.cells), torn.damaged) == (4, 0)
+    assert (len(torn.cells), torn.damaged) == (4, 0)
     inside = make_run(tmp_path / "b", torn='{"key": "to\n{"key": "x')
-    assert (len(read_contents(load_run(inside), 16).picked.cells), read_contents(load_run(inside), 16).damaged) == (
+    assert (len(read_contents(load_run(inside), 16).cells), read_contents(load_run(inside), 16).damaged) == (
         4,
         1,
     )
@@ -467,9 +467,9 @@ def test_an_image_path_that_leaves_the_run_is_not_read(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
     (run.folder / "images" / "link.png").symlink_to(tmp_path / "secret.png")
     stored = results.read_samples(run.folder)[0]
-    assert image_path(run, stored) is not None
+    assert run.image_path(stored) is not None
     for name in ("../secret.png", str(tmp_path / "secret.png"), "images/link.png", "", None):
-        assert image_path(run, stored.model_copy(update={"image": name})) is None
+        assert run.image_path(stored.model_copy(update={"image": name})) is None
 
 
 def test_large_images_are_scaled_down_and_small_ones_kept(tmp_path):

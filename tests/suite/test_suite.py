@@ -13,7 +13,6 @@ from lanternbench.experiment import config, sweep_file
 from lanternbench.experiment.runner import run
 from lanternbench.models.entries import catalogue
 from lanternbench.report.load import load_run
-from lanternbench.report.recipe import recipe
 from lanternbench.suite import protocol
 
 FROZEN = {  # a change of one of these is another suite, under another version
@@ -83,7 +82,7 @@ def test_a_run_of_the_suite_says_so_in_every_result(short):
     found, folder = short
     about, summary = (json.loads((folder / f"{name}.json").read_text()) for name in ("run", "summary"))
     assert (about["config"]["suite"], summary["suite"]) == (found.stamp, found.stamp)
-    assert recipe(load_run(folder))["suite"] == found.stamp
+    assert load_run(folder).recipe["suite"] == found.stamp
     assert folder.name.startswith("suite-v1-tiny-")
 
 
