@@ -27,7 +27,7 @@ from lanternbench.models.catalogue import load_target, load_unpacked
 from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.packing import pack
 from lanternbench.models.target import Target
-from lanternbench.predict.predict import shape_of
+from lanternbench.predict.machines import shape_of
 from lanternbench.profile.step_profile import Profile, profile
 from lanternbench.prompts import load
 from lanternbench.report.tables import markdown

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from lanternbench.costs.device_models import device_model
 from lanternbench.models.catalogue import load_unpacked
-from lanternbench.predict.predict import BASE, Case, Roofline, latency, shape_of
+from lanternbench.predict.machines import Case, Roofline, shape_of
+from lanternbench.predict.predict import BASE, latency
 from lanternbench.predict.replay import autoregressive
 from lanternbench.report.tables import markdown
 

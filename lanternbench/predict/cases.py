@@ -85,6 +85,12 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
             notes.append(f"{label} is left out: {error}")
             continue
         drafts = measured if measured.max_depth > 0 else None
+        if made.choices.order != "raster" and source.grids != target.grids:
+            notes.append(f"{label} is left out: the rows of its steps follow from the grid, which is another here")
+            continue
+        if drafts is None and made.preset != BASE:
+            notes.append(f"{label} is left out: it drafts nothing that could be replayed")
+            continue
         steps = traces_of(group, drafts, shape.length)
         if steps:
             methods[label] = made

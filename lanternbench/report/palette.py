@@ -4,11 +4,12 @@ from __future__ import annotations
 
 _FAMILIES = {
     ("AR", "#7a7f87"): "ar",
-    ("draft model", "#56b4e9"): "sd medusa",
+    ("draft model", "#56b4e9"): "sd medusa dflash",
     ("EAGLE", "#0072b2"): "eagle-1 eagle-2 eagle-3",
     ("LANTERN", "#d55e00"): "lantern lantern++",
-    ("Jacobi", "#e69f00"): "jacobi sjd scd sjd-pac gsd",
+    ("Jacobi", "#e69f00"): "jacobi sjd scd sjd-pac sjd++ sjd-sv gsd",
     ("ADT-Tree", "#009e73"): "adt-tree",
+    ("several rows", "#8c564b"): "zipar pjd",
     ("relaxed SD", "#cc79a7"): "uniform-rsd cool-sd",
 }
 FAMILIES = {method: family for family, methods in _FAMILIES.items() for method in methods.split()}

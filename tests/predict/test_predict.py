@@ -212,6 +212,16 @@ def test_methods_without_a_drafter_on_the_target_are_left_out_by_name(tiny, xl):
     assert case.drafter.stored == pytest.approx(343e6, rel=0.01)
 
 
+def test_methods_of_several_rows_are_left_out_by_name_where_the_grid_is_another(tiny):
+    rows = [sample(), sample("pjd", nodes=17, depth=8), sample("zipar", nodes=2, depth=0)]
+    there = cases(rows, tiny, sketch("anole-7b"), None, "run")
+    assert [case.label for case in there.traces] == ["eagle-1"]
+    assert sum("follow from the grid" in note for note in there.notes) == 2
+    here = cases(rows, tiny, tiny, None, "run")
+    assert [case.label for case in here.traces] == ["eagle-1", "pjd"]
+    assert any("zipar is left out: it drafts nothing" in note for note in here.notes)
+
+
 def test_the_largest_shape_has_34_billion_weights_and_a_small_card_does_not_hold_it(tiny):
     big = sketch("chameleon-34b")
     assert machines.shape_of(big).network.stored == pytest.approx(34e9, rel=0.02)
