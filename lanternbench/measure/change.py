@@ -146,7 +146,8 @@ class Verdict(NamedTuple):
             reasons = ["nothing could be judged"]
         text = f"gate: {'passed' if self.passed else 'failed'}" + (f" ({'; '.join(reasons)})" if reasons else "")
         if self.judged:
-            labels, figures = ({change[i]: None for change in self.judged} for i in (0, 1))
+            labels = dict.fromkeys(change.label for change in self.judged)
+            figures = dict.fromkeys(change.figure for change in self.judged)
             fewest, most = (end(change.prompts for change in self.judged) for end in (min, max))
             span = f"{fewest}" if fewest == most else f"{fewest} to {most}"
             text += f"; judged {', '.join(labels)} by {', '.join(figures)} over {span} prompts"

@@ -99,8 +99,8 @@ class Figures:
             self._codes[name].append(codes.setdefault(value, len(codes)))  # type: ignore[arg-type, call-overload]
         self._codes["seed"].append(sample.seed)
         for figure, top, bottom in of_sample(sample):
-            for column, value in zip(self._columns[figure], (index, top, bottom)):
-                column.append(value)
+            for column, number in zip(self._columns[figure], (index, top, bottom)):
+                column.append(number)
 
     def __len__(self) -> int:
         return len(self._codes["label"])

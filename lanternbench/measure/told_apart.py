@@ -16,14 +16,14 @@ def look_sizes(methods: int) -> list[int]:
     return [prompts_needed(methods, LOOKS) << look for look in range(LOOKS)]
 
 
-def all_told_apart(figures: Figures, labels: list[str], looks: int = LOOKS) -> bool:
+def all_told_apart(figures: Figures, labels: list[str]) -> bool:
     """Is each method told apart from the baseline, by the test of latencies' logarithms and Holm over the methods?"""
     if BASELINE not in figures.labels or not set(labels) <= figures.labels.keys():
         return False
     base = np.log(values_by_prompt(figures, "latency_s", BASELINE))
     apart = [np.log(values_by_prompt(figures, "latency_s", label)) - base for label in labels if label != BASELINE]
     tested = np.nan_to_num(np.stack(apart, 1))
-    return bool((looks * holm(paired_tests(tested, draws(len(tested), FLIPS))) < ALPHA).all())
+    return bool((LOOKS * holm(paired_tests(tested, draws(len(tested), FLIPS))) < ALPHA).all())
 
 
 def values_by_prompt(figures: Figures, name: str, label: str) -> Floats:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.summaries import Row
 from lanternbench.report import pareto, scene
-from lanternbench.report.columns import COLUMN, name_of, run_of, runs_of
+from lanternbench.report.columns import COLUMN, name_of, runs_of
 from lanternbench.report.palette import PHASES, colour
 from lanternbench.report.scene import LINE, Axis, Bar, Group, Item, Line, Scene, Sign, Text, paragraph, text_width, wrap
 
@@ -50,8 +50,10 @@ def forest(rows: Sequence[Row], width: int) -> Scene | None:
             loss = (LOSS.value(row) if with_loss else "",) if losses else ()
 
             def draw(at: Axis, y: float, row: Row = row) -> list[Item]:
-                place = at(row.value(speed.key) or 0.0), y, runs.index(run_of(row))
-                return [*pareto.error_bars(at, speed, row, y), pareto.mark(row, *place)]
+                return [
+                    *pareto.error_bars(at, speed, row, y),
+                    pareto.mark(row, at(row.value(speed.key) or 0.0), y, runs),
+                ]
 
             entries.append(Entry(name_of(row, runs), (speed.cell(row), *loss), colour(row.method), hint, draw))
     values = [float(row.value(speed.key) or 0.0) for row in rows]

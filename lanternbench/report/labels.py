@@ -96,16 +96,18 @@ def _gap(a: Box, b: Box) -> float:
     return math.hypot(max(a[0] - b[2], b[0] - a[2], 0.0), max(a[1] - b[3], b[1] - a[3], 0.0))
 
 
-def _places(far: bool, frame: Box) -> Iterator[tuple[float, float, Anchor]]:
+def _places(far: bool, frame: Box) -> list[tuple[float, float, Anchor]]:
     """(dx, dy, anchor) of a label's baseline from its point, near places first; ``far``: anywhere in the frame."""
     middle = LINE / 2 - 3.5
+    places: list[tuple[float, float, Anchor]] = []
     for r in (8, 12, 18, 26, NEAR):
-        yield from [(r, middle, "start"), (0, -r, "middle"), (0, r + LINE - 3.5, "middle"), (-r, middle, "end")]
+        places += [(r, middle, "start"), (0, -r, "middle"), (0, r + LINE - 3.5, "middle"), (-r, middle, "end")]
         for side in (-0.8 * r, 0.8 * r):
-            yield from [(0.7 * r, middle + side, "start"), (-0.7 * r, middle + side, "end")]
+            places += [(0.7 * r, middle + side, "start"), (-0.7 * r, middle + side, "end")]
     if far:
         wide, high = int(frame[2] - frame[0]), int(frame[3] - frame[1])
-        yield from ((dx, dy, "middle") for dx in range(-wide, wide, 12) for dy in range(-high, high, 12))
+        places += [(dx, dy, "middle") for dx in range(-wide, wide, 12) for dy in range(-high, high, 12)]
+    return places
 
 
 def _boxes(line: Sequence[Point]) -> Iterator[Box]:

@@ -18,20 +18,12 @@ from lanternbench.report.scene import LINE, Axis, Group, Item, Line, Mark, Point
 from lanternbench.utils.text import one_line
 
 
-class Spot(NamedTuple):
-    """A row of the picture: its name, and the run it is of (from 0)."""
-
-    row: Row
-    name: str
-    run: int
-
-
 class TradeOff(NamedTuple):
-    """What a trade-off picture shows; `frontiers` (one a setup) and `knobs` (one a method) are indices of `spots`."""
+    """What a trade-off picture shows; `frontiers` (one a setup) and `knobs` (one a method) are indices of `rows`."""
 
     x: Column
     y: Column
-    spots: list[Spot]
+    rows: list[Row]
     frontiers: list[list[int]]
     knobs: list[list[int]]
     runs: list[str | None]  # one without a name if there is only one
@@ -81,7 +73,6 @@ def trade_off(rows: Sequence[Row], quality: Column) -> TradeOff:
             fastest = best.get(run_of(row), row)
             best[run_of(row)] = max(fastest, row, key=lambda r: r.value(speed.key) or 0.0)
     rows = [r for r in rows if r.lossless is not True or r.method == BASELINE or r in best.values()]
-    spots = [Spot(row, name_of(row, runs), runs.index(run_of(row))) for row in rows]
     setups = defaultdict[int, list[int]](list)  # what was measured otherwise beats nothing
     for i, row in enumerate(rows):
         setups[getattr(row, "setup", 1)].append(i)
@@ -89,7 +80,7 @@ def trade_off(rows: Sequence[Row], quality: Column) -> TradeOff:
     for group in setups.values() if quality.better else ():
         x, y = ([rows[i].value(key) or 0.0 for i in group] for key in (speed.key, quality.key))
         frontiers.append([group[i] for i in pareto_frontier(x, y, quality.better == "lower")])
-    return TradeOff(speed, quality, spots, frontiers, knobs(rows), runs)
+    return TradeOff(speed, quality, rows, frontiers, knobs(rows), runs)
 
 
 def knobs(rows: Sequence[Row]) -> list[list[int]]:
@@ -114,9 +105,9 @@ def _number(value: object) -> bool:
 
 def short_names(data: TradeOff) -> list[str]:
     """Names as the picture has them: along a knob the last point has the whole name, the others their own part."""
-    names = [spot.name for spot in data.spots]
+    names = [name_of(row, data.runs) for row in data.rows]
     for line in data.knobs:
-        parts = [data.spots[i].name.split() for i in line]
+        parts = [names[i].split() for i in line]
         for i, part in zip(line[:-1], parts):
             names[i] = " ".join(word for word in part if any(word not in other for other in parts)) or names[i]
     return names
@@ -125,24 +116,24 @@ def short_names(data: TradeOff) -> list[str]:
 def scatter(data: TradeOff, width: int) -> scene.Scene:
     """The picture of `trade_off`, ``width`` pixels wide."""
     x, y = _axes(data, width)
-    points = [(x(data.x.figure(s.row).value or 0.0), y(data.y.figure(s.row).value or 0.0)) for s in data.spots]
+    points = [(x(data.x.figure(row).value or 0.0), y(data.y.figure(row).value or 0.0)) for row in data.rows]
     stairs = [_stairs([points[i] for i in frontier]) for frontier in data.frontiers]
     lines = [tuple(points[i] for i in line) for line in data.knobs]
-    bars = [error_bars(x, data.x, s.row, p[1]) + error_bars(y, data.y, s.row, p[0], True)
-            for s, p in zip(data.spots, points)]  # fmt: skip
+    bars = [error_bars(x, data.x, row, p[1]) + error_bars(y, data.y, row, p[0], True)
+            for row, p in zip(data.rows, points)]  # fmt: skip
     drawn = [bar.points for items in bars for bar in items if isinstance(bar, Line)]
     inside = (x.begin + 1, 3, width - 3, y.begin - 2)
     labels, key = place_labels(points, short_names(data), [*stairs, *lines, *drawn], inside)
     title, quality = axis_title(data.x), axis_title(data.y)
     groups = [Group(scene.frame(x, y, title, quality))]
     groups += [Group((Line(path, "frontier"),)) for path in stairs if len(path) > 1]
-    groups += [Group((Line(path, "knob"),), colour(data.spots[i[0]].row.method)) for path, i in zip(lines, data.knobs)]
-    for spot, place, label, items in zip(data.spots, points, labels, bars):
+    groups += [Group((Line(path, "knob"),), colour(data.rows[i[0]].method)) for path, i in zip(lines, data.knobs)]
+    for row, place, label, items in zip(data.rows, points, labels, bars):
         leader: list[Item] = [Line(label.leader, "leader")] if label.leader else []
-        figures = f"{speed_name(data.x)} {data.x.cell(spot.row)}, {data.y.title} {data.y.cell(spot.row)}"
+        figures = f"{speed_name(data.x)} {data.x.cell(row)}, {data.y.title} {data.y.cell(row)}"
         text = Text(label.x, label.y, label.text, "label", label.anchor)
-        items = [*items, *leader, mark(spot.row, *place, spot.run), text]
-        groups.append(Group(items, colour(spot.row.method), f"{spot.name}: {figures}"))
+        items = [*items, *leader, mark(row, *place, data.runs), text]
+        groups.append(Group(items, colour(row.method), f"{name_of(row, data.runs)}: {figures}"))
     top = y.begin + 36 + LINE * (len(scene.wrap(title, x.end - x.begin + 30)) - 1)
     signs = _signs(data) + [(f"{number}  {name}", "", None) for number, name in key]
     return scene.with_legend(f"{data.y.title} against {title}", width, top, groups, signs)
@@ -150,7 +141,7 @@ def scatter(data: TradeOff, width: int) -> scene.Scene:
 
 def _axes(data: TradeOff, width: int) -> tuple[Axis, Axis]:
     def fitted(column: Column, begin: float, end: float) -> Axis:
-        figures = [column.figure(spot.row) for spot in data.spots]
+        figures = [column.figure(row) for row in data.rows]
         ends = [(f.lo, f.hi) for f in figures if f.lo is not None and f.hi is not None]
         return scene.axis([f.value or 0.0 for f in figures], ends, begin, end)
 
@@ -170,8 +161,7 @@ def _stairs(corners: Sequence[Point]) -> tuple[Point, ...]:
 
 def _signs(data: TradeOff) -> list[Sign]:
     """The legend: families, shapes, lines and runs, as far as they are drawn."""
-    rows = [spot.row for spot in data.spots]
-    signs = family_signs(rows)
+    rows, signs = data.rows, family_signs(data.rows)
     for name, form in (("lossless", "circle"), ("relaxed", "diamond")):
         signs += [scene.point(name, form)] if any(shape(row) == form for row in rows) else []
     for name, role, drawn in (
@@ -203,8 +193,9 @@ def shape(row: Row) -> str:
     return "circle" if row.lossless is True or row.method == BASELINE else "diamond"
 
 
-def mark(row: Row, x: float, y: float, run: int) -> Mark:
-    return Mark(x, y, shape(row), scene.FILLS[run % len(scene.FILLS)])
+def mark(row: Row, x: float, y: float, runs: Sequence[str | None]) -> Mark:
+    """A row's point, filled as its run's are."""
+    return Mark(x, y, shape(row), scene.FILLS[runs.index(run_of(row)) % len(scene.FILLS)])
 
 
 def error_bars(at: Axis, column: Column, row: Row, across: float, upright: bool = False) -> list[Item]:

@@ -115,7 +115,7 @@ def knob_rows() -> list:
 
 def test_a_method_at_several_settings_is_one_line_in_the_order_of_its_knob():
     data = trade_off(knob_rows(), metric_column("fidelity_loss"))
-    assert [[data.spots[i].name for i in line] for line in data.knobs] == [
+    assert [[data.rows[i].label for i in line] for line in data.knobs] == [
         ["cool-sd λ=1.1", "cool-sd λ=2", "cool-sd λ=4"]
     ]
     assert [name for name in short_names(data) if "λ" in name] == ["λ=2", "λ=1.1", "cool-sd λ=4"]
@@ -126,7 +126,7 @@ def test_a_method_at_several_settings_is_one_line_in_the_order_of_its_knob():
 def test_the_scatter_is_of_trade_offs_alone():
     rows = [*knob_rows(), row("sjd", "sjd", 1.2, fidelity_loss=0.0)]
     data = trade_off(rows, metric_column("fidelity_loss"))
-    assert {spot.row.label for spot in data.spots if spot.row.lossless} == {
+    assert {row.label for row in data.rows if row.lossless} == {
         "ar",
         "eagle-1",
     }  # of the lossless the fastest
