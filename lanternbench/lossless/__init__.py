@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +20,22 @@ from torch import Tensor
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
-from lanternbench.lossless.definitions import definition
-from lanternbench.lossless.exact import Enumerated, decode_tables, enumerate_images
-from lanternbench.lossless.large_tables import DECODES, sampled_tables
+from lanternbench.lossless.exact import Enumerated, World, decode_tables, enumerate_world, image_numbers
+from lanternbench.lossless.forms import changed, definition, few_drafts, variations
 from lanternbench.lossless.plain import decode_by_steps
 from lanternbench.lossless.row_ends import row_end_target
-from lanternbench.lossless.row_tables import RowTables, enumerate_rows, few_drafts
-from lanternbench.lossless.statistical import ALPHA, CAPTIONS, FACTORS, greedy_difference, sampled_tests
-from lanternbench.lossless.tables import Sampling, Tables, with_small_sizes
-from lanternbench.lossless.variations import changed, variations
+from lanternbench.lossless.row_tables import RowWorld
+from lanternbench.lossless.statistical import (
+    ALPHA,
+    CAPTIONS,
+    DECODES,
+    FACTORS,
+    Finding,
+    greedy_difference,
+    sampled_tables,
+    sampled_tests,
+)
+from lanternbench.lossless.tables import RowTables, Sampling, Tables, with_small_sizes
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, named
 from lanternbench.models.fingerprints import fingerprints
@@ -65,7 +73,17 @@ class Row(NamedTuple):
     seconds: float
 
 
-Outcome = tuple[float, float, str]  # value, limit, detail
+class Outcome(NamedTuple):
+    """What a check measured; NaN fails."""
+
+    value: float
+    limit: float
+    detail: str
+
+    def row(self, method: Method, check: str, seconds: float = 0.0) -> Row:
+        return Row(method.label, check, bool(self.value <= self.limit), *self, seconds)
+
+
 OnWorld = Callable[[str, int, int], None]  # what is enumerated, worlds done, of
 
 
@@ -74,8 +92,8 @@ def verify_all(
     target: Target | None = None,
     seed: int = 0,
     images: int = IMAGES,
-    on_row: Callable[[Row], None] | None = None,
-    on_world: OnWorld | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
+    on_world: OnWorld = lambda what, done, of: None,
 ) -> list[Row]:
     """Every check of every method (preset names or Methods), on ``target`` too if one is given.
 
@@ -86,28 +104,26 @@ def verify_all(
     for method in [named(m) if isinstance(m, str) else m for m in methods]:
         for row in verify_method(method, target, seed, images, on_world):
             rows.append(row)
-            if on_row is not None:
-                on_row(row)
+            on_row(row)
     return rows
 
 
 @torch.inference_mode()
 def verify_method(
-    method: Method, target: Target | None, seed: int, images: int, on_world: OnWorld | None = None
+    method: Method, target: Target | None, seed: int, images: int, on_world: OnWorld = lambda what, done, of: None
 ) -> Iterator[Row]:
     """The checks of one method, one by one."""
-    lossless = method.lossless
+    timed, lossless = partial(_timed, method), method.lossless
     if method.acceptance.by_position:
-        yield _timed(method, "tables: the tokens of the same uniforms", _same_draws, method, seed)
-    elif method.proposal.lasting_noise:
-        if lossless:
-            yield _timed(method, "tables: images", _sampled, method, seed)
-    else:
+        yield timed("tables: the tokens of the same uniforms", _same_draws, method, seed)
+    elif not method.proposal.lasting_noise:
         yield from _on_tables(method, seed, on_world)
+    elif lossless:
+        yield timed("tables: images", _sampled, method, seed)
     if lossless and not method.acceptance.by_position:
-        yield _timed(method, "large tables, published sizes: token ranks", _published, method, seed)
+        yield timed("large tables, published sizes: token ranks", _published, method, seed)
     if lossless:
-        yield _timed(method, "tables: greedy identity", _greedy_tables, method, seed)
+        yield timed("tables: greedy identity", _greedy_tables, method, seed)
     yield from _row_ends(method, seed)
     if target is None:
         return
@@ -118,16 +134,15 @@ def verify_method(
         return
     few = max(1, images // 2)
     if lossless:
-        yield _timed(method, f"{target.name}: greedy identity", _greedy_target, target, method, seed, few)
-    yield from _statistics(target, method, seed, images if lossless else few, lossless)
+        yield timed(f"{target.name}: greedy identity", _greedy_target, target, method, seed, few)
+    yield from _statistics(target, method, seed, images if lossless else few)
 
 
-def _timed(method: Method, check: str, run: Callable[..., Outcome], *args) -> Row:
+def _timed(method: Method, check: str, run: Callable[..., Outcome], *args: Any) -> Row:
     start = time.perf_counter()
     with plugin_errors(*parts_of(method)):
-        value, limit, detail = run(*args)
-    passed = bool(value <= limit)  # NaN fails
-    return Row(method.label, check, passed, value, limit, detail, time.perf_counter() - start)
+        outcome = run(*args)
+    return outcome.row(method, check, time.perf_counter() - start)
 
 
 def parts_of(method: Method) -> tuple[Any, ...]:
@@ -155,95 +170,100 @@ class OnTables(NamedTuple):
 
     @property
     def bias(self) -> float:
-        """max |P(image) − P_target(image)|."""
-        return float((self.enumerated.images.sum(0) - self.joint).abs().max())
-
-    def wrong(self, lossless: bool) -> float:
-        """The largest deviation from the distribution and definition that a method must match."""
-        deviations = [self.bias, self.lost, self.enumerated.loss] if lossless else [0.0]
-        if self.defined is not None:
-            known = not math.isnan(self.enumerated.loss)
-            deviations += [self.off, abs(self.enumerated.loss - self.loss)] if known else [self.off]
-        return _worst(deviations)
+        """max |P(image) − P_target(image)|, or what is lost."""
+        return _worst([float((self.enumerated.images.sum(0) - self.joint).abs().max()), self.lost])
 
     @property
     def off(self) -> float:
-        """max |P(image, steps) − P_plain(image, steps)|."""
-        assert self.defined is not None
+        """max |P(image, steps) − P_plain(image, steps)|; 0 without a plain definition."""
+        if self.defined is None:
+            return 0.0
         images, steps = self.enumerated.images, max(len(self.enumerated.images), len(self.defined))
         plain = torch.stack([*self.defined, *images.new_zeros(steps - len(self.defined), images.shape[1])])
         return float((F.pad(images, (0, 0, 0, steps - len(images))) - plain).abs().max())
+
+    @property
+    def loss_off(self) -> float:
+        """|fidelity loss − the plain definition's|; 0 where either is not known."""
+        known = self.defined is not None and not math.isnan(self.enumerated.loss)
+        return abs(self.enumerated.loss - self.loss) if known else 0.0
+
+    def wrong(self, lossless: bool) -> float:
+        """The largest deviation from the distribution and definition that a method must match."""
+        return _worst([self.off, self.loss_off, *([self.bias, self.enumerated.loss] if lossless else [])])
 
 
 def on_tables(method: Method, world: tuple[Any, ...], seed: int) -> OnTables:
     """A method of enumerable size on the tables that ``world`` describes."""
     vocab, length, *rest = world
     in_rows = method.choices.order != "raster"
-    tables: Any = RowTables(vocab, length, seed, *rest) if in_rows else Tables(vocab, length, seed, *rest)
-    enumerate_all: Callable[..., Enumerated] = enumerate_rows if in_rows else enumerate_images
+    tables: Any = (RowTables if in_rows else Tables)(vocab, length, seed, *rest)
     method = few_drafts(method) if in_rows and tables.length > FEW else method
     with plugin_errors(*parts_of(method)):
-        enumerated, spec = enumerate_all(tables, method), definition(with_small_sizes(method), tables)
+        enumerated = enumerate_world((RowWorld if in_rows else World)(tables, method))
+        spec = definition(with_small_sizes(method), tables)
     if spec is None:
         return OnTables(enumerated, tables.joint(), None, math.nan)
     images, loss = decode_by_steps(tables.world(), spec)
     return OnTables(enumerated, tables.joint(), [tables.on_all_images(x) for x in images], loss)
 
 
-def _on_tables(method: Method, seed: int, on_world: OnWorld | None) -> Iterator[Row]:
+def _on_tables(method: Method, seed: int, on_world: OnWorld) -> Iterator[Row]:
     """Every world is enumerated once; the rows say what was found in all of them."""
-    start, worlds = time.perf_counter(), []
+    start, worlds = time.perf_counter(), list[OnTables]()
     descriptions = WORLDS if method.choices.order == "raster" else ROWS
     for i, world in enumerate(descriptions):
-        if on_world is not None:
-            on_world(f"{method.label}: exact enumeration", i, len(descriptions))
+        on_world(f"{method.label}: exact enumeration", i, len(descriptions))
         worlds.append(on_tables(method, world, seed + i))
         if not worlds[-1].wrong(method.lossless) <= EXACT:
             break  # no need to look further
-    seconds, count = time.perf_counter() - start, sum(len(one.joint) for one in worlds)
-
-    def row(check: str, value: float, detail: str) -> Row:
-        return Row(method.label, f"tables: {check}", bool(value <= EXACT), value, EXACT, detail, seconds / len(rows))
-
-    rows: list[tuple[str, float, str]] = []
+    seconds = time.perf_counter() - start
     if not method.bounded:
-        detail = (
-            "TV of images from the target's: " + ", ".join(f"{one.tv:.3f}" for one in worlds) + "; nothing bounds it"
-        )
-        yield Row(method.label, "tables: total variation", None, max(one.tv for one in worlds), None, detail, seconds)
-    losses = ", ".join(f"{one.tv:.3f} ≤ {one.enumerated.loss:.3f}" for one in worlds)
-    if method.lossless:
-        off = [max(one.bias, one.lost) if one.lost == one.lost else math.nan for one in worlds]
-        rows.append(("exact distribution", _worst(off), f"max |P − P_target| over {count} sequences"))
-        loss = _worst([one.enumerated.loss for one in worlds])
-        rows.append(("fidelity loss of a lossless method", loss, "Σ TV(q, K), computed as for any other"))
-    if worlds[0].defined is not None:
-        off = [one.off for one in worlds]
-        rows.append(("plain definition", _worst(off), f"max |P(image, steps) − paper's| over {count} sequences"))
-        if method.bounded:
-            off = [abs(one.enumerated.loss - one.loss) for one in worlds]
-            rows.append(("fidelity loss, plain definition", _worst(off), "max |loss − paper's|"))
-    if not method.lossless and method.bounded:
-        only = "" if worlds[0].defined is not None else "bound only, as there is no plain definition; "
-        excess = _worst([one.tv - one.enumerated.loss for one in worlds])
-        rows.append(("within the bound", excess, f"{only}TV − fidelity loss: {losses}"))
-    for check, value, detail in rows:
-        yield row(check, value, detail)
-    if all(value <= EXACT for _, value, _ in rows) and (others := variations(method)):
+        detail = f"TV of images from the target's: {', '.join(f'{one.tv:.3f}' for one in worlds)}; nothing bounds it"
+        distance = max(one.tv for one in worlds)
+        yield Row(method.label, "tables: total variation", None, distance, None, detail, seconds)
+    checks = _judged(method, worlds)
+    for check, outcome in checks:
+        yield outcome.row(method, f"tables: {check}", seconds / len(checks))
+    if all(outcome.value <= EXACT for _, outcome in checks) and (others := variations(method)):
         yield _timed(method, "tables: its other forms", _variations, others, seed, on_world)
 
 
-def _variations(methods: list[Method], seed: int, on_world: OnWorld | None) -> Outcome:
+def _judged(method: Method, worlds: list[OnTables]) -> list[tuple[str, Outcome]]:
+    """What a method must keep to, by check: the worst of all worlds."""
+    checks: list[tuple[str, Outcome]] = []
+
+    def check(name: str, values: list[float], detail: str) -> None:
+        checks.append((name, Outcome(_worst(values), EXACT, detail)))
+
+    sequences, defined = f"over {sum(len(one.joint) for one in worlds)} sequences", worlds[0].defined is not None
+    if method.lossless:
+        check("exact distribution", [one.bias for one in worlds], f"max |P − P_target| {sequences}")
+        losses = [one.enumerated.loss for one in worlds]
+        check("fidelity loss of a lossless method", losses, "Σ TV(q, K), computed as for any other")
+    if defined:
+        check("plain definition", [one.off for one in worlds], f"max |P(image, steps) − paper's| {sequences}")
+    if defined and method.bounded:
+        losses = [abs(one.enumerated.loss - one.loss) for one in worlds]
+        check("fidelity loss, plain definition", losses, "max |loss − paper's|")
+    if not method.lossless and method.bounded:
+        only = "" if defined else "bound only, as there is no plain definition; "
+        bounds = ", ".join(f"{one.tv:.3f} ≤ {one.enumerated.loss:.3f}" for one in worlds)
+        excess = [one.tv - one.enumerated.loss for one in worlds]
+        check("within the bound", excess, f"{only}TV − fidelity loss: {bounds}")
+    return checks
+
+
+def _variations(methods: list[Method], seed: int, on_world: OnWorld) -> Outcome:
     """One small world for each form; what shares noise between steps is decoded and tested instead."""
     worst, which, judged = 0.0, "", 0
     for i, method in enumerate(methods):
-        if on_world is not None:
-            on_world(f"{method.label}: exact enumeration", i, len(methods))
+        on_world(f"{method.label}: exact enumeration", i, len(methods))
         off = _variation(method, seed)
         judged += off is not None
         if off is not None and not off <= worst:
             worst, which = off, method.label
-    return worst, EXACT, f"{judged} of {len(methods)} can be judged; the worst: {which}"
+    return Outcome(worst, EXACT, f"{judged} of {len(methods)} can be judged; the worst: {which}")
 
 
 def _variation(method: Method, seed: int) -> float | None:
@@ -267,14 +287,13 @@ def _sampled(method: Method, seed: int) -> Outcome:
     count, tables = 20_000, Tables(2, 6, seed, "dense")
     tokens, _ = decode_tables(tables, method, False, count, seed)
     joint = tables.joint()
-    images = (tokens * 2 ** torch.arange(5, -1, -1)).sum(1)
-    p_value = float(chisquare(torch.bincount(images, minlength=len(joint)), joint * count).pvalue)
-    return _evidence(p_value), _evidence(ALPHA), f"−log10 p-value of χ² over {count} images"
+    counts = torch.bincount(image_numbers(tokens, tables), minlength=len(joint))
+    return _evidence(float(chisquare(counts, joint * count).pvalue), f"−log10 p-value of χ² over {count} images")
 
 
 def _same_draws(method: Method, seed: int) -> Outcome:
     tokens, expected = decode_tables(Tables(4, 4, seed, "dense"), method, False, 512, seed)
-    return float((tokens != expected).double().mean()), 0.0, "share of tokens, 512 decodes"
+    return Outcome(float((tokens != expected).double().mean()), 0.0, "share of tokens, 512 decodes")
 
 
 def _greedy_tables(method: Method, seed: int) -> Outcome:
@@ -282,28 +301,29 @@ def _greedy_tables(method: Method, seed: int) -> Outcome:
     for i in range(16):
         tokens, expected = decode_tables(Tables(4, 4, seed + i, "dense"), method, True, 2, seed)
         differ += int((tokens != expected).any())
-    return float(differ), 0.0, "images that are not the argmax, of 16"
+    return Outcome(float(differ), 0.0, "images that are not the argmax, of 16")
 
 
 def _greedy_target(target: Target, method: Method, seed: int, images: int) -> Outcome:
     differ = greedy_difference(target, method, images, seed)
-    return float(differ), 0.0, f"images that greedy ar would not make, of {images}"
+    return Outcome(float(differ), 0.0, f"images that greedy ar would not make, of {images}")
 
 
 def _row_ends(method: Method, seed: int) -> Iterator[Row]:
     """The cached forwards of a small random model that writes row ends, in decodes of this method."""
+    target = row_end_target()
     try:
-        build(row_end_target(), method)
+        build(target, method)
     except UserError:
         return  # it has no drafter of this kind
 
-    def run() -> Outcome:
-        tests = sampled_tests(row_end_target(), method, IMAGES, seed)
-        return tests.forward, FORWARD, "max |q in the loop − q of a plain forward|, a random model with row ends"
+    def cached() -> Outcome:
+        forward = sampled_tests(target, method, IMAGES, seed).forward
+        return Outcome(forward, FORWARD, "max |q in the loop − q of a plain forward|, a random model with row ends")
 
-    yield _timed(method, "row ends: cached forward", run)
+    yield _timed(method, "row ends: cached forward", cached)
     if method.choices.order != "raster":
-        yield _timed(method, "row ends: one row at a time", _one_row, row_end_target(), method, seed)
+        yield _timed(method, "row ends: one row at a time", _one_row, target, method, seed)
 
 
 def _one_row(target: Target, method: Method, seed: int) -> Outcome:
@@ -311,37 +331,36 @@ def _one_row(target: Target, method: Method, seed: int) -> Outcome:
     lead: dict[str, Any] = {"c": 256} if "c" in method.read else {"window": 256}
     raster, rows = (build(target, changed(method, to)) for to in ({"order": "raster"}, lead))
     rows = replace(rows, method=raster.method)  # whose key seeds the draws
-    made = (generate(decoder, list(CAPTIONS[:2]), seed=seed) for decoder in (raster, rows))
-    differ = sum(int((a.tokens != b.tokens).any()) for a, b in zip(*made, strict=True))
-    return float(differ), 0.0, "images that differ from raster order's, of 2"
+    pairs = zip(*(generate(decoder, list(CAPTIONS[:2]), seed=seed) for decoder in (raster, rows)), strict=True)
+    differ = sum(int((a.tokens != b.tokens).any()) for a, b in pairs)
+    return Outcome(float(differ), 0.0, "images that differ from raster order's, of 2")
 
 
-def _statistics(target: Target, method: Method, seed: int, images: int, lossless: bool) -> Iterator[Row]:
+def _statistics(target: Target, method: Method, seed: int, images: int) -> Iterator[Row]:
     start = time.perf_counter()
     tests = sampled_tests(target, method, images, seed)
     seconds = time.perf_counter() - start
+
+    def row(check: str, outcome: Outcome, seconds: float = 0.0) -> Row:
+        return outcome.row(method, f"{target.name}: {check}", seconds)
+
     sample = f"{images} × {target.length} tokens"
     detail = f"max |q in the loop − q of a plain forward|, {sample}"
-    passed = bool(tests.forward <= FORWARD)
-    yield Row(method.label, f"{target.name}: cached forward", passed, tests.forward, FORWARD, detail, seconds)
+    yield row("cached forward", Outcome(tests.forward, FORWARD, detail), seconds)
     detail = f"pairs of images with one caption that are equal, of {images // 2}"
-    yield Row(method.label, f"{target.name}: prompts differ", not tests.alike, float(tests.alike), 0.0, detail, 0.0)
+    yield row("prompts differ", Outcome(float(tests.alike), 0.0, detail))
     trained = OVERLAP.get(method.proposal.drafter_kind or "")
     if trained is not None and target.weights == fingerprints(WEIGHTS) and tests.overlap == tests.overlap:
         detail = f"by how much Σ min(p, q) of first drafts falls short of the {trained} that it was trained to"
-        short = trained - tests.overlap
-        yield Row(method.label, f"{target.name}: drafter", bool(short <= SHORT), short, SHORT, detail, 0.0)
-    if not lossless:
+        yield row("drafter", Outcome(trained - tests.overlap, SHORT, detail))
+    if not method.lossless:
         return
     if min(tests.ranks.p_value, tests.log_q.p_value) < ALPHA:  # among dozens of tests one in ALPHA is to be expected:
         images *= 4  # a decoder that is at fault fails again
         tests = sampled_tests(target, method, images, seed + 1)
         sample = f"{images} × {target.length} new tokens, after a first failure"
-    for name, finding, unit in (("token ranks", tests.ranks, "TV"), ("log-probability", tests.log_q, "nats a token")):
-        detail = f"−log10 p-value; {sample}; finds {finding.effect:.2g} {unit} 9 times in 10"
-        detail += _powers(tests.powers) if name == "token ranks" else ""
-        value, limit = _evidence(finding.p_value), _evidence(ALPHA)
-        yield Row(method.label, f"{target.name}: {name}", bool(value <= limit), value, limit, detail, 0.0)
+    yield row("token ranks", _tested(tests.ranks, sample, "TV", tests.powers))
+    yield row("log-probability", _tested(tests.log_q, sample, "nats a token"))
 
 
 def _published(method: Method, seed: int) -> Outcome:
@@ -349,18 +368,19 @@ def _published(method: Method, seed: int) -> Outcome:
     tests = sampled_tables(method, seed, DECODES)
     if tests.ranks.p_value < ALPHA:
         tests = sampled_tables(method, seed + 1, 2 * DECODES)
-    detail = f"−log10 p-value; {tests.tokens} tokens; finds {tests.ranks.effect:.2g} TV 9 times in 10"
-    return _evidence(tests.ranks.p_value), _evidence(ALPHA), detail + _powers(tests.powers)
+    return _tested(tests.ranks, f"{tests.tokens} tokens", "TV", tests.powers)
 
 
-def _powers(chances: tuple[float, ...]) -> str:
-    """The chances that the test would have found deliberately wrong rules."""
-    if not chances:
-        return ""
-    each = ", ".join(f"{factor}×: {100 * chance:.0f} %" for factor, chance in zip(FACTORS, chances, strict=True))
-    return f"; a rule too generous by {each}"
+def _tested(test: Finding, sample: str, unit: str, powers: tuple[float, ...] = ()) -> Outcome:
+    """``powers``: the chances that the test would have found deliberately wrong rules."""
+    detail = f"−log10 p-value; {sample}; finds {test.effect:.2g} {unit} 9 times in 10"
+    if powers:
+        each = (f"{factor}×: {100 * chance:.0f} %" for factor, chance in zip(FACTORS, powers, strict=True))
+        detail += f"; a rule too generous by {', '.join(each)}"
+    return _evidence(test.p_value, detail)
 
 
-def _evidence(p_value: float) -> float:
+def _evidence(p_value: float, detail: str) -> Outcome:
     """−log10 of a p-value, so that more is worse."""
-    return -math.log10(max(p_value, 1e-300)) if p_value == p_value else math.nan
+    value = -math.log10(max(p_value, 1e-300)) if p_value == p_value else math.nan
+    return Outcome(value, -math.log10(ALPHA), detail)

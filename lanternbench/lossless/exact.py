@@ -8,6 +8,7 @@ registered ones too, is judged by what it does.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,20 +18,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lanternbench.engine import decode as engine
+from lanternbench.engine import opening
 from lanternbench.engine.carry import PerPrompt, double, select
 from lanternbench.engine.sampling import draw
-from lanternbench.engine.state import DecodeState, StepResult
+from lanternbench.engine.state import DecodeState
+from lanternbench.engine.trace import Trace
 from lanternbench.lossless.plain.windows import inverse_cdf
-from lanternbench.lossless.tables import (
-    TableCache,
-    Tables,
-    first_token,
-    table_state,
-    table_target,
-    table_trace,
-    with_small_sizes,
-    with_tables,
-)
+from lanternbench.lossless.tables import Tables, TableTarget, image_memory, with_small_sizes, with_tables
 from lanternbench.measure.fidelity import decode_loss
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
@@ -41,27 +35,28 @@ SECTIONS = 8  # parts an interval is cut into at once
 
 @dataclass
 class Rows:
-    """Decodes in progress: tokens [R, ·], length [R], cache [R, halves, ·], the proposer's state, probability [R]."""
+    """R decodes in progress: the engine's state, the proposer's, and probabilities [R].
 
-    tokens: Tensor
-    length: Tensor
-    memory: Tensor
+    ``lost`` [R, V ** L]: the loss so far, for every image that a decode may become, where it is known only at the end.
+    """
+
+    state: DecodeState
     proposer_state: Any
     weight: Tensor
+    lost: Tensor | None = None
+
+    @property
+    def length(self) -> Tensor:
+        return self.state.now.length.device
 
     def take(self, index: Tensor, weight: Tensor | None = None) -> Rows:
-        proposer_state = select(self.proposer_state, index.tolist(), len(self.length))
-        chosen = self.weight[index] if weight is None else weight
-        return Rows(self.tokens[index], self.length[index], self.memory[index], proposer_state, chosen)
-
-
-class StepOutcome(NamedTuple):
-    """After one engine step: the rows, [R, ·] all that it decided as integers, state and result."""
-
-    rows: Rows
-    decided: Tensor
-    state: DecodeState
-    result: StepResult
+        """A copy of some of the decodes."""
+        state, places = copy(self.state), index.tolist()
+        state.select(places)
+        state.prompts = torch.arange(len(index))[:, None]
+        proposer_state = select(self.proposer_state, places, len(self.weight))
+        lost = None if self.lost is None else self.lost[index]
+        return Rows(state, proposer_state, self.weight[index] if weight is None else weight, lost)
 
 
 class World:
@@ -71,65 +66,88 @@ class World:
         """``published``: the method's own sizes, of which the outcomes are too many to be enumerated."""
         self.tables, self.method = tables, method if published else with_small_sizes(method)
         temperature = 0.0 if greedy else tables.sampling.temperature
-        decoder = build(table_target(tables, published), self.method, temperature, top_p=tables.sampling.top_p)
+        target: Any = TableTarget(tables, published)
+        decoder = build(target, self.method, temperature, top_p=tables.sampling.top_p)
         self.decoder = replace(decoder, proposer=with_tables(decoder.proposer, tables))
-        self.first = first_token(tables, decoder.warp)[0]  # [V]
         p = self.decoder.proposer
         self.nodes, self.width, self.uniforms = p.nodes, p.width, p.nodes + p.uniforms
+        self.first = opening.start(self.decoder, [""], [0], False).first[0]  # [V] the distribution of token 0
         # the order in which a step decides: its draft, acceptance from the root down, the last token, redraws
         drafted = self.uniforms - p.update_uniforms
         self.order = [*range(self.nodes, drafted), *range(1, self.nodes), 0, *range(drafted, self.uniforms)]
 
+    def begin(self, first: Tensor, u: Tensor, trace: bool = False) -> tuple[DecodeState, Any]:
+        """Decodes after their first tokens [B], with uniforms u [B, L + 1, U], and the proposer's state."""
+        state = opening.start(self.decoder, [""] * len(first), [0] * len(first), False)
+        state.uniforms, state.first = u, self.first.expand(len(first), -1)
+        state.now.tokens[:, 0] = first
+        state.now = state.now._replace(root=first, last=state.now.last._replace(tokens=first[:, None]))
+        state.trace = self.trace(state) if trace else None
+        return state, double(self.decoder.proposer.begin(state))
+
+    def trace(self, state: DecodeState) -> Trace:
+        trace = Trace(state.batch, 2 * self.tables.length + 64, self.tables.vocab, max(self.width, 1), state.device)
+        trace.q, trace.p = trace.q.double(), trace.p.double()
+        return trace
+
     def start(self) -> Rows:
         """One row per first token, which needs no draft."""
-        v, slots = self.tables.vocab, self.tables.length + self.nodes + 1
-        tokens = torch.zeros(v, slots, dtype=torch.long)
-        tokens[:, 0] = torch.arange(v)
-        rows = Rows(tokens, torch.ones(v, dtype=torch.long), self.memory(v), (), self.first)
-        rows.proposer_state = double(self.decoder.proposer.begin(self.state(rows, torch.zeros(v, 1, self.uniforms))))
+        v = self.tables.vocab
+        rows = Rows(*self.begin(torch.arange(v), torch.zeros(v, self.tables.length + 1, self.uniforms)), self.first)
         return rows.take((rows.weight > 0).nonzero()[:, 0])
 
-    def memory(self, count: int) -> Tensor:
-        """Empty caches."""
-        slots = self.tables.length + self.nodes + 1
-        return torch.full((count, self.tables.halves, slots), -1.0, dtype=torch.float64)
+    def step(self, rows: Rows, u: Tensor, trace: bool = False) -> Tensor:
+        """One engine step with uniforms u [R, U], which changes ``rows``: [R, ·] all that it decided as integers."""
+        state = rows.state
+        state.uniforms, state.steps, state.first = u[:, None], 0, self.first.expand(state.batch, -1)
+        state.trace = self.trace(state) if trace else None
+        rows.proposer_state, done = (self.decoder.step or engine.step)(self.decoder, state, rows.proposer_state)
+        rows.proposer_state = double(self.decoder.proposer.canonical(rows.proposer_state))
+        integers = [x.flatten(1) for x in tensors(rows.proposer_state) if not x.is_floating_point()]
+        return torch.cat([*self.decided(done), *integers], 1)
 
-    def state(self, rows: Rows, uniforms: Tensor) -> DecodeState:
-        return table_state(self.tables, self.decoder.warp, rows.tokens, rows.length, rows.memory, uniforms, self.nodes)
+    def decided(self, done: Any) -> list[Tensor]:
+        """Drafted tokens, accepted path and last token in one shape, as adaptive trees are no larger than needed."""
+        draft, path = done.draft, done.verified.path
+        tokens = draft.tokens.masked_fill(draft.tree.depth < 0, -1)
+        last = path[:, -1:].expand(-1, self.decoder.proposer.max_depth + 1 - path.shape[1])
+        tokens = F.pad(tokens, (0, self.nodes - tokens.shape[1]), value=-1)
+        return [tokens, path, last, done.verified.token[:, None]]
 
-    def step(self, rows: Rows, u: Tensor, trace: bool = False) -> StepOutcome:
-        """One engine step with uniforms u [R, U]."""
-        state = self.state(rows, u[:, None])
-        if trace:
-            state.trace = table_trace(self.tables, state.batch, self.width)
-        proposer_state, result = engine.step(self.decoder, state, rows.proposer_state)
-        proposer_state = self.decoder.proposer.canonical(proposer_state)
-        decided = [*self.padded(result), result.verified.token[:, None]]
-        decided += [x.flatten(1) for x in tensors(proposer_state) if not x.is_floating_point()]
-        assert isinstance(state.cache, TableCache)
-        memory = state.cache.memory.unflatten(0, (-1, state.batch)).transpose(0, 1).contiguous()
-        after = Rows(state.now.tokens, state.now.length.device, memory, proposer_state, rows.weight)
-        return StepOutcome(after, torch.cat(decided, 1), state, result)
+    def outcomes(self, rows: Rows) -> tuple[Rows, float]:
+        """All outcomes of one step of these decodes, with probabilities, and the step's expected fidelity loss."""
+        rows, u = branches(self, rows)
+        self.step(rows, u, trace=True)
+        trace, limit = rows.state.trace, rows.state.limit
+        assert trace is not None
+        trace.cut(limit)
+        loss = decode_loss(self.decoder, trace, rows.state.now.tokens[:, :limit], total=True)
+        return rows, float((loss * rows.weight).sum())
+
+    def live(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Which tokens, and which of those in the cache, a later step may read: bool [R, L + nodes + 1] each."""
+        steps = torch.arange(rows.state.now.tokens.shape[1])
+        return steps < rows.length[:, None], steps < rows.length[:, None] - 1
+
+    def merged(self, rows: Rows) -> Rows:
+        """One row for decodes whose states are equivalent, with their mean loss."""
+        committed, cached = self.live(rows)
+        tokens, memory = rows.state.now.tokens, image_memory(rows.state.cache, rows.state.batch)
+        memory = memory[..., : tokens.shape[1]].masked_fill(~cached[:, None], 0)
+        known = [rows.length[:, None], tokens.masked_fill(~committed, 0), memory.flatten(1)]
+        weight, first, group = groups(rows, known)
+        one = rows.take(first, weight)
+        if rows.lost is not None:
+            lost = torch.zeros(len(weight), rows.lost.shape[1], dtype=torch.float64)
+            one.lost = lost.index_add_(0, group, rows.lost * rows.weight[:, None]) / weight[:, None]
+        return one
 
     def decode(self, first: Tensor, u: Tensor, trace: bool = False) -> DecodeState:
-        """Whole decodes from their first tokens [B, 1] with uniforms u [B, L + 1, U]: the state at the end."""
-        count = len(first)
-        tokens = F.pad(first, (0, self.tables.length + self.nodes))
-        rows = Rows(tokens, torch.ones(count, dtype=torch.long), self.memory(count), (), torch.ones(count))
-        state = self.state(rows, u)
-        if trace:
-            state.trace = table_trace(self.tables, count, self.width)
-        proposer_state = double(self.decoder.proposer.begin(state))
+        """Whole decodes from their first tokens [B] with uniforms u [B, L + 1, U]: the state at the end."""
+        state, proposer_state = self.begin(first, u, trace)
         while state.active:
             proposer_state, _ = engine.step(self.decoder, state, proposer_state)
         return state
-
-    def padded(self, result: StepResult) -> tuple[Tensor, Tensor]:
-        """Drafted tokens and accepted path in one shape, as trees that adapt are no larger than their batch needs."""
-        draft, path = result.draft, result.verified.path
-        tokens = draft.tokens.masked_fill(draft.tree.depth < 0, -1)
-        last = path[:, -1:].expand(-1, self.decoder.proposer.max_depth + 1 - path.shape[1])
-        return F.pad(tokens, (0, self.nodes - tokens.shape[1]), value=-1), torch.cat([path, last], 1)
 
 
 def tensors(proposer_state: Any) -> list[Tensor]:
@@ -147,7 +165,7 @@ def split(world: World, rows: Rows, u: Tensor, k: int) -> tuple[Tensor, Tensor, 
     def decide(row: Tensor, at: Tensor) -> Tensor:
         v = u[row]
         v[:, k] = at
-        return world.step(rows.take(row), v).decided
+        return world.step(rows.take(row), v)
 
     low, high = torch.zeros(len(u), dtype=u.dtype), torch.full((len(u),), 1 - 2.0**-40, dtype=u.dtype)
     row, at_low, at_high = everyone, decide(everyone, low), decide(everyone, high)
@@ -187,28 +205,6 @@ def branches(world: World, rows: Rows) -> tuple[Rows, Tensor]:
     return rows, u
 
 
-def outcomes(world: World, rows: Rows) -> tuple[Rows, Tensor]:
-    """All outcomes of one step of these decodes, with probabilities, and the step's expected fidelity loss."""
-    rows, u = branches(world, rows)
-    done = world.step(rows, u, trace=True)
-    assert done.state.trace is not None
-    done.state.trace.cut(done.state.limit)
-    loss = decode_loss(world.decoder, done.state.trace, done.rows.tokens[:, : done.state.limit], total=True)
-    return done.rows, (loss * rows.weight).sum()
-
-
-def merge_equal_states(rows: Rows) -> Rows:
-    """Merge decodes whose states are equivalent."""
-    steps = torch.arange(rows.tokens.shape[1])
-    known = [
-        rows.length[:, None],
-        rows.tokens.masked_fill(steps >= rows.length[:, None], 0),
-        rows.memory.masked_fill((steps >= rows.length[:, None] - 1)[:, None], 0).flatten(1),
-    ]
-    weight, first, _ = groups(rows, known)
-    return rows.take(first, weight)
-
-
 def groups(rows: Rows, known: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Rows that agree in ``known`` and in the proposer's state: probability and first row of each group [G], its number
     for every row [R]."""
@@ -220,10 +216,8 @@ def groups(rows: Rows, known: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     key = torch.cat([x.double() for x in known], 1).mul(1e9).round()
     _, group = key.unique(dim=0, return_inverse=True)
     weight = torch.zeros(int(group.max()) + 1, dtype=torch.float64).index_add(0, group, rows.weight)
-    first = torch.full_like(weight, len(group), dtype=torch.long).scatter_reduce(
-        0, group, torch.arange(len(group)), "amin"
-    )
-    return weight, first, group
+    first = torch.full_like(weight, len(group), dtype=torch.long)
+    return weight, first.scatter_reduce(0, group, torch.arange(len(group)), "amin"), group
 
 
 class Enumerated(NamedTuple):
@@ -233,21 +227,29 @@ class Enumerated(NamedTuple):
     loss: float  # the expected fidelity loss: Theorem 2's bound on the images' TV from the target
 
 
-def enumerate_images(tables: Tables, method: Method) -> Enumerated:
-    """What the engine generates on tables."""
-    world = World(tables, method)
-    place = tables.vocab ** torch.arange(tables.length - 1, -1, -1)
-    rows, bound, images = world.start(), 0.0, []
+def image_numbers(tokens: Tensor, tables: Tables) -> Tensor:
+    """Images [R, ≥ L] read as numbers in base V."""
+    return (tokens[:, : tables.length] * tables.vocab ** torch.arange(tables.length - 1, -1, -1)).sum(1)
+
+
+def enumerate_world(world: World) -> Enumerated:
+    """What the engine generates on the tables of ``world``."""
+    tables, rows, bound, images = world.tables, world.start(), 0.0, []
     while len(rows.weight):
-        rows, loss = outcomes(world, rows)
-        bound += float(loss)
-        done = rows.length >= tables.length
+        rows, loss = world.outcomes(rows)
+        bound += loss
+        whole = rows.length >= tables.length
         finished = torch.zeros(tables.vocab**tables.length, dtype=torch.float64)
-        finished.index_add_(0, (rows.tokens[done, : tables.length] * place).sum(1), rows.weight[done])
-        images.append(finished)
-        rows = rows.take((~done).nonzero()[:, 0])
-        rows = merge_equal_states(rows) if len(rows.weight) else rows
+        numbers = image_numbers(rows.state.now.tokens, tables)
+        images.append(finished.index_add_(0, numbers[whole], rows.weight[whole]))
+        rows = rows.take((~whole).nonzero()[:, 0]) if not bool(whole.all()) else replace(rows, weight=rows.weight[:0])
+        rows = world.merged(rows) if len(rows.weight) else rows
     return Enumerated(torch.stack(images), bound)
+
+
+def enumerate_images(tables: Tables, method: Method) -> Enumerated:
+    """What the engine generates on tables, in raster order."""
+    return enumerate_world(World(tables, method))
 
 
 def decode_tables(tables: Tables, method: Method, greedy: bool, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -266,7 +268,7 @@ def decode_tables(tables: Tables, method: Method, greedy: bool, count: int, seed
             q = laws.q(image)
             image += (q.index(max(q)) if greedy else inverse_cdf(q, level),)
         row.copy_(torch.tensor(image))
-    first = expected[:, :1]
+    first = expected[:, 0]
     if not (greedy or world.decoder.rule.by_position):  # the first step reads u[:, 0]
-        first = draw(world.first.expand(count, -1), u[:, -1, 0])[:, None]
+        first = draw(world.first.expand(count, -1), u[:, -1, 0])
     return world.decode(first, u).now.tokens[:, : tables.length], expected

@@ -1,4 +1,4 @@
-"""Statistical verification on a loaded target: do decoded tokens follow the target's own distributions?
+"""Statistical verification on a loaded target, or on large tables: do tokens follow the target's own distributions?
 
 A lossless method draws token t from q_t, whatever came before; q_t is known exactly, from a plain forward pass over the
 finished image.  So no second sample is needed:
@@ -25,10 +25,12 @@ from torch import Tensor
 from lanternbench.component import Prepared
 from lanternbench.engine import decode as engine
 from lanternbench.engine.decode import SpeculativeDecoder
-from lanternbench.engine.sampling import Warp
+from lanternbench.engine.sampling import BELOW_ONE, Warp, draw
 from lanternbench.engine.teacher_forced import teacher_forced as plain_forward
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
+from lanternbench.lossless.exact import World
+from lanternbench.lossless.tables import Sampling, Tables
 from lanternbench.measure.fidelity import kernel
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
@@ -39,6 +41,9 @@ BINS = 16
 TIE = 1e-4  # of two probabilities, by which rounding may part them
 FACTORS = (1.1, 1.2, 1.5)  # by how much the rules are too generous that the tests' power is stated for
 NODES = 4096  # of which it is computed
+VOCAB, LENGTH = 12, 6  # of large tables
+SAMPLING = Sampling(guidance=1.5, temperature=1.2, top_k=8, top_p=0.95)
+DECODES, BATCH = 6000, 1500  # of LENGTH − 1 tokens each, the first of which needs no draft
 CAPTIONS = (
     "a large red circle on the left on a plain blue background",
     "a small green star in the center on a noisy white background",
@@ -200,3 +205,35 @@ def greedy_difference(target: Target, method: Method, count: int, seed: int) -> 
     tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, seed=seed)])
     q = teacher_forced(target, captions, tokens, decoder.warp)
     return int((q.amax(-1) - at(q, tokens) >= TIE).any(1).sum())
+
+
+class SampledTables(NamedTuple):
+    """The rank test on tables too large to be enumerated: a TV of 0.02 at a step is found 9 times in 10."""
+
+    ranks: Finding
+    powers: tuple[float, ...]  # see ``powers``
+    tokens: int
+
+
+@torch.inference_mode()
+def sampled_tables(method: Method, seed: int, decodes: int = DECODES) -> SampledTables:
+    """The rank test on ``decodes`` images of large tables, against the target's plain definition."""
+    tables = Tables(VOCAB, LENGTH, seed, "dense", SAMPLING)
+    world, laws = World(tables, method, published=True), tables.world()
+    generator = torch.Generator().manual_seed(seed)
+    ranks: list[Tensor] = []
+    chances: tuple[float, ...] = ()
+    for start in range(0, decodes, BATCH):
+        count = min(BATCH, decodes - start)
+        u = torch.rand(count, LENGTH + 1, world.uniforms, generator=generator, dtype=torch.float64)
+        u = u.clamp_(max=BELOW_ONE)
+        state = world.decode(draw(world.first.expand(count, -1), u[:, -1, 0]), u, trace=True)
+        tokens, trace = state.now.tokens[:, :LENGTH], state.trace
+        assert trace is not None
+        q = torch.tensor([[laws.q(tuple(image[:t])) for t in range(1, LENGTH)] for image in tokens.tolist()])
+        for name, store in vars(trace).items():
+            setattr(trace, name, store[:, 1:LENGTH])
+        ranks.append(uniforms(q, tokens[:, 1:], favoured_tokens(trace, q), seed + start))
+        chances = chances or powers(trace, q, world.decoder, decodes * (LENGTH - 1))
+    f = torch.cat(ranks)
+    return SampledTables(rank_test(f), chances, f.numel())

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from lanternbench.metrics import (  # noqa: F401
-    aesthetic,
-    clip,
-    cmmd,
-    fid,
-    geneval,
-    hpsv2,
-    image_reward,
-    inception_score,
-    pickscore,
-    precision_recall,
-)
+from lanternbench.metrics import clip, feature_metric, geneval, preference  # noqa: F401
 from lanternbench.metrics.choice import Evaluators, column, columns, names, scorers_for
 from lanternbench.metrics.images import read_image
 from lanternbench.metrics.metric import Column, Extra, ImageMetric, Metric, SetMetric, SetScore

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import BertTokenizer, BlipTextConfig, BlipVisionConfig, BlipVisionModel
 from transformers.models.blip.modeling_blip_text import BlipTextModel
 
-from lanternbench.metrics import clip, files
-from lanternbench.metrics.linear_head import linear_head
+from lanternbench.metrics import files
+from lanternbench.metrics.clip import openai_pixels
 from lanternbench.metrics.metric import ScoreFunction
+from lanternbench.metrics.pretrained import filled, linear_head
 from lanternbench.metrics.setup import seeded
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw reward over the authors' data: makes it a z-score
@@ -86,7 +87,7 @@ def tokenize(made: BertTokenizer, captions: list[str]) -> tuple[Tensor, Tensor]:
     return read["input_ids"], read["attention_mask"]
 
 
-def load(path: Path, vocabulary: Path) -> tuple[RewardModel, BertTokenizer]:
+def load(path: Path, vocabulary: Path, device: str = "cpu") -> tuple[RewardModel, BertTokenizer]:
     """The official weights and BERT's vocab.txt.  Raises UserError when a file is not what it should be."""
     try:
         words = vocabulary.read_text(encoding="utf-8").splitlines()
@@ -95,27 +96,21 @@ def load(path: Path, vocabulary: Path) -> tuple[RewardModel, BertTokenizer]:
     if len(words) + 2 != TEXT["vocab_size"] or not set(MARKS) <= set(words):
         lines = f"it has {len(words)} lines, not {TEXT['vocab_size'] - 2} with BERT's marks"
         raise files.wrong_file(vocabulary, "BERT vocabulary", ValueError(lines))
-    state = from_official(files.tensors(path, "ImageReward"))
-    model = RewardModel()
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise files.wrong_file(path, "ImageReward", error) from None
+    model = filled(RewardModel(), path, "ImageReward", device, lambda *file: from_official(files.tensors(*file)))
     return model, tokenizer(words)
 
 
-def untrained() -> tuple[RewardModel, BertTokenizer]:
+def untrained(device: str = "cpu") -> tuple[RewardModel, BertTokenizer]:
     """Random weights, and a vocabulary of single signs in place of BERT's words."""
     signs = [chr(n) for n in range(33, 33 + (TEXT["vocab_size"] - 2 - len(MARKS)) // 2)]
-    words = [*MARKS, *signs, *(f"##{sign}" for sign in signs)]
     with seeded():
-        return RewardModel(), tokenizer(words)
+        return filled(RewardModel(), None, "", device), tokenizer([*MARKS, *signs, *(f"##{sign}" for sign in signs)])
 
 
-def score_function(model: RewardModel, words: BertTokenizer, device: str) -> ScoreFunction:
-    """Images and captions -> rewards."""
-    model.eval().requires_grad_(False).to(device)
-    pixels = clip.openai_pixels()
+def score_function(path: Path | None, vocabulary: Path | None, device: str) -> ScoreFunction:
+    """Images and captions -> rewards, by random weights without files."""
+    model, words = load(path, vocabulary, device) if path and vocabulary else untrained(device)
+    pixels = openai_pixels()
 
     def values(images: list[Image.Image], captions: list[str]) -> Tensor:
         ids, mask = tokenize(words, captions)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from lanternbench.errors import UserError, unknown
 from lanternbench.metrics.metric import Column, ImageMetric, SetMetric
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics.setup import RANDOM, Setup
 from lanternbench.registry import components
 
 Evaluators = Literal["tiny", "full", "none"]
@@ -24,14 +24,11 @@ def metric_class(name: str) -> type[ImageMetric] | type[SetMetric]:
     Raises UserError for a name that no metric has.
     """
     known = components("metric")
-    if ":" in name:
-        head = name.partition(":")[0]
-        found = next((k for k in known if k.startswith(f"{head}:")), None)
-    else:
-        found = name if name in known else None
-    if found is None:
+    head, colon, _ = name.partition(":")
+    registered = next((one for one in known if one.startswith(f"{head}:")), name) if colon else name
+    if registered not in known:
         raise unknown(f"there is no metric called '{name}'", name, known)
-    return known[found]
+    return known[registered]
 
 
 def scorers_for(
@@ -48,36 +45,29 @@ def scorers_for(
     if evaluators == "none":
         return []
     tiny = evaluators == "tiny" and not setup.random
+    kinds = {name: metric_class(name) for name in (names() if wanted is None else wanted)}
     if wanted is None:
-        known = {name: metric_class(name) for name in names()}
-        chosen = [name for name, kind in known.items() if not kind.extra and kind.embedded == tiny]
-    else:
-        chosen = [(tiny and metric_class(name).stand_in) or name for name in wanted]
-    return [_made(name, setup) for name in dict.fromkeys(chosen)]
-
-
-def _made(name: str, setup: Setup) -> ImageMetric | SetMetric:
-    kind = metric_class(name)
-    if setup.random and kind.embedded:
-        raise UserError(f"{name} comes with trained weights: leave out --random-weights")
-    return kind(name, setup)
+        kinds = {name: kind for name, kind in kinds.items() if not kind.extra and kind.embedded == tiny}
+    chosen = dict.fromkeys((tiny and kind.stand_in) or name for name, kind in kinds.items())
+    if setup.random and (trained := [name for name in chosen if metric_class(name).embedded]):
+        raise UserError(f"{trained[0]} comes with trained weights: leave out --random-weights")
+    return [metric_class(name)(name, setup) for name in chosen]
 
 
 def columns() -> dict[str, Column]:
     """The columns of all registered metrics by key; also those that networks with random weights fill."""
     kinds = {name: metric_class(name) for name in names()}
-    found = [c for name, kind in kinds.items() for c in kind.columns(name)]
-    found += [c for name, kind in kinds.items() if not kind.embedded for c in kind.columns(name, random=True)]
-    return {column.key: column for column in found}
+    trained = [c for name, kind in kinds.items() for c in kind.columns(name)]
+    noise = [c for name, kind in kinds.items() if not kind.embedded for c in kind.columns(name, random=True)]
+    return {column.key: column for column in trained + noise}
 
 
 def column(key: str) -> Column:
     """The column of a key; that of an unknown metric has its key as title and no direction."""
-    if found := columns().get(key):
-        return found
-    mark = Setup(random=True).mark
+    if known := columns().get(key):
+        return known
+    name = key.removesuffix(RANDOM)
     try:
-        name = key.removesuffix(mark)
         return metric_class(name).columns(name, random=name != key)[0]
     except UserError:
         return Column(key, key, None)

@@ -17,6 +17,7 @@ from PIL import Image
 from lanternbench.errors import UserError
 from lanternbench.metrics import files
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
+from lanternbench.metrics.pretrained import filled
 from lanternbench.metrics.setup import Setup, seeded
 from lanternbench.registry import register
 from lanternbench.utils.digests import digest
@@ -25,29 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of pixels, as CLIP has them
-CLIP_TINY = files.Embedded("clip.safetensors", "CLIP-tiny")
-CLIP_VIT_B32 = files.Weights(
-    name="clip",
-    title="CLIP ViT-B/32 (OpenAI)",
-    file="ViT-B-32.pt",
-    gigabytes=0.35,
-    url="https://openaipublic.azureedge.net/clip/models/"
-    "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af/ViT-B-32.pt",
-    sha256="40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af",
-    elsewhere=("~/.cache/clip/ViT-B-32.pt",),
-    hub=("timm/vit_base_patch32_clip_224.openai", "open_clip_model.safetensors"),
-)
-CLIP_VIT_L14 = files.Weights(
-    name="clip-l14",
-    title="CLIP ViT-L/14 (OpenAI)",
-    file="ViT-L-14.pt",
-    gigabytes=0.93,
-    url="https://openaipublic.azureedge.net/clip/models/"
-    "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836/ViT-L-14.pt",
-    sha256="b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836",
-    elsewhere=("~/.cache/clip/ViT-L-14.pt",),
-    hub=("timm/vit_large_patch14_clip_224.openai", "open_clip_model.safetensors"),
-)
 
 
 class Encoder(NamedTuple):
@@ -57,6 +35,16 @@ class Encoder(NamedTuple):
     prepare: Callable[[list[Image.Image]], Tensor]  # -> [B, 3, H, W]
     tokenize: Callable[[list[str]], Tensor]  # -> [B, context]
     device: str = "cpu"
+
+    @classmethod
+    def of(cls, model: Any, pixels: Callable[[Image.Image], Tensor], config: str, device: str) -> Encoder:
+        """With open_clip's tokenizer for ``config``; ``pixels``: an image -> [3, H, W]."""
+        import open_clip
+        import torch
+
+        return cls(
+            model, lambda images: torch.stack(list(map(pixels, images))), open_clip.get_tokenizer(config), device
+        )
 
     def images(self, images: list[Image.Image]) -> Tensor:
         """-> unit embeddings [B, D]."""
@@ -82,7 +70,7 @@ def tiny_encoder() -> Encoder:
     """The embedded CLIP."""
     from lanternbench.models.tiny import clip as clip_tiny
 
-    return Encoder(clip_tiny.load(files.embedded(CLIP_TINY.file)), clip_tiny.pixels, clip_tiny.tokenize)
+    return Encoder(clip_tiny.load(files.embedded(files.CLIP_TINY.file)), clip_tiny.pixels, clip_tiny.tokenize)
 
 
 def openai_pixels() -> Callable[[Image.Image], Tensor]:
@@ -92,41 +80,28 @@ def openai_pixels() -> Callable[[Image.Image], Tensor]:
     return image_transform_v2(PreprocessCfg(), is_train=False)
 
 
-def openai_clip(path: Path | None, weights: files.Weights, config: str, device: str = "cpu") -> Encoder:
-    """OpenAI's CLIP through open_clip (``config``), from its official archive or open_clip's own safetensors.
+def clip_encoder(
+    setup: Setup, weights: files.Weights, config: str, pixels: Callable[[Image.Image], Tensor] | None = None
+) -> Encoder:
+    """open_clip's CLIP of this ``config`` from a published file; ``pixels``: see ``Encoder.of``, by default OpenAI's.
 
-    Without a path its weights are random.  Raises UserError when the file is another.
+    Raises UserError when there is no such file, and when it is another.
     """
     import open_clip
 
     # not through ``create_model(pretrained=…)``: that may go online when it cannot use what it finds
     with seeded():
         model = open_clip.CLIP(**open_clip.get_model_config(config))
-    if path is not None:
-        state = files.tensors(path, weights.title) if path.suffix == ".safetensors" else _archive(path, weights)
-        filled(model, state, path, weights)
-    return encoder(model, openai_pixels(), open_clip.get_tokenizer(config), device)
+    filled(model, setup.find(weights), weights.title, setup.device, lambda path, _: _state(path, weights))
+    return Encoder.of(model, pixels or openai_pixels(), config, setup.device)
 
 
-def encoder(model: Any, pixels: Callable[[Image.Image], Tensor], tokenizer: Any, device: str) -> Encoder:
-    """A model of open_clip that sees each image as ``pixels`` prepares it."""
+def _state(path: Path, weights: files.Weights) -> dict[str, Tensor]:
+    """OpenAI's own file is a TorchScript archive, which holds code: only the official one is opened."""
     import torch
 
-    return Encoder(model.eval().to(device), lambda images: torch.stack([pixels(i) for i in images]), tokenizer, device)
-
-
-def filled(model: Any, state: dict[str, Tensor], path: Path, weights: files.Weights) -> None:
-    """Put a state dict into a model.  Raises UserError when the file is another."""
-    try:
-        model.load_state_dict({k: state[k].float() for k in model.state_dict()})
-    except (RuntimeError, KeyError) as error:
-        raise files.wrong_file(path, weights.title, error) from None
-
-
-def _archive(path: Path, weights: files.Weights) -> dict[str, Tensor]:
-    """A TorchScript archive holds code, so only the official one is opened."""
-    import torch
-
+    if path.suffix == ".safetensors" or not weights.sha256:
+        return files.tensors(path, weights.title)
     try:
         if digest(path) != weights.sha256:
             raise ValueError("its SHA-256 is another")
@@ -140,19 +115,17 @@ class Clip(ImageMetric):
     """OpenAI's ViT-B/32."""
 
     paper = "Hessel et al. 2021, arXiv 2104.08718"
-    title, stand_in, weights = "CLIP", "clip-tiny", (CLIP_VIT_B32,)
+    title, stand_in, weights = "CLIP", "clip-tiny", (files.CLIP_VIT_B32,)
 
     def load(self) -> ScoreFunction:
-        path = self.setup.find(CLIP_VIT_B32)
-        return openai_clip(path, CLIP_VIT_B32, "ViT-B-32-quickgelu", self.setup.device).cosine()
+        return clip_encoder(self.setup, files.CLIP_VIT_B32, "ViT-B-32-quickgelu").cosine()
 
 
 @register("metric", "clip-tiny")
-class ClipTiny(ImageMetric):
+class ClipTiny(Clip):
     """The embedded CLIP, trained on this package's own scenes."""
 
-    paper = "Hessel et al. 2021, arXiv 2104.08718"
-    title, embedded, weights = "CLIP-tiny", True, (CLIP_TINY,)
+    title, stand_in, embedded, weights = "CLIP-tiny", "", True, (files.CLIP_TINY,)
 
     def load(self) -> ScoreFunction:
         return tiny_encoder().cosine()
@@ -175,42 +148,39 @@ def open_clip_weights(name: str) -> files.Weights:
     hub = (f"{owner}/{repo}", file or "open_clip_model.safetensors") if owner else None
     url = "https://huggingface.co/{}/resolve/main/{}".format(*hub) if hub else about["url"]
     local = f"clip/{model}-{tag}{Path(url).suffix}"
-    return files.Weights(name, f"open_clip's {model} ({tag})", local, url, "", hub=hub)
+    return files.Weights(name, f"open_clip's {model} ({tag})", local, url, hub=hub)
 
 
 @register("metric", "clip:MODEL/TAG")
 class OpenClip(ImageMetric):
     """Any model of open_clip with its own preparation of images.  Raises UserError for no such."""
 
-    paper = "Hessel et al. 2021, arXiv 2104.08718"
+    paper = Clip.paper
     extra = True
 
     def __init__(self, name: str, setup: Setup):
         super().__init__(name, setup)
-        self.wanted = open_clip_weights(name)
-        self.weights = (self.wanted,)  # type: ignore[misc]
+        self.weights = (open_clip_weights(name),)  # type: ignore[misc]
 
     def load(self) -> ScoreFunction:
-        model, _, tag = self.wanted.name.removeprefix("clip:").partition("/")
-        return _open_clip(self.setup.find(self.wanted), self.wanted, model, tag, self.setup.device).cosine()
+        import open_clip
+        from open_clip.pretrained import get_pretrained_cfg
+        from open_clip.transform import PreprocessCfg, image_transform_v2
 
-
-def _open_clip(path: Path | None, weights: files.Weights, model: str, tag: str, device: str) -> Encoder:
-    import open_clip
-    from open_clip.pretrained import get_pretrained_cfg
-    from open_clip.transform import PreprocessCfg, image_transform_v2
-
-    about = get_pretrained_cfg(model, tag)
-    try:
-        with seeded():
-            net = open_clip.create_model(model, pretrained_text=False, force_quick_gelu=bool(about.get("quick_gelu")))
-        tokenizer = open_clip.get_tokenizer(model)
-    except OSError as error:  # a text tower whose description lies on the hub
-        raise UserError(
-            f"{weights.title} needs files from the hub ({str(error).splitlines()[0]}): go online."
-        ) from None
-    if path is not None:
-        filled(net, files.tensors(path, weights.title), path, weights)
-    wanted = {k: v for k, v in about.items() if k in ("mean", "std", "interpolation", "resize_mode")}
-    pixels = image_transform_v2(PreprocessCfg(size=net.visual.image_size, **wanted), is_train=False)
-    return encoder(net, pixels, tokenizer, device)
+        (weights,), device = self.weights, self.setup.device
+        model, _, tag = weights.name.removeprefix("clip:").partition("/")
+        about = get_pretrained_cfg(model, tag)
+        try:
+            with seeded():
+                net = open_clip.create_model(
+                    model, pretrained_text=False, force_quick_gelu=bool(about.get("quick_gelu"))
+                )
+            open_clip.get_tokenizer(model)
+        except OSError as error:  # a text tower whose description lies on the hub
+            raise UserError(
+                f"{weights.title} needs files from the hub ({str(error).splitlines()[0]}): go online."
+            ) from None
+        filled(net, self.setup.find(weights), weights.title, device)
+        wanted = {k: v for k, v in about.items() if k in ("mean", "std", "interpolation", "resize_mode")}
+        pixels = image_transform_v2(PreprocessCfg(size=net.visual.image_size, **wanted), is_train=False)
+        return Encoder.of(net, pixels, model, device).cosine()

@@ -45,15 +45,11 @@ def export_geneval(images: Mapping[str, Sequence[Path]], metadata: Sequence[Mapp
     """
     count = 0
     for number, line in enumerate(metadata):
+        place = folder / f"{number:05d}"
         for sample, path in enumerate(images.get(line["prompt"], ())):
-            place = folder / f"{number:05d}"
-            image = read_image(path)
-            with writing(place, OUT):
-                (place / "samples").mkdir(parents=True, exist_ok=True)
+            _save(read_image(path), place / "samples" / f"{sample:04d}.png")
             with replacing(place / "metadata.jsonl", OUT) as file:
                 file.write(json.dumps(line).encode())
-            with replacing(place / "samples" / f"{sample:04d}.png", OUT) as file:
-                image.save(file, format="PNG")
             count += 1
     if not count:
         raise UserError("no image has a prompt of GenEval: run with --prompts geneval, then export.")
@@ -81,22 +77,19 @@ def export_dpg(images: Mapping[str, Sequence[Path]], ids: Mapping[str, str], fol
             raise UserError(
                 f"DPG-Bench reads square images of one size, and there are sides of {sorted(sides)} pixels."
             )
-        with writing(folder, OUT):
-            folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / f"{name}.png", OUT) as file:
-            _grid(parts).save(file, format="PNG")
+        side = parts[0].width
+        whole = Image.new("RGB", parts[0].size if len(parts) == 1 else (2 * side, 2 * side))
+        for i, part in enumerate(parts):  # row by row
+            whole.paste(part, (i % 2 * side, i // 2 * side))
+        _save(whole, folder / f"{name}.png")
         count += 1
     if not count:
         raise UserError("no image has a prompt of DPG-Bench: run with --prompts dpg, then export.")
     return count, sides.pop()
 
 
-def _grid(parts: Sequence[Image.Image]) -> Image.Image:
-    """One image as it is; four row by row."""
-    if len(parts) == 1:
-        return parts[0]
-    side = parts[0].width
-    grid = Image.new("RGB", (2 * side, 2 * side))
-    for i, part in enumerate(parts):
-        grid.paste(part, (i % 2 * side, i // 2 * side))
-    return grid
+def _save(image: Image.Image, path: Path) -> None:
+    with writing(path.parent, OUT):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, OUT) as file:
+        image.save(file, format="PNG")

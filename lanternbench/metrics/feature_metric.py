@@ -1,52 +1,274 @@
-"""Metrics by the features of a set of images, most of them beside those of the setup's real images."""
+"""A value of a whole set of images by a network's features of them, most beside those of the setup's real images."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from PIL import Image
 
-from lanternbench.metrics import reference
+from lanternbench.metrics import distances, files, reference
+from lanternbench.metrics.distances import Statistics, least_images
 from lanternbench.metrics.features import ImageFiles, Net, features
-from lanternbench.metrics.metric import SetMetric, SetScore
+from lanternbench.metrics.metric import ENOUGH, Extra, SetMetric, SetScore
+from lanternbench.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class FeatureMetric(SetMetric):
+    """By Inception-V3's features unless ``load`` says otherwise; without a value for fewer than ``fewest`` images."""
+
     compares = True
+    weights = (files.INCEPTION,)
+    resize: ClassVar[str] = ""  # the way to 299 × 299 pixels: of ``nets.RESIZES``
+    layer: ClassVar[str] = "2048"
 
     def load(self) -> Net:
         """The feature net.  Called once, when it is first needed."""
+        from lanternbench.metrics import nets
+
+        return nets.inception_net(self.setup, self.resize, self.layer)
+
+    def values(self, made: Tensor) -> tuple[float, ...]:
+        """The value for features [N, D], then those of the further columns."""
         raise NotImplementedError
 
-    def compare(self, made: Tensor) -> SetScore:
-        """The value of two images or more, by their features [N, D] beside ``real`` [M, D]."""
-        raise NotImplementedError
+    def caution(self, made: Tensor) -> str | None:
+        """What to know of a value of fewer than ``ENOUGH`` images."""
+        return None
+
+    @property
+    def fewest(self) -> int:
+        return 2
 
     @cached_property
     def net(self) -> Net:
         return self.load()
 
     @cached_property
-    def real(self) -> Tensor:
-        """Features of the real images [M, D]; loaded on first use."""
+    def real(self) -> Any:
+        """What is kept of the real images, here their features [M, D]; loaded on first use."""
+        return features(self.net, ImageFiles(reference.images_in(self.folder), strict=True))
+
+    @property
+    def folder(self) -> Any:
+        """Of the real images."""
         assert self.setup.reference is not None  # else it is not available
-        return features(self.net, ImageFiles(reference.images_in(self.setup.reference), strict=True))
+        return self.setup.reference
 
     def prepare(self) -> None:
-        """Load the net and the real images' features now, so that a clock may start afterwards."""
         self.net  # noqa: B018
         if self.compares:
             self.real  # noqa: B018
 
     def compute(self, images: Iterable[Image.Image]) -> SetScore:
-        """No value for fewer than two images."""
         made = features(self.net, images)
-        if len(made) < 2:
-            few = f"{self.title or self.name} needs at least 2 images; there are {len(made)}"
-            return SetScore(None, len(made), self.note("missing", few))
-        return self.compare(made)
+        count, title = len(made), self.title or self.name
+        lack = None
+        if count < self.fewest:
+            lack = f"{title} needs at least {self.fewest} images; there are {count}"
+        elif not bool(made.isfinite().all()):
+            lack = f"{title} is undefined for these images: their features are not finite"
+        if lack:
+            return SetScore(None, count, self.note("missing", lack))
+        value, *more = self.values(made)
+        text = self.caution(made) if count < ENOUGH else None
+        note = self.note("warning", text) if text else None
+        return SetScore(value, count, note, dict(zip((column.key for column in self.more), more, strict=True)))
+
+
+class Tiny(FeatureMetric):
+    """On the features of the embedded net."""
+
+    weights = (files.FID_TINY,)
+    embedded, stand_in = True, ""
+
+    def load(self) -> Net:
+        from lanternbench.metrics import nets
+
+        return nets.tiny_net()[0]
+
+
+@register("metric", "fid")
+class Fid(FeatureMetric):
+    """FID: the Fréchet distance between the features of generated and of real images; equal to torchmetrics'.
+
+    Inception-V3 2048 against the setup's real images, scaled as torchmetrics does.  The way to 299×299 pixels moves FID
+    by several points, so each way (see ``nets``) is a metric of its own.
+    """
+
+    paper = "Heusel et al. 2017, arXiv 1706.08500"
+    title, higher_is_better, form, stand_in = "FID", False, ".2f", "fid-tiny"
+
+    @cached_property
+    def real(self) -> Statistics:
+        return reference_statistics(self.net, self.folder)
+
+    def values(self, made: Tensor) -> tuple[float, ...]:
+        return (distances.fid(made, self.real),)
+
+    def caution(self, made: Tensor) -> str | None:
+        count, least = len(made), least_images(made.shape[1])
+        note = f"FID over {count} images (fewer than {ENOUGH}) is biased upwards: compare only equal numbers of images"
+        if count < least:
+            return f"{note}; the metric fid-inf, which takes the bias off, needs {least}"
+        return f"{note}, or take the bias off with the metric fid-inf"
+
+
+def reference_statistics(net: Net, folder: Any) -> Statistics:
+    """Statistics of a folder of real images, computed once per content and settings of the net, and kept.
+
+    Raises UserError when an image cannot be read.
+    """
+    import torch
+
+    paths = reference.images_in(folder)
+
+    def compute() -> dict[str, Tensor]:
+        real = Statistics.of(features(net, ImageFiles(paths, strict=True)))
+        return vars(real) | {"count": torch.tensor(real.count)}
+
+    def valid(kept: dict[str, Tensor]) -> bool:
+        width = kept["total"].numel()
+        return kept["products"].shape == (width, width) and kept["count"].numel() == 1
+
+    kept = reference.cached("fid", paths, str(net.settings), compute, valid)
+    return Statistics(kept["total"], kept["products"], int(kept["count"]))
+
+
+@register("metric", "fid-clean")
+class FidClean(Fid):
+    """FID on images scaled as clean-fid does."""
+
+    paper = "Parmar et al. 2021, arXiv 2104.11222"
+    title, resize, stand_in, extra = "FID (clean-fid resize)", "-clean", "", True
+
+
+@register("metric", "fid-legacy")
+class FidLegacy(Fid):
+    """FID on images scaled as pytorch-fid does."""
+
+    title, resize, stand_in, extra = "FID (pytorch-fid resize)", "-legacy", "", True
+
+
+@register("metric", "fid-tiny")
+class FidTiny(Tiny, Fid):
+    """FID on features of the embedded net, against held-out real scenes; its scale is another than FID's."""
+
+    title, compares = "FID-tiny", False
+
+    @cached_property
+    def real(self) -> Statistics:
+        from lanternbench.metrics import nets
+
+        kept = nets.tiny_net()[1]
+        return Statistics(kept["total"], kept["products"], int(kept["count"]))
+
+
+@register("metric", "fid-inf")
+class FidInf(Fid):
+    """FID∞, the limit of FID for infinitely many images: Inception-V3 2048 against the setup's real images.
+
+    Without a value where there are too few images.
+    """
+
+    paper = "Chong and Forsyth 2019, arXiv 1911.07023"
+    title, stand_in, extra = "FID∞", "fid-inf-tiny", True
+
+    @property
+    def fewest(self) -> int:
+        return least_images(len(self.real.total))
+
+    def values(self, made: Tensor) -> tuple[float, ...]:
+        return (distances.fid_infinity(made, self.real),)
+
+    def caution(self, made: Tensor) -> None:
+        """Its bias is off."""
+
+
+@register("metric", "fid-inf-tiny")
+class FidInfTiny(FidInf, FidTiny):
+    """FID∞ on the embedded net, against held-out real scenes."""
+
+    title, stand_in, extra = "FID∞-tiny", "", True
+
+
+@register("metric", "inception-score")
+class InceptionScore(FeatureMetric):
+    """Inception Score: exp of the mean KL(p(y|x) ‖ p(y)), a mean over ten splits, by Inception-V3's 1008 logits."""
+
+    paper = "Salimans et al. 2016, arXiv 1606.03498"
+    title, form, compares, layer = "Inception Score", ".2f", False, "logits_unbiased"
+
+    @property
+    def fewest(self) -> int:
+        return distances.SPLITS
+
+    def values(self, made: Tensor) -> tuple[float, ...]:
+        return (distances.inception_score(made),)
+
+    def caution(self, made: Tensor) -> str:
+        return (
+            f"the Inception Score over {len(made)} images (fewer than {ENOUGH}) is biased: compare only equal numbers"
+        )
+
+
+@register("metric", "precision-recall")
+class PrecisionRecall(FeatureMetric):
+    """Precision and recall of a set of images: the share of generated images inside the real manifold, and conversely.
+
+    Two columns, on FID's features, Inception-V3's 2048; both without a value when images are too few.
+    """
+
+    paper = "Kynkäänniemi et al. 2019, arXiv 1904.06991"
+    title, form, key, stand_in = "Precision", ".3f", "precision", "precision-recall-tiny"
+    more = (Extra("recall", "Recall", form=".3f"),)
+
+    def values(self, made: Tensor) -> tuple[float, ...]:
+        return distances.precision_recall(self.real, made)
+
+    def caution(self, made: Tensor) -> str:
+        few = f"precision and recall over {len(made)} images (fewer than {ENOUGH})"
+        return f"{few} compare only at equal numbers"
+
+
+@register("metric", "precision-recall-tiny")
+class PrecisionRecallTiny(Tiny, PrecisionRecall):
+    """Precision and recall on features of the embedded net."""
+
+    title, key, extra = "Precision-tiny", "precision-tiny", True
+    more = (Extra("recall-tiny", "Recall-tiny", form=".3f"),)
+
+
+@register("metric", "cmmd")
+class Cmmd(FeatureMetric):
+    """CMMD: the squared maximum mean discrepancy of unit CLIP embeddings of real and generated images.
+
+    The paper's unbiased estimator.
+    """
+
+    paper = "Jayasumana et al. 2024, arXiv 2401.09603"
+    title, form, higher_is_better = "CMMD", ".3f", False
+    weights, extra = (files.CLIP_VIT_L14_336,), True
+    unbiased: ClassVar[bool] = True
+
+    def load(self) -> Net:
+        from lanternbench.metrics import nets
+
+        return nets.clip_net(self.setup)
+
+    def values(self, made: Tensor) -> tuple[float, ...]:
+        return (distances.mmd2(self.real, made, self.unbiased),)
+
+
+@register("metric", "cmmd-biased")
+class CmmdBiased(Cmmd):
+    """CMMD by the estimator of its public code, which keeps the pairs of an image with itself.
+
+    So it is too high by about a constant over the number of images.
+    """
+
+    title, unbiased = "CMMD (biased estimate)", False

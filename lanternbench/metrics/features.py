@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,10 +14,9 @@ from lanternbench.metrics import reference
 from lanternbench.metrics.images import read_image
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 BLOCK = 64  # the largest batch, and the number of images in one cache file
-Prepare = Callable[[Image.Image], "Tensor"]  # RGB image -> uint8 [3, H, W]
 
 
 class Net(NamedTuple):
@@ -26,9 +25,10 @@ class Net(NamedTuple):
     ``settings`` names all that its features depend on beside the images; without them nothing is cached.
     """
 
-    module: nn.Module  # uint8 [B, 3, H, W] -> [B, D]
-    prepare: Prepare
+    module: Callable[[Tensor], Tensor]  # uint8 [B, 3, H, W] -> [B, D]
+    prepare: Callable[[Image.Image], Tensor]  # RGB image -> uint8 [3, H, W]
     settings: str | None = None
+    device: str = "cpu"
 
 
 class ImageFiles:
@@ -69,15 +69,15 @@ def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
 
     with torch.inference_mode():
         if not isinstance(images, ImageFiles) or net.settings is None:
-            found = list(_computed(net, images))
+            blocks = list(_computed(net, images))
         else:
-            blocks = [images.paths[i : i + BLOCK] for i in range(0, len(images.paths), BLOCK)]
-            found = [_kept(net, net.settings, images, block) for block in blocks]
-        found = [block.double() for block in found if len(block)]
-        return torch.cat(found) if found else torch.zeros(0, 0, dtype=torch.float64)
+            starts = range(0, len(images.paths), BLOCK)
+            blocks = [_cached(net, images, images.paths[i : i + BLOCK]) for i in starts]
+        blocks = [block.double() for block in blocks if len(block)]
+        return torch.cat(blocks) if blocks else torch.zeros(0, 0, dtype=torch.float64)
 
 
-def _kept(net: Net, settings: str, images: ImageFiles, block: list[Path]) -> Tensor:
+def _cached(net: Net, images: ImageFiles, block: list[Path]) -> Tensor:
     import torch
 
     def compute() -> dict[str, Tensor]:
@@ -86,20 +86,13 @@ def _kept(net: Net, settings: str, images: ImageFiles, block: list[Path]) -> Ten
     def valid(kept: dict[str, Tensor]) -> bool:  # else some files could not be read, and must be reported again
         return kept["features"].ndim == 2 and len(kept["features"]) == len(block)
 
-    return reference.cached("features", block, settings, compute, valid)["features"]
+    return reference.cached("features", block, str(net.settings), compute, valid)["features"]
 
 
 def _computed(net: Net, images: Iterable[Image.Image]) -> Iterator[Tensor]:
     """[B, D] on the CPU, neighbours of one size together."""
     import torch
 
-    device = next((p.device for p in net.module.parameters()), torch.device("cpu"))
     for _, run in groupby(map(net.prepare, images), key=lambda t: t.shape):
-        block: list[Tensor] = []
-        for tensor in run:
-            block.append(tensor)
-            if len(block) == BLOCK:
-                yield net.module(torch.stack(block).to(device)).cpu()
-                block = []
-        if block:
-            yield net.module(torch.stack(block).to(device)).cpu()
+        for block in iter(lambda run=run: list(islice(run, BLOCK)), []):
+            yield net.module(torch.stack(block).to(net.device)).cpu()

@@ -26,7 +26,7 @@ class Weights:
     title: str
     file: str
     url: str
-    sha256: str  # the whole digest, its first digits where only these are published, or nothing where none is
+    sha256: str = ""  # the whole digest, its first digits where only these are published, or nothing where none is
     elsewhere: tuple[str, ...] = ()  # other paths, ~ and $VARIABLES expanded
     hub: tuple[str, str] | None = None  # (repository, file) on the Hugging Face hub
     gigabytes: float = 0.0  # about; 0: unknown, or next to nothing
@@ -39,21 +39,85 @@ class Weights:
         if self.hub:
             from huggingface_hub import try_to_load_from_cache
 
-            found = try_to_load_from_cache(*self.hub)
-            if isinstance(found, str):
-                return Path(found)
+            path = try_to_load_from_cache(*self.hub)
+            return Path(path) if isinstance(path, str) else None
         return None
 
 
 class Embedded(Weights):
     """A file of the package's own small networks, which comes with it."""
 
-    def __init__(self, file: str, title: str):
-        super().__init__(name="", title=title, file=file, url="", sha256="")
-
     def find(self) -> Path | None:
-        """The file, or None."""
-        return embedded(self.file) if embedded(self.file).is_file() else None
+        path = embedded(self.file)
+        return path if path.is_file() else None
+
+
+def on_hub(
+    name: str, title: str, repository: str, remote: str, gigabytes: float, file: str = "", elsewhere: str = ""
+) -> Weights:
+    """A file of the Hugging Face hub; ``file``: its name here, where that is another."""
+    url = f"https://huggingface.co/{repository}/resolve/main/{remote}"
+    other = (elsewhere,) if elsewhere else ()
+    return Weights(name, title, file or remote, url, "", other, (repository, remote), gigabytes)
+
+
+def openai_archive(name: str, title: str, file: str, sha256: str, timm: str, gigabytes: float) -> Weights:
+    """OpenAI's archive of a CLIP, which open_clip's own copy on the hub can stand in for."""
+    url = f"https://openaipublic.azureedge.net/clip/models/{sha256}/{file}"
+    hub = (f"timm/{timm}.openai", "open_clip_model.safetensors")
+    return Weights(name, title, file, url, sha256, (f"~/.cache/clip/{file}",), hub, gigabytes)
+
+
+CLIP_TINY = Embedded("", "CLIP-tiny", "clip.safetensors", "")
+FID_TINY = Embedded("", "FID net", "fid.safetensors", "")
+CLIP_VIT_B32 = openai_archive(
+    "clip", "CLIP ViT-B/32 (OpenAI)", "ViT-B-32.pt",
+    "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af", "vit_base_patch32_clip_224", 0.35,
+)  # fmt: skip
+CLIP_VIT_L14 = openai_archive(
+    "clip-l14", "CLIP ViT-L/14 (OpenAI)", "ViT-L-14.pt",
+    "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836", "vit_large_patch14_clip_224", 0.93,
+)  # fmt: skip
+CLIP_VIT_L14_336 = openai_archive(
+    "clip-l14-336", "CLIP ViT-L/14 at 336 pixels (OpenAI)", "ViT-L-14-336px.pt",
+    "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02", "vit_large_patch14_clip_336", 0.93,
+)  # fmt: skip
+AESTHETIC = Weights(
+    name="aesthetic",
+    title="LAION's aesthetic predictor",
+    file="sac+logos+ava1-l14-linearMSE.pth",
+    url="https://github.com/christophschuhmann/improved-aesthetic-predictor/raw/main/sac%2Blogos%2Bava1-l14-linearMSE.pth",
+    gigabytes=0.004,
+)
+INCEPTION = Weights(
+    name="inception",
+    title="Inception-V3 (FID, 2048 features)",
+    file="weights-inception-2015-12-05-6726825d.pth",
+    url="https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth",
+    sha256="6726825d",
+    elsewhere=(
+        f"{home}/hub/checkpoints/weights-inception-2015-12-05-6726825d.pth"
+        for home in ("$TORCH_HOME", "~/.cache/torch")
+    ),
+    gigabytes=0.1,
+)
+HPS_V2 = on_hub("hpsv2", "HPSv2", "xswu/HPSv2", "HPS_v2_compressed.pt", 2)
+HPS_V21 = on_hub("hpsv2.1", "HPSv2.1", "xswu/HPSv2", "HPS_v2.1_compressed.pt", 2)
+PICK_SCORE = on_hub(
+    "pickscore", "PickScore v1", "yuvalkirstain/PickScore_v1", "model.safetensors", 3.9, "PickScore_v1.safetensors"
+)
+IMAGE_REWARD = on_hub(
+    "image-reward", "ImageReward", "THUDM/ImageReward", "ImageReward.pt", 1.8,
+    elsewhere="~/.cache/ImageReward/ImageReward.pt",
+)  # fmt: skip
+BERT_VOCABULARY = on_hub(
+    "bert-vocabulary", "the vocabulary of BERT (uncased)", "google-bert/bert-base-uncased", "vocab.txt", 0.0003,
+    "bert-base-uncased-vocab.txt",
+)  # fmt: skip
+MASK2FORMER = on_hub(
+    "mask2former", "Mask2Former Swin-S (COCO instances)", "facebook/mask2former-swin-small-coco-instance",
+    "model.safetensors", 0.28, "mask2former-swin-small-coco-instance.safetensors",
+)  # fmt: skip
 
 
 def missing(*wanted: Weights) -> str | None:
@@ -76,15 +140,14 @@ def tensors(path: Path, title: str) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    broken = (OSError, RuntimeError, EOFError, ValueError, AttributeError, KeyError)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)  # refuses a pickle that runs code
-        found = found.get("state_dict", found)
-        return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
-    except (OSError, RuntimeError, EOFError, ValueError, AttributeError, KeyError) as error:
-        raise wrong_file(path, title, error) from None
-    except (pickle.UnpicklingError, SafetensorError) as error:
+        state = torch.load(path, map_location="cpu", weights_only=True)  # refuses a pickle that runs code
+        state = state.get("state_dict", state)
+        return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
+    except (*broken, pickle.UnpicklingError, SafetensorError) as error:
         raise wrong_file(path, title, error) from None
 
 

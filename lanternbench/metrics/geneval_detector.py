@@ -5,28 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
+from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation
 
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import Encoder
 from lanternbench.metrics.geneval_rules import COLOURS, Colours, Detection
 from lanternbench.metrics.pretrained import pretrained
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-MASK2FORMER = files.Weights(
-    name="mask2former",
-    title="Mask2Former Swin-S (COCO instances)",
-    file="mask2former-swin-small-coco-instance.safetensors",
-    gigabytes=0.28,
-    url="https://huggingface.co/facebook/mask2former-swin-small-coco-instance/resolve/main/model.safetensors",
-    sha256="",
-    hub=("facebook/mask2former-swin-small-coco-instance", "model.safetensors"),
-)
 SHORT, LONG, STRIDE = 800, 1333, 32  # pixels: of the shorter side, of the longer at most, and what both are padded to
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 MOST = 100  # detections of an image
@@ -36,27 +28,19 @@ BACKGROUND = "#999"
 
 def detector(path: Path | None, classes: int = 80, device: str = "cpu") -> Any:
     """transformers' Mask2Former from its published file; random weights without one."""
-    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation
-
-    kind = Mask2FormerForUniversalSegmentation
-    config: Any = Mask2FormerConfig
-    return pretrained(
-        kind, config(num_labels=classes), path, MASK2FORMER.title, device, unused=("swin.layernorm", "criterion")
-    )
+    kind, config = Mask2FormerForUniversalSegmentation, Mask2FormerConfig(num_labels=classes)  # type: ignore[call-arg]
+    return pretrained(kind, config, path, files.MASK2FORMER.title, device, unused=("swin.layernorm", "criterion"))
 
 
 def pixels(image: Image.Image) -> tuple[Tensor, tuple[int, int]]:
     """RGB image -> float [3, H, W] as the detector sees it, and its height and width before padding."""
-    import torch
-    import torch.nn.functional as F
-
     width, height = image.size
     scale = min(SHORT / min(width, height), LONG / max(width, height))
     size = max(int(height * scale + 0.5), 1), max(int(width * scale + 0.5), 1)
-    found = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
-    found = F.interpolate(found[None], size, mode="bilinear", align_corners=False)[0]
-    found = (found - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-    return F.pad(found, (0, -size[1] % STRIDE, 0, -size[0] % STRIDE)), size
+    scaled = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
+    scaled = F.interpolate(scaled[None], size, mode="bilinear", align_corners=False)[0]
+    scaled = (scaled - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    return F.pad(scaled, (0, -size[1] % STRIDE, 0, -size[0] % STRIDE)), size
 
 
 def instances(classes: Tensor, masks: Tensor, most: int = MOST) -> list[tuple[int, Detection]]:
@@ -66,7 +50,7 @@ def instances(classes: Tensor, masks: Tensor, most: int = MOST) -> list[tuple[in
     """
     scores = classes.softmax(-1)[:, :-1]
     best, place = scores.flatten().topk(min(most, scores.numel()))
-    found = []
+    objects = []
     for score, query, label in zip(best, place // scores.shape[1], place % scores.shape[1], strict=True):
         mask = masks[query] > 0
         if not mask.any():
@@ -74,25 +58,20 @@ def instances(classes: Tensor, masks: Tensor, most: int = MOST) -> list[tuple[in
         certainty = masks[query].sigmoid()[mask].mean()  # of the mask, over its pixels
         ys, xs = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
         box = [float(v) for v in (xs[0], ys[0], xs[-1] + 1, ys[-1] + 1)]
-        found.append((int(label), Detection(box, float(score * certainty), mask.cpu().numpy())))
-    return found
+        objects.append((int(label), Detection(box, float(score * certainty), mask.cpu().numpy())))
+    return objects
 
 
+@torch.inference_mode()
 def detect(model: Any, image: Image.Image, names: Sequence[str]) -> dict[str, list[Detection]]:
     """The objects of an RGB image by class; masks are bool [H, W] of the image's size."""
-    import torch
-    import torch.nn.functional as F
-
-    device = next(model.parameters()).device
     objects: dict[str, list[Detection]] = {}
-    with torch.inference_mode():
-        seen, (height, width) = pixels(image)
-        out = model(pixel_values=seen[None].to(device))
-        masks = F.interpolate(out.masks_queries_logits, seen.shape[1:], mode="bilinear", align_corners=False)
-        masks = masks[:, :, :height, :width]
-        masks = F.interpolate(masks, image.size[::-1], mode="bilinear", align_corners=False)[0]
-        for label, found in instances(out.class_queries_logits[0], masks):
-            objects.setdefault(names[label], []).append(found)
+    prepared, (height, width) = pixels(image)
+    out = model(pixel_values=prepared[None].to(next(model.parameters()).device))
+    masks = F.interpolate(out.masks_queries_logits, prepared.shape[1:], mode="bilinear", align_corners=False)
+    masks = F.interpolate(masks[:, :, :height, :width], image.size[::-1], mode="bilinear", align_corners=False)[0]
+    for label, one in instances(out.class_queries_logits[0], masks):
+        objects.setdefault(names[label], []).append(one)
     return objects
 
 
@@ -105,8 +84,6 @@ class ColourNames:
 
     def _classifier(self, name: str) -> Tensor:
         """Unit embeddings of the colours of a class [10, D]: the mean over the templates."""
-        import torch.nn.functional as F
-
         texts = [t.format(colour=colour, name=name) for colour in COLOURS for t in TEMPLATES]
         means = self.encoder.captions(texts).unflatten(0, (len(COLOURS), len(TEMPLATES))).mean(1)
         return F.normalize(means, dim=-1)
@@ -114,17 +91,16 @@ class ColourNames:
     def of(self, image: Image.Image) -> Colours:
         """What names the colours of objects in this image."""
 
-        def colours(found: list[Detection], name: str) -> list[str]:
-            crops = [crop(image, one) for one in found]
-            likeness = self.encoder.images(crops) @ self.classifier(name).T
+        def colours(objects: list[Detection], name: str) -> list[str]:
+            likeness = self.encoder.images([crop(image, one) for one in objects]) @ self.classifier(name).T
             return [COLOURS[i] for i in likeness.argmax(1).tolist()]
 
         return colours
 
 
-def crop(image: Image.Image, found: Detection) -> Image.Image:
+def crop(image: Image.Image, one: Detection) -> Image.Image:
     """The object's box of an RGB image, grey outside its mask."""
-    if found.mask is not None:
-        image = Image.composite(image, Image.new("RGB", image.size, BACKGROUND), Image.fromarray(found.mask))
-    x1, y1, x2, y2 = found.box
-    return image.crop((round(x1), round(y1), round(x2), round(y2)))
+    if one.mask is not None:
+        image = Image.composite(image, Image.new("RGB", image.size, BACKGROUND), Image.fromarray(one.mask))
+    x1, y1, x2, y2 = map(round, one.box)
+    return image.crop((x1, y1, x2, y2))

@@ -28,10 +28,10 @@ class Detection(NamedTuple):
 Colours = Callable[[list[Detection], str], list[str]]  # objects of a class, its name -> the colour of each
 
 
-def kept(found: Iterable[Detection], tag: str) -> list[Detection]:
+def kept(objects: Iterable[Detection], tag: str) -> list[Detection]:
     """The detections of one class that count for prompts of a tag, best first."""
     threshold = COUNTING_CONFIDENCE if tag == "counting" else CONFIDENCE
-    return sorted((f for f in found if f.confidence > threshold), key=lambda f: -f.confidence)[:MOST]
+    return sorted((one for one in objects if one.confidence > threshold), key=lambda one: -one.confidence)[:MOST]
 
 
 def relations(a: Sequence[float], b: Sequence[float]) -> set[str]:
@@ -50,23 +50,21 @@ def relations(a: Sequence[float], b: Sequence[float]) -> set[str]:
 def correct(metadata: Mapping[str, Any], objects: Mapping[str, list[Detection]], colours: Colours) -> bool:
     """Does an image with these objects (by class, best first) show what a line of the metadata asks for?"""
     groups: list[list[Detection] | None] = []  # the objects that met each demand
-    for wanted in metadata.get("include", ()):
-        name, count = wanted["class"], wanted["count"]
-        best: list[Detection] | None = objects.get(name, [])[:count]
-        if len(best or ()) < count or not _coloured(wanted, best or [], colours) or not _placed(wanted, best, groups):
-            best = None
-        groups.append(best)
+    for demand in metadata.get("include", ()):
+        best = objects.get(demand["class"], [])[: demand["count"]]
+        groups.append(best if _met(demand, best, groups, colours) else None)
     too_many = any(len(objects.get(bad["class"], [])) >= bad["count"] for bad in metadata.get("exclude", ()))
     return None not in groups and not too_many
 
 
-def _coloured(wanted: Mapping[str, Any], found: list[Detection], colours: Colours) -> bool:
-    return "color" not in wanted or colours(found, wanted["class"]).count(wanted["color"]) >= wanted["count"]
-
-
-def _placed(wanted: Mapping[str, Any], found: list[Detection] | None, groups: list[list[Detection] | None]) -> bool:
-    if "position" not in wanted:
+def _met(
+    demand: Mapping[str, Any], best: list[Detection], groups: list[list[Detection] | None], colours: Colours
+) -> bool:
+    count, colour = demand["count"], demand.get("color")
+    if len(best) < count or (colour is not None and colours(best, demand["class"]).count(colour) < count):
+        return False
+    if "position" not in demand:
         return True
-    relation, group = wanted["position"]
+    relation, group = demand["position"]
     others = groups[group]
-    return others is not None and all(relation in relations(a.box, b.box) for a in found or () for b in others)
+    return others is not None and all(relation in relations(a.box, b.box) for a in best for b in others)

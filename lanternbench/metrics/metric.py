@@ -33,7 +33,7 @@ class Column(NamedTuple):
 
     key: str
     title: str
-    higher_is_better: bool | None  # None: neither
+    higher_is_better: bool | None = True  # None: neither
     form: str = ".4f"  # format specification of the value
     metric: str = ""  # the registered name
     embedded: bool = False  # computed by the package's own small networks
@@ -41,13 +41,7 @@ class Column(NamedTuple):
     over_categories: bool = False  # its mean is that of the means of the prompts' categories
 
 
-class Extra(NamedTuple):
-    """A further column of a metric."""
-
-    key: str
-    title: str
-    higher_is_better: bool | None = True
-    form: str = ".4f"
+Extra = Column  # a further column of a metric, of which the first four fields are given
 
 
 @dataclass(frozen=True)
@@ -84,11 +78,9 @@ class Metric:
     def columns(cls, name: str, random: bool = False) -> list[Column]:
         """The columns of the metric registered as ``name``, with trained or random weights."""
         mark = Setup(random=random).mark
-        own = Extra(cls.key or name, cls.title or name, cls.higher_is_better, cls.form)
+        first = Column(cls.key or name, cls.title or name, cls.higher_is_better, cls.form)
         about = name, cls.embedded, random, cls.over_categories
-        return [
-            Column(f"{c.key}{mark}", f"{c.title}{mark}", c.higher_is_better, c.form, *about) for c in (own, *cls.more)
-        ]
+        return [Column(c.key + mark, c.title + mark, c.higher_is_better, c.form, *about) for c in (first, *cls.more)]
 
     def available(self) -> Note | None:
         """None, or what is missing and the command that gets it."""

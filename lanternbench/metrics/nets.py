@@ -1,4 +1,4 @@
-"""The feature nets behind FID and its relatives: the embedded one, and Inception-V3 with three ways to 299×299 pixels.
+"""Feature nets: the embedded one, CLIP ViT-L/14, and Inception-V3 with three ways to 299×299 pixels.
 
 - "": as torchmetrics does by default, bilinear with anti-aliasing, without rounding;
 - "-clean": as clean-fid does (Parmar et al., CVPR 2022): Pillow's bicubic on each colour as float; rounded to 8 bits
@@ -12,66 +12,70 @@ import pickle
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor, nn
+from torchmetrics.image.fid import NoTrainInceptionV3
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import files
+from lanternbench.metrics.clip import MEAN, STD, clip_encoder
 from lanternbench.metrics.features import Net
 from lanternbench.metrics.setup import Setup, seeded
+from lanternbench.models.tiny import clip as clip_tiny
+from lanternbench.models.tiny import feature_net
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torchmetrics.image.fid import NoTrainInceptionV3
-
-SIDE = 299  # pixels that Inception sees
-FID_TINY = files.Embedded("fid.safetensors", "FID net")
-INCEPTION = files.Weights(
-    name="inception",
-    title="Inception-V3 (FID, 2048 features)",
-    file="weights-inception-2015-12-05-6726825d.pth",
-    gigabytes=0.1,
-    url="https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth",
-    sha256="6726825d",
-    elsewhere=(
-        "$TORCH_HOME/hub/checkpoints/weights-inception-2015-12-05-6726825d.pth",
-        "~/.cache/torch/hub/checkpoints/weights-inception-2015-12-05-6726825d.pth",
-    ),
-)
-
-
-def tiny_image(image: Image.Image) -> Tensor:
-    """RGB image of any size -> uint8 [3, 64, 64]."""
-    from lanternbench.models.tiny import clip as clip_tiny
-
-    return clip_tiny.to_uint8([image])[0]
+SIDE, CLIP_SIDE = 299, 336  # pixels that Inception and CLIP see
 
 
 def plain_image(image: Image.Image) -> Tensor:
     """RGB image -> uint8 [3, H, W]; Inception scales by itself."""
-    import torch
-
     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
 def clean_image(image: Image.Image) -> Tensor:
     """RGB image of any size -> uint8 [3, 299, 299] as clean-fid scales: Pillow's bicubic on each colour as float."""
-    import torch
-
     planes = [np.asarray(plane, np.float32) for plane in image.convert("RGB").split()]
     scaled = [Image.fromarray(plane).resize((SIDE, SIDE), Image.Resampling.BICUBIC) for plane in planes]
     return torch.from_numpy((np.stack([np.asarray(s) for s in scaled]).clip(0, 255) + 0.5).astype(np.uint8))
 
 
+def square_image(image: Image.Image) -> Tensor:
+    """RGB image of any size -> uint8 [3, 336, 336]: the central square, scaled by Pillow's bicubic."""
+    side = min(image.size)
+    left, top = ((length - side) // 2 for length in image.size)
+    square = image.crop((left, top, left + side, top + side))
+    return plain_image(square.resize((CLIP_SIDE, CLIP_SIDE), Image.Resampling.BICUBIC))
+
+
 @cache
 def tiny_net() -> tuple[Net, dict[str, Tensor]]:
-    """The embedded net, and the statistics of real scenes beside it."""
-    from lanternbench.models.tiny import feature_net
+    """The embedded net on images scaled to 64×64 pixels, and the statistics of real scenes beside it."""
+    net, kept = feature_net.load(files.embedded(files.FID_TINY.file))
+    return Net(net, lambda image: clip_tiny.to_uint8([image])[0]), kept
 
-    net, kept = feature_net.load(files.embedded(FID_TINY.file))
-    return Net(net, tiny_image), kept
+
+def clip_net(setup: Setup) -> Net:
+    """Unit embeddings of CLIP ViT-L/14 at 336 pixels on the setup's device."""
+    model = clip_encoder(setup, files.CLIP_VIT_L14_336, "ViT-L-14-336-quickgelu").model
+    mean, std = (torch.tensor(x, device=setup.device)[:, None, None] for x in (MEAN, STD))
+
+    def embed(images: Tensor) -> Tensor:
+        return nn.functional.normalize(model.encode_image((images / 255 - mean) / std), dim=-1)
+
+    return Net(embed, square_image, _settings("cmmd", setup, files.CLIP_VIT_L14_336), setup.device)
+
+
+RESIZES = {"": (plain_image, True), "-clean": (clean_image, True), "-legacy": (plain_image, False)}
+
+
+def inception_net(setup: Setup, resize: str = "", features: str = "2048") -> Net:
+    """Inception-V3 on the setup's device, with one of ``RESIZES``."""
+    prepare, antialias = RESIZES[resize]
+    net = inception(setup.find(files.INCEPTION), features, antialias).to(setup.device)
+    return Net(net, prepare, _settings(f"inception {features}{resize}", setup, files.INCEPTION), setup.device)
 
 
 def inception(path: Path | None, features: str = "2048", antialias: bool = True) -> NoTrainInceptionV3:
@@ -79,9 +83,6 @@ def inception(path: Path | None, features: str = "2048", antialias: bool = True)
 
     ``features``: "2048", or "logits_unbiased".  Raises UserError when the file is another, is damaged, or holds code.
     """
-    import torch
-    from torch import nn
-    from torchmetrics.image.fid import NoTrainInceptionV3
 
     class Untrained(NoTrainInceptionV3):
         def load_state_dict(self, *_: object, **__: object) -> None:  # type: ignore[override]
@@ -103,12 +104,6 @@ def inception(path: Path | None, features: str = "2048", antialias: bool = True)
         ) from None
 
 
-RESIZES = {"": (plain_image, True), "-clean": (clean_image, True), "-legacy": (plain_image, False)}
-
-
-def inception_net(setup: Setup, resize: str = "", features: str = "2048") -> Net:
-    """Inception-V3 on the setup's device, with one of ``RESIZES``."""
-    prepare, antialias = RESIZES[resize]
-    found = setup.find(INCEPTION)
-    settings = f"inception {features}{resize} {files.stamp(found) if found else 'random'}"
-    return Net(inception(found, features, antialias).to(setup.device), prepare, settings)
+def _settings(what: str, setup: Setup, weights: files.Weights) -> str:
+    path = setup.find(weights)
+    return f"{what} {files.stamp(path) if path else 'random'}"

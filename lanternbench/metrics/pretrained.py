@@ -1,37 +1,61 @@
-"""Networks of transformers from one published weights file, without their other files."""
+"""Networks with the tensors of one published weights file, without its other files; random weights without one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lanternbench.metrics import files
 from lanternbench.metrics.setup import seeded
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def filled(
+    model: Any,
+    path: Path | None,
+    title: str,
+    device: str = "cpu",
+    read: Callable[[Path, str], Mapping[str, Tensor]] = files.tensors,
+) -> Any:
+    """``model`` in evaluation mode, with its tensors out of a file that ``read`` reads, as floats.
+
+    Raises UserError when the file is another.
+    """
+    if path is not None:
+        state = read(path, title)
+        try:
+            model.load_state_dict({name: state[name].float() for name in model.state_dict()})
+        except (RuntimeError, KeyError) as error:
+            raise files.wrong_file(path, title, error) from None
+    return model.eval().requires_grad_(False).to(device)
 
 
 def pretrained(
     kind: Any, config: Any, path: Path | None, title: str, device: str = "cpu", unused: tuple[str, ...] = ()
 ) -> Any:
-    """A model of class ``kind`` in evaluation mode, with every tensor from the file; random weights without one.
+    """A model of a class ``kind`` of transformers, with every tensor from the file.
 
     unused: parts of names of parameters that the model has and never reads, which older files lack.
     Raises UserError when the file is another.
     """
     if path is None:
         with seeded():
-            return kind(config).eval().requires_grad_(False).to(device)
+            return filled(kind(config), None, title, device)
     state = files.tensors(path, title)
     try:
         with _quiet():  # names of older versions of transformers are translated
-            model, found = kind.from_pretrained(None, config=config, state_dict=state, output_loading_info=True)
+            model, about = kind.from_pretrained(None, config=config, state_dict=state, output_loading_info=True)
     except (RuntimeError, ValueError) as error:
         raise files.wrong_file(path, title, error) from None
-    absent = [str(key) for kind in ("missing_keys", "mismatched_keys") for key in found[kind]]
+    absent = [str(key) for reason in ("missing_keys", "mismatched_keys") for key in about[reason]]
     if absent := [key for key in absent if not any(part in key for part in unused)]:
         raise files.wrong_file(path, title, ValueError(f"{absent[0]} is missing or has another shape"))
-    return model.eval().requires_grad_(False).to(device)
+    return filled(model, None, title, device)
 
 
 @contextmanager
@@ -48,3 +72,16 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bar:
             logging.enable_progress_bar()
+
+
+def linear_head(width: int) -> nn.Sequential:
+    """The head of ImageReward and of LAION's predictor, [B, width] -> [B, 1]: five linear layers.
+
+    There is no activation between them; identities stand where training had dropout, so that the published keys fit.
+    """
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    for i, (into, out) in enumerate(pairwise((width, 1024, 128, 64, 16, 1))):
+        layers += [nn.Linear(into, out)] + ([nn.Identity()] if i < 3 else [])
+    return nn.Sequential(*layers)

@@ -35,15 +35,17 @@ def described(folder: Path | None) -> dict[str, Any] | None:
     if folder is None:
         return None
     paths = images_in(folder)
-    lines = "\n".join(f"{path.name} {path.stat().st_size}" for path in paths)
-    digest = hashlib.sha256(lines.encode("utf-8", "replace")).hexdigest()
+    digest = _digest([f"{path.name} {path.stat().st_size}" for path in paths])
     return {"folder": folder.resolve().name, "images": len(paths), "hash": digest}
 
 
 def fingerprint(paths: Sequence[Path], settings: str) -> str:
     """SHA-256 (hex) over the settings and the folder, name, size and time of every file."""
-    lines = "\n".join([settings, *(f"{path.parent.resolve()} {files.stamp(path)}" for path in paths)])
-    return hashlib.sha256(lines.encode("utf-8", "replace")).hexdigest()
+    return _digest([settings, *(f"{path.parent.resolve()} {files.stamp(path)}" for path in paths)])
+
+
+def _digest(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "replace")).hexdigest()
 
 
 def cached(
@@ -51,7 +53,7 @@ def cached(
     paths: Sequence[Path],
     settings: str,
     compute: Callable[[], dict[str, Tensor]],
-    valid: Callable[[dict[str, Tensor]], bool] = lambda found: True,
+    valid: Callable[[dict[str, Tensor]], bool] = lambda tensors: True,
 ) -> dict[str, Tensor]:
     """What ``compute`` gives for the image files: from the cache when it is there, else computed and stored.
 
@@ -64,8 +66,8 @@ def cached(
     digest = fingerprint(paths, f"{kind} {settings}")
     path = cache_dir() / kind / f"{digest[:16]}.safetensors"
     with suppress(OSError, SafetensorError, KeyError, ValueError):  # absent or damaged
-        if valid(found := load_file(path)):
-            return found
+        if valid(stored := load_file(path)):
+            return stored
     result = compute()
     with writing(path, HOME):
         path.parent.mkdir(parents=True, exist_ok=True)

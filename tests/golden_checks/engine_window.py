@@ -16,31 +16,31 @@ from torch import Tensor
 from golden_checks.common import Found, Vectors, close, same, worst
 from golden_checks.window_model import StandIn, Window
 from lanternbench.engine import decode as engine
-from lanternbench.engine.address import Address, Lengths
+from lanternbench.engine.address import Lengths, raster
+from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.verify import AcceptanceRule
-from lanternbench.lossless.tables import TableCache
+from lanternbench.lossless.tables import TableModel, read
 from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.residuals import standard
 
 Image = tuple[list[int], int]  # all tokens of a run after its prompt, and how many are committed when the engine starts
 
 
-class StandInCache(TableCache):
+class StandInNet:
     """A node's state is its logits after the tokens that it attends to."""
 
-    def __init__(self, model: StandIn, tables: Any, memory: Tensor):
-        super().__init__(tables, memory)
+    def __init__(self, model: StandIn):
         self.model = model
 
-    def forward(self, x: Tensor, at: Address, last: bool = False) -> Tensor:
-        attended, position = self.write(x, at)
-        slots = [seen.nonzero()[:, 0] for seen in attended[0]]
-        images = [self.memory[0, s[position[0, s].argsort()]].long().tolist() for s in slots]
+    def __call__(self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Any, last: bool = False) -> Tensor:
+        tokens, position, seen = read(x, rope, mask, put)
+        slots = [one.nonzero()[:, 0] for one in seen[0]]
+        images = [tokens[0, s[position[0, s].argsort()]].tolist() for s in slots]
         return torch.stack([self.model.logits(self.model.run.prompt + image) for image in images])[None]
 
 
@@ -57,10 +57,10 @@ def target(model: StandIn, length: int) -> Any:
 
 def start(model: StandIn, made: Any, image: Image, nodes: int, uniforms: Tensor) -> DecodeState:
     tokens, length = torch.tensor([image[0] + [0] * (nodes + 1)]), torch.tensor([image[1]])
-    memory = torch.zeros(1, made.length + nodes + 1)
-    memory[0, : image[1] - 1] = tokens[0, : image[1] - 1].float()
-    tables: Any = SimpleNamespace(length=made.length, vocab=model.vocab)
-    cache, one = StandInCache(model, tables, memory), (1,)
+    layout, config = raster(made.length, 0, 0, 0, made.length + nodes + 1, made.device), TableModel.config.decoder
+    cache = DecoderCache(StandInNet(model), config, layout, 1, torch.arange(256.0)[:, None], torch.zeros(()))
+    stored, one = torch.arange(image[1] - 1), (1,)
+    cache.store[0, 0, 0, stored, 0], cache.store[0, 0, 1, stored, 0] = stored + 1.0, tokens[0, stored].float()
     prefix: Any = None
     state = DecodeState(made, Warp(), 1.0, [0], prefix, cache, uniforms, nodes, nodes, Clock(made.device))
     root = tokens[:, image[1] - 1]

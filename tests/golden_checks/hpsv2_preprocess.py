@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from golden_checks.common import Found, close, read
-from lanternbench.metrics.hpsv2 import letterbox
+from lanternbench.metrics.preference import letterbox
 
 
 def check(folder: Path) -> list[Found]:

@@ -20,8 +20,9 @@ from lanternbench import methods
 from lanternbench.engine import plain as engine_plain
 from lanternbench.engine.plain import AdaptiveBounds, TreeSpec
 from lanternbench.engine.verify import AcceptanceRule
-from lanternbench.lossless.plain import decoding, windows
-from lanternbench.lossless.plain.draft_trees import adt_adapt, adt_step, dynamic_tree, token_flock
+from lanternbench.lossless.plain import windows
+from lanternbench.lossless.plain.branches import Draws, outcomes
+from lanternbench.lossless.plain.draft_trees import adt_adapt, adt_step, child_counts, dynamic_tree, token_flock
 from lanternbench.lossless.plain.rules import after_rejection, stage_loss
 from lanternbench.lossless.plain.world import World, guide, normalise, warp
 from lanternbench.methods.acceptance.block import BlockVerification
@@ -132,7 +133,8 @@ def test_coupled_redraw_has_the_new_law_and_keeps_as_often_as_possible():
     law, kept = [0.0] * 4, 0.0
     for x, px in enumerate(p):
         if px > 0:
-            for y, chance, same in windows.coupled(q, p, x):
+            branches, _ = outcomes(lambda draws, x=x: windows.coupled(draws, q, p, x))
+            for (y, same), chance in branches.items():
                 law[y] += px * chance
                 kept += px * chance * same
     assert law == pytest.approx(q, abs=EXACT)
@@ -233,13 +235,21 @@ def test_block_verification_by_hand():
     assert (outcomes[1][1], outcomes[0][1], outcomes[2][1]) == ([0, 1], [0, 1], q)
 
 
+def committed(draws: Draws, world: World, block) -> tuple[int, ...]:
+    """The tokens of one step after nothing, cut by no image's end."""
+    spec = drafted(chain(3), block=block)
+    if block is not None:
+        return spec.verified_block(draws, world, ())
+    return spec.verified(draws, world, (), {}, child_counts(spec.tree.paths))
+
+
 def test_block_verification_accepts_no_fewer_tokens_than_exact():
     for seed in range(10):
         world = random_world(3, 4, seed)
         mean = {
             blocked: sum(
-                len(tokens) * w
-                for tokens, w in decoding.step(world, drafted(chain(3), block=blocked), ()).committed.items()
+                len(tokens) * mass
+                for tokens, mass in outcomes(lambda draws, w=world, b=blocked: committed(draws, w, b))[0].items()
             )
             for blocked in (None, BLOCK)
         }
@@ -412,7 +422,7 @@ def test_noise_shared_by_all_positions_is_as_far_off_as_recorded(shared):
 
 
 def test_plain_definitions_share_no_code_with_what_they_check():
-    allowed = {"__future__", "copy", "math", "random", "dataclasses", "collections", "itertools", "typing"}
+    allowed = {"__future__", "copy", "math", "random", "dataclasses", "collections", "functools", "itertools", "typing"}
     for path in [*Path(plain.__file__).parent.glob("*.py"), Path(engine_plain.__file__)]:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []

@@ -12,6 +12,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from windows_on_tables import gumbel_token
 
+from lanternbench.lossless.plain.branches import outcomes
 from lanternbench.lossless.plain.rules import after_rejection, without
 from lanternbench.lossless.plain.windows import coupled
 from lanternbench.methods.acceptance.gsd import Bounds, group
@@ -46,10 +47,11 @@ def test_maximal_coupling_is_the_plain_one():
     made = maximal(x, p, q, u, uniforms(50, 4, seed=5))
     laws = made.rest / made.rest.sum(-1, keepdim=True)
     for i, j in itertools.product(range(50), range(4)):
-        branches = list(coupled(q[i, j].tolist(), p[i, j].tolist(), int(x[i, j])))
-        keep = next(chance for _, chance, kept in branches if kept)
+        laws_of = q[i, j].tolist(), p[i, j].tolist(), int(x[i, j])
+        branches, _ = outcomes(lambda draws, given=laws_of: coupled(draws, *given))
+        keep = sum(chance for (_, kept), chance in branches.items() if kept)
         assert bool(made.kept[i, j]) == (float(u[i, j]) < keep)
-        for y, chance, kept in branches:
+        for (y, kept), chance in branches.items():
             if not kept:
                 assert float(laws[i, j, y]) == pytest.approx(chance / (1 - keep))
     assert torch.equal(made.tokens[made.kept], x[made.kept])

@@ -13,7 +13,7 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
 from lanternbench import prompts
-from lanternbench.metrics import frechet, nets, read_image, scorers_for
+from lanternbench.metrics import distances, nets, read_image, scorers_for
 from lanternbench.metrics.features import ImageFiles, Net, features
 from lanternbench.metrics.setup import Setup
 
@@ -30,7 +30,7 @@ class Looked(torch.nn.Module):
 
 
 def distance(net: Net, real, made) -> float:
-    return frechet.fid(features(net, made), frechet.sums(features(net, real)))
+    return distances.fid(features(net, made), distances.Statistics.of(features(net, real)))
 
 
 def drawn(count: int, mean: torch.Tensor, root: torch.Tensor, seed: int) -> torch.Tensor:

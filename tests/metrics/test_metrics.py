@@ -16,9 +16,9 @@ from benchmarks.embedded_world import retrieval
 from lanternbench.errors import UserError
 from lanternbench.metrics import ImageMetric, SetMetric, column, columns, files, names, read_image, scorers_for
 from lanternbench.metrics.clip import Encoder
+from lanternbench.metrics.distances import Statistics
+from lanternbench.metrics.feature_metric import Fid, reference_statistics
 from lanternbench.metrics.features import Net, features
-from lanternbench.metrics.fid import Fid, reference_statistics
-from lanternbench.metrics.frechet import sums
 from lanternbench.metrics.nets import plain_image
 from lanternbench.metrics.setup import Setup
 from lanternbench.utils.files import cache_dir
@@ -42,7 +42,7 @@ def metric(name: str, setup: Setup | None = None):
 def distance(net: Net, real: list[Image.Image], images: list[Image.Image]):
     """FID of images, all features from ``net``."""
     scorer = metric("fid")
-    scorer.net, scorer.statistics = net, sums(features(net, real))
+    scorer.net, scorer.real = net, Statistics.of(features(net, real))
     return scorer.compute(images)
 
 
@@ -275,7 +275,7 @@ def columns_of(name: str):
 def test_importing_the_metrics_imports_no_network_library():
     code = "import sys, lanternbench.metrics, lanternbench.prompts; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "lanternbench.metrics.image_reward" in loaded
+    assert "lanternbench.metrics.preference" in loaded
     assert not {"torch", "transformers", "torchmetrics", "open_clip", "timm", "matplotlib"} & set(loaded)
 
 

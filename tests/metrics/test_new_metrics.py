@@ -17,7 +17,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import Sample, sample_key
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.summary import summarise
-from lanternbench.metrics import cmmd, geneval, geneval_detector, pickscore, read_image, scorers_for
+from lanternbench.metrics import distances, geneval, geneval_detector, preference, read_image, scorers_for
 from lanternbench.metrics.clip import Encoder, openai_pixels
 from lanternbench.metrics.geneval_rules import COLOURS, Detection, correct, kept, relations
 from lanternbench.metrics.pretrained import pretrained
@@ -42,7 +42,7 @@ def small_pickscore(monkeypatch, put_weights, tmp_path):
     """PickScore at a small size, its weights in a file; the scorer, and the same weights in open_clip's own class."""
     from transformers import CLIPModel
 
-    config = partial(pickscore.config, TOWER, TOWER, 24)
+    config = partial(preference.pickscore_config, TOWER, TOWER, 24)
     torch.manual_seed(0)
     model = CLIPModel(config())
     for weights in model.parameters():
@@ -50,9 +50,9 @@ def small_pickscore(monkeypatch, put_weights, tmp_path):
             torch.nn.init.normal_(weights, std=0.15)
     state = model.state_dict()
     save_file(state, tmp_path / "pick.safetensors")
-    monkeypatch.setattr(pickscore, "config", config)
+    monkeypatch.setattr(preference, "pickscore_config", config)
     put_weights({"pickscore": tmp_path / "pick.safetensors"})
-    scorer = pickscore.PickScore("pickscore", Setup())
+    scorer = preference.PickScore("pickscore", Setup())
     tower = {"layers": 2, "width": 32}
     text = tower | {"context_length": 77, "vocab_size": 49408, "heads": 2}
     theirs = open_clip.CLIP(24, tower | {"patch_size": 14, "head_width": 16, "image_size": 224}, text).eval()
@@ -116,7 +116,7 @@ def test_a_pickscore_file_that_is_another_is_a_users_mistake(small_pickscore, pu
     save_file({"logit_scale": torch.zeros(())}, wrong)
     put_weights({"pickscore": wrong})
     with pytest.raises(UserError, match="is not the PickScore v1 file") as error:
-        pickscore.PickScore("pickscore", Setup()).score([GREY], ["a"])
+        preference.PickScore("pickscore", Setup()).score([GREY], ["a"])
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -124,7 +124,7 @@ def test_the_full_pickscore_has_the_shapes_of_vit_h_14():
     from transformers import CLIPModel
 
     with torch.device("meta"):
-        model = CLIPModel(pickscore.config())
+        model = CLIPModel(preference.pickscore_config())
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(986e6, rel=2e-3)  # 3.94 GB in float32
 
 
@@ -136,7 +136,7 @@ def gaussian(count: int, width: int, mean: float, seed: int) -> torch.Tensor:
 
 
 def test_mmd_is_the_sum_over_pairs_of_its_definition(monkeypatch):
-    monkeypatch.setattr(cmmd, "CHUNK", 5)
+    monkeypatch.setattr(distances, "CHUNK", 5)
     x, y = gaussian(13, 4, 0, 1), gaussian(9, 4, 0.5, 2)
 
     def k(a, b):
@@ -146,18 +146,18 @@ def test_mmd_is_the_sum_over_pairs_of_its_definition(monkeypatch):
     biased = sum(k(a, b) for a in x for b in x) / 13**2 + sum(k(a, b) for a in y for b in y) / 9**2 - 2 * across
     unbiased = sum(k(x[i], x[j]) for i in range(13) for j in range(13) if i != j) / (13 * 12)
     unbiased += sum(k(y[i], y[j]) for i in range(9) for j in range(9) if i != j) / (9 * 8) - 2 * across
-    assert cmmd.mmd2(x, y, unbiased=False) == pytest.approx(1000 * biased, abs=1e-8)
-    assert cmmd.mmd2(x, y) == pytest.approx(1000 * unbiased, abs=1e-8)
+    assert distances.mmd2(x, y, unbiased=False) == pytest.approx(1000 * biased, abs=1e-8)
+    assert distances.mmd2(x, y) == pytest.approx(1000 * unbiased, abs=1e-8)
 
 
 def test_cmmd_of_two_samples_of_one_distribution_is_zero_in_the_mean_and_the_biased_one_is_not():
     # 40 pairs of samples; the mean of the unbiased estimates has a standard error of 0.4, the bias is 41
     pairs = [(gaussian(60, 8, 0, 2 * s), gaussian(40, 8, 0, 2 * s + 1)) for s in range(40)]
-    unbiased = [cmmd.mmd2(x, y) for x, y in pairs]
+    unbiased = [distances.mmd2(x, y) for x, y in pairs]
     error = np.std(unbiased) / math.sqrt(len(pairs))
     assert abs(np.mean(unbiased)) < 4 * error < 5
     bias = 1000 * (1 - (1 + 2 / 100) ** -4) * (1 / 60 + 1 / 40)  # 1 − E k(x, x') of two draws, over each count
-    assert np.mean([cmmd.mmd2(x, y, unbiased=False) for x, y in pairs]) == pytest.approx(bias, abs=4 * error)
+    assert np.mean([distances.mmd2(x, y, unbiased=False) for x, y in pairs]) == pytest.approx(bias, abs=4 * error)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_cmmd_of_photographs_is_that_of_their_embeddings(small_cmmd, photographs
     for name, unbiased in (("cmmd", True), ("cmmd-biased", False)):
         (scorer,) = scorers_for([name], "full", setup)
         found = scorer.score_set(photographs[2:])
-        assert found.value == pytest.approx(cmmd.mmd2(real, made, unbiased), abs=1e-4)
+        assert found.value == pytest.approx(distances.mmd2(real, made, unbiased), abs=1e-4)
         assert abs(found.value) > 1e-2
         assert found.count == 3
 
@@ -405,11 +405,12 @@ def small_geneval(monkeypatch, tmp_path):
     ]
     (tmp_path / "geneval_metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (tmp_path / "geneval_object_names.txt").write_text("car\ndog\n")
-    monkeypatch.setattr(geneval, "detector", lambda path, classes, device: classes)
+    monkeypatch.setattr(geneval_detector, "detector", lambda path, classes, device: classes)
     seen = {"car": [Detection((0, 0, 9, 9), 0.8)], "dog": [Detection((20, 0, 29, 9), 0.85)]}
-    monkeypatch.setattr(geneval, "detect", lambda model, image, names: seen)
-    monkeypatch.setattr(geneval, "openai_clip", lambda *a: None)
-    monkeypatch.setattr(geneval.ColourNames, "of", lambda self, image: lambda found, name: ["red"] * len(found))
+    monkeypatch.setattr(geneval_detector, "detect", lambda model, image, names: seen)
+    monkeypatch.setattr(geneval, "clip_encoder", lambda *a: None)
+    named = lambda self, image: lambda found, name: ["red"] * len(found)  # noqa: E731
+    monkeypatch.setattr(geneval_detector.ColourNames, "of", named)
     return tmp_path / "geneval_metadata.jsonl"
 
 

@@ -16,26 +16,24 @@ from lanternbench.errors import UserError
 from lanternbench.experiment.fetching import plain_files
 from lanternbench.metrics import (
     ImageMetric,
-    aesthetic,
     blip_reward,
     columns,
-    fid,
+    distances,
+    feature_metric,
     files,
-    frechet,
-    hpsv2,
-    image_reward,
     metric,
     nets,
-    precision_recall,
+    preference,
     read_image,
     reference,
     scorers_for,
 )
-from lanternbench.metrics.clip import Encoder, openai_pixels
+from lanternbench.metrics.clip import MEAN, STD, Encoder, clip_encoder, openai_pixels
+from lanternbench.metrics.distances import Statistics
+from lanternbench.metrics.feature_metric import InceptionScore
 from lanternbench.metrics.features import ImageFiles, Net, features
-from lanternbench.metrics.inception_score import InceptionScore
-from lanternbench.metrics.linear_head import linear_head
 from lanternbench.metrics.nets import plain_image
+from lanternbench.metrics.pretrained import linear_head
 from lanternbench.metrics.setup import Setup, seeded
 from lanternbench.utils.files import cache_dir, replacing
 
@@ -89,27 +87,27 @@ def test_the_distance_of_two_gaussians_is_the_closed_form():
     # covariances with the same eigenvectors: |shift|² + Σ (√a − √b)²
     a, b = (turned @ torch.diag(values) @ turned.T for values in (first, second))
     expected = float(shift.square().sum() + (first.sqrt() - second.sqrt()).square().sum())
-    assert frechet.frechet(shift, a, torch.zeros(width, dtype=torch.float64), frechet.root(b)) == pytest.approx(
+    assert distances.frechet(shift, a, torch.zeros(width, dtype=torch.float64), distances.root(b)) == pytest.approx(
         expected, rel=1e-9
     )
 
 
 def test_fid_infinity_removes_the_bias_of_few_images():
     width = 16
-    reference_set = frechet.sums(gaussian(10_000, width))
+    reference_set = Statistics.of(gaussian(10_000, width))
     truth = width * (0.3**2 + (1.1 - 1) ** 2)
     found = [gaussian(20 * width, width, 0.3, 1.1, seed) for seed in range(1, 6)]
-    extrapolations = [frechet.fid_infinity(f, reference_set) for f in found]
-    plain = np.mean([frechet.fid(f, reference_set) for f in found])
+    extrapolations = [distances.fid_infinity(f, reference_set) for f in found]
+    plain = np.mean([distances.fid(f, reference_set) for f in found])
     assert plain > truth * 1.15
     assert abs(np.mean(extrapolations) - truth) < 0.3 * (plain - truth)
-    assert frechet.fid_infinity(found[0], reference_set) == extrapolations[0]
+    assert distances.fid_infinity(found[0], reference_set) == extrapolations[0]
 
 
 def test_fid_infinity_needs_enough_images_and_says_how_many():
     net = Net(Means(), plain_image)
     (scorer,) = scorers_for(["fid-inf-tiny"])
-    scorer.net, scorer.statistics = net, frechet.sums(features(net, coloured(30, 0)))
+    scorer.net, scorer.real = net, Statistics.of(features(net, coloured(30, 0)))
     few, enough = scorer.score_set(coloured(11, 1)), scorer.score_set(coloured(60, 1))
     assert few.value is None
     assert "at least 12 images; there are 11" in few.note.text
@@ -147,7 +145,7 @@ def test_damaged_statistics_of_real_images_are_computed_again(tmp_path, no_cache
     for n, image in enumerate(coloured(3, 0)):
         image.save(folder / f"{n}.png")
     net = Net(Means(), plain_image, "means")
-    first = fid.reference_statistics(net, folder)
+    first = feature_metric.reference_statistics(net, folder)
     (stored,) = cache_dir().glob("fid/*.safetensors")
     whole = stored.read_bytes()
     save_file({"total": torch.ones(3)}, tmp_path / "tensors")
@@ -157,7 +155,7 @@ def test_damaged_statistics_of_real_images_are_computed_again(tmp_path, no_cache
     for block in cache_dir().glob("features/*"):
         block.write_bytes(contents[damage])
     stored.write_bytes(contents[damage])
-    again = fid.reference_statistics(net, folder)
+    again = feature_metric.reference_statistics(net, folder)
     assert torch.equal(again.products, first.products)
     assert load_file(stored)["products"].shape == (3, 3)
 
@@ -246,12 +244,12 @@ def test_an_unreadable_image_is_left_out_of_kept_features_and_told_every_time(sa
 
 def test_fid_of_few_images_names_their_number_and_what_takes_the_bias_off():
     (scorer,) = scorers_for(["fid-tiny"])
-    scorer.net, scorer.statistics = Net(Means(), plain_image), frechet.sums(gaussian(50, 3))
+    scorer.net, scorer.real = Net(Means(), plain_image), Statistics.of(gaussian(50, 3))
     (kind, about, note) = scorer.score_set(coloured(30, 1)).note
     assert (kind, about) == ("warning", "fid-tiny")
     assert "over 30 images (fewer than 5000)" in note
     assert "with the metric fid-inf" in note
-    assert "fid-inf, which takes the bias off, needs 8192" in fid.few_images_note(4999, 2048)
+    assert "fid-inf, which takes the bias off, needs 8192" in scorer.caution(torch.zeros(4999, 2048))
 
 
 def test_the_clean_resize_is_pillows_bicubic_and_never_leaves_the_range():
@@ -269,16 +267,16 @@ def test_the_clean_resize_is_pillows_bicubic_and_never_leaves_the_range():
 
 def test_precision_and_recall_of_a_set_with_itself_are_one_and_of_far_sets_zero():
     found = gaussian(50, 4)
-    assert precision_recall.precision_recall(found, found) == (1.0, 1.0)
-    assert precision_recall.precision_recall(found, found + 100) == (0.0, 0.0)
+    assert distances.precision_recall(found, found) == (1.0, 1.0)
+    assert distances.precision_recall(found, found + 100) == (0.0, 0.0)
 
 
 def test_a_set_that_shows_one_kind_only_is_precise_and_recalls_little():
     two_kinds = torch.cat([gaussian(100, 4), gaussian(100, 4, mean=50.0)])
-    precise, recalled = precision_recall.precision_recall(two_kinds, gaussian(100, 4, seed=1))
+    precise, recalled = distances.precision_recall(two_kinds, gaussian(100, 4, seed=1))
     assert precise > 0.7
     assert 0.3 < recalled <= 0.5
-    assert precision_recall.precision_recall(gaussian(100, 4, seed=1), two_kinds) == (recalled, precise)
+    assert distances.precision_recall(gaussian(100, 4, seed=1), two_kinds) == (recalled, precise)
 
 
 def test_precision_is_what_the_definition_says(monkeypatch):
@@ -290,8 +288,8 @@ def test_precision_is_what_the_definition_says(monkeypatch):
             if float((point - centre).norm()) <= radius:
                 expected += 1
                 break
-    monkeypatch.setattr(precision_recall, "CHUNK", 5)
-    assert precision_recall.precision_recall(real, made)[0] == pytest.approx(expected / 17)
+    monkeypatch.setattr(distances, "CHUNK", 5)
+    assert distances.precision_recall(real, made)[0] == pytest.approx(expected / 17)
 
 
 # Inception Score
@@ -367,7 +365,7 @@ def small_reward(tmp_path, monkeypatch):
 def image_reward_of(put_weights, weights, words):
     """The scorer that reads these two files."""
     put_weights({"image-reward": weights, "bert-vocabulary": words})
-    return image_reward.ImageReward("image-reward", Setup())
+    return preference.ImageReward("image-reward", Setup())
 
 
 def _official_names(state) -> dict[str, str]:
@@ -440,15 +438,15 @@ def test_a_weights_file_that_is_torn_or_would_run_code_is_refused(tmp_path, cont
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (224, 100), (100, 224), (224, 224), (7, 500)])
 def test_any_size_fits_the_letterbox_and_its_margin_is_black(size):
-    pixels = hpsv2.letterbox(Image.new("RGB", size, "white"))
+    pixels = preference.letterbox(Image.new("RGB", size, "white"))
     assert pixels.shape == (3, 224, 224)
-    black, white = ((v - torch.tensor(hpsv2.MEAN)) / torch.tensor(hpsv2.STD) for v in (0, 1))
+    black, white = ((v - torch.tensor(MEAN)) / torch.tensor(STD) for v in (0, 1))
     assert torch.allclose(pixels[:, 111:113, 111:113].amax((1, 2)), white, atol=1e-4)
     if size[0] != size[1]:
         assert torch.allclose(pixels[:, 0, 0], black, atol=1e-4)
 
 
-def test_hpsv2_is_the_cosine_of_its_checkpoint(tmp_path):
+def test_hpsv2_is_the_cosine_of_its_checkpoint(tmp_path, monkeypatch, put_weights):
     import open_clip
 
     tower = {"layers": 1, "width": 16}
@@ -457,15 +455,17 @@ def test_hpsv2_is_the_cosine_of_its_checkpoint(tmp_path):
     torch.manual_seed(0)
     model = open_clip.CLIP(**config).eval()
     torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "hps.pt")
-    encoder = hpsv2.load(tmp_path / "hps.pt", hpsv2.HPS_V2, config)
-    scorer = scorer_by(encoder.cosine())
+    monkeypatch.setattr("open_clip.get_model_config", lambda name: config)
+    put_weights({"hpsv2": tmp_path / "hps.pt"})
+    (scorer,) = scorers_for(["hpsv2"], "full")
     (value,) = scorer.score([GREY], ["a grey square"])
     with torch.inference_mode():
-        image = model.encode_image(hpsv2.letterbox(GREY)[None], normalize=True)
+        image = model.encode_image(preference.letterbox(GREY)[None], normalize=True)
         caption = model.encode_text(open_clip.get_tokenizer("ViT-H-14")(["a grey square"]), normalize=True)
     assert value == pytest.approx(float((image * caption).sum()), abs=1e-5)
+    monkeypatch.setattr("open_clip.get_model_config", lambda name: config | {"embed_dim": 4})
     with pytest.raises(UserError, match="is not the HPSv2 file"):
-        hpsv2.load(tmp_path / "hps.pt", hpsv2.HPS_V2, config | {"embed_dim": 4})
+        clip_encoder(Setup(), files.HPS_V2, "ViT-H-14")
 
 
 # aesthetic
@@ -481,13 +481,13 @@ def test_the_aesthetic_score_is_the_published_head_on_the_image_embedding(tmp_pa
             return pixels.mean((2, 3)).repeat(1, 3)[:, :8]
 
     encoder = Encoder(Model(), lambda images: torch.stack([openai_pixels()(i) for i in images]), None)  # type: ignore
-    scorer = scorer_by(aesthetic.score_function(encoder, tmp_path / "head.pth", 8))
+    scorer = scorer_by(preference.aesthetic_score(encoder, tmp_path / "head.pth", 8))
     red = Image.new("RGB", (8, 8), "red")
     values = scorer.score([red, GREY, red], ["a", "b", "c"])
     assert values[0] == values[2] != values[1]
     assert values[0] == pytest.approx(float(head(encoder.images([red]).clone()).squeeze()), abs=1e-5)
     with pytest.raises(UserError, match="is not the LAION's aesthetic predictor file"):
-        aesthetic.score_function(encoder, tmp_path / "head.pth", 9)
+        preference.aesthetic_score(encoder, tmp_path / "head.pth", 9)
 
 
 def test_the_published_heads_have_the_layers_that_their_files_name():
@@ -568,7 +568,7 @@ def test_random_weights_need_no_files_carry_their_mark_and_are_the_same_every_ti
 def test_one_command_gets_all_files_of_a_metric(no_caches):
     (scorer,) = scorers_for(["image-reward"], "full")
     assert scorer.available().text.endswith("lanternbench fetch image-reward bert-vocabulary")
-    path = cache_dir() / image_reward.IMAGE_REWARD.file
+    path = cache_dir() / files.IMAGE_REWARD.file
     path.parent.mkdir()
     path.write_bytes(b"")
     assert scorer.available().text.endswith("lanternbench fetch bert-vocabulary")

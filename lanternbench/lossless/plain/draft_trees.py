@@ -67,29 +67,21 @@ def adt_step(
     radius: int = 2,
     u: tuple[float, float] = (0.0, 0.0),
 ) -> Tree:
-    """(d̂, k̂) of the tree that drafts token number len(history).
+    """(d̂, k̂) of the tree that drafts token number len(history): (d̃, k̃) by adjacency, then adapted.
 
     ``history``: the tree that produced each earlier token, in raster order.  ``alpha``: τ/d̂ of the previous tree, its τ
     tokens counted with the bonus token; None before the first, which starts where it is initialised.  ``radius``: δ of
-    ``token-flock``.  ``u``: two uniforms, read by ``random`` alone.
+    ``token-flock``.  ``u``: two uniforms, read by ``random`` alone.  Where ``vertical`` has no token above, the tree of
+    the one to the left stands in.
     """
-    return adt_adapt(adt_start(history, bounds, init, grid_width, radius, u), alpha, bounds)
-
-
-def adt_start(
-    history: list[Tree], bounds: AdaptiveBounds, init: str, grid_width: int, radius: int, u: tuple[float, float]
-) -> tuple[float, float]:
-    """(d̃, k̃) by adjacency.  Where ``vertical`` has no token above, the last one's tree stands in."""
-    at = len(history)
+    start: tuple[float, float] = history[-1]  # horizontal: the tree of the token to the left
     if init == "random":  # uniform over the two ranges, whatever the trees so far
-        return (_uniform(bounds.d, u[0]), _uniform(bounds.k, u[1]))
-    if init == "vertical" and at >= grid_width:  # the tree of the token above
-        return history[at - grid_width]
-    if init == "token-flock":
-        return token_flock(history, grid_width, radius)
-    if init in ("horizontal", "vertical"):  # the tree of the token to the left
-        return history[-1]
-    raise ValueError(f"ADT-Tree has no initialisation {init!r}")
+        start = (_uniform(bounds.d, u[0]), _uniform(bounds.k, u[1]))
+    elif init == "vertical" and len(history) >= grid_width:  # the tree of the token above
+        start = history[-grid_width]
+    elif init == "token-flock":
+        start = token_flock(history, grid_width, radius)
+    return adt_adapt(start, alpha, bounds)
 
 
 def _uniform(interval: tuple[int, int], u: float) -> int:
@@ -103,12 +95,12 @@ def token_flock(history: list[Tree], grid_width: int, radius: int) -> tuple[floa
 
     A token Δy rows above weighs w = (δ − Δy + 1)/δ.
     """
-    here = divmod(len(history), grid_width)
+    row, column = divmod(len(history), grid_width)
     near = []
     for i, (d, k) in enumerate(history):
-        there = divmod(i, grid_width)
-        if math.dist(here, there) <= radius:
-            near.append(((radius - (here[0] - there[0]) + 1) / radius, d, k))
+        other = divmod(i, grid_width)
+        if math.dist((row, column), other) <= radius:
+            near.append(((radius - (row - other[0]) + 1) / radius, d, k))
     if not near:
         return history[-1]
     total = sum(w for w, _, _ in near)

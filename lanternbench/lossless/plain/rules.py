@@ -7,9 +7,10 @@ sampled, has p = 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from lanternbench.engine.plain import PlainRule, Probs
+from lanternbench.lossless.plain.branches import Draws
 from lanternbench.lossless.plain.world import normalise
 
 Residual = Callable[[Probs, Probs, int, int, PlainRule], Probs]  # (q, p, x, depth, rule) -> weights
@@ -25,6 +26,28 @@ def without(p: Probs, x: int) -> Probs:
     return normalise([0.0 if y == x else py for y, py in enumerate(p)])
 
 
+def first_accepted(
+    draws: Draws, rule: PlainRule, residual: Residual, q: Probs, p: Probs,
+    children: Iterable[tuple[int | None, Probs | None]], depth: int, counts: bool = True,
+) -> tuple[int | None, int, Probs]:  # fmt: skip
+    """Try a node's children in draft order, each against what the earlier rejections left of q and p.
+
+    ``children``: (token, its own p); a token that is None is drawn now, a p that is None is that of the node.
+    ``counts``: do the tests decide a token of the image?  -> (accepted token or None, its rank, what is left of q)
+    """
+    for rank, (drafted, own) in enumerate(children):
+        if drafted is None and not any(p):
+            break  # p is exhausted: there are no more children
+        law = p if own is None else own
+        if counts:
+            draws.lose(stage_loss, residual, q, law, rule, depth)
+        x = draws.token(law) if drafted is None else drafted
+        if draws.accepts(rule.plain_prob(q, law, x, depth)):
+            return x, rank, q
+        q, p = after_rejection(residual, q, law, x, rule, depth), without(p, x)
+    return None, 0, q
+
+
 def stage_loss(residual: Residual, q: Probs, p: Probs, rule: PlainRule, depth: int) -> float:
     """TV(q, K) of one test, K = p·f + Σ_x p(x)·(1 − f(x))·G_x (Cool-SD, Theorem 2)."""
     kernel = [0.0] * len(q)
@@ -35,4 +58,9 @@ def stage_loss(residual: Residual, q: Probs, p: Probs, rule: PlainRule, depth: i
             if f < 1:
                 rest = after_rejection(residual, q, p, y, rule, depth)
                 kernel = [k + py * (1 - f) * g for k, g in zip(kernel, rest, strict=True)]
-    return 0.5 * math.fsum(abs(a - b) for a, b in zip(q, kernel, strict=True))
+    return total_variation(q, kernel)
+
+
+def total_variation(a: Iterable[float], b: Iterable[float]) -> float:
+    """½ Σ |a − b| of two distributions."""
+    return 0.5 * math.fsum(abs(x - y) for x, y in zip(a, b, strict=True))

@@ -1,4 +1,4 @@
-"""The Jacobi family by enumeration: SJD and its window initialisations, SCD's coupled redraws, GSD, SJD-PAC's siblings.
+"""The Jacobi family: SJD and its window initialisations, SCD's coupled redraws, GSD, SJD-PAC's siblings.
 
 A window holds drafts for the positions after the committed prefix, each with the law that it was drawn from.  A law is
 named, not stored: ``Law(context)`` is the target's distribution after ``context``, the tokens that stood there when the
@@ -7,15 +7,13 @@ draft was (re)drawn; a fresh draft's is uniform or one-hot.  Windows end with th
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from itertools import permutations, product
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from lanternbench.engine.plain import PlainRule, WindowSpec
-from lanternbench.lossless.plain.rules import Residual, after_rejection, stage_loss, without
+from lanternbench.lossless.plain.branches import Draws
+from lanternbench.lossless.plain.rules import Residual, first_accepted, without
 from lanternbench.lossless.plain.world import Prefix, World, normalise, one_hot
 
 
@@ -38,6 +36,10 @@ class Slot(NamedTuple):
     law: Law
 
 
+Window = tuple[Slot, ...]
+State = tuple[Prefix, Window]
+
+
 @dataclass(frozen=True)
 class WindowMethod:
     """A window with an acceptance rule and a residual."""
@@ -46,51 +48,59 @@ class WindowMethod:
     rule: PlainRule
     residual: Residual
 
+    def start(self, world: World) -> dict[State, float]:
+        if not self.spec.prefill:
+            return {((), ()): 1.0}
+        return {((x,), ()): w for x, w in enumerate(world.q(())) if w > 0}
 
-Window = tuple[Slot, ...]
-Weighted = dict[tuple[Prefix, Window], float]
+    def image(self, world: World, state: State) -> Prefix | None:
+        return state[0] if len(state[0]) == world.length else None
 
+    def step(self, world: World, state: State) -> Callable[[Draws], State]:
+        """One forward over the window: what is committed, and the drafts that stay."""
+        prefix, old = state
 
-def decode_by_steps(world: World, method: WindowMethod) -> tuple[list[dict[Prefix, float]], float]:
-    """P(image after 1, 2, … steps), a prefill's token before them; and the expected fidelity loss."""
-    spec = method.spec
-    states: Weighted = {((), ()): 1.0}
-    if spec.prefill:
-        states = {((x,), ()): w for x, w in enumerate(world.q(())) if w > 0}
-    by_steps: list[dict[Prefix, float]] = []
-    total_loss = 0.0
-    while states:
-        images: dict[Prefix, float] = defaultdict(float)
-        after: Weighted = defaultdict(float)
-        for (prefix, window), weight in states.items():
-            for filled, chance in fill(world, spec, prefix, window):
-                forward = step(world, method, prefix, filled)
-                total_loss += weight * chance * forward.loss
-                for (longer, left), probability in forward.out.items():
-                    mass = weight * chance * probability
-                    if len(longer) == world.length:
-                        images[longer] += mass
-                    else:
-                        after[longer, left] += mass
-        by_steps.append(images)
-        states = after
-    return by_steps, total_loss
+        def run(draws: Draws) -> State:
+            window, first = self.fill(draws, world, prefix, old), True
+            at: Prefix = ()
+            while len(prefix + at) < world.length:
+                column, q = len(at) + 1, world.q(prefix + at)
+                # the tree grows from first siblings alone
+                leaf = column > len(window) or (column > 1 and not first and column >= self.spec.tree_depth)
+                slot = Slot((), Law("uniform")) if leaf else window[column - 1]
+                p, children = slot.law.of(world), [(x, None) for x in slot.tokens]
+                x, rank, rest = first_accepted(draws, self.rule, self.residual, q, p, children, column)
+                if x is None:
+                    return (*prefix, *at, draws.token(rest)), self.redrawn(draws, world, prefix, window, at)
+                at, first = (*at, x), first and rank == 0
+            return prefix + at, ()
 
+        return run
 
-def fill(world: World, spec: WindowSpec, prefix: Prefix, window: Window) -> list[tuple[Window, float]]:
-    """Fresh drafts for the positions that the window has none for."""
-    size = min(spec.window, world.length - len(prefix))
-    options: list[list[tuple[Slot, float]]] = []
-    for column in range(1, size + 1):
-        if column <= len(window):
-            options.append([(window[column - 1], 1.0)])
-        else:
+    def fill(self, draws: Draws, world: World, prefix: Prefix, window: Window) -> Window:
+        """Fresh drafts for the positions that the window has none for."""
+        spec, size = self.spec, min(self.spec.window, world.length - len(prefix))
+        window = window[:size]
+        for column in range(len(window) + 1, size + 1):
             law = fresh_law(world, spec, prefix, len(prefix) + column - 1)
-            slots = []
-            for tokens, chance in siblings(law.of(world), spec.width(column)):
-                slots.append((Slot(tokens, Law("one-hot", tokens[:1]) if spec.one_hot else law), chance))
-            options.append(slots)
-    return [(tuple(slot for slot, _ in combo), math.prod(c for _, c in combo)) for combo in product(*options)]
+            tokens = siblings(draws, law.of(world), spec.width(column))
+            window += (Slot(tokens, Law("one-hot", tokens[:1]) if spec.one_hot else law),)
+        return window
+
+    def redrawn(self, draws: Draws, world: World, prefix: Prefix, window: Window, at: Prefix) -> Window:
+        """The drafts after the token that ends the step, from what this forward says of their positions.
+
+        The forward has seen, at each later position, the accepted path ``at`` and from there on the first siblings;
+        beyond the tree, where an accepted path of other siblings has no nodes, the chain of first siblings.
+        """
+        spec, stop = self.spec, len(at) + 1  # the column of the token that ends the step
+        chain = tuple(slot.tokens[0] for slot in window)
+        after: Window = ()
+        for column in range(stop + 1, min(len(window) + 1, world.length - len(prefix)) + 1):
+            seen = chain[: column - 1] if column > spec.tree_depth else at + chain[len(at) : column - 1]
+            old = window[column - 1] if column <= len(window) else None
+            after += (redraw(draws, world, spec, prefix + seen, old, spec.width(column - stop)),)
+        return after
 
 
 def fresh_law(world: World, spec: WindowSpec, prefix: Prefix, position: int) -> Law:
@@ -104,122 +114,47 @@ def fresh_law(world: World, spec: WindowSpec, prefix: Prefix, position: int) -> 
     direction, how = spec.init.split("-")
     if direction == "horizontal":
         source = len(prefix) - 1
-        there = source >= 0 and source // world.grid_width == position // world.grid_width
+        exists = source >= 0 and source // world.grid_width == position // world.grid_width
     else:
         source = position - world.grid_width
-        there = 0 <= source < len(prefix)
-    if not there:
+        exists = 0 <= source < len(prefix)
+    if not exists:
         return Law("uniform")
     return Law("one-hot", prefix[source : source + 1]) if how == "repeat" else Law("target", prefix[:source])
 
 
-def siblings(p: list[float], count: int, first: int | None = None) -> Iterable[tuple[tuple[int, ...], float]]:
+def siblings(draws: Draws, p: list[float], count: int, first: int | None = None) -> tuple[int, ...]:
     """Ordered draws without replacement from p, fewer where p has fewer tokens; ``first``: the first one is given."""
-    support = [x for x, px in enumerate(p) if px > 0 or x == first]
-    for tokens in permutations(support, min(count, len(support))):
-        if first is not None and tokens[0] != first:
-            continue
-        chance, left = 1.0, p
-        for j, x in enumerate(tokens):
-            chance *= 1.0 if j == 0 and first is not None else left[x]
-            left = without(left, x)
-        if chance > 0:
-            yield tokens, chance
+    tokens: tuple[int, ...] = ()
+    while len(tokens) < count and (any(p) or first is not None):
+        x = draws.token(p) if first is None else first
+        tokens, p, first = (*tokens, x), without(p, x), None
+    return tokens
 
 
-def step(world: World, method: WindowMethod, prefix: Prefix, window: Window) -> Forward:
-    """One forward over the window: what is committed, and the drafts that stay, with probabilities."""
-    forward = Forward(world, method, prefix, window)
-    forward.verify((), True, 1.0)
-    return forward
-
-
-@dataclass
-class Forward:
-    """One step on a filled window, and what it can lead to."""
-
-    world: World
-    method: WindowMethod
-    prefix: Prefix
-    window: Window
-    out: Weighted = field(default_factory=lambda: defaultdict(float))
-    loss: float = 0.0  # the expected Σ TV(q_j, K_j) of its tests
-
-    def verify(self, at: Prefix, first: bool, weight: float) -> None:
-        """``at``: the drafts accepted so far; ``first``: were all first siblings?  The chain grows from those alone."""
-        world, column, rule, rest = self.world, len(at) + 1, self.method.rule, self.method.residual
-        if len(self.prefix + at) == world.length:
-            self.out[self.prefix + at, ()] += weight
-            return
-        q = world.q(self.prefix + at)
-        if column > len(self.window) or (column > 1 and not first and column >= self.method.spec.tree_depth):
-            self.finish(at, q, weight)  # a leaf: the bonus token
-            return
-        tokens, law = self.window[column - 1]
-        p = law.of(world)
-        for j, x in enumerate(tokens):
-            self.loss += weight * stage_loss(rest, q, p, rule, column)
-            f = rule.plain_prob(q, p, x, column)
-            if f > 0:
-                self.verify((*at, x), first and j == 0, weight * f)
-            weight *= 1 - f
-            if weight == 0:
-                return
-            q, p = after_rejection(rest, q, p, x, rule, column), without(p, x)
-        self.finish(at, q, weight)
-
-    def finish(self, at: Prefix, law: list[float], weight: float) -> None:
-        """The step ends with a token of ``law``; the later positions are redrawn from what this forward says of them.
-
-        The forward has seen, at each later position, the accepted path and from there on the first siblings; beyond the
-        tree, where an accepted path of other siblings has no nodes, the chain of first siblings.
-        """
-        world, window, spec = self.world, self.window, self.method.spec
-        stop = len(at) + 1  # the column of the token that ends the step
-        chain = tuple(slot.tokens[0] for slot in window)
-        options: list[list[tuple[Slot, float]]] = []
-        for column in range(stop + 1, min(len(window) + 1, world.length - len(self.prefix)) + 1):
-            seen = chain[: column - 1] if column > spec.tree_depth else at + chain[len(at) : column - 1]
-            old = window[column - 1] if column <= len(window) else None
-            options.append(redraw(world, spec, self.prefix + seen, old, spec.width(column - stop)))
-        for x, probability in enumerate(law):
-            if probability > 0:
-                for combo in product(*options):
-                    mass = weight * probability * math.prod(chance for _, chance in combo)
-                    self.out[(*self.prefix, *at, x), tuple(slot for slot, _ in combo)] += mass
-
-
-def redraw(world: World, spec: WindowSpec, context: Prefix, old: Slot | None, count: int) -> list[tuple[Slot, float]]:
+def redraw(draws: Draws, world: World, spec: WindowSpec, context: Prefix, old: Slot | None, count: int) -> Slot:
     """New drafts for a position, of which the first has the law q(·|context)."""
     q, law = world.q(context), Law("target", context)
-    drawn: dict[tuple[int, Law], float] = defaultdict(float)
-    if old is not None and spec.redraw == "keep" and q[old.tokens[0]] > spec.theta * old.law.of(world)[old.tokens[0]]:
-        drawn[old.tokens[0], old.law] = 1.0
-    elif old is None or spec.redraw in ("independent", "keep"):
-        for x, qx in enumerate(q):
-            drawn[x, law] += qx
+    if old is None or spec.redraw == "independent":
+        return Slot(siblings(draws, q, count), law)
+    x, p = old.tokens[0], old.law.of(world)
+    if spec.redraw == "keep":
+        kept = q[x] > spec.theta * p[x]
+        x, law = (x, old.law) if kept else (draws.token(q), law)
     else:
-        for x, chance, kept in coupled(q, old.law.of(world), old.tokens[0]):
-            drawn[x, old.law if kept and spec.redraw == "kept-law" else law] += chance
-    return [
-        (Slot(tokens, recorded), chance * more)
-        for (x, recorded), chance in drawn.items()
-        if chance > 0
-        for tokens, more in siblings(q, count, x)
-    ]
+        x, kept = coupled(draws, q, p, x)
+        law = old.law if kept and spec.redraw == "kept-law" else law
+    return Slot(siblings(draws, q, count, x), law)
 
 
-def coupled(q: list[float], p: list[float], x: int) -> Iterable[tuple[int, float, bool]]:
+def coupled(draws: Draws, q: list[float], p: list[float], x: int) -> tuple[int, bool]:
     """Maximal coupling (SCD, arXiv 2510.24211): keep x ~ p with min(1, q(x)/p(x)), else draw from [q − p]₊.
 
-    -> (token, probability, was it kept?); over x ~ p the token has the law q, and equals x as often as is possible.
+    -> (token, was it kept?); over x ~ p the token has the law q, and equals x as often as is possible.
     """
-    keep = min(1.0, q[x] / p[x])
-    yield x, keep, True
-    if keep < 1:
-        for y, gy in enumerate(normalise([max(0.0, qy - py) for qy, py in zip(q, p, strict=True)], q)):
-            if gy > 0:
-                yield y, (1 - keep) * gy, False
+    if draws.accepts(min(1.0, q[x] / p[x])):
+        return x, True
+    return draws.token(normalise([max(0.0, qy - py) for qy, py in zip(q, p, strict=True)], q)), False
 
 
 def inverse_cdf(p: list[float], u: float) -> int:

@@ -1,15 +1,49 @@
-"""Variations of a method: one option, residual or rule changed at a time."""
+"""Forms of a method: as the papers define it, what its components say of themselves in plain Python put together; with
+one option, residual or rule changed at a time; and small enough to be enumerated.
+
+Where any part of a method has no definition, there is nothing to hold the engine against but what the method claims.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin
 
+from lanternbench.engine.plain import RowSpec, TreeSpec
 from lanternbench.errors import UserError
+from lanternbench.lossless.plain.decoding import MethodSpec
+from lanternbench.lossless.plain.rows import RowMethod
+from lanternbench.lossless.plain.windows import WindowMethod
+from lanternbench.lossless.tables import Tables, TableTarget
 from lanternbench.methods.method import KINDS, Method
 from lanternbench.methods.method import method as make
 from lanternbench.methods.residuals import PLAIN
 from lanternbench.registry import components
+
+
+def definition(method: Method, tables: Tables) -> MethodSpec | WindowMethod | RowMethod | None:
+    """The plain definition of a method of enumerable size on these tables; None where a part has none."""
+    target: Any = TableTarget(tables)
+    method = method.resolve(target.options)
+    proposal, rule, residual = method.proposal, method.acceptance, PLAIN.get(method.choices.residual)
+    tree = method.tree if proposal.tree_is_own else method.tree.prepare(target, proposal)
+    drawn = proposal.plain(tree)
+    draft = None if drawn is None else method.order.plain(drawn)
+    if draft is None or residual is None or not rule.has_plain:
+        return None
+    rule = rule.prepare(target, draft.deepest)
+    if isinstance(draft, RowSpec):
+        return RowMethod(draft, rule, residual)
+    if isinstance(draft, TreeSpec):
+        return MethodSpec(draft, rule, residual, proposal.samples, rule.plain_chain, proposal.marginals)
+    return WindowMethod(draft, rule, residual) if rule.plain_chain is None else None
+
+
+def few_drafts(method: Method) -> Method:
+    """``method`` with one draft a row, so that the outcomes of larger images can be enumerated."""
+    one = {"window": 1} if "window" in type(method.proposal).model_fields else {}
+    return replace(method, proposal=method.proposal.model_copy(update=one))
 
 
 def variations(method: Method) -> list[Method]:
