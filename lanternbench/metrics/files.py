@@ -39,8 +39,8 @@ class Weights:
         if self.hub:
             from huggingface_hub import try_to_load_from_cache
 
-            path = try_to_load_from_cache(*self.hub)
-            return Path(path) if isinstance(path, str) else None
+            stored = try_to_load_from_cache(*self.hub)
+            return Path(stored) if isinstance(stored, str) else None
         return None
 
 
