@@ -94,5 +94,5 @@ def _computed(net: Net, images: Iterable[Image.Image]) -> Iterator[Tensor]:
     import torch
 
     for _, run in groupby(map(net.prepare, images), key=lambda t: t.shape):
-        for block in iter(lambda run=run: list(islice(run, BLOCK)), []):
+        while block := list(islice(run, BLOCK)):
             yield net.module(torch.stack(block).to(net.device)).cpu()

@@ -39,8 +39,8 @@ class Weights:
         if self.hub:
             from huggingface_hub import try_to_load_from_cache
 
-            path = try_to_load_from_cache(*self.hub)
-            return Path(path) if isinstance(path, str) else None
+            stored = try_to_load_from_cache(*self.hub)
+            return Path(stored) if isinstance(stored, str) else None
         return None
 
 
@@ -96,8 +96,8 @@ INCEPTION = Weights(
     url="https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth",
     sha256="6726825d",
     elsewhere=(
-        f"{home}/hub/checkpoints/weights-inception-2015-12-05-6726825d.pth"
-        for home in ("$TORCH_HOME", "~/.cache/torch")
+        "$TORCH_HOME/hub/checkpoints/weights-inception-2015-12-05-6726825d.pth",
+        "~/.cache/torch/hub/checkpoints/weights-inception-2015-12-05-6726825d.pth",
     ),
     gigabytes=0.1,
 )

@@ -139,4 +139,5 @@ class ImageReward(ImageMetric):
     def load(self) -> ScoreFunction:
         from lanternbench.metrics import blip_reward
 
-        return blip_reward.score_function(*map(self.setup.find, self.weights), self.setup.device)
+        weights, vocabulary = map(self.setup.find, self.weights)
+        return blip_reward.score_function(weights, vocabulary, self.setup.device)
