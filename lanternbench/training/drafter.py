@@ -157,10 +157,10 @@ def initial_drafter(target: Target, plan: Plan) -> Drafter:
     model, device = target.model, target.device
     torch.manual_seed(plan.seed)
     fused = plan.recipe == "eagle-3"
+    if plan.start is None and plan.recipe == DFlash.kind:
+        return DFlash.untrained(model, plan.block, plan.layers, plan.causal).to(device)
     if plan.start is None:
-        untrained = plan.recipe == DFlash.kind
-        net = DFlash.untrained(model, plan.block, plan.layers, plan.causal) if untrained else model.new_eagle(fused)
-        return net.to(device)
+        return model.new_eagle(fused).to(device)
     net = drafter_at(plan.start, model, str(device), torch.float32)
     if net.kind not in STARTS[plan.recipe]:
         raise UserError(
