@@ -73,7 +73,7 @@ def draw_distinct(weights: Tensor, u: Tensor) -> Tensor:
     """Successive draws without replacement: weights [..., V], u [..., m] -> tokens [..., m] in draft order."""
     if u.shape[-1] == 1:
         return draw_each(weights, u)
-    tokens = []
+    tokens: list[Tensor] = []
     for each in u.split(1, -1):
         if tokens:
             weights = weights.scatter(-1, tokens[-1], 0.0)

@@ -188,7 +188,7 @@ def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Tokenise
     elif where.exists():
         state = read_state(where)
         shape: tuple[int, ...] = getattr(state.get("quantize.embedding.weight"), "shape", ())
-        config = VQConfig(**dict(zip(("codebook_size", "codebook_dim"), shape)) if len(shape) == 2 else {})
+        config = VQConfig(codebook_size=shape[0], codebook_dim=shape[1]) if len(shape) == 2 else VQConfig()
         tokeniser = load_into(lambda: VQModel(config), state, where, device, torch.float32)
     else:
         return None
