@@ -193,7 +193,7 @@ class Attention(Direct):
             qkv, mask = qkv[:, -last:], None if mask is None else mask[..., -last:, :]
         q = qkv.narrow(2, 0, heads).transpose(1, 2)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=n_kv != heads)
-        return self.wo(y.transpose(1, 2).flatten(2))
+        return self.wo(y.transpose(1, 2).reshape(*x.shape[:1], y.shape[2], -1))
 
 
 class FeedForward(Direct):

@@ -154,7 +154,7 @@ def test_prompts_whose_caches_differ_in_size_do_not_share_recordings(shallow_8x8
     monkeypatch.setattr(opening, "CAPACITY", 1)
 
     def condition(target, captions, guided):
-        prefix, cut = shallow_8x8.condition(target, captions, guided), 16 * (captions[0] == CAPTIONS[1])
+        prefix, cut = shallow_8x8.prefix(captions, 2.0 if guided else 1.0), 16 * (captions[0] == CAPTIONS[1])
         return prefix._replace(
             **{name: getattr(prefix, name)[:, cut:] for name in ("embeddings", "valid", "ahead_ids", "seen")}
         )

@@ -9,7 +9,7 @@ import torch
 from test_dflash import TREE, blocky
 from test_verification import mutate
 
-from lanternbench.lossless import definitions, exact, on_tables, statistical, verify_method
+from lanternbench.lossless import exact, forms, on_tables, statistical, verify_method
 from lanternbench.lossless.exact import decode_tables
 from lanternbench.lossless.plain.decoding import MethodSpec
 from lanternbench.lossless.tables import Sampling, Tables
@@ -78,7 +78,7 @@ def test_relaxed_rules_draw_what_they_define_within_their_bound(fine, name, worl
 
 def test_all_nodes_of_a_level_share_a_distribution_in_the_engine_and_in_the_definition(monkeypatch):
     """A drafter that looked at the drafts before would follow another definition."""
-    honest = definitions.definition
+    honest = forms.definition
 
     def by_drafts(*args):
         spec = honest(*args)

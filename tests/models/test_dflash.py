@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fake_cuda_graph import frozen
-from lanternbench.models.rope import rope_1d
 from safetensors.torch import save_file
 from test_anole import CAPTIONS, scrambled
 from test_eagle3 import captions_of, deep
@@ -25,9 +24,9 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import with_drafter
-from lanternbench.models.drafters.dflash import DFlash, spread, to_file
+from lanternbench.models.drafters.dflash import DFlash, shape, spread, to_file
 from lanternbench.models.target import Target
-from lanternbench.models.transformer import DecoderConfig
+from lanternbench.models.transformer import DecoderConfig, rope_1d
 from lanternbench.training import dflash, drafter, eagle
 from lanternbench.utils.graph_capture import Graphs
 
@@ -146,7 +145,7 @@ def test_the_network_is_dflash_s_put_together_of_transformers_own_parts(causal, 
     from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb, eager_attention_forward
 
     torch.manual_seed(0)
-    net = DFlash(DecoderConfig(64, layers, 4, 96, 50, kv_heads, 1e-6), block, (1, 3), causal).eval()
+    net = DFlash(shape(DecoderConfig(64, layers, 4, 96, 50, kv_heads, 1e-6), layers), block, (1, 3), causal).eval()
     for name, p in net.named_parameters():
         p.copy_(0.15 * torch.randn_like(p) + ("norm" in name))
     features, anchor = torch.randn(2, context, 3 * 64), torch.randn(2, 64)

@@ -17,7 +17,6 @@ from lanternbench.experiment.worker import figures
 from lanternbench.lossless.row_ends import row_end_target
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.report.load import LossByPlace
 from lanternbench.report.maps import loss_figure, loss_records
 from lanternbench.report.write import report
 
@@ -25,6 +24,11 @@ CAPTIONS = ["a large red star on the left", "a small green ring", "two dogs in t
 ZIPAR, PJD = "zipar s=2", "pjd c=4"
 ROWS = [flat(), *(flat(x, x.split()[0], 2.0, fidelity_loss=0.1, lossless=False) for x in (ZIPAR, PJD))]
 LOST = {ZIPAR: ([0.0, 0.3], [0.1, 0.15, 0.2]), PJD: ([0.0, 0.1], [0.05, 0.05, 0.05])}  # of the first prompt
+
+
+def by_place(rows: list[list[float]], columns: list[list[float]]) -> dict[str, list[list[float]]]:
+    """The losses of a method's samples by row and by column."""
+    return {"row": rows, "column": columns}
 
 
 def lossy_run(folder: Path, prompts: int = 3, **changes: tuple[list[float], list[float]]) -> Path:
@@ -47,7 +51,7 @@ def lossy_run(folder: Path, prompts: int = 3, **changes: tuple[list[float], list
 
 
 def test_each_row_and_column_has_the_mean_over_samples_with_an_interval():
-    losses = {"a": LossByPlace([[0.0, 0.2], [0.0, 0.6], [0.0, 0.1]], [[0.1], [0.3], [0.2]])}
+    losses = {"a": by_place([[0.0, 0.2], [0.0, 0.6], [0.0, 0.1]], [[0.1], [0.3], [0.2]])}
     records = loss_records(losses)
     found = [(r["method"], r["axis"], r["place"], r["n"]) for r in records]
     assert found == [("a", "row", 0, 3), ("a", "row", 1, 3), ("a", "column", 0, 3)]
@@ -58,8 +62,8 @@ def test_each_row_and_column_has_the_mean_over_samples_with_an_interval():
 
 
 def test_the_figure_has_a_curve_and_a_band_for_every_method_by_row_and_by_column():
-    losses = {r"$\zipar$": LossByPlace([[0.0, 0.2], [0.0, 0.6]], [[0.1, 0.3, 0.2]] * 2)}
-    losses["pjd"] = LossByPlace([[0.0, 0.1]] * 2, [[0.05] * 3] * 2)
+    losses = {r"$\zipar$": by_place([[0.0, 0.2], [0.0, 0.6]], [[0.1, 0.3, 0.2]] * 2)}
+    losses["pjd"] = by_place([[0.0, 0.1]] * 2, [[0.05] * 3] * 2)
     records = loss_records(losses)
     figure = loss_figure(records)
     figure.canvas.draw()  # a label that were read as mathematics would end here

@@ -334,7 +334,7 @@ def test_an_eagle_3_drafter_goes_on_from_an_eagle_1_drafter(command, shallow):
         (["--out", "theirs/thesis.txt/x"], "cannot write theirs/thesis.txt/x (Not a directory): free some space or"),
         (["--work", "theirs/thesis.txt/x"], "cannot write theirs/thesis.txt/x (Not a directory): free some space or"),
         (["--work", "odd"], "odd/recipe.json is not what a training wrote: choose another folder with --work"),
-        (["--dtype", "int3"], "unknown dtype 'int3'"),
+        (["--dtype", "int3"], "the command line: 'dtype' is wrong (Input should be 'float32' or 'bfloat16')"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_code_2(command, tmp_path, given, said):
