@@ -207,8 +207,8 @@ def test_what_it_drafts_from_is_a_plain_network_over_the_committed_context(kind,
 @pytest.mark.parametrize("kind", ["tiny", "lumina"])
 def test_recorded_batched_and_single_decodes_have_the_same_tokens(kind):
     target, captions = blocky(kind), captions_of(kind)
-    for shape in (None, TREE):
-        one = method("dflash") if shape is None else method("dflash", tree="static", shape=shape)
+    for paths in (None, TREE):
+        one = method("dflash") if paths is None else method("dflash", tree="static", shape=paths)
         plain, graphs = (build(t, one) for t in (target, replace(target, graphs=Graphs(frozen))))
         batch, recorded = (engine.generate(d, captions, max_steps=4) for d in (plain, graphs))
         alone = [engine.generate(plain, [c], max_steps=4)[0] for c in captions]
