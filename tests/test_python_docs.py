@@ -31,6 +31,15 @@ def test_every_block_of_the_page_runs_in_a_fresh_folder(tmp_path, monkeypatch, c
     assert {path.name for path in (tmp_path / "report").iterdir()} >= {"table.md", "table.csv"}
 
 
+def test_the_example_of_verification_gives_what_it_says():
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "verification.md").read_text(), re.S)
+    *setup, losses, right = block.strip().splitlines()
+    known: dict = {}
+    exec("\n".join(setup), known)
+    assert repr(eval(losses, known)) in losses
+    assert repr(eval(right, known)) == "True"
+
+
 def test_the_frames_hold_what_the_folder_holds():
     run = lanternbench.load_run(RUN)
     assert isinstance(run.summary, pd.DataFrame)
