@@ -126,7 +126,7 @@ class RowProposer:
         zero = torch.zeros(shape, dtype=torch.long, device=state.device)
         p = torch.zeros(*shape, state.target.vocab, dtype=state.first.dtype, device=state.device)
         count = torch.zeros(state.batch, self.height, dtype=torch.long, device=state.device)
-        count[:, 0] = 1 - self.first
+        count[:, 0].fill_(1 - self.first)
         kept = torch.zeros(shape[:2], dtype=torch.long, device=state.device)
         own = RowState(count, torch.zeros_like(count[:, 0]), zero, p, kept, p if self.own_law else None)
         if state.trace is not None:

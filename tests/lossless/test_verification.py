@@ -198,14 +198,14 @@ def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "function", "line"),
+    ("name", "function", "line", "wrong"),
     [
-        ("sd", "_sampled_chain", "final = torch.where((accepted == length)[:, None], q_stop, rest)"),
-        ("eagle-1", "_sampled_tree", "final = torch.where(leaf[:, None], rows_at(q, stop), rest)"),
+        ("sd", "end_of_chain", "(accepted == draft.tokens.shape[1] - 1) | (rest.sum(-1) == 0)", "rest.sum(-1) == 0"),
+        ("eagle-1", "_sampled_tree", "torch.where(leaf[:, None], rows_at(q, stop), rest)", "rest"),
     ],
 )
-def test_a_bonus_token_from_the_wrong_distribution_is_found(name, function, line, monkeypatch):
-    mutate(monkeypatch, verify, function, line, "final = rest")
+def test_a_bonus_token_from_the_wrong_distribution_is_found(name, function, line, wrong, monkeypatch):
+    mutate(monkeypatch, verify, function, line, wrong)
     assert deviation(name, Tables(3, 4, 1, "dense")) > 1e-3
 
 
