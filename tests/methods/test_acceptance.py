@@ -67,6 +67,13 @@ def test_annealed_rule_multiplies_by_the_omega_of_the_depth():
     )
 
 
+def test_the_first_draft_has_the_first_omega_of_the_schedule():
+    rule = method("cool-sd", lam=1.5, nu=0.5).acceptance.prepare(SimpleNamespace(device="cpu"), 2)
+    q = torch.full((2, 4), 0.25)
+    relaxed = rule.relax(q, torch.tensor([0, 1]), torch.tensor([1, 2]))
+    assert relaxed.value.tolist() == pytest.approx([0.5, 0.25])  # ω = 2 and 1
+
+
 # ---------------------------------------------------------------- LANTERN
 
 

@@ -33,7 +33,7 @@ MUTANTS = (
         "ω is shifted by one position",
         ((f"{RULES}/annealed.py", "torch.tensor(omega,", "torch.tensor([*omega[1:], omega[-1]],"),),
         "cool-sd",
-        ("tests/methods/test_acceptance.py::test_annealed_rule_multiplies_by_the_omega_of_the_depth",),
+        ("tests/methods/test_acceptance.py::test_the_first_draft_has_the_first_omega_of_the_schedule",),
     ),
     Mutant(
         "residual-keeps-group",
@@ -73,7 +73,7 @@ MUTANTS = (
                 "lanternbench/engine/state.py",
                 "    logits = state.logits(states.next)\n    state.clock.tick",
                 "    from lanternbench.models.decoder import guide\n"
-                "    warped = state.warp(model.output(states.next)).clamp(min=1e-12).log()\n"
+                "    warped = state.warp(state.target.model.output(states.next)).clamp(min=1e-12).log()\n"
                 "    state.clock.tick",
             ),
             (
