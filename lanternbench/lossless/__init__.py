@@ -318,7 +318,7 @@ def _row_ends(method: Method, seed: int) -> Iterator[Row]:
         return  # it has no drafter of this kind
 
     def cached() -> Outcome:
-        forward = sampled_tests(target, method, IMAGES, seed).forward
+        forward = sampled_tests(target, method, 2 * IMAGES, seed).forward
         return Outcome(forward, FORWARD, "max |q in the loop − q of a plain forward|, a random model with row ends")
 
     yield _timed(method, "row ends: cached forward", cached)
