@@ -46,8 +46,8 @@ class Result:
     def _repr_html_(self) -> str:
         from lanternbench.report.maps import data_uri
 
-        shown = f'<img src="{data_uri(self.image, "PNG")}"><br>' if self.image else ""
-        return shown + escape(repr(self.stats))
+        picture = f'<img src="{data_uri(self.image, "PNG")}"><br>' if self.image else ""
+        return picture + escape(repr(self.stats))
 
     def plot(self) -> Figure:
         """The image beside a map of the accepted lengths: each token in the colour of the step that committed it."""
@@ -89,12 +89,12 @@ class Model:
         The same prompt, seed and method always give the same tokens.  Raises UserError for what cannot be run.
         """
         if preset_file.is_file(method):
-            found = preset_file.read(method)
-            method, options = found.pop("method"), found | options
+            preset = preset_file.read(method)
+            method, options = preset.pop("method"), preset | options
         decoder = build(self.target, make_method(method, **options), temperature, top_k, top_p, guidance)
         captions = [prompt] if isinstance(prompt, str) else list(prompt)
-        made = generate(decoder, captions, seed=seed, trace=trace)
-        images = self.target.images(torch.stack([one.tokens for one in made]), captions)
+        batch = generate(decoder, captions, seed=seed, trace=trace)
+        images = self.target.images(torch.stack([one.tokens for one in batch]), captions)
         grid = self.target.grid
-        results = [Result(o.tokens, image, Stats(**vars(o)), grid) for o, image in zip(made, images, strict=True)]
+        results = [Result(o.tokens, image, Stats(**vars(o)), grid) for o, image in zip(batch, images, strict=True)]
         return results[0] if isinstance(prompt, str) else results

@@ -38,8 +38,8 @@ class Group(NamedTuple):
 class Takes(NamedTuple):
     """Marks an argument that stands for options: the named fields of ``model``, or of the NamedTuple that it is.
 
-    Of a model's fields it is a dict of those that are given, and of the defaults but where ``defaults`` is off; where
-    its type is Any, a checked ``Decoding``.
+    Its value is a dict of the model's fields that are set, with the defaults if ``defaults``; or a checked ``Decoding``
+    where its type is Any.
     """
 
     names: str
@@ -56,8 +56,8 @@ class Takes(NamedTuple):
         fields = {name: resolve_name(self.model).model_fields[name] for name in names}
 
         def collect(values: dict[str, Any]) -> dict[str, Any]:
-            given = {n: v for n, v in values.items() if v is not None and (v or fields[n].default is not False)}
-            return {n: listed(v) if fields[n].annotation == list[str] else v for n, v in given.items()}
+            chosen = {n: v for n, v in values.items() if v is not None and (v or fields[n].default is not False)}
+            return {n: listed(v) if fields[n].annotation == list[str] else v for n, v in chosen.items()}
 
         parameters = [_setting(name, field, self.defaults) for name, field in fields.items()]
         return Group(parameters, collect if kind is dict else lambda values: checked(Decoding, collect(values)))
@@ -79,14 +79,14 @@ class TakesMethodOptions:
         for name, same in fields.items():
             text = "; ".join(dict.fromkeys(field.description or name for field in same))
             text, flags = f"{text[0].upper()}{text[1:]}.", [f"--{same[0].alias or name}"]
-            parameters.append(_parameter(_PREFIX + name, flags, _plain(same[0]), text, _words(same), panel=PANEL))
+            parameters.append(_parameter(_PREFIX + name, flags, _plain(same[0]), text, _choices_of(same), panel=PANEL))
 
         def collect(values: dict[str, Any]) -> dict[str, Any]:
-            given = pairs(values.pop("option") or [])
+            options = pairs(values.pop("option") or [])
             for name, value in ((n.removeprefix(_PREFIX), v) for n, v in values.items() if v is not None):
-                is_text = name in fields and _plain(fields[name][0]) is str and not _words(fields[name])
-                given[name] = _parsed(f"--{name.replace('_', '-')}", value) if is_text else value
-            return given
+                is_text = name in fields and _plain(fields[name][0]) is str and not _choices_of(fields[name])
+                options[name] = _parsed(f"--{name.replace('_', '-')}", value) if is_text else value
+            return options
 
         return Group(parameters, collect)
 
@@ -130,15 +130,15 @@ def _setting(name: str, field: FieldInfo, defaults: bool) -> inspect.Parameter:
     default = ",".join(field.default) if isinstance(field.default, list) else field.default
     flags = [f"--{name}/--no-{name}" if default is True else f"--{name}"] + ["-n"] * (name == "num_prompts")
     usual = default if kind is bool or (defaults and "default" not in text.lower()) else None
-    return _parameter(name, flags, kind, text, _words([field]), usual)
+    return _parameter(name, flags, kind, text, _choices_of([field]), usual)
 
 
 def _parameter(
-    name: str, flags: list[str], kind: type, text: str, words: Sequence[str] = (), default: Any = None,
+    name: str, flags: list[str], kind: type, text: str, choices: Sequence[str] = (), default: Any = None,
     panel: str | None = None,
 ) -> inspect.Parameter:  # fmt: skip
     option = typer.Option(
-        *(flag.replace("_", "-") for flag in flags), help=text, metavar="|".join(words) or None, rich_help_panel=panel
+        *(flag.replace("_", "-") for flag in flags), help=text, metavar="|".join(choices) or None, rich_help_panel=panel
     )
     return _keyword(name, Annotated[kind | None, option], default)
 
@@ -159,8 +159,8 @@ def _plain(field: FieldInfo) -> type:
     return str if list[float] in parts else next((kind for kind in (int, float) if kind in parts), str)
 
 
-def _words(fields: list[FieldInfo]) -> list[str]:
-    """The values of an option that takes one of a few words, in whichever component."""
+def _choices_of(fields: list[FieldInfo]) -> list[str]:
+    """The values of an option that takes one of a few, over all components."""
     each = [parts[0] for parts in map(_parts, fields) if len(parts) == 1 and get_origin(parts[0]) is Literal]
     return list(dict.fromkeys(str(value) for literal in each for value in get_args(literal)))
 
@@ -221,10 +221,10 @@ def check_names(args: Sequence[str], positional: bool = False) -> None:
     from lanternbench.models.entries import check_target
 
     leading = itertools.takewhile(lambda text: positional and not text.startswith("-"), args)
-    given = [("-m", name) for name in leading]
-    given += [pair for pair in itertools.pairwise(args) if pair[0] in ("-m", "--method", "--target")]
+    named = [("-m", name) for name in leading]
+    named += [pair for pair in itertools.pairwise(args) if pair[0] in ("-m", "--method", "--target")]
     joined = (text.partition("=") for text in args if text.startswith(("--method=", "--target=")))
-    for flag, value in [*given, *((flag, value) for flag, _, value in joined)]:
+    for flag, value in [*named, *((flag, value) for flag, _, value in joined)]:
         if flag == "--target":
             check_target(value)
         elif not preset_file.is_file(value):

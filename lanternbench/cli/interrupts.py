@@ -15,19 +15,19 @@ CODE = 130  # 128 + SIGINT, as shells report it
 SENTENCE = "lanternbench: interrupted; the same command continues where it stopped"
 SHOW_CURSOR = "\x1b[?25h"
 
-_command_runs = False  # whether what is interrupted cleans up after itself
-_interrupted = _said = False
+_command_runs = False  # whether the interrupted code cleans up
+_interrupted = _printed = False
 
 
 def install() -> None:
-    """Handle Ctrl-C from now on; to be called before anything slow is imported."""
+    """Install the handler of Ctrl-C; call it before slow imports."""
     signal.signal(signal.SIGINT, _handle)
     sys.unraisablehook = _unraisable
 
 
 @contextmanager
 def running() -> Iterator[None]:
-    """While a command runs, Ctrl-C raises KeyboardInterrupt in it, so that it closes what it opened."""
+    """While a command runs, Ctrl-C raises KeyboardInterrupt in it, so that open files are closed."""
     global _command_runs
     _command_runs = True
     try:
@@ -37,20 +37,20 @@ def running() -> Iterator[None]:
 
 
 def interrupted() -> bool:
-    """Did Ctrl-C come?"""
+    """Whether Ctrl-C was pressed."""
     return _interrupted
 
 
 def say() -> None:
     """Print the sentence, once."""
-    global _said
-    if not _said:
-        _said = True
+    global _printed
+    if not _printed:
+        _printed = True
         os.write(2, f"{SHOW_CURSOR if os.isatty(2) else ''}{SENTENCE}\n".encode())
 
 
 def finish(code: int) -> NoReturn:
-    """End this process, as Python does, but with Ctrl-C handled to the last: its own end restores the default."""
+    """End this process as Python does, but handle Ctrl-C to the end, whereas Python restores its default handler."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -76,13 +76,13 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def _unraisable(error: Any) -> None:
-    """Ctrl-C in a finaliser or a callback, where Python would only print its traceback and go on."""
+    """Ctrl-C in a finaliser or a callback, where Python would print its traceback and continue."""
     if issubclass(error.exc_type, KeyboardInterrupt):
         _leave()
     sys.__unraisablehook__(error)
 
 
 def _leave() -> None:
-    """End at once: whatever lies on disk can be continued, as after a crash."""
+    """Exit at once: the files on disk can be resumed, as after a crash."""
     say()
     os._exit(CODE)

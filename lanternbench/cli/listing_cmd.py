@@ -54,11 +54,11 @@ def methods(
             raise UserError("--target is for the page of one method: name it, as in `lanternbench methods eagle-1`")
         entry(target)
     if name is not None:
-        chosen, made = preset(name), named(name)
+        chosen, method = preset(name), named(name)
         if as_json:
-            print_json(_method_row(name, chosen, made) | {"about": option_rows(made, chosen, target)})
+            print_json(_method_row(name, chosen, method) | {"about": option_rows(method, chosen, target)})
         else:
-            _method_page(name, chosen, made, target)
+            _method_page(name, chosen, method, target)
         return
     rows: list[dict[str, Any]] = []
     for title, listed in components("preset").items():
@@ -71,30 +71,30 @@ def methods(
     print_rows(rows, as_json, "method proposal tree acceptance residual order lossless paper")
 
 
-def _method_row(name: str, preset: Preset, made: Method) -> dict[str, Any]:
-    row = {"method": name, **preset.choices._asdict(), "lossless": made.lossless, "paper": preset.paper or "–"}
-    return row | {"options": {f: v for f, v in sorted(made.read.items()) if v is not None}}
+def _method_row(name: str, preset: Preset, method: Method) -> dict[str, Any]:
+    row = {"method": name, **preset.choices._asdict(), "lossless": method.lossless, "paper": preset.paper or "–"}
+    return row | {"options": {f: v for f, v in sorted(method.read.items()) if v is not None}}
 
 
-def option_rows(made: Method, preset: Preset, target: str | None = None) -> list[dict[str, str]]:
-    """Of each option that a method reads: flag, symbol in labels, default, whose default it is, bounds, meaning.
+def option_rows(method: Method, preset: Preset, target: str | None = None) -> list[dict[str, str]]:
+    """Each option that a method reads: flag, symbol in labels, default, the default's source, bounds, meaning.
 
-    With a target: the default that it resolves to there, and the published source of that where there is one.
+    With a target: the default for that target, and its published source if any.
     """
     of_target = family(entry(target).family).options(entry(target)) if target else {}
-    fields, rows = fields_of(made.parts), []
-    for name, value in (made.resolve(of_target) if target else made).read.items():
+    fields, rows = fields_of(method.parts), []
+    for name, value in (method.resolve(of_target) if target else method).read.items():
         rules = [(sign, getattr(rule, kind, None)) for rule in fields[name].metadata for kind, sign in SIGNS.items()]
         limits = ", ".join(f"{sign} {bound}" for sign, bound in rules if bound is not None)
         choices = get_args(fields[name].annotation) if get_origin(fields[name].annotation) is Literal else ()
         meaning = fields[name].description or ""
         open_ = fields[name].default is None and name not in preset.options
-        default = "–" if value is None or (open_ and not value) else _text(value)  # or the option is off
+        default = "–" if value is None or (open_ and not value) else _text(value)  # an option without a value is off
         if open_ and default == "–":
             source = "target" if "the target's" in meaning and not target else "–"
         else:
             source = "preset" if name in preset.options else "target" if open_ and of_target else "component"
-        stated = defaults.default_of(made.preset, preset.choices, flag(name), target) if target else None
+        stated = defaults.default_of(method.preset, preset.choices, flag(name), target) if target else None
         if stated and stated.says(default):
             default, source = stated.default.strip("`"), stated.source.replace("`", "")
         row = {"option": f"--{flag(name).replace('_', '-')}", "symbol": symbol(fields, name)}
@@ -107,16 +107,16 @@ def _text(value: Any) -> str:
     return f"{value[0]} to {value[1]}" if isinstance(value, tuple) else str(value)
 
 
-def _method_page(name: str, preset: Preset, made: Method, target: str | None) -> None:
+def _method_page(name: str, preset: Preset, method: Method, target: str | None) -> None:
     console = Console(width=PAGE, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for title in ("option", "symbol", "default", "source" if target else "of the", "bounds", "meaning"):
         table.add_column(title, overflow="fold", no_wrap=title == "option", max_width=WIDEST.get(title))
-    rows = option_rows(made, preset, target)
+    rows = option_rows(method, preset, target)
     for row in rows:
         cells = row | {"symbol": "" if row["symbol"] == row["option"][2:].replace("-", "_") else row["symbol"]}
         table.add_row(*map(Text, cells.values()))
-    lossless = "lossless" if made.lossless else "not lossless"
+    lossless = "lossless" if method.lossless else "not lossless"
     console.print(Text(f"{name}: {lossless}; {preset.paper or 'no paper'}"))
     console.print(Text(", ".join(f"{kind} {choice}" for kind, choice in preset.choices._asdict().items())))
     if target:
@@ -153,8 +153,8 @@ def _metric_row(name: str, kind: type[Metric]) -> dict[str, Any]:
 
     row = {"metric": name, "column": ", ".join(c.title for c in kind.columns(name))}
     row |= {"better": BETTER[kind.higher_is_better], "of": "an image" if issubclass(kind, ImageMetric) else "a set"}
-    here = "yes" if all(w.find() for w in kind.weights) else "no"
-    return row | {"here": "–" if ":" in name else here, "size": _size(sum(w.gigabytes for w in kind.weights), kind)}
+    present = "yes" if all(w.find() for w in kind.weights) else "no"
+    return row | {"here": "–" if ":" in name else present, "size": _size(sum(w.gigabytes for w in kind.weights), kind)}
 
 
 def _size(gigabytes: float, kind: type[Metric]) -> str:
@@ -164,18 +164,18 @@ def _size(gigabytes: float, kind: type[Metric]) -> str:
 
 
 def _metric_page(name: str, kind: type[Metric]) -> dict[str, str]:
-    """What a page says, by title."""
+    """The texts of a page, by title."""
     from lanternbench.metrics.metric import ImageMetric
 
     module = (inspect.getdoc(sys.modules[kind.__module__]) or "").partition("\n\n")[0]
-    own = (kind.__doc__ or "").partition(" Raises ")[0]
+    description = (kind.__doc__ or "").partition(" Raises ")[0]
     reads = "an image" if issubclass(kind, ImageMetric) else "a set of images"
     reads += " and its caption" if getattr(kind, "captions", False) else ""
     files = [f"{w.title} ({_size(w.gigabytes, kind)}, {'here' if w.find() else 'not here'})" for w in kind.weights]
     fetch = "comes with the package" if kind.embedded else f"lanternbench fetch {name}"
     real = " --reference FOLDER" if kind.compares else ""
     return {
-        "measures": " ".join(f"{module} This one: {own}".replace("``", "`").split()) if own else module,
+        "measures": " ".join(f"{module} This one: {description}".replace("``", "`").split()) if description else module,
         "value of": reads + (", against the real images of --reference" if kind.compares else ""),
         "better": BETTER[kind.higher_is_better],
         "columns": ", ".join(f"{c.title} ({c.key})" for c in kind.columns(name)),
@@ -220,7 +220,7 @@ def _target_row(row: Entry) -> dict[str, Any]:
 
 
 def _target_page(target: Entry) -> dict[str, str]:
-    """What a page says, by title."""
+    """The texts of a page, by title."""
     grids, absent, published = target.all_grids, missing(target), defaults.of_target(target.name)
     usual = {"guidance": f"{target.guidance:g}", "top_k": str(target.top_k or "off")}
     sources = {k: f"{v} ({published[k].source})" if k in published else v for k, v in usual.items()}
@@ -238,7 +238,7 @@ def _target_page(target: Entry) -> dict[str, str]:
         for row in defaults.table()
         if row.target and fnmatch(target.name, row.target)
     ]
-    shape = ", ".join(f"{target.shape[key]} {words}" for key, words in SHAPE.items() if key in target.shape)
+    shape = ", ".join(f"{target.shape[key]} {unit}" for key, unit in SHAPE.items() if key in target.shape)
     return {
         "shape": shape or "in the files of the model",
         "tokens": f"{sum(map(size, grids)):,} an image, {_target_row(target)['grid']}" if grids else "as its files say",
@@ -258,7 +258,7 @@ def _target_page(target: Entry) -> dict[str, str]:
 
 
 def _methods(drafters: list[str]) -> list[str]:
-    """The methods that work as it is, those that need a drafter of the user's, and those that cannot get one."""
+    """The methods that work without --drafter, those that need it, and those that cannot use one."""
     presets = {name: preset.choices.proposal for name, preset in components("preset").items()}
     ready = {name for name, kind in presets.items() if kind not in DRAFTERS or kind in drafters}
     with_drafter = {name for name, kind in presets.items() if kind in GIVEN} - ready

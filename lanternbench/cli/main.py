@@ -27,18 +27,18 @@ NAMES = (  # FILE.function
 
 
 class Commands(TyperGroup):
-    """A command gets its options when it is called: what has their fields may take long to import."""
+    """Commands whose options are added when called: the classes with their fields may be slow to import."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, listed, rest = super().resolve_command(ctx, args)
+        name, listed, arguments = super().resolve_command(ctx, args)
         command = getattr(getattr(listed, "callback", None), "command", None)
         if command is None:
-            return name, listed, rest
+            return name, listed, arguments
         if marked(command, TakesMethodOptions):
-            check_names(rest, positional=name == "verify")
+            check_names(arguments, positional=name == "verify")
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
         single.command(name)(complete(command))
-        return name, typer.main.get_command(single), rest
+        return name, typer.main.get_command(single), arguments
 
 
 app = typer.Typer(

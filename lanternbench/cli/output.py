@@ -39,7 +39,7 @@ def program() -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout, NaN as null, and no sign that a terminal obeys; an object says its version."""
+    """One JSON document on stdout, NaN as null, without control characters; an object has a version."""
     from lanternbench.utils.json_values import plain, versioned
 
     document = versioned(value) if isinstance(value, dict) else plain(value)
@@ -48,7 +48,7 @@ def print_json(value: Any) -> None:
 
 
 def record(path: Path, summary: Summary) -> dict[str, Any]:
-    """A run as JSON for scripts: each row has its figures with intervals, and their values alone by name."""
+    """A run as JSON for scripts: each row has its figures as intervals, and the plain values by name."""
     rows = [vars(row) | {name: figure.value for name, figure in row.figures.items()} for row in summary.rows]
     return {"run": str(path), **vars(summary), "rows": rows}
 
@@ -59,7 +59,7 @@ def stdout() -> Console:
 
 
 def print_table(rows: Sequence[Row], columns: Sequence[Column] | None = None) -> None:
-    """The compact table, or these columns: as many as a terminal has room for; all of them into a file or pipe."""
+    """The compact table, or these columns: as many as fit a terminal; all of them into a file or pipe."""
     from lanternbench.report.tables import terminal_table
 
     console = stdout()
@@ -67,7 +67,7 @@ def print_table(rows: Sequence[Row], columns: Sequence[Column] | None = None) ->
 
 
 def print_notes(notes: Iterable[Any], console: Console | None = None, bullet: str = "· ") -> None:
-    """Each on a line of its own, on stderr by default, not broken: a note may hold a command to copy."""
+    """One unwrapped line per note, on stderr by default: a note may hold a command to copy."""
     console = console or Console(stderr=True)
     for note in notes:
         text = bullet + one_line(str(note), LONGEST)
@@ -102,28 +102,28 @@ def print_page(title: str, about: dict[str, str]) -> None:
 def table_of(
     titles: Sequence[str],
     rows: Iterable[Iterable[Any]],
-    words: Sequence[str] = (),
+    left: Sequence[str] = (),
     overflow: Any = "fold",
     **style: Any,
 ) -> Table:
-    """A table of texts; its columns hold numbers but for those titled as in ``words``."""
+    """A table of texts, right-aligned except for the columns titled ``left``."""
     table = Table(box=box.SIMPLE_HEAD, **style)
     for title in titles:
-        table.add_column(Text(title), justify="left" if title in words else "right", overflow=overflow)
+        table.add_column(Text(title), justify="left" if title in left else "right", overflow=overflow)
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 
 def print_cells(
-    titles: Sequence[str], rows: Iterable[Iterable[Any]], words: Sequence[str] = ("method",), **style: Any
+    titles: Sequence[str], rows: Iterable[Iterable[Any]], left: Sequence[str] = ("method",), **style: Any
 ) -> None:
-    """Such a table on stdout."""
-    stdout().print(table_of(titles, rows, words, **style))
+    """Print a ``table_of`` these cells."""
+    stdout().print(table_of(titles, rows, left, **style))
 
 
 def _cell(value: Any) -> Text:
-    """No text from a file is read as markup, or as a sign that a terminal obeys."""
+    """A table cell: text from a file is never read as markup or as a terminal's control character."""
     if isinstance(value, bool | None):
         return Text({True: "yes", False: "no", None: "–"}[value])
     if isinstance(value, dict):

@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lanternbench.utils.text import duration, one_line, pace, shortened
 
-SILENCE = 30.0  # seconds after which a line says that the work goes on
-FIRST = 10.0  # seconds after which one says so, where none was said before
-BAR, FIGURES = 12, 45  # columns of a bar, and of it with the figures beside it
-LONG = 2.0  # seconds after which an image gets a bar of its own
-REFRESH = 0.2  # seconds between updates of that bar: a step's time is measured, so it must not pay for more
+SILENCE = 30.0  # maximum seconds between two lines
+FIRST = 10.0  # maximum seconds before the first line
+BAR, FIGURES = 12, 45  # columns of a bar, and of a bar with its figures
+LONG = 2.0  # seconds after which an image gets a separate bar
+REFRESH = 0.2  # minimum seconds between updates of that bar, as updates take time from measured steps
 
 
 @contextmanager
@@ -33,13 +33,13 @@ def display(title: str, bars: bool = True, each: bool = True) -> Iterator[Bars |
 
 
 def progress_bar(console: Console) -> Progress:
-    """Description, bar and figures in a line each."""
+    """Bars with description and figures, one per line."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(BAR), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
 
 
 class Bars:
-    """A bar for all pieces, and one for the tokens of an image that takes long."""
+    """A bar for all pieces, and one for the tokens of a slow image."""
 
     def __init__(self, bar: Progress, title: str):
         self.width = max(20, bar.console.width - FIGURES)  # of the description, so that no figure is cut
@@ -48,27 +48,27 @@ class Bars:
         self.next = time.monotonic() + LONG
 
     def show(self, done: int, of: int, what: str) -> None:
-        """``done`` of so many pieces are finished (``of`` 0: unknown); ``what`` is being done, or was just done."""
+        """``done`` of ``of`` pieces (0: unknown) are finished; ``what`` is the current or the last piece."""
         self.bar.update(self.task, completed=done, total=of or None, description=shortened(what, self.width))
         self.bar.reset(self.tokens, visible=False)
         self.next = time.monotonic() + LONG
 
     def step(self, tokens: int, of: int) -> None:
-        """So many tokens of the current image are decoded."""
+        """``tokens`` of ``of`` tokens of the current image are decoded."""
         if time.monotonic() > self.next:
             self.next = time.monotonic() + REFRESH
             self.bar.update(self.tokens, completed=tokens, total=of, visible=True)
 
 
 class Lines:
-    """A line per finished piece, and one with rate and estimate whenever nothing was said for a while: see ``Bars``."""
+    """A line per finished piece, and one with rate and estimate after a silence; methods as in ``Bars``."""
 
     def __init__(self, title: str, each: bool = True):
         self.done, self.of, self.what, self.each = 0, 0, title, each
         self.tokens = (0, 0)
-        self.begun = time.monotonic()
-        self.stage = self.begun, 0  # when the pieces that are counted now began, and how many were done then
-        self.next = self.begun + FIRST
+        self.started = time.monotonic()
+        self.stage = self.started, 0  # start of the current count of pieces, and the pieces done by then
+        self.next = self.started + FIRST
         self._closed = threading.Event()
         self._lock = threading.Lock()
         threading.Thread(target=self._beat, daemon=True).start()
@@ -78,7 +78,7 @@ class Lines:
             if done > self.done and of and self.each:
                 self._print(f"[{done}/{of}] {what}")
             if what != self.what or (done > self.done and self.each):
-                self.begun, self.tokens = time.monotonic(), (0, 0)
+                self.started, self.tokens = time.monotonic(), (0, 0)
             if of != self.of or done < self.done or (not self.each and what != self.what):
                 self.stage = time.monotonic(), done
             self.done, self.of, self.what = done, of, what
@@ -92,17 +92,17 @@ class Lines:
     def _beat(self) -> None:
         while not self._closed.wait(FIRST / 10):
             with self._lock:
-                now = time.monotonic()
-                if now >= self.next:
+                time_s = time.monotonic()
+                if time_s >= self.next:
                     decoded = ", {} of {} tokens".format(*self.tokens) if self.tokens[1] else ""
-                    self._print(f"{self.what}{decoded}: {now - self.begun:.0f} s so far{self._estimate(now)}")
+                    self._print(f"{self.what}{decoded}: {time_s - self.started:.0f} s so far{self._estimate(time_s)}")
 
-    def _estimate(self, now: float) -> str:
-        """How many pieces are done, at which rate, and how long the others take."""
+    def _estimate(self, time_s: float) -> str:
+        """Pieces done, their rate, and the time left."""
         since, first = self.stage
         if not self.of or self.done <= first:
             return ""
-        rate = (self.done - first) / max(now - since, 1e-9)
+        rate = (self.done - first) / max(time_s - since, 1e-9)
         return f", {self.done}/{self.of}, {pace(rate)}, about {duration((self.of - self.done) / rate)} left"
 
     def _print(self, line: str) -> None:

@@ -66,9 +66,9 @@ def drafter(
     except torch.OutOfMemoryError:
         raise UserError(f"{chosen} has too little memory: lower --batch, or give --dtype bfloat16") from None
     print(f"first tokens accepted in images held out: {trained.before:.3f} before, {trained.after:.3f} after training")
-    given = "" if c.prompts == "demo" else f" --prompts {shlex.quote(c.prompts)}"
-    drafted = f"--target {shlex.quote(c.target)} --drafter {shlex.quote(str(out))}"
-    console.print(f"{out}  ·  next: {program()} run --method {recipe} {drafted}{given}")
+    prompts = "" if c.prompts == "demo" else f" --prompts {shlex.quote(c.prompts)}"
+    drafter = f"--target {shlex.quote(c.target)} --drafter {shlex.quote(str(out))}"
+    console.print(f"{out}  ·  next: {program()} run --method {recipe} {drafter}{prompts}")
 
 
 def tiny(

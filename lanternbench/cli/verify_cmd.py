@@ -64,4 +64,4 @@ def checks_table(rows: list[Row]) -> Table:
         (r.method, r.check, MARKS[r.passed], *("–" if x is None else f"{x:.3g}" for x in (r.value, r.limit)), r.detail)
         for r in rows
     )
-    return table_of(TITLES, cells, words=TITLES, padding=(0, 1, 0, 0), pad_edge=False)
+    return table_of(TITLES, cells, left=TITLES, padding=(0, 1, 0, 0), pad_edge=False)

@@ -27,9 +27,9 @@ CAPTIONS = ("a red circle", "two small green squares", "a large blue ring above 
 STEPS = 24
 
 
-def first_difference(want: Sequence[Generation], made: Sequence[Generation]) -> str | None:
+def first_difference(expected: Sequence[Generation], decoded: Sequence[Generation]) -> str | None:
     """The first difference between two decodes of the same prompts, in words; None if there is none."""
-    for prompt, (a, b) in enumerate(zip(want, made, strict=True)):
+    for prompt, (a, b) in enumerate(zip(expected, decoded, strict=True)):
         known = min(1 + min(sum(a.accept_lengths), sum(b.accept_lengths)), len(a.tokens))
         wrong = (a.tokens[:known].cpu() != b.tokens[:known].cpu()).nonzero()
         if len(wrong):

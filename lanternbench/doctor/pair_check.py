@@ -1,4 +1,4 @@
-"""Does a drafter belong to a target?  A short decode says so within a minute, before a run of hours does.
+"""Checks that a drafter belongs to a target, by a short decode of under a minute.
 
 A drafter that is read otherwise than it was trained, or was trained for another target, changes no image of a lossless
 method: it only accepts next to nothing.
@@ -41,8 +41,8 @@ def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None
         {"item": "fits the target", "value": net.misfit(target) or "yes", "ok": net.misfit(target) is None},
     ]
     for temperature in TEMPERATURES:
-        made = generate(build(target, used, temperature), captions, max_steps=STEPS)
-        accepted, count = first_tokens(made)
+        drafted = generate(build(target, used, temperature), captions, max_steps=STEPS)
+        accepted, count = first_tokens(drafted)
         known = row and expectation(row, kind, used.choices.tree, temperature)
         note = row and shortfall(row, kind, used.choices.tree, temperature, accepted, count)
         text = f"{accepted / count:.1%} of {count} steps ({used.label})"
@@ -50,19 +50,19 @@ def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None
             text += f"; published: at least {known.first_token_acceptance:.0%} ({known.source})"
         rows.append({"item": f"first token accepted, T = {temperature:g}", "value": text, "ok": known and note is None})
         if temperature == 0:
-            rows.append(same_as_ar(target, made, captions))
+            rows.append(same_as_ar(target, drafted, captions))
     return rows
 
 
-def first_tokens(made: list[Generation]) -> tuple[int, int]:
+def first_tokens(drafted: list[Generation]) -> tuple[int, int]:
     """Steps whose first drafted token was accepted, and all steps; not the last, which the end of the image may cut."""
-    steps = [n for g in made for n in g.accept_lengths[:-1]]
+    steps = [n for g in drafted for n in g.accept_lengths[:-1]]
     return sum(n > 1 for n in steps), max(1, len(steps))
 
 
-def same_as_ar(target: Target, made: list[Generation], captions: list[str]) -> dict[str, Any]:
+def same_as_ar(target: Target, drafted: list[Generation], captions: list[str]) -> dict[str, Any]:
     """Greedy tokens so far against autoregressive decoding's."""
-    known = [min(1 + sum(g.accept_lengths), target.length) for g in made]
+    known = [min(1 + sum(g.accept_lengths), target.length) for g in drafted]
     plain = generate(build(target, method("ar"), 0.0), captions, max_steps=max(known))
-    equal = all((a.tokens[:n] == b.tokens[:n]).all() for a, b, n in zip(made, plain, known, strict=True))
+    equal = all((a.tokens[:n] == b.tokens[:n]).all() for a, b, n in zip(drafted, plain, known, strict=True))
     return {"item": "greedy tokens", "value": "those of ar" if equal else "not those of ar", "ok": bool(equal)}

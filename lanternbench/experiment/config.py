@@ -52,7 +52,7 @@ class Decoding(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _as_the_target_is_sampled(cls, values: Any) -> Any:
-        """Temperature and top-p that are not given are the target's."""
+        """Unset temperature and top-p are the target's."""
         if not isinstance(values, dict) or not isinstance(name := values.get("target", "tiny"), str):
             return values
         row, sampling = catalogue().get(catalogue_name(name)), ("temperature", "top_p")
@@ -190,7 +190,7 @@ def _is_whole(key: str, value: list) -> bool:
     return takes_lists(key) and not all(isinstance(v, str) for v in value)
 
 
-def _enough_prompts(config: Sweep, given: bool) -> int:
+def _enough_prompts(config: Sweep, is_set: bool) -> int:
     """How many prompts tell every method apart from the baseline; with ``until_told_apart`` the most there may be."""
     methods = sum(m.label != BASELINE for m in config.methods())
     if not config.until_told_apart:
@@ -198,7 +198,7 @@ def _enough_prompts(config: Sweep, given: bool) -> int:
     if config.batch > 1 or config.repeats > 1 or not (methods and config.baseline):
         raise UserError("--until-told-apart compares speeds with ar's, of one seed at batch 1: leave out what differs")
     most = look_sizes(methods)[-1]
-    return min(most, config.num_prompts or most) if given else most
+    return min(most, config.num_prompts or most) if is_set else most
 
 
 def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:

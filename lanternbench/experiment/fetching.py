@@ -40,7 +40,7 @@ class File(NamedTuple):
 def plain_files(name: str) -> list[Remote] | None:
     """The files that a metric, one of its weights or a prompt set needs; None for a name that is none of these.
 
-    None at all for a metric or prompts of the package's own.
+    An empty list for the package's metrics and prompts.
     """
     source = components("prompts").get(name)
     prompts = [source.official] if source and source.official else []
@@ -84,9 +84,9 @@ def _listed(role: str, repo: str) -> list[File]:
 
 
 def fetch(entry: Entry, files: list[File], log: Callable[[str], None] = print, verify: bool = False) -> Path:
-    """Download what is not here yet into the target's folder; an interrupted download continues.
+    """Download missing files into the target's folder; an interrupted download continues.
 
-    ``verify``: read what is here again and compare its digest.  Raises UserError for a full disk, a missing permission,
+    ``verify``: also compare the digests of present files.  Raises UserError for a full disk, a missing permission,
     a lost network, another process that fetches the same, and a file that is not what the hub says.
     """
     folder = entry.folder

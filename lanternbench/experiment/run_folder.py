@@ -51,7 +51,7 @@ class RunFolder:
             self._count(sample)
         with writing(self._samples, OUT):
             self._fd = os.open(self._samples, os.O_CREAT | APPEND, 0o644)
-            os.ftruncate(self._fd, end)  # a torn last line goes: its sample is simply made again
+            os.ftruncate(self._fd, end)  # an incomplete last line is removed: its sample is decoded again
 
     @classmethod
     def open(
@@ -116,7 +116,7 @@ class RunFolder:
     ) -> Sample:
         """Store one finished sample, the image first, and return it with ``image`` filled in.
 
-        ``where``: the device that made it, where there are several, for ``devices.jsonl``.
+        ``where``: the device that decoded it, where there are several, for ``devices.jsonl``.
         Raises ValueError for a key already stored, UserError when the disk is full or not writable.
         """
         if sample.key in self._keys:
@@ -163,7 +163,7 @@ class RunFolder:
         self._fd = os.open(self._samples, APPEND)
 
     def _check(self) -> None:
-        """Raises UserError where what is written would not be found under its name."""
+        """Raises UserError where the samples' file was deleted or replaced."""
         with suppress(OSError):
             if os.path.samestat(os.fstat(self._fd), os.stat(self._samples)):
                 return
@@ -217,17 +217,17 @@ def _resume(path: Path, new: dict[str, Any]) -> dict[str, Any]:
     old = read_run(path)
     changes = differences(old.get("config", {}), new["config"])
     for part in ("source", "hash"):
-        before, now = old.get("prompts", {}).get(part), new["prompts"].get(part)
-        if not changes and now is not None and before != now:
-            changes.append(f"prompts.{part}: {before} -> {now}")
+        before, after = old.get("prompts", {}).get(part), new["prompts"].get(part)
+        if not changes and after is not None and before != after:
+            changes.append(f"prompts.{part}: {before} -> {after}")
     if changes:
         first = "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
         raise UserError(
             f"run {path.name!r} exists with other settings ({first}): "
             "give --fresh to start a new run beside it, or repeat the old settings to resume it."
         )
-    before, now = ((run.get("target") or {}).get("weights") or {} for run in (old, new))
-    if before and now and (other := differences(before, now)):
+    before, after = ((run.get("target") or {}).get("weights") or {} for run in (old, new))
+    if before and after and (other := differences(before, after)):
         raise UserError(
             f"run {path.name!r} was begun with other weights ({'; '.join(other[:5])}): put the old files back, or give "
             "--fresh to start a new run beside it."

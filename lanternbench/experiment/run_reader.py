@@ -27,7 +27,7 @@ _HASH = r"-[0-9a-f]{8}(-\d+)?"  # what a run's folder has after its name
 
 
 class _Part(BaseModel):
-    """Any further key is kept: other versions may have more."""
+    """Keeps additional keys, which other versions may have."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
@@ -187,7 +187,7 @@ def latest(root: Path) -> Path:
     if newest is None:
         raise no_run(root)
     if newest in broken:
-        read_run(newest)  # says what is wrong with it
+        read_run(newest)  # raises UserError for a damaged run
     return readable[0] if readable else newest
 
 

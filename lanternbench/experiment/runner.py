@@ -1,4 +1,4 @@
-"""Run a sweep: methods interleaved per prompt on one loaded target, every sample stored as soon as it is made."""
+"""Run a sweep: methods interleaved per prompt on one loaded target, every sample stored as soon as it is decoded."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(
     executor: str | Executor = "local",
     watch: Callbacks = Callbacks(),  # noqa: B008  (immutable)
 ) -> tuple[Path, Summary]:
-    """Measure everything that ``config`` asks for and is not stored yet; returns the run folder and its summary.
+    """Measure everything in ``config`` that is not stored yet; returns the run folder and its summary.
 
     An interrupted sweep continues where it stopped: what is stored is never computed again, and what is computed
     depends on (seed, prompt, method) alone, whichever ``executor`` computes it: one of ``executors``, or its name.
@@ -111,11 +111,11 @@ def _summary(
     old = previous_summary(folder)
     intact = all(path.is_file() for paths in folder.images.values() for path in paths)
     whole = score_sets(scorers, folder.images, kept_sets(folder.figures, old), intact, Setup())
-    kept = {name for columns in whole.sets.values() for name in columns} - whole.computed
+    unchanged = {name for columns in whole.sets.values() for name in columns} - whole.computed
     summary = summarise(folder.figures, folder.run, whole.sets, config.seed)
     notes = summary.notes + whole.notes
     notes += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
-    notes += [note for note in old.notes if note.metric in kept]
+    notes += [note for note in old.notes if note.metric in unchanged]
     notes += [Note("info", None, text) for text in remarks] + drafter_notes(folder, config)
     return replace(
         summary, notes=list(dict.fromkeys(notes)), costs=old.costs | costs | whole.costs, reference=old.reference
@@ -130,8 +130,8 @@ def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
     top, bottom = folder.figures.column("first_token_acceptance")
     notes = []
     for m in (m for m in config.methods() if not m.drafter):
-        own = folder.figures.of(m.label)
-        accepted, steps = round(top[own].sum()), round(bottom[own].sum())
+        rows = folder.figures.of(m.label)
+        accepted, steps = round(top[rows].sum()), round(bottom[rows].sum())
         note = shortfall(row, m.proposal.drafter_kind or "", m.choices.tree, config.temperature, accepted, steps)
         notes += [] if note is None else [Note(note.kind, note.metric, f"{m.label}: {note.text}")]
     return notes

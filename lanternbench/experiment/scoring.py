@@ -163,7 +163,7 @@ def score_folder(
 
     captions: a file as ``--prompts`` takes it that also names each caption's image: a COCO captions file, or a table or
     list with a column called image or file_name; ``caption``: which of the captions of a COCO image. Only images with
-    a caption are scored then. The scores are kept in the cache folder. Raises UserError when there are no images, or
+    a caption are scored then. The scores are stored in the cache folder. Raises UserError when there are no images, or
     no caption belongs to any of them.
     """
     setup = setup or Setup()
@@ -194,24 +194,24 @@ def score_folder(
 
 
 def compared_with(
-    folder: Path | None, now: set[str], before: dict[str, Any] | None
+    folder: Path | None, compared: set[str], before: dict[str, Any] | None
 ) -> tuple[dict[str, Any] | None, list[Note]]:
-    """The record of the real images: those of ``folder`` if metrics compared with them ``now``, else ``before``'s.
+    """The record of the real images: those of ``folder`` if metrics were ``compared`` with them, else ``before``'s.
 
     Also notes: what metrics that are not among them were compared with, where these were other images.
     """
     record = reference.described(folder)
-    if record is None or not now:
+    if record is None or not compared:
         return before, []
-    earlier = set(before["metrics"]) - now if before else set()
+    earlier = set(before["metrics"]) - compared if before else set()
     if before and record["hash"] == before["hash"]:
-        return record | {"metrics": sorted(now | earlier)}, []
+        return record | {"metrics": sorted(compared | earlier)}, []
     text = f"against {before['images']} real images in {before['folder']}." if before else ""
-    return record | {"metrics": sorted(now)}, [Note("warning", name, text) for name in sorted(earlier)]
+    return record | {"metrics": sorted(compared)}, [Note("warning", name, text) for name in sorted(earlier)]
 
 
 def unread_reference(scorers: Sequence[ImageMetric | SetMetric], setup: Setup) -> list[Note]:
-    """A note if real images were given and no metric uses them."""
+    """A note if there are real images that no metric uses."""
     if setup.reference is None or any(s.compares for s in scorers):
         return []
     names = ", ".join(s.name for s in scorers)
@@ -310,7 +310,7 @@ def score_sets(
 
 
 def _opened(items: Iterable[Item], broken: list[str]) -> Iterator[tuple[Item, Image.Image]]:
-    """Items with their images; an image that cannot be read is left out and told in ``broken``."""
+    """Items with their images; an unreadable image is left out and listed in ``broken``."""
     for item in items:
         try:
             yield item, read_image(item.path)

@@ -71,7 +71,7 @@ class Worker:
         self.decoders = {m.label: build(self.targets[m.drafter], m, *sampling) for m in methods}
 
     def _drafted(self, method: Method) -> Target:
-        """The target with a method's own drafter.  Raises UserError where that is of another kind."""
+        """The target with the method's drafter.  Raises UserError for a drafter of another kind."""
         target, kind = with_drafter(self.target, str(method.drafter), self.device, self.config.random_weights)
         if kind != method.proposal.drafter_kind:
             raise UserError(
@@ -133,7 +133,7 @@ class Worker:
         return encoding + first.decode_s * self.target.length / tokens + rendering
 
     def work(self, job: Job, on_step: OnStep | None = None) -> Iterator[tuple[Sample, Any]]:
-        """The job's samples, scored, with their PIL images; ``on_step`` is told of every step."""
+        """The job's samples, scored, with their PIL images; ``on_step`` is called after every step."""
         decoder, config = self.decoders[job.label], self.config
         for sample, image in make_samples(decoder, job.prompts, job.seed, config.batch == 1, on_step):
             for scorer in self.scorers:
@@ -178,7 +178,7 @@ def make_samples(
         clock = time.perf_counter()
         images = target.images(torch.stack([g.tokens for g in generations]), texts)
         render_s = (time.perf_counter() - clock) / len(part)
-        encoder_s = target.encode_seconds(texts)  # of features kept from before the clock
+        encoder_s = target.encode_seconds(texts)  # of features stored before the clock started
         each: dict[str, Any] = {"encode_s": (generations[0].encode_s + encoder_s) / len(part), "render_s": render_s}
         each |= {"peak_memory_mb": memory, "timed": timed}
         together = len(part) * count  # the other parts take the same time
@@ -238,7 +238,7 @@ def _sample(
         options=method.options,
         seed=seed,
         tokens=len(image.tokens),
-        # the prefill, which gives the first token, is a step of its own
+        # the prefill, which gives the first token, counts as a step
         steps=1 + image.steps,
         accept_lengths=[1, *image.accept_lengths],
         tree_depths=[0, *image.tree_depths],

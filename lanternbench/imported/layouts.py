@@ -1,4 +1,4 @@
-"""Images that other code made, from whatever files they came in.  Nothing here unpickles.
+"""Images that other code made, from files in several layouts.  Nothing is unpickled.
 
 Folders are read as published code leaves them behind:
 
@@ -34,7 +34,7 @@ LAYOUTS = "a .jsonl, .npz or .safetensors file, or a folder of images (docs/impo
 class Entry(NamedTuple):
     """One image: its ``tokens`` [L], or an ``image`` (a file, or pixels [H, W, 3]).
 
-    ``number``: of its prompt from 0, where no caption is given.  ``steps``, ``seconds``: as its maker states them;
+    ``number``: of its prompt from 0, without a caption.  ``steps``, ``seconds``: as the other code states them;
     ``per_step``: tokens a step, in place of ``steps``.
     """
 
@@ -158,7 +158,7 @@ def arrays(columns: Mapping[str, Any]) -> list[Entry]:
 
 
 def _column(columns: Mapping[str, Any], name: str, kinds: str, n: int) -> list[Any]:
-    """The values of a column, one for each of ``n`` images; None for each where there is no such column."""
+    """The values of a column, one for each of ``n`` images; None for each without such a column."""
     if (column := columns.get(name)) is None:
         return [None] * n
     if column.shape != (n,) or column.dtype.kind not in kinds:

@@ -48,7 +48,7 @@ class Matched(NamedTuple):
 def matched(entries: Sequence[Entry], asked: PromptSet | None, first: int = 0) -> list[Matched]:
     """Every entry with its prompt: that of its caption, or of its number; without ``asked`` captions are the prompts.
 
-    Raises UserError for an entry whose prompt is not there.
+    Raises UserError for an entry without its prompt.
     """
     by_text = {prompt.text: prompt for prompt in asked or ()}
     numbered = list(asked or ())
@@ -100,7 +100,7 @@ def import_run(
     fresh: bool = False,
     progress: Progress = lambda done, of, what: None,
 ) -> Path:
-    """Store the entries beside the ``ar`` of the same prompts, measured here; returns the run folder.
+    """Store the entries beside the ``ar`` of the same prompts, measured on this machine; returns the run folder.
 
     Another label's entries on the same prompts and settings go into the same folder, where ``ar`` is measured once.
     Raises UserError for entries that do not fit the target or the prompts, before anything is computed.
@@ -176,9 +176,9 @@ def log_probs(decoder: SpeculativeDecoder, captions: list[str], tokens: Tensor) 
     """
     prefix, probs = decoder.target.prefix(captions, decoder.guidance), []
     for i, image in enumerate(tokens):
-        rest = image
+        remaining = image
         for q in pieces(decoder.target, prefix, tokens, i, decoder.guidance, decoder.warp):
-            drawn, rest = rest[: q.shape[1]], rest[q.shape[1] :]
+            drawn, remaining = remaining[: q.shape[1]], remaining[q.shape[1] :]
             probs.append(at(q[0], drawn))
     return torch.cat(probs).view(tokens.shape).clamp(min=FLOOR).log()
 

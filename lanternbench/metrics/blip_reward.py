@@ -1,7 +1,7 @@
 """The network of ImageReward: BLIP reads the caption with the image before it, a small head gives the reward.
 
 The networks are transformers' BLIP parts, the weights the official ``ImageReward.pt``: the package of the authors
-imports with no current transformers or timm.  Reproduces that package on its own test vectors (``tests/golden.py``).
+imports with no current transformers or timm.  Reproduces that package on its test vectors (``tests/golden.py``).
 """
 
 from __future__ import annotations
@@ -73,47 +73,47 @@ def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def tokenizer(words: list[str]) -> BertTokenizer:
-    """BERT's tokenizer over a vocabulary, with the two marks that BLIP adds to it."""
-    made = BertTokenizer(vocab={word: i for i, word in enumerate(words)})
-    made.add_tokens(["[DEC]", "[ENC]"], special_tokens=True)
-    return made
+def tokenizer(tokens: list[str]) -> BertTokenizer:
+    """BERT's tokenizer over a vocabulary, with BLIP's two additional tokens."""
+    bert = BertTokenizer(vocab={token: i for i, token in enumerate(tokens)})
+    bert.add_tokens(["[DEC]", "[ENC]"], special_tokens=True)
+    return bert
 
 
-def tokenize(made: BertTokenizer, captions: list[str]) -> tuple[Tensor, Tensor]:
+def tokenize(bert: BertTokenizer, captions: list[str]) -> tuple[Tensor, Tensor]:
     """Captions -> ids and mask, int64 [B, 35]; half a surrogate pair counts as "?"."""
     clean = [caption.encode("utf-8", "replace").decode() for caption in captions]
-    read = made(clean, padding="max_length", truncation=True, max_length=CAPTION, return_tensors="pt")
-    return read["input_ids"], read["attention_mask"]
+    inputs = bert(clean, padding="max_length", truncation=True, max_length=CAPTION, return_tensors="pt")
+    return inputs["input_ids"], inputs["attention_mask"]
 
 
 def load(path: Path, vocabulary: Path, device: str = "cpu") -> tuple[RewardModel, BertTokenizer]:
-    """The official weights and BERT's vocab.txt.  Raises UserError when a file is not what it should be."""
+    """The official weights and BERT's vocab.txt.  Raises UserError for another or a damaged file."""
     try:
-        words = vocabulary.read_text(encoding="utf-8").splitlines()
+        tokens = vocabulary.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise files.wrong_file(vocabulary, "BERT vocabulary", error) from None
-    if len(words) + 2 != TEXT["vocab_size"] or not set(MARKS) <= set(words):
-        lines = f"it has {len(words)} lines, not {TEXT['vocab_size'] - 2} with BERT's marks"
+    if len(tokens) + 2 != TEXT["vocab_size"] or not set(MARKS) <= set(tokens):
+        lines = f"it has {len(tokens)} lines, not {TEXT['vocab_size'] - 2} with BERT's marks"
         raise files.wrong_file(vocabulary, "BERT vocabulary", ValueError(lines))
     model = filled(RewardModel(), path, "ImageReward", device, lambda *file: from_official(files.tensors(*file)))
-    return model, tokenizer(words)
+    return model, tokenizer(tokens)
 
 
 def untrained(device: str = "cpu") -> tuple[RewardModel, BertTokenizer]:
-    """Random weights, and a vocabulary of single signs in place of BERT's words."""
-    signs = [chr(n) for n in range(33, 33 + (TEXT["vocab_size"] - 2 - len(MARKS)) // 2)]
+    """Random weights, and a vocabulary of single characters in place of BERT's."""
+    chars = [chr(n) for n in range(33, 33 + (TEXT["vocab_size"] - 2 - len(MARKS)) // 2)]
     with seeded():
-        return filled(RewardModel(), None, "", device), tokenizer([*MARKS, *signs, *(f"##{sign}" for sign in signs)])
+        return filled(RewardModel(), None, "", device), tokenizer([*MARKS, *chars, *(f"##{c}" for c in chars)])
 
 
 def score_function(path: Path | None, vocabulary: Path | None, device: str) -> ScoreFunction:
-    """Images and captions -> rewards, by random weights without files."""
-    model, words = load(path, vocabulary, device) if path and vocabulary else untrained(device)
+    """Images and captions -> rewards; with random weights where files are missing."""
+    model, bert = load(path, vocabulary, device) if path and vocabulary else untrained(device)
     pixels = openai_pixels()
 
     def values(images: list[Image.Image], captions: list[str]) -> Tensor:
-        ids, mask = tokenize(words, captions)
+        ids, mask = tokenize(bert, captions)
         return model(torch.stack([pixels(i) for i in images]).to(device), ids.to(device), mask.to(device))
 
     return values

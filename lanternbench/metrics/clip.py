@@ -97,7 +97,7 @@ def clip_encoder(
 
 
 def _state(path: Path, weights: files.Weights) -> dict[str, Tensor]:
-    """OpenAI's own file is a TorchScript archive, which holds code: only the official one is opened."""
+    """OpenAI's file is a TorchScript archive, which holds code: only the official one is opened."""
     import torch
 
     if path.suffix == ".safetensors" or not weights.sha256:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class FeatureMetric(SetMetric):
-    """By Inception-V3's features unless ``load`` says otherwise; without a value for fewer than ``fewest`` images."""
+    """Uses Inception-V3's features unless ``load`` is overridden; undefined for fewer than ``fewest`` images."""
 
     compares = True
     weights = (files.INCEPTION,)
-    resize: ClassVar[str] = ""  # the way to 299 × 299 pixels: of ``nets.RESIZES``
+    resize: ClassVar[str] = ""  # the resize to 299 × 299 pixels: a key of ``nets.RESIZES``
     layer: ClassVar[str] = "2048"
 
     def load(self) -> Net:
@@ -32,12 +32,12 @@ class FeatureMetric(SetMetric):
 
         return nets.inception_net(self.setup, self.resize, self.layer)
 
-    def values(self, made: Tensor) -> tuple[float, ...]:
+    def values(self, generated: Tensor) -> tuple[float, ...]:
         """The value for features [N, D], then those of the further columns."""
         raise NotImplementedError
 
-    def caution(self, made: Tensor) -> str | None:
-        """What to know of a value of fewer than ``ENOUGH`` images."""
+    def caution(self, generated: Tensor) -> str | None:
+        """The warning for a value of fewer than ``ENOUGH`` images."""
         return None
 
     @property
@@ -50,12 +50,12 @@ class FeatureMetric(SetMetric):
 
     @cached_property
     def real(self) -> Any:
-        """What is kept of the real images, here their features [M, D]; loaded on first use."""
+        """Features [M, D] of the real images, or their statistics; loaded on first use."""
         return features(self.net, ImageFiles(reference.images_in(self.folder), strict=True))
 
     @property
     def folder(self) -> Any:
-        """Of the real images."""
+        """The folder of real images."""
         assert self.setup.reference is not None  # else it is not available
         return self.setup.reference
 
@@ -65,17 +65,17 @@ class FeatureMetric(SetMetric):
             self.real  # noqa: B018
 
     def compute(self, images: Iterable[Image.Image]) -> SetScore:
-        made = features(self.net, images)
-        count, title = len(made), self.title or self.name
-        lack = None
+        generated = features(self.net, images)
+        count, title = len(generated), self.title or self.name
+        problem = None
         if count < self.fewest:
-            lack = f"{title} needs at least {self.fewest} images; there are {count}"
-        elif not bool(made.isfinite().all()):
-            lack = f"{title} is undefined for these images: their features are not finite"
-        if lack:
-            return SetScore(None, count, self.note("missing", lack))
-        value, *more = self.values(made)
-        text = self.caution(made) if count < ENOUGH else None
+            problem = f"{title} needs at least {self.fewest} images; there are {count}"
+        elif not bool(generated.isfinite().all()):
+            problem = f"{title} is undefined for these images: their features are not finite"
+        if problem:
+            return SetScore(None, count, self.note("missing", problem))
+        value, *more = self.values(generated)
+        text = self.caution(generated) if count < ENOUGH else None
         note = self.note("warning", text) if text else None
         return SetScore(value, count, note, dict(zip((column.key for column in self.more), more, strict=True)))
 
@@ -107,11 +107,11 @@ class Fid(FeatureMetric):
     def real(self) -> Statistics:
         return reference_statistics(self.net, self.folder)
 
-    def values(self, made: Tensor) -> tuple[float, ...]:
-        return (distances.fid(made, self.real),)
+    def values(self, generated: Tensor) -> tuple[float, ...]:
+        return (distances.fid(generated, self.real),)
 
-    def caution(self, made: Tensor) -> str | None:
-        count, least = len(made), least_images(made.shape[1])
+    def caution(self, generated: Tensor) -> str | None:
+        count, least = len(generated), least_images(generated.shape[1])
         note = f"FID over {count} images (fewer than {ENOUGH}) is biased upwards: compare only equal numbers of images"
         if count < least:
             return f"{note}; the metric fid-inf, which takes the bias off, needs {least}"
@@ -119,7 +119,7 @@ class Fid(FeatureMetric):
 
 
 def reference_statistics(net: Net, folder: Any) -> Statistics:
-    """Statistics of a folder of real images, computed once per content and settings of the net, and kept.
+    """Statistics of a folder of real images, computed once per content and settings of the net.
 
     Raises UserError when an image cannot be read.
     """
@@ -131,12 +131,12 @@ def reference_statistics(net: Net, folder: Any) -> Statistics:
         real = Statistics.of(features(net, ImageFiles(paths, strict=True)))
         return vars(real) | {"count": torch.tensor(real.count)}
 
-    def valid(kept: dict[str, Tensor]) -> bool:
-        width = kept["total"].numel()
-        return kept["products"].shape == (width, width) and kept["count"].numel() == 1
+    def valid(tensors: dict[str, Tensor]) -> bool:
+        width = tensors["total"].numel()
+        return tensors["products"].shape == (width, width) and tensors["count"].numel() == 1
 
-    kept = reference.cached("fid", paths, str(net.settings), compute, valid)
-    return Statistics(kept["total"], kept["products"], int(kept["count"]))
+    tensors = reference.cached("fid", paths, str(net.settings), compute, valid)
+    return Statistics(tensors["total"], tensors["products"], int(tensors["count"]))
 
 
 @register("metric", "fid-clean")
@@ -164,8 +164,8 @@ class FidTiny(Tiny, Fid):
     def real(self) -> Statistics:
         from lanternbench.metrics import nets
 
-        kept = nets.tiny_net()[1]
-        return Statistics(kept["total"], kept["products"], int(kept["count"]))
+        tensors = nets.tiny_net()[1]
+        return Statistics(tensors["total"], tensors["products"], int(tensors["count"]))
 
 
 @register("metric", "fid-inf")
@@ -182,11 +182,11 @@ class FidInf(Fid):
     def fewest(self) -> int:
         return least_images(len(self.real.total))
 
-    def values(self, made: Tensor) -> tuple[float, ...]:
-        return (distances.fid_infinity(made, self.real),)
+    def values(self, generated: Tensor) -> tuple[float, ...]:
+        return (distances.fid_infinity(generated, self.real),)
 
-    def caution(self, made: Tensor) -> None:
-        """Its bias is off."""
+    def caution(self, generated: Tensor) -> None:
+        """None: the estimate has no bias."""
 
 
 @register("metric", "fid-inf-tiny")
@@ -207,13 +207,12 @@ class InceptionScore(FeatureMetric):
     def fewest(self) -> int:
         return distances.SPLITS
 
-    def values(self, made: Tensor) -> tuple[float, ...]:
-        return (distances.inception_score(made),)
+    def values(self, generated: Tensor) -> tuple[float, ...]:
+        return (distances.inception_score(generated),)
 
-    def caution(self, made: Tensor) -> str:
-        return (
-            f"the Inception Score over {len(made)} images (fewer than {ENOUGH}) is biased: compare only equal numbers"
-        )
+    def caution(self, generated: Tensor) -> str:
+        few = f"the Inception Score over {len(generated)} images (fewer than {ENOUGH})"
+        return f"{few} is biased: compare only equal numbers"
 
 
 @register("metric", "precision-recall")
@@ -227,11 +226,11 @@ class PrecisionRecall(FeatureMetric):
     title, form, key, stand_in = "Precision", ".3f", "precision", "precision-recall-tiny"
     more = (Extra("recall", "Recall", form=".3f"),)
 
-    def values(self, made: Tensor) -> tuple[float, ...]:
-        return distances.precision_recall(self.real, made)
+    def values(self, generated: Tensor) -> tuple[float, ...]:
+        return distances.precision_recall(self.real, generated)
 
-    def caution(self, made: Tensor) -> str:
-        few = f"precision and recall over {len(made)} images (fewer than {ENOUGH})"
+    def caution(self, generated: Tensor) -> str:
+        few = f"precision and recall over {len(generated)} images (fewer than {ENOUGH})"
         return f"{few} compare only at equal numbers"
 
 
@@ -260,8 +259,8 @@ class Cmmd(FeatureMetric):
 
         return nets.clip_net(self.setup)
 
-    def values(self, made: Tensor) -> tuple[float, ...]:
-        return (distances.mmd2(self.real, made, self.unbiased),)
+    def values(self, generated: Tensor) -> tuple[float, ...]:
+        return (distances.mmd2(self.real, generated, self.unbiased),)
 
 
 @register("metric", "cmmd-biased")

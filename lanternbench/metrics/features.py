@@ -83,8 +83,8 @@ def _cached(net: Net, images: ImageFiles, block: list[Path]) -> Tensor:
     def compute() -> dict[str, Tensor]:
         return {"features": torch.cat([torch.zeros(0), *_computed(net, images.images(block))])}
 
-    def valid(kept: dict[str, Tensor]) -> bool:  # else some files could not be read, and must be reported again
-        return kept["features"].ndim == 2 and len(kept["features"]) == len(block)
+    def valid(tensors: dict[str, Tensor]) -> bool:  # else some files were unreadable and must be reported again
+        return tensors["features"].ndim == 2 and len(tensors["features"]) == len(block)
 
     return reference.cached("features", block, str(net.settings), compute, valid)["features"]
 

@@ -45,7 +45,7 @@ class Weights:
 
 
 class Embedded(Weights):
-    """A file of the package's own small networks, which comes with it."""
+    """A weights file of a small network, included in the package."""
 
     def find(self) -> Path | None:
         path = embedded(self.file)
@@ -55,7 +55,7 @@ class Embedded(Weights):
 def on_hub(
     name: str, title: str, repository: str, remote: str, gigabytes: float, file: str = "", elsewhere: str = ""
 ) -> Weights:
-    """A file of the Hugging Face hub; ``file``: its name here, where that is another."""
+    """A file of the Hugging Face hub; ``file``: its local name, where it differs."""
     url = f"https://huggingface.co/{repository}/resolve/main/{remote}"
     other = (elsewhere,) if elsewhere else ()
     return Weights(name, title, file or remote, url, "", other, (repository, remote), gigabytes)
@@ -121,7 +121,7 @@ MASK2FORMER = on_hub(
 
 
 def missing(*wanted: Weights) -> str | None:
-    """None when all files are here, else one sentence with the one command that gets those that are not."""
+    """None when all files are present, else a sentence with the command that fetches the missing ones."""
     absent = [w for w in wanted if not w.find()]
     if not absent:
         return None
@@ -134,7 +134,7 @@ def missing(*wanted: Weights) -> str | None:
 def tensors(path: Path, title: str) -> dict[str, Tensor]:
     """The state dict of a .safetensors file or of a PyTorch file, also when it lies under "state_dict".
 
-    Raises UserError when the file is another, is damaged, or holds code.
+    Raises UserError for another file, a damaged one, or one with code.
     """
     import torch
     from safetensors import SafetensorError
@@ -152,18 +152,18 @@ def tensors(path: Path, title: str) -> dict[str, Tensor]:
 
 
 def wrong_file(path: Path, title: str, error: Exception) -> UserError:
-    """What to say of a file that cannot be used."""
+    """The error for a file that cannot be used."""
     cause = (str(error).strip() or type(error).__name__).splitlines()[0]
     return UserError(f"{path} is not the {title.partition(' (')[0]} file ({cause[:200]}); download it again.")
 
 
 def embedded(name: str) -> Path:
-    """The package's own weights file ``name``."""
+    """The package's weights file ``name``."""
     return WEIGHTS / name
 
 
 def stamp(path: Path) -> str:
-    """Name, size and time of a file: another text when the file is another; just the name where there is none."""
+    """Name, size and time of a file: differs between files; only the name of a missing file."""
     if not path.is_file():
         return path.name
     about = path.stat()

@@ -14,7 +14,7 @@ from PIL import Image
 from lanternbench.errors import UserError
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import clip_encoder
-from lanternbench.metrics.geneval_rules import correct, kept
+from lanternbench.metrics.geneval_rules import confident, correct
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
@@ -95,7 +95,7 @@ class GenEval(ImageMetric):
                 self.unknown[caption] = None
                 return math.nan
             groups = networks.detect(model, image, names).items()
-            objects = {name: kept(group, line["tag"]) for name, group in groups}
+            objects = {name: confident(group, line["tag"]) for name, group in groups}
             return float(correct(line, objects, colours.of(image)))
 
         def values(images: list[Image.Image], captions: list[str]) -> Tensor:

@@ -46,7 +46,7 @@ def pixels(image: Image.Image) -> tuple[Tensor, tuple[int, int]]:
 def instances(classes: Tensor, masks: Tensor, most: int = MOST) -> list[tuple[int, Detection]]:
     """(class, object) of the ``most`` likeliest pairs of query and class, as mmdet's instance head finds them.
 
-    classes: logits [Q, C + 1], the last for "nothing"; masks: logits [Q, H, W] in the image's own pixels.
+    classes: logits [Q, C + 1], the last for "nothing"; masks: logits [Q, H, W] in pixels of the image.
     """
     scores = classes.softmax(-1)[:, :-1]
     best, place = scores.flatten().topk(min(most, scores.numel()))

@@ -28,7 +28,7 @@ class Detection(NamedTuple):
 Colours = Callable[[list[Detection], str], list[str]]  # objects of a class, its name -> the colour of each
 
 
-def kept(objects: Iterable[Detection], tag: str) -> list[Detection]:
+def confident(objects: Iterable[Detection], tag: str) -> list[Detection]:
     """The detections of one class that count for prompts of a tag, best first."""
     threshold = COUNTING_CONFIDENCE if tag == "counting" else CONFIDENCE
     return sorted((one for one in objects if one.confidence > threshold), key=lambda one: -one.confidence)[:MOST]
@@ -48,23 +48,23 @@ def relations(a: Sequence[float], b: Sequence[float]) -> set[str]:
 
 
 def correct(metadata: Mapping[str, Any], objects: Mapping[str, list[Detection]], colours: Colours) -> bool:
-    """Does an image with these objects (by class, best first) show what a line of the metadata asks for?"""
-    groups: list[list[Detection] | None] = []  # the objects that met each demand
-    for demand in metadata.get("include", ()):
-        best = objects.get(demand["class"], [])[: demand["count"]]
-        groups.append(best if _met(demand, best, groups, colours) else None)
+    """Does an image with these objects (by class, best first) satisfy a line of the metadata?"""
+    groups: list[list[Detection] | None] = []  # the objects that satisfy each requirement
+    for requirement in metadata.get("include", ()):
+        best = objects.get(requirement["class"], [])[: requirement["count"]]
+        groups.append(best if _met(requirement, best, groups, colours) else None)
     too_many = any(len(objects.get(bad["class"], [])) >= bad["count"] for bad in metadata.get("exclude", ()))
     return None not in groups and not too_many
 
 
 def _met(
-    demand: Mapping[str, Any], best: list[Detection], groups: list[list[Detection] | None], colours: Colours
+    requirement: Mapping[str, Any], best: list[Detection], groups: list[list[Detection] | None], colours: Colours
 ) -> bool:
-    count, colour = demand["count"], demand.get("color")
-    if len(best) < count or (colour is not None and colours(best, demand["class"]).count(colour) < count):
+    count, colour = requirement["count"], requirement.get("color")
+    if len(best) < count or (colour is not None and colours(best, requirement["class"]).count(colour) < count):
         return False
-    if "position" not in demand:
+    if "position" not in requirement:
         return True
-    relation, group = demand["position"]
+    relation, group = requirement["position"]
     others = groups[group]
     return others is not None and all(relation in relations(a.box, b.box) for a in best for b in others)

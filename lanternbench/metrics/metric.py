@@ -36,12 +36,12 @@ class Column(NamedTuple):
     higher_is_better: bool | None = True  # None: neither
     form: str = ".4f"  # format specification of the value
     metric: str = ""  # the registered name
-    embedded: bool = False  # computed by the package's own small networks
+    embedded: bool = False  # computed by the package's small networks
     random: bool = False  # computed by networks with random weights: noise
     over_categories: bool = False  # its mean is that of the means of the prompts' categories
 
 
-Extra = Column  # a further column of a metric, of which the first four fields are given
+Extra = Column  # an additional column of a metric, with its first four fields set
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Metric:
     form: ClassVar[str] = ".4f"
     more: ClassVar[tuple[Extra, ...]] = ()  # further columns
     weights: ClassVar[tuple[Weights, ...]] = ()
-    embedded: ClassVar[bool] = False  # computed by the package's own small networks
+    embedded: ClassVar[bool] = False  # computed by the package's small networks
     stand_in: ClassVar[str] = ""  # the embedded metric that this name means on the tiny target
     compares: ClassVar[bool] = False  # with the real images of the setup
     over_categories: ClassVar[bool] = False  # its mean is that of the means of the prompts' categories
@@ -83,7 +83,7 @@ class Metric:
         return [Column(c.key + mark, c.title + mark, c.higher_is_better, c.form, *about) for c in (first, *cls.more)]
 
     def available(self) -> Note | None:
-        """None, or what is missing and the command that gets it."""
+        """None, or a note on what is missing, with the command that fetches it."""
         reason = self.setup.missing(*self.weights)
         if reason is None and self.compares:
             reason = reference.missing(self.title or self.name, self.setup.reference)
@@ -93,16 +93,16 @@ class Metric:
         return Note(kind, self.name, text)
 
     def prepare(self) -> None:
-        """Load what is needed now, so that a clock may start afterwards."""
+        """Load everything in advance, before a clock starts."""
 
 
 class ImageMetric(Metric):
-    """A metric with a value per image; ``captions`` tells whether the value depends on the caption."""
+    """A metric with a value per image; ``captions``: whether the value depends on the caption."""
 
     captions: ClassVar[bool] = True
 
     def load(self) -> ScoreFunction:
-        """What scores a batch.  Called once, when it is first needed."""
+        """The function that scores a batch.  Called once, on first use."""
         raise NotImplementedError
 
     @cached_property
@@ -110,7 +110,7 @@ class ImageMetric(Metric):
         return self.load()
 
     def prepare(self) -> None:
-        """Load the network now, so that a clock may start afterwards."""
+        """Load the network in advance, before a clock starts."""
         with plugin_errors(self):
             self.score_batch  # noqa: B018
 
@@ -144,6 +144,6 @@ class SetMetric(Metric):
         """As ``compute``; every value is None when files are missing."""
         missing = self.available()
         with plugin_errors(self):
-            found = SetScore(None, 0, missing) if missing else self.compute(images)
-        more = {c.key: found.more.get(c.key) for c in self.more}
-        return replace(found, more={f"{key}{self.setup.mark}": value for key, value in more.items()})
+            score = SetScore(None, 0, missing) if missing else self.compute(images)
+        more = {c.key: score.more.get(c.key) for c in self.more}
+        return replace(score, more={f"{key}{self.setup.mark}": value for key, value in more.items()})

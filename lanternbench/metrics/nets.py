@@ -53,8 +53,8 @@ def square_image(image: Image.Image) -> Tensor:
 @cache
 def tiny_net() -> tuple[Net, dict[str, Tensor]]:
     """The embedded net on images scaled to 64×64 pixels, and the statistics of real scenes beside it."""
-    net, kept = feature_net.load(files.embedded(files.FID_TINY.file))
-    return Net(net, lambda image: clip_tiny.to_uint8([image])[0]), kept
+    net, statistics = feature_net.load(files.embedded(files.FID_TINY.file))
+    return Net(net, lambda image: clip_tiny.to_uint8([image])[0]), statistics
 
 
 def clip_net(setup: Setup) -> Net:
@@ -81,7 +81,7 @@ def inception_net(setup: Setup, resize: str = "", features: str = "2048") -> Net
 def inception(path: Path | None, features: str = "2048", antialias: bool = True) -> NoTrainInceptionV3:
     """FID's Inception-V3 from its file; with random weights (He et al., 2015) without one.
 
-    ``features``: "2048", or "logits_unbiased".  Raises UserError when the file is another, is damaged, or holds code.
+    ``features``: "2048", or "logits_unbiased".  Raises UserError for another file, a damaged one, or one with code.
     """
 
     class Untrained(NoTrainInceptionV3):
@@ -92,7 +92,7 @@ def inception(path: Path | None, features: str = "2048", antialias: bool = True)
 
     what = ("inception-v3-compat", [features])
     if path is None:
-        with tempfile.NamedTemporaryFile(suffix=".pth") as empty, seeded():  # the class wants a file
+        with tempfile.NamedTemporaryFile(suffix=".pth") as empty, seeded():  # the class requires a file
             torch.save({}, empty.name)
             return Untrained(*what, empty.name, antialias=antialias)
     try:

@@ -27,7 +27,7 @@ def letterbox(image: Image.Image, size: int = 224) -> Tensor:
     """RGB image of any size -> float [3, size, size]: the longer side to ``size``, the rest filled with black.
 
     As in the authors' code, pixels are scaled after the change to [0, 1] and padded before the normalisation.  That
-    code does not pad an image whose longer side is ``size`` already, and then fails unless it is square; here it is.
+    code does not pad an image whose longer side is already ``size``, and fails unless it is square; this pads it.
     """
     import torch
     import torch.nn.functional as F

@@ -18,7 +18,7 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The image files of a folder, sorted by name; none where there is no folder."""
+    """The image files of a folder, sorted by name; an empty list without a folder."""
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES) if folder.is_dir() else []
 
 
@@ -31,7 +31,7 @@ def missing(what: str, folder: Path | None) -> str | None:
 
 
 def described(folder: Path | None) -> dict[str, Any] | None:
-    """What results say of the real images: the folder's name, how many, and SHA-256 over their names and sizes."""
+    """The real images as results record them: folder name, count, and SHA-256 over their names and sizes."""
     if folder is None:
         return None
     paths = images_in(folder)
@@ -55,7 +55,7 @@ def cached(
     compute: Callable[[], dict[str, Tensor]],
     valid: Callable[[dict[str, Tensor]], bool] = lambda tensors: True,
 ) -> dict[str, Tensor]:
-    """What ``compute`` gives for the image files: from the cache when it is there, else computed and stored.
+    """The result of ``compute`` for the image files, read from the cache or computed and stored.
 
     ``kind`` is a folder of the cache; ``settings`` names all that the result depends on beside the images; a cached
     file that is damaged or not ``valid`` is replaced.  Raises UserError when the disk is full or not writable.

@@ -27,22 +27,22 @@ class Setup:
         return RANDOM if self.random else ""
 
     def missing(self, *needed: Weights) -> str | None:
-        """None when each file is here, else one sentence with the one command that gets the others."""
+        """None when all files are present, else a sentence with the command that fetches the missing ones."""
         return None if self.random else missing(*needed)
 
     def find(self, weights: Weights) -> Path | None:
-        """The file to read; None for random weights.  Raises UserError when there is none."""
+        """The file to read; None for random weights.  Raises UserError for a missing file."""
         if self.random:
             return None
-        found = weights.find()
-        if found is None:
+        path = weights.find()
+        if path is None:
             raise UserError(f"{weights.title} cannot score: {missing(weights)}.")
-        return found
+        return path
 
 
 @contextmanager
 def seeded() -> Iterator[None]:
-    """Random numbers of torch from a fixed seed; the caller's are left as they were."""
+    """Seeds torch's random numbers with a constant; restores the caller's state."""
     import torch
 
     with torch.random.fork_rng(devices=[]):

@@ -84,17 +84,17 @@ def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | No
 
 
 def set_device(device: str) -> None:
-    """Make a GPU the one that graphs, streams and events are made on.
+    """Select the GPU for new graphs, streams and events.
 
-    cuDNN's attention is left out: on Hopper it is torch's first choice, and it plans anew for every number of keys.
+    Disables cuDNN's attention: on Hopper it is torch's first choice, and it plans again for every number of keys.
     """
-    if (index := torch.device(device).index) is not None:  # torch takes "cuda" for no device here
+    if (index := torch.device(device).index) is not None:  # set_device refuses "cuda" without an index
         torch.cuda.set_device(index)
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights: bool = False) -> tuple[Target, str]:
-    """``target`` with another drafter, of its dtype, in place of its own of that kind, and the kind.
+    """``target`` with this drafter, in its dtype, in place of any other of that kind; and the kind.
 
     ``spec``: a catalogue name, or NAME=FOLDER, whose decoder drafts as an independent ``model``; or a file or folder
     with an ``eagle`` or ``eagle-3`` drafter in LANTERN's layout, or a ``dflash`` drafter of ours.  Raises UserError for

@@ -98,7 +98,7 @@ class ImageDecoder(Stack):
 
     @property
     def prompt_positions(self) -> int:
-        """Positions of a typical prompt, for cost models; where captions are ids the number depends on their words."""
+        """Positions of a typical prompt, for cost models; where captions are ids the number depends on the caption."""
         return 64
 
     def prefix(self, features: Tensor, mask: Tensor, guided: bool) -> Prefix:
@@ -141,7 +141,7 @@ class ImageDecoder(Stack):
 
     @property
     def eagle_tables(self) -> tuple[int, int]:
-        """Rows of an EAGLE drafter's own tables, of image tokens and of prompt ids; 0 where it has none."""
+        """Rows of an EAGLE drafter's tables of image tokens and of prompt ids, if it has tables; 0: none."""
         return self.config.vocab_size, 0
 
     def new_eagle(self, fused: bool = False) -> Eagle:
@@ -149,18 +149,18 @@ class ImageDecoder(Stack):
         return Eagle(self.eagle_config, norm_eps=self.eagle_config.norm_eps, fused=fused)
 
     def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
-        """The drafter at ``path``, in the layout published for this kind of model; ``dtype``: by default its own.
+        """The drafter at ``path``, in the layout published for this kind of model; ``dtype``: by default the decoder's.
 
         Raises UserError, also for one of another width and for a tensor that has no place in it.
         """
         arguments = arguments_of(path, self.eagle_config)
-        if arguments["words"]:
-            arguments["words"], arguments["prompt_ids"] = self.eagle_tables
-        convert = partial(self.eagle_weights, config=arguments["config"], table=bool(arguments["words"]))
+        if arguments["token_ids"]:
+            arguments["token_ids"], arguments["prompt_ids"] = self.eagle_tables
+        convert = partial(self.eagle_weights, config=arguments["config"], table=bool(arguments["token_ids"]))
         return load_layers(lambda: Eagle(**arguments), path, convert, device, dtype or self.dtype, strict=True)
 
     def eagle_weights(self, state: State, config: DecoderConfig, table: bool) -> State:
-        """A drafter's published tensors -> ours; ``table``: is there one of its own?"""
+        """A drafter's published tensors -> ours; ``table``: whether they include an embedding table."""
         return from_published(state)
 
     def eagle_state(self, net: Eagle) -> State:

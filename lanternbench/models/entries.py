@@ -1,6 +1,6 @@
-"""The catalogue of targets: what each is, which files it needs, which are here, and what is published of its drafters.
+"""The catalogue of targets: what each is, which files it needs, which are present, and its published drafters.
 
-Nothing here needs torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -93,15 +93,15 @@ class Entry(BaseModel):
         return cache_dir() / "targets" / self.name
 
     def absent(self, folder: Path) -> list[str]:
-        """Roles that are not in ``folder`` whole; drafters count, though a target works without them."""
+        """Roles that are incomplete in ``folder``; with drafters, though a target works without them."""
         return [role for role in self.files or ("model",) if not present(folder, role)]
 
 
 def present(folder: Path, role: str) -> bool:
-    """Is a role's folder there with weights, and no download of it unfinished?"""
-    here = folder / role
-    weights = [p for pattern in ("*.pt", "*.pth", "*.bin", "*.safetensors", "*.ckpt") for p in here.rglob(pattern)]
-    return bool(weights) and not (here / UNFINISHED).exists()
+    """Whether a role's folder has weights and no unfinished download."""
+    path = folder / role
+    weights = [p for pattern in ("*.pt", "*.pth", "*.bin", "*.safetensors", "*.ckpt") for p in path.rglob(pattern)]
+    return bool(weights) and not (path / UNFINISHED).exists()
 
 
 @cache
@@ -113,18 +113,18 @@ def family(name: str) -> Family:
 @cache
 def catalogue() -> dict[str, Entry]:
     """Every entry by name, family by family.  Raises UserError where two families have a row of the same name."""
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for kind in components("target"):
         module = MODULES.get(kind)
         rows = _HERE / module.split(".")[0] / "catalogue.yaml" if module else family(kind).rows
         for name, row in yaml.safe_load(rows.read_text(encoding="utf-8")).items():
-            if name in found:
+            if name in entries:
                 raise UserError(
-                    f"the target families '{found[name].family}' and '{kind}' both have a target '{name}': uninstall "
+                    f"the target families '{entries[name].family}' and '{kind}' both have a target '{name}': uninstall "
                     "one of the plug-ins"
                 )
-            found[name] = Entry(name=name, family=kind, **row)
-    return found
+            entries[name] = Entry(name=name, family=kind, **row)
+    return entries
 
 
 def entry(name: str) -> Entry:

@@ -1,7 +1,7 @@
 """Families of targets: a folder each, with a loader and rows of the catalogue, registered as ``target`` components.
 
-``Family`` is what the catalogue asks of any of them.  ``PublishedFamily`` fills most of it in for checkpoints that come
-with a sub-folder per role: a subclass says how each part is made.
+``Family`` is the interface that the catalogue uses.  ``PublishedFamily`` implements most of it for checkpoints with a
+sub-folder per role: a subclass defines how each part is built.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class Family:
         raise NotImplementedError
 
     def options(self, row: Entry) -> dict[str, Any]:
-        """The target's own defaults of methods' options (``Target.options``)."""
+        """The target's defaults of methods' options (``Target.options``)."""
         return {}
 
     def home(self, row: Entry) -> Path:
-        """Where the files of a row are, unless the user says otherwise."""
+        """The default folder of a row's files."""
         return row.folder
 
     def located(self, path: Path) -> Path:
@@ -98,11 +98,11 @@ class Family:
         return path
 
     def missing(self, row: Entry, folder: Path) -> list[str]:
-        """Roles that are not in ``folder`` whole; drafters count, though a target works without them."""
+        """Roles that are incomplete in ``folder``; with drafters, though a target works without them."""
         return row.absent(folder)
 
     def reads(self, folder: Path) -> bool:
-        """Is ``folder`` a target of this family that says itself what it is, and needs no row of the catalogue?"""
+        """Whether ``folder`` is a target of this family that describes itself, without a row of the catalogue."""
         return False
 
 
@@ -114,7 +114,7 @@ def decoder_shape(row: Entry) -> dict[str, Any]:
 class PublishedFamily(Family):
     """Checkpoints with a sub-folder per role, or, where ``folder`` is None, the same architecture with random weights.
 
-    ``shape`` of a row: of the decoder, and under ``vq`` of the image tokeniser, where no file says it.
+    ``shape`` of a row: that of the decoder, and under ``vq`` of the image tokeniser, where no file has it.
     """
 
     network: ClassVar[Any]  # a class of ``ImageDecoder``
@@ -124,7 +124,7 @@ class PublishedFamily(Family):
     vq_file: ClassVar[str] = "the published tokeniser"  # what to put into ``vq`` where the model's files lack a decoder
 
     def config(self, row: Entry) -> Any:
-        """The decoder's configuration as far as the row says it."""
+        """The decoder's configuration from the row alone."""
         return self.configuration(**decoder_shape(row))
 
     def weights(self, folder: Path) -> Path:
@@ -155,7 +155,7 @@ class PublishedFamily(Family):
         return read_state(where)
 
     def vq(self, row: Entry, folder: Path | None, device: str) -> Any:
-        """The image tokeniser in float32; None where no code here decodes images."""
+        """The image tokeniser in float32; None where image decoding is not implemented."""
         if folder is None:
             return random_net(lambda: self.new_vq(row, None), device, torch.float32)
         where = folder / ("vq" if present(folder, "vq") else "model")

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 SUFFIXES = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json", ".model", ".yaml"}
-KEPT = "features"  # the folder of kept text features, which is no part of a target
+FEATURES = "features"  # the folder of stored text features, which is not part of a target
 WHOLE = 2**26  # bytes up to which a file is read whole; of a larger one BLOCKS + 1 blocks from end to end are read
 BLOCK, BLOCKS = 2**16, 256
 
@@ -15,28 +15,28 @@ BLOCK, BLOCKS = 2**16, 256
 def fingerprints(place: Path) -> dict[str, str]:
     """Digest by part: of a file, by its stem; of a folder, of each file with weights and of each role's folder.
 
-    Nothing where there is no such file.  A change of a few weights inside a file over 64 MB may go unseen.
+    Empty without such files.  A change of a few weights inside a file over 64 MB may go unseen.
     """
     if place.is_file():
         return {place.stem: _digest([place], place.parent)}
     entries = sorted(place.iterdir()) if place.is_dir() else []
-    parts = {p.stem if p.is_file() else p.name: _files(p) for p in entries if p.name != KEPT}
+    parts = {p.stem if p.is_file() else p.name: _files(p) for p in entries if p.name != FEATURES}
     return {name: _digest(files, place) for name, files in parts.items() if files}
 
 
 def _files(place: Path) -> list[Path]:
-    found = [place] if place.is_file() else sorted(place.rglob("*"))
-    return [p for p in found if p.suffix in SUFFIXES and p.is_file()]
+    paths = [place] if place.is_file() else sorted(place.rglob("*"))
+    return [p for p in paths if p.suffix in SUFFIXES and p.is_file()]
 
 
 def _digest(files: list[Path], root: Path) -> str:
     """16 hex digits over the files' names under ``root``, sizes and content."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in files:
-        about = path.stat()
-        content = _content(path.resolve(), about.st_size, about.st_mtime_ns)
-        whole.update(f"{path.relative_to(root)}\0{about.st_size}\0{content}\n".encode("utf-8", "surrogateescape"))
-    return whole.hexdigest()[:16]
+        stat = path.stat()
+        content = _content(path.resolve(), stat.st_size, stat.st_mtime_ns)
+        digest.update(f"{path.relative_to(root)}\0{stat.st_size}\0{content}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:16]
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""Grids of image tokens, as rows and columns.  Nothing here needs torch."""
+"""Grids of image tokens, as rows and columns.  This module does not import torch."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _shards(index: Path) -> list[Path]:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         raise UserError(f"{index} is no index of shards: fetch it again") from None
-    shards = [index.parent / Path(str(name)).name for name in names]  # never outside the folder, whatever it says
+    shards = [index.parent / Path(str(name)).name for name in names]  # never outside the folder
     for shard in shards:
         if not shard.is_file():
             raise UserError(f"{index.parent} lacks the shard {shard.name} that {index.name} names: fetch it again")
@@ -92,7 +92,7 @@ def _mappable(path: Path) -> bool:
 
 @contextmanager
 def empty_parameters() -> Iterator[None]:
-    """Modules made inside have their buffers, but parameters without memory (on the meta device)."""
+    """Modules built inside have their buffers, but parameters on the meta device."""
 
     def without_memory(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         return parameter if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
@@ -136,7 +136,7 @@ def load_layers(
         state = read_state(path)
         layers: dict[str, list[str]] = {}
         for key in state:
-            layers.setdefault(found.group() if (found := _LAYER.search(key)) else "", []).append(key)
+            layers.setdefault(layer.group() if (layer := _LAYER.search(key)) else "", []).append(key)
         mappable = all(map(_mappable, _files(path)))
         for keys in layers.values():
             if mappable:  # what was read of a file leaves memory with the last tensor of that reading
@@ -194,7 +194,7 @@ def _filled(
 def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, torch.Size]]:
     """The name of the module's class, and the shape of each of its tensors by name; nothing is allocated.
 
-    Raises UserError for sizes of which no network can be made, however absurd.
+    Raises UserError for sizes of which no network can be built.
     """
     count = 0
 

@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Network(NamedTuple):
-    """Counts for one position unless said otherwise; a network on the device ``meta`` has them too.
+    """Counts for one position unless stated otherwise; also of a network on the device ``meta``.
 
     ``weights``: of all that every position passes but the head.  ``cached``: its keys and values, in all layers
     together.  ``attended``: width of its queries, in all layers together.  ``stored``: all weights, tables included.
@@ -26,13 +26,13 @@ class Network(NamedTuple):
     guesses: int = 1
 
 
-def network(net: nn.Module, words: Any, layers: Iterable[Any], guesses: int = 1) -> Network:
-    """Of a decoder or a drafter: ``words`` is the decoder whose head it uses, ``layers`` its decoder layers.
+def network(net: nn.Module, lm: Any, layers: Iterable[Any], guesses: int = 1) -> Network:
+    """The size of a decoder or drafter ``net``: ``lm`` is the decoder whose head it uses, ``layers`` its layers.
 
-    Embedding tables count as stored alone: a forward reads single rows of them.
+    Embedding tables count only as ``stored``: a forward reads single rows of them.
     """
     sizes = {name: p.numel() for name, p in net.named_parameters()}
-    heads = {id(p): p.numel() for p in words.output.parameters()}
+    heads = {id(p): p.numel() for p in lm.output.parameters()}
     read = sum(n for name, n in sizes.items() if "embedding" not in name and not name.startswith("output."))
     attention = [layer.attention for layer in layers]
     return Network(
@@ -41,7 +41,7 @@ def network(net: nn.Module, words: Any, layers: Iterable[Any], guesses: int = 1)
         head=sum(heads.values()),
         cached=sum(2 * a.n_kv * a.head_dim for a in attention),
         attended=sum(a.n_head * a.head_dim for a in attention),
-        vocab=words.config.vocab_size,
+        vocab=lm.config.vocab_size,
         stored=sum(sizes.values()),
         guesses=guesses,
     )

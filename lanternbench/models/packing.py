@@ -42,7 +42,7 @@ class Packed(nn.Module):
 
 
 class PackedLinear(Packed):
-    """``nn.Linear`` for inference on a CPU; the weight's layout is oneDNN's own."""
+    """``nn.Linear`` for inference on a CPU; the weight is in oneDNN's layout."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__(torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach()), linear.bias)
@@ -63,11 +63,11 @@ class TransposedLinear(Packed):
 
 
 class HalfLinear(Packed):
-    """``nn.Linear`` for inference on a CPU: weights kept as float16, products and sums in float32 (FBGEMM).
+    """``nn.Linear`` for inference on a CPU: weights in float16, products and sums in float32 (FBGEMM).
 
-    It reads half the bytes, and loses nothing where float16 holds every weight exactly (``holds``).  It uses one
-    thread: batches of many rows, where there are more, take oneDNN's layout, made when the first of them comes.  As
-    with any product, on some machines the last bit of a row depends on how many rows are beside it.
+    It reads half the bytes, and is exact where float16 holds every weight exactly (``holds``).  It uses one thread:
+    with several threads, large batches use oneDNN's layout, packed on first use.  As with any matrix product, on some
+    machines the last bit of a row depends on the number of rows.
     """
 
     def __init__(self, linear: nn.Linear):
@@ -97,7 +97,7 @@ class HalfLinear(Packed):
 
     @staticmethod
     def holds(linear: nn.Linear) -> bool:
-        """Is ``linear`` float32, every weight of it exact in float16, and the operator here to use that?"""
+        """Whether ``linear`` is float32 with every weight exact in float16, and the operator is available."""
         weight = linear.weight.detach()
         return weight.dtype == torch.float32 and halves() and bool((weight.half().float() == weight).all())
 

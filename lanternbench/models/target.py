@@ -68,7 +68,7 @@ class Target:
     ``prompt_template``: the text around a caption.  ``remark``: a note for readers of its figures.
     ``weights``: digests of the files that it was loaded from, by part; see ``fingerprints``.
     ``graphs``: where set, the phases of a step are replayed as CUDA graphs.  ``near``: nearest codes by kind of
-    proximity, cached when a method first asks for them.
+    proximity, cached on first use.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Target:
             self.text.prepare(captions)
 
     def encode_seconds(self, captions: list[str]) -> float:
-        """Seconds that the text encoder took for captions whose features are kept; 0 where it runs for every image."""
+        """Seconds that the text encoder took for captions with stored features; 0 where it runs for every image."""
         return self.text.encode_seconds(captions) if hasattr(self.text, "encode_seconds") else 0.0
 
     def images(self, tokens: Tensor, captions: Sequence[str] = ()) -> list[Any]:

@@ -79,7 +79,7 @@ class TokenDecoder(ImageDecoder):
         return self.config.vocab_size, self.config.prompt_ids
 
     def eagle_weights(self, state: State, config: DecoderConfig, table: bool) -> State:
-        """A table of the drafter's own is of all ids."""
+        """``table``: over all ids, of which image tokens are some."""
         return drafter_from_published(state, config, self.image_ids.cpu() if table else None)
 
     def eagle_state(self, net: Eagle) -> State:
@@ -90,7 +90,7 @@ def rotary_pairs(state: State, cfg: DecoderConfig, back: bool = False) -> State:
     """Published key names, rotate-half -> the same names with queries, keys and their norms in interleaved pairs.
 
     Of the d dimensions that turn in each head, i and i + d/2 become 2i and 2i + 1.  Queries and keys permuted alike
-    have the same products, so a checkpoint made for either order gives the same attention.  ``back``: the inverse.
+    have the same products, so a checkpoint in either order gives the same attention.  ``back``: the inverse.
     """
     dims, width = torch.arange(cfg.head_dim), cfg.rotary_width or cfg.head_dim
     order = torch.cat([dims[:width].view(2, -1).T.flatten(), dims[width:]])
@@ -122,25 +122,25 @@ def per_head(norm: Tensor, heads: int) -> Tensor:
 def drafter_from_published(state: State, cfg: DecoderConfig, to_id: Tensor | None = None) -> State:
     """LANTERN's EAGLE drafter for Anole -> ours.
 
-    ``to_id`` [V]: the id of each image token, whose rows of its table serve drafted tokens; None: all ids are tokens.
+    ``to_id`` [V]: the id of each image token, the rows of its table for drafted tokens; None: all ids are tokens.
     Raises UserError for ids that its table does not have.
     """
     result = from_published(rotary_pairs(state, cfg))
-    words = result.get("tok_embeddings.weight")
-    if words is None or to_id is None:
+    embeddings = result.get("tok_embeddings.weight")
+    if embeddings is None or to_id is None:
         return result
-    if int(to_id.max()) >= len(words):
+    if int(to_id.max()) >= len(embeddings):
         raise UserError(
-            f"the drafter's 'embed_tokens.weight' has {len(words)} ids but the target image tokens up to id "
+            f"the drafter's 'embed_tokens.weight' has {len(embeddings)} ids but the target image tokens up to id "
             f"{int(to_id.max())}: give a drafter made for this target"
         )
-    return result | {"tok_embeddings.weight": words[to_id], "prompt_embeddings.weight": words}
+    return result | {"tok_embeddings.weight": embeddings[to_id], "prompt_embeddings.weight": embeddings}
 
 
 def from_hf(state: State, cfg: DecoderConfig, prefixes: tuple[str, ...] = ("model.",)) -> State:
-    """transformers' key names of a language model -> ours, without what sees or tokenises images.
+    """transformers' key names of a language model -> ours, without those that encode or tokenise images.
 
-    ``prefixes``: what names may begin with, the longest first.
+    ``prefixes`` of names, the longest first.
     """
     named = {}
     for key, value in state.items():
@@ -158,14 +158,14 @@ def image_tables(state: State, to_id: Tensor) -> State:
     that the tables do not have.
     """
     if not {"tok_embeddings.weight", "output.weight"} <= state.keys():
-        return state  # the loader says what is absent
-    words, head = state["tok_embeddings.weight"], state["output.weight"]
-    if int(to_id.max()) >= min(len(words), len(head)):
+        return state  # the loader reports what is missing
+    table, head = state["tok_embeddings.weight"], state["output.weight"]
+    if int(to_id.max()) >= min(len(table), len(head)):
         raise UserError(
-            f"the tokeniser has image tokens up to id {int(to_id.max())} but the checkpoint {len(words)} ids in all: "
+            f"the tokeniser has image tokens up to id {int(to_id.max())} but the checkpoint {len(table)} ids in all: "
             "use the tokenizer.json published with the weights"
         )
-    tables = {"cls_embedding.weight": words, "tok_embeddings.weight": words[to_id], "output.weight": head[to_id]}
+    tables = {"cls_embedding.weight": table, "tok_embeddings.weight": table[to_id], "output.weight": head[to_id]}
     return state | tables
 
 

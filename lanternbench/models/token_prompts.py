@@ -36,7 +36,7 @@ class IdTokeniser:
 
         try:
             self.tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library has no type of its own for what is wrong with a file
+        except Exception as error:  # the library has no exception type for an invalid file
             raise UserError(
                 f"cannot read the tokeniser {path} ({str(error).splitlines()[0]}): use the one published with the model"
             ) from None
@@ -104,9 +104,9 @@ class PromptFrame:
         return Prompt([*self.before, *text, *self.after], [*self.before, *[self.pad] * len(text), *self.after])
 
     def __call__(self, target: Target, captions: list[str], guided: bool) -> Prefix:
-        """Prompts left-padded to the longest; an EAGLE drafter reads the prompt's own ids, one ahead.
+        """Prompts left-padded to the longest; an EAGLE drafter reads the prompt's ids, one ahead.
 
-        Raises UserError for a caption that leaves no room for the image.
+        Raises UserError for a caption too long for the decoder's positions.
         """
         texts, mask = target.text([self.template.replace("{caption}", caption) for caption in captions])
         prompts = [self.prompt(ids[seen].tolist()) for ids, seen in zip(texts, mask.bool(), strict=True)]

@@ -47,7 +47,7 @@ class DecoderConfig:
     rotary_width: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError or TypeError for sizes of which no decoder can be made."""
+        """Raises ValueError or TypeError for sizes of which no decoder can be built."""
         if (
             (not self.head_width and self.dim % self.n_head)
             or self.head_dim % 2
@@ -75,7 +75,7 @@ class DecoderConfig:
 
 
 def rope_1d(positions: int, head_dim: int, base: float = 10000.0, rotary_width: int = 0) -> Tensor:
-    """complex64 [positions, head_dim / 2].  ``rotary_width``: of the part of a head that turns; the rest has ones."""
+    """complex64 [positions, head_dim / 2].  ``rotary_width``: of the rotated part of a head; other factors are 1."""
     width = rotary_width or head_dim
     freqs = F.pad(base ** (-torch.arange(0, width, 2).float() / width), (0, (head_dim - width) // 2))
     return torch.polar(torch.ones(()), torch.arange(positions).float()[:, None] * freqs)
@@ -132,7 +132,7 @@ class RMSNorm(Direct):
 
 
 class HeadNorm(Direct):
-    """Chameleon's q/k norm: LayerNorm over each head's width, with its own weight and bias per head."""
+    """Chameleon's q/k norm: LayerNorm over each head's width, with a weight and bias per head."""
 
     def __init__(self, heads: int, width: int):
         super().__init__()
@@ -225,7 +225,7 @@ class Layer(Direct):
     def forward(
         self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None = None, layer: int = 0, last: bool = False
     ) -> Tensor:
-        """``last``: what the last position gives is wanted; of the others only keys and values are made."""
+        """``last``: compute the output of the last position only; keys and values are computed for all."""
         out = x[:, -1:] if last else x
         if self.swin:
             out = out + self.attention_norm(self.attention(x, rope, mask, put, layer, last))

@@ -1,4 +1,4 @@
-"""Turn a run's samples into cases to predict: its methods, as they drafted there, on the requested target."""
+"""Turn a run's samples into cases to predict: its methods, as they drafted in the run, on the requested target."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shapes() -> dict[str, Entry]:
 def sketch(name: str, drafter: str | None = None) -> Target:
     """A target's shape, options and drafters without its weights, except where they come with the package.
 
-    Raises UserError for an unknown name, naming those there are.
+    Raises UserError for an unknown name, with the known names.
     """
     title = name.partition("=")[0]
     if title in shapes():
@@ -61,7 +61,7 @@ class Cases(NamedTuple):
 
 
 def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: float | None, run: str) -> Cases:
-    """``source``: the run's target, whose trees were measured; ``guidance``: where it differs from the target's own.
+    """``source``: the run's target, whose trees were measured; ``guidance``: where it differs from the target's.
 
     Methods without what they need on ``target`` are left out, with a note.  Raises UserError for a run without samples
     and for one in which nothing was drafted.
@@ -77,26 +77,26 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
     notes: list[str] = []
     for label, group in by_label.items():
         try:
-            made = method(group[0].method, **group[0].options)
-            measured = prepared_proposal(source, made)
+            m = method(group[0].method, **group[0].options)
+            measured = prepared_proposal(source, m)
             same = target is source or measured.drafter is None
-            drafter = measured.drafter if same else prepared_proposal(target, made).drafter  # may be refused there
+            drafter = measured.drafter if same else prepared_proposal(target, m).drafter  # may raise UserError
         except UserError as error:
             notes.append(f"{label} is left out: {error}")
             continue
         drafts = measured if measured.max_depth > 0 else None
-        if made.choices.order != "raster" and source.grids != target.grids:
+        if m.choices.order != "raster" and source.grids != target.grids:
             notes.append(f"{label} is left out: the rows of its steps follow from the grid, which is another here")
             continue
-        if drafts is None and made.preset != BASE:
+        if drafts is None and m.preset != BASE:
             notes.append(f"{label} is left out: it drafts nothing that could be replayed")
             continue
         steps = traces_of(group, drafts, shape.length)
         if steps:
-            methods[label] = made
-            name = BASE if drafts is None and made.preset == BASE else label
+            methods[label] = m
+            name = BASE if drafts is None and m.preset == BASE else label
             net = None if drafter is None else drafter.network()
-            traces[Case(name, made.preset, shape, net, drafts)] = steps
+            traces[Case(name, m.preset, shape, net, drafts)] = steps
     cases = Cases(traces, methods, notes)
     if not cases.drafting:
         why = notes[0] if notes else f"{run} has only methods that draft nothing ({', '.join(by_label)})"

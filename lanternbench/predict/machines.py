@@ -29,14 +29,14 @@ class Shape(NamedTuple):
 
 
 def shape_of(target: Target, guidance: float | None = None) -> Shape:
-    """Of a target, on the device ``meta`` too; ``guidance``: by default its own."""
+    """The shape of a target, also of one on the device ``meta``; ``guidance``: by default the target's."""
     model, scale = target.model, target.guidance if guidance is None else guidance
     size = network(model, model, model.layers)
     return Shape(target.name, size, target.length, model.prompt_positions, 1 if scale == 1.0 else 2)
 
 
 class Case(NamedTuple):
-    """A method on a target: ``measured`` is how it drafted in the run, ``drafter`` what drafts for the target now."""
+    """A method on a target: ``measured``: its proposal in the run; ``drafter``: the drafter for the target."""
 
     label: str
     method: str
@@ -82,7 +82,7 @@ class Roofline:
 
 
 class MethodCost(NamedTuple):
-    """Seconds of a method's step here, as coefficients: of its nodes and the cached tokens, and of its levels."""
+    """Seconds of a method's step on this machine, as coefficients of its nodes, the cached tokens and its levels."""
 
     verify: Values  # of 1, nodes, cached tokens
     draft: Values  # of 1, forwards after the first, their nodes, cached tokens

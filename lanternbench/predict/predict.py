@@ -1,6 +1,6 @@
 """Predict what the methods of a measured run would gain elsewhere: its steps are replayed on a model of a device.
 
-Predictions are never mixed with measurements: nothing here writes to a run folder.
+Predictions are never mixed with measurements: this package never writes to a run folder.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def validate(machine: Machine, traces: Traces, samples: Sequence[Sample]) -> lis
     """Every method of the run that was timed, its baseline too."""
     rows = []
     for case, each in traces.items():
-        own = [s for s in samples if s.label == case.label and len(s.accept_lengths) > 1]
-        timed = [(t, s) for t, s in zip(each, own, strict=True) if s.timed and s.decode_s > 0]
+        measured = [s for s in samples if s.label == case.label and len(s.accept_lengths) > 1]
+        timed = [(t, s) for t, s in zip(each, measured, strict=True) if s.timed and s.decode_s > 0]
         if timed:
             predicted = np.array([latency(machine, case, [t], 1)[0] for t, _ in timed])
             wall = np.array([s.decode_s for _, s in timed])

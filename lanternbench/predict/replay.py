@@ -27,7 +27,7 @@ class Trace(NamedTuple):
 
     @property
     def start(self) -> Ints:
-        """Tokens before each step: the prefill has given one."""
+        """Tokens before each step: the prefill gives the first."""
         return 1 + np.cumsum(self.committed) - self.committed
 
     @property
@@ -47,7 +47,7 @@ class Steps(NamedTuple):
 
 
 def stretched(committed: ArrayLike, nodes: ArrayLike, depths: ArrayLike, length: int) -> Trace:
-    """A measured decode over and over, cut where ``length`` tokens are there: the prefill's and those of the steps."""
+    """A measured decode, repeated and cut to ``length`` tokens: the prefill's and those of the steps."""
     lengths = np.asarray(committed, np.int64)
     times = -(-(length - 1) // int(lengths.sum()))
     ends = np.cumsum(np.tile(lengths, times))
@@ -64,7 +64,7 @@ def autoregressive(length: int) -> Trace:
 
 
 def batches(traces: Sequence[Trace], batch: int, keeps_shape: bool) -> list[Steps]:
-    """The traces in batches of ``batch``, in order; where there are fewer they are used several times over.
+    """The traces in batches of ``batch``, in order; fewer than a batch are repeated.
 
     A batch takes the steps of its slowest prompt.  Unless it ``keeps_shape``, as one that is recorded in CUDA graphs
     does, it goes on without finished prompts whenever at least half of it is finished.

@@ -89,7 +89,7 @@ def terminal_table(rows: Sequence[Prediction]) -> Table:
 
 
 def terminal_tables(rows: Sequence[Prediction], checked: Sequence[Validation]) -> Iterator[Table]:
-    """A table for each setup, and one of the validation where there is any."""
+    """A table for each setup, and one of the validation if there is one."""
     yield from map(terminal_table, setups(rows))
     if checked:
         yield validation_table(checked)
@@ -142,9 +142,9 @@ def plot(rows: Sequence[Prediction]) -> Figure:
         axes.grid(color="#e6e6e6", linewidth=0.6)
         axes.axhline(1.0, color="#9aa0a6", linewidth=1.1, linestyle=(0, (4, 2)))
         for j, label in enumerate(dict.fromkeys(row.label for row in group if row.method != BASE)):
-            own = [row for row in group if row.label == label and row.fits]
+            points = [row for row in group if row.label == label and row.fits]
             shade = colour(next(r.method for r in group if r.label == label))
-            x, y = [row.batch for row in own], [row.speedup for row in own]
+            x, y = [row.batch for row in points], [row.speedup for row in points]
             axes.plot(x, y, color=shade, marker="os^vDPX"[j % 7], markersize=4, linewidth=1.1, label=label)
         axes.set_xscale("log", base=2)
         axes.set(xlim=(BATCHES[0] * 0.9, BATCHES[-1] * 1.1), xlabel="batch", ylabel="predicted speedup over ar")

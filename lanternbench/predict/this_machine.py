@@ -42,7 +42,7 @@ SIDE = 1024  # of the matrices
 def probe(
     record: Mapping[str, Any], where: Path, cases: Cases, caption: str, threads: int | None, show: Callable[..., None]
 ) -> tuple[Roofline, Measured, list[str]]:
-    """The host as a device model, its steps on the run's target, and notes on what was found.
+    """The host as a device model, its steps on the run's target, and notes on the measurement.
 
     ``record``: of run.json in ``where``.  Raises UserError where the run's target or drafter cannot be loaded.
     """
@@ -52,9 +52,9 @@ def probe(
     sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
     methods, costs = {BASE: method(BASE), **cases.methods}, {}
     proposals = {case.label: case.measured for case in cases.traces}
-    for done, (label, made) in enumerate(methods.items()):
+    for done, (label, case_method) in enumerate(methods.items()):
         show(done, len(methods), f"a few steps of {label}")
-        costs[label] = method_cost(build(target, made, *sampling), proposals.get(label), caption)
+        costs[label] = method_cost(build(target, case_method, *sampling), proposals.get(label), caption)
     dtype = str(target.dtype).removeprefix("torch.")
     plain = shape_of(sketch(c.target), c.guidance)  # layers packed for a CPU no longer show their sizes
     least = float(costs[BASE].verify @ (1, 1, 1))

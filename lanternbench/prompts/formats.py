@@ -122,7 +122,7 @@ def _table(text: str, path: Path, **dialect: Any) -> Rows:
 
 
 def comma_separated(text: str, path: Path) -> Rows:
-    """With quoted cells, which may hold line breaks where none of their lines reads as a row of its own."""
+    """With quoted cells, which may hold line breaks where none of their lines is a valid row."""
     return _table(text, path, delimiter=",", skipinitialspace=True)
 
 
@@ -156,7 +156,7 @@ def json_lines(text: str, path: Path) -> Rows:
             yield _entry(parsed(line, path, number), number, path)
 
 
-# of the user's own files, by the ending of their name
+# of the user's files, by suffix
 READERS: dict[str, Callable[[str, Path], Rows]] = {
     ".txt": lines,
     ".csv": comma_separated,

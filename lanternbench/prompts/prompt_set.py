@@ -26,7 +26,7 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The selected prompts and where they come from; ``notes`` tells what a reader of the results should know."""
+    """The selected prompts and where they come from; ``notes`` are for readers of the results."""
 
     prompts: tuple[Prompt, ...]
     source: str

@@ -1,4 +1,4 @@
-"""What a run says, in sentences, each of which the tables show."""
+"""The findings of a run as sentences, each with its figures in the tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUDGET = 0.1  # fidelity loss: total variation per token, a mean
 
 
 def answer(rows: Sequence[Row], pairs: Sequence[Pair], notes: Sequence[Note], budget: float = BUDGET) -> list[str]:
-    """The sentences of one run: is it unfit to be quoted, what is fastest, at what cost, and what is not told apart.
+    """The sentences of one run: is it fit to be quoted, the fastest method, its cost, and methods without a difference.
 
     pairs: of the run's methods, with p-values corrected for their number; notes: the run's.
     """

@@ -26,7 +26,7 @@ class Column:
     tex: str = ""  # the title in LaTeX, where that is not the title with a capital letter
     form: str = ".2f"  # format spec of the number; "text" for words, "yes" for true/false
     better: str = ""  # "higher", "lower" or nothing
-    interval: bool = False  # is the interval worth its room?
+    interval: bool = False  # whether the table shows the interval
     views: tuple[str, ...] = ("full",)
     help: str = ""
     test: bool = False  # the figure's p-value instead of its value
@@ -60,7 +60,7 @@ class Column:
         return MISSING if value is None else self.print(value)
 
     def bounds(self, row: Row) -> str:
-        """The interval as "[lo, hi]", or nothing where there is none."""
+        """The interval as "[lo, hi]", or "" without one."""
         value, low, high, *_ = self.figure(row)
         if not self.interval or low is None or high is None or value is None:
             return ""

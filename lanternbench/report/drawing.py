@@ -93,7 +93,7 @@ def _draw(axes: Axes, item: Item, colour: str, order: int) -> None:
 
 
 def svg(scene: Scene, name: str) -> Markup:
-    """``<svg class="name">`` of a scene, styled by report.css; a group that says something can be focused."""
+    """``<svg class="name">`` of a scene, styled by report.css; a group with a hint can be focused."""
     head = Markup('<svg class="{}" viewBox="0 0 {:g} {:g}" role="group" aria-label="{}">')
     head = head.format(name, scene.width, scene.height, scene.title)
     return Markup("").join([head, *map(_group, scene.groups), Markup("</svg>")])

@@ -17,7 +17,7 @@ LOSS = COLUMN["fidelity_loss"]
 
 
 class Entry(NamedTuple):
-    """A line of a list: its name, what stands right of it, its colour, what the page says, and its drawing.
+    """A line of a list: its name, the text right of it, its colour, its description on the page, and its drawing.
 
     draw: from the axis and the height of its middle, and None a heading's.
     """

@@ -79,8 +79,8 @@ class RunFrames:
         return scene_figure(scatter(trade_off(rows, columns[quality]), NARROW))
 
     def _repr_html_(self) -> str:
-        shown = [name for name in SHOWN if name in self.summary]
-        return str(self.summary[shown].to_html(index=False, escape=True, float_format="{:.3g}".format))
+        names = [name for name in SHOWN if name in self.summary]
+        return str(self.summary[names].to_html(index=False, escape=True, float_format="{:.3g}".format))
 
 
 def run_frames(path: str | Path) -> RunFrames:

@@ -80,7 +80,7 @@ def _cell(run: Run, sample: Sample | None, name: str, scales: dict[str, tuple[in
         return None
     maps: dict[str, str] = {}
     for kind, values in (("accept", sample.accept_lengths), ("depth", sample.tree_depths)):
-        if run.grid and values and sample.row_loss is None:  # several rows at once have no step of their own
+        if run.grid and values and sample.row_loss is None:  # rows drawn at once share their steps
             maps[kind] = map_uri(token_map(values, sample.accept_lengths, run.grid, run.before), *scales[kind], kind)
     return Cell(name, image_uri(run.image_path(sample), most), maps.get("accept"), maps.get("depth"), _facts(sample))
 

@@ -15,7 +15,7 @@ CLEAR = 6.5  # half the side of the square around a point that no label covers
 
 
 class Label(NamedTuple):
-    """A label's text, where its baseline begins, ends or has its middle, and the leader's ends if there is one."""
+    """A label's text, the start, end or middle of its baseline, and the ends of its leader line, if any."""
 
     text: str
     x: float

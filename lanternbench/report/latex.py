@@ -14,15 +14,15 @@ ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
 PLUS_MINUS = r"$\pm$: the farther end of the 95\,\% bootstrap interval over prompts."
 
 
-def latex_table(rows: Sequence[Row], caption: str = "", recipe: str = "", shown: Sequence[Column] | None = None) -> str:
+def latex_table(rows: Sequence[Row], caption: str = "", recipe: str = "", fixed: Sequence[Column] | None = None) -> str:
     """A booktabs table (needs \\usepackage{booktabs} and nothing else), all text escaped.
 
     It is one column wide if it fits, else a page (``table*``). Of columns that it chooses itself the last go until it
-    fits a page, and a comment names them; ``shown`` are kept. ``recipe``: how the run was made, as a comment.
+    fits a page, and a comment names them; ``fixed`` columns are kept. ``recipe``: how the run was made, as a comment.
     """
-    chosen = list(columns(rows, "tex") if shown is None else shown)
+    chosen = list(columns(rows, "tex") if fixed is None else fixed)
     left_out: list[str] = []
-    while shown is None and _width(rows, chosen) > PAGE and len(chosen) > 2:
+    while fixed is None and _width(rows, chosen) > PAGE and len(chosen) > 2:
         left_out.insert(0, chosen.pop().key)
     kind = "table" if _width(rows, chosen) <= COLUMN else "table*"
     fix = "; name the columns you want with --columns"
@@ -68,10 +68,10 @@ def _cell(column: Column, row: Row) -> str:
     return "{}" + text if text.startswith(("[", "*")) else text  # else the \\ before would take it as its argument
 
 
-def _width(rows: Sequence[Row], shown: Sequence[Column]) -> float:
+def _width(rows: Sequence[Row], table_columns: Sequence[Column]) -> float:
     """About how wide the table is, in points."""
     total = 0.0
-    for column in shown:
+    for column in table_columns:
         parts = [value_and_bound(column, row) for row in rows]
         # a bound is set in \\scriptstyle, about three quarters as wide, between thin spaces
         cells = [len(value) + (0.75 * len(bound) + 2.2 if bound else 0) for value, bound in parts]

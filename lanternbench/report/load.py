@@ -162,7 +162,7 @@ class Contents:
 
 
 def load_run(folder: Path, figures: Figures | None = None) -> Run:
-    """One run folder, as its samples are now; ``figures``: of its samples, where they are read already.
+    """One run folder with its current samples; ``figures``: of its samples, if already read.
 
     Raises UserError when it is no run, holds no results, or its JSON is damaged.
     """

@@ -25,7 +25,7 @@ from lanternbench.utils.text import one_line
 
 
 class Part(NamedTuple):
-    """One run in a report: what was read of it, its methods against each other, and what it says."""
+    """One run in a report: its data, its methods compared in pairs, and its findings."""
 
     run: Run
     contents: Contents
@@ -89,11 +89,11 @@ def html_page(
 
 
 def results_table(rows: list[ReportRow], view: View) -> Table:
-    """All columns; those that were not chosen, or else that a terminal has no room for, are folded."""
-    shown, compact = columns(rows), view.shown(rows, "terminal")
-    folded = frozenset(i for i, c in enumerate(shown) if c not in compact and (view.columns or c.key != "lossless"))
-    dispensable = frozenset(i for i, c in enumerate(shown) if c.key in ("lossless", "step_compression", "tree_depth"))
-    return figure_table(rows, shown)._replace(folded=folded, dispensable=dispensable)
+    """All columns; those not selected, by default those that do not fit a terminal, are folded."""
+    every, compact = columns(rows), view.shown(rows, "terminal")
+    folded = frozenset(i for i, c in enumerate(every) if c not in compact and (view.columns or c.key != "lossless"))
+    dispensable = frozenset(i for i, c in enumerate(every) if c.key in ("lossless", "step_compression", "tree_depth"))
+    return figure_table(rows, every)._replace(folded=folded, dispensable=dispensable)
 
 
 def _steps(label: str, method: str, steps: Steps) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def pair_table(pairs: list[Pair]) -> Table | None:
 def compared(figures: Figures, labels: list[str], looks: int = 1) -> list[Pair]:
     """Every figure and pair of methods that share two prompts or more, in the order of ``labels``.
 
-    looks: of a run that was to go on until its methods are told apart.
+    looks: of a run with `--until-told-apart`.
     """
     names = FIGURES | {name: name for name in figures.metrics}
     return [pair for figure, name in names.items() for pair in _pairs(figure, name, figures, labels, looks)]

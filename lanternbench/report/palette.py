@@ -1,4 +1,4 @@
-"""One colour per family of methods: Okabe-Ito colours, told apart by colour-blind readers."""
+"""One colour per family of methods: Okabe-Ito colours, distinct for colour-blind readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PHASES = {"draft": "#e69f00", "verify": "#0072b2", "commit": "#009e73", "other":
 
 
 def family(method: str) -> str:
-    """The family's name, "other" for a method of the user's own."""
+    """The family's name, "other" for a user's method."""
     return FAMILIES.get(method, OTHER)[0]
 
 

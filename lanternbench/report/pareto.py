@@ -26,7 +26,7 @@ class TradeOff(NamedTuple):
     rows: list[Row]
     frontiers: list[list[int]]
     knobs: list[list[int]]
-    runs: list[str | None]  # one without a name if there is only one
+    runs: list[str | None]  # [None] if there is only one
 
 
 def pareto_frontier(x: list[float], y: list[float], lower_is_better: bool) -> list[int]:
@@ -90,8 +90,8 @@ def knobs(rows: Sequence[Row]) -> list[list[int]]:
         groups = defaultdict[object, list[int]](list)
         for i, row in enumerate(rows):
             if _number(row.options.get(key)):
-                rest = sorted((k, str(v)) for k, v in row.options.items() if k != key)
-                groups[run_of(row), row.method, str(rest)].append(i)
+                others = sorted((k, str(v)) for k, v in row.options.items() if k != key)
+                groups[run_of(row), row.method, str(others)].append(i)
         taken = {i for line in lines for i in line}
         for line in groups.values():
             if len({rows[i].options[key] for i in line}) > 1 and not taken & set(line):
@@ -104,7 +104,7 @@ def _number(value: object) -> bool:
 
 
 def short_names(data: TradeOff) -> list[str]:
-    """Names as the picture has them: along a knob the last point has the whole name, the others their own part."""
+    """Names for the picture: of points along an option, the last has the full name, the others only their value."""
     names = [name_of(row, data.runs) for row in data.rows]
     for line in data.knobs:
         parts = [names[i].split() for i in line]

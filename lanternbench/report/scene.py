@@ -19,7 +19,7 @@ Point = tuple[float, float]
 
 
 class Line(NamedTuple):
-    """A polyline; ``role`` says what it means, and so its style: see `drawing.LINES` and report.css."""
+    """A polyline; ``role`` is its meaning, which sets its style: see `drawing.LINES` and report.css."""
 
     points: tuple[Point, ...]
     role: str
@@ -60,7 +60,7 @@ FILLS = ("full", "hollow", "half", "dot")  # of the first four runs
 
 
 class Group(NamedTuple):
-    """What belongs together: one method's items in its colour, with ``hint``, what the page says of it."""
+    """One method's items in its colour, with ``hint``, its description on the page."""
 
     items: Sequence[Item]
     colour: str = ""
@@ -103,10 +103,10 @@ def wrap(text: str, width: float, size: float = SIZE) -> list[str]:
             lines.append("")
         lines[-1] = word
         while text_width(lines[-1], size) > width and len(lines[-1]) > 1:
-            rest, fits = lines[-1], 1
-            while text_width(rest[: fits + 1], size) <= width:
+            line, fits = lines[-1], 1
+            while text_width(line[: fits + 1], size) <= width:
                 fits += 1
-            lines[-1:] = [rest[:fits], rest[fits:]]
+            lines[-1:] = [line[:fits], line[fits:]]
     return lines
 
 

@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table: sortable on the page, where ``folded`` columns show when the reader asks for them."""
+    """A table: sortable on the page, where ``folded`` columns are hidden by default."""
 
     heads: list[tuple[str, str, bool]]  # title, hint, is it text
     rows: list[list[Cell]]
@@ -62,7 +62,7 @@ def figure_table(rows: Sequence[Row], shown: Sequence[Column]) -> Table:
 
 
 def markdown_table(rows: Sequence[Row], shown: Sequence[Column] | None = None) -> str:
-    """GitHub Markdown, by default with the columns that a reader wants first; intervals in brackets."""
+    """GitHub Markdown, by default with the most important columns; intervals in brackets."""
     return figure_table(rows, columns(rows, "md") if shown is None else shown).markdown()
 
 
@@ -163,7 +163,7 @@ def terminal_table(
     """The compact table for the terminal: method, speedup with its interval, τ, step compression, d̄, quality.
 
     Rows keep the order of their run, the baseline `ar` first; a missing value prints as "–". The caption says what
-    columns mean and which have no place here. ``chosen``: the columns, instead of these.
+    columns mean and which have no place here. ``chosen``: the columns in place of the default ones.
     """
     runs = runs_of(rows)
     rows = sorted(rows, key=lambda row: (runs.index(run_of(row)), row.label != "ar"))

@@ -15,7 +15,7 @@ from lanternbench.report.columns import Column, columns
 from lanternbench.report.load import Run
 from lanternbench.utils.files import open_file
 
-# as their papers write them; what is not here keeps its name
+# as their papers write them; other names are unchanged
 PAPER_NAMES = {
     "ar": "AR", "sd": "SD", "medusa": "Medusa", "eagle-1": "EAGLE-1", "eagle-2": "EAGLE-2", "eagle-3": "EAGLE-3",
     "lantern": "LANTERN", "lantern++": "LANTERN++", "jacobi": "Jacobi", "sjd": "SJD", "scd": "SJD with coupling",
@@ -48,7 +48,7 @@ class View(NamedTuple):
         return chosen
 
     def name(self, label: str, method: str = "") -> str:
-        """How a label is written: its own name, or the method's within it."""
+        """The displayed text of a label: its name if set, or the method's within it."""
         return self.names[label] if label in self.names else _renamed(label, method, self.names)
 
     def named(self, rows: Sequence[AnyRow]) -> list[AnyRow]:

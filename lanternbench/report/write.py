@@ -165,7 +165,7 @@ def _published(rows: list[ReportRow]) -> tuple[Table, dict[str, str]]:
 
 
 def report_notes(runs: list[Run]) -> list[Note]:
-    """What a reader must know before reading the numbers: the runs' own notes and what follows from the rows."""
+    """Notes to read before the numbers: the runs' notes and those that follow from the rows."""
     notes: list[Note] = []
     for run in runs:
         of_run, noted = list(run.notes), {(note.kind, note.metric) for note in run.notes}

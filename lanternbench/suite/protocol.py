@@ -32,18 +32,18 @@ class Protocol(NamedTuple):
 
     @property
     def recipe(self) -> str:
-        """The frozen settings that a reader asks for first."""
+        """The most important frozen settings."""
         s = self.settings
         top_k = f"top-k {s['top_k']}" if s["top_k"] else "no top-k"
         return f"{s['num_prompts']} prompts of {s['prompts']}, T {s['temperature']:g}, {top_k}, CFG {s['guidance']:g}"
 
-    def sweep(self, given: Mapping[str, Any]) -> Sweep:
-        """The run of the protocol with settings ``given`` that it leaves open.
+    def sweep(self, settings: Mapping[str, Any]) -> Sweep:
+        """The run of the protocol with ``settings`` that it leaves open.
 
-        Raises UserError for prompts that are not its own, before any model is loaded.
+        Raises UserError for prompts other than its own, before any model is loaded.
         """
         frozen = {k: v for k, v in self.settings.items() if k not in ("prompts_hash", "weights")}
-        values = frozen | {"name": f"suite-{self.name.replace('/', '-')}", "methods": self.methods} | dict(given)
+        values = frozen | {"name": f"suite-{self.name.replace('/', '-')}", "methods": self.methods} | dict(settings)
         config = sweep(values, self.name).model_copy(update={"suite": self.stamp})
         chosen = prompts.load(config.prompts, config.num_prompts, config.seed, config.caption)
         if chosen.hash != self.settings["prompts_hash"]:
@@ -63,7 +63,7 @@ class Protocol(NamedTuple):
             "prompts_hash": (run.get("prompts") or {}).get("hash"),
             "weights": {part: weights.get(part) for part in self.settings.get("weights", ())},
         }  # fmt: skip
-        wanted = {name: value for name, value in self.settings.items() if name != "prompts"}  # their hash says more
+        wanted = {name: value for name, value in self.settings.items() if name != "prompts"}  # compared by their hash
         wrong = [f"{name} is {actual.get(name)}, not {value}" for name, value in wanted.items()
                  if actual.get(name) != value]  # fmt: skip
         wrong += [f"{name} is {config[name]}" for name in _OFF if config.get(name)]

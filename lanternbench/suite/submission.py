@@ -31,7 +31,7 @@ from lanternbench.utils.files import replacing
 from lanternbench.utils.json_values import SCHEMA_VERSION, plain, read_object
 
 PLACE = "choose another file with -o"
-CLOCK = ("load", "slow_steps", "cpu_share")  # what tells a disturbed clock
+CLOCK = ("load", "slow_steps", "cpu_share")  # signs of a disturbed clock
 NEAR = 1e-6  # relative: sums in another order
 # a sample without what its method and prompt say, and without its tokens and image
 MEASURED = set(Sample.model_fields) - {
@@ -136,7 +136,7 @@ def recomputed(run: Mapping[str, Any], figures: Figures, stated: Sequence[Row], 
 
 
 def clock(figures: Figures) -> dict[str, float | None]:
-    """What tells a disturbed clock, over all samples."""
+    """The signs of a disturbed clock, over all samples."""
     return {name: figures.ratio(name, np.ones(len(figures), bool)) for name in CLOCK}
 
 

@@ -1,4 +1,4 @@
-"""Bounds of adaptive trees (ADT-Tree): its rule is replayed over recorded dynamic trees, step after step."""
+"""Bounds of adaptive trees (ADT-Tree): their rule is replayed over recorded dynamic trees, step by step."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ class BoundsSearch(GrowthSearch):
     about = "adaptive trees (ranges of depth and width, nodes, β)"
 
     def sizes(self, depth: int, top_k: int, nodes: int) -> Options:
-        """A tree that does not adapt: for probes."""
+        """Sizes of a tree that does not adapt, for probes."""
         ranges = {"depth_range": [depth - 1, depth + 1], "width_range": [top_k - 1, top_k + 1]}
         return super().sizes(depth, top_k, nodes) | ranges
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        own, steps = self.own_tree(), self.by_width(records)
+        default, steps = self.own_tree(), self.by_width(records)
         step_s = cache(cost.step)
         passed = cache(lambda depth, width, nodes: self.passed(steps, width, nodes, depth))
 
         def candidate(within: AdaptiveBounds, nodes: int, options: Options) -> Candidate:
-            """The mean step of a replay: its size follows from how the step before it was accepted."""
+            """The mean step of a replay, in which the acceptance of a step determines the size of the next."""
             rng = np.random.default_rng(0)
             alpha: float | None = None
-            size = (own.bounds.depth, own.bounds.top_k)
+            size = (default.bounds.depth, default.bounds.top_k)
             shapes, accepted = [], []
             for i in range(REPLAYED):
                 depth, width = size = adapt(size, alpha, within)
                 shapes.append(self.shape(depth, width, nodes))
-                each = passed(depth, width, nodes)
+                curves = passed(depth, width, nodes)
                 # P(accepted ≥ i) falls with i: one uniform
-                accepted.append(int((rng.random() < each[i * len(each) // REPLAYED]).sum()))
+                accepted.append(int((rng.random() < curves[i * len(curves) // REPLAYED]).sum()))
                 alpha = (accepted[-1] + 1) / depth
             nodes, depth = (round(fmean(getattr(s, name) for s in shapes)) for name in ("nodes", "depth"))
             mean = Shape(nodes, depth, max(shapes, key=lambda s: s.depth).levels, False)
             reached = [fmean(n >= i for n in accepted) for i in range(1, within.d[1])]
             return Candidate(options, mean, reached, fmean(map(step_s, shapes)))
 
-        candidates = [candidate(own.within, own.nodes, {})]
+        candidates = [candidate(default.within, default.nodes, {})]
         most = largest(cost)
         for d, k, nodes, beta in product(DEPTHS, CHILDREN, TOTALS, BETAS):
             if nodes <= most and d[1] - 1 <= max(self.levels, 2):

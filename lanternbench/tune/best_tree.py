@@ -1,10 +1,10 @@
 """The static tree with the greatest expected accepted length: dynamic programming (Sequoia, arXiv 2402.12374).
 
 A table P[d − 1, k] [D, K] holds the probability that, at a node of depth d − 1 on the accepted path, the child of rank
-k (0 first) is the one that is accepted: its earlier siblings were rejected and it was not.  Sequoia's assumption is
-that this depends on the rank alone; here it may depend on the depth too.  A node is then accepted with the product of P
-along its path, so that the expected accepted length of a tree is a sum over its nodes, and the best tree of n nodes
-splits into the best trees below its root's children.  Lengths count drafted tokens: a step commits one more.
+k (from 0) is accepted after its earlier siblings were rejected.  Sequoia assumes that this depends on the rank alone;
+in this table it may depend on the depth too.  A node is accepted with the product of P along its path, so the expected
+accepted length of a tree is a sum over its nodes, and the best tree of n nodes splits into the best trees below its
+root's children.  Lengths count drafted tokens: a step commits one more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Table = NDArray[np.float64]  # [D, K]
 
 
 def expected_length(paths: Iterable[tuple[int, ...]], table: Table) -> float:
-    """Expected accepted drafted tokens of a tree given by child paths: Σ over nodes of Π P along the path."""
+    """Expected accepted drafted tokens of a tree in child paths: Σ over nodes of Π P along the path."""
     return float(sum(np.prod([table[d, rank] for d, rank in enumerate(path)]) for path in paths))
 
 
@@ -34,7 +34,7 @@ class _Split(NamedTuple):
 def best_trees(table: Table, nodes: int) -> list[Paths]:
     """The best trees of 1 … ``nodes`` nodes below the root, of at most D levels and K children a node, as child paths.
 
-    Fewer than asked for where no larger tree fits.
+    Fewer than ``nodes`` where no larger tree fits.
     """
     depths, ranks = table.shape
 
@@ -56,8 +56,8 @@ def best_trees(table: Table, nodes: int) -> list[Paths]:
         if n == 0:
             return ()
         m = below(depth, rank, n).nodes
-        own = (*above, rank)
-        return (own, *paths(depth + 1, 0, m - 1, own), *paths(depth, rank + 1, n - m, above))
+        child = (*above, rank)
+        return (child, *paths(depth + 1, 0, m - 1, child), *paths(depth, rank + 1, n - m, above))
 
-    whole = [n for n in range(1, nodes + 1) if below(0, 0, n).value >= 0]
-    return [tuple(sorted(paths(0, 0, n, ()), key=lambda path: (len(path), path))) for n in whole]
+    sizes = [n for n in range(1, nodes + 1) if below(0, 0, n).value >= 0]
+    return [tuple(sorted(paths(0, 0, n, ()), key=lambda path: (len(path), path))) for n in sizes]

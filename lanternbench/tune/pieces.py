@@ -1,6 +1,6 @@
-"""The intermediate results of ``tune``: each is a file, or a line, of its folder as soon as it is computed.
+"""The intermediate results of ``tune``: each is stored in a file or line of its folder as soon as it is computed.
 
-So an interrupted search goes on where it stopped.  A file counts only as it was written: ``DIGESTS`` knows its SHA-256.
+An interrupted search resumes from them.  A file is valid if its SHA-256 is the one stored in ``DIGESTS``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Measured(BaseModel):
 
 
 class Pieces:
-    """Results in files of a folder that this process alone writes.
+    """Results in files of a folder, locked for this process.
 
     ``settings``: all that they depend on; its "weights" are digests of the target's files.  Raises UserError for a
     folder that is in use, or that holds pieces of other settings or weights.
@@ -60,28 +60,28 @@ class Pieces:
         return json.loads(self._piece(name, lambda: _json(make())))
 
     def arrays(self, name: str, make: Callable[[], Record]) -> Record:
-        def packed() -> bytes:
+        def npz() -> bytes:
             file = io.BytesIO()
             np.savez_compressed(file, **make())  # type: ignore[arg-type]
             return file.getvalue()
 
-        with np.load(io.BytesIO(self._piece(f"{name}.npz", packed))) as arrays:
+        with np.load(io.BytesIO(self._piece(f"{name}.npz", npz))) as arrays:
             return dict(arrays)
 
     def measured(self, expected: Collection[tuple[str, str]]) -> list[Measured]:
-        """The whole lines, of (name, prompt) among ``expected``; a torn last one is dropped.  Raises UserError."""
+        """The complete lines, of ``expected`` (name, prompt); an incomplete last line is dropped.  Raises UserError."""
         path = self.folder / LINES
         content = self._read(LINES) or b""
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
+        complete = content[: content.rfind(b"\n") + 1]
+        if complete != content:
             with replacing(path, OUT) as file:
-                file.write(whole)
-        lines, left = list[Measured](), set(expected)
-        for number, line in enumerate(whole.splitlines(), 1):
+                file.write(complete)
+        lines, missing = list[Measured](), set(expected)
+        for number, line in enumerate(complete.splitlines(), 1):
             with suppress(ValidationError):
                 measured = Measured.model_validate_json(line)
-                if (key := (measured.name, measured.prompt)) in left:
-                    left.remove(key)
+                if (key := (measured.name, measured.prompt)) in missing:
+                    missing.remove(key)
                     lines.append(measured)
                     continue
             raise UserError(f"{path} line {number} is damaged: delete it, and the same command measures it again")
@@ -93,7 +93,7 @@ class Pieces:
             file.write(line.model_dump_json().encode() + b"\n")
 
     def _piece(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """The content of a file, which is made where it is not there.  Raises UserError for one that was changed."""
+        """The content of a file, computed where it is missing.  Raises UserError for a changed file."""
         content = self._read(name)
         if content is None or name not in self.digests:
             content = make()
@@ -105,7 +105,7 @@ class Pieces:
         return content
 
     def _stored(self, name: str) -> dict[str, Any]:
-        """A JSON object that this class wrote; nothing where there is none.  Raises UserError."""
+        """A JSON object that this class wrote, {} where the file is missing.  Raises UserError."""
         try:
             value = json.loads(self._read(name) or b"{}")
         except (ValueError, RecursionError):
@@ -142,7 +142,7 @@ def _refuse_others(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> No
         raise UserError(
             f"{folder} was begun with other weights ({'; '.join(weights[:5])}): put the old files back, or {FRESH}"
         )
-    rest = {name: value for name, value in new.items() if name != "weights"}
-    if old and (changes := differences(old, rest)):
-        shown = "; ".join(line[:200] for line in changes[:5])
-        raise UserError(f"{folder} has pieces of a search with other settings ({shown}): {FRESH}")
+    settings = {name: value for name, value in new.items() if name != "weights"}
+    if old and (changes := differences(old, settings)):
+        text = "; ".join(line[:200] for line in changes[:5])
+        raise UserError(f"{folder} has pieces of a search with other settings ({text}): {FRESH}")

@@ -1,4 +1,4 @@
-"""What a search rests on, in one picture: the cost curve, acceptance by depth, expected against measured speed."""
+"""The evidence of a search as one figure: the cost curve, acceptance by depth, expected against measured speed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from lanternbench.report.drawing import save
-from lanternbench.tune.result import BASELINE, OWN, Tuning
+from lanternbench.tune.result import BASELINE, DEFAULT, Tuning
 
-COLOURS = ("#7a7f87", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the method's own first
+COLOURS = ("#7a7f87", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the default sizes first
 
 
 def write_plot(tuning: Tuning, stem: Path) -> list[Path]:
@@ -31,7 +31,7 @@ def tuning_figure(tuning: Tuning) -> Figure:
     forward.set(xlabel="nodes of a forward", ylabel="ms", title="the target's forward")
     for r, colour in zip((r for r in tuning.results if r.expected is not None), COLOURS):
         assert r.expected is not None
-        name = ("its own sizes" if r.name == OWN else r.name) + (" (chosen)" if r.name == tuning.best else "")
+        name = ("its own sizes" if r.name == DEFAULT else r.name) + (" (chosen)" if r.name == tuning.best else "")
         reach = r.expected.reach
         acceptance.plot(range(1, len(reach) + 1), reach, marker="o", markersize=3, color=colour, label=name)
         speed.plot(r.expected.tokens_per_s, r.robust_tokens_per_s, "o", color=colour, label=name)
@@ -46,7 +46,7 @@ def tuning_figure(tuning: Tuning) -> Figure:
 
 
 def _speed(axes: Axes, tuning: Tuning) -> None:
-    """What expected and measured speeds are compared with; no speeds where the clock was disturbed."""
+    """The diagonal, its band and the baseline's speed; a note instead where the clock was disturbed."""
     if tuning.disturbed is not None:
         axes.clear()
         axes.text(0.5, 0.5, "the clock was disturbed:\nno speed is expected", ha="center", transform=axes.transAxes)

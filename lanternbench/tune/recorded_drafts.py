@@ -1,17 +1,17 @@
 """Acceptance by depth and rank, estimated from the drafts of a few decodes.
 
-A decode is recorded with one tree; each of its steps gives the drafted tokens, what they were drafted from (p), and the
-target's q at every node, accepted or not.  The engine's own verification then judges each recorded draft again and
-again with fresh uniforms.  That is unbiased: a draft is a sample of what the drafter proposes where steps begin, and
-which of its nodes are accepted is drawn as a decode draws it, for any rule, residual and temperature.
+A decode is recorded with one tree: the drafted tokens of each step, the drafter's p, and the target's q at every node,
+accepted or not.  The engine's verification then judges each recorded draft repeatedly, with new uniforms.  This is
+unbiased for any rule, residual and temperature: drafts are samples of the proposal at the start of a step, and
+accepted nodes are drawn as in a decode.
 
-- Of a **chain** of D levels, cut to D' of them, it gives P(accepted ≥ i) for every D'.
-- For a **static tree** the child of rank k matters too, of which a chain has none: at every node of the chain K
-  children are drafted anew from its p, and judged against its q.  Counted with the probability that the node is
-  reached, the shares estimate P(the child of rank k is the one accepted | the node is reached), at each depth.  What
-  lies below later siblings is taken to be like what lies below first ones (Sequoia's assumption).
-- Of a **dynamic tree** the nodes that fewer nodes or levels would keep are known from their scores, and dropping others
-  changes nothing for them: how often each recorded node is accepted gives the accepted length of every smaller tree.
+- A **chain** of D levels, cut to D' of them, gives P(accepted ≥ i) for every D'.
+- A **static tree** also needs the acceptance of children of rank k > 0: at every node of the chain K children are
+  drafted from its p and judged against its q.  Weighted with the probability that the node is reached, their shares
+  estimate P(the child of rank k is accepted | the node is reached), at each depth.  Subtrees of all siblings are
+  assumed to have the same acceptance (Sequoia's assumption).
+- In a **dynamic tree** the scores tell which nodes a tree with fewer nodes or levels has, and dropping the others does
+  not change their acceptance: the acceptance of each recorded node gives the accepted length of every smaller tree.
 
 S steps, N nodes, D levels, K ranks, V vocabulary.
 """
@@ -41,12 +41,12 @@ from lanternbench.methods.trees.static import FixedTree
 from lanternbench.tune.best_tree import Table
 
 JUDGEMENTS = 8  # judgements of each recorded draft
-PRIOR = 20.0  # reached nodes' worth of the level above that a level's shares start from: deep nodes are seldom reached
+PRIOR = 20.0  # weight, in reached nodes, of the shares of the level above as a prior: deep nodes are rarely reached
 Floats = NDArray[np.float64]
 
 
 class RecordingTree(FixedTree):
-    """A static tree that keeps the distributions that it drafts from, in ``distributions``."""
+    """A static tree that stores the distributions that it drafts from."""
 
     distributions = Prepared[list[Tensor]]()  # p [B, m, V] of each level's nodes
 
@@ -65,7 +65,7 @@ class RecordingTree(FixedTree):
 
 
 class ScoredTree(Dynamic):
-    """A dynamic tree that keeps the scores of its nodes, in ``scores``."""
+    """A dynamic tree that stores the scores of its nodes."""
 
     scores = Prepared[list[Tensor]]()  # [N − 1] of each prompt: Σ log p, in the order of the nodes
 
@@ -81,7 +81,7 @@ class ScoredTree(Dynamic):
 
 
 def with_tree_policy(decoder: SpeculativeDecoder, policy: TreePolicy) -> SpeculativeDecoder:
-    """The decoder with another, prepared tree policy, its rule made for that depth; no CUDA graph is recorded."""
+    """The decoder with another, prepared tree policy and a rule prepared for its depth; without CUDA graphs."""
     target = replace(decoder.target, graphs=None)
     proposal = prepared_proposal(target, decoder.method, policy)
     rule = prepared_rule(target, decoder.method, proposal)
@@ -90,27 +90,27 @@ def with_tree_policy(decoder: SpeculativeDecoder, policy: TreePolicy) -> Specula
 
 @torch.inference_mode()
 def recorded_steps(decoder: SpeculativeDecoder, caption: str, key: str, seed: int) -> Iterator[StepResult]:
-    """The steps of one decode whose drafts lie wholly inside the image."""
-    state, own = begin(decoder, [caption], [row_seed(seed, key, "recorded")])
+    """The steps of one decode, without those whose drafts extend beyond the image."""
+    state, proposer_state = begin(decoder, [caption], [row_seed(seed, key, "recorded")])
     while state.active:
         length = max(state.now.length.host or (0,))
-        own, result = step(decoder, state, own)
+        proposer_state, result = step(decoder, state, proposer_state)
         if length + decoder.proposer.max_depth < state.limit:
             yield result
 
 
 class Judge:
-    """Judges drafts of a decoder again, with fresh uniforms."""
+    """Verifies drafts of a decoder again, with new uniforms."""
 
     def __init__(self, decoder: SpeculativeDecoder, seed: int):
         self.decoder, self.generator = decoder, torch.Generator().manual_seed(seed)
 
     def uniforms(self, *shape: int) -> Tensor:
-        drawn = torch.rand(*shape, generator=self.generator).clamp_(max=BELOW_ONE)
-        return drawn.to(self.decoder.target.device)
+        u = torch.rand(*shape, generator=self.generator).clamp_(max=BELOW_ONE)
+        return u.to(self.decoder.target.device)
 
     def judge(self, rule: AcceptanceRule, draft: Draft, q: Tensor) -> VerifyResult:
-        """Drafts and q [B, N, V]; a single one is judged ``JUDGEMENTS`` times, as a batch."""
+        """Drafts and q [B, N, V]; a single draft is judged ``JUDGEMENTS`` times, as a batch."""
         times = JUDGEMENTS if len(q) == 1 else -1
         p, q = None if draft.p is None else draft.p.expand(times, -1, -1), q.expand(times, -1, -1)
         draft = draft._replace(tokens=draft.tokens.expand(times, -1), p=p)
@@ -119,10 +119,10 @@ class Judge:
 
 
 class ChainRecord(Judge):
-    """Acceptance in chains of up to ``depth`` levels, and of their nodes' children, over the steps that are added."""
+    """Acceptance in chains of up to ``depth`` levels and of their nodes' children, summed over the added steps."""
 
     def __init__(self, decoder: SpeculativeDecoder, tree: RecordingTree, ranks: int, seed: int = 0):
-        """``decoder`` drafts chains by ``tree``; ``ranks`` 1 where the tree can be nothing but a chain."""
+        """``decoder`` drafts chains by ``tree``; ``ranks``: 1 where the method supports chains only."""
         super().__init__(decoder, seed)
         self.tree, self.ranks, self.depth, self.steps = tree, ranks, tree.max_depth, 0
         method, target = decoder.method, decoder.target
@@ -130,8 +130,8 @@ class ChainRecord(Judge):
         rule = method.resolve(target.options).acceptance
         self.rules = [rule.prepare(target, d) for d in range(1, self.depth + 1)]
         self.chains = [chain(d).to(target.device) for d in range(1, self.depth + 1)]
-        self.reached = np.zeros((self.depth, self.depth + 1))  # [D', i] how often a chain of D' has i accepted or more
-        # [D', d, k] how often the child of rank k is accepted at a reached node, the last column of none
+        self.reached = np.zeros((self.depth, self.depth + 1))  # [D', i]: steps with i or more accepted in a chain of D'
+        # [D', d, k]: reached nodes whose child of rank k is accepted; the last column: none is
         self.children = np.zeros((self.depth, self.depth, ranks + 1))
         self.star = from_paths(tuple((k,) for k in range(ranks))).to(target.device)
 
@@ -141,21 +141,21 @@ class ChainRecord(Judge):
         p = torch.cat(self.tree.distributions, 1)  # [1, D, V]
         self.steps += 1
         for d in range(1, self.depth + 1):
-            short = Draft(draft.tokens[:, : d + 1], p[:, :d] if self.sampled else None, self.chains[d - 1])
-            accepted = self.judge(self.rules[d - 1], short, q[:, : d + 1]).accepted.cpu()
+            cut = Draft(draft.tokens[:, : d + 1], p[:, :d] if self.sampled else None, self.chains[d - 1])
+            accepted = self.judge(self.rules[d - 1], cut, q[:, : d + 1]).accepted.cpu()
             self.reached[d - 1] += (accepted[:, None] >= torch.arange(self.depth + 1)).double().mean(0).numpy()
             if self.ranks > 1 and (d == self.depth or self.decoder.method.acceptance.by_depth):
                 weight = (accepted[:, None] >= torch.arange(d)).double().mean(0).numpy()
                 self.children[d - 1, :d] += weight[:, None] * self._ranks(self.rules[d - 1], p[0, :d], q[0, :d])
 
     def _ranks(self, rule: AcceptanceRule, p: Tensor, q: Tensor) -> Floats:
-        """Which child is accepted at nodes of depth 0 … with these p and q [d, V]: shares [d, K + 1]."""
+        """How often each child, or none, is accepted at nodes of depth 0 …: p, q [d, V] -> shares [d, K + 1]."""
         d, k = len(p), self.ranks
         p, q = (x.repeat_interleave(JUDGEMENTS, 0) for x in (p, q))
         tokens = draw_distinct(p, self.uniforms(len(p), k)) if self.sampled else p.topk(k).indices
         depth = torch.arange(d, device=p.device).repeat_interleave(JUDGEMENTS)[:, None] + self.star.tree.depth
         star = replace(self.star, tree=self.star.tree._replace(depth=depth, max_depth=d))
-        if self.decoder.warp.greedy:  # paths are found by depth: greedy rules do not ask for it
+        if self.decoder.warp.greedy:  # greedy rules do not read the depth, paths do
             star = self.star
         draft = Draft(torch.cat([tokens[:, :1], tokens], 1), p[:, None] if self.sampled else None, star)
         child = self.judge(rule, draft, q[:, None].expand(-1, k + 1, -1)).path[:, 1]
@@ -171,53 +171,53 @@ def chain_lengths(reached: Floats, steps: float, depth: int) -> Floats:
 def child_table(children: Floats, depth: int) -> Table:
     """P [depth, K] for static trees of ``depth`` levels (see ``best_tree``); ``children`` of a ``ChainRecord``."""
     counts = children[depth - 1, :depth]
-    if not counts.any():  # the rule does not ask how deep drafts are
+    if not counts.any():  # the rule does not depend on the depth of drafts
         counts = children[-1, :depth]
-    found = np.zeros((depth, counts.shape[1] - 1))
+    table = np.zeros((depth, counts.shape[1] - 1))
     for d in range(depth):
         prior = PRIOR if d else 0.0
-        found[d] = (counts[d, :-1] + prior * found[d - 1]) / max(counts[d].sum() + prior, 1e-9)
-    return found
+        table[d] = (counts[d, :-1] + prior * table[d - 1]) / max(counts[d].sum() + prior, 1e-9)
+    return table
 
 
 class GrowthRecord(Judge):
-    """Acceptance in recorded dynamic trees, and so in all with fewer nodes and levels and as many children a node."""
+    """Acceptance in recorded dynamic trees, hence in those with fewer nodes or levels and equal children a node."""
 
     def __init__(self, decoder: SpeculativeDecoder, tree: ScoredTree, seed: int = 0):
         super().__init__(decoder, seed)
         self.tree = tree
-        self.seen: list[Floats] = []  # of each step, by falling score [N − 1]: how often a node is accepted
-        self.level: list[Floats] = []  # and its depth, −1 for nodes that are not used
+        self.accepted: list[Floats] = []  # of each step, by falling score [N − 1]: shares of judgements that accept
+        self.level: list[Floats] = []  # depths of the same nodes, −1 for unused ones
 
     def add(self, result: StepResult) -> None:
         """One recorded step."""
         draft = result.draft
         path = self.judge(self.decoder.rule, draft, result.q).path
-        seen = torch.zeros(JUDGEMENTS, draft.tree.nodes, device=path.device).scatter_(1, path, 1.0).mean(0)[1:]
+        accepted = torch.zeros(JUDGEMENTS, draft.tree.nodes, device=path.device).scatter_(1, path, 1.0).mean(0)[1:]
         depth, scores = draft.tree.depth[0, 1:], self.tree.scores[0]
         order = torch.where(depth > 0, scores, -torch.inf).sort(descending=True).indices
-        self.seen.append(seen[order].double().cpu().numpy())
+        self.accepted.append(accepted[order].double().cpu().numpy())
         self.level.append(depth[order].double().cpu().numpy())
 
 
-def lengths(seen: Floats, level: Floats, nodes: int, depth: int) -> Floats:
+def lengths(accepted: Floats, level: Floats, nodes: int, depth: int) -> Floats:
     """P(accepted ≥ i), i = 1 … ``depth``, in each recorded step of a tree with ``nodes``, the root included.
 
-    seen, level [S, N − 1] of a ``GrowthRecord`` -> [S, depth].
+    accepted, level [S, N − 1] of a ``GrowthRecord`` -> [S, depth].
     """
     inside = (level >= 1) & (level <= depth)
-    kept = inside & (inside.cumsum(1) <= nodes - 1)
-    return np.stack([np.where(kept & (level == i), seen, 0.0).sum(1) for i in range(1, depth + 1)], 1)
+    selected = inside & (inside.cumsum(1) <= nodes - 1)
+    return np.stack([np.where(selected & (level == i), accepted, 0.0).sum(1) for i in range(1, depth + 1)], 1)
 
 
 def grown_lengths(steps: Mapping[int, tuple[Floats, Floats]], top_k: int, nodes: int, depth: int) -> Floats:
     """P(accepted ≥ i) in each recorded step [S, depth] of trees with these sizes, from recordings by width.
 
-    Children beyond the kept nodes change nothing, so all recordings count that are as wide as the tree can use.
+    A tree of n nodes has at most n − 1 children a node: all recordings of that width or more are used together.
     """
-    alike = [k for k in steps if k >= nodes - 1] if top_k >= nodes - 1 else []
-    alike = alike or [min(steps, key=lambda k: abs(k - top_k))]
-    return np.concatenate([lengths(*steps[k], nodes, depth) for k in alike])
+    widths = [k for k in steps if k >= nodes - 1] if top_k >= nodes - 1 else []
+    widths = widths or [min(steps, key=lambda k: abs(k - top_k))]
+    return np.concatenate([lengths(*steps[k], nodes, depth) for k in widths])
 
 
 def bounds(depth: int, top_k: int, nodes: int) -> Bounds:

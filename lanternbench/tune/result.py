@@ -14,23 +14,23 @@ from lanternbench.methods.preset_file import EVIDENCE
 from lanternbench.tune.tree_search import Candidate, Options, Tune
 from lanternbench.utils.json_values import plain
 
-LOSSIER = 1.1  # times the fidelity loss of the method's own sizes, that a lossy method's new ones may have
-DRIFT = 1.3  # by which steps may be slower, or faster, when they are measured than when their costs were timed
-OWN, BASELINE = "default", "ar"
+LOSSIER = 1.1  # maximum fidelity loss of a lossy method's new sizes, relative to that of the default sizes
+DRIFT = 1.3  # maximum ratio of measured to timed step costs, and of timed to measured ones
+DEFAULT, BASELINE = "default", "ar"
 
 
 @dataclass(frozen=True)
 class Result:
     """The measurement of one candidate.
 
-    ``ratio``: tokens per second over those with the method's own sizes, prompt by prompt.  ``robust``: in the time
-    that other programs disturb least (``measure.steps.robust``).
+    ``ratio``: tokens per second over those with the default sizes, prompt by prompt.  ``robust``: by the times that
+    other programs disturb least (``measure.steps.robust``).
     """
 
     name: str
     label: str
     options: Options
-    expected: Candidate | None  # of ar nothing was searched
+    expected: Candidate | None  # None for ar
     tau: float
     tokens_per_s: float
     robust_tokens_per_s: float
@@ -41,7 +41,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A finished search: ``best`` is the name of the result that was chosen."""
+    """A finished search: ``best`` is the name of the chosen result."""
 
     config: Tune
     about: str
@@ -56,7 +56,7 @@ class Tuning:
         return next(r for r in self.results if r.name == name)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The results as plain values; seconds are expected where the clock was not disturbed."""
+        """The results as plain values; expected times are None where the clock was disturbed."""
         rows = []
         for r in self.results:
             rows.append({name: value for name, value in vars(r).items() if name != "expected"})
@@ -68,11 +68,11 @@ class Tuning:
 
     @property
     def disturbed(self) -> str | None:
-        """Why no seconds are expected, as a sentence; None where the costs are those of the measured steps."""
-        own = self.result(OWN)
-        if own.expected is None:
+        """Why times cannot be predicted, as a sentence; None where timed costs match the measured steps."""
+        default = self.result(DEFAULT)
+        if default.expected is None:
             return None
-        drift = own.tau / own.robust_tokens_per_s / own.expected.step_s
+        drift = default.tau / default.robust_tokens_per_s / default.expected.step_s
         if 1 / DRIFT <= drift <= DRIFT:
             return None
         return (
@@ -84,10 +84,10 @@ class Tuning:
     def verdict(self) -> str:
         """One sentence."""
         chosen, tried = self.result(self.best), tried_of(self.results)
-        if self.best == OWN:
+        if self.best == DEFAULT:
             best = max(tried, key=_speed, default=None)
-            seen = f" (the best of {len(tried)} gave {with_interval(best.robust_ratio)})" if best else ""
-            return f"nothing beats the sizes that {self.config.method} has already{seen}: they are what is written"
+            figure = f" (the best of {len(tried)} gave {with_interval(best.robust_ratio)})" if best else ""
+            return f"nothing beats the sizes that {self.config.method} has already{figure}: they are what is written"
         c = self.config
         return (
             f"{chosen.label}: {with_interval(chosen.robust_ratio)} times the tokens per second of the method's own "
@@ -102,7 +102,7 @@ def with_interval(ratio: Estimate) -> str:
 
 def tried_of(results: list[Result]) -> list[Result]:
     """The results of the candidates."""
-    return [r for r in results if r.name not in (OWN, BASELINE)]
+    return [r for r in results if r.name not in (DEFAULT, BASELINE)]
 
 
 def _speed(result: Result) -> float:
@@ -110,12 +110,12 @@ def _speed(result: Result) -> float:
 
 
 def best(results: list[Result]) -> str:
-    """The fastest candidate whose interval lies above the method's own sizes, and whose images lose no more by it."""
-    own = next(r for r in results if r.name == OWN)
-    allowed = None if own.fidelity_loss is None else LOSSIER * own.fidelity_loss
+    """The fastest candidate with a ratio interval above 1 and an allowed fidelity loss, else ``DEFAULT``."""
+    default = next(r for r in results if r.name == DEFAULT)
+    allowed = None if default.fidelity_loss is None else LOSSIER * default.fidelity_loss
     better = [r for r in tried_of(results) if (r.robust_ratio.lo or 0.0) > 1]
     better = [r for r in better if allowed is None or (r.fidelity_loss or 0.0) <= allowed]
-    return max(better, key=_speed).name if better else OWN
+    return max(better, key=_speed).name if better else DEFAULT
 
 
 def preset_text(tuning: Tuning) -> str:

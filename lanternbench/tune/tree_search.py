@@ -1,7 +1,7 @@
-"""Search for the fastest tree of one kind: what to measure, what to record, and what to expect of each candidate.
+"""Search for the fastest tree of one kind: the shapes to time, the drafts to record, and an estimate per candidate.
 
-``probes`` says what to time for the cost model and ``recordings`` what to decode for the acceptance; both are pieces
-that can be made one by one and kept.  ``candidates`` turns them into shapes with an expected accepted length.
+``probes`` are timed for the cost model and ``recordings`` decoded for the acceptance; each result is computed and
+stored separately.  ``candidates`` turns them into shapes with an expected accepted length.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from lanternbench.tune.recorded_drafts import Floats, bounds, child_table
 
 Options = dict[str, Any]
 Probes = list[tuple[Options, Shape]]
-Record = Mapping[str, Floats]  # what one recording found
+Record = Mapping[str, Floats]  # the arrays of one recording
 Recordings = dict[str, Callable[[], Record]]
-LEVELS = 8  # of the deepest drafts that are looked at
+LEVELS = 8  # of the deepest drafts considered
 RANKS = 8  # children of a node of a static tree
 NODES = 64  # of the largest trees
 WORTH = 3.0  # maximum cost of a tree's forward, in forwards of one node
@@ -52,9 +52,9 @@ class Tune(Decoding):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A shape, and what is expected of it."""
+    """A shape, its expected acceptance and its step time."""
 
-    options: Options  # of the method, in place of its own
+    options: Options  # that replace the method's defaults
     shape: Shape  # of the mean step
     reach: list[float]  # P(accepted ≥ i), i = 1 …
     step_s: float
@@ -71,17 +71,17 @@ class Candidate:
 class TreeSearch:
     """One kind of tree, of one method on one target."""
 
-    about: ClassVar[str]  # what is searched, in words
+    about: ClassVar[str]  # a phrase that names what is searched
 
     def __init__(self, target: Target, config: Tune):
         self.target, self.config = target, config
 
     def probes(self) -> Probes:
-        """Sizes to time, and what a step with them computes."""
+        """Sizes to time, each with the shape of its step."""
         raise NotImplementedError
 
     def recordings(self, cost: StepCost, captions: list[str]) -> Recordings:
-        """What makes each record, by its name."""
+        """The functions that compute the records, by record name."""
         raise NotImplementedError
 
     def wanted(self, cost: StepCost, captions: list[str]) -> Recordings:
@@ -89,51 +89,51 @@ class TreeSearch:
         return self.recordings(cost, captions) if self.config.simulate_acceptance is None else {}
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        """The method's own sizes first, then all that were considered; no ``records`` where acceptance is simulated."""
+        """The default sizes first, then all others considered; ``records`` is empty where acceptance is simulated."""
         raise NotImplementedError
 
     def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:
-        """P [depth, rank] as ``best_tree`` has it, where ranks are known."""
+        """P [depth, rank] as in ``best_tree``; None where ranks are not recorded."""
         return None
 
     def method(self, options: Options | None = None) -> Method:
-        """The method with these sizes in place of its own."""
+        """The method with these sizes in place of its defaults."""
         sizes, either = options or {}, {"shape", "depth"}
         replaced = either if either & sizes.keys() else set()
-        given = {k: v for k, v in self.config.options.items() if k not in replaced}
-        return method(self.config.method, **given | sizes)
+        fixed = {k: v for k, v in self.config.options.items() if k not in replaced}
+        return method(self.config.method, **fixed | sizes)
 
     def own_tree(self) -> Any:
-        """The method's own tree policy, prepared."""
-        made = self.method().resolve(self.target.options)
-        return made.tree.prepare(self.target, made.proposal)
+        """The method's default tree policy, prepared."""
+        method = self.method().resolve(self.target.options)
+        return method.tree.prepare(self.target, method.proposal)
 
-    def decoder(self, options: Options | None = None, made: Method | None = None) -> SpeculativeDecoder:
-        """The method with these sizes, or ``made``; simulated, levels of every draft are passed with ``rates``."""
+    def decoder(self, options: Options | None = None, method: Method | None = None) -> SpeculativeDecoder:
+        """The decoder of ``method``, by default the one with these sizes; simulated acceptance uses ``rates``."""
         c = self.config
-        decoder = build(self.target, made or self.method(options), c.temperature, guidance=c.guidance)
+        decoder = build(self.target, method or self.method(options), c.temperature, guidance=c.guidance)
         if c.simulate_acceptance is None or decoder.proposer.max_depth == 0:
             return decoder
         return replace(decoder, rates=reach(self.rates, decoder.proposer.max_depth).to(self.target.device))
 
     @cached_property
     def rates(self) -> list[float]:
-        """Of passing levels 1, 2, …, as asked for, or with which the method's own sizes have the tokens asked for."""
-        asked = self.config.simulate_acceptance
-        if isinstance(asked, list):
-            return asked
-        assert asked is not None
+        """P(level i is passed) to simulate: as configured, or matching the configured tokens with the default sizes."""
+        wanted = self.config.simulate_acceptance
+        if isinstance(wanted, list):
+            return wanted
+        assert wanted is not None
         depth = build(self.target, self.method(), self.config.temperature).proposer.max_depth
-        return [float(level_rates(asked, depth)[depth])]
+        return [float(level_rates(wanted, depth)[depth])]
 
     def simulated(self, depth: int) -> list[float]:
         """P(accepted ≥ i) at those rates."""
         return reach(self.rates, depth)[depth].tolist()
 
     def deepest(self, sizes: Iterable[Options]) -> int:
-        """How many of these sizes, ever deeper ones, the method can have: Medusa drafts one level a head.
+        """How many of these sizes, in order of depth, the method supports: Medusa drafts one level a head.
 
-        Raises UserError where it can have none.
+        Raises UserError where it supports none.
         """
         count = 0
         for options in sizes:
@@ -153,7 +153,7 @@ def shape_of(static: StaticTree) -> Shape:
 
 
 def largest(cost: StepCost) -> int:
-    """The most nodes that are worth verifying: a forward of more costs ``WORTH`` of one node's."""
+    """The largest tree worth verifying: a forward of more nodes costs over ``WORTH`` forwards of one node."""
     one = cost.forward(1)
     return max([n for n in range(2, NODES + 1) if cost.forward(n) <= WORTH * one], default=2)
 
@@ -163,7 +163,7 @@ def summed(records: Mapping[str, Record], name: str) -> Floats:
 
 
 class ShapeSearch(TreeSearch):
-    """Static trees, by dynamic programming over the acceptance of depths and ranks; chains are judged as they are."""
+    """Static trees, by dynamic programming over the acceptance of depths and ranks; chains by their own acceptance."""
 
     about = "static trees"
     ranks = RANKS
@@ -185,10 +185,10 @@ class ShapeSearch(TreeSearch):
         return {f"chain-{i}": partial(self.record, i, caption) for i, caption in enumerate(captions)}
 
     def record(self, number: int, caption: str) -> Record:
-        plain = self.decoder()
-        shape, sampled = chain(self.levels), plain.method.proposal.samples
+        default = self.decoder()
+        shape, sampled = chain(self.levels), default.method.proposal.samples
         tree = drafts.RecordingTree().drafting(shape, sampled, self.target.device)
-        decoder = drafts.with_tree_policy(plain, tree)
+        decoder = drafts.with_tree_policy(default, tree)
         record = drafts.ChainRecord(decoder, tree, self.ranks, seed=number)
         for result in drafts.recorded_steps(decoder, caption, str(number), self.config.seed):
             record.add(result)
@@ -202,7 +202,7 @@ class ShapeSearch(TreeSearch):
                 return self.simulated(depth)
             if is_chain and depth <= self.levels:
                 return drafts.chain_lengths(reached, float(steps), depth).tolist()
-            table = child_table(children, min(depth, self.levels))  # what is deeper: as the last level
+            table = child_table(children, min(depth, self.levels))  # deeper levels repeat the last
             wider = max(0, 1 + max(map(max, paths)) - table.shape[1])
             table = np.pad(np.pad(table, ((0, depth - len(table)), (0, 0)), "edge"), ((0, 0), (0, wider)))
             return [expected_length([p for p in paths if len(p) == d], table) for d in range(1, depth + 1)]
@@ -239,7 +239,7 @@ def _paths(static: StaticTree) -> Paths:
 
 
 class LengthSearch(ShapeSearch):
-    """Chains alone."""
+    """Chains only."""
 
     about = "chains"
     ranks = 1
@@ -267,7 +267,7 @@ class GrowthSearch(TreeSearch):
 
     def recordings(self, cost: StepCost, captions: list[str]) -> Recordings:
         nodes = largest(cost)
-        widths = [k for k in WIDTHS if k == 1 or k * k <= 2 * nodes]  # of wider ones most nodes would be left out
+        widths = [k for k in WIDTHS if k == 1 or k * k <= 2 * nodes]  # of wider trees most nodes would be dropped
         few = captions[: max(1, len(captions) // 2)]
         return {
             f"width-{k}-{i}": partial(self.record, k, nodes, i, caption)
@@ -281,83 +281,83 @@ class GrowthSearch(TreeSearch):
         record = drafts.GrowthRecord(decoder, tree, seed=number)
         for result in drafts.recorded_steps(decoder, caption, str(number), self.config.seed):
             record.add(result)
-        return {"seen": np.stack(record.seen), "level": np.stack(record.level)}
+        return {"seen": np.stack(record.accepted), "level": np.stack(record.level)}
 
     def by_width(self, records: Mapping[str, Record]) -> dict[int, tuple[Floats, Floats]]:
-        """All recorded steps of each width: see ``lengths``."""
-        same: dict[int, list[Record]] = {}
+        """All recorded steps (accepted, level) of each width: see ``lengths``."""
+        grouped: dict[int, list[Record]] = {}
         for name, record in records.items():
-            same.setdefault(int(name.split("-")[1]), []).append(record)
+            grouped.setdefault(int(name.split("-")[1]), []).append(record)
         return {
             k: (np.concatenate([r["seen"] for r in each]), np.concatenate([r["level"] for r in each]))
-            for k, each in same.items()
+            for k, each in grouped.items()
         }
 
     def passed(self, steps: Mapping[int, tuple[Floats, Floats]], top_k: int, nodes: int, depth: int) -> Floats:
-        """P(accepted ≥ i) in each recorded step [S, depth], or the one that is simulated."""
+        """P(accepted ≥ i) in each recorded step [S, depth], or the simulated one [1, depth]."""
         if not steps:
             return np.array([self.simulated(min(depth, nodes - 1))])
         return drafts.grown_lengths(steps, top_k, nodes, depth)
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        own, steps = self.own_tree().bounds, self.by_width(records)
+        default, steps = self.own_tree().bounds, self.by_width(records)
 
         def candidate(depth: int, top_k: int, nodes: int, options: Options) -> Candidate:
             shape = self.shape(depth, top_k, nodes)
             passed = self.passed(steps, top_k, nodes, depth).mean(0).tolist()
             return Candidate(options, shape, passed, cost.step(shape))
 
-        candidates = [candidate(own.depth, own.top_k, own.total, {})]
-        for k in steps or (1, own.top_k):
+        candidates = [candidate(default.depth, default.top_k, default.total, {})]
+        for k in steps or (1, default.top_k):
             for depth in range(1, self.levels + 1):
                 most = min(largest(cost), bounds(depth, k, NODES).total)
                 for nodes in range(depth + 1, most + 1):
-                    if not any(nodes - 1 <= other < k for other in steps):  # which makes the same tree for less
+                    if not any(nodes - 1 <= other < k for other in steps):  # the same tree at a lower cost
                         candidates.append(candidate(depth, k, nodes, self.sizes(depth, k, nodes)))
         return candidates
 
 
 class OptionSearch(TreeSearch):
-    """Sizes that a component names itself (``tuned``): each is tried by a short decode, one option after the other."""
+    """Sizes that a component lists in ``tuned``: one option at a time differs from the defaults."""
 
     about = "the sizes of windows"
 
     def __init__(self, target: Target, config: Tune):
         super().__init__(target, config)
-        made = self.method()
-        parts = (made.proposal, *(() if made.proposal.tree_is_own else (made.tree,)))
+        method = self.method()
+        parts = (method.proposal, *(() if method.proposal.tree_is_own else (method.tree,)))
         tuned = {name: values for part in parts for name, values in part.tuned.items()}
-        self.own: Options = {name: getattr(part, name) for part in parts for name in part.tuned}
-        self.decoder(self.own)  # says what is missing
-        self.tries: Probes = []
-        others = [{name: value} for name, values in tuned.items() for value in values if value != self.own[name]]
-        for options in (self.own | other for other in ({}, *others)):
-            with suppress(UserError):  # sizes that do not go together
+        self.defaults: Options = {name: getattr(part, name) for part in parts for name in part.tuned}
+        self.decoder(self.defaults)  # raises UserError for what is missing
+        self.sizes_to_try: Probes = []
+        others = [{name: value} for name, values in tuned.items() for value in values if value != self.defaults[name]]
+        for options in (self.defaults | other for other in ({}, *others)):
+            with suppress(UserError):  # incompatible sizes
                 p = self.decoder(options).proposer
-                self.tries.append((options, Shape(p.nodes, p.max_depth, (), p.nodes == p.max_depth + 1)))
+                self.sizes_to_try.append((options, Shape(p.nodes, p.max_depth, (), p.nodes == p.max_depth + 1)))
 
     def probes(self) -> Probes:
-        return self.tries
+        return self.sizes_to_try
 
     def recordings(self, cost: StepCost, captions: list[str]) -> Recordings:
         return {
             f"{number}-{i}": partial(self.record, options, i, caption)
-            for number, (options, _) in enumerate(self.tries)
+            for number, (options, _) in enumerate(self.sizes_to_try)
             for i, caption in enumerate(captions)
         }
 
     def record(self, options: Options, number: int, caption: str) -> Record:
-        made = generate(self.decoder(options), [caption], [str(number)], self.config.seed)[0]
-        return {"accepted": np.array(made.accept_lengths[:-1] or made.accept_lengths, np.float64)}
+        decode = generate(self.decoder(options), [caption], [str(number)], self.config.seed)[0]
+        return {"accepted": np.array(decode.accept_lengths[:-1] or decode.accept_lengths, np.float64)}
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         candidates = []
-        for number, (options, shape) in enumerate(self.tries):
+        for number, (options, shape) in enumerate(self.sizes_to_try):
             each = [record["accepted"] for name, record in records.items() if name.split("-")[0] == str(number)]
             if each:
                 accepted = np.concatenate(each) - 1
                 passed = [float((accepted >= i).mean()) for i in range(1, shape.depth + 1)]
             else:
                 passed = self.simulated(shape.depth)
-            candidates.append(Candidate({} if options == self.own else options, shape, passed, cost.step(shape)))
+            candidates.append(Candidate({} if options == self.defaults else options, shape, passed, cost.step(shape)))
         return candidates

@@ -1,4 +1,4 @@
-"""``tune``: which sizes give a method the most tokens per second here; expected first, then measured beside its own."""
+"""``tune``: finds the sizes with which a method is fastest on this machine; estimates first, then measures the best."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.tune import tree_search as searches
 from lanternbench.tune.adaptive_search import BoundsSearch
 from lanternbench.tune.pieces import Measured, Pieces
-from lanternbench.tune.result import BASELINE, OWN, Result, Tuning, best, preset_text
+from lanternbench.tune.result import BASELINE, DEFAULT, Result, Tuning, best, preset_text
 from lanternbench.tune.tree_search import LEVELS, Candidate, TreeSearch, Tune
 from lanternbench.utils.device import cpu_threads, load_average
 from lanternbench.utils.files import FRESH, OUT, replacing
@@ -40,17 +40,17 @@ SEARCHES: dict[str | None, type[TreeSearch]] = {
 Progress = Callable[[int, int, str], None]
 
 
-def search_kind(made: Method) -> type[TreeSearch]:
-    """How the sizes of a method are searched.  Raises UserError where it has none."""
-    if made.choices.order != "raster":
+def search_kind(method: Method) -> type[TreeSearch]:
+    """The search over the sizes of a method.  Raises UserError for a method without sizes."""
+    if method.choices.order != "raster":
         raise UserError(
-            f"'{made.preset}' draws several rows at once, of which the search has no model: compare sizes in a sweep"
+            f"'{method.preset}' draws several rows at once, of which the search has no model: compare sizes in a sweep"
         )
-    kind = None if made.proposal.tree_is_own else made.tree.search
-    if kind is None and not made.proposal.tuned and not (made.tree.tuned and not made.proposal.tree_is_own):
+    kind = None if method.proposal.tree_is_own else method.tree.search
+    if kind is None and not method.proposal.tuned and (method.proposal.tree_is_own or not method.tree.tuned):
         raise UserError(
-            f"method '{made.preset}' has no tree and no window whose size could be tuned: choose a method that drafts, "
-            "such as eagle-1 or sjd"
+            f"method '{method.preset}' has no tree and no window whose size could be tuned: choose a method that "
+            "drafts, such as eagle-1 or sjd"
         )
     return SEARCHES[kind]
 
@@ -58,34 +58,34 @@ def search_kind(made: Method) -> type[TreeSearch]:
 def tune(
     config: Tune, out: Path, *, fresh: bool = False, device: str = "cpu", progress: Progress = lambda *_: None
 ) -> tuple[Path, Tuning]:
-    """Search, measure the best few beside the method's own sizes and ``ar``, and write the preset; returns its path.
+    """Search, measure the best few, the method's default sizes and ``ar``, and write the preset; returns its path.
 
-    Raises UserError for a method without a tree or window, and for what cannot be loaded or simulated.
+    Raises UserError for a method without a tree or window, or one that cannot be loaded or simulated.
     """
-    made = method(config.method, **config.options)
-    kind = search_kind(made)
+    default = method(config.method, **config.options)
+    kind = search_kind(default)
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed)
-    c, used = config, {made.choices.proposal}
+    c, used = config, {default.choices.proposal}
     target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile)
     search = kind(target, c)
     machine = environment() | mode(target)
-    here = {key: machine[key] for key in ("cpu", "threads", "device", "dtype", "compile")}
-    here["gpus"] = [gpu["name"] for gpu in machine["gpus"]]
-    root = f"tune-{config.method}-{config_hash(config.model_dump() | selected.record() | here)[:8]}"
+    hardware = {key: machine[key] for key in ("cpu", "threads", "device", "dtype", "compile")}
+    hardware["gpus"] = [gpu["name"] for gpu in machine["gpus"]]
+    root = f"tune-{config.method}-{config_hash(config.model_dump() | selected.record() | hardware)[:8]}"
     folder = free(out / root) if fresh else out / root
-    about = {"selection": selected.hash, "machine": here, "weights": target.weights}
-    pieces = Pieces(folder, config.model_dump(mode="json") | about)
+    inputs = {"selection": selected.hash, "machine": hardware, "weights": target.weights}
+    pieces = Pieces(folder, config.model_dump(mode="json") | inputs)
     try:
         captions = [p.text for p in selected]
         target.prepare(captions)
         cost = fit(_costs(pieces, search, captions[0], progress))
-        records, wanted = {}, search.wanted(cost, captions[: config.recorded])
-        for i, (name, record) in enumerate(wanted.items()):
-            progress(i, len(wanted), f"acceptance: {name}")
+        records, recordings = {}, search.wanted(cost, captions[: config.recorded])
+        for i, (name, record) in enumerate(recordings.items()):
+            progress(i, len(recordings), f"acceptance: {name}")
             records[name] = pieces.arrays(name, record)
         candidates = search.candidates(cost, records)
         few = best_few(candidates, config.few)
-        chosen = {OWN: candidates[0]} | {f"candidate-{i}": c for i, c in enumerate(few, 1)}
+        chosen = {DEFAULT: candidates[0]} | {f"candidate-{i}": c for i, c in enumerate(few, 1)}
         results = _results(search, chosen, _measure(pieces, search, chosen, selected, progress))
         machine |= {"load": load_average()}
         table = search.acceptance(records)
@@ -99,16 +99,16 @@ def tune(
 
 
 def _costs(pieces: Pieces, search: TreeSearch, caption: str, progress: Progress) -> list[Timed]:
-    """Every probe, each in two halves with all others in between: a disturbance of the machine hits them alike."""
+    """The times of every probe, in two passes over all of them: a disturbance of the machine affects them alike."""
     probes = [(method("ar"), Shape(1, 0)), *((search.method(options), shape) for options, shape in search.probes())]
     lengths = lengths_of(search.target.length, LEVELS)
 
     def make() -> list[Timed]:
         times: list[Timed] = []
         for half in range(2):
-            for i, (made, shape) in enumerate(probes):
+            for i, (probe, shape) in enumerate(probes):
                 progress(half * len(probes) + i, 2 * len(probes), f"cost: {shape.nodes} nodes")
-                times += time_steps(search.decoder(made=made), shape, caption, lengths, steps=6)
+                times += time_steps(search.decoder(method=probe), shape, caption, lengths, steps=6)
         return times
 
     rows = pieces.json("costs.json", make)
@@ -116,22 +116,22 @@ def _costs(pieces: Pieces, search: TreeSearch, caption: str, progress: Progress)
 
 
 def best_few(candidates: list[Candidate], count: int) -> list[Candidate]:
-    """The best of each depth and width of drafts, by expected tokens per second; the first is the method's own."""
-    own, kinds = candidates[0], dict[Any, Candidate]()
+    """The best of each depth and width of drafts, by expected tokens per second; the first has the default sizes."""
+    default, kinds = candidates[0], dict[Any, Candidate]()
     for c in sorted(candidates[1:], key=lambda c: -c.tokens_per_s):
-        if (c.shape, c.reach) != (own.shape, own.reach):
+        if (c.shape, c.reach) != (default.shape, default.reach):
             kinds.setdefault((c.shape.depth, c.shape.levels[:1], c.shape.chain), c)
-    return [c for c in list(kinds.values())[:count] if c.options != own.options]
+    return [c for c in list(kinds.values())[:count] if c.options != default.options]
 
 
 def _measure(
     pieces: Pieces, search: TreeSearch, chosen: Mapping[str, Candidate], selected: PromptSet, progress: Progress
 ) -> list[Measured]:
-    """Every prompt with ``ar``, the method's own sizes and each candidate, in a random order per prompt."""
-    decoders = {BASELINE: search.decoder(made=method("ar"))}
+    """Each prompt with ``ar`` and all ``chosen`` candidates, in a random order per prompt."""
+    decoders = {BASELINE: search.decoder(method=method("ar"))}
     decoders |= {name: search.decoder(c.options) for name, c in chosen.items()}
-    plan = {name: c.options for name, c in chosen.items()}
-    if pieces.json("candidates.json", lambda: plan) != plain(plan):
+    options = {name: c.options for name, c in chosen.items()}
+    if pieces.json("candidates.json", lambda: options) != plain(options):
         raise UserError(f"{pieces.folder} has pieces of another search: {FRESH}")
     names, seed = list(decoders), search.config.seed
     orders = [(prompt, random.Random(f"{seed} {prompt.id}").sample(names, len(names))) for prompt in selected]
@@ -150,11 +150,11 @@ def _measure(
 
 
 def _image(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) -> Measured:
-    made = generate(decoder, [prompt.text], [prompt.id], seed, trace=decoder.lossless is False)[0]
-    loss = None if made.trace is None else float(decode_loss(decoder, made.trace, made.tokens[None]))
-    seconds = robust(made.step_s, made.cpu_s, cpu_threads(decoder.target.device))[0]
+    image = generate(decoder, [prompt.text], [prompt.id], seed, trace=decoder.lossless is False)[0]
+    loss = None if image.trace is None else float(decode_loss(decoder, image.trace, image.tokens[None]))
+    seconds = robust(image.step_s, image.cpu_s, cpu_threads(decoder.target.device))[0]
     return Measured(
-        name=name, prompt=prompt.id, tokens=sum(made.accept_lengths), steps=made.steps, decode_s=made.decode_s,
+        name=name, prompt=prompt.id, tokens=sum(image.accept_lengths), steps=image.steps, decode_s=image.decode_s,
         robust_s=seconds, fidelity_loss=loss,
     )  # fmt: skip
 
@@ -163,18 +163,18 @@ def _results(search: TreeSearch, chosen: Mapping[str, Candidate], lines: list[Me
     ordered = sorted(lines, key=lambda line: line.prompt)
     by_name = {name: [line for line in ordered if line.name == name] for name in [BASELINE, *chosen]}
 
-    def ratio(mine: list[Measured], seconds: str) -> Estimate:
-        return bootstrap_ratio([getattr(x, seconds) for x in by_name[OWN]], [getattr(x, seconds) for x in mine])
+    def ratio(rows: list[Measured], seconds: str) -> Estimate:
+        return bootstrap_ratio([getattr(x, seconds) for x in by_name[DEFAULT]], [getattr(x, seconds) for x in rows])
 
     results = []
-    for name, mine in by_name.items():
+    for name, rows in by_name.items():
         candidate, options = chosen.get(name), chosen[name].options if name in chosen else {}
         label = search.method(options).label if candidate else BASELINE
-        tokens, losses = sum(x.tokens for x in mine), [x.fidelity_loss for x in mine if x.fidelity_loss is not None]
-        steps, wall, calm = (sum(getattr(x, part) for x in mine) for part in ("steps", "decode_s", "robust_s"))
+        tokens, losses = sum(x.tokens for x in rows), [x.fidelity_loss for x in rows if x.fidelity_loss is not None]
+        steps, wall_s, robust_s = (sum(getattr(x, part) for x in rows) for part in ("steps", "decode_s", "robust_s"))
         loss = sum(losses) / len(losses) if losses else None
-        rates = tokens / steps, tokens / wall, tokens / calm
+        rates = tokens / steps, tokens / wall_s, tokens / robust_s
         results.append(
-            Result(name, label, options, candidate, *rates, ratio(mine, "decode_s"), ratio(mine, "robust_s"), loss)
+            Result(name, label, options, candidate, *rates, ratio(rows, "decode_s"), ratio(rows, "robust_s"), loss)
         )
     return results

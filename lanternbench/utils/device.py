@@ -74,7 +74,7 @@ def requested() -> int | None:
 
 
 def cpu_threads(device: torch.device) -> int | None:
-    """How many threads torch computes with on a CPU now; None on another device."""
+    """The number of torch's CPU threads; None on another device."""
     import torch
 
     return torch.get_num_threads() if device.type == "cpu" else None

@@ -29,11 +29,11 @@ def digest(path: Path) -> str:
 def checked(path: Path, published: str = "", *, again: bool = False) -> None:
     """Check that a file is as it was published, or else as it was when its digest was first taken.
 
-    ``published``: the digest, its first digits, or nothing.  The file is read where it is new here or was changed, and
-    where ``again`` asks for it.  Raises UserError for another file.
+    ``published``: the digest, its first digits, or nothing.  The file is read if it is new or changed, or if
+    ``again`` is set.  Raises UserError for another file.
     """
     known = remembered(path)
-    unchanged = known is not None and known == _now(path, known.sha256)
+    unchanged = known is not None and known == _entry(path, known.sha256)
     sha256 = known.sha256 if known and unchanged and not again else digest(path)
     wanted = published or (known.sha256 if known else "")
     if not sha256.startswith(wanted):
@@ -46,14 +46,14 @@ def checked(path: Path, published: str = "", *, again: bool = False) -> None:
 
 
 def remember(path: Path, sha256: str) -> None:
-    """Keep the digest of a file beside it."""
-    if (now := _now(path, sha256)) != remembered(path):
+    """Store the digest of a file beside it."""
+    if (entry := _entry(path, sha256)) != remembered(path):
         with replacing(_beside(path), HOME, shared=True) as file:
-            file.write(json.dumps(now).encode())
+            file.write(json.dumps(entry).encode())
 
 
 def remembered(path: Path) -> Known | None:
-    """What is remembered of a file; nothing where that cannot be read."""
+    """The stored digest of a file; None where it is missing or unreadable."""
     try:
         with open_file(_beside(path)) as file:
             known = Known(*json.loads(file.read(1000)))
@@ -62,7 +62,7 @@ def remembered(path: Path) -> Known | None:
     return known if isinstance(known.sha256, str) and len(known.sha256) == 64 else None
 
 
-def _now(path: Path, sha256: str) -> Known:
+def _entry(path: Path, sha256: str) -> Known:
     return Known(sha256, path.stat().st_size, path.stat().st_mtime_ns)
 
 

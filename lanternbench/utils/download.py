@@ -22,7 +22,7 @@ from lanternbench.utils.files import HOME
 
 BLOCK = 1 << 20
 _BROKEN_ARCHIVE = (zipfile.BadZipFile, KeyError, EOFError, zlib.error, NotImplementedError, RuntimeError)
-Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where the server tells
+Progress = Callable[[int, int | None], None]  # bytes so far, and in total if known
 
 
 class Remote(NamedTuple):
@@ -37,7 +37,7 @@ class Remote(NamedTuple):
 
 
 def size_of(file: Remote) -> str:
-    """How large a file is, as its server says or else as is known of it."""
+    """The size of a file as text, from its server or else the known one."""
     request = urllib.request.Request(file.url, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:
@@ -47,7 +47,7 @@ def size_of(file: Remote) -> str:
 
 
 def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
-    """Fetch a file unless it is here, and remember its digest.
+    """Fetch a file unless it is present, and store its digest.
 
     Raises UserError when it cannot be had whole; what arrived stays for later.
     """
@@ -76,7 +76,7 @@ def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
 
 @contextmanager
 def _alone(part: Path, whole: Path) -> Iterator[IO[bytes] | None]:
-    """``part`` open for appending, and locked; None if another process, which had it, has made it ``whole``."""
+    """``part`` open for appending, and locked; None if another process has completed it as ``whole``."""
     while True:
         with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644), "r+b") as out:
             fcntl.flock(out, fcntl.LOCK_EX)
@@ -105,7 +105,7 @@ def file_errors(source: str) -> Iterator[None]:
     except OSError as error:  # URLError and timeouts are OSErrors too
         if error.errno == errno.ENOSPC:
             raise UserError("the disk is full: make room and run the same command again, it continues") from None
-        if error.filename and not isinstance(error, urllib.error.URLError):  # of a file here
+        if error.filename and not isinstance(error, urllib.error.URLError):  # an error of a local file
             raise UserError(f"cannot write {error.filename} ({error.strerror}): {HOME} to another folder") from None
         raise UserError(f"no connection to {source}: run the same command again, it continues") from None
 
@@ -115,13 +115,13 @@ def _get(file: Remote, out: IO[bytes], progress: Progress) -> None:
 
     Raises UserError for a web page in place of the file, and for a body that can be checked by nothing.
     """
-    checked = bool(file.sha256 or file.member)  # an archive has checksums of its own
+    checked = bool(file.sha256 or file.member)  # an archive has checksums
     have = os.fstat(out.fileno()).st_size if checked else 0
     request = urllib.request.Request(file.url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         answer = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # nothing beyond what is here
+        if error.code == 416 and have:  # the file is complete
             return
         raise
     with answer:

@@ -92,7 +92,7 @@ def acquire(folder: Path, elsewhere: str) -> ExitStack:
     """The locks of a folder: held while files are open, so a killed process leaves none behind.
 
     The folder itself is locked too, as ``.lock`` may be deleted; some network file systems lock files alone.  Raises
-    UserError, which says how to write ``elsewhere``, where another process has them.
+    UserError, with the hint ``elsewhere``, if another process holds them.
     """
     with ExitStack() as held:
         for place, flags in ((folder / ".lock", os.O_CREAT | APPEND), (folder, os.O_RDONLY)):

@@ -79,7 +79,7 @@ class _Reads(TorchDispatchMode):
 
 def read_by(work: Work, inputs: list[Tensor]) -> list[Tensor]:
     """What ``work(*inputs)`` reads: a recording has its addresses, so whoever keeps the recording must keep these."""
-    work(*inputs)  # what is made once, is made here
+    work(*inputs)  # allocates everything that is allocated once
     with _Reads() as reads:
         work(*inputs)
     return list(reads.inputs.values())
@@ -96,11 +96,11 @@ def of_mode(mode: str | None, device: str) -> Graphs | None:
 
 
 class Replay:
-    """Recorded work.  Arguments are copied into tensors of its own; what it returns is overwritten by the next call.
+    """Recorded work.  Arguments are copied into its input tensors; the next call overwrites the returned tensors.
 
-    What the work reads besides (masks, tables, weights) is kept with it, and must be the same in every decode.
+    Other tensors that it reads (masks, tables, weights) are kept alive, and must be the same in every decode.
 
-    ``static``: ids of tensors that stay where they are, such as what another recording returns; those it reads there.
+    ``static``: ids of tensors with a fixed address, such as those that another recording returns; read without a copy.
     """
 
     def __init__(self, record: Recorder, work: Work, inputs: list[Tensor], static: Container[int] = ()):

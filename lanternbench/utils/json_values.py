@@ -13,7 +13,7 @@ from typing import Any
 from lanternbench.errors import UserError
 from lanternbench.utils.files import open_file
 
-SCHEMA_VERSION = 1  # of every JSON object that we write; those written before there was one are of version 0
+SCHEMA_VERSION = 1  # of every JSON object written; objects without a version are of version 0
 
 
 def plain(value: Any) -> Any:

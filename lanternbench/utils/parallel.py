@@ -23,7 +23,7 @@ from torch import nn
 
 from lanternbench.utils.device import SMALL, cores, requested
 
-LEAST = 4  # prompts that make a process of their own worth while
+LEAST = 4  # minimum prompts for a separate process
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -40,7 +40,7 @@ def process_count(model: nn.Module, items: int) -> int:
 def side_by_side(work: Callable[[list[Item]], list[Result]], items: list[Item], count: int) -> Iterator[Result]:
     """What ``work`` makes of ``items``, in order, in ``count`` parts of about one size; results must pickle.
 
-    A part whose process died (killed for memory, say) is worked on again here.  Errors of ``work`` are raised here.
+    A part whose process died (killed for memory, say) is repeated in this process.  Errors of ``work`` are raised.
     """
     if count == 1:
         yield from work(items)
@@ -66,7 +66,7 @@ def _forked(work: Callable[[list[Item]], list[Result]], share: list[Item]) -> It
     process = multiprocessing.get_context("fork").Process(target=_child, args=(work, share, theirs), daemon=True)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child ignores it
     try:
-        with warnings.catch_warnings(action="ignore"):  # Python warns of forks beside threads, which wait here
+        with warnings.catch_warnings(action="ignore"):  # Python warns of forks beside threads; these threads are idle
             process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -1,4 +1,4 @@
-"""Text from elsewhere, made safe to print."""
+"""Makes text from files and networks safe to print."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def one_line(text: str, limit: int = 200) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """One line of at most ``limit`` signs, cut between words where one ends in its second half."""
+    """One line of at most ``limit`` characters, cut between words where one ends in its second half."""
     line = one_line(text, 10**6)
     if len(line) <= limit:
         return line
@@ -21,7 +21,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, as long waits are told."""
+    """A duration in seconds, minutes or hours."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}" if seconds >= 10 * size else f"{seconds / size:.1f} {unit}"

@@ -34,7 +34,7 @@ def eagle(state: dict[str, Tensor], config: dict[str, Any]) -> Eagle:
         config["hidden_size"], 1, config["num_attention_heads"], config["vocab_size"], multiple_of=width
     )
     words = len(state.get("embed_tokens.weight", ()))
-    net = Eagle(replace(shape.decoder, first_norm=False), config["bias"], words=words)
+    net = Eagle(replace(shape.decoder, first_norm=False), config["bias"], token_ids=words)
     return loaded(net, from_published(state))
 
 

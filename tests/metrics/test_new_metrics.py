@@ -19,7 +19,7 @@ from lanternbench.measure.figures import Figures
 from lanternbench.measure.summary import summarise
 from lanternbench.metrics import distances, geneval, geneval_detector, preference, read_image, scorers_for
 from lanternbench.metrics.clip import Encoder, openai_pixels
-from lanternbench.metrics.geneval_rules import COLOURS, Detection, correct, kept, relations
+from lanternbench.metrics.geneval_rules import COLOURS, Detection, confident, correct, relations
 from lanternbench.metrics.pretrained import pretrained
 from lanternbench.metrics.setup import Setup
 
@@ -235,9 +235,9 @@ def test_geneval_sees_positions_as_the_public_evaluator_does(golden):
 
 def test_geneval_keeps_the_sixteen_best_above_the_tasks_confidence():
     found = [Detection((0, 0, 1, 1), c / 100) for c in range(1, 101)]
-    assert [f.confidence for f in kept(found, "colors")] == [c / 100 for c in range(100, 84, -1)]
-    assert [f.confidence for f in kept(found, "counting")] == [c / 100 for c in range(100, 90, -1)]
-    assert kept([Detection((0, 0, 1, 1), 0.3)], "position") == []
+    assert [f.confidence for f in confident(found, "colors")] == [c / 100 for c in range(100, 84, -1)]
+    assert [f.confidence for f in confident(found, "counting")] == [c / 100 for c in range(100, 90, -1)]
+    assert confident([Detection((0, 0, 1, 1), 0.3)], "position") == []
 
 
 # GenEval: the detector

@@ -70,7 +70,7 @@ def decoded(target: Target, name: str, captions: list[str], **options: Any) -> l
 def with_tables(target: Target) -> Target:
     """A Chameleon target whose drafter has tables of its own."""
     cfg = target.model.config
-    net = Eagle(cfg.decoder, norm_eps=cfg.norm_eps, words=cfg.vocab_size, prompt_ids=cfg.prompt_ids)
+    net = Eagle(cfg.decoder, norm_eps=cfg.norm_eps, token_ids=cfg.vocab_size, prompt_ids=cfg.prompt_ids)
     return replace(target, drafters={"eagle": scrambled(net, 7)})
 
 

@@ -43,7 +43,7 @@ from lanternbench.tune.recorded_drafts import (
     recorded_steps,
     with_tree_policy,
 )
-from lanternbench.tune.result import OWN, Result, Tune, Tuning, best
+from lanternbench.tune.result import DEFAULT, Result, Tune, Tuning, best
 from lanternbench.tune.tree_search import Candidate, GrowthSearch, OptionSearch, ShapeSearch
 
 CAPTION = "a small red circle in the center on a plain blue background"
@@ -124,7 +124,7 @@ def test_expected_lengths_of_a_recorded_tree_are_those_that_its_decode_had(shall
     for result in recorded_steps(decoder, CAPTION, "x", seed=0):
         record.add(result)
         accepted.append(int(result.verified.accepted))
-    seen, level = np.stack(record.seen), np.stack(record.level)
+    seen, level = np.stack(record.accepted), np.stack(record.level)
     spread = np.std(accepted) / len(accepted) ** 0.5
     assert lengths(seen, level, 8, 3).sum(1).mean() == pytest.approx(np.mean(accepted), abs=4 * spread)
     grown = [lengths(seen, level, n, 3).sum(1).mean() for n in range(2, 9)]
@@ -197,10 +197,10 @@ def result(name: str, ratio: float, low: float, loss: float | None = None) -> Re
     return Result(name, name, {}, None, 2.0, 10.0, 10.0, found, found, loss)
 
 
-def finished(step_s: float, best: str = OWN) -> Tuning:
+def finished(step_s: float, best: str = DEFAULT) -> Tuning:
     """A search whose costs say ``step_s`` for a step that took 0.2 s when it was measured."""
     expected = Candidate({}, Shape(3, 2), [0.6, 0.4], step_s)
-    found = [replace(result(name, 1.2, 1.1), expected=expected) for name in (OWN, "candidate-1", "candidate-2")]
+    found = [replace(result(name, 1.2, 1.1), expected=expected) for name in (DEFAULT, "candidate-1", "candidate-2")]
     cost = fit([Timed(Shape(1, 0), 9, 0.0, 1.0, 0.1)])
     config = Tune(method="eagle-1", num_prompts=12, recorded=4)
     return Tuning(config, "static trees", cost, [result("ar", 0.5, 0.4), *found], 9, best, None, {})
@@ -223,10 +223,10 @@ def test_a_verdict_says_that_it_is_the_best_of_several_on_prompts_that_chose_it(
 
 
 def test_what_is_not_surely_faster_or_loses_more_is_not_chosen():
-    own = result(OWN, 1.0, 1.0)
-    assert best([own, result("a", 1.2, 0.95)]) == OWN
+    own = result(DEFAULT, 1.0, 1.0)
+    assert best([own, result("a", 1.2, 0.95)]) == DEFAULT
     assert best([own, result("a", 1.2, 1.1), result("b", 1.3, 1.05), result("ar", 2.0, 1.9)]) == "b"
-    own = result(OWN, 1.0, 1.0, loss=0.1)
+    own = result(DEFAULT, 1.0, 1.0, loss=0.1)
     assert best([own, result("a", 1.2, 1.1, loss=0.105), result("b", 1.3, 1.2, loss=0.2)]) == "a"
 
 
@@ -257,12 +257,12 @@ def test_a_tuned_preset_has_its_evidence_and_runs(small, tmp_path, name):
     assert (table is None) == (name != "cool-sd")
     assert all(0 < sum(row) <= 1 for row in table or [])
     by_name = {row["name"]: row for row in evidence["results"]}
-    assert {"ar", OWN, "candidate-1"} == set(by_name)
+    assert {"ar", DEFAULT, "candidate-1"} == set(by_name)
     for row in by_name.values():
         assert row["tokens_per_s"] > 0
         assert (row["tau"] == 1) == (row["name"] == "ar")
-    assert by_name[OWN]["expected"]["tau"] == pytest.approx(by_name[OWN]["tau"], rel=0.6)
-    assert (by_name[OWN]["fidelity_loss"] is None) == (name != "cool-sd")
+    assert by_name[DEFAULT]["expected"]["tau"] == pytest.approx(by_name[DEFAULT]["tau"], rel=0.6)
+    assert (by_name[DEFAULT]["fidelity_loss"] is None) == (name != "cool-sd")
     assert Path(found["plot"]).read_bytes()[:4] == b"\x89PNG"
     if name != "cool-sd":
         return
@@ -277,14 +277,14 @@ def test_a_tuned_preset_has_its_evidence_and_runs(small, tmp_path, name):
 def test_windows_are_tried_one_option_after_the_other(shallow, monkeypatch):
     monkeypatch.setattr(SjdPac, "tuned", {"window": (2, 4), "siblings": (2,), "depth": (3, 9)})
     search = OptionSearch(shallow, Tune(method="sjd-pac", options={"window": 4}))
-    assert search.own == {"window": 4, "siblings": 3, "depth": 3}
-    assert [options for options, _ in search.tries] == [
-        search.own | more
+    assert search.defaults == {"window": 4, "siblings": 3, "depth": 3}
+    assert [options for options, _ in search.sizes_to_try] == [
+        search.defaults | more
         for more in ({}, {"window": 2}, {"siblings": 2})  # there are no 9 levels
     ]
-    assert search.tries[0][1] == Shape(1 + 3 + 9 + 2, 4, (), False)
+    assert search.sizes_to_try[0][1] == Shape(1 + 3 + 9 + 2, 4, (), False)
     records = {name: {"accepted": np.array([1, 2, 2, 5])} for name in search.recordings(None, ["x"])}
-    cost = fit([Timed(shape, 9, 0.0, 1.0, 0.1) for _, shape in search.tries])
+    cost = fit([Timed(shape, 9, 0.0, 1.0, 0.1) for _, shape in search.sizes_to_try])
     own = search.candidates(cost, records)[0]
     assert (own.options, own.tau, own.reach) == ({}, 2.5, [0.75, 0.25, 0.25, 0.25])
 

@@ -13,7 +13,7 @@ from lanternbench.measure.samples import Sample
 from lanternbench.measure.summaries import Costs
 
 Unit = list[Job]  # prompts with all the methods that they lack, in their order, for one device
-Say = Callable[[str], None]  # what is being done now
+Say = Callable[[str], None]  # shows the current activity
 
 
 class Finished(NamedTuple):
@@ -21,7 +21,7 @@ class Finished(NamedTuple):
 
     sample: Sample
     image: Any  # PIL image
-    where: dict[str, Any] | None = None  # the device that made it, where there are several
+    where: dict[str, Any] | None = None  # the device that decoded it, where there are several
 
 
 class Executor:
@@ -40,9 +40,9 @@ class Executor:
         return facts._replace(environment=facts.environment | {"executor": "local", "workers": 1})
 
     def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Finished]:
-        """Everything that ``units`` ask for, in any order, each as soon as it is made; ``caption`` is for warm-ups.
+        """The results of ``units``, in any order, each as soon as it is computed; ``caption`` is for warm-ups.
 
-        ``on_step`` is told of every step of an image, where this process decodes it.
+        ``on_step`` is called after every step of an image that this process decodes.
         """
         self.worker.prepare(captions(units))
         for label in labels(units):
@@ -69,7 +69,7 @@ class Executor:
 def executor(
     name: str = "local", workers: int | None = None, threads: int | None = None, address: str | None = None
 ) -> Executor:
-    """The executor of this name; the rest is for ``ray`` alone.  Raises UserError if it is unknown or not there."""
+    """The executor of this name; the other arguments are for ``ray``.  Raises UserError if unknown or unavailable."""
     if name == "ray":
         from lanternbench.experiment.executors.ray import RayExecutor
 

@@ -18,7 +18,7 @@ PULSE = 2.0  # seconds between two looks at the cluster's processes
 RESTART = 20.0  # seconds in which they may be restarted; 60 after the control process is gone Ray ends this process
 NEW_NODE = 180.0  # seconds without any node that could hold a worker
 PATIENCE = 5.0  # seconds in which a cluster should answer, and its devices become free
-STORE = 2**28  # bytes for results on their way, in a cluster of our own
+STORE = 2**28  # bytes for results on their way, in a cluster that this process starts
 
 
 class WorkerPlan(NamedTuple):
@@ -30,7 +30,7 @@ class WorkerPlan(NamedTuple):
 
 
 class Connection:
-    """The processes through which this one reaches the cluster: the control process, and the raylet of its own node.
+    """The processes through which this one reaches the cluster: the control process, and the raylet of its node.
 
     When the first is gone workers go on, but Ray ends this process after a minute.  When the second is gone so are the
     node's workers and its object store: Ray waits for other workers without end, and ends this process at once when it
@@ -90,7 +90,7 @@ def ray() -> Any:
     """Ray's module.  Raises UserError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: a busy machine starves it
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")  # what it says of lost nodes would go to stdout
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")  # its reports of lost nodes would go to stdout
     try:
         import ray
     except ImportError:

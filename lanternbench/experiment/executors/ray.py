@@ -161,7 +161,7 @@ class RayExecutor(Executor):
             waited = True
 
     def _get(self, call: Any) -> Any:
-        """What a worker answers.  Raises its own errors, WorkerLost without one, UserError without a cluster."""
+        """A worker's result.  Raises its errors, WorkerLost without one, UserError without a cluster."""
         self.connection.check()
         try:
             return self._ray.get(call)

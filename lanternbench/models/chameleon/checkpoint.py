@@ -4,7 +4,7 @@ Source: Chameleon Team 2024 (arXiv 2405.09818); layers as in transformers' ``Cha
 
 A folder holds one sub-folder per role: ``model`` (config.json, tokenizer.json, safetensors; or Meta's params.json,
 text_tokenizer.json, consolidated.pth), ``eagle`` (the drafter in LANTERN's layout), and ``vq`` (Meta's vqgan.ckpt)
-where the model's own checkpoint has no image decoder.
+where the model's checkpoint has no image decoder.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Chameleon(TokenDecoder):
 
 
 def from_official(state: State, cfg: DecoderConfig) -> State:
-    """Meta's key names (Chameleon's and Anole's own releases) -> ours: fused or not, pairs interleaved as here."""
+    """Meta's key names (Chameleon's and Anole's releases) -> ours: fused or not, pairs interleaved as here."""
     result = {}
     for key, value in fused(state, OFFICIAL).items():
         key = key.replace("_normalization.", "_norm.")
@@ -152,14 +152,14 @@ class ChameleonFamily(PublishedFamily):
         }
 
     def published(self, row: Entry, folder: Path) -> tuple[ChameleonConfig, Tensor]:
-        here = folder / "model"
-        where, read = here / "config.json", config_from_hf
-        if is_official(here):
-            where, read = here / "params.json", config_from_official
+        model = folder / "model"
+        where, read = model / "config.json", config_from_hf
+        if is_official(model):
+            where, read = model / "params.json", config_from_official
         described = read_config(where)
         with explain_errors(where, "is no config of a Chameleon"):
             config = replace(read(described), **decoder_shape(row))
-        return config, chameleon_vocab.read(tokeniser(here)).to_id
+        return config, chameleon_vocab.read(tokeniser(model)).to_id
 
     def renamed(self, state: State, config: ChameleonConfig, image_ids: Any, folder: Path) -> State:
         if is_official(folder / "model"):
@@ -172,18 +172,18 @@ def dialect_of(row: Entry) -> Dialect:
     return DIALECTS[row.shape.get("dialect", "anole")]
 
 
-def is_official(here: Path) -> bool:
-    """Are these Meta's own files, and not a Hugging Face conversion?"""
-    return (here / "params.json").is_file() and not (here / "config.json").is_file()
+def is_official(model: Path) -> bool:
+    """Whether ``model`` holds Meta's files rather than a Hugging Face conversion."""
+    return (model / "params.json").is_file() and not (model / "config.json").is_file()
 
 
-def tokeniser(here: Path) -> Path:
+def tokeniser(model: Path) -> Path:
     """The tokeniser's file, as the hub or as Meta names it."""
-    return here / ("text_tokenizer.json" if is_official(here) else "tokenizer.json")
+    return model / ("text_tokenizer.json" if is_official(model) else "tokenizer.json")
 
 
-def vq_config(here: Path) -> VQConfig:
-    """The shape of the image tokeniser that belongs to the model in ``here``.  Raises UserError."""
-    shape = {} if is_official(here) else read_config(here / "config.json").get("vq_config") or {}
-    with explain_errors(here / "config.json", "has a vq_config that cannot be read"):
+def vq_config(model: Path) -> VQConfig:
+    """The shape of the image tokeniser that belongs to the model in ``model``.  Raises UserError."""
+    shape = {} if is_official(model) else read_config(model / "config.json").get("vq_config") or {}
+    with explain_errors(model / "config.json", "has a vq_config that cannot be read"):
         return chameleon_vqgan.config_from_official(shape, VQ)

@@ -53,7 +53,7 @@ class DFlash(Direct):
 
     @classmethod
     def untrained(cls, model: Any, block: int = 6, layers: int = 1, causal: bool = False) -> DFlash:
-        """For a target's decoder, of whose layers its own have the width; it ends in the target's last norm."""
+        """For a target's decoder: layers of the same width, and a copy of the target's last norm."""
         net = cls(shape(model.config.decoder, layers), block, spread(model.config.decoder.n_layer), causal)
         with torch.no_grad():
             net.norm.weight.copy_(model.norm.weight)
@@ -88,7 +88,7 @@ class DFlash(Direct):
         return f"{kind}, {len(self.layers)} layer{'s' * (len(self.layers) > 1)}, blocks of {self.block}"
 
     def misfit(self, target: Target) -> str | None:
-        """What keeps it from drafting for ``target``, in words; None where it fits."""
+        """Why it cannot draft for ``target``; None where it can."""
         deepest, layers = max(self.depths, default=0), target.model.config.decoder.n_layer
         if deepest > layers:
             return f"it reads states after {deepest} layers, the target has {layers}"

@@ -1,6 +1,6 @@
-"""The EAGLE drafter: fc([embedding; hidden]) -> layers of the target's kind -> the target's own head.
+"""The EAGLE drafter: fc([embedding; hidden]) -> layers of the target's kind -> the target's head.
 
-Source: Li et al. 2024 (EAGLE, EAGLE-2); LANTERN, whose class keeps an embedding table of its own, which need not be the
+Source: Li et al. 2024 (EAGLE, EAGLE-2); LANTERN, whose class has a separate embedding table, which need not be the
 target's: it is filled from the target's ``lm_head`` where the target is a single file.
 """
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Eagle(Direct):
-    """``layers``: how many.  ``words``, ``prompt_ids``: rows of its own tables of image tokens and of prompt ids.
+    """``layers``: how many.  ``token_ids``, ``prompt_ids``: rows of its tables of image tokens and of prompt ids.
 
-    0 rows: it has no such table.  Without tables it reads tokens with the target's; with ``words`` alone, prompt ids
-    are image tokens (LlamaGen).  Only the first layer may lack an input norm (``config.first_norm``).
+    0 rows: no such table.  Without tables it embeds tokens with the target's; with ``token_ids`` alone, prompt ids are
+    image tokens (LlamaGen).  Only the first layer may lack an input norm (``config.first_norm``).
     ``fused``: an EAGLE-3 drafter, which reads a projection of the target's states at three depths.
     """
 
@@ -32,7 +32,7 @@ class Eagle(Direct):
         bias: bool = True,
         norm_eps: float = 1e-6,
         layers: int = 1,
-        words: int = 0,
+        token_ids: int = 0,
         prompt_ids: int = 0,
         fused: bool = False,
     ):
@@ -41,14 +41,14 @@ class Eagle(Direct):
         if self.fusion is not None:
             nn.init.eye_(self.fusion.weight)  # untrained, it reads the last states alone
         self.config = replace(config, n_layer=layers, norm_eps=norm_eps)
-        self.tok_embeddings = nn.Embedding(words, config.dim) if words else None
+        self.tok_embeddings = nn.Embedding(token_ids, config.dim) if token_ids else None
         self.prompt_embeddings = nn.Embedding(prompt_ids, config.dim) if prompt_ids else None
         self.fc = nn.Linear(2 * config.dim, config.dim, bias=bias)
         later = replace(self.config, first_norm=True)
         self.layers = nn.ModuleList(Layer(later if i else self.config) for i in range(layers))
 
     def embed(self, tokens: Tensor, model: Any) -> Tensor:
-        """Image tokens [...] -> [..., dim], with its own table or else that of ``model``, the target's."""
+        """Image tokens [...] -> [..., dim], by its table, or that of ``model`` (the target) if it has none."""
         return (model.tok_embeddings if self.tok_embeddings is None else self.tok_embeddings)(tokens)
 
     def embed_prompt(self, ids: Tensor, model: Any) -> Tensor:
@@ -58,7 +58,7 @@ class Eagle(Direct):
 
     @property
     def kind(self) -> str:
-        """Of which kind of drafter it is, see ``Target.drafters``."""
+        """The kind of drafter, a key of ``Target.drafters``."""
         return "eagle" if self.fusion is None else "eagle-3"
 
     def aux_layers(self, model: Any) -> tuple[int, ...]:
@@ -92,14 +92,14 @@ class Eagle(Direct):
         return f"{name}, {len(self.layers)} layer{'s' * (len(self.layers) > 1)}, {table} embedding table"
 
     def misfit(self, target: Target) -> str | None:
-        """What keeps it from drafting for ``target``, in words; None where it fits."""
+        """Why it cannot draft for ``target``; None where it can."""
         return wrong_width(self.config.dim, target)
 
     def fused(self) -> Eagle:
-        """An EAGLE-3 drafter that drafts, until it is trained, what this EAGLE-1 drafter does."""
-        words, prompts = (0 if x is None else x.num_embeddings for x in (self.tok_embeddings, self.prompt_embeddings))
+        """An EAGLE-3 drafter that, before training, drafts the same as this EAGLE-1 drafter."""
+        tokens, prompts = (0 if x is None else x.num_embeddings for x in (self.tok_embeddings, self.prompt_embeddings))
         bias, eps = self.fc.bias is not None, self.config.norm_eps
-        net = Eagle(self.config, bias, eps, len(self.layers), words, prompts, fused=True).to(self.fc.weight)
+        net = Eagle(self.config, bias, eps, len(self.layers), tokens, prompts, fused=True).to(self.fc.weight)
         net.load_state_dict(net.state_dict() | self.state_dict())
         return net
 

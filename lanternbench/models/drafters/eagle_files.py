@@ -85,9 +85,9 @@ def to_published(state: State) -> State:
 
 
 def arguments_of(path: Path, config: DecoderConfig) -> dict[str, Any]:
-    """The arguments of ``Eagle`` for the drafter at ``path``; ``words`` is the rows of its own table, of all ids.
+    """The arguments of ``Eagle`` for the drafter at ``path``; ``token_ids``: rows of its table over all ids.
 
-    What neither its tensors nor the config.json beside it say is that of ``config``.  Raises UserError where ``path``
+    Values in neither its tensors nor its config.json are those of ``config``.  Raises UserError where ``path``
     holds no drafter, or one with other heads than ``config``.
     """
     state = read_state(path)
@@ -117,6 +117,6 @@ def arguments_of(path: Path, config: DecoderConfig) -> dict[str, Any]:
             "bias": "fc.bias" in state,
             "norm_eps": published.get("rms_norm_eps") or config.norm_eps,
             "layers": 1 + max((int(m[1]) for key in state if (m := re.match(r"layers\.(\d+)\.", key))), default=0),
-            "words": len(state.get(_TABLE[0], ())),
+            "token_ids": len(state.get(_TABLE[0], ())),
             "fused": "fusion.weight" in state,
         }

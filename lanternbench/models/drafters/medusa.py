@@ -1,4 +1,4 @@
-"""Medusa heads (Cai et al. 2024): a residual block per future token, in front of the target's own output head."""
+"""Medusa heads (Cai et al. 2024): a residual block per future token, in front of the target's output head."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Medusa(nn.Module):
         return f"Medusa, {self.heads} heads"
 
     def misfit(self, target: Target) -> str | None:
-        """What keeps it from drafting for ``target``, in words; None where it fits."""
+        """Why it cannot draft for ``target``; None where it can."""
         return wrong_width(self.weight.shape[-1], target)
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Sources: the published code of Emu3 (arXiv 2409.18869) and of Emu3.5 (2510.26583), whose images no code here decodes;
 key names of the original releases and of transformers' ``emu3``.  A folder holds ``model`` (config.json, weights,
-tokenizer.json), ``vq`` (the image tokeniser) where the model's own checkpoint has none, and drafters such as ``eagle``.
+tokenizer.json), ``vq`` (the image tokeniser) where the model's checkpoint has none, and drafters such as ``eagle``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _VQ_RENAMED = (  # the original release's names -> transformers'
 class Dialect(NamedTuple):
     """What stands before and after a caption, what in place of all three, and the token after either.
 
-    ``images``: does a network here decode image tokens?
+    ``images``: whether image tokens can be decoded.
     """
 
     before: str
@@ -158,7 +158,7 @@ class Emu3Family(PublishedFamily):
         return text
 
     def fields(self, row: Entry, model: Emu3, text: IdTokeniser | None) -> dict[str, Any]:
-        """The unconditional prompt has a text of its own, as long as it is."""
+        """The unconditional prompt has a different text and length."""
         dialect, grid = dialect_of(row), "{}*{}".format(*model.config.grid)
         if text is None:
             count = model.config.prompt_ids
@@ -184,10 +184,10 @@ class Emu3Family(PublishedFamily):
         return Emu3Config(grid=(side, side), prompt_ids=fields.pop("vocab_size"), **fields)
 
     def published(self, row: Entry, folder: Path) -> tuple[Emu3Config, Tensor]:
-        here = folder / "model"
-        to_id = image_ids(IdTokeniser(here / "tokenizer.json").names)
-        described, shape = read_config(here / "config.json"), decoder_shape(row)
-        with explain_errors(here / "config.json", "is no config of Emu3"):
+        model = folder / "model"
+        to_id = image_ids(IdTokeniser(model / "tokenizer.json").names)
+        described, shape = read_config(model / "config.json"), decoder_shape(row)
+        with explain_errors(model / "config.json", "is no config of Emu3"):
             published = self.described(described)
             config = replace(published, vocab_size=len(to_id), **shape)
         if "image_area" in described and dialect_of(row).images and config.grid != published.grid:

@@ -112,8 +112,8 @@ def chat_frame(folder: Path) -> tuple[str, str]:
 
 
 def part(folder: Path, name: str) -> Path:
-    """The folder ``name`` of the release, or ``model`` where the files of both are."""
-    return here if (here := folder / "model" / name).is_dir() else folder / "model"
+    """The folder ``name`` of the release, or ``model`` where it holds the files of both."""
+    return path if (path := folder / "model" / name).is_dir() else folder / "model"
 
 
 @register("target", "glm-image")
@@ -155,8 +155,8 @@ class GlmImageFamily(PublishedFamily):
         return config, torch.arange(config.vocab_size)
 
     def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> IdTokeniser:
-        here = part(folder, "processor")
-        text = IdTokeniser(here / "tokenizer.json", SIZE, chat_frame(here))
+        processor = part(folder, "processor")
+        text = IdTokeniser(processor / "tokenizer.json", SIZE, chat_frame(processor))
         text.reserved |= set(range(self.published(row, folder)[0].vocab_size))
         return text
 

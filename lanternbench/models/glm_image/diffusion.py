@@ -49,11 +49,11 @@ def load(folder: Path, device: str, dtype: torch.dtype) -> Callable[[Tensor, Seq
         for grid, caption in zip(tokens.cpu(), captions, strict=True):
             noise = torch.Generator().manual_seed(zlib.crc32(grid.numpy().tobytes()))
             doubled = grid.repeat_interleave(2, 0).repeat_interleave(2, 1)  # the decoder's latents are twice as fine
-            made = pipeline(
+            output = pipeline(
                 prompt=caption, prior_token_ids=doubled.view(1, -1).to(device), height=PIXELS * grid.shape[0],
                 width=PIXELS * grid.shape[1], num_inference_steps=STEPS, guidance_scale=GUIDANCE, generator=noise,
             )  # fmt: skip
-            images.append(made.images[0])
+            images.append(output.images[0])
         return images
 
     return render

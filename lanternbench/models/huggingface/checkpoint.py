@@ -1,7 +1,7 @@
-"""``--target hf:FOLDER``: an image model that transformers runs, from its own files and a few settings.
+"""``--target hf:FOLDER``: an image model that transformers runs, from its files and a few settings.
 
 A folder holds config.json, safetensors and tokenizer.json as ``save_pretrained`` writes them, and ``lanternbench.yaml``
-(``Settings``).  Images are decoded by the model's own ``vqmodel``, or by an image tokeniser of LlamaGen's kind in
+(``Settings``).  Images are decoded by the model's ``vqmodel``, or by an image tokeniser of LlamaGen's kind in
 ``vq``; without either, speed alone is measured.  Slower than a family of ours: transformers' layers are not fused, and
 each forward passes through its checks.
 """
@@ -162,7 +162,7 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
     load: Any = kind.from_pretrained
     try:
         net, about = load(folder, dtype=dtype, attn_implementation="sdpa", **local)
-    except Exception as error:  # transformers has no type of its own for what is wrong with a folder
+    except Exception as error:  # transformers has no exception type for an invalid folder
         raise UserError(f"transformers cannot load {folder} ({str(error).splitlines()[0]}): correct it") from None
     if absent := sorted(about["missing_keys"]):
         raise UserError(f"the checkpoint in {folder} has no '{absent[0]}' ({len(absent)} weights are absent)")
@@ -180,7 +180,7 @@ def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
 
 
 def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Tokeniser | None:
-    """The model's own, or that of ``folder``; None without either.  Raises UserError unless it has ``vocab`` codes."""
+    """The model's, or that of ``folder``; None without either.  Raises UserError unless it has ``vocab`` codes."""
     inner, where = getattr(getattr(net, "model", net), "vqmodel", None), folder / "vq"
     if inner is not None and hasattr(inner, "decode"):
         codes = inner.float().quantize.embedding.weight.detach()

@@ -1,6 +1,6 @@
 """A decoder that transformers runs, behind the engine's static cache.
 
-transformers' own code computes every layer; what differs is where keys and values are kept and which positions attend
+transformers' code computes every layer; what differs is where keys and values are stored and which positions attend
 to which, and both are arguments of its forward.  So trees, batches and commits work as with decoders of ours.
 """
 
@@ -15,7 +15,7 @@ from lanternbench.errors import UserError
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig
 from lanternbench.models.transformer import Put, rope_1d
 
-PROBED = 8  # ids on which the head over image tokens is compared with the model's own logits
+PROBED = 8  # ids on which the head over image tokens is compared with the model's logits
 
 
 class EngineCache:
@@ -36,7 +36,7 @@ class EngineCache:
 class TransformersDecoder(TokenDecoder):
     """``body``: the decoder without its head, whose ``forward`` takes embeddings, a 4-D mask and a cache.
 
-    ``rope`` serves drafters; ``body`` has its own.
+    ``rope`` is for drafters; ``body`` has another.
     """
 
     places: Tensor
@@ -99,7 +99,7 @@ class TransformersDecoder(TokenDecoder):
         """As ``Stack.forward``; ``rope`` [R|1, N|1, 1, 1] holds positions."""
         rows, n, _ = x.shape
         if mask is None:
-            mask = torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=x.device)  # transformers' own would be causal
+            mask = torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=x.device)  # transformers' default is causal
         elif mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
         output = self.body(

@@ -99,7 +99,7 @@ class Janus(TokenDecoder):
 
     @property
     def eagle_tables(self) -> tuple[int, int]:
-        """None: image tokens are no prompt ids here, so no table holds both."""
+        """None: image tokens are not prompt ids, so no table holds both."""
         return 0, 0
 
     def logits(self, hidden: Tensor, guidance: float = 1.0) -> Tensor:

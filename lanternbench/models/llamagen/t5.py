@@ -1,7 +1,7 @@
-"""Flan-T5-XL features for LlamaGen's text-to-image models, kept on disk per prompt and dtype.
+"""Flan-T5-XL features for LlamaGen's text-to-image models, stored per prompt and dtype.
 
-The encoder is loaded on the first caption that is not kept yet, and dropped again before decoding begins.  What each
-caption cost it, once loaded, is kept with its features, so that end-to-end times can count it.
+The encoder is loaded for the first caption without stored features, and unloaded before decoding begins.  Its seconds
+per caption, without loading, are stored with the features, so that end-to-end times can count them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class T5Features:
         self.folder, self.length, self.device, self.dtype, self.width = folder, length, device, dtype, width
 
     def prepare(self, captions: list[str]) -> list[Path]:
-        """Where the captions' features are kept, made in one go where they are not yet."""
+        """The files of the captions' features; missing ones are computed together."""
         texts = {self.path(text): text for text in map(clean, captions)}
         if new := {path: text for path, text in texts.items() if self._seconds(path) is None}:
             self._encode(new)
@@ -80,16 +80,16 @@ class T5Features:
         return features.to(self.device), mask.to(self.device)
 
     def encode_seconds(self, captions: list[str]) -> float:
-        """What it took to encode these captions, one by one, when their features were made."""
+        """Seconds that the encoder took for these captions, one by one."""
         return sum(self._seconds(path) or 0.0 for path in self.prepare(captions))
 
     def path(self, caption: str) -> Path:
-        """Where a cleaned caption's features are kept: apart by dtype, so that no run depends on an earlier one's."""
+        """The file of a cleaned caption's features: one per dtype, so that no run depends on an earlier one's."""
         digest = hashlib.sha256(caption.encode()).hexdigest()[:32]
         return self.folder.parent / "features" / f"{digest}-{str(self.dtype).removeprefix('torch.')}.safetensors"
 
     def _seconds(self, path: Path) -> float | None:
-        """What these features cost the encoder; None where they are absent or damaged, and have to be made again."""
+        """Seconds that the encoder took for these features; None where they are missing or damaged."""
         try:
             with safe_open(path, "pt") as file:
                 rows, width = file.get_slice("features").get_shape()
@@ -123,7 +123,7 @@ class T5Features:
         try:
             tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
             encoder = T5EncoderModel.from_pretrained(self.folder, local_files_only=True, dtype=self.dtype)
-        except Exception as error:  # the library has no type of its own for what is wrong with a file
+        except Exception as error:  # the library has no exception type for an invalid file
             cause = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(
                 f"cannot read the text encoder in {self.folder} ({cause}); fetch the target again"

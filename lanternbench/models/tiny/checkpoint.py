@@ -1,4 +1,4 @@
-"""The embedded target and its drafters: safetensors in LlamaGen's and LANTERN's key names, read and written here."""
+"""The embedded target and its drafters: safetensors in LlamaGen's and LANTERN's key names, as files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class TinyFamily(Family):
         return _llamagen(folder / "target.safetensors", device, dtype or torch.float32)
 
     def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> LlamaGen:
-        """Its trained weights, which are always here."""
+        """Its trained weights, included in the package."""
         return self.decoder(row, WEIGHTS, device, dtype)
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:

@@ -1,4 +1,4 @@
-"""CLIP-tiny: open_clip's own ``CLIP`` at the size of the embedded world, over the hashed words of ``models.text``."""
+"""CLIP-tiny: open_clip's ``CLIP`` at the size of the embedded world, over the hashed words of ``models.text``."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def tokenize(captions: list[str]) -> Tensor:
     """int64 [B, 32]: hashed words, the end mark, zeros.  Any Unicode is a caption, the empty string included."""
     ids = torch.zeros(len(captions), CONTEXT, dtype=torch.long)
     for row, caption in zip(ids, captions, strict=True):
-        found = [text.word_id(w) for w in text.words(caption) if w != ","][: CONTEXT - 1]
-        row[: len(found) + 1] = torch.tensor([*found, EOT])
+        hashed = [text.word_id(w) for w in text.words(caption) if w != ","][: CONTEXT - 1]
+        row[: len(hashed) + 1] = torch.tensor([*hashed, EOT])
     return ids
 
 
@@ -56,7 +56,7 @@ def pixels(images: list[Image.Image]) -> Tensor:
 
 
 def load(path: Path) -> CLIP:
-    """CLIP-tiny in evaluation mode from its safetensors file (float16 there, float32 here)."""
+    """CLIP-tiny in evaluation mode from its safetensors file (float16 on disk, float32 in memory)."""
     model = build()
     model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in load_file(path).items()})
     return model.eval().requires_grad_(False)

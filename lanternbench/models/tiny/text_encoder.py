@@ -15,7 +15,7 @@ WIDTH = 128
 
 
 def words(caption: str) -> list[str]:
-    """Case-folded words; every other visible symbol (an emoji, say) is a word of its own."""
+    """Case-folded words; every other visible symbol (an emoji, say) is a separate word."""
     return re.findall(r"\w+|[^\w\s]", unicodedata.normalize("NFKC", caption).casefold())
 
 
@@ -34,8 +34,8 @@ def tokenize(captions: list[str]) -> Tensor:
     """int64 [B, WORDS], right-padded with 0."""
     ids = torch.zeros(len(captions), WORDS, dtype=torch.long)
     for row, caption in zip(ids, captions, strict=True):
-        found = read(caption)
-        row[: len(found)] = torch.tensor([word_id(w) for w in found])
+        hashed = [word_id(w) for w in read(caption)]
+        row[: len(hashed)] = torch.tensor(hashed)
     return ids
 
 
