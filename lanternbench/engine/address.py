@@ -176,28 +176,28 @@ class RowInputs(NamedTuple):
 
 
 def rows_address(
-    layout: Layout, first: int, width: int, given: RowInputs, count: Tensor, span: int, shown: int | None = None
+    layout: Layout, first: int, width: int, inputs: RowInputs, count: Tensor, span: int, seen_from: int | None = None
 ) -> Address:
     """Inputs of several rows; each attends to the prompt, to the committed tokens of the rows above and to its own row.
 
     The image begins at token ``first``; those of other grids before it are drawn one by one, and seen from then on.
     count [B, H]: committed tokens of each row, this forward's inputs included.  Where an input stands in a row, every
-    row above has its row end; columns from ``shown`` on (default: none but that) are seen with it.  −1: every earlier
-    slot is seen, written or not.
+    row above has its row end; columns from ``seen_from`` on (default: none but that) are seen with it.  −1: every
+    earlier slot is seen, written or not.
     """
     base, stride = layout.slot_of[1 + first], width + (layout.width > 0)
-    place = given.row * stride + given.column
-    there = torch.arange(span, device=place.device) - base  # [span], negative before the image
-    row, column = there // stride, there % stride
-    if shown == -1:
-        seen = there <= place[..., None]
+    offset = inputs.row * stride + inputs.column
+    offsets = torch.arange(span, device=offset.device) - base  # [span], negative before the image
+    row, column = offsets // stride, offsets % stride
+    if seen_from == -1:
+        seen = offsets <= offset[..., None]
     else:
         committed = column < count[:, row.clamp(0, count.shape[1] - 1)]  # [B, span]
-        written = committed | (column >= (width if shown is None else shown))
-        above = (row >= 0) & (row < given.row[..., None]) & written[:, None]
-        own = (row == given.row[..., None]) & (column < given.upto[..., None])
-        seen = above | own | (there == place[..., None])
-    before = (there < 0) & (there <= place[..., None])
-    mask = additive((seen & given.used[..., None]) | before)[:, None]
-    slots = torch.where(given.used, base + place, layout.capacity - 1)
+        written = committed | (column >= (width if seen_from is None else seen_from))
+        rows_above = (row >= 0) & (row < inputs.row[..., None]) & written[:, None]
+        same_row = (row == inputs.row[..., None]) & (column < inputs.upto[..., None])
+        seen = rows_above | same_row | (offsets == offset[..., None])
+    before = (offsets < 0) & (offsets <= offset[..., None])
+    mask = additive((seen & inputs.used[..., None]) | before)[:, None]
+    slots = torch.where(inputs.used, base + offset, layout.capacity - 1)
     return Address(slots, slots, mask, span)

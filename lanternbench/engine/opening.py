@@ -112,7 +112,7 @@ def open_cache(
     like, key = prefix.embeddings, (id(net), rows, capacity, prefix.embeddings.dtype)
     config, rope = borrowed or (net.config.decoder, net.position_table(positions))
     layout = raster(target.length, width if row_end else 0, positions - lag, lag, capacity, like.device)
-    run = (lambda *given: net(*given, aux_layers)) if aux_layers else net
+    run = (lambda *inputs: net(*inputs, aux_layers)) if aux_layers else net
     if graphs is None:
         cache = DecoderCache(run, config, layout, rows, rope, like)
     else:  # recordings have addresses of memory: caches of one size share it, whatever the length of their prompts

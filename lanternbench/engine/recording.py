@@ -32,10 +32,10 @@ class Recordings:
         ``bucket``: tells apart shapes that the arguments' tensors do not show.
         """
         assert state.now.length.host is not None
-        now: Any = unknown(state.now, None)
+        progress: Any = unknown(state.now, None)
         if name != "draft":  # only drafters read the last commit, whose shape differs after the prefill
-            now = now._replace(last=None)
-        leaves, form = tree_flatten((now, arguments))
+            progress = progress._replace(last=None)
+        leaves, form = tree_flatten((progress, arguments))
         inputs = [x for x in leaves if isinstance(x, Tensor)]
         shape = (
             name,
@@ -59,10 +59,10 @@ class Recordings:
         forms: list[Any] = []
 
         def flat(*inputs: Tensor) -> list[Tensor]:
-            given = iter(inputs)
-            now, arguments = tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in leaves], form)
+            tensors = iter(inputs)
+            progress, arguments = tree_unflatten([next(tensors) if isinstance(x, Tensor) else x for x in leaves], form)
             with state.clock.paused():
-                flat_outputs[:], output_form = tree_flatten(work(state.at(unknown(now, span)), *arguments))
+                flat_outputs[:], output_form = tree_flatten(work(state.at(unknown(progress, span)), *arguments))
             forms[:] = [output_form]
             return [x for x in flat_outputs if isinstance(x, Tensor)]
 
@@ -75,9 +75,9 @@ class Recordings:
         return replay, result
 
 
-def unknown(now: Progress, span: int | None) -> Progress:
-    """``now`` without the host's copy of its lengths."""
-    last: LastCommit | None = now.last
+def unknown(progress: Progress, span: int | None) -> Progress:
+    """``progress`` without the host's copy of its lengths."""
+    last: LastCommit | None = progress.last
     if last is not None:
-        now = now._replace(last=last._replace(advance=Lengths(last.advance.device, None, span=span)))
-    return now._replace(length=Lengths(now.length.device, None, span=span))
+        progress = progress._replace(last=last._replace(advance=Lengths(last.advance.device, None, span=span)))
+    return progress._replace(length=Lengths(progress.length.device, None, span=span))

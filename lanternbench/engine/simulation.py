@@ -31,15 +31,15 @@ def level_rates(tau: float, depth: int) -> Tensor:
     return torch.tensor([_rate(tau, d) for d in range(depth + 1)])
 
 
-def reach(asked: float | list[float], depth: int) -> Tensor:
+def reach(acceptance: float | list[float], depth: int) -> Tensor:
     """P(a draft of depth D has d levels accepted), D = 0 … ``depth``, d = 1 … ``depth``: [depth + 1, depth].
 
-    asked: the mean tokens a step τ, as ``level_rates``; or P(level d accepted | those before it were) for d = 1, 2, …,
-    whose last holds for all deeper levels.
+    acceptance: mean tokens a step τ, as ``level_rates``; or P(level d accepted | those before it were) for d = 1, 2,
+    …, whose last holds for all deeper levels.
     """
-    if not isinstance(asked, list):
-        return level_rates(asked, depth)[:, None] ** torch.arange(1, depth + 1)
-    rates = [*asked, *[asked[-1]] * (depth - len(asked))][:depth]
+    if not isinstance(acceptance, list):
+        return level_rates(acceptance, depth)[:, None] ** torch.arange(1, depth + 1)
+    rates = [*acceptance, *[acceptance[-1]] * (depth - len(acceptance))][:depth]
     return torch.tensor([*accumulate(rates, mul)], dtype=torch.float32).expand(depth + 1, -1)
 
 

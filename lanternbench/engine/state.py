@@ -116,10 +116,10 @@ class DecodeState:
             states = states[..., : states.shape[-1] // (1 + len(self.aux_layers))].contiguous()
         return self.target.model.logits(states, self.guidance)
 
-    def at(self, now: Progress) -> DecodeState:
+    def at(self, progress: Progress) -> DecodeState:
         """A shallow copy of the state with another ``now``, for recording."""
         other = object.__new__(DecodeState)
-        other.__dict__ = self.__dict__ | {"now": now}
+        other.__dict__ = self.__dict__ | {"now": progress}
         return other
 
     def step_uniforms(self, by_position: bool) -> Uniforms:
@@ -143,10 +143,10 @@ class DecodeState:
         """Drop all other prompts from the batch."""
         self.finish()
         parts = (self.cache, self.now, self.uniforms, self.prompts)
-        self.cache, now, self.uniforms, self.prompts = select(parts, prompts, self.batch)
-        advance, length = (Lengths.of(x.device, x.host or ()) for x in (now.last.advance, now.length))
-        last = now.last.first(max(now.last.advance.host or (0,)))._replace(advance=advance)
-        self.now = now._replace(last=last, length=length)
+        self.cache, progress, self.uniforms, self.prompts = select(parts, prompts, self.batch)
+        advance, length = (Lengths.of(x.device, x.host or ()) for x in (progress.last.advance, progress.length))
+        last = progress.last.first(max(progress.last.advance.host or (0,)))._replace(advance=advance)
+        self.now = progress._replace(last=last, length=length)
         self.seeds, self.origin = ([x[i] for i in prompts] for x in (self.seeds, self.origin))
         self.batch = len(prompts)
 
@@ -213,15 +213,15 @@ def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, pl
 
     Returns [B] the tokens that were committed before.
     """
-    now, last = state.now, plan.last
+    progress, last = state.now, plan.last
     n = last.tokens.shape[1]
-    start = now.length.device
+    start = progress.length.device
     if state.recorded:  # a recorded commit has overwritten it already
         start = plan.length - last.advance.device
-    if now.length.shared is not None:
-        now.tokens.narrow(1, now.length.shared, n).copy_(last.tokens)
+    if progress.length.shared is not None:
+        progress.tokens.narrow(1, progress.length.shared, n).copy_(last.tokens)
     else:
-        now.tokens.scatter_(1, start[:, None] + state.columns[:n], last.tokens)
+        progress.tokens.scatter_(1, start[:, None] + state.columns[:n], last.tokens)
     if plan.source is not None and plan.target is not None:
         state.cache.move(plan.source, plan.target)
     if state.trace is not None:
@@ -230,9 +230,9 @@ def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, pl
     length = Lengths.of(plan.length, PerPrompt(plan.length.tolist()))
     state.syncs += 1
     state.steps += 1
-    counts = PerPrompt(n - o for n, o in zip(length.host or (), now.length.host or (), strict=True))
+    counts = PerPrompt(n - o for n, o in zip(length.host or (), progress.length.host or (), strict=True))
     last = last if state.recorded else last.first(max(counts))  # recorded phases need fixed shapes
     last = last._replace(advance=Lengths.of(last.advance.device, counts))
-    state.now = Progress(length, result.token, now.tokens, last)
+    state.now = Progress(length, result.token, progress.tokens, last)
     state.clock.tick("commit")
     return start

@@ -96,24 +96,24 @@ class Trace:
         columns = torch.arange(path.shape[1], device=path.device)
         chain = draft.is_chain
 
-        def file(store: Tensor, rows: Tensor) -> None:
+        def write(store: Tensor, rows: Tensor) -> None:
             store[prompts, length[:, None] + columns[: rows.shape[1]]] = rows.to(store.dtype)
 
         def on_path(of_node: Tensor) -> Tensor:
             return of_node if chain else of_node.gather(1, _over(path, of_node))
 
-        file(self.q, on_path(q))
-        file(self.sampled, torch.full_like(path, draft.p is not None))
+        write(self.q, on_path(q))
+        write(self.sampled, torch.full_like(path, draft.p is not None))
         if draft.p is not None and draft.static is not None:
             inner = draft.static.inner_index[path].clamp(min=0)
-            file(self.p, draft.p if chain else draft.p.gather(1, _over(inner, draft.p)))
+            write(self.p, draft.p if chain else draft.p.gather(1, _over(inner, draft.p)))
         if tree.width:
             ids = tree.children.expand(batch, -1, -1)
             tokens = draft.tokens.gather(1, ids.clamp(min=0).flatten(1)).view_as(ids)
             spare = self.children.shape[-1] - tree.width  # an adaptive tree may be narrower than the widest
-            file(self.children, on_path(F.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1)))
-        file(self.tried, torch.where(columns <= result.accepted[:, None], on_path(result.tried), 0))
-        file(self.depth, on_path(tree.depth.expand(batch, -1)) + 1)
+            write(self.children, on_path(F.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1)))
+        write(self.tried, torch.where(columns <= result.accepted[:, None], on_path(result.tried), 0))
+        write(self.depth, on_path(tree.depth.expand(batch, -1)) + 1)
 
 
 def _over(index: Tensor, rows: Tensor) -> Tensor:

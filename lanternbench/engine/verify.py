@@ -63,17 +63,17 @@ def at(q: Tensor, x: Tensor) -> Tensor:
     return q.gather(-1, x.unsqueeze(-1)).squeeze(-1)
 
 
-def normalised(rest: Tensor, fallback: Tensor) -> Tensor:
+def normalised(weights: Tensor, fallback: Tensor) -> Tensor:
     """A residual as a distribution; where it is 0 everywhere, ``fallback`` [..., V] (the distribution it came from)."""
-    total = rest.sum(-1, keepdim=True)
-    return torch.where(total > 0, rest / total, fallback)
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights / total, fallback)
 
 
 class Forms(NamedTuple):
     """Forms of what ``AcceptanceRule`` derives from ``relax``: faster ones, or the rule's own.
 
-    Each is a function (rule, arguments of the method so called).  They hold for rules with this very ``relax``, so that
-    one that inherits them and relaxes otherwise is really asked, on every tree and at every temperature.
+    Each is a function (rule, arguments of the method so called).  They apply to rules with this very ``relax``: a
+    rule that inherits them with another one has the general forms, on every tree and at every temperature.
     """
 
     relax: Callable[..., RelaxedProb] | None = None
@@ -137,8 +137,8 @@ class AcceptanceRule(Component, PlainRule):
         stop = path[:, -1]
         q_stop = rows_at(q, stop)
         struck = rows_at(torch.where(exists, x, vocab), stop)  # [B, W]; absent children strike a spare cell
-        rest = F.pad(q_stop, (0, 1)).scatter(-1, struck, 0.0)[:, :vocab]
-        final = torch.where(rest.sum(-1, keepdim=True) > 0, rest, q_stop)
+        weights = F.pad(q_stop, (0, 1)).scatter(-1, struck, 0.0)[:, :vocab]
+        final = torch.where(weights.sum(-1, keepdim=True) > 0, weights, q_stop)
         return VerifyResult(path, accepted, draw(final, u[:, 0]), tried)
 
     forms: ClassVar[Forms] = Forms(
@@ -230,8 +230,8 @@ def rank_by_rank(rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, resid
     q_now, accept = q, []
     for exists, x, u_child, _ in zip(*(part.unbind(-1) for part in family), strict=True):
         accept.append(exists & (u_child < rule.relax(q_now, x, depth).value))
-        rest = normalised(residual(q_now, None, x, depth, rule), q_now)
-        q_now = torch.where(exists[..., None], rest, q_now)
+        weights = normalised(residual(q_now, None, x, depth, rule), q_now)
+        q_now = torch.where(exists[..., None], weights, q_now)
     path, accepted, tried = walk(tree, family.exists, torch.stack(accept, -1))
     return VerifyResult(path, accepted, draw(rows_at(q_now, path[:, -1]), u[:, 0]), tried)
 
@@ -294,17 +294,17 @@ def rows_at(x: Tensor, index: Tensor) -> Tensor:
 
 
 def end_of_chain(
-    draft: Draft, q: Tensor, rest: Tensor, accepted: Tensor, u: Tensor, stays: Tensor | None = None
+    draft: Draft, q: Tensor, weights: Tensor, accepted: Tensor, u: Tensor, stays: Tensor | None = None
 ) -> VerifyResult:
-    """A chain of which ``accepted`` [B] drafts are: the next token comes from rest [B, V], unnormalised.
+    """A chain of which ``accepted`` [B] drafts are: the next token comes from weights [B, V], unnormalised.
 
     It comes from q [B, V], the target's distribution there, where all are accepted, nothing is left, or q ``stays``.
     """
     assert draft.static is not None
-    from_q = (accepted == draft.tokens.shape[1] - 1) | (rest.sum(-1) == 0)
+    from_q = (accepted == draft.tokens.shape[1] - 1) | (weights.sum(-1) == 0)
     from_q = (from_q if stays is None else from_q | stays).unsqueeze(1)
     path = torch.minimum(draft.static.tree.depth, accepted.unsqueeze(1))  # in a chain a node's id is its depth
-    token = draw(torch.where(from_q, q, rest), u.select(1, 0))
+    token = draw(torch.where(from_q, q, weights), u.select(1, 0))
     return VerifyResult(path, accepted, token, draft.static.sizes.expand_as(draft.tokens))
 
 
@@ -319,8 +319,8 @@ def _sampled_chain(
     rejected = accepted.clamp(max=length - 1)  # index of the first rejection, if there is one
     q_stop, p_stop = rows_at(q, accepted), rows_at(p, rejected)
     x_stop = at(x, rejected)
-    rest = residual(q_stop, p_stop, x_stop, rejected + 1, rule)
-    return end_of_chain(draft, q_stop, rest, accepted, u, at(p_stop, x_stop) == 0)  # p cannot draw x: nothing changes
+    weights = residual(q_stop, p_stop, x_stop, rejected + 1, rule)
+    return end_of_chain(draft, q_stop, weights, accepted, u, at(p_stop, x_stop) == 0)  # p cannot draw x: q stays
 
 
 def _sampled_tree(
@@ -352,8 +352,8 @@ def _sampled_tree(
     depth = (tree.depth.expand_as(tokens).gather(1, stop[:, None])[:, 0] + 1).clamp(max=tree.max_depth)
     x = last_child.gather(1, index[:, None])[:, 0]
     q_last, p_last = rows_at(q_now, index), rows_at(p_now, index)
-    rest = residual(q_last, p_last, x, depth, rule)
-    whole = (at(p_last, x) == 0) | (rest.sum(-1) == 0)  # a child that p cannot draw changes nothing; or nothing is left
-    rest = torch.where(whole[:, None], q_last, rest)
-    final = torch.where(leaf[:, None], rows_at(q, stop), rest)
+    weights = residual(q_last, p_last, x, depth, rule)
+    whole = (at(p_last, x) == 0) | (weights.sum(-1) == 0)  # p cannot draw the child; or nothing is left
+    weights = torch.where(whole[:, None], q_last, weights)
+    final = torch.where(leaf[:, None], rows_at(q, stop), weights)
     return VerifyResult(path, accepted, draw(final, u[:, 0]), tried)

@@ -28,8 +28,8 @@ class RowWorld(World):
         k, u = proposer.inputs, proposer.per_row
         drafts = [*range(k, k + proposer.drafts), *range(1, k)] if k > 1 else range(u - 1, 0, -1)
         one = [*drafts, 0, *range(k + proposer.drafts, u if k > 1 else 0)]
-        self.order = [row * u + i for i in one for row in range(proposer.rows)]
-        self.proposer, self.inputs = proposer, proposer.rows * k
+        self.order = [row * u + i for i in one for row in range(proposer.n_rows)]
+        self.proposer, self.inputs = proposer, proposer.n_rows * k
         laws, images = tables.world(), list(product(range(tables.vocab), repeat=tables.length))
         q = [[laws.q(image[:i]) for image in images] for i in range(tables.length)]
         self.target = torch.tensor(q, dtype=torch.float64)  # [L, V ** L, V]
@@ -72,5 +72,5 @@ class RowWorld(World):
     def live(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """What stands in for the last token of a row may be read, too."""
         width = self.tables.grid[1]
-        there, last = self.committed(rows), torch.arange(self.tables.length) % width == width - 1
-        return F.pad(there, (0, 2)), F.pad(there | last, (0, 2))
+        committed, last = self.committed(rows), torch.arange(self.tables.length) % width == width - 1
+        return F.pad(committed, (0, 2)), F.pad(committed | last, (0, 2))

@@ -111,7 +111,7 @@ class Method:
         if self.unresolved is not None:
             return self.unresolved.options
         base = named(self.preset)
-        shown: dict[str, Any] = {
+        in_label: dict[str, Any] = {
             kind: chosen
             for kind, chosen, usual in zip(KINDS, self.choices, base.choices, strict=True)
             if chosen != usual
@@ -123,21 +123,21 @@ class Method:
         for name, value in self.read.items():
             default = usual.get(name, fields[name].default)
             if fields[name].json_schema_extra.get("in_label") or value != default:
-                shown[name] = value
-        return shown | self._drafter
+                in_label[name] = value
+        return in_label | self._drafter
 
     @cached_property
     def label(self) -> str:
         """A short name for people: the preset, another rule if one was put on it, and its options."""
-        shown, name = dict(self.options), self.preset
-        if "acceptance" in shown:
-            name += f"+{shown.pop('acceptance')}"
-            if shown.get("residual") == self.acceptance.usual_residual:
-                del shown["residual"]
+        in_label, name = dict(self.options), self.preset
+        if "acceptance" in in_label:
+            name += f"+{in_label.pop('acceptance')}"
+            if in_label.get("residual") == self.acceptance.usual_residual:
+                del in_label["residual"]
         if self.drafter:  # a folder's name stands for its path
-            shown["drafter"] = PurePath(self.drafter.partition("=")[0]).name or self.drafter
+            in_label["drafter"] = PurePath(self.drafter.partition("=")[0]).name or self.drafter
         fields = fields_of(self._parts)
-        texts = [f"{symbol(fields, key)}={_compact(value)}" for key, value in shown.items()]
+        texts = [f"{symbol(fields, key)}={_compact(value)}" for key, value in in_label.items()]
         return " ".join([name, *texts, *([self.mark] if self.mark else [])])
 
 
@@ -201,24 +201,24 @@ def named(name: str) -> Method:
         raise UserError(f"the preset '{name}' is wrong: {error}") from None
 
 
-def method(name: str, /, drafter: str | None = None, **given: Any) -> Method:
+def method(name: str, /, drafter: str | None = None, **overrides: Any) -> Method:
     """A preset with some of its choices and options replaced, and with a ``drafter`` other than the target's own.
 
     Raises UserError for an unknown method or option, a value out of range, and a combination that cannot be run.
     """
     base = preset(name)
-    wanted = {canonical(key): value for key, value in given.items() if value is not None}
+    chosen = {canonical(key): value for key, value in overrides.items() if value is not None}
     known = set(KINDS) | set(options())
-    if unknown := sorted(set(wanted) - known):
+    if unknown := sorted(set(chosen) - known):
         raise UserError(f"method '{name}' has no option '{unknown[0]}': `lanternbench methods` lists the options")
-    choices = base.choices._replace(**{kind: wanted.pop(kind) for kind in KINDS if kind in wanted})
+    choices = base.choices._replace(**{kind: chosen.pop(kind) for kind in KINDS if kind in chosen})
     usual = dict(base.options)
     if choices.acceptance != base.choices.acceptance:
         rule = component("acceptance", choices.acceptance)
-        if "residual" not in given:
+        if "residual" not in overrides:
             choices = choices._replace(residual=rule.usual_residual)
-    method = _build(name, choices, usual, wanted)
-    if idle := sorted(set(wanted) - set(method.read)):
+    method = _build(name, choices, usual, chosen)
+    if idle := sorted(set(chosen) - set(method.read)):
         read = ", ".join(sorted({flag(n) for n in method.read} - {"variant"})) or "none"
         raise UserError(
             f"method '{method.label}' does not read the option '{flag(idle[0])}' (it reads: {read}): leave it out"
@@ -240,11 +240,11 @@ def flag(name: str) -> str:
     return field.alias if field is not None and field.alias else name
 
 
-def _build(name: str, choices: Choices, usual: dict[str, Any], wanted: dict[str, Any] | None = None) -> Method:
-    """``usual``: the preset's options, ignored where no component reads them; ``wanted``: the user's."""
+def _build(name: str, choices: Choices, usual: dict[str, Any], chosen: dict[str, Any] | None = None) -> Method:
+    """``usual``: the preset's options, ignored where no component reads them; ``chosen``: the user's."""
     component("residual", choices.residual)
-    values = usual | (wanted or {})
-    if wanted and "depth" in wanted and "shape" not in wanted:
+    values = usual | (chosen or {})
+    if chosen and "depth" in chosen and "shape" not in chosen:
         values.pop("shape", None)
     parts = {}
     for kind in PARTS:

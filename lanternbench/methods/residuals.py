@@ -47,14 +47,14 @@ def lantern_reference(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rul
     after a sampled one p is not subtracted from them, so that they keep all of q.  If A holds none it is the standard
     residual.  A residual that is 0 everywhere becomes uniform over the vocabulary.
     """
-    rest = standard(q, p, x, depth, rule)
+    weights = standard(q, p, x, depth, rule)
     relaxed = rule.relax(q, x, depth)
     if relaxed.barred is not None and relaxed.taken is not None:
         some = relaxed.taken[..., 1:].any(-1, keepdim=True)
         near = relaxed.barred[..., 1:]
         left = torch.zeros((), dtype=q.dtype, device=q.device) if p is None else q.gather(-1, near)
-        rest = rest.scatter(-1, near, torch.where(some, left, rest.gather(-1, near)))
-    return torch.where(rest.sum(-1, keepdim=True) > 0, rest, 1.0)
+        weights = weights.scatter(-1, near, torch.where(some, left, weights.gather(-1, near)))
+    return torch.where(weights.sum(-1, keepdim=True) > 0, weights, 1.0)
 
 
 LOSSLESS = frozenset({"standard", "lantern", "optimal", "lantern-reference"})  # under a rule with q̃ = q

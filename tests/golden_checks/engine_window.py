@@ -108,7 +108,7 @@ def window_run(
     for t in range(first, last):
         own, result = engine.step(decoder, state, own)
         accepted.append(int(result.verified.accepted[0]) + 1)
-        kept, n = int(own.kept[0]), counts[t]
+        kept, n = int(own.draft_count[0]), counts[t]
         drafts.append(same("", own.drafts[0, :kept], want["after"][t, n:size]))
         if t < len(want["scores"]):
             laws.append(close("", own.p[0, :kept], want["scores"][t, n:size], 1e-5))

@@ -71,7 +71,7 @@ class PublicStep:
         kept = u["accept_u"][1:] < self.accept_prob(drafts, p_prev, p_cur)
         n, at = accepted(kept) + 1, torch.arange(len(drafts))
         redrawn = draw(p_cur, u["sample_u"])
-        rest = maximal(drafts[1:], p_prev[1:], p_cur[:-1], u["accept_u"][1:], u["residual_u"][:-1]).rest
+        rest = maximal(drafts[1:], p_prev[1:], p_cur[:-1], u["accept_u"][1:], u["residual_u"][:-1]).residual
         tested = torch.where(kept, drafts[1:], draw(rest, u["residual_u"][:-1]))
         tokens = torch.where(at < n, torch.cat([tested, redrawn[-1:]]), redrawn)
         laws = torch.where((at < n - 1)[:, None], F.pad(p_prev[1:], (0, 0, 0, 1)), p_cur)

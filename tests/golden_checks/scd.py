@@ -36,9 +36,9 @@ def maximal_step(drafts: Tensor, p_prev: Tensor, p_cur: Tensor, u: dict[str, Ten
     made = maximal(
         drafts[None, 1:], p_prev[None, 1:], p_cur[None, :-1], u["accept_u"][None, 1:], u["residual_u"][None, :-1]
     )
-    laws = torch.where(made.kept[0, :, None], p_prev[1:], p_cur[:-1])
+    laws = torch.where(made.accepted[0, :, None], p_prev[1:], p_cur[:-1])
     bonus = draw(p_cur[-1], u["sample_u"][-1])
-    n = accepted(made.kept) + 1
+    n = accepted(made.accepted) + 1
     return Step(n, torch.cat([made.tokens[0], bonus[None]]), torch.cat([laws, p_cur[-1:]])), made
 
 
@@ -49,7 +49,7 @@ def gumbel_step(
     made = maximal(
         drafts[None, 1:], p_prev[None, 1:], p_cur[None, :-1], u["accept_u"][None, 1:], u["residual_u"][None, :-1]
     )
-    n = accepted(made.kept) + 1
+    n = accepted(made.accepted) + 1
     at = torch.arange(len(drafts))
     tested = torch.cat([made.tokens[0], redrawn[-1:]])
     laws = torch.where((at < n - 1)[:, None], F.pad(p_prev[1:], (0, 0, 0, 1)), p_cur)
@@ -85,7 +85,7 @@ def unit(vectors: Vectors, name: str) -> list[Found]:
 
 def _compare(group: str, step: Step, made: Any, want: dict[str, Tensor], kind: str) -> list[Found]:
     drawn = want[f"{kind}.residual_drawn"].bool()
-    rest = (made.rest / made.rest.sum(-1, keepdim=True))[0][drawn[:-1]]
+    rest = (made.residual / made.residual.sum(-1, keepdim=True))[0][drawn[:-1]]
     return [
         same(f"{group}: committed", step.n, want[f"{kind}.n"]),
         same(f"{group}: tokens", step.tokens, want[f"{kind}.tokens"]),

@@ -67,7 +67,7 @@ def compare(given: dict[str, Tensor], fixed_point: bool) -> list[Found]:
     found = [
         same("committed", n, given["matched_num"]),
         same("accepted drafts", tokens[:, 1:n], given["matched_next_tokens"][:, : n - 1]),
-        same("positions kept", own.kept[cut], torch.full((int(cut.sum()),), left)),
+        same("positions kept", own.draft_count[cut], torch.full((int(cut.sum()),), left)),
         same("window after the shift", own.drafts[cut, :left], given["unmatched_next_tokens"][cut]),
     ]
     if fixed_point:

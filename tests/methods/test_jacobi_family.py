@@ -45,16 +45,16 @@ def test_maximal_coupling_is_the_plain_one():
     x = p.flatten(0, 1).multinomial(1, generator=torch.Generator().manual_seed(3)).view(50, 4)
     u = uniforms(50, 4, seed=4)
     made = maximal(x, p, q, u, uniforms(50, 4, seed=5))
-    laws = made.rest / made.rest.sum(-1, keepdim=True)
+    laws = made.residual / made.residual.sum(-1, keepdim=True)
     for i, j in itertools.product(range(50), range(4)):
         laws_of = q[i, j].tolist(), p[i, j].tolist(), int(x[i, j])
         branches, _ = outcomes(lambda draws, given=laws_of: coupled(draws, *given))
         keep = sum(chance for (_, kept), chance in branches.items() if kept)
-        assert bool(made.kept[i, j]) == (float(u[i, j]) < keep)
+        assert bool(made.accepted[i, j]) == (float(u[i, j]) < keep)
         for (y, kept), chance in branches.items():
             if not kept:
                 assert float(laws[i, j, y]) == pytest.approx(chance / (1 - keep))
-    assert torch.equal(made.tokens[made.kept], x[made.kept])
+    assert torch.equal(made.tokens[made.accepted], x[made.accepted])
 
 
 def test_gumbel_redraw_is_the_plain_one_and_agrees_with_itself():

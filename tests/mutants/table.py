@@ -54,8 +54,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/verify.py",
-                "    token = draw(torch.where(from_q, q, rest), u.select(1, 0))\n",
-                "    last, token = draft.tokens[:, -1], draw(torch.where(from_q, q, rest), u.select(1, 0))\n"
+                "    token = draw(torch.where(from_q, q, weights), u.select(1, 0))\n",
+                "    last, token = draft.tokens[:, -1], draw(torch.where(from_q, q, weights), u.select(1, 0))\n"
                 "    length = draft.tokens.shape[1] - 1\n"
                 "    token = torch.where(accepted == length, last, token)\n"
                 "    accepted = accepted.clamp(max=length - 1)\n"
@@ -192,8 +192,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/verify.py",
-                "final = torch.where(leaf[:, None], rows_at(q, stop), rest)",
-                "final = rest",
+                "final = torch.where(leaf[:, None], rows_at(q, stop), weights)",
+                "final = weights",
             ),
         ),
         "eagle-1",
@@ -270,7 +270,7 @@ MUTANTS = (
         (
             (
                 f"{RULES}/chains.py",
-                "    left = rest.sum(-1)\n",
+                "    left = residual.sum(-1)\n",
                 "    left = (q[:, :-1] - p).clamp(min=0).sum(-1)\n",
             ),
         ),
@@ -374,8 +374,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/address.py",
-                "(width if shown is None else shown)",
-                "(width - 1 if shown is None else shown)",
+                "(width if seen_from is None else seen_from)",
+                "(width - 1 if seen_from is None else seen_from)",
             ),
         ),
         "zipar",
@@ -396,8 +396,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/rows.py",
-                "RowInputs(last, done, column, column, self.to_close(own, now)[:, None])",
-                "RowInputs(last, done, column, column, self.to_close(own, now)[:, None] & False)",
+                "RowInputs(last, complete, column, column, self.to_close(rows, active)[:, None])",
+                "RowInputs(last, complete, column, column, self.to_close(rows, active)[:, None] & False)",
             ),
         ),
         "zipar",

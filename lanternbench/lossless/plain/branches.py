@@ -20,22 +20,22 @@ class DeadEnd(Exception):
 
 
 class Draws:
-    """The draws of one run, the first of which are given; their probability, and the loss of the tests after those."""
+    """The draws of one run, of which the first are ``fixed``; their probability, and the loss of the tests after."""
 
-    def __init__(self, given: tuple[int, ...] = ()):
-        self.taken, self.given, self.count = list(given), len(given), 0
+    def __init__(self, fixed: tuple[int, ...] = ()):
+        self.tokens, self.n_fixed, self.count = list(fixed), len(fixed), 0
         self.probability, self.loss = 1.0, 0.0
-        self.others: list[tuple[int, ...]] = []  # what further runs are given
+        self.others: list[tuple[int, ...]] = []  # the fixed draws of further runs
 
     def token(self, law: Sequence[float]) -> int:
         """A token from its distribution."""
-        if self.count == len(self.taken):
+        if self.count == len(self.tokens):
             possible = [x for x, mass in enumerate(law) if mass > 0]
             if not possible:
                 raise DeadEnd
-            self.others += [(*self.taken, x) for x in possible[1:]]
-            self.taken.append(possible[0])
-        x = self.taken[self.count]
+            self.others += [(*self.tokens, x) for x in possible[1:]]
+            self.tokens.append(possible[0])
+        x = self.tokens[self.count]
         self.count += 1
         self.probability *= law[x]
         return x
@@ -50,7 +50,7 @@ class Draws:
 
     def lose(self, loss: Callable[..., float], *arguments: Any) -> None:
         """Count a loss, once over all runs that have the draws before it in common."""
-        if self.count >= self.given:
+        if self.count >= self.n_fixed:
             self.loss += self.probability * loss(*arguments)
 
 

@@ -90,18 +90,18 @@ class MethodSpec:
         at: Path = ()
         ranks: Path = ()
         while True:
-            here, count = prefix + at, counts.get(ranks, 0)
+            context, count = prefix + at, counts.get(ranks, 0)
             tokens = chosen.get(at, [])
             if count and not self.sampled:
-                tokens = top_children(world.p(here), count)
+                tokens = top_children(world.p(context), count)
             children: list[tuple[int | None, Probs | None]] = [(x, one_hot(x, world.vocab)) for x in tokens]
             children = children or [(None, None)] * count
-            p = world.p(here) if count and self.sampled else []
-            inside = len(here) < world.length  # a test of a token beyond the image decides nothing
-            q, depth = world.q(here), len(at) + 1
-            x, rank, rest = first_accepted(draws, self.rule, self.residual, q, p, children, depth, inside)
+            p = world.p(context) if count and self.sampled else []
+            inside = len(context) < world.length  # a test of a token beyond the image decides nothing
+            q, depth = world.q(context), len(at) + 1
+            x, rank, left = first_accepted(draws, self.rule, self.residual, q, p, children, depth, inside)
             if x is None:
-                return (*at, draws.token(rest))
+                return (*at, draws.token(left))
             at, ranks = (*at, x), (*ranks, rank)
 
     def verified_block(self, draws: Draws, world: World, prefix: Prefix) -> Prefix:

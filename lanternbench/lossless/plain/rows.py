@@ -90,12 +90,12 @@ class RowStep:
     def __init__(self, world: World, method: RowMethod, rows: Rows, i: int):
         self.world, self.method, self.spec, self.rows, self.i = world, method, method.spec, rows, i
         self.width, self.row = world.grid_width, rows[i]
-        self.above = len(rows[i - 1].tokens) if i else self.width
+        self.filled_above = len(rows[i - 1].tokens) if i else self.width
         self.first = next((j for j, row in enumerate(rows) if len(row.tokens) < self.width), len(rows))
         self.top = i == self.first  # of the rows that are not whole
         if not self.row.tokens:  # the latest token of two rows up, where the row above is not whole
             source = rows[i - 2] if i > 1 else rows[i - 1]
-            stand_in = None if self.above == self.width or not source.tokens else source.tokens[-1]
+            stand_in = None if self.filled_above == self.width or not source.tokens else source.tokens[-1]
             self.row = self.row._replace(stand_in=stand_in)
         self.stand_in = self.row.stand_in if method.spec.seen else None
 
@@ -104,34 +104,34 @@ class RowStep:
         spec, i, first, width, done = self.spec, self.i, self.first, self.width, len(self.row.tokens)
         lead = min(spec.lead, width)
         begins_at = width if i == 1 and not spec.window else lead
-        if i < first or i >= first + -(-width // lead) or (not done and self.above < begins_at):
+        if i < first or i >= first + -(-width // lead) or (not done and self.filled_above < begins_at):
             return self.rows[i], ()
         if not spec.window:
             return self.zipar(draws)
-        free = min(spec.window, width - done, width if self.top else self.above - done)
+        free = min(spec.window, width - done, width if self.top else self.filled_above - done)
         return self.pjd(draws, free) if free > 0 else (self.rows[i], ())
 
-    def law(self, own: Prefix) -> Law:
-        """The target's distribution after what the last of ``own`` attends to; without any it is the stand-in."""
+    def law(self, tokens: Prefix) -> Law:
+        """The target's distribution after what the last of ``tokens`` attends to; without any it is the stand-in."""
         seen: list[int] = []
         for j, row in enumerate(self.rows[: self.i]):
             seen += line(self.world, row)
-            opening = j == self.i - 1 and not own and self.row.stand_in is not None
+            begins = j == self.i - 1 and not tokens and self.row.stand_in is not None
             below = self.rows[j + 1].stand_in if self.spec.seen else None
-            stand_in = self.row.stand_in if opening else below
+            stand_in = self.row.stand_in if begins else below
             if seen[-1] == NONE and stand_in is not None:
                 seen[-1] = stand_in
-        return tuple(self.world.q((*seen, *own)))
+        return tuple(self.world.q((*seen, *tokens)))
 
     def accepts(self, q: Law, p: Law, x: int, depth: int) -> float:
         return self.method.rule.plain_prob(list(q), list(p), x, depth)
 
-    def rest(self, q: Law, p: Law, x: int, depth: int) -> Law:
+    def residual(self, q: Law, p: Law, x: int, depth: int) -> Law:
         return tuple(after_rejection(self.method.residual, list(q), list(p), x, self.method.rule, depth))
 
     def zipar(self, draws: Draws) -> Result:
         """The next token is drawn and committed; an adaptive window's first is a candidate until it stays the same."""
-        tokens, whole = self.row.tokens, self.above == self.width
+        tokens, whole = self.row.tokens, self.filled_above == self.width
         waits = self.spec.adaptive and not tokens
         q = self.law(tokens)
         law, origin, settled = q, q, not waits or whole
@@ -143,7 +143,7 @@ class RowStep:
             if draws.accepts(min(1.0, q[x] / p[x])):
                 settled = True
             else:
-                origin = self.rest(q, p, x, 1)
+                origin = self.residual(q, p, x, 1)
                 x = draws.token(origin)
         if settled:
             return Row((*tokens, x), (), self.stand_in), (law,)
@@ -165,7 +165,7 @@ class RowStep:
             if accepted or self.top:
                 laws.append(r)
             if not accepted:
-                end = (draws.token(self.rest(qs[n], p, x, n + 1)),) if self.top else ()
+                end = (draws.token(self.residual(qs[n], p, x, n + 1)),) if self.top else ()
                 break
         else:
             n = len(drafts)
@@ -199,5 +199,5 @@ class RowStep:
             if share > 0:
                 f = self.accepts(q, p, y, depth)
                 mass[y] += share * f
-                mass = [a + share * (1 - f) * g for a, g in zip(mass, self.rest(q, p, y, depth), strict=True)]
+                mass = [a + share * (1 - f) * g for a, g in zip(mass, self.residual(q, p, y, depth), strict=True)]
         return tuple(mass)

@@ -35,10 +35,10 @@ def first_accepted(
     ``children``: (token, its own p); a token that is None is drawn now, a p that is None is that of the node.
     ``counts``: do the tests decide a token of the image?  -> (accepted token or None, its rank, what is left of q)
     """
-    for rank, (drafted, own) in enumerate(children):
+    for rank, (drafted, p_child) in enumerate(children):
         if drafted is None and not any(p):
             break  # p is exhausted: there are no more children
-        law = p if own is None else own
+        law = p if p_child is None else p_child
         if counts:
             draws.lose(stage_loss, residual, q, law, rule, depth)
         x = draws.token(law) if drafted is None else drafted
@@ -56,8 +56,8 @@ def stage_loss(residual: Residual, q: Probs, p: Probs, rule: PlainRule, depth: i
             f = rule.plain_prob(q, p, y, depth)
             kernel[y] += py * f
             if f < 1:
-                rest = after_rejection(residual, q, p, y, rule, depth)
-                kernel = [k + py * (1 - f) * g for k, g in zip(kernel, rest, strict=True)]
+                after = after_rejection(residual, q, p, y, rule, depth)
+                kernel = [k + py * (1 - f) * g for k, g in zip(kernel, after, strict=True)]
     return total_variation(q, kernel)
 
 

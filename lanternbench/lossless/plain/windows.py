@@ -69,9 +69,9 @@ class WindowMethod:
                 leaf = column > len(window) or (column > 1 and not first and column >= self.spec.tree_depth)
                 slot = Slot((), Law("uniform")) if leaf else window[column - 1]
                 p, children = slot.law.of(world), [(x, None) for x in slot.tokens]
-                x, rank, rest = first_accepted(draws, self.rule, self.residual, q, p, children, column)
+                x, rank, left = first_accepted(draws, self.rule, self.residual, q, p, children, column)
                 if x is None:
-                    return (*prefix, *at, draws.token(rest)), self.redrawn(draws, world, prefix, window, at)
+                    return (*prefix, *at, draws.token(left)), self.redrawn(draws, world, prefix, window, at)
                 at, first = (*at, x), first and rank == 0
             return prefix + at, ()
 

@@ -25,7 +25,7 @@ class Block(NamedTuple):
     """The quantities that decide on a chain x_1 … x_L."""
 
     stop: Tensor  # [B, L] h_1 … h_L: the probability that a chain of i tokens is accepted if no longer one is
-    rest: Tensor  # [B, L, V] unnormalised: what follows an accepted chain of 0 … L − 1 tokens
+    residual: Tensor  # [B, L, V] unnormalised: what follows an accepted chain of 0 … L − 1 tokens
 
 
 def block(q: Tensor, p: Tensor, x: Tensor) -> Block:
@@ -36,10 +36,10 @@ def block(q: Tensor, p: Tensor, x: Tensor) -> Block:
     for r in ratio.unbind(1):
         weights.append((weights[-1] * r).clamp(max=1))  # w_i = min(1, w_{i−1}·q_i(x_i)/p_i(x_i))
     w = torch.stack(weights, 1)  # [B, L + 1]
-    rest = (w[:, :-1, None] * q[:, :-1] - p).clamp_(min=0)
-    left = rest.sum(-1)
+    residual = (w[:, :-1, None] * q[:, :-1] - p).clamp_(min=0)
+    left = residual.sum(-1)
     h = torch.where(left > 0, left / (left + 1 - w[:, :-1]), 0.0)  # h_i = Σ(w_i q − p)₊ / (Σ(w_i q − p)₊ + 1 − w_i)
-    return Block(torch.cat([h[:, 1:], w[:, -1:]], 1), rest)  # h_L = w_L
+    return Block(torch.cat([h[:, 1:], w[:, -1:]], 1), residual)  # h_L = w_L
 
 
 @register("acceptance", "block")
@@ -61,12 +61,12 @@ class BlockVerification(AcceptanceRule):
         Node 1's uniform decides on the whole chain, node L's on its first token: in the order in which they matter.
         """
         assert draft.p is not None
-        judged = block(q, draft.p, draft.tokens[:, 1:])
+        chain = block(q, draft.p, draft.tokens[:, 1:])
         length = draft.p.shape[1]
         lengths = torch.arange(1, length + 1, device=q.device)
-        accepted = torch.where(u[:, 1:].flip(1) < judged.stop, lengths, 0).amax(1)
-        rest = rows_at(judged.rest, accepted.clamp(max=length - 1))
-        return end_of_chain(draft, rows_at(q, accepted), rest, accepted, u)
+        accepted = torch.where(u[:, 1:].flip(1) < chain.stop, lengths, 0).amax(1)
+        weights = rows_at(chain.residual, accepted.clamp(max=length - 1))
+        return end_of_chain(draft, rows_at(q, accepted), weights, accepted, u)
 
     forms: ClassVar[Forms] = AcceptanceRule.forms._replace(verify_sampled=_verify_chain)
 
@@ -79,13 +79,13 @@ class BlockVerification(AcceptanceRule):
         length, w = len(xs), [1.0]
         for q, p, x in zip(qs, ps, xs, strict=False):
             w.append(min(1.0, w[-1] * q[x] / p[x]))
-        rest = [[max(0.0, w[i] * qy - py) for qy, py in zip(qs[i], ps[i], strict=True)] for i in range(length)]
-        left = [math.fsum(weights) for weights in rest]
+        residuals = [[max(0.0, w[i] * qy - py) for qy, py in zip(qs[i], ps[i], strict=True)] for i in range(length)]
+        left = [math.fsum(weights) for weights in residuals]
         h = [left[i] / (left[i] + 1 - w[i]) if left[i] > 0 else 0.0 for i in range(length)] + [w[length]]
         outcomes, longer = [], 1.0
         for i in range(length, -1, -1):  # the longest i whose uniform is at most h_i
             stop = h[i] if i else 1.0
-            outcomes.append((longer * stop, i, qs[length] if i == length else rest[i]))
+            outcomes.append((longer * stop, i, qs[length] if i == length else residuals[i]))
             longer *= 1 - stop
         return outcomes
 
@@ -134,8 +134,8 @@ class SegmentVerification(AcceptanceRule):
         x = draft.tokens[:, 1:]
         accepted = segments(at(q[:, :-1], x), at(draft.p, x), u[:, 1:], self.alpha)
         q_stop = rows_at(q, accepted)
-        rest = (q_stop - rows_at(draft.p, accepted.clamp(max=x.shape[1] - 1))).clamp_(min=0)
-        return end_of_chain(draft, q_stop, rest, accepted, u)
+        weights = (q_stop - rows_at(draft.p, accepted.clamp(max=x.shape[1] - 1))).clamp_(min=0)
+        return end_of_chain(draft, q_stop, weights, accepted, u)
 
     forms: ClassVar[Forms] = AcceptanceRule.forms._replace(verify_sampled=_verify_chain)
 
@@ -153,8 +153,8 @@ class SegmentVerification(AcceptanceRule):
             reached = pass_at[e]
             for i in range(e - 1, b_g - 2, -1):  # one uniform: i is the end where it passes i and nothing longer
                 longer = max(reached, pass_at.get(i, 1.0))
-                rest = [max(0.0, y - z) for y, z in zip(qs[i + 1], ps[i + 1], strict=True)]
-                outcomes.append((weight * (longer - reached), i + 1, rest))
+                residual = [max(0.0, y - z) for y, z in zip(qs[i + 1], ps[i + 1], strict=True)]
+                outcomes.append((weight * (longer - reached), i + 1, residual))
                 reached = longer
             weight, b = weight * pass_at[e], e + 1
         return [*outcomes, (weight, length, qs[length])]

@@ -75,16 +75,16 @@ class Rows(Order):
     def apply(self, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
         target, public, drafts = decoder.target, self.variant == "reference", decoder.proposer.max_depth
         height, width = target.grid
-        rows: Any
+        proposer: Any
         if drafts == 0:
             lead = self.s_min if self.window == "adaptive" else int(self.window or 0)
-            shown = width - 1 if self.auxiliary == "seen" and not target.row_width else None
-            rows = ZipAR(target, lead, self.window == "adaptive", -1 if public and not target.row_width else shown)
+            seen_from = -1 if public else width - 1 if self.auxiliary == "seen" else None
+            proposer = ZipAR(target, lead, self.window == "adaptive", None if target.row_width else seen_from)
         else:
             if self.c >= width or height == 1:
                 return decoder  # one row at a time: plain speculative Jacobi decoding
-            rows = RowWindows(target, self.c, drafts, REUSE if public else self.reuse, public)
-        return replace(decoder, proposer=rows, step=step)
+            proposer = RowWindows(target, self.c, drafts, REUSE if public else self.reuse, public)
+        return replace(decoder, proposer=proposer, step=step)
 
     def plain(self, draft: TreeSpec | WindowSpec) -> RowSpec | None:
         if self.variant != "paper":
@@ -103,31 +103,30 @@ class ZipAR(RowProposer):
     until it is kept or the row above is complete.
     """
 
-    def __init__(self, target: Any, lead: int, adaptive: bool, shown: int | None):
-        super().__init__(target, lead, 0, 1 + adaptive, target.grid[1], shown)
+    def __init__(self, target: Any, lead: int, adaptive: bool, seen_from: int | None):
+        super().__init__(target, lead, 0, 1 + adaptive, target.grid[1], seen_from)
         self.adaptive, self.exact, self.stored, self.own_law = adaptive, AcceptanceRule(), int(adaptive), adaptive
         self.alone, self.pair = (chain(n).to(target.device) for n in (0, 1))
 
-    def decide(self, decoder: SpeculativeDecoder, own: RowState, now: Active, q: Tensor, u: Tensor) -> Decision:
-        greedy, q, none = decoder.warp.greedy, q.flatten(0, 1), torch.zeros_like(now.row)
-        drawn = lone_root(Draft(none.view(-1, 1), static=self.alone), q, u[..., :1].flatten(0, 1), greedy)
-        token = drawn.token.view_as(now.row)
+    def decide(self, decoder: SpeculativeDecoder, rows: RowState, active: Active, q: Tensor, u: Tensor) -> Decision:
+        greedy, on, q, root = decoder.warp.greedy, active.in_step, q.flatten(0, 1), torch.zeros_like(active.row)
+        drawn = lone_root(Draft(root.view(-1, 1), static=self.alone), q, u[..., :1].flatten(0, 1), greedy)
+        token = drawn.token.view_as(active.row)
         if not self.adaptive:
-            return Decision(token[..., None], now.on.long(), now.on[..., None] & False, now.on, own)
-        assert own.law is not None
-        p, opening, whole = own.p.flatten(0, 1), now.on & now.opening, now.above == self.columns
-        tested, candidate = opening & (own.kept > 0), own.drafts[..., 0]
-        draft = Draft(torch.stack([none, candidate], -1).flatten(0, 1), p, self.pair)
+            return Decision(token[..., None], on.long(), on[..., None] & False, on, rows)
+        assert rows.law is not None
+        p, empty, whole = rows.p.flatten(0, 1), on & active.empty, active.filled_above == self.columns
+        tested, candidate = empty & (rows.draft_count > 0), rows.drafts[..., 0]
+        draft = Draft(torch.stack([root, candidate], -1).flatten(0, 1), p, self.pair)
         result = self.exact.verify(draft, q.expand(-1, 2, -1), Uniforms(u.flatten(0, 1), u), standard, greedy)
-        kept = result.accepted.view_as(now.row) > 0
-        token = torch.where(tested, torch.where(kept, candidate, result.token.view_as(token)), token)
-        settled = now.on & (~opening | whole | (tested & kept))
-        rest = normalised((q - p).clamp(min=0), q).view_as(own.p)
-        law = torch.where(tested[..., None, None], rest, q.view_as(own.p))
-        after = own._replace(
-            drafts=token[..., None], p=q.view_as(own.p), law=law, kept=(opening & ~settled).long()
-        )  # fmt: skip
-        return Decision(token[..., None], settled.long(), tested[..., None], whole, after)
+        accepted = result.accepted.view_as(active.row) > 0
+        token = torch.where(tested, torch.where(accepted, candidate, result.token.view_as(token)), token)
+        advance = on & (~empty | whole | (tested & accepted))
+        residual = normalised((q - p).clamp(min=0), q).view_as(rows.p)
+        law = torch.where(tested[..., None, None], residual, q.view_as(rows.p))
+        count = (empty & ~advance).long()
+        after = rows._replace(drafts=token[..., None], p=q.view_as(rows.p), law=law, draft_count=count)
+        return Decision(token[..., None], advance.long(), tested[..., None], whole, after)
 
 
 class RowWindows(RowProposer):
@@ -145,53 +144,54 @@ class RowWindows(RowProposer):
         self.reuse, self.one_hot, self.vocab = reuse, one_hot, target.vocab
         self.static, self.own_law = chain(window).to(target.device), one_hot or reuse < 1
 
-    def fill(self, state: DecodeState, own: RowState, now: Active, u: Tensor) -> RowState:
-        v, uniform = self.vocab, torch.full_like(own.p, 1 / self.vocab)
+    def fill(self, state: DecodeState, rows: RowState, active: Active, u: Tensor) -> RowState:
+        v, uniform = self.vocab, torch.full_like(rows.p, 1 / self.vocab)
         fresh = (u[..., self.inputs : self.inputs + self.drafts] * v).long().clamp(max=v - 1)
-        p = F.one_hot(fresh, v).to(own.p.dtype) if self.one_hot else uniform
-        carried = self.steps[:-1] < own.kept[..., None]
-        law = None if own.law is None else torch.where(carried[..., None], own.law, uniform)
-        drafts = torch.where(carried, own.drafts, fresh)
-        return own._replace(drafts=drafts, p=torch.where(carried[..., None], own.p, p), law=law)
+        p = F.one_hot(fresh, v).to(rows.p.dtype) if self.one_hot else uniform
+        carried = self.steps[:-1] < rows.draft_count[..., None]
+        law = None if rows.law is None else torch.where(carried[..., None], rows.law, uniform)
+        drafts = torch.where(carried, rows.drafts, fresh)
+        return rows._replace(drafts=drafts, p=torch.where(carried[..., None], rows.p, p), law=law)
 
-    def decide(self, decoder: SpeculativeDecoder, own: RowState, now: Active, q: Tensor, u: Tensor) -> Decision:
-        (b, a), k, greedy = now.row.shape, self.inputs, decoder.warp.greedy
-        last = torch.zeros_like(now.row)[..., None]
-        draft = Draft(torch.cat([last, own.drafts], -1).flatten(0, 1), own.p.flatten(0, 1), self.static)
+    def decide(self, decoder: SpeculativeDecoder, rows: RowState, active: Active, q: Tensor, u: Tensor) -> Decision:
+        (b, a), k, greedy = active.row.shape, self.inputs, decoder.warp.greedy
+        root = torch.zeros_like(active.row)[..., None]
+        draft = Draft(torch.cat([root, rows.drafts], -1).flatten(0, 1), rows.p.flatten(0, 1), self.static)
         uniforms = Uniforms(u[..., :k].flatten(0, 1), u[..., k:].flatten(0, 1))
         result = decoder.rule.verify(draft, q.flatten(0, 1), uniforms, decoder.residual, greedy)
         if decoder.rates is not None:
             result = simulate(draft, result, decoder.rates, uniforms.verify[:, -1])
-        accepted = torch.minimum(result.accepted.view(b, a), now.room)
-        top = now.row == now.top[:, None]
-        ends = top & (now.filled + accepted < self.columns)  # elsewhere the place of a rejected draft waits
-        advance = torch.where(now.on, accepted + ends, 0)
-        tokens = torch.where(self.steps < accepted[..., None], F.pad(own.drafts, (0, 1)), result.token.view(b, a, 1))
+        accepted = torch.minimum(result.accepted.view(b, a), active.max_drafts)
+        top = active.row == active.top[:, None]
+        ends = top & (active.filled + accepted < self.columns)  # elsewhere the place of a rejected draft waits
+        advance = torch.where(active.in_step, accepted + ends, 0)
+        tokens = torch.where(self.steps < accepted[..., None], F.pad(rows.drafts, (0, 1)), result.token.view(b, a, 1))
         drafts = q.argmax(-1) if greedy else draw(q, u[..., k + self.drafts :])
         p = F.one_hot(drafts, self.vocab).to(q.dtype) if greedy else q
-        new = own._replace(drafts=drafts, p=p, law=None if own.law is None else p)
+        new = rows._replace(drafts=drafts, p=p, law=None if rows.law is None else p)
         if self.reuse < 1:
-            new = self._reused(own, new, now, q, accepted)
+            new = self._reused(rows, new, active, q, accepted)
         source = (advance[..., None] + self.steps[:-1]).clamp(max=self.drafts)
-        left = torch.minimum(now.room + 1, self.columns - now.filled).sub(advance).clamp(0, self.drafts)
+        left = torch.minimum(active.max_drafts + 1, self.columns - active.filled).sub(advance).clamp(0, self.drafts)
 
         def shifted(x: Tensor, old: Tensor) -> Tensor:
             index = source.view(*source.shape, *[1] * (x.ndim - 3)).expand(*source.shape, *x.shape[3:])
-            return torch.where(now.on.view(b, a, *[1] * (x.ndim - 2)), x.gather(2, index), old)
+            return torch.where(active.in_step.view(b, a, *[1] * (x.ndim - 2)), x.gather(2, index), old)
 
-        law = None if new.law is None or own.law is None else shifted(new.law, own.law)
-        kept = torch.where(now.on, left, own.kept)
-        after = own._replace(drafts=shifted(new.drafts, own.drafts), p=shifted(new.p, own.p), kept=kept, law=law)
-        return Decision(tokens, advance, self.steps < now.room[..., None], top, after)
+        law = None if new.law is None or rows.law is None else shifted(new.law, rows.law)
+        count = torch.where(active.in_step, left, rows.draft_count)
+        drafts, p = shifted(new.drafts, rows.drafts), shifted(new.p, rows.p)
+        after = rows._replace(drafts=drafts, p=p, draft_count=count, law=law)
+        return Decision(tokens, advance, self.steps < active.max_drafts[..., None], top, after)
 
-    def _reused(self, own: RowState, new: RowState, now: Active, q: Tensor, accepted: Tensor) -> RowState:
+    def _reused(self, rows: RowState, new: RowState, active: Active, q: Tensor, accepted: Tensor) -> RowState:
         """``new`` drafts [B, A, K], where those that pass the threshold are the old ones."""
-        assert own.law is not None
+        assert rows.law is not None
         assert new.law is not None
-        old, law = F.pad(own.drafts, (0, 1)), F.pad(own.law, (0, 0, 0, 1))
-        p = F.pad(own.p, (0, 0, 0, 1))
+        old, law = F.pad(rows.drafts, (0, 1)), F.pad(rows.law, (0, 0, 0, 1))
+        p = F.pad(rows.p, (0, 0, 0, 1))
         passes = torch.where(p > 0, q > self.reuse * p, q > self.reuse)  # had y been drawn; a certain draft has p = 1
-        stays = at(passes, old) & (self.steps > accepted[..., None]) & (self.steps < now.room[..., None])
+        stays = at(passes, old) & (self.steps > accepted[..., None]) & (self.steps < active.max_drafts[..., None])
         law = normalised(law * passes, law)
         return new._replace(
             drafts=torch.where(stays, old, new.drafts), p=torch.where(stays[..., None], p, new.p),

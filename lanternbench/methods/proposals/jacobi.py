@@ -53,11 +53,11 @@ class NoDraft(Proposal):
 
 
 class Window(NamedTuple):
-    """The drafted tokens after the committed prefix; the first ``kept`` of them carry over from the last step."""
+    """The drafted tokens after the committed prefix; the first ``draft_count`` carry over from the last step."""
 
     drafts: Tensor  # [B, W]
     p: Tensor  # [B, W, V] the distribution that each was drawn from
-    kept: Tensor  # [B]
+    draft_count: Tensor  # [B]
     known: Tensor | None  # [B, L, V] q at every committed position, where ``init`` samples from it; written in place
 
 
@@ -103,15 +103,15 @@ class Jacobi(Proposal):
         if self.init.endswith("sample"):
             known = torch.zeros(b, state.limit, v, device=state.device, dtype=state.first.dtype)
             known[:, 0] = state.first
-        none = torch.zeros(b, dtype=torch.long, device=state.device)
+        zero = torch.zeros(b, dtype=torch.long, device=state.device)
         p = torch.full((b, w, v), 1.0 / v, device=state.device, dtype=state.first.dtype)
-        return Window(torch.zeros(b, w, dtype=torch.long, device=state.device), p, none, known)
+        return Window(torch.zeros(b, w, dtype=torch.long, device=state.device), p, zero, known)
 
     def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
         fresh, p_fresh = self._fresh(state, window, u[:, : self.window])
         if self.variant == "reference":
             p_fresh = F.one_hot(fresh, p_fresh.shape[-1]).to(window.p.dtype)
-        carried = self.columns[:-1] < window.kept[:, None]
+        carried = self.columns[:-1] < window.draft_count[:, None]
         drafts = torch.where(carried, window.drafts, fresh)
         p = torch.where(carried[..., None], window.p, p_fresh)
         return Draft(torch.cat([state.now.root[:, None], drafts], 1), p, self.static)
@@ -151,8 +151,8 @@ class Jacobi(Proposal):
         return Window(tokens.gather(1, source), rows_at(p, source), self.window - accepted, known)
 
     def canonical(self, window: Window) -> Window:
-        void = self.columns[:-1] >= window.kept[:, None]
-        return window._replace(drafts=window.drafts.masked_fill(void, 0), p=window.p.masked_fill(void[..., None], 0.0))
+        free = self.columns[:-1] >= window.draft_count[:, None]
+        return window._replace(drafts=window.drafts.masked_fill(free, 0), p=window.p.masked_fill(free[..., None], 0.0))
 
     def redraw(self, state: DecodeState, window: Window, result: StepResult) -> tuple[Tensor, Tensor]:
         """A token for each q [B, W + 1, V], and the distribution that it comes from."""

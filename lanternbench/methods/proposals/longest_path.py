@@ -37,9 +37,9 @@ def recursive_residuals(target: Tensor, law: Tensor, siblings: Tensor) -> StageL
     """
     targets, drafts = [target], [law]
     for x in siblings.unbind(-1):
-        rest = (targets[-1] - drafts[-1]).clamp(min=0)
-        total = rest.sum(-1, keepdim=True)
-        targets.append(torch.where(total > 0, rest / total, targets[-1]))
+        residual = (targets[-1] - drafts[-1]).clamp(min=0)
+        total = residual.sum(-1, keepdim=True)
+        targets.append(torch.where(total > 0, residual / total, targets[-1]))
         left = drafts[-1].scatter(-1, x[..., None], 0.0)
         drafts.append(left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny))
     return StageLaws(torch.stack(targets, -2), torch.stack(drafts, -2))
@@ -117,7 +117,7 @@ class Judged(NamedTuple):
     """Every row's tests; column c judges the token of column c + 1."""
 
     ok: Tensor  # [B, R, M − 1]
-    rest: Tensor  # [B, R, M − 1, V] what a column is redrawn from
+    residual: Tensor  # [B, R, M − 1, V] what a column is redrawn from
     target: Tensor  # [B, R, M, V] the target after each column
     judging: Tensor  # [B, R, M, V] with the recursive residual in place of it where a later sibling was judged
 
@@ -126,7 +126,7 @@ def judge(tree: RowTree, tokens: Tensor, law: Tensor, q: Tensor, u: Tensor) -> J
     """tokens [B, N], law [B, M, V] of each column's drafts, q [B, N, V] target after each node, u [B, R, M − 1]."""
     target = q[:, tree.retrieve]
     judging = target.clone()
-    ok, rest = [], []
+    ok, residual = [], []
     for c in range(tree.retrieve.shape[1] - 1):
         draft = law[:, c + 1, None].expand_as(target[:, :, c])
         if c < tree.depth - 1:
@@ -147,8 +147,8 @@ def judge(tree: RowTree, tokens: Tensor, law: Tensor, q: Tensor, u: Tensor) -> J
             passed = passed & chain
             drawn = torch.where(chain[:, None], draft, 0.0)  # where the others have ended: a bonus token
         ok.append(passed)
-        rest.append((wanted - drawn).clamp(min=0))
-    return Judged(torch.stack(ok, -1), torch.stack(rest, -2), target, judging)
+        residual.append((wanted - drawn).clamp(min=0))
+    return Judged(torch.stack(ok, -1), torch.stack(residual, -2), target, judging)
 
 
 def longest_path_step(
@@ -170,9 +170,9 @@ def longest_path_step(
     batch = torch.arange(b, device=q.device)[:, None]
     shift = accepted[:, None] + torch.arange(tested + 1, device=q.device)
     known, at = (shift < tested)[..., None], shift.clamp(max=tested - 1)
-    ok, rest, target = (x[batch, source, columns][batch, at] for x in (judged.ok, judged.rest, judged.target))
-    rest[..., 0] += NEVER_EMPTY
-    weights = torch.where(known, rest, fresh)
+    ok, residual, target = (x[batch, source, columns][batch, at] for x in (judged.ok, judged.residual, judged.target))
+    residual[..., 0] += NEVER_EMPTY
+    weights = torch.where(known, residual, fresh)
     drawn = draw_distinct(weights, sample_u)  # [B, M, K]
     old = tokens[:, tree.retrieve][batch, source, columns + 1][batch, at]
     keep = ok[..., None] & known

@@ -34,8 +34,8 @@ class Coupled(NamedTuple):
     """A coupled redraw."""
 
     tokens: Tensor  # [...]
-    kept: Tensor  # [...] bool: is it the old token, accepted?
-    rest: Tensor  # [..., V] unnormalised: what a token that is not kept is drawn from
+    accepted: Tensor  # [...] bool: is it the old token?
+    residual: Tensor  # [..., V] unnormalised: what a token that is not accepted is drawn from
 
 
 def maximal(x: Tensor, p_old: Tensor, p_new: Tensor, u_keep: Tensor, u_draw: Tensor) -> Coupled:
@@ -45,10 +45,10 @@ def maximal(x: Tensor, p_old: Tensor, p_new: Tensor, u_keep: Tensor, u_draw: Ten
     allows: 1 − TV(p_old, p_new).  A token that p_old excludes is not kept.
     """
     old, new = at(p_old, x), at(p_new, x)
-    kept = (u_keep * old < new) & (old > 0)
-    rest = (p_new - p_old).clamp(min=0)
-    rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, p_new)  # equal distributions: a rejection is rounding
-    return Coupled(torch.where(kept, x, draw(rest, u_draw)), kept, rest)
+    accepted = (u_keep * old < new) & (old > 0)
+    residual = (p_new - p_old).clamp(min=0)
+    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_new)  # all 0: equal but for rounding
+    return Coupled(torch.where(accepted, x, draw(residual, u_draw)), accepted, residual)
 
 
 def gumbel(p: Tensor, u: Tensor, epsilon: float = 0.0) -> Tensor:
@@ -126,7 +126,7 @@ class Scd(Jacobi):
         coupled = maximal(draft.tokens[:, 1:], draft.p, q[:, :-1], keep, redraw[:, :-1])
         tokens = torch.cat([coupled.tokens, draw(q[:, -1:], redraw[:, -1:])], 1)
         if public:
-            q = torch.cat([torch.where(coupled.kept[..., None], draft.p, q[:, :-1]), q[:, -1:]], 1)
+            q = torch.cat([torch.where(coupled.accepted[..., None], draft.p, q[:, :-1]), q[:, -1:]], 1)
         return tokens, q
 
     def noise(self, state: DecodeState, position: Tensor) -> Tensor:
@@ -153,6 +153,6 @@ class SjdPlus(Jacobi):
             return tokens, p
         old, p_old = result.draft.tokens[:, 1:], result.draft.p
         assert p_old is not None
-        kept = at(result.q[:, :-1], old) > self.theta * at(p_old, old)
-        tokens = torch.cat([torch.where(kept, old, tokens[:, :-1]), tokens[:, -1:]], 1)
-        return tokens, torch.cat([torch.where(kept[..., None], p_old, p[:, :-1]), p[:, -1:]], 1)
+        keep = at(result.q[:, :-1], old) > self.theta * at(p_old, old)
+        tokens = torch.cat([torch.where(keep, old, tokens[:, :-1]), tokens[:, -1:]], 1)
+        return tokens, torch.cat([torch.where(keep[..., None], p_old, p[:, :-1]), p[:, -1:]], 1)

@@ -5,7 +5,7 @@ without replacement from one law; every node of column c − 1 has the same ones
 siblings goes on alone.  An accepted path therefore needs one law a column, and is verified as any static tree is:
 sibling by sibling, by recursive residuals, the first accepted one leading on.
 
-After a step every column is redrawn from what the forward says of it.  The first sibling is coupled to the old one
+After a step every column is redrawn from the forward's distribution there.  The first sibling is coupled to the old one
 (maximal coupling), so that its law is the target's new one; the others are drawn from that law without it.
 
 B batch, W window columns (the root not counted), N nodes, K siblings, T columns with siblings, V vocabulary.
@@ -57,11 +57,11 @@ def context_nodes(children: Tensor, chain: Tensor, depth: int, path: Tensor, acc
 
 
 class SiblingWindow(NamedTuple):
-    """The drafts after the committed prefix; the first ``kept`` columns carry over from the last step."""
+    """The drafts after the committed prefix; the first ``in_use`` columns carry over from the last step."""
 
     tokens: Tensor  # [B, W, K] siblings, first siblings first; a column of the chain has one, and zeros
     p: Tensor  # [B, W, V] the law that they were drawn from, without replacement
-    kept: Tensor  # [B]
+    in_use: Tensor  # [B]
 
 
 @register("proposal", "sjd-pac")
@@ -130,11 +130,11 @@ class SjdPac(Proposal):
     def begin(self, state: DecodeState) -> SiblingWindow:
         b, v = state.batch, state.target.vocab
         p = torch.full((b, self.window, v), 1.0 / v, device=state.device, dtype=state.first.dtype)
-        none = torch.zeros(b, self.window, self.siblings, dtype=torch.long, device=state.device)
-        return SiblingWindow(none, p, none[:, 0, 0])
+        zeros = torch.zeros(b, self.window, self.siblings, dtype=torch.long, device=state.device)
+        return SiblingWindow(zeros, p, zeros[:, 0, 0])
 
     def draft(self, state: DecodeState, window: SiblingWindow, u: Tensor) -> Draft:
-        carried = (self.columns < window.kept[:, None])[..., None]
+        carried = (self.columns < window.in_use[:, None])[..., None]
         tokens = torch.where(carried, window.tokens, self.fresh(state, window, u[:, : self.fresh_uniforms]))
         p = torch.where(carried, window.p, 1.0 / state.target.vocab)
         nodes = torch.cat([state.now.root[:, None], tokens[:, self.column, self.rank]], 1)
@@ -174,8 +174,8 @@ class SjdPac(Proposal):
         return SiblingWindow(tokens, p, w - accepted)
 
     def canonical(self, window: SiblingWindow) -> SiblingWindow:
-        void = (self.columns >= window.kept[:, None])[..., None]
-        return window._replace(tokens=window.tokens.masked_fill(void, 0), p=window.p.masked_fill(void, 0.0))
+        unused = (self.columns >= window.in_use[:, None])[..., None]
+        return window._replace(tokens=window.tokens.masked_fill(unused, 0), p=window.p.masked_fill(unused, 0.0))
 
 
 class PublicSjdPac(SjdPac):
@@ -204,7 +204,7 @@ class PublicSjdPac(SjdPac):
             return super().update(state, window, result)
         u = result.u.draft[:, self.fresh_uniforms :].view(-1, self.window + 1, self.siblings)
         step = self.step(result.draft, result.q, result.u.verify, u)
-        return SiblingWindow(step.sampled[..., 1:].mT, step.law[:, 1:], torch.full_like(window.kept, self.window))
+        return SiblingWindow(step.sampled[..., 1:].mT, step.law[:, 1:], torch.full_like(window.in_use, self.window))
 
     def step(self, draft: Draft, q: Tensor, u: Tensor, sample_u: Tensor) -> PublicStep:
         """``longest_path_step`` on the engine's nodes: u [B, N], of which a node's judges it."""

@@ -1,6 +1,6 @@
 """ADT-Tree (arXiv 2512.21857): a dynamic tree whose depth and width follow how well the neighbourhood was drafted.
 
-The bookkeeping is a few integers per image and lives on the host, which knows every accepted length anyway.
+The bookkeeping is a few integers per image and lives on the host, where every accepted length is known anyway.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def start(history: History, grids: Sequence[Grid], init: str, within: AdaptiveBo
     trees = history.trees
     at = len(trees)
     first, width = place(grids, at)
-    own = trees[first:]
+    same_grid = trees[first:]
     if init == "random":  # uniform over both ranges, whatever the trees so far
         u = random_uniforms(history.seed, at)
         return (_uniform(within.d, u[0]), _uniform(within.k, u[1]))
-    if init == "vertical" and len(own) >= width:
-        return own[-width]
-    if init == "token-flock" and own:
-        return _flock(own, width)
+    if init == "vertical" and len(same_grid) >= width:
+        return same_grid[-width]
+    if init == "token-flock" and same_grid:
+        return _flock(same_grid, width)
     return trees[-1]
 
 
@@ -100,7 +100,7 @@ class Plan(NamedTuple):
     """What the next step drafts: a tree size per prompt, on the host and on the device."""
 
     history: PerPrompt  # of History
-    now: PerPrompt  # of TreeSize
+    tree_sizes: PerPrompt  # of TreeSize
     depths: Tensor  # [B]
     widths: Tensor  # [B]
 
@@ -172,8 +172,8 @@ class Adaptive(Grown):
             d, k = adapt(start(history, state.target.grids, self.init, self.within), history.alpha, self.within)
             sizes.append((self.fixed_depth or d, self.fixed_width or k))
         drafted = torch.tensor([self.drafted(size) for size in sizes])
-        there = drafted.to(state.device, non_blocking=True)  # [B, 2]; the host goes on at once
-        return Plan(PerPrompt(histories), PerPrompt(sizes), *there.unbind(1))
+        on_device = drafted.to(state.device, non_blocking=True)  # [B, 2]; the host goes on at once
+        return Plan(PerPrompt(histories), PerPrompt(sizes), *on_device.unbind(1))
 
     def drafted(self, size: TreeSize) -> TreeSize:
         """The size that is drafted: no wider than the tree has nodes, however wide the method asks for it."""
@@ -181,7 +181,7 @@ class Adaptive(Grown):
 
     def bucket(self, plan: Plan) -> tuple[int, int]:
         """Depth and width that hold every prompt's tree, from a few."""
-        deepest, widest = (max(x) for x in zip(*map(self.drafted, plan.now), strict=True))
+        deepest, widest = (max(x) for x in zip(*map(self.drafted, plan.tree_sizes), strict=True))
         wider = next((w for w in WIDTH_BUCKETS if widest <= w <= self.width), self.width)
         return deepest if deepest == 1 else min(deepest + deepest % 2, self.max_depth), wider
 
@@ -190,14 +190,14 @@ class Adaptive(Grown):
             depth, width = self.bucket(plan)
             bounds = Bounds(depth, width, self.nodes, plan.depths, plan.widths)
         else:
-            deepest, widest = (max(x) for x in zip(*map(self.drafted, plan.now), strict=True))
-            each = (None, None) if len(set(plan.now)) == 1 else (plan.depths, plan.widths)
+            deepest, widest = (max(x) for x in zip(*map(self.drafted, plan.tree_sizes), strict=True))
+            each = (None, None) if len(set(plan.tree_sizes)) == 1 else (plan.depths, plan.widths)
             bounds = Bounds(deepest, widest, self.nodes, *each)
         return grow_by_confidence(state, logits, expand, bounds)
 
     def sizes(self, plan: Plan) -> PerPrompt:
         """Depth and nodes of each prompt's tree: all it may hold, or as many as it expands."""
-        return PerPrompt((d, min(self.nodes, 1 + k + k * k * (d - 1))) for d, k in plan.now)
+        return PerPrompt((d, min(self.nodes, 1 + k + k * k * (d - 1))) for d, k in plan.tree_sizes)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
         """The least width k̂ with so many candidates (see ``sizes``): that of a full tree is not known."""
@@ -206,7 +206,7 @@ class Adaptive(Grown):
 
     def update(self, state: DecodeState, plan: Plan, result: StepResult) -> Plan:
         histories = []
-        for history, size, tokens in zip(plan.history, plan.now, state.now.last.advance.host or (), strict=True):
+        for history, size, tokens in zip(plan.history, plan.tree_sizes, state.now.last.advance.host or (), strict=True):
             alpha = (tokens if self.bonus else tokens - 1) / size[0]  # τ/d̂ of this tree
             histories.append(history._replace(trees=history.trees + (size,) * tokens, alpha=alpha))
         return self._plan(state, histories)
