@@ -115,7 +115,7 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, proposer_state: Any) -
     ``proposer_state``: as it returns it.  Each phase is launched, or replayed as one CUDA graph.
     """
     run, bucket = launch, None
-    if state.recorded:
+    if state.target.graphs is not None:
         run, bucket = decoder.recordings.replay, decoder.proposer.bucket(proposer_state)
     u = state.step_uniforms(decoder.rule.by_position)
     draft = run(state, "draft", bucket, decoder.proposer.draft, proposer_state, u.draft)

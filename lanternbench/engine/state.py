@@ -31,10 +31,10 @@ class LastCommit(NamedTuple):
     advance: Lengths  # how many
     before: Tensor | None = None  # [R, A, dim] the states at the tokens before, where row ends may lie between
 
-    def first(self, most: int) -> LastCommit:
-        """Without entries past the first ``most``."""
+    def first(self, most: int, advance: Lengths) -> LastCommit:
+        """Without entries past the first ``most``; ``advance`` of them count."""
         before = None if self.before is None else self.before[:, :most]
-        return LastCommit(self.hidden[:, :most], self.tokens[:, :most], self.advance, before)
+        return LastCommit(self.hidden[:, :most], self.tokens[:, :most], advance, before)
 
 
 class Progress(NamedTuple):
@@ -128,8 +128,7 @@ class DecodeState:
         if by_position:
             at = (self.now.length.device[:, None] + self.columns[: self.max_nodes]).clamp_(max=self.limit)
             position = self.uniforms[..., 0].gather(1, at)
-        verify, draft = u.split([self.max_nodes, u.shape[1] - self.max_nodes], 1)
-        return Uniforms(verify, draft, position)
+        return Uniforms(u[:, : self.max_nodes], u[:, self.max_nodes :], position)
 
     def unfinished(self) -> list[int] | None:
         """The unfinished prompts, once at least half of the batch is finished; before that None.
@@ -145,7 +144,7 @@ class DecodeState:
         parts = (self.cache, self.now, self.uniforms, self.prompts)
         self.cache, progress, self.uniforms, self.prompts = select(parts, prompts, self.batch)
         advance, length = (Lengths.of(x.device, x.host or ()) for x in (progress.last.advance, progress.length))
-        last = progress.last.first(max(progress.last.advance.host or (0,)))._replace(advance=advance)
+        last = progress.last.first(max(progress.last.advance.host or (0,)), advance)
         self.now = progress._replace(last=last, length=length)
         self.seeds, self.origin = ([x[i] for i in prompts] for x in (self.seeds, self.origin))
         self.batch = len(prompts)
@@ -231,8 +230,8 @@ def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, pl
     state.syncs += 1
     state.steps += 1
     counts = PerPrompt(n - o for n, o in zip(length.host or (), progress.length.host or (), strict=True))
-    last = last if state.recorded else last.first(max(counts))  # recorded phases need fixed shapes
-    last = last._replace(advance=Lengths.of(last.advance.device, counts))
+    advance = Lengths.of(last.advance.device, counts)  # recorded phases need fixed shapes
+    last = last._replace(advance=advance) if state.recorded else last.first(max(counts), advance)
     state.now = Progress(length, result.token, progress.tokens, last)
     state.clock.tick("commit")
     return start

@@ -313,8 +313,8 @@ def _sampled_chain(
 ) -> VerifyResult:
     """A tree of width 1: accept from the left until the first rejection."""
     length = p.shape[1]
-    x, depth, u_child = (part.narrow(1, 1, length) for part in (draft.tokens, static.tree.depth, u))
-    ok = rule.accept(q.narrow(1, 0, length), p, x, depth.expand_as(x), u_child)
+    x, depth = draft.tokens.narrow(1, 1, length), static.tree.depth.narrow(1, 1, length)
+    ok = rule.accept(q.narrow(1, 0, length), p, x, depth.expand_as(x), u.narrow(1, 1, length))
     accepted = ok.cumprod(1).sum(1)  # [B] 0 … L
     rejected = accepted.clamp(max=length - 1)  # index of the first rejection, if there is one
     q_stop, p_stop = rows_at(q, accepted), rows_at(p, rejected)
