@@ -1,7 +1,5 @@
 """The command ``lanternbench``, also as ``python -m lanternbench``."""
 
-from __future__ import annotations
-
 import sys
 
 from lanternbench.cli import interrupts

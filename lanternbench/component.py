@@ -5,8 +5,6 @@ check of options and the table of ``lanternbench methods`` are derived from the 
 are not set; ``prepare``, which each kind of component has, returns a copy that is ready to decode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 

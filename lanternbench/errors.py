@@ -1,7 +1,5 @@
 """The one exception for a user's mistake."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection
 

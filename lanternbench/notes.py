@@ -1,7 +1,5 @@
 """Notes for the reader of figures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
 

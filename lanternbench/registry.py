@@ -6,8 +6,6 @@ targets and prompt sources.
 looked up that is not ours.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """``codebook``: are neighbouring codes interchangeable?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

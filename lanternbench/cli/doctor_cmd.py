@@ -1,7 +1,5 @@
 """``doctor``: this machine, what is missing, and whether a drafter belongs to a target."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """Command-line options derived from fields: of a configuration, and of all registered components."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import Callable, Sequence

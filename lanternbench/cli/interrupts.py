@@ -1,7 +1,5 @@
 """Ctrl-C at any moment, while modules are imported and while Python shuts down too: one sentence and exit code 130."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

@@ -1,7 +1,5 @@
 """The command line: every command, one entry point, one way to fail."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import io

@@ -1,7 +1,5 @@
 """``predict``: what a measured run's methods would gain on other devices, for other targets, in other batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

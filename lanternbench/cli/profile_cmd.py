@@ -1,7 +1,5 @@
 """``profile``: where a method's time goes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``suite``, ``submit`` and ``leaderboard``: results that can be cited and compared between laboratories."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``train``: a drafter for any target, or the embedded world again."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """``tune``: the tree, or the window, with the most tokens per second on this machine."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from typer import Option

@@ -1,7 +1,5 @@
 """How fast this machine reads memory: what bounds every forward of a few rows."""
 
-from __future__ import annotations
-
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Devices as data: bandwidth, arithmetic, memory and launch overhead, each with its source."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -4,8 +4,6 @@
 then gives the seconds of shapes that were not measured.  N nodes of a tree, D its depth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, product
 from statistics import median

@@ -4,8 +4,6 @@ Decodes are compared in float64, where no draw hangs on how a sum was rounded: r
 against its prompts alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ A drafter that is read otherwise than it was trained, or was trained for another
 method: it only accepts next to nothing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from lanternbench.engine.decode import Generation, generate

@@ -4,8 +4,6 @@ State is any nesting of named tuples, tuples and dicts.  Its leaves are tensors 
 its rows R (2B with guidance), ``PerPrompt`` values on the host, caches, and constants.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The decode loop, for every method and any batch.  A step is draft → forward → verify → commit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from time import perf_counter

@@ -3,8 +3,6 @@
 ``verify`` holds the engine's output distribution against what ``lossless.plain`` computes from these.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 Probs = list[float]

@@ -4,8 +4,6 @@ A replay runs kernels and no Python.  Whatever a phase reads of the current deco
 length that the host knows enters only as the number of cache slots to attend to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import Any
 

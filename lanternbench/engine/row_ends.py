@@ -7,8 +7,6 @@ end is computed after every node, and nothing attends to one that does not follo
 B prompts, R rows, N nodes, A new tokens, D depth of a tree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

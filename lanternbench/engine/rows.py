@@ -10,8 +10,6 @@ B prompts, L tokens, the image H rows of W columns, V vocabulary.  A rows are wo
 one down; each has K = 1 + D inputs, its last token and D drafts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """From logits to distributions to tokens: warping, and draws that are functions of explicit uniforms."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -4,8 +4,6 @@ With random weights, whose drafts are never accepted, it shows what a method wou
 every step is real, the number of tokens that it commits is not.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 from operator import mul
 

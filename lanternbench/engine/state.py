@@ -213,9 +213,9 @@ def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, pl
     Returns [B] the tokens that were committed before.
     """
     progress, last = state.now, plan.last
-    n = last.tokens.shape[1]
+    n, recorded = last.tokens.shape[1], state.recorded
     start = progress.length.device
-    if state.recorded:  # a recorded commit has overwritten it already
+    if recorded:  # a recorded commit has overwritten it already
         start = plan.length - last.advance.device
     if progress.length.shared is not None:
         progress.tokens.narrow(1, progress.length.shared, n).copy_(last.tokens)
@@ -231,7 +231,7 @@ def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, pl
     state.steps += 1
     counts = PerPrompt(n - o for n, o in zip(length.host or (), progress.length.host or (), strict=True))
     advance = Lengths.of(last.advance.device, counts)  # recorded phases need fixed shapes
-    last = last._replace(advance=advance) if state.recorded else last.first(max(counts), advance)
+    last = last._replace(advance=advance) if recorded else last.first(max(counts), advance)
     state.now = Progress(length, result.token, progress.tokens, last)
     state.clock.tick("commit")
     return start

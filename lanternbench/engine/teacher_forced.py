@@ -1,7 +1,5 @@
 """The target's distributions over finished images, by one plain forward pass: no cache, no step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

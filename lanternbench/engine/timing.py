@@ -1,7 +1,5 @@
 """Where the time of a decode goes: each tick books the time since the last one."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Configuration as data: what a run or a sweep is, read from options or YAML."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """The environment of a run: enough to explain a latency, nothing that names a person or a host."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

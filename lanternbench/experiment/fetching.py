@@ -1,7 +1,5 @@
 """Download published files: resumable, and checked against the hub's SHA-256."""
 
-from __future__ import annotations
-
 import fnmatch
 import shutil
 from collections.abc import Callable, Iterator

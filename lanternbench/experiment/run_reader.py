@@ -3,8 +3,6 @@
 The models of their JSON files are here too: the JSON Schemas in ``docs/schema`` are generated from them.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Run a sweep: methods interleaved per prompt on one loaded target, every sample stored as soon as it is decoded."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import time

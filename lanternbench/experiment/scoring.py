@@ -3,8 +3,6 @@
 Every batch of scores is appended to a journal and flushed before the next one begins, so a crash costs one batch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

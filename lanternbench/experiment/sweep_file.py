@@ -1,7 +1,5 @@
 """A sweep file -> its runs: one, or one per combination where a setting is a list."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 A sample: decode, render, and the figures that need no clock.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property

@@ -8,8 +8,6 @@ Folders are read as published code leaves them behind:
 - ZipAR for LlamaGen (``sample_c2i_ddp_zipar.py``): ``NNNNNN.png`` and ``arr_0`` of a .npz; neither classes nor times.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

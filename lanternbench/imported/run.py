@@ -1,7 +1,5 @@
 """Entries -> a run folder, with ``ar`` measured beside them on the same prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

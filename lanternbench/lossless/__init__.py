@@ -4,8 +4,6 @@ On tables the engine's every outcome is enumerated.  A lossless method's images 
 distribution; any method's images, and how many steps they take, against its plain definition from the papers.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ one option, residual or rule changed at a time; and small enough to be enumerate
 Where any part of a method has no definition, there is nothing to hold the engine against but what the method claims.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin

@@ -1,7 +1,5 @@
 """A small random model that writes row ends, so that every method is checked on their slots, positions and caches."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from functools import cache
 from typing import Any

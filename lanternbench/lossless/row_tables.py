@@ -1,7 +1,5 @@
 """Exact enumeration of methods that draw several rows at once: the loss of a token is known once all before it are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from typing import Any

@@ -13,8 +13,6 @@ finished image.  So no second sample is needed:
 N images, L tokens each, V vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -5,8 +5,6 @@ a network whose attention is a look-up of the prefix that the cache holds; prefi
 top-p, state, caches, trees, verification, commits and traces are the code that decodes images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple

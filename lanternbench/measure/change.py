@@ -5,8 +5,6 @@ A figure is a ratio R = Σ top / Σ bottom.  To first order its change is a sum 
 range of the values seen, and of four prompts all fall by chance in 6 % of comparisons; t holds its level from two on.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

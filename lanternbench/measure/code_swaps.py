@@ -5,8 +5,6 @@ not change when a token gives way to a neighbour, and helps as far as those neig
 Both are measured on images that the target draws.
 """
 
-from __future__ import annotations
-
 from math import isfinite
 from typing import NamedTuple
 

@@ -18,8 +18,6 @@ TV(q, K) itself.  A child that was chosen, not sampled, has p = 1 there: K_j = f
 B batch, L image tokens, V vocabulary, W widest family, n nodes of one chunk.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

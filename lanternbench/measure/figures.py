@@ -4,8 +4,6 @@ A figure of several samples is a ratio of sums, Σ top / Σ bottom: of tokens an
 metric.  One pass over the samples keeps two numbers of each figure, whatever their number of tokens.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What a reader of a run's figures must know: what is missing, few or disturbed, and how the run was made."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 

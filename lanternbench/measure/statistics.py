@@ -7,8 +7,6 @@ range of the values seen, so very few prompts still give too narrow intervals: f
 49 % with 2 prompts, 74 % with 3, 87 % with 4, 92 % with 5, 93 % with 6, 94 to 95 % from 8 on (4,000 trials each).
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Statistics of one method's steps: how long they took, how many tokens they committed, and where."""
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_right
 from collections import Counter

@@ -1,7 +1,5 @@
 """``summary.json``: the results of a run, a row per method, with notes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The summary of a run: a row per method, every figure with its interval, and what a reader must know."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

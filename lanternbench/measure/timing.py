@@ -1,7 +1,5 @@
 """Which samples a clock compares: those that were timed in one setting, under about the same load."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which methods a run tells apart from the baseline in speed, and after how many prompts it may look."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from lanternbench.measure.figures import BASELINE, Figures

@@ -1,7 +1,5 @@
 """From a method and a target to a decoder."""
 
-from __future__ import annotations
-
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.proposal import Proposal, TreePolicy
 from lanternbench.engine.sampling import Warp

@@ -3,8 +3,6 @@
 Wherever a method is named, in ``run``, in a sweep file or from Python, the path of such a file stands for it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

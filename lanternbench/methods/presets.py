@@ -1,7 +1,5 @@
 """The named methods as data: five choices, the options that differ from their defaults, and the paper."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from lanternbench.component import Choices

@@ -4,8 +4,6 @@ q [..., V] target, p [..., V] drafter (None: the child was chosen, not sampled, 
 token, depth [...] or [] its depth 1 … L.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Quality metrics.  Importing this registers the built-in ones; their networks are imported when they are needed."""
 
-from __future__ import annotations
-
 from lanternbench.metrics import clip, feature_metric, geneval, preference  # noqa: F401
 from lanternbench.metrics.choice import Evaluators, column, columns, names, scorers_for
 from lanternbench.metrics.images import read_image

@@ -4,8 +4,6 @@ The networks are transformers' BLIP parts, the weights the official ``ImageRewar
 imports with no current transformers or timm.  Reproduces that package on its test vectors (``tests/golden.py``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which metrics a run computes, by name, and the columns that they fill."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Images in the layouts that the official scorers of GenEval and DPG-Bench read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GenEval's detector: Mask2Former finds objects, CLIP ViT-L/14 names their colours."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path

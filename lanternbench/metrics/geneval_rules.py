@@ -3,8 +3,6 @@
 Boxes are (x1, y1, x2, y2) in pixels, y downwards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Reading image files, whatever is in them, as plain 8-bit RGB."""
 
-from __future__ import annotations
-
 import struct
 import warnings
 import zlib

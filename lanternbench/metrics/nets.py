@@ -6,8 +6,6 @@
 - "-legacy": as pytorch-fid and torch-fidelity do: TensorFlow 1's bilinear without anti-aliasing.
 """
 
-from __future__ import annotations
-
 import pickle
 import tempfile
 from functools import cache

@@ -1,7 +1,5 @@
 """What all scorers of one scoring share: real images to compare with, the device, trained weights or random ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

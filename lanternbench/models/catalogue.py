@@ -1,7 +1,5 @@
 """Targets by name: loading, with any drafter."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import replace

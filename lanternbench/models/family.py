@@ -4,8 +4,6 @@
 sub-folder per role: a subclass defines how each part is built.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Digests of a target's or drafter's files, so that no run mixes two models of the same name."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Grids of image tokens, as rows and columns.  This module does not import torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

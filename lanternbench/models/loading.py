@@ -1,7 +1,5 @@
 """Official checkpoint files -> modules: memory-mapped, no weight held twice, nothing executed, every failure named."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

@@ -1,7 +1,5 @@
 """The size of a network: counts of the numbers that one forward reads and computes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Speculation on a CPU depends on it: of a 1280 × 3840 layer, plain float32 takes
 guided nodes as packed float32 takes for one row's.  Figures: docs/performance.md.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 import warnings

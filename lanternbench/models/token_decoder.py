@@ -4,8 +4,6 @@ Chameleon, Janus and Emu3 are of this kind.  Published layouts rotate halves of 
 are interleaved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

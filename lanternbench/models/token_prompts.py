@@ -1,7 +1,5 @@
 """Prompts that are token ids: from captions through ids to a prefix, and ids without a tokeniser."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Source: Sun et al. 2024, LlamaGen, section 2.1; encoder and decoder follow VQGAN (Esser et al. 2021).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Turn a run's samples into cases to predict: its methods, as they drafted in the run, on the requested target."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Machines to predict for: the seconds of replayed steps on a device model, or on this machine as it was probed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple

@@ -3,8 +3,6 @@
 Predictions are never mixed with measurements: this package never writes to a run folder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Measured accepted lengths and tree sizes as sequences of steps: stretched to a target's tokens, alone or batched."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Predictions as a table and a plot, labelled as what they are."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -5,8 +5,6 @@ the host becomes a device model: its bandwidth, its FLOP/s, and the overhead per
 unexplained.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Where a step's time goes, how near the forwards are to the memory's limit, and what the loop costs beside them."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path

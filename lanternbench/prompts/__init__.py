@@ -3,8 +3,6 @@
 Importing this registers the built-in sources.
 """
 
-from __future__ import annotations
-
 from lanternbench.prompts.loader import captions_for, load
 from lanternbench.prompts.prompt_set import Prompt, PromptSet
 from lanternbench.prompts.sources import Caption, Official, PromptSource

@@ -1,7 +1,5 @@
 """Reading prompt files: lines, tables and JSON, each as rows of fields, and rows as prompts."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Load and select the prompts that ``--prompts`` names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import get_args
 

@@ -5,8 +5,6 @@ A selection is a pure function of (file, seed, count): each prompt gets a rank f
 library version changes which prompts a seed means.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator

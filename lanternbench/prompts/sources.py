@@ -1,7 +1,5 @@
 """The sources of prompts, registered under the name that ``--prompts`` takes: the base class and the built-in ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """The findings of a run as sentences, each with its figures in the tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lanternbench.measure.figures import BASELINE

@@ -1,7 +1,5 @@
 """What the tables show: one list of columns, columns.csv, for the terminal, Markdown, LaTeX and HTML."""
 
-from __future__ import annotations
-
 import csv
 import unicodedata
 from collections.abc import Sequence

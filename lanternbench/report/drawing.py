@@ -1,7 +1,5 @@
 """Scenes drawn: as PNG, SVG and PDF files, and as SVG inside the page, dark where the reader's screen is."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Methods as lines of a picture: speeds with intervals, sorted (a forest plot), and the time of a step by phase."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple

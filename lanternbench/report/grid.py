@@ -1,7 +1,5 @@
 """Images of a run side by side, prompts down and methods across: on the page with their maps, and for a paper."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Labels beside points: each where it touches no other label and no point, else as a number with a key."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The results as a LaTeX table that fits a paper: chosen columns, names as papers write them, value ± interval."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lanternbench.measure.summaries import Row

@@ -1,7 +1,5 @@
 """Maps over the image: each token coloured by the step that produced it; and images as data URIs."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Mapping

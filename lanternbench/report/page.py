@@ -1,7 +1,5 @@
 """`report.html`: one file without network, with the answer, tables, plots and images of the runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Methods against each other, prompt by prompt: how far apart, and whether that may be chance."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """One colour per family of methods: Okabe-Ito colours, distinct for colour-blind readers."""
 
-from __future__ import annotations
-
 _FAMILIES = {
     ("AR", "#7a7f87"): "ar",
     ("draft model", "#56b4e9"): "sd medusa dflash",

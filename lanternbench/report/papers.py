@@ -1,7 +1,5 @@
 """The papers' numbers beside the measured ones, with every difference of setup named."""
 
-from __future__ import annotations
-
 import csv
 import re
 from functools import cache

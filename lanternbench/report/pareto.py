@@ -1,7 +1,5 @@
 """The trade-off of speed and quality: the Pareto frontier, a line per method along its knob, and their picture."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The pictures of a report, each for a wide page, and for a phone or one column of a paper."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Pictures as data: lines, marks, bars and texts in pixels, which the page and the files for papers draw alike."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Tables of rows, of their categories and of acceptance: for Markdown and the page, as CSV, for the terminal."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Sequence
 from typing import Any, NamedTuple

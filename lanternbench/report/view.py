@@ -1,7 +1,5 @@
 """What of the runs a report shows: methods, columns, and the names that they have in a paper."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

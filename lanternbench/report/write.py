@@ -1,7 +1,5 @@
 """``report()``: everything that a report of run folders writes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

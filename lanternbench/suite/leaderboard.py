@@ -1,7 +1,5 @@
 """The leaderboard: submissions of a folder by target and device, as Markdown and as a page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Protocols of the suite, one a target: what is frozen, and what of a run departs from it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A submission: one run of the suite in one file, whose figures follow from the samples in it; else it is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -3,8 +3,6 @@
 Source: DFlash (arXiv 2602.06036), section on training; what it learns is the target's distribution q, not its sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The samples' tokens are kept; the target's hidden states, a hundred times their 
 every batch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Source: Li et al. 2024 (EAGLE) for what it reads; the levels are those of EAGLE-3 (Li et al. 2025), trained together.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple

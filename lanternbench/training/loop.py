@@ -1,7 +1,5 @@
 """One training loop for every embedded model: seeded, checkpointed, resumable at any step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

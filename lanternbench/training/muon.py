@@ -3,8 +3,6 @@
 Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import torch

@@ -1,7 +1,5 @@
 """Bounds of adaptive trees (ADT-Tree): their rule is replayed over recorded dynamic trees, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from itertools import product

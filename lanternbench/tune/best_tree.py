@@ -7,8 +7,6 @@ accepted length of a tree is a sum over its nodes, and the best tree of n nodes 
 root's children.  Lengths count drafted tokens: a step commits one more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 An interrupted search resumes from them.  A file is valid if its SHA-256 is the one stored in ``DIGESTS``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The evidence of a search as one figure: the cost curve, acceptance by depth, expected against measured speed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from matplotlib.axes import Axes

@@ -16,8 +16,6 @@ accepted nodes are drawn as in a decode.
 S steps, N nodes, D levels, K ranks, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self

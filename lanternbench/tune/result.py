@@ -1,7 +1,5 @@
 """The result of ``tune``: its verdict, and the preset that it writes with the evidence."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

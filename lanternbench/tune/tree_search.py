@@ -4,8 +4,6 @@
 stored separately.  ``candidates`` turns them into shapes with an expected accepted length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """``tune``: finds the sizes with which a method is fastest on this machine; estimates first, then measures the best."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path

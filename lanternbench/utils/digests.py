@@ -1,7 +1,5 @@
 """Digests of downloaded files: taken once after the download, remembered beside the file, compared ever after."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """One file from the web: by one process at a time, continued where it stopped, under its name only when checked."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import http.client

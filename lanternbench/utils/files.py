@@ -3,8 +3,6 @@
 A crash leaves the old file or the whole new one, and a full disk costs one sentence.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Values as JSON keeps them, and what differs between two of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -4,8 +4,6 @@ Threads would wait for each other's Python; so parts are forked, as PyTorch's da
 copied, and a part computes with one thread, as OpenMP's others do not survive a fork.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Makes text from files and networks safe to print."""
 
-from __future__ import annotations
-
 import re
 
 

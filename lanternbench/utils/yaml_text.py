@@ -1,7 +1,5 @@
 """YAML from users: no key twice, nothing that expands beyond reason, nothing executed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Executors make the samples of a sweep, in this process or with workers elsewhere; the samples are the same."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

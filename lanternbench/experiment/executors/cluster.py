@@ -1,7 +1,5 @@
 """A Ray cluster, joined or started for one sweep, and how its devices are shared out to workers."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

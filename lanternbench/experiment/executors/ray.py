@@ -1,7 +1,5 @@
 """An executor on a Ray cluster: workers that load the models once, and take units until none is left."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter, deque
 from collections.abc import Iterator

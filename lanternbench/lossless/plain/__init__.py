@@ -5,8 +5,6 @@ components' own definitions of acceptance and residual applied.  ``draft_trees``
 ``decoding``: a step of a drafted method.  ``windows``: of the Jacobi family.  ``rows``: of several rows at once.
 """
 
-from __future__ import annotations
-
 from lanternbench.lossless.plain.branches import decode_by_steps
 
 __all__ = ["decode_by_steps"]

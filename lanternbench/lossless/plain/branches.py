@@ -4,8 +4,6 @@ A program is written as it would sample, from ``Draws``.  It is run once for eac
 that is met for the first time takes the first token that it can, and leaves a run of its own for every other one.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, TypeVar

@@ -5,8 +5,6 @@ with a token of the residual; at a leaf it ends with a bonus token of q.  What i
 plays no part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Draft trees as nested lists: chains and static shapes, EAGLE-2's dynamic tree, ADT-Tree's depth and width."""
 
-from __future__ import annotations
-
 import math
 
 from lanternbench.engine.plain import AdaptiveBounds

@@ -5,8 +5,6 @@ is none; a whole view is a prefix.  Rows of one step see what was committed befo
 drafts, so a step's outcomes are the products of its rows'.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

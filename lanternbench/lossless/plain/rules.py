@@ -4,8 +4,6 @@ q is the target, p the drafter, both after guidance, temperature, top-k and top-
 sampled, has p = 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 

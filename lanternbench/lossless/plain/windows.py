@@ -5,8 +5,6 @@ named, not stored: ``Law(context)`` is the target's distribution after ``context
 draft was (re)drawn; a fresh draft's is uniform or one-hot.  Windows end with the image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """q̃ = ω_i·q at draft position i: relaxed speculative decoding and Cool-SD (arXiv 2601.09212)."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, Literal, Self
 

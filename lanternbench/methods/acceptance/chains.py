@@ -6,8 +6,6 @@ maximal run of drafts whose target probability q(x) does not fall.  Its tail fro
 one uniform decides how much of the tail passes Π q(x)/p(x), and what comes before b_g is accepted untested.
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, NamedTuple
 

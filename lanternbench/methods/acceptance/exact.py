@@ -1,7 +1,5 @@
 """The rules that keep the target's distribution token by token: speculative sampling, and Jacobi's fixed point."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

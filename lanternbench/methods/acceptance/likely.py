@@ -1,7 +1,5 @@
 """Rules that accept a token for sure where the target finds it likely: q̃ is ∞ there, else 0.  Meant for T > 0."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Which image tokens look alike: the codebook's nearest neighbours (proximity)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ Several rows without drafts are ZipAR (arXiv 2412.04062); with a Jacobi window i
 arXiv 2606.05703).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 

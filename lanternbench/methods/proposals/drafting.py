@@ -3,8 +3,6 @@
 Both drafters have a cached decoder of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self

@@ -7,8 +7,6 @@ redrawn from the neighbour's own distribution (``sample``).  In the public code 
 certain, whatever they were drawn from.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch

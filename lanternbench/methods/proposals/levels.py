@@ -6,8 +6,6 @@ token.  The distributions depend on the committed tokens alone: tokens drawn fro
 them, keep the target's distribution, and all nodes of a level share one.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

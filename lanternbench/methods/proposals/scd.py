@@ -10,8 +10,6 @@ restricted to the tokens that pass, which no later test corrects: no fidelity lo
 Coupling functions work on any leading shape [...].  B batch, W window positions, V vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch

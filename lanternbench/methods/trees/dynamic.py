@@ -1,7 +1,5 @@
 """Dynamic trees (EAGLE-2, Li et al. 2024, section 4): grow by path confidence, keep the best nodes of all levels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

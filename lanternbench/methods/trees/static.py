@@ -1,7 +1,5 @@
 """Static trees, chains among them: the shape is data, children are sampled without replacement (top-k when greedy)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

@@ -7,8 +7,6 @@ text_tokenizer.json, consolidated.pth), ``eagle`` (the drafter in LANTERN's layo
 where the model's checkpoint has no image decoder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

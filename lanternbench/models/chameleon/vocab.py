@@ -5,8 +5,6 @@ Sources: the official ``text_tokenizer.json``; the published code of Anole and L
 called <…>.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

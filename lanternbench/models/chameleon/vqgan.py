@@ -3,8 +3,6 @@
 Source: Gafni et al. 2022 (Make-A-Scene), Chameleon Team 2024, section 2.1.  Blocks are those of ``vq``.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files of EAGLE drafters and of decoder layers: published key names and ours, and the shape that tensors tell."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

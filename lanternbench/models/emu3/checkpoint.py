@@ -5,8 +5,6 @@ key names of the original releases and of transformers' ``emu3``.  A folder hold
 tokenizer.json), ``vq`` (the image tokeniser) where the model's checkpoint has none, and drafters such as ``eagle``.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -8,8 +8,6 @@ A folder holds ``model`` with two folders of the release, ``vision_language_enco
 release's other folders in ``diffusion``, and diffusers installed, there are images; else tokens, speed and fidelity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

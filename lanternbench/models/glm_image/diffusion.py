@@ -4,8 +4,6 @@ The extra ``lanternbench[glm-image]``.  The pipeline is given the tokens that ar
 part is not loaded.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import zlib
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ A folder holds config.json, safetensors and tokenizer.json as ``save_pretrained`
 each forward passes through its checks.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ transformers' code computes every layer; what differs is where keys and values a
 to which, and both are arguments of its forward.  So trees, batches and commits work as with decoders of ours.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ A folder holds one sub-folder per role: ``model`` (an official .pt, or LANTERN's
 ``text`` (Flan-T5-XL), and drafters such as ``eagle`` in LANTERN's layout.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LlamaGen's decoder (Sun et al. 2024): class- or caption-conditional, 2-D rotary positions, official key names."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 

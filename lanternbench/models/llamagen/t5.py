@@ -4,8 +4,6 @@ The encoder is loaded for the first caption without stored features, and unloade
 per caption, without loading, are stored with the features, so that end-to-end times can count them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 import re

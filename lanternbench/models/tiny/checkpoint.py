@@ -1,7 +1,5 @@
 """The embedded target and its drafters: safetensors in LlamaGen's and LANTERN's key names, as files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """CLIP-tiny: open_clip's ``CLIP`` at the size of the embedded world, over the hashed words of ``models.text``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The feature net behind FID-tiny: a small classifier of scene attributes, whose last hidden layer is the feature."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from safetensors.torch import load_file

@@ -1,7 +1,5 @@
 """The embedded model's text encoder: any Unicode caption -> features, in the place that Flan-T5 has for LlamaGen."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import unicodedata
