@@ -1,6 +1,6 @@
 """Drafting as a share of the step: five forwards of an EAGLE drafter beside one of a block drafter.
 
-    python benchmarks/drafting.py [--threads 1]
+    python -m benchmarks.drafting [--threads 1]
 
 Measured on this CPU, one image at a time, in turns, with acceptance simulated alike for all; and by the roofline of
 `lanternbench predict` on an H100.  A drafter's time does not depend on its weights: block drafters have random ones.
@@ -131,7 +131,7 @@ torch {facts["torch"]}.
 Predicted, not measured: H100, bfloat16, batch 1, CUDA graphs, in the middle of an image ([how](../../docs/predict.md)).
 
 {gpu}
-`python benchmarks/drafting.py`
+`python -m benchmarks.drafting`
 """
     OUT.write_text(text, encoding="utf-8")
     print(text)

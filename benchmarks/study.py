@@ -5,11 +5,13 @@
     lanternbench sweep configs/methods.yaml -n 128 --batch 16   # more prompts, for what does not depend on the clock
     lanternbench sweep configs/methods.yaml -n 64 --batch 16 --temperature 0
     for name in orders fidelity windows annealing drafters; do lanternbench sweep configs/$name.yaml; done
+    lanternbench sweep configs/blocks.yaml                      # after what its first lines name
+    lanternbench sweep configs/blocks.yaml -n 128 --batch 16
     python -m benchmarks.study results
 
 Of several finished runs with the same settings the newest counts; figures without a run stay as they are and are named.
-Writes methods.md, orders.md, windows.md, power.md and predicted-study.md in benchmarks/results, and their pictures and
-the README's in docs/images.
+Writes methods.md, orders.md, windows.md, blocks.md, power.md and predicted-study.md in benchmarks/results, and their
+pictures and the README's in docs/images.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import methods, orders, pictures, power, windows
+from benchmarks import blocks, methods, orders, pictures, power, windows
 from benchmarks.result_files import setting, write
 from lanternbench.experiment import read_run
 
-SWEEPS = ("methods", "fidelity", "annealing", "drafters", "orders", "windows")
+SWEEPS = ("methods", "fidelity", "annealing", "drafters", "orders", "windows", "blocks")
 PREDICTED = ("--device", "h100", "--target", "anole-7b", "--batch", "1,16")
 
 
@@ -60,11 +62,14 @@ def predict(run: Path) -> None:
 def main(folder: Path) -> None:
     runs = finished(folder)
     newest = dict(runs)
-    methods.report([(sweep, run) for sweep, run in runs if sweep not in ("orders", "windows")])
+    methods.report([(sweep, run) for sweep, run in runs if sweep not in ("orders", "windows", "blocks")])
     if "orders" in newest:
         orders.report(newest["orders"])
     if "windows" in newest:
         windows.report(newest["windows"])
+    of_blocks = {timed(run): run for sweep, run in runs if sweep == "blocks"}
+    if len(of_blocks) == 2:
+        blocks.report(of_blocks[True], of_blocks[False])
     if of_methods := [run for sweep, run in runs if sweep == "methods" and timed(run)]:
         for make in (power.report, pictures.draw, predict):
             make(of_methods[-1])
