@@ -191,7 +191,7 @@ def png(path: Path, colour: str) -> None:
     Image.new("RGB", (64, 64), colour).save(path)
 
 
-def test_what_lantern_writes_is_imported_with_its_prompts_steps_and_seconds(tmp_path):
+def test_what_lantern_writes_is_imported_with_its_prompts_steps_and_seconds(few_layers, tmp_path):
     """The layout of its entrypoints/generate_images.py."""
     said = {}
     for i, (caption, tau, seconds) in enumerate(zip(CAPTIONS, (2.0, 3.2), (1.25, 1.5))):
