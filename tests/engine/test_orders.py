@@ -58,7 +58,7 @@ def tokens(made):
     return torch.stack([g.tokens for g in made])
 
 
-@pytest.mark.parametrize("which", ["lumina", "emu3", "no ends", "tiny"])
+@pytest.mark.parametrize("which", slow_but(["lumina", "emu3", "no ends"], ["lumina", "emu3", "no ends", "tiny"]))
 @pytest.mark.parametrize(("name", "options"), [("zipar", {"window": 99}), ("pjd", {"c": 99})])
 @pytest.mark.parametrize("temperature", slow_but([1.0], [1.0, 0.0]))
 def test_with_one_row_at_a_time_the_tokens_are_those_of_raster_order(targets, which, name, options, temperature):
@@ -69,7 +69,7 @@ def test_with_one_row_at_a_time_the_tokens_are_those_of_raster_order(targets, wh
     assert [g.accept_lengths for g in made] == [g.accept_lengths for g in plain]
 
 
-@pytest.mark.parametrize("which", ["lumina", "emu3", "no ends", "tiny 8×8"])
+@pytest.mark.parametrize("which", slow_but(["lumina", "emu3", "no ends"], ["lumina", "emu3", "no ends", "tiny 8×8"]))
 @pytest.mark.parametrize(("name", "options"), FORMS)
 def test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone(targets, which, name, options):
     target = targets[which]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import mistake
+from conftest import mistake, slow_but
 from PIL import Image
 from safetensors.numpy import save_file
 
@@ -71,7 +71,9 @@ def plainly(target, caption: str, tokens, temperature: float, top_k: int, scale:
     return found
 
 
-@pytest.mark.parametrize(("temperature", "top_k", "scale"), [(1.0, 64, 3.0), (0.7, 200, 1.5)])
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "scale"), slow_but([(0.7, 200, 1.5)], [(1.0, 64, 3.0), (0.7, 200, 1.5)])
+)
 def test_log_probabilities_are_those_of_an_independent_computation(target, precise, ar, temperature, top_k, scale):
     """Token by token in float64; their mean in float32, whose rounding moves single tokens by up to 1e-5."""
     tokens = torch.stack([made.tokens for made in ar])

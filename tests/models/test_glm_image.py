@@ -412,7 +412,7 @@ def test_zipar_draws_the_coarse_grid_token_by_token_and_then_rows_of_the_fine_on
     assert 1 + made.steps == PREVIEW + 2 * FINE[1] + (FINE[0] - 2) * s
 
 
-@pytest.mark.parametrize(("name", "options"), ROWS)
+@pytest.mark.parametrize(("name", "options"), slow_but(ROWS[1:], ROWS))
 def test_rows_lose_nothing_on_the_coarse_grid_and_draw_in_a_batch_what_they_draw_alone(target, name, options):
     decoder = build(target, method(name, **options), 1.0)
     together = generate(decoder, CAPTIONS, trace=True)
