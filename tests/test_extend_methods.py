@@ -91,7 +91,8 @@ def test_verify_judges_ours_by_enumeration(installed, tmp_path):
     code = (
         "import json\n"
         "from lanternbench import lossless\n"
-        "lossless.WORLDS, lossless.DECODES = ((3, 3, 'dense', lossless.GUIDED),), 50\n"
+        "lossless.WORLDS, lossless.DECODES = ((3, 3, 'dense', lossless.GUIDED),), 200\n"
+        "lossless.statistical.LENGTH = 4\n"
         "lossless.TREES = lossless.WINDOWS = (2, 3, 'dense')\n"
         "rows = lossless.verify_all(['lookup', 'eagle-fan', 'eagle-peak'])\n"
         "print(json.dumps([row._asdict() for row in rows]))\n"

@@ -53,7 +53,7 @@ def installed(tmp_path_factory) -> Iterator[None]:
 
 
 @pytest.fixture
-def cli(tmp_path, monkeypatch, capfd) -> Callable[..., Done]:
+def cli(installed, tmp_path, monkeypatch, capfd) -> Callable[..., Done]:
     """Runs a command in a folder of its own."""
     monkeypatch.chdir(tmp_path)
 

@@ -25,7 +25,7 @@ from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, verify_all
 from lanternbench.lossless.exact import decode_tables
 from lanternbench.lossless.row_ends import row_end_target
-from lanternbench.lossless.statistical import sampled_tables
+from lanternbench.lossless.statistical import LENGTH, sampled_tables
 from lanternbench.lossless.tables import Tables
 from lanternbench.measure import fidelity
 from lanternbench.methods.acceptance.exact import Exact
@@ -47,7 +47,8 @@ def _inference(monkeypatch):
     monkeypatch.setattr(verification, "WORLDS", ((3, 3, "dense"),))
     monkeypatch.setattr(verification, "TREES", (2, 3, "dense"))
     monkeypatch.setattr(verification, "WINDOWS", (2, 3, "dense"))
-    monkeypatch.setattr(verification, "DECODES", 50)
+    monkeypatch.setattr(verification, "DECODES", 200)
+    monkeypatch.setattr(statistical, "LENGTH", 4)  # of large tables
     with torch.inference_mode():
         yield
 
@@ -371,7 +372,8 @@ def test_the_rank_test_keeps_its_level_and_finds_the_effect_it_states():
 
 
 @pytest.mark.parametrize("name", slow_but(["eagle-2"], ["eagle-2", "sjd-pac"]))
-def test_published_sizes_on_large_tables_pass(name):
+def test_published_sizes_on_large_tables_pass(name, monkeypatch):
+    monkeypatch.setattr(statistical, "LENGTH", LENGTH)
     found = sampled_tables(method(name), 0, 200)
     assert found.tokens == 1000
     assert found.ranks.p_value > statistical.ALPHA
@@ -380,6 +382,7 @@ def test_published_sizes_on_large_tables_pass(name):
 
 @pytest.mark.slow
 def test_large_tables_find_the_wrong_rule_that_they_say_they_would(monkeypatch):
+    monkeypatch.setattr(statistical, "LENGTH", LENGTH)
     found = sampled_tables(method("sd"), 0, 1500)
     assert found.ranks.p_value > statistical.ALPHA
     assert found.powers[0] < found.powers[1] < found.powers[2]

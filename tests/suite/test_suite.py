@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from conftest import mistake
@@ -11,6 +12,7 @@ from lanternbench import prompts
 from lanternbench.errors import UserError
 from lanternbench.experiment import config, sweep_file, worker
 from lanternbench.experiment.runner import run
+from lanternbench.models.catalogue import load_target
 from lanternbench.models.entries import catalogue
 from lanternbench.report.load import load_run
 from lanternbench.suite import protocol
@@ -76,7 +78,8 @@ def short(shallow, tmp_path_factory):
     s = found.settings | {"num_prompts": 2, "metrics": [], "prompts_hash": prompts.load("demo", 2).hash}
     found = found._replace(settings=s, methods=["eagle-1"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "load_with_drafter", lambda *_: shallow)
+        target = replace(shallow, weights=load_target("tiny").weights)
+        patch.setattr(worker, "load_with_drafter", lambda *_: target)
         return found, run(found.sweep({}), tmp_path_factory.mktemp("results"))[0]
 
 
