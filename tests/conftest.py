@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from lanternbench.cli.main import main
+from lanternbench.experiment import worker
 from lanternbench.metrics.files import Weights
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
@@ -38,7 +39,7 @@ def slow_but(quick: Sequence[Any], cases: Iterable[Any]) -> list[Any]:
     slow = pytest.mark.slow
     found = [case if isinstance(case, tuple) else (case,) for case in cases]
     wanted = [case if isinstance(case, tuple) else (case,) for case in quick]
-    assert set(wanted) <= set(found)
+    assert all(case in found for case in wanted)
     return [pytest.param(*case, marks=() if case in wanted else slow) for case in found]
 
 
@@ -106,6 +107,20 @@ def shallow() -> Target:
 def shallow_8x8() -> Target:
     """As ``shallow``, with images of 8 × 8 tokens: for what can be seen on a quarter of the steps."""
     return two_layers(side=8)
+
+
+@pytest.fixture
+def few_layers(shallow: Target, monkeypatch: pytest.MonkeyPatch) -> Target:
+    """Runs in this process load ``shallow``."""
+    monkeypatch.setattr(worker, "load_with_drafter", lambda *_: shallow)
+    return shallow
+
+
+@pytest.fixture
+def small_images(shallow_8x8: Target, monkeypatch: pytest.MonkeyPatch) -> Target:
+    """Runs in this process load ``shallow_8x8``."""
+    monkeypatch.setattr(worker, "load_with_drafter", lambda *_: shallow_8x8)
+    return shallow_8x8
 
 
 @pytest.fixture

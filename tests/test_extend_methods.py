@@ -62,6 +62,7 @@ def test_all_are_listed_with_their_options(installed, tmp_path):
     assert all(word in shown for word in ("--share", "--blades", "--copied", "peak", "fan", "lookup", "flat"))
 
 
+@pytest.mark.slow
 def test_all_run_in_one_sweep_on_the_target_of_ours(installed, tmp_path):
     (tmp_path / "ours.yaml").write_text(
         "target: tiny-16\nnum_prompts: 1\nmetrics: []\nbaseline: false\nmethods:\n"
@@ -90,7 +91,8 @@ def test_verify_judges_ours_by_enumeration(installed, tmp_path):
     code = (
         "import json\n"
         "from lanternbench import lossless\n"
-        "lossless.WORLDS, lossless.DECODES = lossless.WORLDS[2:3], 200\n"
+        "lossless.WORLDS, lossless.DECODES = ((3, 3, 'dense', lossless.GUIDED),), 200\n"
+        "lossless.statistical.LENGTH = 4\n"
         "lossless.TREES = lossless.WINDOWS = (2, 3, 'dense')\n"
         "rows = lossless.verify_all(['lookup', 'eagle-fan', 'eagle-peak'])\n"
         "print(json.dumps([row._asdict() for row in rows]))\n"
@@ -120,6 +122,7 @@ def in_python(env: dict[str, str], code: str, cwd: Path) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_proposal_of_ours_reports_the_loss_of_a_relaxed_rule(installed, tmp_path):
     """Its children are chosen, as its drafts have no p, whatever the class says."""
     code = (
@@ -140,6 +143,7 @@ def test_the_proposal_of_ours_reports_the_loss_of_a_relaxed_rule(installed, tmp_
     assert min(loss.values()) > 0.02, loss
 
 
+@pytest.mark.slow
 def test_verify_judges_the_loss_that_a_run_reports(installed, tmp_path):
     """A loss computed as if chosen children were sampled is 0, and verify says so."""
     code = (

@@ -42,6 +42,7 @@ def cli(env: dict[str, str], *args: str, cwd: Path) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_an_installed_method_is_listed_and_runs(installed, tmp_path):
     listed = json.loads(cli(installed, "methods", "--json", cwd=tmp_path).stdout)
     assert "eagle-peak" in {m["method"] for m in listed}

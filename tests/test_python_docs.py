@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from typing import Any
 
 import pandas as pd
 import pytest
-from conftest import DATA, ROOT
+from conftest import DATA, ROOT, slow_but
+from typer.testing import CliRunner
 
 import lanternbench
+from lanternbench.cli.main import app
 from lanternbench.errors import UserError
+from lanternbench.models import catalogue
 
 DOC = ROOT / "docs" / "python.md"
 RUN = DATA / "run_of_flat_figures"
 
 
-def test_every_block_of_the_page_runs_in_a_fresh_folder(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def in_short(few_layers, monkeypatch):
+    """The page on two layers of the target, with its command in this process."""
+    run = subprocess.run
+
+    def here(command: list[str], **options: Any) -> Any:
+        if command[1:3] == ["-m", "lanternbench"]:
+            return CliRunner().invoke(app, command[3:], catch_exceptions=False)
+        return run(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", here)
+    monkeypatch.setattr(catalogue, "load_with_drafter", lambda *_, **__: few_layers)
+
+
+@pytest.mark.parametrize("how", slow_but(["in_short"], ["in_short", "as it stands"]))
+def test_every_block_of_the_page_runs_in_a_fresh_folder(how, request, tmp_path, monkeypatch, capsys):
+    if how == "in_short":
+        request.getfixturevalue(how)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(DOC.parents[1]))
     known: dict = {}

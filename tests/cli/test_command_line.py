@@ -19,7 +19,7 @@ import lanternbench
 from lanternbench import lossless
 from lanternbench.cli.main import app
 from lanternbench.errors import UserError
-from lanternbench.experiment import sweep_file, worker
+from lanternbench.experiment import sweep_file
 from lanternbench.methods.method import Method
 
 NO_HELP = ("caption", "device")  # of `prompts` and `doctor`
@@ -32,10 +32,9 @@ def cli(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProces
 
 
 @pytest.fixture
-def here(shallow_8x8, tmp_path, monkeypatch):
+def here(small_images, tmp_path, monkeypatch):
     """Runs a command in this process, in a folder of its own, on small images: what it prints on stdout as JSON."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(worker, "load_with_drafter", lambda *_: shallow_8x8)
 
     def run(*args: str) -> Any:
         done = CliRunner().invoke(app, [*args, "--json"], catch_exceptions=False)

@@ -14,19 +14,13 @@ from typer.testing import CliRunner
 from lanternbench import experiment as results
 from lanternbench.cli.main import app
 from lanternbench.cli.output import program as program_name
-from lanternbench.experiment import config, worker
+from lanternbench.experiment import config
 from lanternbench.experiment import runner as sweeps
 
 SWEEP = {"methods": ["cool-sd"], "num_prompts": 3, "metrics": [], "baseline": False, "target": "tiny"}
 
 
-@pytest.fixture
-def quick(shallow_8x8, monkeypatch):
-    """Sweeps load the target of small images."""
-    monkeypatch.setattr(worker, "load_with_drafter", lambda *_: shallow_8x8)
-
-
-def test_a_time_budget_completes_one_prompt_of_one_method_and_the_same_command_goes_on(quick, tmp_path):
+def test_a_time_budget_completes_one_prompt_of_one_method_and_the_same_command_goes_on(small_images, tmp_path):
     asked = config.sweep(SWEEP | {"methods": ["eagle-1", "cool-sd"], "num_prompts": 2})
     stored = []
     for _ in range(4):
@@ -41,14 +35,14 @@ def test_a_time_budget_completes_one_prompt_of_one_method_and_the_same_command_g
     assert tokens[0] == tokens[1]
 
 
-def test_a_time_budget_completes_a_whole_batch(quick, tmp_path):
+def test_a_time_budget_completes_a_whole_batch(small_images, tmp_path):
     path, _ = sweeps.run(
         config.sweep(SWEEP | {"num_prompts": 4, "batch": 2}), tmp_path, watch=sweeps.Callbacks(budget_s=0.0)
     )
     assert len(results.read_samples(path)) == 2
 
 
-def test_an_unfinished_run_says_so_in_the_first_line_of_terminal_and_page(quick, tmp_path, monkeypatch):
+def test_an_unfinished_run_says_so_in_the_first_line_of_terminal_and_page(small_images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.yaml").write_text("methods: [eagle-1]\nnum_prompts: 2\nmetrics: []\n")
     for budget, finished in ((["--time-budget", "0.001"], False), ([], True)):

@@ -15,7 +15,7 @@ from lanternbench.doctor.pair_check import check_pair, drafting_method, first_to
 from lanternbench.engine.decode import Generation
 from lanternbench.experiment import runner
 from lanternbench.experiment.config import sweep
-from lanternbench.models import entries
+from lanternbench.models import catalogue, entries
 from lanternbench.models.entries import Entry, Expected, entry, expectation, shortfall, upper_limit
 
 CAPTIONS = ["a red circle", "a large blue square"]
@@ -103,7 +103,8 @@ def test_a_pair_that_belongs_together_passes_and_a_scrambled_drafter_does_not(ta
     assert bad["greedy tokens"] is True  # a lossless method draws the target's images all the same
 
 
-def test_doctor_ends_with_code_1_where_a_pair_fails(monkeypatch):
+def test_doctor_ends_with_code_1_where_a_pair_fails(shallow_8x8, monkeypatch):
+    monkeypatch.setattr(catalogue, "load_target", lambda *_: shallow_8x8)
     rows = entries.catalogue() | {"tiny": ROW.model_copy(update={"expects": (ROW.expects[0].model_copy(
         update={"first_token_acceptance": 0.99}),)})}  # fmt: skip
     monkeypatch.setattr(entries, "catalogue", lambda: rows)
@@ -119,7 +120,9 @@ def test_doctor_asks_for_a_target():
 
 
 @pytest.mark.parametrize(("expected", "noted"), [(0.99, True), (0.05, False)])
-def test_a_run_notes_a_drafter_that_starts_far_below_what_is_published(monkeypatch, tmp_path, expected, noted):
+def test_a_run_notes_a_drafter_that_starts_far_below_what_is_published(
+    small_images, monkeypatch, tmp_path, expected, noted
+):
     known = ROW.expects[0].model_copy(update={"first_token_acceptance": expected})
     rows = entries.catalogue() | {"tiny": ROW.model_copy(update={"expects": (known,)})}
     monkeypatch.setattr(runner, "catalogue", lambda: rows)

@@ -25,6 +25,7 @@ from lanternbench.utils.graph_capture import Graphs, of_mode
 
 EMBEDDED = [n for n, p in components("preset").items() if p.choices.proposal != "dflash"]  # in test_dflash
 SOME = ["ar", "sd", "medusa", "eagle-1", "eagle-2", "lantern", "sjd", "adt-tree", "cool-sd"]
+QUICK = ["ar", "medusa", "eagle-2", "sjd"]
 CAPTIONS = [p.text for p in load("demo", 2)]
 
 
@@ -38,7 +39,7 @@ def drawn(generation):
     return generation.tokens[: 1 + sum(generation.accept_lengths)]
 
 
-@pytest.mark.parametrize(("name", "phases"), [("ar", 3), ("eagle-1", 4)])
+@pytest.mark.parametrize(("name", "phases"), slow_but([("ar", 3)], [("ar", 3), ("eagle-1", 4)]))
 def test_recorded_steps_go_from_one_number_of_slots_to_the_next(shallow_8x8, name, phases, monkeypatch):
     monkeypatch.setattr(opening, "CAPACITY", 1)
     monkeypatch.setattr(cached, "SPAN", 48)
@@ -50,7 +51,7 @@ def test_recorded_steps_go_from_one_number_of_slots_to_the_next(shallow_8x8, nam
 
 @pytest.mark.parametrize(
     ("name", "prompts", "temperature"),
-    slow_but([(name, 3, 1.0) for name in SOME], product(EMBEDDED, (1, 3), (1.0, 0.0))),
+    slow_but([(name, 3, 1.0) for name in QUICK], product(EMBEDDED, (1, 3), (1.0, 0.0))),
 )
 def test_recorded_steps_give_the_tokens_of_launched_ones(shallow_8x8, name, prompts, temperature):
     captions = [p.text for p in load("demo", prompts)]
@@ -63,7 +64,7 @@ def test_recorded_steps_give_the_tokens_of_launched_ones(shallow_8x8, name, prom
         assert made.accept_lengths == want.accept_lengths
 
 
-@pytest.mark.parametrize("name", ["lantern", "lantern++"])
+@pytest.mark.parametrize("name", slow_but(["lantern"], ["lantern", "lantern++"]))
 def test_simulated_steps_are_recorded_alike(shallow_8x8, name):
     recorded = replace(shallow_8x8, graphs=Graphs(frozen))
     made, want = (decode(t, name, simulate_acceptance=2.0) for t in (recorded, shallow_8x8))
@@ -71,7 +72,7 @@ def test_simulated_steps_are_recorded_alike(shallow_8x8, name):
         assert torch.equal(drawn(a), drawn(b))
 
 
-@pytest.mark.parametrize("name", ["eagle-2", "cool-sd", "sjd"])
+@pytest.mark.parametrize("name", slow_but(["sjd"], ["eagle-2", "cool-sd", "sjd"]))
 def test_recorded_steps_keep_the_same_distributions(shallow_8x8, name):
     recorded = replace(shallow_8x8, graphs=Graphs(frozen))
     want, made = (decode(t, name, CAPTIONS[:1], trace=True)[0].trace for t in (shallow_8x8, recorded))
@@ -79,7 +80,9 @@ def test_recorded_steps_keep_the_same_distributions(shallow_8x8, name):
         torch.testing.assert_close(kept, wanted)
 
 
-@pytest.mark.parametrize(("name", "phases"), [("ar", 3), ("eagle-1", 4), ("eagle-2", 4), ("sjd", 4)])
+@pytest.mark.parametrize(
+    ("name", "phases"), slow_but([("ar", 3), ("sjd", 4)], [("ar", 3), ("eagle-1", 4), ("eagle-2", 4), ("sjd", 4)])
+)
 def test_every_phase_is_one_recording(shallow_8x8, name, phases):
     recorded = replace(shallow_8x8, graphs=Graphs(frozen))  # the first draft, after one token, has a shape of its own
     decoder = build(recorded, method(name))
@@ -87,7 +90,7 @@ def test_every_phase_is_one_recording(shallow_8x8, name, phases):
     assert len(decoder.recordings.replays) == phases
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", slow_but(QUICK, SOME))
 def test_what_a_recording_reads_lives_as_long_as_it(shallow_8x8, name):
     """A CUDA graph has addresses alone: it would read memory that went with the decode all the same."""
     recorded = replace(shallow_8x8, graphs=Graphs(frozen))
@@ -137,11 +140,12 @@ def test_a_gpu_is_made_the_one_that_graphs_are_made_on(device, index, monkeypatc
     torch.backends.cuda.enable_cudnn_sdp(True)
 
 
-def test_a_warm_up_records_all_that_later_images_need(shallow_8x8, monkeypatch):
+@pytest.mark.parametrize("name", slow_but(["ar"], ["ar", "eagle-1"]))
+def test_a_warm_up_records_all_that_later_images_need(shallow_8x8, name, monkeypatch):
     monkeypatch.setattr(opening, "CAPACITY", 1)
     monkeypatch.setattr(cached, "SPAN", 48)
     recorded = replace(shallow_8x8, graphs=Graphs(frozen))
-    decoder = build(recorded, method("eagle-1"))
+    decoder = build(recorded, method(name))
     engine.generate(decoder, CAPTIONS[:1], max_steps=3)
     before = len(decoder.recordings.replays)
     engine.generate(decoder, CAPTIONS[:1])
@@ -149,7 +153,7 @@ def test_a_warm_up_records_all_that_later_images_need(shallow_8x8, monkeypatch):
     assert len(decoder.recordings.replays) == before > 0
 
 
-@pytest.mark.parametrize("name", ["ar", "eagle-2"])
+@pytest.mark.parametrize("name", slow_but(["ar"], ["ar", "eagle-2"]))
 def test_prompts_whose_caches_differ_in_size_do_not_share_recordings(shallow_8x8, name, monkeypatch):
     monkeypatch.setattr(opening, "CAPACITY", 1)
 

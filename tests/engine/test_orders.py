@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from conftest import ROOT, mistake
+from conftest import ROOT, mistake, slow_but
 from fake_cuda_graph import frozen
 from families import small_row
 from test_emu3 import VQ
@@ -58,9 +58,9 @@ def tokens(made):
     return torch.stack([g.tokens for g in made])
 
 
-@pytest.mark.parametrize("which", ["lumina", "emu3", "no ends", "tiny"])
+@pytest.mark.parametrize("which", slow_but(["lumina", "emu3", "no ends"], ["lumina", "emu3", "no ends", "tiny"]))
 @pytest.mark.parametrize(("name", "options"), [("zipar", {"window": 99}), ("pjd", {"c": 99})])
-@pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize("temperature", slow_but([1.0], [1.0, 0.0]))
 def test_with_one_row_at_a_time_the_tokens_are_those_of_raster_order(targets, which, name, options, temperature):
     captions = CAPTIONS[:1] if which == "tiny" else CAPTIONS
     plain = engine.generate(build(targets[which], method(name, order="raster"), temperature), captions, seed=5)
@@ -69,7 +69,7 @@ def test_with_one_row_at_a_time_the_tokens_are_those_of_raster_order(targets, wh
     assert [g.accept_lengths for g in made] == [g.accept_lengths for g in plain]
 
 
-@pytest.mark.parametrize("which", ["lumina", "emu3", "no ends", "tiny 8×8"])
+@pytest.mark.parametrize("which", slow_but(["lumina", "emu3", "no ends"], ["lumina", "emu3", "no ends", "tiny 8×8"]))
 @pytest.mark.parametrize(("name", "options"), FORMS)
 def test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone(targets, which, name, options):
     target = targets[which]
@@ -83,8 +83,8 @@ def test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone(targets,
         assert len({g.steps for g in together}) > 1  # or none would have been finished before another
 
 
-@pytest.mark.parametrize("which", ["lumina", "emu3", "no ends", "tiny 8×8"])
-@pytest.mark.parametrize(("name", "options"), FORMS)
+@pytest.mark.parametrize("which", slow_but(["lumina", "no ends"], ["lumina", "emu3", "no ends", "tiny 8×8"]))
+@pytest.mark.parametrize(("name", "options"), slow_but([FORMS[1], FORMS[4]], FORMS))
 def test_recorded_steps_give_the_tokens_of_launched_ones(targets, which, name, options):
     target = targets[which]
     recorded = replace(target, graphs=Graphs(frozen))
@@ -96,7 +96,7 @@ def test_recorded_steps_give_the_tokens_of_launched_ones(targets, which, name, o
 
 
 @pytest.mark.parametrize("ends", [True, False])
-@pytest.mark.parametrize("s", [2, 4, 8, 16])
+@pytest.mark.parametrize("s", slow_but([2, 4], [2, 4, 8, 16]))
 def test_zipar_takes_two_rows_and_the_lead_of_every_other_row(s, ends):
     target = ChameleonFamily().random_target(
         small_row(asdict(replace(CONFIG, grid=32, positions=2048)) | {"dialect": "lumina", "vq": asdict(row_ends.VQ)}),

@@ -84,7 +84,7 @@ def test_every_kind_of_draft_can_be_simulated(shallow_8x8, name):
     assert 1.5 < (shallow_8x8.length - 1) / made.steps < 2.5
 
 
-def test_what_means_nothing_is_not_measured(tmp_path):
+def test_what_means_nothing_is_not_measured(small_images, tmp_path):
     given = {"methods": ["eagle-1"], "num_prompts": 1, "simulate_acceptance": 2.0, "metrics": ["clip", "fid"]}
     _, summary = sweeps.run(config.sweep(given, "test"), tmp_path)
     ar, eagle = summary.rows

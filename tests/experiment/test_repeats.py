@@ -6,16 +6,11 @@ import pytest
 
 from lanternbench.errors import UserError
 from lanternbench.experiment import config as settings
-from lanternbench.experiment import read_samples, runner, worker
+from lanternbench.experiment import read_samples, runner
 from lanternbench.experiment.config import MAX_SEED, Sweep
 
 
-@pytest.fixture
-def few_steps(shallow, monkeypatch):
-    monkeypatch.setattr(worker, "load_with_drafter", lambda *_: shallow)
-
-
-def test_every_prompt_gets_each_seed_once_and_a_stopped_run_goes_on(few_steps, tmp_path):
+def test_every_prompt_gets_each_seed_once_and_a_stopped_run_goes_on(small_images, tmp_path):
     config = Sweep(methods=["sjd"], num_prompts=1, seed=5, repeats=2, metrics=[])
     first = runner.Callbacks(budget_s=0)  # stops after the first unit
     path, summary = runner.run(config, tmp_path, watch=first)

@@ -15,7 +15,7 @@ import pytest
 import torch
 import typer
 from click.testing import Result
-from conftest import ROOT, interrupted, mistake
+from conftest import ROOT, interrupted, mistake, two_layers
 from typer.testing import CliRunner
 
 from lanternbench import experiment as results
@@ -48,11 +48,13 @@ def cli(*args: str, cwd: Path) -> Result:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory) -> Path:
-    """A folder in which one small sweep has been run, undisturbed."""
+def swept(shallow, tmp_path_factory) -> Path:
+    """A folder in which one small sweep has been run, undisturbed, on two layers of the target."""
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "small.yaml").write_text(SWEEP)
-    cli("sweep", "small.yaml", cwd=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "load_with_drafter", lambda *_: shallow)
+        cli("sweep", "small.yaml", cwd=folder)
     return folder
 
 
@@ -75,8 +77,12 @@ def test_a_sweep_stores_every_method_for_every_prompt(swept):
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_continues_to_the_same_results_and_computes_nothing_twice(swept, tmp_path):
-    (tmp_path / "small.yaml").write_text(SWEEP)
+def test_a_killed_sweep_continues_to_the_same_results_and_computes_nothing_twice(tmp_path):
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    for folder in (whole, tmp_path):
+        (folder / "small.yaml").write_text(SWEEP)
+    cli("sweep", "small.yaml", cwd=whole)
     process = subprocess.Popen([*CLI, "sweep", "small.yaml"], cwd=tmp_path, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
     lines: list[str] = []
@@ -91,7 +97,7 @@ def test_a_killed_sweep_continues_to_the_same_results_and_computes_nothing_twice
     cli("sweep", "small.yaml", cwd=tmp_path)
     after = results.read_samples(results.latest(tmp_path / "results"))
     assert [s.model_dump() for s in after[: len(before)]] == [s.model_dump() for s in before]  # times included
-    assert stored(tmp_path) == stored(swept)
+    assert stored(tmp_path) == stored(whole)
 
 
 def test_report_writes_every_format(swept):
@@ -100,7 +106,7 @@ def test_report_writes_every_format(swept):
     assert {".md", ".csv", ".tex", ".png", ".svg", ".pdf", ".html"} <= written
 
 
-def test_run_measures_ar_alongside_and_resumes(swept):
+def test_run_measures_ar_alongside_and_resumes(swept, few_layers):
     first = cli("run", "--method", "cool-sd", "--lambda", "2", "-n", "1", "--json", cwd=swept)
     rows = json.loads(first.stdout)["rows"]
     assert [r["label"] for r in rows] == ["ar", "cool-sd λ=2"]
@@ -111,7 +117,7 @@ def test_run_measures_ar_alongside_and_resumes(swept):
 @pytest.mark.parametrize(
     "name", ["coco2017:{shared}/coco/captions_val2017.json", "parti:{shared}/prompts/PartiPrompts.tsv"]
 )
-def test_official_prompts_run(shared, tmp_path, name):
+def test_official_prompts_run(shared, few_layers, tmp_path, name):
     done = cli(
         "run", "-m", "cool-sd", "--prompts", name.format(shared=shared), "-n", "2", "--no-baseline", "--json",
         cwd=tmp_path,
@@ -195,7 +201,11 @@ def test_a_folder_of_another_configuration_is_not_mixed_with(swept):
         results.RunFolder.open(run.parent, run.name, results.read_run(run)["config"] | {"temperature": 0.3})
 
 
-def test_another_dtype_is_another_run_and_is_not_mixed_with(tmp_path):
+def test_another_dtype_is_another_run_and_is_not_mixed_with(tmp_path, monkeypatch):
+    def loaded(name, drafter, device, random, dtype, *_):
+        return two_layers(side=8, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32)
+
+    monkeypatch.setattr(worker, "load_with_drafter", loaded)
     (tmp_path / "ar.yaml").write_text("methods: [ar]\nnum_prompts: 1\nmetrics: []\n")
     plain = sweep_file.read(tmp_path / "ar.yaml")[0]
     assert "dtype" not in plain.record()  # so folders of old stay valid
@@ -244,11 +254,11 @@ def test_a_grid_of_options_is_expanded_and_each_method_kept_once():
     assert labels[0] == "ar"
 
 
-def test_a_registered_residual_is_not_taken_for_lossless_but_measured(target):
+def test_a_registered_residual_is_not_taken_for_lossless_but_measured(shallow_8x8):
     with registry.temporary({"residual": {"forgets": lambda q, p, x, depth, rule: q}}):
         made = method("eagle-1", residual="forgets")
         assert not made.lossless
-        decoder = build(target, made)
+        decoder = build(shallow_8x8, made)
         made = engine.generate(decoder, ["a red circle"], trace=True)
     assert decoder.lossless is False
     assert worker.figures(decoder, made)[0]["fidelity_loss"] > 0.02

@@ -36,7 +36,7 @@ def serve():
                 pass
 
         running.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=running[0].serve_forever, daemon=True).start()
+        threading.Thread(target=running[0].serve_forever, args=[0.01], daemon=True).start()
         return f"http://127.0.0.1:{running[0].server_port}/file"
 
     yield start

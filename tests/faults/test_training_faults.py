@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from conftest import two_layers
 from torch import nn
 
 from lanternbench import prompts
@@ -66,7 +67,8 @@ def test_samples_that_are_none_are_named(value, tmp_path):
         drafter.read_tokens(tmp_path / "samples.pt", (2, 4), 10)
 
 
-def test_a_second_training_on_a_work_folder_is_refused(tmp_path):
+def test_a_second_training_on_a_work_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(drafter, "load_unpacked", lambda *_, **__: two_layers(side=8, dtype=torch.float32))
     plan = drafter.Plan("tiny", prompts.load("demo", 2), steps=1, batch=1, lr=3e-3, seed=0)
     (tmp_path / "work").mkdir()
     held = acquire(tmp_path / "work", WORK)

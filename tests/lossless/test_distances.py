@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, slow_but
 
 from benchmarks import distances
 from lanternbench.lossless import EXACT
@@ -19,10 +19,10 @@ def cells(label: str) -> list[str]:
     return found.strip("| ").split(" | ")[1:]
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("sjd++", {"theta": 0.9}), ("sjd-sv", {"alpha": 0.8}), ("scd", {}), ("sjd", {})],
-)
+CASES = [("sjd++", {"theta": 0.9}), ("sjd-sv", {"alpha": 0.8}), ("scd", {}), ("sjd", {})]
+
+
+@pytest.mark.parametrize(("name", "options"), slow_but(CASES[1:3], CASES))
 def test_the_first_world_s_figures_are_those_of_the_engine(name, options):
     found = distances.of_world(name, options, 0)
     assert cells(method(name, **options).label)[0] == distances.cell(found)

@@ -10,6 +10,7 @@ from typing import get_args
 
 import pytest
 import torch
+from conftest import slow_but
 from rich.console import Console
 from windows_on_tables import output_distribution
 
@@ -24,7 +25,7 @@ from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, verify_all
 from lanternbench.lossless.exact import decode_tables
 from lanternbench.lossless.row_ends import row_end_target
-from lanternbench.lossless.statistical import sampled_tables
+from lanternbench.lossless.statistical import LENGTH, sampled_tables
 from lanternbench.lossless.tables import Tables
 from lanternbench.measure import fidelity
 from lanternbench.methods.acceptance.exact import Exact
@@ -47,6 +48,7 @@ def _inference(monkeypatch):
     monkeypatch.setattr(verification, "TREES", (2, 3, "dense"))
     monkeypatch.setattr(verification, "WINDOWS", (2, 3, "dense"))
     monkeypatch.setattr(verification, "DECODES", 200)
+    monkeypatch.setattr(statistical, "LENGTH", 4)  # of large tables
     with torch.inference_mode():
         yield
 
@@ -221,7 +223,7 @@ def test_a_bonus_token_that_is_left_out_is_found(monkeypatch):
     assert deviation("sd", Tables(3, 4, 1, "dense")) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["eagle-1", "eagle-2"])
+@pytest.mark.parametrize("name", slow_but(["eagle-2"], ["eagle-1", "eagle-2"]))
 def test_a_branch_that_is_not_moved_in_the_cache_is_found(name, monkeypatch):
     monkeypatch.setattr(DecoderCache, "move", lambda self, source, target: None)
     assert deviation(name, Tables(3, 4, 1, "dense")) > 1e-3
@@ -320,12 +322,14 @@ def test_row_ends_are_checked_against_a_plain_forward(monkeypatch):
     assert statistical.sampled_tests(row_end_target(), method("eagle-1"), 4, 0).forward > 0.01
 
 
+@pytest.mark.slow
 def test_a_drafter_that_reads_other_states_than_it_was_trained_on_is_noticed(target):
     """Four images: 0.15 is three standard errors; states in each other's places cost 0.2."""
     overlap = statistical.sampled_tests(target, method("eagle-3"), 4, 0).overlap
     assert overlap > verification.OVERLAP["eagle-3"] - verification.SHORT
 
 
+@pytest.mark.slow
 def test_an_adaptive_tree_with_as_many_nodes_as_levels_is_recorded_as_the_tree_it_is(target):
     made = method("adt-tree", total_nodes=8, depth_range=(0, 8))
     assert statistical.sampled_tests(target, made, 4, 0).forward < 1e-3
@@ -367,15 +371,18 @@ def test_the_rank_test_keeps_its_level_and_finds_the_effect_it_states():
 # ---------------------------------------------------------------- statistics on large tables
 
 
-@pytest.mark.parametrize("name", ["eagle-2", "sjd-pac"])
-def test_published_sizes_on_large_tables_pass(name):
+@pytest.mark.parametrize("name", slow_but(["eagle-2"], ["eagle-2", "sjd-pac"]))
+def test_published_sizes_on_large_tables_pass(name, monkeypatch):
+    monkeypatch.setattr(statistical, "LENGTH", LENGTH)
     found = sampled_tables(method(name), 0, 200)
     assert found.tokens == 1000
     assert found.ranks.p_value > statistical.ALPHA
     assert found.powers[0] < found.powers[2]
 
 
+@pytest.mark.slow
 def test_large_tables_find_the_wrong_rule_that_they_say_they_would(monkeypatch):
+    monkeypatch.setattr(statistical, "LENGTH", LENGTH)
     found = sampled_tables(method("sd"), 0, 1500)
     assert found.ranks.p_value > statistical.ALPHA
     assert found.powers[0] < found.powers[1] < found.powers[2]

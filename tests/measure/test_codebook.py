@@ -27,15 +27,15 @@ def test_a_token_gives_way_to_one_of_its_k_nearest_and_never_to_itself():
         )  # 40 draws of 5: missed in 1 of 1,500
 
 
-def test_larger_neighbourhoods_hold_more_probability_and_change_images_more(target):
-    found = codebook.study_codebook(target, CAPTIONS, [2, 10, 100, target.vocab])
+def test_larger_neighbourhoods_hold_more_probability_and_change_images_more(shallow):
+    found = codebook.study_codebook(shallow, CAPTIONS, [2, 10, 100, shallow.vocab])
     mass, noise = [x.mass for x in found.likenesses], [x.psnr for x in found.likenesses]
     distance = [x.distance for x in found.likenesses]
     assert mass == sorted(mass)
     assert mass[-1] == pytest.approx(1, abs=1e-5)
     assert noise == sorted(noise, reverse=True)
     assert distance == sorted(distance)
-    assert (found.codes, found.width) == tuple(target.codebook.shape)
+    assert (found.codes, found.width) == tuple(shallow.codebook.shape)
     assert [len(row) for row in found.images] == [5, 5]
 
 
@@ -46,11 +46,11 @@ def test_near_codes_are_better_substitutes_than_random_ones(target):
     assert near.mass > 2 * other.mass
 
 
-def test_codes_that_coincide_are_counted_and_change_nothing(target, monkeypatch):
-    half = target.vocab // 2
-    codes = target.vq.quantize.embedding.weight
+def test_codes_that_coincide_are_counted_and_change_nothing(shallow, monkeypatch):
+    half = shallow.vocab // 2
+    codes = shallow.vq.quantize.embedding.weight
     monkeypatch.setattr(codes, "data", torch.cat([codes.data[:half], codes.data[:half]]))
-    found = codebook.study_codebook(target, CAPTIONS[:1], [2])
+    found = codebook.study_codebook(shallow, CAPTIONS[:1], [2])
     assert found.twins == half
     assert found.likenesses[0].psnr is None
     assert found.likenesses[0].distance == 0

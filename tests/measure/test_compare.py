@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import mistake
+from conftest import mistake, slow_but
 from scipy.special import stdtrit
 from typer.testing import CliRunner
 
@@ -93,7 +93,7 @@ def run(seed: int, prompts: int, methods: list[str] = METHODS, timed: bool = Tru
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("prompts", [2, 4, 8, 16])
+@pytest.mark.parametrize("prompts", slow_but([4], [2, 4, 8, 16]))
 def test_a_gate_between_two_runs_of_one_code_fails_at_most_once_in_twenty(prompts):
     """200 pairs, three methods, two conditions; a rate of 10 % would pass with a chance of 0.8 %."""
     conditions = [condition("speedup<-5%"), condition("latency_s>5%")]

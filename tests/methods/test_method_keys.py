@@ -10,7 +10,7 @@ import pytest
 from lanternbench import registry
 from lanternbench.component import option
 from lanternbench.errors import UserError
-from lanternbench.experiment import iter_samples
+from lanternbench.experiment import iter_samples, worker
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.runner import run
 from lanternbench.methods.acceptance.exact import Exact
@@ -42,6 +42,14 @@ def test_labels_that_are_equal_are_told_apart_by_the_key():
     labels = [m.label for m in both]
     assert len(set(labels)) == 3
     assert made[0].key == both[0].key
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_images(shallow_8x8):
+    """As in conftest, for all runs of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "load_with_drafter", lambda *_: shallow_8x8)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -59,6 +59,7 @@ def test_gumbel_coupling_is_lossless_over_all_noise(monkeypatch):
     assert float((total - tables.joint()).abs().max()) < EXACT
 
 
+@pytest.mark.slow
 def test_gumbel_coupling_with_its_own_noise_keeps_the_targets_distribution():
     """χ² over 20,000 images of 64 kinds."""
     rows = list(verify_method(method("scd", coupling="gumbel"), None, 0, 8))

@@ -118,6 +118,7 @@ def tokenizer() -> CLIPTokenizer:
     return CLIPTokenizer(vocab=vocabulary, merges=[tuple(m.split()) for m in merges])
 
 
+@pytest.mark.slow
 def test_clip_score_is_that_of_transformers_own_clip_on_the_same_random_weights(shared, no_caches):
     coco = shared / "coco"
     texts = {p.image: p.text for p in prompts.load(f"coco2017:{coco}/captions_val2017.json")}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import slow_but
 from fake_cuda_graph import frozen
 from safetensors.torch import save_file
 from test_anole import CAPTIONS, scrambled
@@ -31,6 +32,7 @@ from lanternbench.training import dflash, drafter, eagle
 from lanternbench.utils.graph_capture import Graphs
 
 KINDS = ["tiny", "classes", "lumina", "janus", "emu3"]  # two of them write row ends
+SMALL = ["classes", "lumina", "janus"]
 TREE = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 
 
@@ -179,7 +181,7 @@ def test_the_network_is_dflash_s_put_together_of_transformers_own_parts(causal, 
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(SMALL, KINDS))
 def test_what_it_drafts_from_is_a_plain_network_over_the_committed_context(kind, causal, batch):
     target, captions = blocky(kind, causal), captions_of(kind)[:batch]
     decoder = build(target, method("dflash"), simulate_acceptance=2.0)  # so that some drafts are taken
@@ -204,19 +206,19 @@ def test_what_it_drafts_from_is_a_plain_network_over_the_committed_context(kind,
     assert apart > 1e-3  # slots differ
 
 
-@pytest.mark.parametrize("kind", ["tiny", "lumina"])
-def test_recorded_batched_and_single_decodes_have_the_same_tokens(kind):
+@pytest.mark.parametrize("paths", slow_but([None], [None, TREE]), ids=["chain", "tree"])
+@pytest.mark.parametrize("kind", slow_but(["lumina"], ["tiny", "lumina"]))
+def test_recorded_batched_and_single_decodes_have_the_same_tokens(kind, paths):
     target, captions = blocky(kind), captions_of(kind)
-    for paths in (None, TREE):
-        one = method("dflash") if paths is None else method("dflash", tree="static", shape=paths)
-        plain, graphs = (build(t, one) for t in (target, replace(target, graphs=Graphs(frozen))))
-        batch, recorded = (engine.generate(d, captions, max_steps=4) for d in (plain, graphs))
-        alone = [engine.generate(plain, [c], max_steps=4)[0] for c in captions]
-        for a, b, c in zip(batch, recorded, alone, strict=True):
-            n = 1 + sum(a.accept_lengths)
-            assert a.accept_lengths == b.accept_lengths == c.accept_lengths
-            assert torch.equal(a.tokens[:n], b.tokens[:n])
-            assert torch.equal(a.tokens[:n], c.tokens[:n])
+    one = method("dflash") if paths is None else method("dflash", tree="static", shape=paths)
+    plain, graphs = (build(t, one) for t in (target, replace(target, graphs=Graphs(frozen))))
+    batch, recorded = (engine.generate(d, captions, max_steps=4) for d in (plain, graphs))
+    alone = [engine.generate(plain, [c], max_steps=4)[0] for c in captions]
+    for a, b, c in zip(batch, recorded, alone, strict=True):
+        n = 1 + sum(a.accept_lengths)
+        assert a.accept_lengths == b.accept_lengths == c.accept_lengths
+        assert torch.equal(a.tokens[:n], b.tokens[:n])
+        assert torch.equal(a.tokens[:n], c.tokens[:n])
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,7 @@ def test_layers_that_it_reads_follow_the_paper_s_formula():
     assert [spread(n) for n in (1, 2, 4, 5)] == [(), (1,), (1, 2, 3), (2, 3)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(SMALL, KINDS))
 def test_every_family_trains_one_and_loads_what_was_saved(kind, tmp_path, monkeypatch):
     made = replace(blocky(kind), drafters={})
     made.model.float()

@@ -61,6 +61,7 @@ def known(tmp_path, monkeypatch):
     return row
 
 
+@pytest.mark.slow
 def test_a_target_that_drafts_for_itself_is_always_accepted(target):
     made, kind = with_drafter(target, "tiny")
     drafted = decoded(made, "sd")
@@ -79,12 +80,12 @@ def test_a_smaller_target_drafts_by_name_and_from_a_folder(classes, known):
     assert not classes.drafters
 
 
-def test_an_eagle_drafter_is_read_from_a_file_or_folder(target, tmp_path):
-    own = decoded(target, "eagle-1", temperature=1.0)
+def test_an_eagle_drafter_is_read_from_a_file_or_folder(shallow, tmp_path):
+    own = decoded(shallow, "eagle-1", temperature=1.0)
     save_file(
         {k: v.float() for k, v in tiny.read(tiny.WEIGHTS / "eagle.safetensors")[0].items()}, tmp_path / "a.safetensors"
     )
-    bare = replace(target, drafters={})
+    bare = replace(shallow, drafters={})
     for path in (tmp_path, tmp_path / "a.safetensors"):
         made, kind = with_drafter(bare, str(path))
         drafted = decoded(made, "eagle-1", temperature=1.0)

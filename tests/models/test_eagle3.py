@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import slow_but
 from fake_cuda_graph import frozen
 from families import random_chameleon
 from safetensors.torch import load_file, save_file
@@ -34,6 +35,7 @@ from lanternbench.training import drafter, eagle
 from lanternbench.utils.graph_capture import Graphs
 
 KINDS = ["tiny", "classes", "anole", "lumina", "janus", "emu3"]
+SMALL = ["classes", "anole", "lumina", "janus"]
 
 
 def deep(kind: str) -> Target:
@@ -71,7 +73,7 @@ def by_hooks(target: Target, captions: list[str], tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", ["chain-3", [[0], [1], [0, 0], [0, 1], [1, 0]]], ids=["chain", "tree"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["tiny", *SMALL], KINDS))
 def test_what_it_reads_in_a_decode_are_the_states_of_a_plain_forward(kind, shape):
     target, captions = deep(kind), captions_of(kind)
     decoder = build(target, method("eagle-3", shape=shape), simulate_acceptance=2.0)  # so that some drafts are taken
@@ -105,6 +107,7 @@ def test_what_it_reads_in_a_decode_are_the_states_of_a_plain_forward(kind, shape
     assert (low - middle).abs().mean() > 0.01 * low.abs().mean()
 
 
+@pytest.mark.slow
 def test_recorded_batched_and_single_decodes_of_rows_with_ends_have_the_same_tokens():
     target, captions = deep("lumina"), CAPTIONS
     decoders = [build(t, method("eagle-3")) for t in (target, replace(target, graphs=Graphs(frozen)))]
@@ -117,7 +120,7 @@ def test_recorded_batched_and_single_decodes_of_rows_with_ends_have_the_same_tok
         assert torch.equal(a.tokens[:n], c.tokens[:n])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(SMALL, KINDS))
 @pytest.mark.parametrize("name", ["eagle-3", "eagle-2"])
 def test_at_temperature_0_it_keeps_the_target_s_tokens_on_every_tree(kind, name):
     target, captions = deep(kind), captions_of(kind)
@@ -165,7 +168,7 @@ def test_it_starts_out_as_the_eagle_1_drafter_that_it_starts_from():
         assert own.keys() - one.state_dict().keys() == {"fusion.weight"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(SMALL, KINDS))
 def test_every_family_trains_one_and_loads_what_was_saved(kind, tmp_path, monkeypatch):
     made = replace(deep(kind), drafters={})
     if kind == "tiny":

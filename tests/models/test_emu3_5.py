@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import slow_but
 from fake_cuda_graph import frozen
 from families import small_row
 from safetensors.torch import save_file
@@ -146,9 +147,7 @@ def test_a_batch_draws_what_single_prompts_draw(target, name, options):
     assert not torch.equal(*(made.tokens for made in together))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [m if m[0] in ("scd", "zipar") else pytest.param(*m, marks=pytest.mark.slow) for m in METHODS]
-)
+@pytest.mark.parametrize(("name", "options"), slow_but([METHODS[0]], METHODS))
 def test_recorded_steps_draw_the_same(target, name, options):
     want, made = (
         generate(build(t, method(name, **options)), ["a red ring"])[0].tokens

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import slow_but
 from fake_cuda_graph import frozen
 from families import small_row
 from safetensors.torch import save_file
@@ -162,7 +163,7 @@ def test_positions_are_those_that_transformers_gives(theirs, loaded):
     assert torch.equal(found[len(ids) :].T, after[:, :-1])  # the last is of the end token
 
 
-@pytest.mark.parametrize("name", ["ar", "scd", "eagle-1", "cool-sd", "adt-tree"])
+@pytest.mark.parametrize("name", slow_but(["ar", "scd", "adt-tree"], ["ar", "scd", "eagle-1", "cool-sd", "adt-tree"]))
 def test_greedy_tokens_are_those_of_generate(target, greedy, name):
     """One by one and in a batch of prompts of different lengths; drafting methods too."""
     together = decode(target, name, CAPTIONS)
@@ -187,14 +188,14 @@ def test_with_the_same_uniforms_tokens_are_those_drawn_from_transformers_logits(
     assert made == drawn_by_transformers(theirs, prompt(target, caption), inverse_cdf)
 
 
-@pytest.mark.parametrize("name", ["ar", "scd", "eagle-1", "cool-sd"])
+@pytest.mark.parametrize("name", slow_but(["ar", "scd"], ["ar", "scd", "eagle-1", "cool-sd"]))
 def test_a_batch_draws_what_single_prompts_draw(target, name):
     together = decode(target, name, CAPTIONS, 1.0)
     for caption, tokens in zip(CAPTIONS, together, strict=True):
         assert torch.equal(tokens, decode(target, name, [caption], 1.0)[0])
 
 
-@pytest.mark.parametrize("name", ["ar", "scd", pytest.param("eagle-1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", slow_but(["ar"], ["ar", "scd", "eagle-1"]))
 def test_recorded_steps_draw_the_same_with_prompts_of_any_length(target, name):
     """A recording's rotary table is that of the prompt at hand."""
     recorded = replace(target, graphs=Graphs(frozen))  # the caches are one prompt's after the other's
@@ -411,7 +412,7 @@ def test_zipar_draws_the_coarse_grid_token_by_token_and_then_rows_of_the_fine_on
     assert 1 + made.steps == PREVIEW + 2 * FINE[1] + (FINE[0] - 2) * s
 
 
-@pytest.mark.parametrize(("name", "options"), ROWS)
+@pytest.mark.parametrize(("name", "options"), slow_but(ROWS[1:], ROWS))
 def test_rows_lose_nothing_on_the_coarse_grid_and_draw_in_a_batch_what_they_draw_alone(target, name, options):
     decoder = build(target, method(name, **options), 1.0)
     together = generate(decoder, CAPTIONS, trace=True)
@@ -426,7 +427,7 @@ def test_rows_lose_nothing_on_the_coarse_grid_and_draw_in_a_batch_what_they_draw
     assert losses[:, PREVIEW + FINE[1] :].mean() > 0.01
 
 
-@pytest.mark.parametrize(("name", "options"), ROWS)
+@pytest.mark.parametrize(("name", "options"), slow_but(ROWS[:1], ROWS))
 def test_recorded_steps_over_rows_of_the_fine_grid_draw_the_same(target, name, options):
     recorded = replace(target, graphs=Graphs(frozen))
     for caption in CAPTIONS:

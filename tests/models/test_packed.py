@@ -104,7 +104,7 @@ def test_each_layer_gets_the_layout_of_its_size_and_none_stays_twice():
 
 
 def test_a_packed_target_decodes_the_same_tokens_and_counts_the_same_bytes():
-    shape = dict(dim=512, n_layer=2, n_head=8, grid=6, vocab_size=512, caption_dim=64, cls_token_num=8)
+    shape = dict(dim=512, n_layer=2, n_head=8, grid=4, vocab_size=512, caption_dim=64, cls_token_num=8)
     made = [random_llamagen(shape, 3.0, 0) for _ in range(2)]
     pack(made[1].model)
     pack(made[1].drafters["eagle"])

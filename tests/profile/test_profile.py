@@ -17,6 +17,7 @@ from lanternbench.engine.trace import Trace
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.models import catalogue
 from lanternbench.profile import step_profile as profile
 from lanternbench.utils import device
 from lanternbench.utils.device import last_level_cache
@@ -88,6 +89,7 @@ def few_passes(monkeypatch):
     monkeypatch.setattr(bandwidth, "bandwidth", partial(bandwidth.bandwidth, seconds=0.0))
 
 
+@pytest.mark.slow
 def test_the_command_profiles_the_drafter_and_the_dtype_that_it_is_given(few_passes, monkeypatch):
     seen = []
     measured = profile.profile
@@ -104,7 +106,8 @@ def test_the_command_profiles_the_drafter_and_the_dtype_that_it_is_given(few_pas
     assert own < 2 < 3 < itself  # the target drafts for itself: a chain of three and the bonus token, but for rounding
 
 
-def test_the_command_prints_a_row_per_method(few_passes):
+def test_the_command_prints_a_row_per_method(few_passes, shallow_8x8, monkeypatch):
+    monkeypatch.setattr(catalogue, "load_with_drafter", lambda *_: shallow_8x8)
     done = CliRunner().invoke(app, ["profile", "cool-sd", "-n", "1", "--json"], catch_exceptions=False)
     labels = [m["label"] for m in json.loads(done.stdout)["methods"]]
     assert labels[0] == "ar"

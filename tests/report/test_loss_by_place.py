@@ -26,6 +26,12 @@ ROWS = [flat(), *(flat(x, x.split()[0], 2.0, fidelity_loss=0.1, lossless=False) 
 LOST = {ZIPAR: ([0.0, 0.3], [0.1, 0.15, 0.2]), PJD: ([0.0, 0.1], [0.05, 0.05, 0.05])}  # of the first prompt
 
 
+@pytest.fixture(autouse=True)
+def no_other_pictures(monkeypatch):
+    """A report writes the maps alone."""
+    monkeypatch.setattr("lanternbench.report.write.write_pictures", lambda *_: [])
+
+
 def by_place(rows: list[list[float]], columns: list[list[float]]) -> dict[str, list[list[float]]]:
     """The losses of a method's samples by row and by column."""
     return {"row": rows, "column": columns}

@@ -220,6 +220,7 @@ def test_hostile_names_and_captions_are_text_in_the_browser(browse, tmp_path):
     assert seen["scripts"] == 3  # the page's own, and the two of this test
 
 
+@pytest.mark.slow
 def test_a_page_of_32_prompts_by_13_methods_is_under_5_mb(tmp_path):
     import numpy as np
 

@@ -10,7 +10,7 @@ import pytest
 from lanternbench.measure.statistics import holm, paired_test, paired_tests
 from lanternbench.report.load import load_run, read_contents
 from lanternbench.report.pairs import Pair, compared
-from lanternbench.report.write import report
+from lanternbench.report.write import FORMATS, report
 
 
 def make_run(folder, samples, labels=("ar", "a", "b")):
@@ -64,13 +64,13 @@ def test_what_is_damaged_untimed_or_alone_has_no_row(tmp_path):
     samples += [sample("b", 0), {"label": None}]
     run = make_run(tmp_path / "r", samples)
     assert pairs(run) == []
-    assert not any("pairs" in file.name for file in report([run]))
+    assert not any("pairs" in file.name for file in report([run], formats=[*FORMATS]))
 
 
 def test_the_report_holds_the_comparison_and_escapes_it(tmp_path):
     evil = "<b>x</b>"
     samples = [sample(label, i, s) for label, s in (("ar", 2.0), (evil, 1.0)) for i in range(3)]
-    files = {file.name: file for file in report([make_run(tmp_path / "r", samples, ("ar", evil))])}
+    files = {file.name: file for file in report([make_run(tmp_path / "r", samples, ("ar", evil))], formats=[*FORMATS])}
     assert "| 2.00× |" in files["pairs.md"].read_text()
     assert "run,figure,method,against,prompts,value" in files["pairs.csv"].read_text()
     page = files["report.html"].read_text()

@@ -35,7 +35,7 @@ from lanternbench.report.maps import image_uri, token_map
 from lanternbench.report.papers import NONE, differences, published_beside, published_rows
 from lanternbench.report.pareto import pareto_frontier, quality_columns, speed_column, trade_off
 from lanternbench.report.tables import csv_table, markdown_table, terminal_table
-from lanternbench.report.write import report
+from lanternbench.report.write import FORMATS, report
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)> ${plotly} \" | & \u0000"
 
@@ -139,7 +139,7 @@ def test_scores_of_random_weights_keep_their_mark_and_stand_beside_no_paper(tmp_
     rows = [flat("cool-sd λ=2", "cool-sd", 2.0, options={"lam": 2.0}, **random), flat(**random)]
     assert metric_column("fid-random").better == "lower"
     folder = make_run(tmp_path / "r", rows)
-    report([folder], published=True)
+    report([folder], published=True, formats=["md"])
     table = (folder / "report" / "table.md").read_text()
     assert "FID-random ↓" in next(line for line in table.splitlines() if line.startswith("| method"))
     assert RANDOM_NOTE.text in table
@@ -309,7 +309,7 @@ def test_a_withheld_speedup_is_a_dash_in_every_table_with_a_note(tmp_path):
                 key = f"{prompt}|{label}|0"
                 run.append(results.Sample(key=key, prompt_id=prompt, label=label, method=label, decode_s=each, **made))
             run.finish(measure.summarise(Figures(results.read_samples(run.path)), results.read_run(run.path)))
-    report([run.path])
+    report([run.path], formats=[*FORMATS])
     folder = run.path / "report"
     rows = {r["label"]: r for r in csv.DictReader((folder / "table.csv").read_text().splitlines())}
     assert [float(rows[label]["speedup"] or "nan") for label in ("ar", "sjd")] == [1.0, 2.0]
@@ -337,7 +337,7 @@ def test_runs_of_other_settings_are_told_apart_and_share_no_frontier(tmp_path):
     info = json.loads((runs[2] / "run.json").read_text())
     info["config"]["temperature"], info["environment"]["threads"] = 0, 3
     (runs[2] / "run.json").write_text(json.dumps(info))
-    report(runs, tmp_path / "out")
+    report(runs, tmp_path / "out", formats=["md"])
     table = (tmp_path / "out" / "table.md").read_text()
     assert "The runs differ in temperature (–, 0); threads (–, 3): do not compare" in table
     joined = joined_rows(load_runs(runs))
@@ -345,7 +345,7 @@ def test_runs_of_other_settings_are_told_apart_and_share_no_frontier(tmp_path):
     frontiers = trade_off(joined, quality_columns(joined)[0]).frontiers
     assert [len(frontier) for frontier in frontiers] == [4, 2]
     assert set(frontiers[1]) == {4, 5}
-    report(runs[:2], tmp_path / "alike")
+    report(runs[:2], tmp_path / "alike", formats=["md"])
     assert "differ in" not in (tmp_path / "alike" / "table.md").read_text()
 
 
@@ -402,7 +402,7 @@ def test_a_latex_table_of_several_runs_names_all_their_setups(tmp_path):
     folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b")]
     info = json.loads((folders[1] / "run.json").read_text())
     (folders[1] / "run.json").write_text(json.dumps(info | {"target": {"name": "anole-7b"}}))
-    report(folders, tmp_path / "out")
+    report(folders, tmp_path / "out", formats=["tex"])
     caption = next(line for line in (tmp_path / "out" / "table.tex").read_text().splitlines() if "caption" in line)
     assert "on tiny (demo, 2 prompts" in caption
     assert "on anole-7b (demo, 2 prompts" in caption
@@ -583,7 +583,7 @@ def test_no_text_of_a_csv_is_a_formula_and_numbers_stay_numbers(sign):
 def test_no_link_of_markdown_or_html_leads_anywhere(tmp_path):
     bad = "[x](javascript:alert(1)) <a href=javascript:alert(1)>x</a> ![i](http://x/y.png)"
     folder = make_run(tmp_path / "r", [flat(), flat(bad, "sjd", 1.5)], caption=bad, run_id=bad)
-    report([folder], published=True)
+    report([folder], published=True, formats=["md", "html"])
     for name in ("table.md", "pairs.md"):
         text = (folder / "report" / name).read_text()
         assert not re.search(r"(?<!\\)\]\(", text), name
@@ -631,7 +631,7 @@ def test_every_table_has_its_recipe(tmp_path):
     info["environment"] |= {"threads": 3}
     info["target"] |= {"prompt_template": "draw {caption}"}
     (folder / "run.json").write_text(json.dumps(info))
-    report([folder], published=True)
+    report([folder], published=True, formats=["md", "tex", "html"])
     for name, tables in (("table.md", 1), ("table.tex", 1), ("report.html", 1)):
         text = (folder / "report" / name).read_text()
         plain = re.sub(r"<[^>]+>", " ", text).replace("\\", "")

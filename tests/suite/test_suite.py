@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from conftest import mistake
 
 from lanternbench import prompts
 from lanternbench.errors import UserError
-from lanternbench.experiment import config, sweep_file
+from lanternbench.experiment import config, sweep_file, worker
 from lanternbench.experiment.runner import run
+from lanternbench.models.catalogue import load_target
 from lanternbench.models.entries import catalogue
 from lanternbench.report.load import load_run
 from lanternbench.suite import protocol
@@ -70,12 +72,15 @@ def test_a_sweep_file_cannot_claim_to_follow_a_suite(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory):
-    """The tiny protocol on two prompts, and a run of it."""
+def short(shallow, tmp_path_factory):
+    """The tiny protocol on two prompts, and a run of it on two layers of the target."""
     found = protocol.protocol("tiny")
     s = found.settings | {"num_prompts": 2, "metrics": [], "prompts_hash": prompts.load("demo", 2).hash}
     found = found._replace(settings=s, methods=["eagle-1"])
-    return found, run(found.sweep({}), tmp_path_factory.mktemp("results"))[0]
+    with pytest.MonkeyPatch.context() as patch:
+        target = replace(shallow, weights=load_target("tiny").weights)
+        patch.setattr(worker, "load_with_drafter", lambda *_: target)
+        return found, run(found.sweep({}), tmp_path_factory.mktemp("results"))[0]
 
 
 def test_a_run_of_the_suite_says_so_in_every_result(short):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import slow_but
 from fake_device import THERE, Apart
 from families import small_row
 from test_anole import ALL_IDS, CAPTIONS, scrambled, small
@@ -94,13 +95,15 @@ def made_small(kind: str, **shape: Any) -> Target:
 KINDS = ["tiny", "tiny, pads as LANTERN's", "anole", "lumina", "classes", "janus", "emu3"]
 
 
+FED = [
+    *((kind, "the target's tables", "eagle-1") for kind in KINDS),
+    *((kind, "its own tables", "eagle-1") for kind in ("anole", "lumina")),
+    *((kind, "the target's tables", "eagle-3") for kind in ("tiny", "lumina", "classes")),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "tables", "name"),
-    [
-        *((kind, "the target's tables", "eagle-1") for kind in KINDS),
-        *((kind, "its own tables", "eagle-1") for kind in ("anole", "lumina")),
-        *((kind, "the target's tables", "eagle-3") for kind in ("tiny", "lumina", "classes")),
-    ],
+    ("kind", "tables", "name"), slow_but([c for c in FED if c[0] not in ("tiny", "emu3") or c[2] == "eagle-3"], FED)
 )
 def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, name, target, monkeypatch):
     """Logits of what is drafted first: after every step of a decode, and all at once from its tokens."""

@@ -145,16 +145,22 @@ def test_training_that_was_stopped_continues_as_if_it_was_not(tmp_path):
         assert torch.equal(a, b)
 
 
-@pytest.fixture
-def teacher(tmp_path):
-    """Batches of four samples of the embedded target, the target as it is trained (not packed), and the samples."""
-    target = tiny.load()
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Four samples of the embedded target, and the folder that holds them."""
+    target, folder = tiny.load(), tmp_path_factory.mktemp("rollouts")
     aux_layers = target.drafters["eagle-3"].aux_layers(target.model)
-    samples = rollouts.sample(tmp_path, target, 4, log=lambda line: None, aux_layers=aux_layers)
+    return folder, rollouts.sample(folder, target, 4, log=lambda line: None, aux_layers=aux_layers)
+
+
+@pytest.fixture
+def teacher(drawn):
+    """Batches of four samples of the embedded target, the target as it is trained (not packed), and the samples."""
+    target, (_, samples) = tiny.load(), drawn
     return drafters.Batches(target, samples), target, samples
 
 
-def test_rollouts_are_the_targets_own_samples_with_its_hidden_states(teacher, tmp_path):
+def test_rollouts_are_the_targets_own_samples_with_its_hidden_states(teacher, drawn):
     batches, target, samples = teacher
     assert samples.tokens.shape == (4, 256)
     assert len(samples.captions) == 4
@@ -163,7 +169,7 @@ def test_rollouts_are_the_targets_own_samples_with_its_hidden_states(teacher, tm
     assert (q > 0).all()  # every token was among the top 64 of the distribution that the stored states give
     shuffled = samples.tokens[0].long().roll(1)[:, None]
     assert (batches.warp(logits).gather(1, shuffled) == 0).any()
-    again = rollouts.sample(tmp_path, target, 4, log=pytest.fail)  # read from disk, nothing is drawn
+    again = rollouts.sample(drawn[0], target, 4, log=pytest.fail)  # read from disk, nothing is drawn
     assert torch.equal(again.tokens, samples.tokens)
     assert again.captions == samples.captions
 

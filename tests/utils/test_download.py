@@ -41,7 +41,7 @@ def server():
 
     Handler.ranges = []
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=running.serve_forever, daemon=True).start()
+    threading.Thread(target=running.serve_forever, args=[0.01], daemon=True).start()
     Handler.url = f"http://127.0.0.1:{running.server_port}/file"
     yield Handler
     running.shutdown()

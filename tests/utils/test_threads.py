@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from conftest import slow_but
 from torch import nn
 
 import lanternbench
@@ -35,7 +36,9 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU's OpenMP on Linux only")
-@pytest.mark.parametrize("first", ["lanternbench", "lanternbench.cli.main", "lanternbench.api"])
+@pytest.mark.parametrize(
+    "first", slow_but(["lanternbench"], ["lanternbench", "lanternbench.cli.main", "lanternbench.api"])
+)
 def test_openmp_s_threads_sleep_while_they_wait_whichever_module_comes_first(first):
     said = python(f"import {first}, torch", OMP_DISPLAY_ENV="VERBOSE").stderr
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in said
@@ -109,6 +112,7 @@ def test_cores_are_physical_ones_within_affinity_and_quota(tmp_path, monkeypatch
     assert device.cores() == wanted
 
 
+@pytest.mark.slow
 def test_a_sweep_over_targets_of_two_sizes_records_the_threads_of_each(unasked, monkeypatch, tmp_path):
     monkeypatch.setattr(device, "cores", lambda: 2)
     plain = {"methods": ["sjd"], "baseline": False, "num_prompts": 1, "metrics": [], "prompts": "imagenet"}
