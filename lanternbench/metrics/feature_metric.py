@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from PIL import Image
 
 from lanternbench.metrics import distances, files, reference
-from lanternbench.metrics.distances import Statistics, least_images
+from lanternbench.metrics.distances import Statistics
 from lanternbench.metrics.features import ImageFiles, Net, features
 from lanternbench.metrics.metric import ENOUGH, Extra, SetMetric, SetScore
 from lanternbench.registry import register
@@ -22,9 +22,11 @@ class FeatureMetric(SetMetric):
     """Uses Inception-V3's features unless ``load`` is overridden; undefined for fewer than ``fewest`` images."""
 
     compares = True
-    weights = (files.INCEPTION,)
+    weights = files.published("inception")
     resize: ClassVar[str] = ""  # the resize to 299 × 299 pixels: a key of ``nets.RESIZES``
     layer: ClassVar[str] = "2048"
+    warning: ClassVar[str] = ""  # of a value of ``{few}`` images
+    fewest = 2
 
     def load(self) -> Net:
         """The feature net.  Called once, when it is first needed."""
@@ -36,13 +38,9 @@ class FeatureMetric(SetMetric):
         """The value for features [N, D], then those of the further columns."""
         raise NotImplementedError
 
-    def caution(self, generated: Tensor) -> str | None:
-        """The warning for a value of fewer than ``ENOUGH`` images."""
-        return None
-
-    @property
-    def fewest(self) -> int:
-        return 2
+    def caution(self, generated: Tensor) -> str:
+        """The warning for a value of fewer than ``ENOUGH`` images; "" for none."""
+        return self.warning.format(few=f"{len(generated)} images (fewer than {ENOUGH})")
 
     @cached_property
     def net(self) -> Net:
@@ -51,13 +49,11 @@ class FeatureMetric(SetMetric):
     @cached_property
     def real(self) -> Any:
         """Features [M, D] of the real images, or their statistics; loaded on first use."""
-        return features(self.net, ImageFiles(reference.images_in(self.folder), strict=True))
+        return self.real_features()
 
-    @property
-    def folder(self) -> Any:
-        """The folder of real images."""
-        assert self.setup.reference is not None  # else it is not available
-        return self.setup.reference
+    def real_features(self) -> Tensor:
+        """Features [M, D] of the real images.  Raises UserError when one cannot be read."""
+        return features(self.net, ImageFiles(reference.images_in(self.setup.reference), strict=True))
 
     def prepare(self) -> None:
         self.net  # noqa: B018
@@ -75,7 +71,7 @@ class FeatureMetric(SetMetric):
         if problem:
             return SetScore(None, count, self.note("missing", problem))
         value, *more = self.values(generated)
-        text = self.caution(generated) if count < ENOUGH else None
+        text = self.caution(generated) if count < ENOUGH else ""
         note = self.note("warning", text) if text else None
         return SetScore(value, count, note, dict(zip((column.key for column in self.more), more, strict=True)))
 
@@ -102,41 +98,20 @@ class Fid(FeatureMetric):
 
     paper = "Heusel et al. 2017, arXiv 1706.08500"
     title, higher_is_better, form, stand_in = "FID", False, ".2f", "fid-tiny"
+    warning = "FID over {few} is biased upwards: compare only equal numbers of images"
 
     @cached_property
     def real(self) -> Statistics:
-        return reference_statistics(self.net, self.folder)
+        return Statistics.of(self.real_features())
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
         return (distances.fid(generated, self.real),)
 
-    def caution(self, generated: Tensor) -> str | None:
-        count, least = len(generated), least_images(generated.shape[1])
-        note = f"FID over {count} images (fewer than {ENOUGH}) is biased upwards: compare only equal numbers of images"
-        if count < least:
-            return f"{note}; the metric fid-inf, which takes the bias off, needs {least}"
-        return f"{note}, or take the bias off with the metric fid-inf"
-
-
-def reference_statistics(net: Net, folder: Any) -> Statistics:
-    """Statistics of a folder of real images, computed once per content and settings of the net.
-
-    Raises UserError when an image cannot be read.
-    """
-    import torch
-
-    paths = reference.images_in(folder)
-
-    def compute() -> dict[str, Tensor]:
-        real = Statistics.of(features(net, ImageFiles(paths, strict=True)))
-        return vars(real) | {"count": torch.tensor(real.count)}
-
-    def valid(tensors: dict[str, Tensor]) -> bool:
-        width = tensors["total"].numel()
-        return tensors["products"].shape == (width, width) and tensors["count"].numel() == 1
-
-    tensors = reference.cached("fid", paths, str(net.settings), compute, valid)
-    return Statistics(tensors["total"], tensors["products"], int(tensors["count"]))
+    def caution(self, generated: Tensor) -> str:
+        least = distances.least_images(generated.shape[1])
+        if len(generated) < least:
+            return f"{super().caution(generated)}; the metric fid-inf, which takes the bias off, needs {least}"
+        return f"{super().caution(generated)}, or take the bias off with the metric fid-inf"
 
 
 @register("metric", "fid-clean")
@@ -164,8 +139,7 @@ class FidTiny(Tiny, Fid):
     def real(self) -> Statistics:
         from lanternbench.metrics import nets
 
-        tensors = nets.tiny_net()[1]
-        return Statistics(tensors["total"], tensors["products"], int(tensors["count"]))
+        return nets.tiny_net()[1]
 
 
 @register("metric", "fid-inf")
@@ -179,14 +153,15 @@ class FidInf(Fid):
     title, stand_in, extra = "FID∞", "fid-inf-tiny", True
 
     @property
-    def fewest(self) -> int:
-        return least_images(len(self.real.total))
+    def fewest(self) -> int:  # type: ignore[override]
+        return distances.least_images(len(self.real.total))
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
         return (distances.fid_infinity(generated, self.real),)
 
-    def caution(self, generated: Tensor) -> None:
-        """None: the estimate has no bias."""
+    def caution(self, generated: Tensor) -> str:
+        """None, as the estimate has no bias."""
+        return ""
 
 
 @register("metric", "fid-inf-tiny")
@@ -202,17 +177,11 @@ class InceptionScore(FeatureMetric):
 
     paper = "Salimans et al. 2016, arXiv 1606.03498"
     title, form, compares, layer = "Inception Score", ".2f", False, "logits_unbiased"
-
-    @property
-    def fewest(self) -> int:
-        return distances.SPLITS
+    warning = "the Inception Score over {few} is biased: compare only equal numbers"
+    fewest = distances.SPLITS
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
         return (distances.inception_score(generated),)
-
-    def caution(self, generated: Tensor) -> str:
-        few = f"the Inception Score over {len(generated)} images (fewer than {ENOUGH})"
-        return f"{few} is biased: compare only equal numbers"
 
 
 @register("metric", "precision-recall")
@@ -225,13 +194,10 @@ class PrecisionRecall(FeatureMetric):
     paper = "Kynkäänniemi et al. 2019, arXiv 1904.06991"
     title, form, key, stand_in = "Precision", ".3f", "precision", "precision-recall-tiny"
     more = (Extra("recall", "Recall", form=".3f"),)
+    warning = "precision and recall over {few} compare only at equal numbers"
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
         return distances.precision_recall(self.real, generated)
-
-    def caution(self, generated: Tensor) -> str:
-        few = f"precision and recall over {len(generated)} images (fewer than {ENOUGH})"
-        return f"{few} compare only at equal numbers"
 
 
 @register("metric", "precision-recall-tiny")
@@ -251,7 +217,7 @@ class Cmmd(FeatureMetric):
 
     paper = "Jayasumana et al. 2024, arXiv 2401.09603"
     title, form, higher_is_better = "CMMD", ".3f", False
-    weights, extra = (files.CLIP_VIT_L14_336,), True
+    weights, extra = files.published("clip-l14-336"), True
     unbiased: ClassVar[bool] = True
 
     def load(self) -> Net:
@@ -265,9 +231,9 @@ class Cmmd(FeatureMetric):
 
 @register("metric", "cmmd-biased")
 class CmmdBiased(Cmmd):
-    """CMMD by the estimator of its public code, which keeps the pairs of an image with itself.
+    """CMMD by the estimator of its public code: too high by about a constant over the number of images.
 
-    So it is too high by about a constant over the number of images.
+    It keeps the pairs of an image with itself.
     """
 
     title, unbiased = "CMMD (biased estimate)", False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from PIL import Image
 
 from lanternbench.errors import UserError
-from lanternbench.metrics import reference
+from lanternbench.metrics.files import stamp
 from lanternbench.metrics.images import read_image
+from lanternbench.metrics.reference import sha256
+from lanternbench.utils.files import HOME, cache_dir, replacing, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,15 +81,26 @@ def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
 
 
 def _cached(net: Net, images: ImageFiles, block: list[Path]) -> Tensor:
+    """Features [n, D] of a block of files, read from the cache or computed and stored; a damaged file is replaced.
+
+    Raises UserError when the disk is full or not writable.
+    """
     import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file, save
 
-    def compute() -> dict[str, Tensor]:
-        return {"features": torch.cat([torch.zeros(0), *_computed(net, images.images(block))])}
-
-    def valid(tensors: dict[str, Tensor]) -> bool:  # else some files were unreadable and must be reported again
-        return tensors["features"].ndim == 2 and len(tensors["features"]) == len(block)
-
-    return reference.cached("features", block, str(net.settings), compute, valid)["features"]
+    digest = sha256([f"features {net.settings}", *(f"{path.parent.resolve()} {stamp(path)}" for path in block)])
+    path = cache_dir() / "features" / f"{digest[:16]}.safetensors"
+    with suppress(OSError, SafetensorError, KeyError, ValueError):  # absent or damaged
+        stored = load_file(path)["features"]
+        if stored.ndim == 2 and len(stored) == len(block):  # else some were unreadable and must be reported again
+            return stored
+    result = torch.cat([torch.zeros(0), *_computed(net, images.images(block))])
+    with writing(path, HOME):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, HOME, shared=True) as file:
+        file.write(save({"features": result}, {"settings": str(net.settings), "fingerprint": digest}))
+    return result
 
 
 def _computed(net: Net, images: Iterable[Image.Image]) -> Iterator[Tensor]:

@@ -35,7 +35,7 @@ def short(monkeypatch):
 
 @pytest.mark.parametrize("name", ["clip", "fid"])
 def test_shipped_weights_are_under_4_mb_and_say_how_they_were_made(name):
-    path = files.embedded(f"{name}.safetensors")
+    path = files.WEIGHTS / f"{name}.safetensors"
     assert path.stat().st_size < 4e6
     with safe_open(path, "pt") as file:
         about = file.metadata()
@@ -44,7 +44,7 @@ def test_shipped_weights_are_under_4_mb_and_say_how_they_were_made(name):
 
 
 def test_shipped_clip_tells_one_changed_word():
-    clip = clip_tiny.load(files.embedded("clip.safetensors"))
+    clip = clip_tiny.load(files.WEIGHTS / "clip.safetensors")
     rng = np.random.default_rng(0)
     found = [data.scene(i, 99) for i in range(100)]
     x = torch.from_numpy(np.stack([scenes.sample(99, i)[0] for i in range(100)])).permute(0, 3, 1, 2)
@@ -57,7 +57,7 @@ def test_shipped_clip_tells_one_changed_word():
 
 
 def test_shipped_fid_reference_is_a_covariance():
-    net, reference = fid_tiny.load(files.embedded("fid.safetensors"))
+    net, reference = fid_tiny.load(files.WEIGHTS / "fid.safetensors")
     n = int(reference["count"])
     mean = reference["total"] / n
     covariance = (reference["products"] - n * mean.outer(mean)) / (n - 1)
