@@ -59,7 +59,9 @@ def study_codebook(
     assert trace is not None
     generator = torch.Generator().manual_seed(seed)
     mass = trace.q.gather(-1, table[tokens]).cumsum(-1).mean((0, 1))  # [K]
-    drawn, unit = target.images(tokens), _random_distance(codes, generator)
+    drawn = target.images(tokens)
+    one, other = torch.randint(len(codes), (2, PAIRS), generator=generator).to(codes.device)
+    unit = (codes[one].float() - codes[other].float()).norm(dim=-1)[one != other].median()
     pixels, likenesses, rows = _pixels(drawn), [], [[image] for image in drawn]
     for k in ks:
         images = target.images(swap_codes(tokens, table, k, generator))
@@ -76,12 +78,6 @@ def swap_codes(tokens: Tensor, table: Tensor, k: int, generator: torch.Generator
     """Every token [B, L] replaced by one of its k nearest other than itself, drawn evenly: table [V, ≥ k]."""
     rank = torch.randint(1, k, tokens.shape, generator=generator).to(tokens.device)
     return table[tokens, rank]
-
-
-def _random_distance(codes: Tensor, generator: torch.Generator) -> Tensor:
-    one, other = torch.randint(len(codes), (2, PAIRS), generator=generator).to(codes.device)
-    apart = (codes[one].float() - codes[other].float()).norm(dim=-1)
-    return apart[one != other].median()
 
 
 def _pixels(images: list[Image.Image]) -> Tensor:

@@ -7,8 +7,8 @@ import numpy as np
 
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.samples import IMPORTED
+from lanternbench.measure.statistics import LOOKS
 from lanternbench.measure.timing import setting_changes
-from lanternbench.measure.told_apart import LOOKS
 from lanternbench.notes import Note
 
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow
@@ -130,9 +130,8 @@ def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
         yield disturbed
     for environment in environments if timed.any() else ():
         if (environment.get("workers") or 1) > 1:
-            shared = (
-                "sharing cores and caches" if environment.get("device") == "cpu" else "each on a GPU of its of_label"
-            )
+            on_cpu = environment.get("device") == "cpu"
+            shared = "sharing cores and caches" if on_cpu else "each on a GPU of its own"
             text = (
                 f"{environment['workers']} workers measured latencies beside each other, {shared}: speedups are "
                 "paired, as a prompt's methods ran on one worker unless it was lost (devices.jsonl names each "

@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 ALPHA = 0.05
 RESAMPLES = 10_000
 MANY = 1000  # prompts, from which on a fifth of the draws will do
+LOOKS = 4  # of a run that goes on until its methods are told apart; each takes twice the prompts of the one before
+FLIPS = 100_000  # sign patterns: the least p before its correction is 1 / FLIPS
 _CHUNK = 1 << 21  # numbers held at a time
 Floats = NDArray[np.float64]
 
@@ -143,9 +145,8 @@ def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floa
 def holm(p: ArrayLike) -> Floats:
     """p-values of a family of tests, adjusted for their number (Holm, 1979): below α they hold with 1 − α together."""
     values = np.asarray(p, np.float64)
-    order = np.argsort(values)
-    raised = np.maximum.accumulate((len(values) - np.arange(len(values))) * values[order])
-    adjusted = np.empty_like(values)
+    order, adjusted = np.argsort(values), np.empty_like(values)
+    raised = np.maximum.accumulate(np.arange(len(values), 0, -1) * values[order])
     adjusted[order] = np.minimum(raised, 1.0)
     return adjusted
 
@@ -168,6 +169,11 @@ def prompts_needed(tests: int, looks: int = 1) -> int:
     Of 2^n sign patterns 2·(n + 1) are then as extreme as the observed one; Holm multiplies their share by ``tests``.
     """
     return next(n for n in range(1, 64) if looks * max(tests, 1) * 2 * (n + 1) / 2**n < ALPHA)
+
+
+def look_sizes(methods: int) -> list[int]:
+    """Prompts at each look of a run with so many methods beside the baseline."""
+    return [prompts_needed(methods, LOOKS) << look for look in range(LOOKS)]
 
 
 def student_t(df: int, alpha: float) -> float:

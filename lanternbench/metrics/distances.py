@@ -90,20 +90,15 @@ def fid_infinity(features: Tensor, reference: Statistics) -> float:
     return float(at_infinity)
 
 
-def radii(points: Tensor) -> Tensor:
-    """Distance of each point [N, D] to its third-nearest other one [N]; to the farthest where there are fewer."""
-    import torch
-
-    k = min(NEAREST, len(points) - 1)
-    # kthvalue counts from 1, and the nearest of all is the point itself
-    return torch.cat([torch.cdist(block, points).kthvalue(k + 1).values for block in points.split(CHUNK)])
-
-
 def inside(points: Tensor, others: Tensor) -> float:
-    """Share of points [N, D] that lie in the manifold of the others [M, D]."""
+    """Share of points [N, D] that lie in the manifold of the others [M, D].
+
+    A ball around each of the others reaches to its third-nearest neighbour, or to the farthest where there are fewer.
+    """
     import torch
 
-    reach = radii(others)
+    k = min(NEAREST, len(others) - 1) + 1  # kthvalue counts from 1, and the nearest of all is the point itself
+    reach = torch.cat([torch.cdist(block, others).kthvalue(k).values for block in others.split(CHUNK)])
     hits = [(torch.cdist(block, others) <= reach).any(1).sum() for block in points.split(CHUNK)]
     return float(torch.stack(hits).sum() / len(points))
 

@@ -24,12 +24,9 @@ from lanternbench.registry import register
 if TYPE_CHECKING:
     from torch import Tensor
 
+_official = GenEvalPrompts.official
 METADATA = files.Weights(
-    name="geneval-prompts",
-    title="GenEval's prompts",
-    file=f"prompts/{GenEvalPrompts.official.file}",
-    url=GenEvalPrompts.official.url,
-    sha256=GenEvalPrompts.official.sha256,
+    "geneval-prompts", "GenEval's prompts", f"prompts/{_official.file}", _official.url, _official.sha256
 )
 DETECTOR, CLIP, NAMES = files.published("mask2former", "clip-l14", "geneval-names")
 BESIDE = ("geneval_object_names.txt", "object_names.txt")  # names that NAMES has beside the metadata

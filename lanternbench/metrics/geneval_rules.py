@@ -49,20 +49,13 @@ def correct(metadata: Mapping[str, Any], objects: Mapping[str, list[Detection]],
     """Does an image with these objects (by class, best first) satisfy a line of the metadata?"""
     groups: list[list[Detection] | None] = []  # the objects that satisfy each requirement
     for requirement in metadata.get("include", ()):
-        best = objects.get(requirement["class"], [])[: requirement["count"]]
-        groups.append(best if _met(requirement, best, groups, colours) else None)
+        name, count, colour = requirement["class"], requirement["count"], requirement.get("color")
+        best = objects.get(name, [])[:count]
+        met = len(best) >= count and (colour is None or colours(best, name).count(colour) >= count)
+        if met and "position" in requirement:
+            relation, group = requirement["position"]
+            others = groups[group]
+            met = others is not None and all(relation in relations(a.box, b.box) for a in best for b in others)
+        groups.append(best if met else None)
     too_many = any(len(objects.get(bad["class"], [])) >= bad["count"] for bad in metadata.get("exclude", ()))
     return None not in groups and not too_many
-
-
-def _met(
-    requirement: Mapping[str, Any], best: list[Detection], groups: list[list[Detection] | None], colours: Colours
-) -> bool:
-    count, colour = requirement["count"], requirement.get("color")
-    if len(best) < count or (colour is not None and colours(best, requirement["class"]).count(colour) < count):
-        return False
-    if "position" not in requirement:
-        return True
-    relation, group = requirement["position"]
-    others = groups[group]
-    return others is not None and all(relation in relations(a.box, b.box) for a in best for b in others)
