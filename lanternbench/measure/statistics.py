@@ -1,10 +1,10 @@
 """Intervals and paired tests: pure functions of arrays.
 
-The prompt is the unit of sampling: several seeds of one prompt are no independent evidence, so resampling draws
-prompts with all their seeds.  Intervals are 95 % bootstrap percentile intervals, widened for small samples as
-Hesterberg (2015, "What Teachers Should Know About the Bootstrap", section 5.3) proposes.  No resampling can leave the
-range of the values seen, so very few prompts still give too narrow intervals: for normal data the measured coverage is
-49 % with 2 prompts, 74 % with 3, 87 % with 4, 92 % with 5, 93 % with 6, 94 to 95 % from 8 on (4,000 trials each).
+The prompt is the unit of sampling: seeds of one prompt are no independent evidence.  Intervals are 95 % bootstrap
+percentile intervals, widened for small samples (Hesterberg 2015, "What Teachers Should Know About the Bootstrap",
+section 5.3).  No resampling leaves the range of the values seen, so few prompts still give too narrow intervals: the
+measured coverage for normal data is 49 % with 2 prompts, 74 % with 3, 87 % with 4, 92 % with 5, 93 % with 6, 94 to 95 %
+from 8 on (4,000 trials each).
 """
 
 import math
@@ -40,9 +40,7 @@ def draws(prompts: int, n: int = RESAMPLES) -> int:
 def bootstrap_ratio(base: ArrayLike, other: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> Estimate:
     """mean(base) / mean(other) of paired values [prompts], with its 95 % interval over ``n`` resamplings of prompts.
 
-    The speedup is ``bootstrap_ratio(baseline latencies, method latencies)``: the ratio of the means, as it is the
-    total time that a user waits for. Raises ValueError for unequal lengths, no values, values that are not finite,
-    or a denominator of zero.
+    Raises ValueError for unequal lengths, no values, values that are not finite, or a denominator of zero.
     """
     top, bottom = _pairs("bootstrap_ratio", base, other)
     estimate = bootstrap_ratios(top[:, None], bottom[:, None], n, seed)[0]

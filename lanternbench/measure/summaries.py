@@ -48,19 +48,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """``sets``: the figures that metrics of whole image sets gave; ``reference``: the real images they looked at.
-
-    ``samples``: the SHA-256 of the ``samples.jsonl`` that it sums up, None where it is not known.  ``suite``: the name
-    and hash of the suite that was run.
-    """
+    """What was measured of the methods of one run, or of a folder of images."""
 
     rows: list[Row]
     notes: list[Note] = field(default_factory=list)
-    sets: list[str] = field(default_factory=list)
+    sets: list[str] = field(default_factory=list)  # the figures that metrics of whole image sets gave
     costs: Costs = field(default_factory=dict)
-    reference: dict[str, Any] | None = None
-    samples: str | None = None
-    suite: str | None = None
+    reference: dict[str, Any] | None = None  # the real images that those looked at
+    samples: str | None = None  # the SHA-256 of the ``samples.jsonl`` that it sums up, where it is known
+    suite: str | None = None  # the name and hash of the suite that was run
 
     def all_notes(self) -> list[Note]:
         """The notes, with one on the real images and one on the time of each metric."""
@@ -68,13 +64,10 @@ class Summary:
         if real := self.reference:
             text = f"Real images: {real['images']} in {real['folder']}, hash {str(real['hash'])[:16]}."
             notes.append(Note("info", None, text))
-        if each := [f"{name} {_short(1000 * c['seconds'] / c['images'])} s" for name, c in self.costs.items()]:
+        times = {name: 1000 * cost["seconds"] / cost["images"] for name, cost in self.costs.items()}
+        if each := [f"{name} {f'{s:,.0f}' if s >= 100 else f'{s:.3g}'} s" for name, s in times.items()]:
             notes.append(Note("info", None, f"Time of the metrics per 1,000 images: {', '.join(each)}."))
         return notes
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
 def read_summary(folder: Path) -> Summary:
@@ -104,16 +97,14 @@ def read_summary(folder: Path) -> Summary:
     digest, reference = summary.get("samples"), _dict(summary.get("reference"))
     parts = {name: reference.get(name) for name in ("folder", "images", "hash")}
     real = parts | {"metrics": _list(reference.get("metrics"))} if parts.keys() <= reference.keys() else None
-    digest = digest if isinstance(digest, str) else None
-    return Summary(rows, notes, sets, _costs(summary.get("costs")), real, digest)
+    return Summary(rows, notes, sets, _costs(summary.get("costs")), real, digest if isinstance(digest, str) else None)
 
 
 def row_of(entry: Mapping[str, Any]) -> Row:
     """A row from its JSON object."""
     text = {name: str(entry[name]) if entry.get(name) else None for name in ("label", "method", "target", "dataset")}
     figures, lossless = entry.get("figures"), entry.get("lossless")
-    if not isinstance(figures, dict):
-        figures = _flat_figures(entry)
+    figures = figures if isinstance(figures, dict) else _flat_figures(entry)
     histogram = [max(_count(n) or 0, 0) for n in _list(entry.get("accept_histogram"))]
     return Row(
         label=text["label"] or text["method"] or "–",

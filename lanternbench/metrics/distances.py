@@ -73,8 +73,7 @@ def least_images(width: int) -> int:
 def fid_infinity(features: Tensor, reference: Statistics) -> float:
     """FID∞ (Chong & Forsyth, CVPR 2020) of features [N, D], N ≥ ``least_images(D)``: the limit of FID for N → ∞.
 
-    The FID of N images is, to first order, linear in 1/N.  So it is computed on random subsets of growing size, and the
-    line through these values is followed to 1/N = 0.
+    FID is, to first order, linear in 1/N: the line through its values on growing random subsets is followed to 0.
     """
     import torch
 
@@ -91,9 +90,9 @@ def fid_infinity(features: Tensor, reference: Statistics) -> float:
 
 
 def inside(points: Tensor, others: Tensor) -> float:
-    """Share of points [N, D] that lie in the manifold of the others [M, D].
+    """Share of points [N, D] in the manifold of the others [M, D]: balls that just reach the third-nearest neighbour.
 
-    A ball around each of the others reaches to its third-nearest neighbour, or to the farthest where there are fewer.
+    They reach the farthest where there are fewer.
     """
     import torch
 
@@ -104,11 +103,9 @@ def inside(points: Tensor, others: Tensor) -> float:
 
 
 def precision_recall(real: Tensor, generated: Tensor) -> tuple[float, float]:
-    """(precision, recall), 0…1, of features [N, D] against real ones [M, D]; at least two of each.
+    """(precision, recall), 0…1, of features [N, D] against real ones [M, D], at least two of each.
 
-    Kynkäänniemi et al., NeurIPS 2019: a set's manifold is the union of balls around its features that just reach the
-    k-th nearest neighbour.  Precision is the share of generated images inside the real manifold (how good), recall that
-    of real ones inside the generated (how varied).
+    Kynkäänniemi et al., NeurIPS 2019: the share of generated images inside the real manifold, and conversely.
     """
     return inside(generated, real), inside(real, generated)
 

@@ -19,10 +19,7 @@ _requested: int | None = None  # threads that the user asked for
 
 
 def choose(device: str, threads: int | None = None) -> str:
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:N`` -> a device torch can use.
-
-    Raises UserError if torch cannot use it, or for more ``threads`` than this machine has CPUs.
-    """
+    """``auto``, ``cpu``, ``cuda``, ``cuda:N`` -> a device.  Raises UserError if torch has no such, or so many threads."""
     import torch
 
     request_threads(threads)
@@ -41,10 +38,7 @@ def choose(device: str, threads: int | None = None) -> str:
 
 
 def request_threads(threads: int | None) -> None:
-    """Use so many CPU threads, whatever the model; None leaves it to ``fit_threads``.
-
-    Raises UserError for more than this machine has CPUs.
-    """
+    """Use so many CPU threads; None leaves it to ``fit_threads``.  Raises UserError for more than there are CPUs."""
     import torch
 
     global _requested
@@ -57,10 +51,7 @@ def request_threads(threads: int | None) -> None:
 
 
 def fit_threads(model: nn.Module) -> None:
-    """Set torch's threads to what the user asked for, else to what ``model`` gains from: one if small, else all cores.
-
-    The environment variable OMP_NUM_THREADS counts as asking.
-    """
+    """Set torch's threads to what the user asked for, else to what a model gains from: one if small, else all cores."""
     import torch
 
     small = sum(p.numel() for p in model.parameters()) <= SMALL
@@ -68,7 +59,7 @@ def fit_threads(model: nn.Module) -> None:
 
 
 def requested() -> int | None:
-    """Threads that the user asked for, if any."""
+    """Threads that the user asked for, if any; the environment variable OMP_NUM_THREADS counts as asking."""
     variable = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return _requested or (int(variable) if variable.isdigit() else 0) or None
 

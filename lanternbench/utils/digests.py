@@ -1,4 +1,4 @@
-"""Digests of downloaded files: taken once after the download, remembered beside the file, compared ever after."""
+"""Digests of downloaded files: taken after the download, stored beside the file, compared ever after."""
 
 import hashlib
 import json
@@ -25,10 +25,9 @@ def digest(path: Path) -> str:
 
 
 def checked(path: Path, published: str = "", *, again: bool = False) -> None:
-    """Check that a file is as it was published, or else as it was when its digest was first taken.
+    """Check a file by its ``published`` digest (or its first digits), else by that taken first.
 
-    ``published``: the digest, its first digits, or nothing.  The file is read if it is new or changed, or if
-    ``again`` is set.  Raises UserError for another file.
+    It is read if it is new or changed, or if ``again`` is set.  Raises UserError for another file.
     """
     known = remembered(path)
     unchanged = known is not None and known == _entry(path, known.sha256)

@@ -82,9 +82,7 @@ def of_mode(mode: str | None, device: str) -> Graphs | None:
 class Replay:
     """Recorded work.  Arguments are copied into its input tensors; the next call overwrites the returned tensors.
 
-    A recording has the addresses of the other tensors that it reads (masks, tables, weights): they are kept alive, and
-    must be the same in every decode.
-
+    Other tensors that it reads (masks, tables, weights) are kept alive, and must be the same in every decode.
     ``static``: ids of tensors with a fixed address, such as those that another recording returns; read without a copy.
     """
 
