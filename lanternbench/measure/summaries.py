@@ -1,6 +1,5 @@
 """``summary.json``: the results of a run, a row per method, with notes."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +9,7 @@ from lanternbench.errors import UserError
 from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.steps import acceptance
 from lanternbench.notes import Kind, Note
-from lanternbench.utils.files import open_file
-from lanternbench.utils.json_values import check_version
+from lanternbench.utils.json_values import read_object
 
 Costs = dict[str, dict[str, float]]  # metric -> {"images", "seconds"} that were really computed, without loading
 NOTHING = Estimate()
@@ -77,17 +75,12 @@ def read_summary(folder: Path) -> Summary:
     """
     path = Path(folder) / "summary.json"
     try:
-        with open_file(path) as file:
-            summary = json.loads(file.read())
+        summary = read_object(path)
     except FileNotFoundError:
-        raise UserError(
-            f"{folder} has no summary.json, so the run did not finish: continue it with --resume."
-        ) from None
-    except (ValueError, OSError, RecursionError) as error:
+        text = f"{folder} has no summary.json, so the run did not finish: continue it with --resume."
+        raise UserError(text) from None
+    except (ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error}): restore it, or run again with --fresh.") from None
-    if not isinstance(summary, dict):
-        raise UserError(f"{path} is not a JSON object: restore it, or run again with --fresh.")
-    check_version(summary, path)
     entries = [entry for entry in _list(summary.get("rows")) if isinstance(entry, dict)]
     rows = [row_of(entry) for entry in entries]
     names = {name for row in rows for name in row.figures}
@@ -110,7 +103,7 @@ def row_of(entry: Mapping[str, Any]) -> Row:
         label=text["label"] or text["method"] or "–",
         method=text["method"] or text["label"] or "–",
         n=_count(entry.get("n")) or 0,
-        figures={name: _estimate(value) for name, value in figures.items() if isinstance(value, dict)},
+        figures={name: _estimate(parts) for name, parts in figures.items() if isinstance(parts, dict)},
         options=_dict(entry.get("options")),
         target=text["target"],
         dataset=text["dataset"],
@@ -128,16 +121,13 @@ def _flat_figures(entry: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Figures of a row that keeps the parts of a figure side by side: ``speedup``, ``speedup_lo``, ``speedup_hi``."""
     ends = Estimate._fields[1:]
     facts = {"label", "method", "options", "target", "dataset", "temperature", "lossless", "simulated", "n"}
-    names = entry.keys() - facts - {f"{name}_{end}" for name in entry for end in ends}
-    return {
-        name: {"value": entry[name]} | {end: entry.get(f"{name}_{end}") for end in ends}
-        for name in entry
-        if name in names
-    }
+    facts |= {f"{name}_{end}" for name in entry for end in ends}
+    figures = {name: value for name, value in entry.items() if name not in facts}
+    return {k: {"value": v} | {end: entry.get(f"{k}_{end}") for end in ends} for k, v in figures.items()}
 
 
-def _estimate(value: Mapping[str, Any]) -> Estimate:
-    return Estimate(**{name: _number(value.get(name)) for name in ("value", "lo", "hi", "p")}, n=_count(value.get("n")))
+def _estimate(parts: Mapping[str, Any]) -> Estimate:
+    return Estimate(**{name: _number(parts.get(name)) for name in ("value", "lo", "hi", "p")}, n=_count(parts.get("n")))
 
 
 def _note(value: Any, names: set[str]) -> Note:

@@ -19,7 +19,7 @@ _requested: int | None = None  # threads that the user asked for
 
 
 def choose(device: str, threads: int | None = None) -> str:
-    """``auto``, ``cpu``, ``cuda``, ``cuda:N`` -> a device.  Raises UserError if torch has no such, or so many threads."""
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N`` -> a device.  Raises UserError for what this machine does not have."""
     import torch
 
     request_threads(threads)
@@ -73,7 +73,7 @@ def cpu_threads(device: torch.device) -> int | None:
 
 def cores() -> int:
     """Physical cores that this process may use: within its CPU affinity and its control group's quota, at least one."""
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     siblings = {_read(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
     return max(1, min([len(siblings), *(int(quota) for quota in _quotas())]))
 
