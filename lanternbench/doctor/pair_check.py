@@ -26,7 +26,7 @@ def drafting_method(kind: str) -> Method:
 def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None = None) -> list[dict[str, Any]]:
     """What a short decode of ``captions`` shows of the target's drafter of this kind: rows of item, value and ``ok``.
 
-    ``row``: the target's in the catalogue, for what is published of it.  Raises UserError where the drafter does not fit.
+    ``row``: the target's in the catalogue.  Raises UserError where the drafter does not fit.
     """
     net, used, misfit = target.drafters[kind], drafting_method(kind), target.drafters[kind].misfit(target)
     weights = sum(p.numel() for p in net.parameters())
