@@ -59,9 +59,9 @@ class Encoder(NamedTuple):
 @cache
 def tiny_encoder() -> Encoder:
     """The embedded CLIP."""
-    from lanternbench.models.tiny import clip as clip_tiny
+    from lanternbench.models.tiny import evaluators
 
-    return Encoder(clip_tiny.load(files.WEIGHTS / files.CLIP_TINY.file), clip_tiny.pixels, clip_tiny.tokenize)
+    return Encoder(evaluators.load_clip(files.WEIGHTS / files.CLIP_TINY.file), evaluators.pixels, evaluators.tokenize)
 
 
 def openai_pixels() -> Pixels:

@@ -21,8 +21,7 @@ from lanternbench.metrics.clip import MEAN, STD, clip_encoder
 from lanternbench.metrics.distances import Statistics
 from lanternbench.metrics.features import Net
 from lanternbench.metrics.setup import Setup, seeded
-from lanternbench.models.tiny import clip as clip_tiny
-from lanternbench.models.tiny import feature_net
+from lanternbench.models.tiny import evaluators
 
 SIDE, CLIP_SIDE = 299, 336  # pixels that Inception and CLIP see
 
@@ -50,9 +49,9 @@ def square_image(image: Image.Image) -> Tensor:
 @cache
 def tiny_net() -> tuple[Net, Statistics]:
     """The embedded net on images scaled to 64×64 pixels, and the statistics of real scenes beside it."""
-    net, real = feature_net.load(files.WEIGHTS / files.FID_TINY.file)
+    net, real = evaluators.load_feature_net(files.WEIGHTS / files.FID_TINY.file)
     statistics = Statistics(real["total"], real["products"], int(real["count"]))
-    return Net(net, lambda image: clip_tiny.to_uint8([image])[0]), statistics
+    return Net(net, lambda image: evaluators.to_uint8([image])[0]), statistics
 
 
 def clip_net(setup: Setup) -> Net:
