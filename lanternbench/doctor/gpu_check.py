@@ -61,10 +61,7 @@ def exact_target(device: str) -> Target:
 
 
 def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first minute on a new GPU, as rows.  ``facts``: of each GPU, see ``experiment.environment``.
-
-    Raises UserError where there is none.
-    """
+    """The first minute on a GPU, as rows; ``facts``: of each GPU, see ``experiment.environment``.  Raises UserError."""
     if not device.startswith("cuda"):
         raise UserError(
             "torch sees no GPU here, so neither its memory's bandwidth nor CUDA graphs could be checked: run "

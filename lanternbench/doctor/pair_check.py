@@ -15,19 +15,13 @@ TEMPERATURES = (0.0, 1.0)
 
 
 def drafting_method(kind: str) -> Method:
-    """The first lossless preset that drafts with ``kind``, one with a dynamic tree where there is any.
-
-    Raises StopIteration for a kind that no preset uses.
-    """
+    """The first lossless preset that drafts with ``kind``, a dynamic tree preferred.  Raises StopIteration for none."""
     presets = [m for m in map(named, components("preset")) if m.lossless and m.proposal.drafter_kind == kind]
     return next((m for m in presets if m.choices.tree == "dynamic"), next(iter(presets)))
 
 
 def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None = None) -> list[dict[str, Any]]:
-    """What a short decode of ``captions`` shows of the target's drafter of this kind: rows of item, value and ``ok``.
-
-    ``row``: the target's in the catalogue.  Raises UserError where the drafter does not fit.
-    """
+    """Rows of item, value and ``ok`` by a short decode.  Raises UserError where the drafter does not fit the target."""
     net, used, misfit = target.drafters[kind], drafting_method(kind), target.drafters[kind].misfit(target)
     weights = sum(p.numel() for p in net.parameters())
     rows = [check_row(f"drafter '{kind}'", f"{net.about}, {weights / 1e6:.1f}M weights")]

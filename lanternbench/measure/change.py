@@ -43,10 +43,7 @@ class Unjudged(NamedTuple):
 
 
 def changes(old: Figures, new: Figures, names: list[str], tests: int = 1) -> tuple[list[Change], list[Unjudged]]:
-    """The figures ``names`` of all methods of either run: their changes, and those of which one run has no value.
-
-    tests: how many intervals are to hold together with 95 % (Bonferroni).
-    """
+    """Changes of the figures ``names``, and those that have none; ``tests``: intervals to hold together with 95 %."""
     compared, unjudged = [], []
     for label in dict.fromkeys([*old.labels, *new.labels]):
         for name in names:

@@ -132,10 +132,7 @@ def kernel(
     q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule, residual: Residual,
     law: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """K_j, the distribution of the token that this stage draws: q, p [n, V], chosen children x [n] -> [n, V].
-
-    ``law``: what children were drawn from, where that is not p.
-    """
+    """K_j, which this stage draws from: q, p, ``law`` (of drafts, if not p) [n, V], chosen children x [n] -> [n, V]."""
     if p is None:
         f = rule.relax(q, x, depth).value.clamp(max=1)[:, None]
         rest = normalised(residual(q, None, x, depth, rule), q)
@@ -151,10 +148,7 @@ def kernel(
 
 
 def _lantern_rest(q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
-    """Σ_x rejected(x)·G_x for LANTERN's residual, in O(V·k).
-
-    Where x can be rejected q̃(x) < p(x), so G_x is [q − p]₊ with A_x struck out, renormalised.
-    """
+    """Σ_x rejected(x)·G_x in O(V·k): where x can be rejected q̃(x) < p(x), so G_x ∝ [q − p]₊ with A_x struck out."""
     tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
     mass = rule.relax(q[:, None].expand(*q.shape, -1), tokens, depth[:, None])
     assert mass.group is not None

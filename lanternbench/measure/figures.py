@@ -137,10 +137,7 @@ class Figures:
 
     @cached_property
     def comparable(self) -> Flags:
-        """Which samples have a baseline's of the same setting and about the same load: [samples].
-
-        A load that was not recorded, NaN, is the same as any.
-        """
+        """Which samples have a baseline's of one setting and about one load, where both are recorded: [samples]."""
         load, recorded = self.column("load")
         load, settings = np.where(recorded > 0, load, np.nan), self.codes("setting")
         other, alike = load[self.paired], settings == settings[self.paired]

@@ -27,10 +27,7 @@ def counts(figures: Figures) -> dict[str, int]:
 
 
 def asked_for(run: Mapping[str, Any], now: Container[str] = ()) -> tuple[list[str], int]:
-    """The methods that a run was to measure, and of how many samples each.
-
-    A method left out to keep a time budget counts if it has samples ``now``.
-    """
+    """The methods that a run was to measure, and samples of each; left out for time counts if measured ``now``."""
     prompts, config, left_out = run.get("prompts") or {}, run.get("config") or {}, run.get("left_out")
     labels = [str(method.get("label")) for method in run.get("methods") or []]
     each = (run.get("told_apart_after") or prompts.get("count") or 0, config.get("repeats") or 1)
@@ -40,10 +37,7 @@ def asked_for(run: Mapping[str, Any], now: Container[str] = ()) -> tuple[list[st
 
 
 def contention(figures: Figures, environment: Mapping[str, Any]) -> Note | None:
-    """A warning, with advice, if other programs used the machine during the measurement; None without signs of it.
-
-    Signs: a load average above the cores, steps that took twice their median or more, less CPU time than wall time.
-    """
+    """A warning, with advice, if other programs used the machine: a high load, slow steps, or little CPU time."""
     recorded = figures.column("load")[1] >= 0
     load, slow, busy = (figures.ratio(name, recorded) for name in ("load", "slow_steps", "cpu_share"))
     cores, on_cpu = environment.get("cores"), str(environment.get("device") or "cpu").startswith("cpu")

@@ -56,10 +56,7 @@ def bootstrap_mean(x: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> Estimate:
 
 
 def bootstrap_ratios(top: Floats, bottom: Floats, n: int = RESAMPLES, seed: int = 0) -> list[Estimate]:
-    """Column by column Σ top / Σ bottom of [prompts, columns], all columns on the same ``n`` resamplings.
-
-    A prompt without a value in a column has 0 in both; a column whose bottom sums to 0 has no value.
-    """
+    """Σ top / Σ bottom of each column [prompts, columns], 0 where there is no value, on the same ``n`` resamplings."""
     columns, sums = top.shape[1], resampled(np.concatenate([top, bottom], 1), n, seed)
     return [_percentiles(top[:, c], bottom[:, c], sums[:, [c, columns + c]]) for c in range(columns)]
 
@@ -120,10 +117,7 @@ def _pairs(test: str, a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floats:
-    """``paired_test`` column by column of differences [prompts, columns], all on the same sign patterns: p [columns].
-
-    A prompt without a pair in a column has 0 there.
-    """
+    """``paired_test`` of each column of differences [prompts, columns], 0 without a pair, on the same sign patterns."""
     pairs = len(differences)
     # equal sums in another order of addition differ by rounding: they must count as ties
     least = np.abs(differences.sum(0)) - 1e-12 * np.abs(differences).sum(0)
@@ -150,10 +144,7 @@ def holm(p: ArrayLike) -> Floats:
 
 
 def holm_in_two(p: ArrayLike, first: ArrayLike, looks: int = 1) -> Floats:
-    """``holm`` within each of two families, that of the tests marked ``first`` [tests] and that of all others.
-
-    looks: how often the tests may be looked at as prompts are added (Bonferroni).
-    """
+    """``holm`` within two families, the tests marked ``first`` [tests] and all others; at ``looks`` (Bonferroni)."""
     values, chosen = np.minimum(looks * np.asarray(p, np.float64), 1), np.asarray(first, bool)
     adjusted = np.empty_like(values)
     for family in (chosen, ~chosen):

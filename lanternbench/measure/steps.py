@@ -37,11 +37,7 @@ def robust(step_s: Sequence[float], cpu_s: float | None = None, threads: int | N
 
 
 def joint_rates(histogram: Sequence[int]) -> list[float]:
-    """P(at least i drafted tokens accepted), i = 1, 2, …: vLLM's per-position acceptance rate.
-
-    histogram: how many steps committed 0, 1, 2, … tokens, one of which is no accepted draft: the bonus token, or the
-    one drawn after a rejection.
-    """
+    """vLLM's rate by position, P(at least i drafts accepted): histogram of steps that committed 0, 1, 2, … tokens."""
     at_least = list(accumulate(reversed(histogram)))[::-1]  # steps that committed so many tokens or more
     return [n / at_least[0] for n in at_least[2:] if n]
 
@@ -53,10 +49,7 @@ def conditional_rates(histogram: Sequence[int]) -> list[float]:
 
 
 def acceptance(histogram: Sequence[int]) -> dict[str, Any]:
-    """Acceptance by position, by the names of vLLM and AIPerf; empty where nothing was drafted and accepted.
-
-    ``mean_acceptance_length``, 1 + Σᵢ per_position[i], counts the bonus token; histogram and rates leave it out.
-    """
+    """Acceptance by position as vLLM and AIPerf name it, empty without any; the mean counts the bonus token."""
     joint = joint_rates(histogram)
     return {} if not joint else {
         "mean_acceptance_length": 1.0 + sum(joint),

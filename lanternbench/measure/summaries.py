@@ -69,10 +69,7 @@ class Summary:
 
 
 def read_summary(folder: Path) -> Summary:
-    """``summary.json`` of a run folder, also of the versions that kept ``speedup_lo`` beside ``speedup``.
-
-    Raises UserError when it is missing or damaged; entries of a wrong kind count as missing.
-    """
+    """``summary.json`` of a run; entries of a wrong kind are missing.  Raises UserError where it cannot be read."""
     path = Path(folder) / "summary.json"
     try:
         summary = read_object(path)

@@ -101,10 +101,7 @@ def vocabulary_tokens(path: Path | None) -> list[str]:
 
 
 def score_function(path: Path | None, vocabulary: Path | None, device: str) -> ScoreFunction:
-    """Images and captions -> rewards, by the official weights and BERT's vocab.txt; random weights without files.
-
-    Raises UserError for another or a damaged file.
-    """
+    """Images and captions -> rewards; random weights without files.  Raises UserError for another or damaged one."""
     bert, pixels = tokenizer(vocabulary_tokens(vocabulary)), openai_pixels()
     with seeded():
         model = RewardModel()

@@ -17,10 +17,7 @@ def names() -> list[str]:
 
 
 def metric_class(name: str) -> type[ImageMetric] | type[SetMetric]:
-    """The component of a name; "clip:ViT-L-14/openai" is the one registered as "clip:MODEL/TAG".
-
-    Raises UserError for a name that no metric has.
-    """
+    """The component of a name; "clip:MODEL/TAG" is that of "clip:ViT-L-14/openai".  Raises UserError for no metric."""
     known = components("metric")
     head, colon, _ = name.partition(":")
     registered = next((one for one in known if one.startswith(f"{head}:")), name) if colon else name

@@ -72,10 +72,7 @@ def openai_pixels() -> Pixels:
 
 
 def clip_encoder(setup: Setup, weights: files.Weights, config: str, pixels: Pixels | None = None) -> Encoder:
-    """open_clip's CLIP of this ``config`` from a published file; ``pixels``: by default OpenAI's.
-
-    Raises UserError when there is no such file, and when it is another.
-    """
+    """open_clip's CLIP of a ``config``, from its file; ``pixels``: or OpenAI's.  Raises UserError for a wrong file."""
     import open_clip
 
     # not through ``create_model(pretrained=…)``: that may go online when it cannot use what it finds

@@ -71,10 +71,7 @@ def least_images(width: int) -> int:
 
 
 def fid_infinity(features: Tensor, reference: Statistics) -> float:
-    """FID∞ (Chong & Forsyth, CVPR 2020) of features [N, D], N ≥ ``least_images(D)``: the limit of FID for N → ∞.
-
-    FID is, to first order, linear in 1/N: the line through its values on growing random subsets is followed to 0.
-    """
+    """FID∞ (Chong & Forsyth, CVPR 2020) of features [N, D], N ≥ ``least_images(D)``: the line of FID over 1/N, at 0."""
     import torch
 
     count, width = features.shape
@@ -90,10 +87,7 @@ def fid_infinity(features: Tensor, reference: Statistics) -> float:
 
 
 def inside(points: Tensor, others: Tensor) -> float:
-    """Share of points [N, D] in the manifold of the others [M, D]: balls that just reach the third-nearest neighbour.
-
-    They reach the farthest where there are fewer.
-    """
+    """Share of points [N, D] in the manifold of the others [M, D]: balls that reach the third-nearest, or farthest."""
     import torch
 
     k = min(NEAREST, len(others) - 1) + 1  # kthvalue counts from 1, and the nearest of all is the point itself
@@ -103,10 +97,7 @@ def inside(points: Tensor, others: Tensor) -> float:
 
 
 def precision_recall(real: Tensor, generated: Tensor) -> tuple[float, float]:
-    """(precision, recall), 0…1, of features [N, D] against real ones [M, D], at least two of each.
-
-    Kynkäänniemi et al., NeurIPS 2019: the share of generated images inside the real manifold, and conversely.
-    """
+    """(precision, recall) of features [N, D] and real ones [M, D], ≥ 2 of each (Kynkäänniemi et al., NeurIPS 2019)."""
     return inside(generated, real), inside(real, generated)
 
 
@@ -119,10 +110,7 @@ def kernel_sum(x: Tensor, y: Tensor) -> float:
 
 
 def mmd2(x: Tensor, y: Tensor, unbiased: bool = True) -> float:
-    """SCALE · MMD² of x [M, D] and y [N, D]; without the M + N pairs of a point with itself if ``unbiased``.
-
-    The unbiased estimate (Gretton et al., JMLR 2012, Eq. 3) can fall below zero; the other (Eq. 5) cannot.
-    """
+    """SCALE · MMD² of x [M, D], y [N, D] (Gretton et al., JMLR 2012): Eq. 3, maybe < 0, if ``unbiased``, else Eq. 5."""
     m, n = len(x), len(y)
     within_x, within_y, across = kernel_sum(x, x), kernel_sum(y, y), kernel_sum(x, y)
     if unbiased:  # k(x, x) = 1
@@ -131,10 +119,7 @@ def mmd2(x: Tensor, y: Tensor, unbiased: bool = True) -> float:
 
 
 def inception_score(logits: Tensor) -> float:
-    """exp of the mean KL(p(y|x) ‖ p(y)) over images [N, classes], N ≥ SPLITS; a mean over the splits.
-
-    They are even, as in the official code; torchmetrics' leave few images in the last, or make fewer than ten.
-    """
+    """exp of the mean KL(p(y|x) ‖ p(y)) over images [N, classes]; a mean over SPLITS even parts, as officially."""
     import torch
 
     with seeded():  # images of one kind may lie side by side

@@ -144,10 +144,7 @@ class FidTiny(Tiny, Fid):
 
 @register("metric", "fid-inf")
 class FidInf(Fid):
-    """FID∞, the limit of FID for infinitely many images: Inception-V3 2048 against the setup's real images.
-
-    Without a value where there are too few images.
-    """
+    """FID∞, the limit of FID for infinitely many images; it needs many.  Inception-V3 2048 against real images."""
 
     paper = "Chong and Forsyth 2019, arXiv 1911.07023"
     title, stand_in, extra = "FID∞", "fid-inf-tiny", True
@@ -186,10 +183,7 @@ class InceptionScore(FeatureMetric):
 
 @register("metric", "precision-recall")
 class PrecisionRecall(FeatureMetric):
-    """Precision and recall of a set of images: the share of generated images inside the real manifold, and conversely.
-
-    Two columns, on FID's features, Inception-V3's 2048; both without a value when images are too few.
-    """
+    """Precision and recall: the share of generated images inside the real manifold, and conversely; two columns."""
 
     paper = "Kynkäänniemi et al. 2019, arXiv 1904.06991"
     title, form, key, stand_in = "Precision", ".3f", "precision", "precision-recall-tiny"
@@ -210,10 +204,7 @@ class PrecisionRecallTiny(Tiny, PrecisionRecall):
 
 @register("metric", "cmmd")
 class Cmmd(FeatureMetric):
-    """CMMD: the squared maximum mean discrepancy of unit CLIP embeddings of real and generated images.
-
-    The paper's unbiased estimator.
-    """
+    """CMMD: the squared maximum mean discrepancy of unit CLIP embeddings, by the paper's unbiased estimator."""
 
     paper = "Jayasumana et al. 2024, arXiv 2401.09603"
     title, form, higher_is_better = "CMMD", ".3f", False
@@ -231,9 +222,6 @@ class Cmmd(FeatureMetric):
 
 @register("metric", "cmmd-biased")
 class CmmdBiased(Cmmd):
-    """CMMD by the estimator of its public code: too high by about a constant over the number of images.
-
-    It keeps the pairs of an image with itself.
-    """
+    """CMMD by the estimator of its public code: too high by about a constant over the number of images."""
 
     title, unbiased = "CMMD (biased estimate)", False

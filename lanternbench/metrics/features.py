@@ -23,22 +23,18 @@ BLOCK = 64  # the largest batch, and the number of images in one cache file
 
 
 class Net(NamedTuple):
-    """A feature net and how images enter it.
-
-    ``settings`` names all that its features depend on beside the images; without them nothing is cached.
-    """
+    """A feature net and how images enter it."""
 
     module: Callable[[Tensor], Tensor]  # uint8 [B, 3, H, W] -> [B, D]
     prepare: Callable[[Image.Image], Tensor]  # RGB image -> uint8 [3, H, W]
-    settings: str | None = None
+    settings: str | None = None  # all that features depend on beside the images; without it nothing is cached
     device: str = "cpu"
 
 
 class ImageFiles:
-    """Image files, read one by one when they are needed; iterating gives RGB images.
+    """Image files, read one by one as RGB images; ``read`` counts them.
 
-    A file that cannot be read is left out and listed in ``broken``, or raises UserError if ``strict``.  ``read`` counts
-    the images.
+    A file that cannot be read is left out and listed in ``broken``, or raises UserError if ``strict``.
     """
 
     def __init__(self, paths: Sequence[Path], strict: bool = False):
@@ -64,10 +60,7 @@ class ImageFiles:
 
 
 def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
-    """Features of the images, float64 [N, D] on the CPU; [0, 0] for no images.
-
-    Features of ``ImageFiles`` are cached after every ``BLOCK`` images, so that an interrupted computation continues.
-    """
+    """Features of the images, float64 [N, D] on the CPU, [0, 0] for none; of ``ImageFiles`` cached block by block."""
     import torch
 
     with torch.inference_mode():
@@ -81,10 +74,7 @@ def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
 
 
 def _cached(net: Net, images: ImageFiles, block: list[Path]) -> Tensor:
-    """Features [n, D] of a block of files, read from the cache or computed and stored; a damaged file is replaced.
-
-    Raises UserError when the disk is full or not writable.
-    """
+    """Features [n, D] of a block of files, stored or computed.  Raises UserError when the disk is full or read-only."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file, save

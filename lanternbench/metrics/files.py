@@ -83,10 +83,7 @@ def missing(*wanted: Weights) -> str | None:
 
 
 def tensors(path: Path, title: str) -> dict[str, Tensor]:
-    """The state dict of a .safetensors file or of a PyTorch file, also when it lies under "state_dict".
-
-    Raises UserError for another file, a damaged one, or one with code.
-    """
+    """The state dict of a .safetensors or PyTorch file.  Raises UserError for another, a damaged one, or one with code."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -1,7 +1,4 @@
-"""GenEval's rules (arXiv 2310.11513): is what a prompt asks for among the detected objects?
-
-Boxes are (x1, y1, x2, y2) in pixels, y downwards.
-"""
+"""GenEval's rules (arXiv 2310.11513): is what a prompt asks for among the detected objects?"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +15,7 @@ COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown"
 class Detection(NamedTuple):
     """A detected object."""
 
-    box: Sequence[float]
+    box: Sequence[float]  # x1, y1, x2, y2 in pixels, y downwards
     confidence: float
     mask: Any = None  # bool [H, W]
 

@@ -45,10 +45,7 @@ def letterbox(image: Image.Image, size: int = 224) -> Tensor:
 
 @register("metric", "hpsv2")
 class HpsV2(ImageMetric):
-    """HPSv2: the cosine of image and caption under an open_clip ViT-H/14 tuned on human preferences, about 0.2…0.35.
-
-    The checkpoint of v2.0, as ``hpsv2.score()`` uses; the scale of v2.1 is another.
-    """
+    """HPSv2, checkpoint v2.0: the cosine of image and caption by a ViT-H/14 tuned on preferences, about 0.2…0.35."""
 
     paper = "Wu et al. 2023, arXiv 2306.09341"
     title, weights = "HPSv2", files.published("hpsv2")
@@ -78,10 +75,7 @@ class Aesthetic(ImageMetric):
 
 
 def aesthetic_score(encoder: Encoder, path: Path | None, width: int = 768) -> ScoreFunction:
-    """The head in ``path`` on the unit embeddings [B, width] of an encoder; a random head without a path.
-
-    Raises UserError for another file.
-    """
+    """The head in ``path``, or a random one, on unit embeddings [B, width].  Raises UserError for another file."""
 
     def read(path: Path, title: str) -> dict[str, Tensor]:
         return {name.removeprefix("layers."): tensor for name, tensor in files.tensors(path, title).items()}

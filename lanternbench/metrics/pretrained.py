@@ -21,10 +21,7 @@ def filled(
     device: str = "cpu",
     read: Callable[[Path, str], Mapping[str, Tensor]] = files.tensors,
 ) -> Any:
-    """``model`` in evaluation mode, with its tensors out of a file that ``read`` reads, as floats.
-
-    Raises UserError when the file is another.
-    """
+    """``model`` in evaluation mode, with a file's tensors by ``read``, as floats.  Raises UserError for another one."""
     if path is not None:
         state = read(path, title)
         try:
@@ -66,10 +63,7 @@ def pretrained(
 
 
 def linear_head(width: int) -> nn.Sequential:
-    """The head of ImageReward and of LAION's predictor, [B, width] -> [B, 1]: five linear layers.
-
-    There is no activation between them; identities stand where training had dropout, so that the published keys fit.
-    """
+    """ImageReward's and LAION's head, [B, width] -> [B, 1]: linear layers, and identities where training had dropout."""
     from torch import nn
 
     layers: list[nn.Module] = []

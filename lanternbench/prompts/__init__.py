@@ -1,7 +1,4 @@
-"""Prompts: our demo captions, published sets from their official files, ImageNet classes, or the user's own list.
-
-Importing this registers the built-in sources.
-"""
+"""Prompts: our demo captions, published sets from their official files, ImageNet classes, or the user's own list."""
 
 from lanternbench.prompts.prompt_set import Prompt, PromptSet
 from lanternbench.prompts.sources import Caption, Official, PromptSource, captions_for, load

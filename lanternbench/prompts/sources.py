@@ -93,10 +93,7 @@ class PromptSource:
         raise NotImplementedError
 
     def locate(self, name: str, where: str | None) -> Path | None:
-        """The official file: at ``where`` (the file or its folder), else in the cache.
-
-        Raises UserError when it is not there, or there is none.
-        """
+        """The official file: at ``where`` (it or its folder), else in the cache.  Raises UserError where it is not."""
         if self.official is None:
             if where is not None:
                 raise UserError(f"the prompts '{name}' come without a file: write --prompts {name}.")
@@ -170,10 +167,7 @@ class Demo(PromptSource):
 
 @register("prompts", "dpg")
 class Dpg(PromptSource):
-    """DPG-Bench's 1,065 dense prompts (arXiv 2403.05135): its table, its folder of texts, or .jsonl with id and prompt.
-
-    The id is the official one: the scorer finds the questions of an image by it.
-    """
+    """DPG-Bench's 1,065 dense prompts (arXiv 2403.05135): its table, folder of texts, or .jsonl; ids are its own."""
 
     official = Official(
         "dpg_bench.csv", "https://raw.githubusercontent.com/TencentQQGYLab/ELLA/main/dpg_bench/dpg_bench.csv"
@@ -202,10 +196,7 @@ class Dpg(PromptSource):
 
 @register("prompts", "geneval")
 class GenEvalPrompts(PromptSource):
-    """GenEval's 553 prompts (arXiv 2310.11513), each with the objects that it asks for; the task is the category.
-
-    The id is the number of the line, as the official scorer numbers its folders.
-    """
+    """GenEval's 553 prompts (arXiv 2310.11513); ids are the lines' numbers, as for its scorer, tasks the categories."""
 
     official = Official("geneval_metadata.jsonl", f"{_GENEVAL}/prompts/evaluation_metadata.jsonl")
 

@@ -20,8 +20,7 @@ Recorder = Callable[[Work, list[Tensor]], Callable[[], Any]]
 def cuda_graph(work: Work, inputs: list[Tensor]) -> Callable[[], Any]:
     """Record ``work(*inputs)``, which must launch kernels alone and do no harm when it runs twice.
 
-    The replay reads ``inputs`` anew and returns the same output tensors each time.  Raises UserError where recording
-    fails.
+    The replay reads ``inputs`` anew and returns the same tensors.  Raises UserError where recording fails.
     """
     try:
         aside = torch.cuda.Stream()

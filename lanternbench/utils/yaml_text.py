@@ -31,10 +31,7 @@ def read(path: Path, what: str) -> Any:
 
 
 def load(text: str) -> Any:
-    """The one document of ``text`` as plain values.
-
-    Raises yaml.YAMLError for broken YAML, a key given twice, and for values nested too deep or too many of them.
-    """
+    """The document of a text.  Raises yaml.YAMLError for broken YAML, a key given twice, too many or deep values."""
     try:
         loader = yaml.SafeLoader(text)
         try:
