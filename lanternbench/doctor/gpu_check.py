@@ -1,7 +1,6 @@
 """Check that a GPU does what the engine relies on: memory bandwidth, and steps that give the same tokens.
 
-Decodes are compared in float64, where no draw hangs on how a sum was rounded: recorded against launched steps, a batch
-against its prompts alone.
+Decodes are compared in float64, where no draw hangs on how a sum was rounded.
 """
 
 from collections.abc import Sequence

@@ -108,10 +108,7 @@ def node_losses(
     rule: AcceptanceRule,
     residual: Residual,
 ) -> Tensor:
-    """TV(q_j, K_j) of every stage j that was reached, 0 elsewhere: [n, W].
-
-    q, p [n, V] (None: chosen children); children [n, W] in draft order, of which tried [n] were; their depth [n].
-    """
+    """TV(q_j, K_j) of stages reached, else 0, [n, W]: q, p [n, V] (None: chosen), children [n, W], tried, depth [n]."""
     losses = q.new_zeros(children.shape)
     for j in range(int(tried.max()) if len(tried) else 0):
         x = children[:, j].clamp(min=0)

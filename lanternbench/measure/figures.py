@@ -28,11 +28,7 @@ Flags = NDArray[np.bool_]
 
 
 def of_sample(sample: Sample) -> Iterator[tuple[str, float, float]]:
-    """(name, top, bottom) of every figure that one sample has.
-
-    The first step is the prefill, which gives the first token without a draft: it counts as a step of
-    ``step_compression`` and is left out of ``accept_len`` and ``tree_depth``.
-    """
+    """(name, top, bottom) of every figure of one sample; the prefill, its first step, is in step_compression alone."""
     if sample.timed:
         yield "latency_s", sample.decode_s, 1
         yield "end_to_end_s", sample.encode_s + sample.decode_s + sample.render_s, 1

@@ -38,10 +38,7 @@ def draws(prompts: int, n: int = RESAMPLES) -> int:
 
 
 def bootstrap_ratio(base: ArrayLike, other: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """mean(base) / mean(other) of paired values [prompts], with its 95 % interval over ``n`` resamplings of prompts.
-
-    Raises ValueError for unequal lengths, no values, values that are not finite, or a denominator of zero.
-    """
+    """mean(base) / mean(other) of pairs [prompts] with its interval.  Raises ValueError where there is no ratio."""
     top, bottom = _pairs("bootstrap_ratio", base, other)
     estimate = bootstrap_ratios(top[:, None], bottom[:, None], n, seed)[0]
     if estimate.value is None:
@@ -98,9 +95,8 @@ def _tail(units: int) -> float:
 def paired_test(a: ArrayLike, b: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> float:
     """Two-sided p-value of the sign-flip permutation test on the mean difference of pairs a, b [prompts].
 
-    The share of the 2^prompts sign patterns whose |mean(±(a − b))| is at least the observed one: all patterns for up
-    to 12 pairs, else ``n`` random ones, counted as (1 + hits) / (1 + n) (Phipson & Smyth, 2010). Raises ValueError
-    for unequal lengths, no pairs, or values that are not finite.
+    The share of sign patterns whose |mean(±(a − b))| is at least the observed one: of all for up to 12 pairs, else of
+    ``n`` random ones, as (1 + hits) / (1 + n) (Phipson & Smyth, 2010).  Raises ValueError for what is no pairs.
     """
     first, second = _pairs("paired_test", a, b)
     return float(paired_tests((first - second)[:, None], n, seed)[0])

@@ -31,9 +31,8 @@ def scorers_for(
 ) -> list[ImageMetric | SetMetric]:
     """The metrics of a run, in the order asked for, each once; without names, all that suit ``evaluators``.
 
-    On "none" there are none, as the target draws no images.
-    On "tiny" a metric with a stand-in means that one: "clip" is the embedded CLIP, whose column is "clip-tiny".  With
-    random weights there is no stand-in.  Nothing is loaded or downloaded here: ask ``available()``.
+    On "tiny" a metric with a stand-in means that one: "clip" is the embedded CLIP, whose column is "clip-tiny"; with
+    random weights there is no stand-in, on "none" no metric.  Nothing is loaded here: ask ``available()``.
     Raises UserError for a name that no metric has, and for trained networks where random ones are asked for.
     """
     setup = setup or Setup()

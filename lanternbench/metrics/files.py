@@ -1,6 +1,6 @@
-"""Where the evaluators' weights lie and how they are read: the embedded in the package, the papers' in local caches.
+"""The published weights of metrics (``weights.yaml``): where they lie on this machine, and how they are read.
 
-Nothing is downloaded, and no file is opened in a way that could run code from it.
+No file is opened in a way that could run code from it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def missing(*wanted: Weights) -> str | None:
 
 
 def tensors(path: Path, title: str) -> dict[str, Tensor]:
-    """The state dict of a .safetensors or PyTorch file.  Raises UserError for another, a damaged one, or one with code."""
+    """The state dict of a .safetensors or PyTorch file.  Raises UserError for a wrong, damaged or code-running one."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -1,7 +1,6 @@
 """Base classes of metrics: a value per image (``ImageMetric``) or per set of images (``SetMetric``), and its column.
 
-A metric is a class registered under its name (``@register("metric", "clip")``); all that tables, commands and scoring
-need to know of it are attributes of the class.
+All that tables, commands and scoring need to know of a metric are attributes of its registered class.
 """
 
 from __future__ import annotations

@@ -34,11 +34,7 @@ def filled(
 def pretrained(
     kind: Any, config: Any, path: Path | None, title: str, device: str = "cpu", unused: tuple[str, ...] = ()
 ) -> Any:
-    """A model of a class ``kind`` of transformers, with every tensor from the file.
-
-    unused: parts of names of parameters that the model has and never reads, which older files lack.
-    Raises UserError when the file is another.
-    """
+    """A transformers model with all tensors of a file but ``unused`` parts of names.  Raises UserError for another."""
     from transformers.utils import logging
 
     if path is None:
@@ -63,7 +59,7 @@ def pretrained(
 
 
 def linear_head(width: int) -> nn.Sequential:
-    """ImageReward's and LAION's head, [B, width] -> [B, 1]: linear layers, and identities where training had dropout."""
+    """ImageReward's and LAION's head, [B, width] -> [B, 1]: linear layers, and identities for training's dropout."""
     from torch import nn
 
     layers: list[nn.Module] = []

@@ -25,10 +25,7 @@ def digest(path: Path) -> str:
 
 
 def checked(path: Path, published: str = "", *, again: bool = False) -> None:
-    """Check a file by its ``published`` digest (or its first digits), else by that taken first.
-
-    It is read if it is new or changed, or if ``again`` is set.  Raises UserError for another file.
-    """
+    """Check a file by its ``published`` digest (or its start), else by the first one taken.  Raises UserError."""
     known = remembered(path)
     unchanged = known is not None and known == _entry(path, known.sha256)
     sha256 = known.sha256 if known and unchanged and not again else digest(path)

@@ -1,7 +1,7 @@
 """Prompts shared out to processes: on a CPU half batches side by side beat one batch whose small products are split.
 
-Threads would wait for each other's Python; so parts are forked, as PyTorch's data loaders are: weights are shared, not
-copied, and a part computes with one thread, as OpenMP's others do not survive a fork.
+Threads would wait for each other's Python; so parts are forked, with shared weights, and compute with one thread, as
+OpenMP's others do not survive a fork.
 """
 
 import contextlib
