@@ -45,7 +45,7 @@ class Codebook(NamedTuple):
 def study_codebook(
     target: Target, captions: list[str], ks: list[int], proximity: str = "l2", seed: int = 0
 ) -> Codebook:
-    """The target's codebook, and what ``ar``'s images lose within ``ks`` neighbours.  Raises UserError for a wrong k."""
+    """A target's codebook, and what ``ar``'s images lose within ``ks`` neighbours.  Raises UserError for a wrong k."""
     codes = target.codebook
     if wrong := [k for k in ks if not 2 <= k <= len(codes)]:
         raise UserError(f"k = {wrong[0]} is no neighbourhood here: a token and its neighbours are 2 to {len(codes)}")

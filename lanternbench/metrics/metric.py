@@ -144,5 +144,4 @@ class SetMetric(Metric):
         missing = self.available()
         with plugin_errors(self):
             score = SetScore(None, 0, missing) if missing else self.compute(images)
-        more = {c.key: score.more.get(c.key) for c in self.more}
-        return replace(score, more={f"{key}{self.setup.mark}": value for key, value in more.items()})
+        return replace(score, more={f"{c.key}{self.setup.mark}": score.more.get(c.key) for c in self.more})
