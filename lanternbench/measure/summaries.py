@@ -130,20 +130,17 @@ def _estimate(parts: Mapping[str, Any]) -> Estimate:
 def _note(value: Any, names: set[str]) -> Note:
     """A note from JSON; one that is a sentence may begin with the metric's name."""
     if isinstance(value, dict):
-        metric, kinds = value.get("metric"), {kind: kind for kind in get_args(Kind)}
-        kind: Kind = kinds.get(value.get("kind"), "info")
+        kind, metric = value.get("kind"), value.get("metric")
+        kind = kind if kind in get_args(Kind) else "info"
         return Note(kind, str(metric) if metric else None, str(value.get("text") or ""))
     name, sign, text = str(value).partition(": ")
     return Note("info", name, text) if sign and name in names else Note("info", None, str(value))
 
 
 def _costs(value: Any) -> Costs:
-    costs = {}
-    for name, cost in _dict(value).items():
-        images, seconds = (_number(_dict(cost).get(part)) for part in ("images", "seconds"))
-        if images and seconds is not None:
-            costs[str(name)] = {"images": images, "seconds": seconds}
-    return costs
+    parts = ("images", "seconds")
+    costs: dict[str, Any] = {str(k): {p: _number(_dict(v).get(p)) for p in parts} for k, v in _dict(value).items()}
+    return {name: cost for name, cost in costs.items() if cost["images"] and cost["seconds"] is not None}
 
 
 def _number(value: Any) -> float | None:

@@ -28,7 +28,7 @@ class Weights:
     name: str
     title: str
     file: str
-    url: str
+    url: str  # "": it comes with the package
     sha256: str = ""  # the whole digest, its first digits where only these are published, or nothing where none is
     elsewhere: tuple[str, ...] = ()  # other paths, ~ and $VARIABLES expanded
     hub: tuple[str, str] | None = None  # (repository, file) on the Hugging Face hub
@@ -36,7 +36,8 @@ class Weights:
 
     def find(self) -> Path | None:
         """The file, or None; looks only on this machine."""
-        for path in (cache_dir() / self.file, *(Path(os.path.expandvars(p)).expanduser() for p in self.elsewhere)):
+        folder = cache_dir() if self.url else WEIGHTS
+        for path in (folder / self.file, *(Path(os.path.expandvars(p)).expanduser() for p in self.elsewhere)):
             if path.is_file():
                 return path
         if self.hub:
@@ -47,16 +48,8 @@ class Weights:
         return None
 
 
-class Embedded(Weights):
-    """A weights file of a small network, included in the package."""
-
-    def find(self) -> Path | None:
-        path = WEIGHTS / self.file
-        return path if path.is_file() else None
-
-
-CLIP_TINY = Embedded("", "CLIP-tiny", "clip.safetensors", "")
-FID_TINY = Embedded("", "FID net", "fid.safetensors", "")
+CLIP_TINY = Weights("", "CLIP-tiny", "clip.safetensors", "")
+FID_TINY = Weights("", "FID net", "fid.safetensors", "")
 
 
 @cache
@@ -76,7 +69,7 @@ def missing(*wanted: Weights) -> str | None:
     absent = [w for w in wanted if not w.find()]
     if not absent:
         return None
-    if isinstance(absent[0], Embedded):
+    if not absent[0].url:
         return f"the embedded {absent[0].title} is not in this installation; make it with `lanternbench train tiny`"
     titles = " and ".join(w.title for w in absent)
     return f"the files of {titles} are not here; get them: lanternbench fetch {' '.join(w.name for w in absent)}"
