@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FeatureMetric(SetMetric):
-    """Uses Inception-V3's features unless ``load`` is overridden; undefined for fewer than ``fewest`` images."""
+    """On Inception-V3's features, or the embedded net's; undefined for fewer than ``fewest`` images."""
 
     compares = True
     weights = files.published("inception")
@@ -32,7 +32,7 @@ class FeatureMetric(SetMetric):
         """The feature net.  Called once, when it is first needed."""
         from lanternbench.metrics import nets
 
-        return nets.inception_net(self.setup, self.resize, self.layer)
+        return nets.tiny_net()[0] if self.embedded else nets.inception_net(self.setup, self.resize, self.layer)
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
         """The value for features [N, D], then those of the further columns."""
@@ -79,13 +79,7 @@ class FeatureMetric(SetMetric):
 class Tiny(FeatureMetric):
     """On the features of the embedded net."""
 
-    weights = (files.FID_TINY,)
-    embedded, stand_in = True, ""
-
-    def load(self) -> Net:
-        from lanternbench.metrics import nets
-
-        return nets.tiny_net()[0]
+    weights, embedded, stand_in = (files.FID_TINY,), True, ""
 
 
 @register("metric", "fid")
@@ -102,7 +96,9 @@ class Fid(FeatureMetric):
 
     @cached_property
     def real(self) -> Statistics:
-        return Statistics.of(self.real_features())
+        from lanternbench.metrics import nets
+
+        return nets.tiny_net()[1] if self.embedded else Statistics.of(self.real_features())
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
         return (distances.fid(generated, self.real),)
@@ -134,12 +130,6 @@ class FidTiny(Tiny, Fid):
     """FID on features of the embedded net, against held-out real scenes; its scale is another than FID's."""
 
     title, compares = "FID-tiny", False
-
-    @cached_property
-    def real(self) -> Statistics:
-        from lanternbench.metrics import nets
-
-        return nets.tiny_net()[1]
 
 
 @register("metric", "fid-inf")
