@@ -27,7 +27,7 @@ def counts(figures: Figures) -> dict[str, int]:
 
 
 def asked_for(run: Mapping[str, Any], now: Container[str] = ()) -> tuple[list[str], int]:
-    """The methods that a run was to measure, and samples of each; left out for time counts if measured ``now``."""
+    """Methods that a run was to measure, and samples of each; one left out for time counts if it has some ``now``."""
     prompts, config, left_out = run.get("prompts") or {}, run.get("config") or {}, run.get("left_out")
     labels = [str(method.get("label")) for method in run.get("methods") or []]
     each = (run.get("told_apart_after") or prompts.get("count") or 0, config.get("repeats") or 1)
