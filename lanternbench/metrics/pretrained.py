@@ -34,7 +34,7 @@ def filled(
 def pretrained(
     kind: Any, config: Any, path: Path | None, title: str, device: str = "cpu", unused: tuple[str, ...] = ()
 ) -> Any:
-    """A transformers model with a file's tensors, which may lack ``unused`` parts.  Raises UserError for another file."""
+    """A transformers model with a file's tensors, which may lack ``unused`` parts.  Raises UserError for another."""
     from transformers.utils import logging
 
     if path is None:
