@@ -1,7 +1,6 @@
 """Check that a GPU does what the engine relies on: memory bandwidth, and steps that give the same tokens.
 
-Decodes are compared in float64, where no draw hangs on how a sum was rounded: recorded against launched steps, a batch
-against its prompts alone.
+Decodes are compared in float64, where no draw hangs on how a sum was rounded.
 """
 
 from collections.abc import Sequence
@@ -61,10 +60,7 @@ def exact_target(device: str) -> Target:
 
 
 def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of item, value and ``ok`` (None where there is nothing to judge by): the first minute on a new GPU.
-
-    ``facts``: what is known of each GPU, see ``experiment.environment``.  Raises UserError where there is none.
-    """
+    """The first minute on a GPU, as rows; ``facts``: of each GPU, see ``experiment.environment``.  Raises UserError."""
     if not device.startswith("cuda"):
         raise UserError(
             "torch sees no GPU here, so neither its memory's bandwidth nor CUDA graphs could be checked: run "
@@ -72,16 +68,19 @@ def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[dict[str, An
         )
     set_device(device)
     mine = facts[torch.device(device).index or 0] if facts else {}
-    rows = [_row(key.replace("_", " "), value) for key, value in mine.items()]
-    rows.append(_row("memory reads at", f"{bandwidth(torch.device(device)).best:.0f} GB/s"))
+    rows = [check_row(key.replace("_", " "), value) for key, value in mine.items()]
+    rows.append(check_row("memory reads at", f"{bandwidth(torch.device(device)).best:.0f} GB/s"))
     target = exact_target(device)
     for name in PRESETS:
         wrong = recorded_differs(target, Graphs(), name, CAPTIONS[:1], steps=STEPS)
-        rows.append(_row(f"graphs, {name}", wrong or f"the tokens of launched steps, {STEPS} steps", wrong is None))
+        rows.append(
+            check_row(f"graphs, {name}", wrong or f"the tokens of launched steps, {STEPS} steps", wrong is None)
+        )
     wrong = batch_differs(replace(target, graphs=Graphs()), "eagle-1", CAPTIONS, STEPS)
-    rows.append(_row("batch of 3, eagle-1", wrong or "the tokens of its prompts alone", wrong is None))
+    rows.append(check_row("batch of 3, eagle-1", wrong or "the tokens of its prompts alone", wrong is None))
     return rows
 
 
-def _row(item: str, value: Any, ok: bool | None = None) -> dict[str, Any]:
+def check_row(item: str, value: Any, ok: Any = None) -> dict[str, Any]:
+    """``ok``: None where there is nothing to judge by."""
     return {"item": item, "value": value, "ok": ok}

@@ -1,11 +1,8 @@
-"""Checks that a drafter belongs to a target, by a short decode of under a minute.
-
-A drafter that is read otherwise than it was trained, or was trained for another target, changes no image of a lossless
-method: it only accepts next to nothing.
-"""
+"""Checks that a drafter belongs to a target, by a short decode: with another drafter, next to nothing is accepted."""
 
 from typing import Any
 
+from lanternbench.doctor.gpu_check import check_row
 from lanternbench.engine.decode import Generation, generate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method, named
@@ -18,26 +15,17 @@ TEMPERATURES = (0.0, 1.0)
 
 
 def drafting_method(kind: str) -> Method:
-    """The first lossless preset that drafts with ``kind``, one with a dynamic tree where there is any.
-
-    Raises StopIteration for a kind that no preset uses.
-    """
+    """The first lossless preset that drafts with ``kind``, a dynamic tree preferred.  Raises StopIteration for none."""
     presets = [m for m in map(named, components("preset")) if m.lossless and m.proposal.drafter_kind == kind]
     return next((m for m in presets if m.choices.tree == "dynamic"), next(iter(presets)))
 
 
 def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None = None) -> list[dict[str, Any]]:
-    """What a short decode of ``captions`` shows of the target's drafter of this kind: rows of item, value and ``ok``.
-
-    ``row``: the target's in the catalogue, for what is published of its drafter.  ``ok``: None where there is nothing
-    to judge by.  Raises UserError where the drafter does not fit.
-    """
-    net, used = target.drafters[kind], drafting_method(kind)
+    """Rows of item, value and ``ok`` by a short decode.  Raises UserError where the drafter does not fit the target."""
+    net, used, misfit = target.drafters[kind], drafting_method(kind), target.drafters[kind].misfit(target)
     weights = sum(p.numel() for p in net.parameters())
-    rows: list[dict[str, Any]] = [
-        {"item": f"drafter '{kind}'", "value": f"{net.about}, {weights / 1e6:.1f}M weights", "ok": None},
-        {"item": "fits the target", "value": net.misfit(target) or "yes", "ok": net.misfit(target) is None},
-    ]
+    rows = [check_row(f"drafter '{kind}'", f"{net.about}, {weights / 1e6:.1f}M weights")]
+    rows.append(check_row("fits the target", misfit or "yes", misfit is None))
     for temperature in TEMPERATURES:
         drafted = generate(build(target, used, temperature), captions, max_steps=STEPS)
         accepted, count = first_tokens(drafted)
@@ -46,7 +34,7 @@ def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None
         text = f"{accepted / count:.1%} of {count} steps ({used.label})"
         if known:
             text += f"; published: at least {known.first_token_acceptance:.0%} ({known.source})"
-        rows.append({"item": f"first token accepted, T = {temperature:g}", "value": text, "ok": known and note is None})
+        rows.append(check_row(f"first token accepted, T = {temperature:g}", text, known and note is None))
         if temperature == 0:
             rows.append(same_as_ar(target, drafted, captions))
     return rows
@@ -63,4 +51,4 @@ def same_as_ar(target: Target, drafted: list[Generation], captions: list[str]) -
     known = [min(1 + sum(g.accept_lengths), target.length) for g in drafted]
     plain = generate(build(target, method("ar"), 0.0), captions, max_steps=max(known))
     equal = all((a.tokens[:n] == b.tokens[:n]).all() for a, b, n in zip(drafted, plain, known, strict=True))
-    return {"item": "greedy tokens", "value": "those of ar" if equal else "not those of ar", "ok": bool(equal)}
+    return check_row("greedy tokens", "those of ar" if equal else "not those of ar", bool(equal))

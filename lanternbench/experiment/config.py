@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
-from lanternbench.measure.statistics import prompts_needed
-from lanternbench.measure.told_apart import look_sizes
+from lanternbench.measure.statistics import look_sizes, prompts_needed
 from lanternbench.methods.method import Method, method, preset, takes_lists
 from lanternbench.models.entries import catalogue, catalogue_name
 from lanternbench.utils.limits import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE

@@ -43,10 +43,7 @@ class Unjudged(NamedTuple):
 
 
 def changes(old: Figures, new: Figures, names: list[str], tests: int = 1) -> tuple[list[Change], list[Unjudged]]:
-    """The figures ``names`` of all methods of either run: their changes, and those of which one run has no value.
-
-    tests: how many intervals are to hold together with 95 % (Bonferroni).
-    """
+    """Changes of the figures ``names``, and those that have none; ``tests``: intervals to hold together with 95 %."""
     compared, unjudged = [], []
     for label in dict.fromkeys([*old.labels, *new.labels]):
         for name in names:
@@ -61,9 +58,7 @@ def changes(old: Figures, new: Figures, names: list[str], tests: int = 1) -> tup
                 why = "one shared prompt" if shared else "no shared prompt"
                 for run, figures, values in (("new", new, after), ("old", old, before)):
                     if not values:
-                        why = f"not measured in the {run} run"
-                    if label not in figures.labels:
-                        why = f"not in the {run} run"
+                        why = f"not {'measured ' if label in figures.labels else ''}in the {run} run"
                 unjudged.append(Unjudged(label, name, why, bool(before and not after)))
     return compared, unjudged
 
@@ -138,34 +133,32 @@ class Verdict(NamedTuple):
 
     def sentence(self) -> str:
         """The last line of a gate: the verdict, its reason, what was judged and what was not."""
-        reasons = [f"{change.label} by its {change.figure}" for change in self.failed]
-        reasons += [f"{label} is lost ({why})" for label, why in _by_label(self.lost)]
         if not self.judged:
-            reasons = ["nothing could be judged"]
+            return "; ".join(filter(None, ["gate: failed (nothing could be judged)", not_compared(self.unjudged)]))
+        reasons = [f"{change.label} by its {change.figure}" for change in self.failed]
+        reasons += _by_label(self.lost, "{} is lost ({})")
         text = f"gate: {'passed' if self.passed else 'failed'}" + (f" ({'; '.join(reasons)})" if reasons else "")
-        if self.judged:
-            labels = dict.fromkeys(change.label for change in self.judged)
-            figures = dict.fromkeys(change.figure for change in self.judged)
-            fewest, most = (end(change.prompts for change in self.judged) for end in (min, max))
-            span = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-            text += f"; judged {', '.join(labels)} by {', '.join(figures)} over {span} prompts"
-        rest = not_compared([one for one in self.unjudged if not (self.judged and one.lost)])
-        return f"{text}; {rest}" if rest else text
+        labels = dict.fromkeys(change.label for change in self.judged)
+        figures = dict.fromkeys(change.figure for change in self.judged)
+        prompts = sorted({change.prompts for change in self.judged})
+        span = " to ".join(map(str, dict.fromkeys([prompts[0], prompts[-1]])))
+        text += f"; judged {', '.join(labels)} by {', '.join(figures)} over {span} prompts"
+        return "; ".join(filter(None, [text, not_compared([one for one in self.unjudged if not one.lost])]))
 
 
 def not_compared(unjudged: Sequence[Unjudged]) -> str:
     """What has no change, and why; "" for nothing."""
-    each = ", ".join(f"{label} ({why})" for label, why in _by_label(unjudged))
+    each = ", ".join(_by_label(unjudged, "{} ({})"))
     return f"not judged: {each}" if each else ""
 
 
-def _by_label(unjudged: Sequence[Unjudged]) -> list[tuple[str, str]]:
-    """(label, reason), each once, with the figures where the method itself is there."""
+def _by_label(unjudged: Sequence[Unjudged], form: str) -> list[str]:
+    """Label and reason, each once, with the figures where the method itself is there; ``form``: with two places."""
     figures: dict[tuple[str, str], list[str]] = {}
     for one in unjudged:
         figures.setdefault((one.label, one.why), []).append(one.figure)
     return [
-        (label, why if why.startswith("not in") else f"{', '.join(names)}: {why}")
+        form.format(label, why if why.startswith("not in") else f"{', '.join(names)}: {why}")
         for (label, why), names in figures.items()
     ]
 

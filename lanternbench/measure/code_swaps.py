@@ -1,8 +1,7 @@
-"""Are neighbouring codes interchangeable?  LANTERN's premise (arXiv 2410.03355, section 3), measured on one target.
+"""Are neighbouring codes interchangeable?  LANTERN's premise (arXiv 2410.03355, section 3), on images of one target.
 
-LANTERN accepts a drafted token for the probability of its k nearest codes, which is harmless as far as an image does
-not change when a token gives way to a neighbour, and helps as far as those neighbours are likely where the token is.
-Both are measured on images that the target draws.
+It accepts a drafted token for the probability of its k nearest codes: harmless as far as no image changes when a token
+gives way to a neighbour, helpful as far as those neighbours are likely where the token is.
 """
 
 from math import isfinite
@@ -46,10 +45,7 @@ class Codebook(NamedTuple):
 def study_codebook(
     target: Target, captions: list[str], ks: list[int], proximity: str = "l2", seed: int = 0
 ) -> Codebook:
-    """The codebook of ``target``, and what ``ar``'s images of ``captions`` lose with each of the neighbourhoods ``ks``.
-
-    Raises UserError for a k that has no neighbour in it or more than the codebook.
-    """
+    """A target's codebook, and what ``ar``'s images lose within ``ks`` neighbours.  Raises UserError for a wrong k."""
     codes = target.codebook
     if wrong := [k for k in ks if not 2 <= k <= len(codes)]:
         raise UserError(f"k = {wrong[0]} is no neighbourhood here: a token and its neighbours are 2 to {len(codes)}")
@@ -59,7 +55,9 @@ def study_codebook(
     assert trace is not None
     generator = torch.Generator().manual_seed(seed)
     mass = trace.q.gather(-1, table[tokens]).cumsum(-1).mean((0, 1))  # [K]
-    drawn, unit = target.images(tokens), _random_distance(codes, generator)
+    drawn = target.images(tokens)
+    one, other = torch.randint(len(codes), (2, PAIRS), generator=generator).to(codes.device)
+    unit = (codes[one].float() - codes[other].float()).norm(dim=-1)[one != other].median()
     pixels, likenesses, rows = _pixels(drawn), [], [[image] for image in drawn]
     for k in ks:
         images = target.images(swap_codes(tokens, table, k, generator))
@@ -76,12 +74,6 @@ def swap_codes(tokens: Tensor, table: Tensor, k: int, generator: torch.Generator
     """Every token [B, L] replaced by one of its k nearest other than itself, drawn evenly: table [V, ≥ k]."""
     rank = torch.randint(1, k, tokens.shape, generator=generator).to(tokens.device)
     return table[tokens, rank]
-
-
-def _random_distance(codes: Tensor, generator: torch.Generator) -> Tensor:
-    one, other = torch.randint(len(codes), (2, PAIRS), generator=generator).to(codes.device)
-    apart = (codes[one].float() - codes[other].float()).norm(dim=-1)
-    return apart[one != other].median()
 
 
 def _pixels(images: list[Image.Image]) -> Tensor:

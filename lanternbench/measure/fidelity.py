@@ -1,19 +1,17 @@
-"""What a decode did to the target's distribution, from the distributions it met on its way: no images needed.
+"""Fidelity loss: what a decode did to the target's distribution, by the distributions that it met; no images needed.
 
-Fidelity loss (Cool-SD, arXiv 2601.09212, Theorem 2).  Every image token was decided at one node of one draft tree, and
-the distribution it was really drawn from there, K, may differ from the target's q.  Summed over the tokens, the
-expectation of TV(q, K) bounds the total variation between generated and target images; the nodes that one decode visits
-are a sample of that expectation, so their sum is an unbiased estimate of the bound, with reach probabilities included.
+Cool-SD (arXiv 2601.09212), Theorem 2: every image token was decided at one node of a draft tree and drawn there from K,
+which may differ from the target's q.  The expectation of Σ TV(q, K) over the tokens bounds the total variation between
+generated and target images, and the nodes that one decode visits give an unbiased estimate of it.
 
-On a tree a node tries its children in order.  Let q_j, p_j be target and drafter after j rejections at this node, q̃_j
-the relaxed target, f(y) = min(1, q̃_j(y)/p_j(y)), or what else the rule accepts y with, and G the residual.  If the
-stages that follow drew exactly from G, the node would draw from
+A node tries its children in order.  Let q_j, p_j be target and drafter after j rejections at this node, f(y) what the
+rule accepts y with (min(1, q̃_j(y)/p_j(y)), q̃ the relaxed target), G the residual.  If later stages drew exactly from G:
 
     K_j = p_j·f + Σ_x p_j(x)·(1 − f(x))·G_x        (= p_j·f + (1 − Σ p_j f)·G where G does not depend on x)
 
-and what they miss of G is their own loss, met only if they are reached.  So a node's share is Σ_j TV(q_j, K_j) over the
-children that were tried, and the triangle inequality makes it a bound.  On a chain there is one stage and the share is
-TV(q, K) itself.  A child that was chosen, not sampled, has p = 1 there: K_j = f(x)·δ_x + (1 − f(x))·G_x.
+What they miss of G is their own loss, met only if they are reached: a node's share is Σ_j TV(q_j, K_j) over the tried
+children, a bound by the triangle inequality; on a chain it is TV(q, K).  A child that was chosen, not sampled, has
+p = 1 there: K_j = f(x)·δ_x + (1 − f(x))·G_x.
 
 B batch, L image tokens, V vocabulary, W widest family, n nodes of one chunk.
 """
@@ -33,10 +31,8 @@ FLOOR = 1e-10  # log-probability of a token that the warped target excludes
 def fidelity_loss(trace: Trace, rule: AcceptanceRule, residual: Residual, total: bool = False) -> Tensor:
     """Mean over the image's tokens of the local TV, 0 … 1: [B].  0 up to float error for a lossless method.
 
-    Where ``trace.sampled``, children were drawn from p (chains, static trees, Jacobi windows); elsewhere they were
-    chosen (Medusa, dynamic and adaptive trees).  ``total``: the sum over the tokens instead, which is Theorem 2's bound
-    on the TV of whole images; it often exceeds 1 and then says nothing, hence the mean.  For temperature 0 see
-    ``greedy_loss``.  Runs after the decode, in chunks over the nodes.
+    ``trace.sampled``: where children were drawn from p; elsewhere they were chosen (Medusa, dynamic, adaptive trees).
+    ``total``: the sum, Theorem 2's bound on the TV of whole images, which says nothing above 1.
     """
     b, length, vocab = trace.q.shape
     loss = torch.zeros(b * length, device=trace.q.device, dtype=trace.q.dtype)
@@ -57,10 +53,7 @@ def greedy_loss(trace: Trace, tokens: Tensor) -> Tensor:
 
 
 def decode_loss(decoder: SpeculativeDecoder, trace: Trace, tokens: Tensor, total: bool = False) -> Tensor:
-    """The fidelity loss of a decode's images, at its temperature: tokens [B, L] -> [B].  What ``run`` reports.
-
-    NaN for a method whose tests bound nothing.
-    """
+    """The fidelity loss that ``run`` reports: tokens [B, L] -> [B]; NaN for a method whose tests bound nothing."""
     if decoder.warp.greedy:
         return greedy_loss(trace, tokens)
     if not decoder.method.bounded:
@@ -81,12 +74,10 @@ def row_losses(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor
 
 
 def row_laws(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor:
-    """r_i, the distribution that each token was drawn from, given what its row saw and the step it was drawn in.
+    """r_i [B, L, V], the distribution that each token was drawn from, given what its row saw and the step.
 
-    [B, L, V].
-    Without a draft it is the target's, given what was seen.  A draft x ~ ℓ (p, unless the draft outlived a test) is
-    accepted with f(x).  Where a rejection gives a token all the same r is K as ever, with ℓ in place of p; where it
-    gives none, and the place waits, only accepted drafts get there: r ∝ ℓ·f.
+    Without a draft it is the target's.  A draft x ~ ℓ (p, unless the draft outlived a test) is accepted with f(x): r is
+    K with ℓ in place of p where a rejection gives a token, and ∝ ℓ·f where it gives none and the place waits.
     """
     assert trace.seen is not None
     laws, names = trace.seen.clone(), ("seen", "p", "children", "depth", "final")
@@ -117,11 +108,7 @@ def node_losses(
     rule: AcceptanceRule,
     residual: Residual,
 ) -> Tensor:
-    """TV(q_j, K_j) of every stage j that was reached, 0 elsewhere: [n, W].
-
-    q [n, V]; p [n, V] or None (chosen children); children [n, W] tokens in draft order; tried [n] how many of them were
-    examined; depth [n] of the children.
-    """
+    """TV(q_j, K_j) of stages reached, else 0, [n, W]: q, p [n, V] (None: chosen), children [n, W], tried, depth [n]."""
     losses = q.new_zeros(children.shape)
     for j in range(int(tried.max()) if len(tried) else 0):
         x = children[:, j].clamp(min=0)
@@ -142,10 +129,7 @@ def kernel(
     q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule, residual: Residual,
     law: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """K_j, the distribution of the token that this stage draws: q, p [n, V], chosen children x [n] -> [n, V].
-
-    ``law``: what children were drawn from, where that is not p.
-    """
+    """K_j, which this stage draws from: q, p, ``law`` (of drafts, if not p) [n, V], chosen children x [n] -> [n, V]."""
     if p is None:
         f = rule.relax(q, x, depth).value.clamp(max=1)[:, None]
         rest = normalised(residual(q, None, x, depth, rule), q)
@@ -161,10 +145,7 @@ def kernel(
 
 
 def _lantern_rest(q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
-    """Σ_x rejected(x)·G_x for LANTERN's residual, in O(V·k).
-
-    Where x can be rejected q̃(x) < p(x), so G_x is [q − p]₊ with A_x struck out, renormalised.
-    """
+    """Σ_x rejected(x)·G_x in O(V·k): where x can be rejected q̃(x) < p(x), so G_x ∝ [q − p]₊ with A_x struck out."""
     tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
     mass = rule.relax(q[:, None].expand(*q.shape, -1), tokens, depth[:, None])
     assert mass.group is not None
@@ -192,11 +173,10 @@ def _any_rest(
 
 
 def drafter_figures(trace: Trace) -> dict[str, Tensor]:
-    """How well the drafter knew the target, mean over an image's tokens that had drafted children: [B] each.
+    """How well the drafter knew the target, mean over tokens with drafted children: [B] each, NaN without any.
 
-    ``top1``: the drafter's likeliest token is the target's; ``top3``: the target's is among its three likeliest;
-    ``tv``: TV(p, q).  Where children were chosen p was not kept: the first children stand for its likeliest tokens,
-    nodes with fewer than three tell nothing of ``top3``, and ``tv`` is NaN.  All are NaN for an image without drafts.
+    ``top1``: the drafter's likeliest token is the target's; ``top3``: that is among its three likeliest; ``tv``:
+    TV(p, q).  Where children were chosen, and p not kept, the first ones stand for the likeliest, and ``tv`` is NaN.
     """
     drafted = three = trace.children[..., 0] >= 0
     with_p = drafted & (trace.p.sum(-1) > 0)
@@ -215,19 +195,15 @@ def drafter_figures(trace: Trace) -> dict[str, Tensor]:
 
 
 def target_figures(trace: Trace, tokens: Tensor) -> dict[str, Tensor]:
-    """The target's view of an image's tokens [B, L], mean over them: [B] each.
+    """The target's view of an image's tokens [B, L], after guidance and warping, mean over them: [B] each.
 
     ``log_prob`` of the tokens in nats (at least log 1e-10), ``top1_prob`` of its likeliest token, ``entropy`` in nats.
-    All after guidance and warping.
     """
-    q = trace.q
-    return {
-        "log_prob": at(q, tokens).clamp(min=FLOOR).log().mean(1),
-        "top1_prob": q.amax(-1).mean(1),
-        "entropy": torch.special.entr(q).sum(-1).mean(1),
-    }
+    log_prob = at(trace.q, tokens).clamp(min=FLOOR).log().mean(1)
+    entropy = torch.special.entr(trace.q).sum(-1).mean(1)
+    return {"log_prob": log_prob, "top1_prob": trace.q.amax(-1).mean(1), "entropy": entropy}
 
 
 def _mean(values: Tensor, where: Tensor) -> Tensor:
-    """Mean of values [B, L] where told, NaN if nowhere."""
+    """Mean of values [B, L] ``where`` it holds, NaN if nowhere."""
     return torch.where(where, values, 0.0).sum(1) / where.sum(1)

@@ -17,22 +17,18 @@ from lanternbench import metrics
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.statistics import Floats
 from lanternbench.measure.steps import Steps, robust
-from lanternbench.measure.timing import same_load
 
 BASELINE = "ar"
 # the ratio of the baseline's figure to the method's, over samples of the same prompt and seed
 AGAINST_BASELINE = {
     "speedup": "latency_s", "robust_speedup": "robust_latency_s", "end_to_end_speedup": "end_to_end_s",
 }  # fmt: skip
+MORE_LOAD = 2.0  # programs more, and times as many, that make one load clearly another
 Flags = NDArray[np.bool_]
 
 
 def of_sample(sample: Sample) -> Iterator[tuple[str, float, float]]:
-    """(name, top, bottom) of every figure that one sample has.
-
-    The first step is the prefill, which gives the first token without a draft: it counts as a step of
-    ``step_compression`` and is left out of ``accept_len`` and ``tree_depth``.
-    """
+    """(name, top, bottom) of every figure of one sample; the prefill, its first step, is in step_compression alone."""
     if sample.timed:
         yield "latency_s", sample.decode_s, 1
         yield "end_to_end_s", sample.encode_s + sample.decode_s + sample.render_s, 1
@@ -96,15 +92,15 @@ class Figures:
         ):
             self._codes[name].append(codes.setdefault(value, len(codes)))  # type: ignore[arg-type, call-overload]
         self._codes["seed"].append(sample.seed)
-        for figure, top, bottom in of_sample(sample):
-            for column, number in zip(self._columns[figure], (index, top, bottom)):
+        for figure, *numbers in of_sample(sample):
+            for column, number in zip(self._columns[figure], (index, *numbers)):
                 column.append(number)
 
     def __len__(self) -> int:
         return len(self._codes["label"])
 
     def codes(self, name: str) -> NDArray[np.int64]:
-        """Of every sample the number of its label, prompt or category, or its seed: [samples]."""
+        """Of every sample the number of its label, prompt, category or setting, or its seed: [samples]."""
         return np.frombuffer(self._codes[name], np.int64)
 
     def of(self, label: str) -> Flags:
@@ -137,11 +133,12 @@ class Figures:
 
     @cached_property
     def comparable(self) -> Flags:
-        """Which samples have a baseline's that was timed as they were: [samples]."""
+        """Which samples have a baseline's of one setting and about one load, where both are recorded: [samples]."""
         load, recorded = self.column("load")
         load, settings = np.where(recorded > 0, load, np.nan), self.codes("setting")
-        alike = (settings == settings[self.paired]) & same_load(load, load[self.paired])
-        return (self.paired >= 0) & alike
+        other, alike = load[self.paired], settings == settings[self.paired]
+        apart, low, high = np.abs(load - other), np.minimum(load, other), np.maximum(load, other)
+        return (self.paired >= 0) & alike & ~((apart > MORE_LOAD) & (high > MORE_LOAD * low))
 
     def by_prompt(self, names: Sequence[str], where: Flags) -> tuple[Floats, Floats]:
         """Sums over the samples of each prompt: (top, bottom), each [prompts, figures]; of prompts in ``where``."""
@@ -155,6 +152,16 @@ class Figures:
         index, count = self.codes("prompt")[where], len(self.prompts)
         top, bottom = (np.bincount(index, part[where], count).astype(float) for part in self.column(name))
         return top, bottom
+
+    def values(self, name: str, label: str) -> Floats:
+        """A figure of one label by prompt, over its seeds: [all prompts], NaN where it has none."""
+        samples, timed = self.of(label), name == "latency_s"
+        if timed:  # as in ``speedup``: what was timed otherwise than its baseline's is left out
+            samples &= self.comparable | (self.paired < 0)
+        top, bottom = self.of_prompts(name, samples)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            values = np.where(bottom > 0, top / bottom, np.nan)
+        return np.where(values > 0, values, np.nan) if timed else values
 
     def difference(self, name: str, where: Flags) -> Floats:
         """Mean difference to the baseline, prompt by prompt, over samples that both have: [prompts]."""

@@ -7,8 +7,8 @@ import numpy as np
 
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.samples import IMPORTED
+from lanternbench.measure.statistics import LOOKS
 from lanternbench.measure.timing import setting_changes
-from lanternbench.measure.told_apart import LOOKS
 from lanternbench.notes import Note
 
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow
@@ -27,10 +27,7 @@ def counts(figures: Figures) -> dict[str, int]:
 
 
 def asked_for(run: Mapping[str, Any], now: Container[str] = ()) -> tuple[list[str], int]:
-    """The methods that a run was to measure, and of how many samples each.
-
-    A method left out to keep a time budget counts if it has samples ``now``.
-    """
+    """Methods that a run was to measure, and samples of each; one left out for time counts if it has some ``now``."""
     prompts, config, left_out = run.get("prompts") or {}, run.get("config") or {}, run.get("left_out")
     labels = [str(method.get("label")) for method in run.get("methods") or []]
     each = (run.get("told_apart_after") or prompts.get("count") or 0, config.get("repeats") or 1)
@@ -40,10 +37,7 @@ def asked_for(run: Mapping[str, Any], now: Container[str] = ()) -> tuple[list[st
 
 
 def contention(figures: Figures, environment: Mapping[str, Any]) -> Note | None:
-    """A warning, with advice, if other programs used the machine during the measurement; None without signs of it.
-
-    Signs: a load average above the cores, steps that took twice their median or more, less CPU time than wall time.
-    """
+    """A warning, with advice, if other programs used the machine: a high load, slow steps, or little CPU time."""
     recorded = figures.column("load")[1] >= 0
     load, slow, busy = (figures.ratio(name, recorded) for name in ("load", "slow_steps", "cpu_share"))
     cores, on_cpu = environment.get("cores"), str(environment.get("device") or "cpu").startswith("cpu")
@@ -130,9 +124,8 @@ def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
         yield disturbed
     for environment in environments if timed.any() else ():
         if (environment.get("workers") or 1) > 1:
-            shared = (
-                "sharing cores and caches" if environment.get("device") == "cpu" else "each on a GPU of its of_label"
-            )
+            on_cpu = environment.get("device") == "cpu"
+            shared = "sharing cores and caches" if on_cpu else "each on a GPU of its own"
             text = (
                 f"{environment['workers']} workers measured latencies beside each other, {shared}: speedups are "
                 "paired, as a prompt's methods ran on one worker unless it was lost (devices.jsonl names each "

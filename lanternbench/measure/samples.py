@@ -33,12 +33,11 @@ class Sample(BaseModel):
     """One line of ``samples.jsonl``: one image by one method. Times in seconds, memory in MB.
 
     ``accept_lengths`` has one entry per step (tokens committed, bonus token included) and sums to ``tokens``; the first
-    step is the prefill, which gives one token without a draft.  ``tree_depths`` and ``tree_nodes`` have one entry per
-    step too, or are empty.  ``step_s`` has the seconds of every step, ``cpu_s`` the CPU seconds of the decode,
-    ``threads`` how many CPU threads it had (None on a GPU), ``load`` the machine's 1-minute load average, ``setting``
-    the name of the setting in which it was timed.  ``row_loss`` and ``column_loss``: the fidelity loss of the tokens of
-    each row and column of the image, of methods that draw several rows at once.  An imported image has none of these,
-    no ``accept_lengths``, 0 ``steps`` where they are unknown, and as ``stated_s`` the seconds that its maker states.
+    step is the prefill, which gives one token without a draft.  ``tree_depths``, ``tree_nodes`` and ``step_s`` have one
+    per step too, or are empty.  ``cpu_s``: the decode's CPU seconds; ``threads``: its CPU threads (None on a GPU);
+    ``load``: the machine's 1-minute load average; ``setting``: the name of the setting in which it was timed;
+    ``row_loss``, ``column_loss``: the fidelity loss of each row and column, of methods that draw several rows at once.
+    An imported image has none of these, 0 ``steps`` where they are unknown, and as ``stated_s`` its maker's seconds.
     """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # extra: of another version, kept

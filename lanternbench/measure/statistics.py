@@ -1,10 +1,10 @@
 """Intervals and paired tests: pure functions of arrays.
 
-The prompt is the unit of sampling: several seeds of one prompt are no independent evidence, so resampling draws
-prompts with all their seeds.  Intervals are 95 % bootstrap percentile intervals, widened for small samples as
-Hesterberg (2015, "What Teachers Should Know About the Bootstrap", section 5.3) proposes.  No resampling can leave the
-range of the values seen, so very few prompts still give too narrow intervals: for normal data the measured coverage is
-49 % with 2 prompts, 74 % with 3, 87 % with 4, 92 % with 5, 93 % with 6, 94 to 95 % from 8 on (4,000 trials each).
+The prompt is the unit of sampling: seeds of one prompt are no independent evidence.  Intervals are 95 % bootstrap
+percentile intervals, widened for small samples (Hesterberg 2015, "What Teachers Should Know About the Bootstrap",
+section 5.3).  No resampling leaves the range of the values seen, so few prompts still give too narrow intervals: the
+measured coverage for normal data is 49 % with 2 prompts, 74 % with 3, 87 % with 4, 92 % with 5, 93 % with 6, 94 to 95 %
+from 8 on (4,000 trials each).
 """
 
 import math
@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 ALPHA = 0.05
 RESAMPLES = 10_000
 MANY = 1000  # prompts, from which on a fifth of the draws will do
+LOOKS = 4  # of a run that goes on until its methods are told apart; each takes twice the prompts of the one before
+FLIPS = 100_000  # sign patterns: the least p before its correction is 1 / FLIPS
 _CHUNK = 1 << 21  # numbers held at a time
 Floats = NDArray[np.float64]
 
@@ -36,12 +38,7 @@ def draws(prompts: int, n: int = RESAMPLES) -> int:
 
 
 def bootstrap_ratio(base: ArrayLike, other: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """mean(base) / mean(other) of paired values [prompts], with its 95 % interval over ``n`` resamplings of prompts.
-
-    The speedup is ``bootstrap_ratio(baseline latencies, method latencies)``: the ratio of the means, as it is the
-    total time that a user waits for. Raises ValueError for unequal lengths, no values, values that are not finite,
-    or a denominator of zero.
-    """
+    """mean(base) / mean(other) of pairs [prompts] with its interval.  Raises ValueError where there is no ratio."""
     top, bottom = _pairs("bootstrap_ratio", base, other)
     estimate = bootstrap_ratios(top[:, None], bottom[:, None], n, seed)[0]
     if estimate.value is None:
@@ -56,10 +53,7 @@ def bootstrap_mean(x: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> Estimate:
 
 
 def bootstrap_ratios(top: Floats, bottom: Floats, n: int = RESAMPLES, seed: int = 0) -> list[Estimate]:
-    """Column by column Σ top / Σ bottom of [prompts, columns], all columns on the same ``n`` resamplings.
-
-    A prompt without a value in a column has 0 in both; a column whose bottom sums to 0 has no value.
-    """
+    """Σ top / Σ bottom of each column [prompts, columns], 0 where there is no value, on the same ``n`` resamplings."""
     columns, sums = top.shape[1], resampled(np.concatenate([top, bottom], 1), n, seed)
     return [_percentiles(top[:, c], bottom[:, c], sums[:, [c, columns + c]]) for c in range(columns)]
 
@@ -101,9 +95,8 @@ def _tail(units: int) -> float:
 def paired_test(a: ArrayLike, b: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> float:
     """Two-sided p-value of the sign-flip permutation test on the mean difference of pairs a, b [prompts].
 
-    The share of the 2^prompts sign patterns whose |mean(±(a − b))| is at least the observed one: all patterns for up
-    to 12 pairs, else ``n`` random ones, counted as (1 + hits) / (1 + n) (Phipson & Smyth, 2010). Raises ValueError
-    for unequal lengths, no pairs, or values that are not finite.
+    The share of sign patterns whose |mean(±(a − b))| is at least the observed one: of all for up to 12 pairs, else of
+    ``n`` random ones, as (1 + hits) / (1 + n) (Phipson & Smyth, 2010).  Raises ValueError for what is no pairs.
     """
     first, second = _pairs("paired_test", a, b)
     return float(paired_tests((first - second)[:, None], n, seed)[0])
@@ -120,10 +113,7 @@ def _pairs(test: str, a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floats:
-    """``paired_test`` column by column of differences [prompts, columns], all on the same sign patterns: p [columns].
-
-    A prompt without a pair in a column has 0 there.
-    """
+    """``paired_test`` of each column of differences [prompts, columns], 0 without a pair, on the same sign patterns."""
     pairs = len(differences)
     # equal sums in another order of addition differ by rounding: they must count as ties
     least = np.abs(differences.sum(0)) - 1e-12 * np.abs(differences).sum(0)
@@ -143,18 +133,14 @@ def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floa
 def holm(p: ArrayLike) -> Floats:
     """p-values of a family of tests, adjusted for their number (Holm, 1979): below α they hold with 1 − α together."""
     values = np.asarray(p, np.float64)
-    order = np.argsort(values)
-    raised = np.maximum.accumulate((len(values) - np.arange(len(values))) * values[order])
-    adjusted = np.empty_like(values)
+    order, adjusted = np.argsort(values), np.empty_like(values)
+    raised = np.maximum.accumulate(np.arange(len(values), 0, -1) * values[order])
     adjusted[order] = np.minimum(raised, 1.0)
     return adjusted
 
 
 def holm_in_two(p: ArrayLike, first: ArrayLike, looks: int = 1) -> Floats:
-    """``holm`` within each of two families, that of the tests marked ``first`` [tests] and that of all others.
-
-    looks: how often the tests may be looked at as prompts are added (Bonferroni).
-    """
+    """``holm`` within two families, the tests marked ``first`` [tests] and all others; at ``looks`` (Bonferroni)."""
     values, chosen = np.minimum(looks * np.asarray(p, np.float64), 1), np.asarray(first, bool)
     adjusted = np.empty_like(values)
     for family in (chosen, ~chosen):
@@ -168,6 +154,11 @@ def prompts_needed(tests: int, looks: int = 1) -> int:
     Of 2^n sign patterns 2·(n + 1) are then as extreme as the observed one; Holm multiplies their share by ``tests``.
     """
     return next(n for n in range(1, 64) if looks * max(tests, 1) * 2 * (n + 1) / 2**n < ALPHA)
+
+
+def look_sizes(methods: int) -> list[int]:
+    """Prompts at each look of a run with so many methods beside the baseline."""
+    return [prompts_needed(methods, LOOKS) << look for look in range(LOOKS)]
 
 
 def student_t(df: int, alpha: float) -> float:

@@ -1,11 +1,11 @@
 """Statistics of one method's steps: how long they took, how many tokens they committed, and where."""
 
 from array import array
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -28,22 +28,16 @@ def by_position(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[
 def robust(step_s: Sequence[float], cpu_s: float | None = None, threads: int | None = None) -> tuple[float, int]:
     """Seconds of a decode that other programs disturb least, and how many steps took more than ``SLOW`` medians.
 
-    With one CPU thread they are the decode's CPU seconds ``cpu_s``, which do not count while another program has the
-    core; else the median step times the number of steps.  (Beside busy loops the median errs: it is the time of a short
-    step that ran through, but of a longer one that was interrupted.)
+    With one CPU thread its CPU seconds ``cpu_s``, which do not count while another program has the core; else the
+    median step (which busy programs make longer, too) times the number of steps.
     """
-    ranked = sorted(step_s)
-    median = (ranked[(len(ranked) - 1) // 2] + ranked[len(ranked) // 2]) / 2
-    seconds = cpu_s if cpu_s and threads == 1 else median * len(ranked)
-    return seconds, len(ranked) - bisect_right(ranked, SLOW * median)
+    middle = median(step_s)
+    seconds = cpu_s if cpu_s and threads == 1 else middle * len(step_s)
+    return seconds, sum(step > SLOW * middle for step in step_s)
 
 
 def joint_rates(histogram: Sequence[int]) -> list[float]:
-    """P(at least i drafted tokens accepted), i = 1, 2, …: vLLM's per-position acceptance rate.
-
-    histogram: how many steps committed 0, 1, 2, … tokens, one of which is no accepted draft: the bonus token, or the
-    one drawn after a rejection.
-    """
+    """vLLM's rate by position, P(at least i drafts accepted): histogram of steps that committed 0, 1, 2, … tokens."""
     at_least = list(accumulate(reversed(histogram)))[::-1]  # steps that committed so many tokens or more
     return [n / at_least[0] for n in at_least[2:] if n]
 
@@ -55,11 +49,7 @@ def conditional_rates(histogram: Sequence[int]) -> list[float]:
 
 
 def acceptance(histogram: Sequence[int]) -> dict[str, Any]:
-    """Acceptance by position, by the names of vLLM and AIPerf; empty where nothing was drafted and accepted.
-
-    ``mean_acceptance_length`` counts the bonus token, 1 + Σᵢ per_position[i]; ``acceptance_histogram`` (steps that
-    accepted 0, 1, 2, … drafted tokens) and both rates leave it out.
-    """
+    """Acceptance by position as vLLM and AIPerf name it, empty without any; the mean counts the bonus token."""
     joint = joint_rates(histogram)
     return {} if not joint else {
         "mean_acceptance_length": 1.0 + sum(joint),

@@ -1,6 +1,5 @@
 """``summary.json``: the results of a run, a row per method, with notes."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +9,7 @@ from lanternbench.errors import UserError
 from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.steps import acceptance
 from lanternbench.notes import Kind, Note
-from lanternbench.utils.files import open_file
-from lanternbench.utils.json_values import check_version
+from lanternbench.utils.json_values import read_object
 
 Costs = dict[str, dict[str, float]]  # metric -> {"images", "seconds"} that were really computed, without loading
 NOTHING = Estimate()
@@ -48,19 +46,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """``sets``: the figures that metrics of whole image sets gave; ``reference``: the real images they looked at.
-
-    ``samples``: the SHA-256 of the ``samples.jsonl`` that it sums up, None where it is not known.  ``suite``: the name
-    and hash of the suite that was run.
-    """
+    """What was measured of the methods of one run, or of a folder of images."""
 
     rows: list[Row]
     notes: list[Note] = field(default_factory=list)
-    sets: list[str] = field(default_factory=list)
+    sets: list[str] = field(default_factory=list)  # the figures that metrics of whole image sets gave
     costs: Costs = field(default_factory=dict)
-    reference: dict[str, Any] | None = None
-    samples: str | None = None
-    suite: str | None = None
+    reference: dict[str, Any] | None = None  # the real images that those looked at
+    samples: str | None = None  # the SHA-256 of the ``samples.jsonl`` that it sums up, where it is known
+    suite: str | None = None  # the name and hash of the suite that was run
 
     def all_notes(self) -> list[Note]:
         """The notes, with one on the real images and one on the time of each metric."""
@@ -68,33 +62,22 @@ class Summary:
         if real := self.reference:
             text = f"Real images: {real['images']} in {real['folder']}, hash {str(real['hash'])[:16]}."
             notes.append(Note("info", None, text))
-        if each := [f"{name} {_short(1000 * c['seconds'] / c['images'])} s" for name, c in self.costs.items()]:
+        times = {name: 1000 * cost["seconds"] / cost["images"] for name, cost in self.costs.items()}
+        if each := [f"{name} {f'{s:,.0f}' if s >= 100 else f'{s:.3g}'} s" for name, s in times.items()]:
             notes.append(Note("info", None, f"Time of the metrics per 1,000 images: {', '.join(each)}."))
         return notes
 
 
-def _short(seconds: float) -> str:
-    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
-
-
 def read_summary(folder: Path) -> Summary:
-    """``summary.json`` of a run folder, also of the versions that kept ``speedup_lo`` beside ``speedup``.
-
-    Raises UserError when it is missing or damaged; entries of a wrong kind count as missing.
-    """
+    """``summary.json`` of a run; entries of a wrong kind are missing.  Raises UserError where it cannot be read."""
     path = Path(folder) / "summary.json"
     try:
-        with open_file(path) as file:
-            summary = json.loads(file.read())
+        summary = read_object(path)
     except FileNotFoundError:
-        raise UserError(
-            f"{folder} has no summary.json, so the run did not finish: continue it with --resume."
-        ) from None
-    except (ValueError, OSError, RecursionError) as error:
+        text = f"{folder} has no summary.json, so the run did not finish: continue it with --resume."
+        raise UserError(text) from None
+    except (ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error}): restore it, or run again with --fresh.") from None
-    if not isinstance(summary, dict):
-        raise UserError(f"{path} is not a JSON object: restore it, or run again with --fresh.")
-    check_version(summary, path)
     entries = [entry for entry in _list(summary.get("rows")) if isinstance(entry, dict)]
     rows = [row_of(entry) for entry in entries]
     names = {name for row in rows for name in row.figures}
@@ -104,22 +87,20 @@ def read_summary(folder: Path) -> Summary:
     digest, reference = summary.get("samples"), _dict(summary.get("reference"))
     parts = {name: reference.get(name) for name in ("folder", "images", "hash")}
     real = parts | {"metrics": _list(reference.get("metrics"))} if parts.keys() <= reference.keys() else None
-    digest = digest if isinstance(digest, str) else None
-    return Summary(rows, notes, sets, _costs(summary.get("costs")), real, digest)
+    return Summary(rows, notes, sets, _costs(summary.get("costs")), real, digest if isinstance(digest, str) else None)
 
 
 def row_of(entry: Mapping[str, Any]) -> Row:
     """A row from its JSON object."""
     text = {name: str(entry[name]) if entry.get(name) else None for name in ("label", "method", "target", "dataset")}
     figures, lossless = entry.get("figures"), entry.get("lossless")
-    if not isinstance(figures, dict):
-        figures = _flat_figures(entry)
+    figures = figures if isinstance(figures, dict) else _flat_figures(entry)
     histogram = [max(_count(n) or 0, 0) for n in _list(entry.get("accept_histogram"))]
     return Row(
         label=text["label"] or text["method"] or "–",
         method=text["method"] or text["label"] or "–",
         n=_count(entry.get("n")) or 0,
-        figures={name: _estimate(value) for name, value in figures.items() if isinstance(value, dict)},
+        figures={name: _estimate(parts) for name, parts in figures.items() if isinstance(parts, dict)},
         options=_dict(entry.get("options")),
         target=text["target"],
         dataset=text["dataset"],
@@ -137,35 +118,29 @@ def _flat_figures(entry: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Figures of a row that keeps the parts of a figure side by side: ``speedup``, ``speedup_lo``, ``speedup_hi``."""
     ends = Estimate._fields[1:]
     facts = {"label", "method", "options", "target", "dataset", "temperature", "lossless", "simulated", "n"}
-    names = entry.keys() - facts - {f"{name}_{end}" for name in entry for end in ends}
-    return {
-        name: {"value": entry[name]} | {end: entry.get(f"{name}_{end}") for end in ends}
-        for name in entry
-        if name in names
-    }
+    facts |= {f"{name}_{end}" for name in entry for end in ends}
+    figures = {name: value for name, value in entry.items() if name not in facts}
+    return {k: {"value": v} | {end: entry.get(f"{k}_{end}") for end in ends} for k, v in figures.items()}
 
 
-def _estimate(value: Mapping[str, Any]) -> Estimate:
-    return Estimate(**{name: _number(value.get(name)) for name in ("value", "lo", "hi", "p")}, n=_count(value.get("n")))
+def _estimate(parts: Mapping[str, Any]) -> Estimate:
+    return Estimate(**{name: _number(parts.get(name)) for name in ("value", "lo", "hi", "p")}, n=_count(parts.get("n")))
 
 
 def _note(value: Any, names: set[str]) -> Note:
     """A note from JSON; one that is a sentence may begin with the metric's name."""
     if isinstance(value, dict):
-        metric, kinds = value.get("metric"), {kind: kind for kind in get_args(Kind)}
-        kind: Kind = kinds.get(value.get("kind"), "info")
+        kind, metric = value.get("kind"), value.get("metric")
+        kind = kind if kind in get_args(Kind) else "info"
         return Note(kind, str(metric) if metric else None, str(value.get("text") or ""))
     name, sign, text = str(value).partition(": ")
     return Note("info", name, text) if sign and name in names else Note("info", None, str(value))
 
 
 def _costs(value: Any) -> Costs:
-    costs = {}
-    for name, cost in _dict(value).items():
-        images, seconds = (_number(_dict(cost).get(part)) for part in ("images", "seconds"))
-        if images and seconds is not None:
-            costs[str(name)] = {"images": images, "seconds": seconds}
-    return costs
+    parts = ("images", "seconds")
+    costs: dict[str, Any] = {str(k): {p: _number(_dict(v).get(p)) for p in parts} for k, v in _dict(value).items()}
+    return {name: cost for name, cost in costs.items() if cost["images"] and cost["seconds"] is not None}
 
 
 def _number(value: Any) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lanternbench import metrics
+from lanternbench.measure import statistics
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.run_notes import RANDOM_NOTE, counts, run_notes
 from lanternbench.measure.samples import MEASURED
@@ -30,18 +31,17 @@ def summarise(figures: Figures, run: Mapping[str, Any], sets: Sets | None = None
     whole = sorted({name for values in sets.values() for name in values} - figures.metrics.keys())
     claims = {str(method.get("label")): method.get("lossless") for method in run.get("methods") or []}
     order = sorted(dict.fromkeys([*claims, *figures.labels]), key=lambda label: label != BASELINE)
-    rows = [
-        _row(figures, label, run, {name: sets.get(label, {}).get(name, Estimate()) for name in whole}, seed)
-        for label in order
-        if label in figures.labels
-    ]
-    notes = list(run_notes(figures, run))
-    for i, row in enumerate(rows):  # a method keeps the distribution by what it claims, unless samples show a loss
-        claimed, loss = claims.get(row.label), row.value("fidelity_loss")
+    rows, notes = [], list(run_notes(figures, run))
+    for label in order:
+        if label not in figures.labels:
+            continue
+        row = _row(figures, label, run, {name: sets.get(label, {}).get(name, Estimate()) for name in whole}, seed)
+        # a method keeps the distribution by what it claims, unless samples show a loss
+        claimed, loss = claims.get(label), row.value("fidelity_loss")
         wrong = bool(claimed and loss is not None and loss > LOSSLESS)
-        rows[i] = replace(row, lossless=False if wrong else claimed)
+        rows.append(replace(row, lossless=False if wrong else claimed))
         if wrong:
-            text = f"{row.label} promises to be lossless, but its samples show a loss."
+            text = f"{label} promises to be lossless, but its samples show a loss."
             notes.append(Note("warning", "fidelity_loss", text))
     if any(metrics.column(name).random for name in [*figures.metrics, *whole]):
         notes.append(RANDOM_NOTE)
@@ -86,7 +86,7 @@ def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, 
     if recorded.any():
         estimates["peak_memory_mb"] = Estimate(float(memory.max()), n=int(recorded.sum()))
     method, options = figures.methods[label]
-    prompts, config = run.get("prompts") or {}, run.get("config") or {}
+    prompts, config, histogram = run.get("prompts") or {}, run.get("config") or {}, steps.histogram()
     return Row(
         label=label,
         method=method,
@@ -97,10 +97,10 @@ def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, 
         dataset=prompts.get("dataset") or str(prompts.get("source") or "").partition(":")[0] or None,
         temperature=options.get("temperature", config.get("temperature")),
         simulated=config.get("simulate_acceptance") is not None,
-        accept_histogram=steps.histogram(),
+        accept_histogram=histogram,
         accept_len_by_position=steps.accept_len_by_position(),
         phases=steps.phase_shares(),
-        acceptance=acceptance(steps.histogram()),
+        acceptance=acceptance(histogram),
     )
 
 
@@ -113,3 +113,14 @@ def _p_value(figures: Figures, name: str, label: str, seed: int) -> float | None
     if label == BASELINE or len(apart := figures.difference(name, figures.of(label))) < 2:
         return None
     return paired_test(apart, np.zeros_like(apart), draws(len(apart)), seed)
+
+
+def all_told_apart(figures: Figures, labels: list[str]) -> bool:
+    """Is each method's speed told apart from the baseline's, by the test of log latencies with Holm over methods?"""
+    if BASELINE not in figures.labels or not set(labels) <= figures.labels.keys():
+        return False
+    base = np.log(figures.values("latency_s", BASELINE))
+    apart = [np.log(figures.values("latency_s", label)) - base for label in labels if label != BASELINE]
+    tested = np.nan_to_num(np.stack(apart, 1))
+    p = statistics.holm(statistics.paired_tests(tested, draws(len(tested), statistics.FLIPS)))
+    return bool((statistics.LOOKS * p < statistics.ALPHA).all())

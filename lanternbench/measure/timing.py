@@ -1,21 +1,15 @@
-"""Which samples a clock compares: those that were timed in one setting, under about the same load."""
+"""The setting in which a sample was timed: what of its environment changes a time."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from lanternbench.measure.statistics import Floats
 from lanternbench.utils.json_values import config_hash, differences
 
-# what of an environment changes a time, from other machines to other versions
-SETTING = (
+SETTING = (  # from other machines to other versions
     *("lanternbench", "python", "torch", "platform", "cpu", "cores", "threads", "cuda", "gpus"),
     *("device", "dtype", "compile", "executor", "workers"),
 )
 MOMENTARY = ("sm_clock_mhz", "memory_clock_mhz")
-MORE_LOAD = 2.0  # programs more, and times as many, that make one load clearly another
 
 
 def without_momentary(environment: Any) -> Any:
@@ -40,9 +34,3 @@ def setting_changes(environments: Iterable[Mapping[str, Any]]) -> list[str]:
     """What differs between the first environment's setting and the others', each once."""
     settings = [values for environment in environments if (values := setting(environment))]
     return list(dict.fromkeys(line for other in settings[1:] for line in differences(settings[0], other)))
-
-
-def same_load(load: Floats, other: Floats) -> NDArray[np.bool_]:
-    """Is neither load clearly above the other?  NaN, where none was recorded, is the same as any."""
-    apart, low = np.abs(load - other), np.minimum(load, other)
-    return ~((apart > MORE_LOAD) & (np.maximum(load, other) > MORE_LOAD * low))

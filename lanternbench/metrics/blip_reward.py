@@ -85,30 +85,27 @@ def tokenize(bert: BertTokenizer, captions: list[str]) -> tuple[Tensor, Tensor]:
     return inputs["input_ids"], inputs["attention_mask"]
 
 
-def load(path: Path, vocabulary: Path, device: str = "cpu") -> tuple[RewardModel, BertTokenizer]:
-    """The official weights and BERT's vocab.txt.  Raises UserError for another or a damaged file."""
+def vocabulary_tokens(path: Path | None) -> list[str]:
+    """The lines of BERT's vocab.txt; single characters without it.  Raises UserError for another or a damaged file."""
+    count = TEXT["vocab_size"] - 2  # BLIP's two additional tokens
+    if path is None:
+        chars = [chr(n) for n in range(33, 33 + (count - len(MARKS)) // 2)]
+        return [*MARKS, *chars, *(f"##{c}" for c in chars)]
     try:
-        tokens = vocabulary.read_text(encoding="utf-8").splitlines()
+        tokens = path.read_text(encoding="utf-8").splitlines()
+        if len(tokens) != count or not set(MARKS) <= set(tokens):
+            raise ValueError(f"it has {len(tokens)} lines, not {count} with BERT's marks")
     except (OSError, ValueError) as error:
-        raise files.wrong_file(vocabulary, "BERT vocabulary", error) from None
-    if len(tokens) + 2 != TEXT["vocab_size"] or not set(MARKS) <= set(tokens):
-        lines = f"it has {len(tokens)} lines, not {TEXT['vocab_size'] - 2} with BERT's marks"
-        raise files.wrong_file(vocabulary, "BERT vocabulary", ValueError(lines))
-    model = filled(RewardModel(), path, "ImageReward", device, lambda *file: from_official(files.tensors(*file)))
-    return model, tokenizer(tokens)
-
-
-def untrained(device: str = "cpu") -> tuple[RewardModel, BertTokenizer]:
-    """Random weights, and a vocabulary of single characters in place of BERT's."""
-    chars = [chr(n) for n in range(33, 33 + (TEXT["vocab_size"] - 2 - len(MARKS)) // 2)]
-    with seeded():
-        return filled(RewardModel(), None, "", device), tokenizer([*MARKS, *chars, *(f"##{c}" for c in chars)])
+        raise files.wrong_file(path, "BERT vocabulary", error) from None
+    return tokens
 
 
 def score_function(path: Path | None, vocabulary: Path | None, device: str) -> ScoreFunction:
-    """Images and captions -> rewards; with random weights where files are missing."""
-    model, bert = load(path, vocabulary, device) if path and vocabulary else untrained(device)
-    pixels = openai_pixels()
+    """Images and captions -> rewards; random weights without files.  Raises UserError for another or damaged one."""
+    bert, pixels = tokenizer(vocabulary_tokens(vocabulary)), openai_pixels()
+    with seeded():
+        model = RewardModel()
+    filled(model, path, "ImageReward", device, lambda *file: from_official(files.tensors(*file)))
 
     def values(images: list[Image.Image], captions: list[str]) -> Tensor:
         ids, mask = tokenize(bert, captions)

@@ -17,10 +17,7 @@ def names() -> list[str]:
 
 
 def metric_class(name: str) -> type[ImageMetric] | type[SetMetric]:
-    """The component of a name; "clip:ViT-L-14/openai" is the one registered as "clip:MODEL/TAG".
-
-    Raises UserError for a name that no metric has.
-    """
+    """The component of a name; "clip:MODEL/TAG" is that of "clip:ViT-L-14/openai".  Raises UserError for no metric."""
     known = components("metric")
     head, colon, _ = name.partition(":")
     registered = next((one for one in known if one.startswith(f"{head}:")), name) if colon else name
@@ -34,9 +31,8 @@ def scorers_for(
 ) -> list[ImageMetric | SetMetric]:
     """The metrics of a run, in the order asked for, each once; without names, all that suit ``evaluators``.
 
-    On "none" there are none, as the target draws no images.
-    On "tiny" a metric with a stand-in means that one: "clip" is the embedded CLIP, whose column is "clip-tiny".  With
-    random weights there is no stand-in.  Nothing is loaded or downloaded here: ask ``available()``.
+    On "tiny" a metric with a stand-in means that one: "clip" is the embedded CLIP, whose column is "clip-tiny"; with
+    random weights there is no stand-in, on "none" no metric.  Nothing is loaded here: ask ``available()``.
     Raises UserError for a name that no metric has, and for trained networks where random ones are asked for.
     """
     setup = setup or Setup()

@@ -25,6 +25,7 @@ from lanternbench.utils.digests import digest
 if TYPE_CHECKING:
     from torch import Tensor
 
+Pixels = Callable[[Image.Image], "Tensor"]  # an RGB image of any size -> [3, H, W]
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of pixels, as CLIP has them
 
 
@@ -35,16 +36,6 @@ class Encoder(NamedTuple):
     prepare: Callable[[list[Image.Image]], Tensor]  # -> [B, 3, H, W]
     tokenize: Callable[[list[str]], Tensor]  # -> [B, context]
     device: str = "cpu"
-
-    @classmethod
-    def of(cls, model: Any, pixels: Callable[[Image.Image], Tensor], config: str, device: str) -> Encoder:
-        """With open_clip's tokenizer for ``config``; ``pixels``: an image -> [3, H, W]."""
-        import open_clip
-        import torch
-
-        return cls(
-            model, lambda images: torch.stack(list(map(pixels, images))), open_clip.get_tokenizer(config), device
-        )
 
     def images(self, images: list[Image.Image]) -> Tensor:
         """-> unit embeddings [B, D]."""
@@ -68,32 +59,36 @@ class Encoder(NamedTuple):
 @cache
 def tiny_encoder() -> Encoder:
     """The embedded CLIP."""
-    from lanternbench.models.tiny import clip as clip_tiny
+    from lanternbench.models.tiny import evaluators
 
-    return Encoder(clip_tiny.load(files.embedded(files.CLIP_TINY.file)), clip_tiny.pixels, clip_tiny.tokenize)
+    return Encoder(evaluators.load_clip(files.WEIGHTS / files.CLIP_TINY.file), evaluators.pixels, evaluators.tokenize)
 
 
-def openai_pixels() -> Callable[[Image.Image], Tensor]:
+def openai_pixels() -> Pixels:
     """OpenAI's preparation: shorter side to 224 (bicubic), centre crop, CLIP's mean and deviation -> [3, 224, 224]."""
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
     return image_transform_v2(PreprocessCfg(), is_train=False)
 
 
-def clip_encoder(
-    setup: Setup, weights: files.Weights, config: str, pixels: Callable[[Image.Image], Tensor] | None = None
-) -> Encoder:
-    """open_clip's CLIP of this ``config`` from a published file; ``pixels``: see ``Encoder.of``, by default OpenAI's.
-
-    Raises UserError when there is no such file, and when it is another.
-    """
+def clip_encoder(setup: Setup, weights: files.Weights, config: str, pixels: Pixels | None = None) -> Encoder:
+    """open_clip's CLIP of a ``config``, from its file; ``pixels``: or OpenAI's.  Raises UserError for a wrong file."""
     import open_clip
 
     # not through ``create_model(pretrained=…)``: that may go online when it cannot use what it finds
     with seeded():
         model = open_clip.CLIP(**open_clip.get_model_config(config))
+    return _encoder(setup, weights, config, model, pixels or openai_pixels())
+
+
+def _encoder(setup: Setup, weights: files.Weights, config: str, model: Any, pixels: Pixels) -> Encoder:
+    """``model`` with the tensors of its file, and open_clip's tokenizer for ``config``."""
+    import open_clip
+    import torch
+
     filled(model, setup.find(weights), weights.title, setup.device, lambda path, _: _state(path, weights))
-    return Encoder.of(model, pixels or openai_pixels(), config, setup.device)
+    tokenize = open_clip.get_tokenizer(config)
+    return Encoder(model, lambda images: torch.stack(list(map(pixels, images))), tokenize, setup.device)
 
 
 def _state(path: Path, weights: files.Weights) -> dict[str, Tensor]:
@@ -115,10 +110,10 @@ class Clip(ImageMetric):
     """OpenAI's ViT-B/32."""
 
     paper = "Hessel et al. 2021, arXiv 2104.08718"
-    title, stand_in, weights = "CLIP", "clip-tiny", (files.CLIP_VIT_B32,)
+    title, stand_in, weights = "CLIP", "clip-tiny", files.published("clip")
 
     def load(self) -> ScoreFunction:
-        return clip_encoder(self.setup, files.CLIP_VIT_B32, "ViT-B-32-quickgelu").cosine()
+        return clip_encoder(self.setup, self.weights[0], "ViT-B-32-quickgelu").cosine()
 
 
 @register("metric", "clip-tiny")
@@ -131,26 +126,6 @@ class ClipTiny(Clip):
         return tiny_encoder().cosine()
 
 
-def open_clip_weights(name: str) -> files.Weights:
-    """Where open_clip has the weights of "clip:MODEL/TAG".  Raises UserError for a name that it does not have."""
-    import open_clip
-    from open_clip.pretrained import get_pretrained_cfg
-
-    model, _, tag = name.removeprefix("clip:").partition("/")
-    about = get_pretrained_cfg(model, tag)
-    if not about:
-        known = ", ".join(open_clip.list_pretrained_tags_by_model(model)[:4])
-        raise UserError(
-            f"open_clip has no weights {tag or '(none named)'} of a model {model}: write clip:MODEL/TAG, for example "
-            f"clip:{f'{model}/ with one of {known}' if known else 'ViT-L-14/openai'}."
-        )
-    owner, repo, file = [*about["hf_hub"].strip("/").split("/"), "", "", ""][:3]
-    hub = (f"{owner}/{repo}", file or "open_clip_model.safetensors") if owner else None
-    url = "https://huggingface.co/{}/resolve/main/{}".format(*hub) if hub else about["url"]
-    local = f"clip/{model}-{tag}{Path(url).suffix}"
-    return files.Weights(name, f"open_clip's {model} ({tag})", local, url, hub=hub)
-
-
 @register("metric", "clip:MODEL/TAG")
 class OpenClip(ImageMetric):
     """Any model of open_clip with its own preparation of images.  Raises UserError for no such."""
@@ -159,28 +134,38 @@ class OpenClip(ImageMetric):
     extra = True
 
     def __init__(self, name: str, setup: Setup):
+        import open_clip
+        from open_clip.pretrained import get_pretrained_cfg
+
         super().__init__(name, setup)
-        self.weights = (open_clip_weights(name),)  # type: ignore[misc]
+        self.model, _, tag = name.removeprefix("clip:").partition("/")
+        self.about = get_pretrained_cfg(self.model, tag)
+        if not self.about:
+            known = ", ".join(open_clip.list_pretrained_tags_by_model(self.model)[:4])
+            raise UserError(
+                f"open_clip has no weights {tag or '(none named)'} of a model {self.model}: write clip:MODEL/TAG, for "
+                f"example clip:{f'{self.model}/ with one of {known}' if known else 'ViT-L-14/openai'}."
+            )
+        owner, repo, file = [*self.about["hf_hub"].strip("/").split("/"), "", "", ""][:3]
+        hub = (f"{owner}/{repo}", file or "open_clip_model.safetensors") if owner else None
+        url = "https://huggingface.co/{}/resolve/main/{}".format(*hub) if hub else self.about["url"]
+        local = f"clip/{self.model}-{tag}{Path(url).suffix}"
+        weights = files.Weights(name, f"open_clip's {self.model} ({tag})", local, url, hub=hub)
+        self.weights = (weights,)  # type: ignore[misc]
 
     def load(self) -> ScoreFunction:
         import open_clip
-        from open_clip.pretrained import get_pretrained_cfg
         from open_clip.transform import PreprocessCfg, image_transform_v2
 
-        (weights,), device = self.weights, self.setup.device
-        model, _, tag = weights.name.removeprefix("clip:").partition("/")
-        about = get_pretrained_cfg(model, tag)
+        quick_gelu = bool(self.about.get("quick_gelu"))
         try:
             with seeded():
-                net = open_clip.create_model(
-                    model, pretrained_text=False, force_quick_gelu=bool(about.get("quick_gelu"))
-                )
-            open_clip.get_tokenizer(model)
+                net = open_clip.create_model(self.model, pretrained_text=False, force_quick_gelu=quick_gelu)
+            open_clip.get_tokenizer(self.model)
         except OSError as error:  # a text tower whose description lies on the hub
             raise UserError(
-                f"{weights.title} needs files from the hub ({str(error).splitlines()[0]}): go online."
+                f"{self.weights[0].title} needs files from the hub ({str(error).splitlines()[0]}): go online."
             ) from None
-        filled(net, self.setup.find(weights), weights.title, device)
-        wanted = {k: v for k, v in about.items() if k in ("mean", "std", "interpolation", "resize_mode")}
+        wanted = {k: v for k, v in self.about.items() if k in ("mean", "std", "interpolation", "resize_mode")}
         pixels = image_transform_v2(PreprocessCfg(size=net.visual.image_size, **wanted), is_train=False)
-        return Encoder.of(net, pixels, model, device).cosine()
+        return _encoder(self.setup, self.weights[0], self.model, net, pixels).cosine()

@@ -41,12 +41,10 @@ class Statistics:
 
 
 def frechet(mean: Tensor, cov: Tensor, other_mean: Tensor, other_root: Tensor) -> float:
-    """|μ₁ − μ₂|² + tr Σ₁ + tr Σ₂ − 2 tr (Σ₁Σ₂)^½ of two Gaussians, the second as the root of its covariance.
-
-    (Σ₁Σ₂)^½ has the trace of (Σ₂^½ Σ₁ Σ₂^½)^½, which is symmetric: its eigenvalues are real and quickly found.
-    """
+    """|μ₁ − μ₂|² + tr Σ₁ + tr Σ₂ − 2 tr (Σ₁Σ₂)^½ of two Gaussians, the second as the root of its covariance."""
     import torch
 
+    # (Σ₁Σ₂)^½ has the trace of (Σ₂^½ Σ₁ Σ₂^½)^½, which is symmetric: its eigenvalues are real and quickly computed
     middle = torch.linalg.eigvalsh(other_root @ cov @ other_root).clamp(min=0).sqrt().sum()
     return float((mean - other_mean).square().sum() + cov.trace() + other_root.square().sum() - 2 * middle)
 
@@ -71,11 +69,7 @@ def least_images(width: int) -> int:
 
 
 def fid_infinity(features: Tensor, reference: Statistics) -> float:
-    """FID∞ (Chong & Forsyth, CVPR 2020) of features [N, D], N ≥ ``least_images(D)``: the limit of FID for N → ∞.
-
-    The FID of N images is, to first order, linear in 1/N.  So it is computed on random subsets of growing size, and the
-    line through these values is followed to 1/N = 0.
-    """
+    """FID∞ (Chong & Forsyth, CVPR 2020) of features [N, D], N ≥ ``least_images(D)``: the line of FID over 1/N, at 0."""
     import torch
 
     count, width = features.shape
@@ -90,31 +84,18 @@ def fid_infinity(features: Tensor, reference: Statistics) -> float:
     return float(at_infinity)
 
 
-def radii(points: Tensor) -> Tensor:
-    """Distance of each point [N, D] to its third-nearest other one [N]; to the farthest where there are fewer."""
-    import torch
-
-    k = min(NEAREST, len(points) - 1)
-    # kthvalue counts from 1, and the nearest of all is the point itself
-    return torch.cat([torch.cdist(block, points).kthvalue(k + 1).values for block in points.split(CHUNK)])
-
-
 def inside(points: Tensor, others: Tensor) -> float:
-    """Share of points [N, D] that lie in the manifold of the others [M, D]."""
+    """Share of points [N, D] in the manifold of the others [M, D]: balls that reach the third-nearest, or farthest."""
     import torch
 
-    reach = radii(others)
+    k = min(NEAREST, len(others) - 1) + 1  # kthvalue counts from 1, and the nearest of all is the point itself
+    reach = torch.cat([torch.cdist(block, others).kthvalue(k).values for block in others.split(CHUNK)])
     hits = [(torch.cdist(block, others) <= reach).any(1).sum() for block in points.split(CHUNK)]
     return float(torch.stack(hits).sum() / len(points))
 
 
 def precision_recall(real: Tensor, generated: Tensor) -> tuple[float, float]:
-    """(precision, recall), 0…1, of features [N, D] against real ones [M, D]; at least two of each.
-
-    Kynkäänniemi et al., NeurIPS 2019: a set's manifold is the union of balls around its features that just reach the
-    k-th nearest neighbour.  Precision is the share of generated images inside the real manifold (how good), recall that
-    of real ones inside the generated (how varied).
-    """
+    """(precision, recall) of features [N, D] and real ones [M, D], ≥ 2 of each (Kynkäänniemi et al., NeurIPS 2019)."""
     return inside(generated, real), inside(real, generated)
 
 
@@ -127,10 +108,7 @@ def kernel_sum(x: Tensor, y: Tensor) -> float:
 
 
 def mmd2(x: Tensor, y: Tensor, unbiased: bool = True) -> float:
-    """SCALE · MMD² of x [M, D] and y [N, D]; without the M + N pairs of a point with itself if ``unbiased``.
-
-    The unbiased estimate (Gretton et al., JMLR 2012, Eq. 3) can fall below zero; the other (Eq. 5) cannot.
-    """
+    """SCALE · MMD² of x [M, D], y [N, D] (Gretton et al., JMLR 2012): Eq. 3, maybe < 0, if ``unbiased``, else Eq. 5."""
     m, n = len(x), len(y)
     within_x, within_y, across = kernel_sum(x, x), kernel_sum(y, y), kernel_sum(x, y)
     if unbiased:  # k(x, x) = 1
@@ -139,10 +117,7 @@ def mmd2(x: Tensor, y: Tensor, unbiased: bool = True) -> float:
 
 
 def inception_score(logits: Tensor) -> float:
-    """exp of the mean KL(p(y|x) ‖ p(y)) over images [N, classes], N ≥ SPLITS; a mean over the splits.
-
-    They are even, as in the official code; torchmetrics' leave few images in the last, or make fewer than ten.
-    """
+    """exp of the mean KL(p(y|x) ‖ p(y)) over images [N, classes]; a mean over SPLITS even parts, as officially."""
     import torch
 
     with seeded():  # images of one kind may lie side by side

@@ -21,8 +21,8 @@ GRID = 4  # images of a prompt in a DPG-Bench file, two by two
 def export(layout: str, images: Mapping[str, Sequence[Path]], folder: Path) -> str:
     """Write image files, by prompt text, into ``folder`` in a layout; returns what was written, as a sentence.
 
-    layout: "geneval" or "dpg", with ``:FILE`` of the official prompts or, without, from the cache, as in ``--prompts``.
-    Raises UserError for another layout and as the two functions below do.
+    layout: "geneval" or "dpg", with ``:FILE`` of the official prompts as in ``--prompts``.  Raises UserError for any
+    other layout and as the two functions below do.
     """
     name, colon, where = layout.partition(":")
     if name == "geneval":
@@ -36,9 +36,8 @@ def export(layout: str, images: Mapping[str, Sequence[Path]], folder: Path) -> s
 
 
 def export_geneval(images: Mapping[str, Sequence[Path]], metadata: Sequence[Mapping[str, Any]], folder: Path) -> int:
-    """Write ``NNNNN/metadata.jsonl`` and ``NNNNN/samples/NNNN.png``; NNNNN is the line of the official metadata.
+    """Write ``NNNNN/metadata.jsonl`` and ``NNNNN/samples/NNNN.png``, NNNNN the line of the metadata; how many images.
 
-    images: image files by prompt text.  Returns how many images were written.
     Raises UserError when none belongs to a prompt, one cannot be read, or the disk is full.
     """
     count = 0
@@ -57,8 +56,7 @@ def export_geneval(images: Mapping[str, Sequence[Path]], metadata: Sequence[Mapp
 def export_dpg(images: Mapping[str, Sequence[Path]], ids: Mapping[str, str], folder: Path) -> tuple[int, int]:
     """Write one ``ID.png`` for each prompt: four images as a 2 × 2 grid, or the first where there are fewer.
 
-    images: image files by prompt text; ids: DPG-Bench's id of each prompt text.  Returns how many files were written,
-    and the side of one image in pixels, which is the scorer's ``--resolution``.
+    ids: DPG-Bench's id of each prompt text.  Returns how many files were written, and the side of one image in pixels.
     Raises UserError when none belongs to a prompt, an id is no file name, images differ in size or are not square, or
     the disk is full.
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from PIL import Image
 
 from lanternbench.metrics import distances, files, reference
-from lanternbench.metrics.distances import Statistics, least_images
+from lanternbench.metrics.distances import Statistics
 from lanternbench.metrics.features import ImageFiles, Net, features
 from lanternbench.metrics.metric import ENOUGH, Extra, SetMetric, SetScore
 from lanternbench.registry import register
@@ -19,30 +19,28 @@ if TYPE_CHECKING:
 
 
 class FeatureMetric(SetMetric):
-    """Uses Inception-V3's features unless ``load`` is overridden; undefined for fewer than ``fewest`` images."""
+    """On Inception-V3's features, or the embedded net's; undefined for fewer than ``fewest`` images."""
 
     compares = True
-    weights = (files.INCEPTION,)
+    weights = files.published("inception")
     resize: ClassVar[str] = ""  # the resize to 299 × 299 pixels: a key of ``nets.RESIZES``
     layer: ClassVar[str] = "2048"
+    warning: ClassVar[str] = ""  # of a value of ``{few}`` images
+    fewest = 2
 
     def load(self) -> Net:
         """The feature net.  Called once, when it is first needed."""
         from lanternbench.metrics import nets
 
-        return nets.inception_net(self.setup, self.resize, self.layer)
+        return nets.tiny_net()[0] if self.embedded else nets.inception_net(self.setup, self.resize, self.layer)
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
         """The value for features [N, D], then those of the further columns."""
         raise NotImplementedError
 
-    def caution(self, generated: Tensor) -> str | None:
-        """The warning for a value of fewer than ``ENOUGH`` images."""
-        return None
-
-    @property
-    def fewest(self) -> int:
-        return 2
+    def caution(self, generated: Tensor) -> str:
+        """The warning for a value of fewer than ``ENOUGH`` images; "" for none."""
+        return self.warning.format(few=f"{len(generated)} images (fewer than {ENOUGH})")
 
     @cached_property
     def net(self) -> Net:
@@ -51,13 +49,11 @@ class FeatureMetric(SetMetric):
     @cached_property
     def real(self) -> Any:
         """Features [M, D] of the real images, or their statistics; loaded on first use."""
-        return features(self.net, ImageFiles(reference.images_in(self.folder), strict=True))
+        return self.real_features()
 
-    @property
-    def folder(self) -> Any:
-        """The folder of real images."""
-        assert self.setup.reference is not None  # else it is not available
-        return self.setup.reference
+    def real_features(self) -> Tensor:
+        """Features [M, D] of the real images.  Raises UserError when one cannot be read."""
+        return features(self.net, ImageFiles(reference.images_in(self.setup.reference), strict=True))
 
     def prepare(self) -> None:
         self.net  # noqa: B018
@@ -75,7 +71,7 @@ class FeatureMetric(SetMetric):
         if problem:
             return SetScore(None, count, self.note("missing", problem))
         value, *more = self.values(generated)
-        text = self.caution(generated) if count < ENOUGH else None
+        text = self.caution(generated) if count < ENOUGH else ""
         note = self.note("warning", text) if text else None
         return SetScore(value, count, note, dict(zip((column.key for column in self.more), more, strict=True)))
 
@@ -83,13 +79,7 @@ class FeatureMetric(SetMetric):
 class Tiny(FeatureMetric):
     """On the features of the embedded net."""
 
-    weights = (files.FID_TINY,)
-    embedded, stand_in = True, ""
-
-    def load(self) -> Net:
-        from lanternbench.metrics import nets
-
-        return nets.tiny_net()[0]
+    weights, embedded, stand_in = (files.FID_TINY,), True, ""
 
 
 @register("metric", "fid")
@@ -102,41 +92,22 @@ class Fid(FeatureMetric):
 
     paper = "Heusel et al. 2017, arXiv 1706.08500"
     title, higher_is_better, form, stand_in = "FID", False, ".2f", "fid-tiny"
+    warning = "FID over {few} is biased upwards: compare only equal numbers of images"
 
     @cached_property
     def real(self) -> Statistics:
-        return reference_statistics(self.net, self.folder)
+        from lanternbench.metrics import nets
+
+        return nets.tiny_net()[1] if self.embedded else Statistics.of(self.real_features())
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
         return (distances.fid(generated, self.real),)
 
-    def caution(self, generated: Tensor) -> str | None:
-        count, least = len(generated), least_images(generated.shape[1])
-        note = f"FID over {count} images (fewer than {ENOUGH}) is biased upwards: compare only equal numbers of images"
-        if count < least:
-            return f"{note}; the metric fid-inf, which takes the bias off, needs {least}"
-        return f"{note}, or take the bias off with the metric fid-inf"
-
-
-def reference_statistics(net: Net, folder: Any) -> Statistics:
-    """Statistics of a folder of real images, computed once per content and settings of the net.
-
-    Raises UserError when an image cannot be read.
-    """
-    import torch
-
-    paths = reference.images_in(folder)
-
-    def compute() -> dict[str, Tensor]:
-        real = Statistics.of(features(net, ImageFiles(paths, strict=True)))
-        return vars(real) | {"count": torch.tensor(real.count)}
-
-    def valid(tensors: dict[str, Tensor]) -> bool:
-        width = tensors["total"].numel()
-        return tensors["products"].shape == (width, width) and tensors["count"].numel() == 1
-
-    tensors = reference.cached("fid", paths, str(net.settings), compute, valid)
-    return Statistics(tensors["total"], tensors["products"], int(tensors["count"]))
+    def caution(self, generated: Tensor) -> str:
+        least = distances.least_images(generated.shape[1])
+        if len(generated) < least:
+            return f"{super().caution(generated)}; the metric fid-inf, which takes the bias off, needs {least}"
+        return f"{super().caution(generated)}, or take the bias off with the metric fid-inf"
 
 
 @register("metric", "fid-clean")
@@ -160,33 +131,24 @@ class FidTiny(Tiny, Fid):
 
     title, compares = "FID-tiny", False
 
-    @cached_property
-    def real(self) -> Statistics:
-        from lanternbench.metrics import nets
-
-        tensors = nets.tiny_net()[1]
-        return Statistics(tensors["total"], tensors["products"], int(tensors["count"]))
-
 
 @register("metric", "fid-inf")
 class FidInf(Fid):
-    """FID∞, the limit of FID for infinitely many images: Inception-V3 2048 against the setup's real images.
-
-    Without a value where there are too few images.
-    """
+    """FID∞, the limit of FID for infinitely many images; it needs many.  Inception-V3 2048 against real images."""
 
     paper = "Chong and Forsyth 2019, arXiv 1911.07023"
     title, stand_in, extra = "FID∞", "fid-inf-tiny", True
 
     @property
-    def fewest(self) -> int:
-        return least_images(len(self.real.total))
+    def fewest(self) -> int:  # type: ignore[override]
+        return distances.least_images(len(self.real.total))
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
         return (distances.fid_infinity(generated, self.real),)
 
-    def caution(self, generated: Tensor) -> None:
-        """None: the estimate has no bias."""
+    def caution(self, generated: Tensor) -> str:
+        """None, as the estimate has no bias."""
+        return ""
 
 
 @register("metric", "fid-inf-tiny")
@@ -202,36 +164,24 @@ class InceptionScore(FeatureMetric):
 
     paper = "Salimans et al. 2016, arXiv 1606.03498"
     title, form, compares, layer = "Inception Score", ".2f", False, "logits_unbiased"
-
-    @property
-    def fewest(self) -> int:
-        return distances.SPLITS
+    warning = "the Inception Score over {few} is biased: compare only equal numbers"
+    fewest = distances.SPLITS
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
         return (distances.inception_score(generated),)
 
-    def caution(self, generated: Tensor) -> str:
-        few = f"the Inception Score over {len(generated)} images (fewer than {ENOUGH})"
-        return f"{few} is biased: compare only equal numbers"
-
 
 @register("metric", "precision-recall")
 class PrecisionRecall(FeatureMetric):
-    """Precision and recall of a set of images: the share of generated images inside the real manifold, and conversely.
-
-    Two columns, on FID's features, Inception-V3's 2048; both without a value when images are too few.
-    """
+    """Precision and recall: the share of generated images inside the real manifold, and conversely; two columns."""
 
     paper = "Kynkäänniemi et al. 2019, arXiv 1904.06991"
     title, form, key, stand_in = "Precision", ".3f", "precision", "precision-recall-tiny"
     more = (Extra("recall", "Recall", form=".3f"),)
+    warning = "precision and recall over {few} compare only at equal numbers"
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
         return distances.precision_recall(self.real, generated)
-
-    def caution(self, generated: Tensor) -> str:
-        few = f"precision and recall over {len(generated)} images (fewer than {ENOUGH})"
-        return f"{few} compare only at equal numbers"
 
 
 @register("metric", "precision-recall-tiny")
@@ -244,14 +194,11 @@ class PrecisionRecallTiny(Tiny, PrecisionRecall):
 
 @register("metric", "cmmd")
 class Cmmd(FeatureMetric):
-    """CMMD: the squared maximum mean discrepancy of unit CLIP embeddings of real and generated images.
-
-    The paper's unbiased estimator.
-    """
+    """CMMD: the squared maximum mean discrepancy of unit CLIP embeddings, by the paper's unbiased estimator."""
 
     paper = "Jayasumana et al. 2024, arXiv 2401.09603"
     title, form, higher_is_better = "CMMD", ".3f", False
-    weights, extra = (files.CLIP_VIT_L14_336,), True
+    weights, extra = files.published("clip-l14-336"), True
     unbiased: ClassVar[bool] = True
 
     def load(self) -> Net:
@@ -265,9 +212,6 @@ class Cmmd(FeatureMetric):
 
 @register("metric", "cmmd-biased")
 class CmmdBiased(Cmmd):
-    """CMMD by the estimator of its public code, which keeps the pairs of an image with itself.
-
-    So it is too high by about a constant over the number of images.
-    """
+    """CMMD by the estimator of its public code: too high by about a constant over the number of images."""
 
     title, unbiased = "CMMD (biased estimate)", False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from PIL import Image
 
 from lanternbench.errors import UserError
-from lanternbench.metrics import reference
+from lanternbench.metrics.files import stamp
 from lanternbench.metrics.images import read_image
+from lanternbench.metrics.reference import sha256
+from lanternbench.utils.files import HOME, cache_dir, replacing, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,22 +23,18 @@ BLOCK = 64  # the largest batch, and the number of images in one cache file
 
 
 class Net(NamedTuple):
-    """A feature net and how images enter it.
-
-    ``settings`` names all that its features depend on beside the images; without them nothing is cached.
-    """
+    """A feature net and how images enter it."""
 
     module: Callable[[Tensor], Tensor]  # uint8 [B, 3, H, W] -> [B, D]
     prepare: Callable[[Image.Image], Tensor]  # RGB image -> uint8 [3, H, W]
-    settings: str | None = None
+    settings: str | None = None  # all that features depend on beside the images; without it nothing is cached
     device: str = "cpu"
 
 
 class ImageFiles:
-    """Image files, read one by one when they are needed; iterating gives RGB images.
+    """Image files, read one by one as RGB images; ``read`` counts them.
 
-    A file that cannot be read is left out and listed in ``broken``, or raises UserError if ``strict``.  ``read`` counts
-    the images.
+    A file that cannot be read is left out and listed in ``broken``, or raises UserError if ``strict``.
     """
 
     def __init__(self, paths: Sequence[Path], strict: bool = False):
@@ -61,10 +60,7 @@ class ImageFiles:
 
 
 def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
-    """Features of the images, float64 [N, D] on the CPU; [0, 0] for no images.
-
-    Features of ``ImageFiles`` are cached after every ``BLOCK`` images, so that an interrupted computation continues.
-    """
+    """Features of the images, float64 [N, D] on the CPU, [0, 0] for none; of ``ImageFiles`` cached block by block."""
     import torch
 
     with torch.inference_mode():
@@ -78,15 +74,23 @@ def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
 
 
 def _cached(net: Net, images: ImageFiles, block: list[Path]) -> Tensor:
+    """Features [n, D] of a block of files, stored or computed.  Raises UserError when the disk is full or read-only."""
     import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file, save
 
-    def compute() -> dict[str, Tensor]:
-        return {"features": torch.cat([torch.zeros(0), *_computed(net, images.images(block))])}
-
-    def valid(tensors: dict[str, Tensor]) -> bool:  # else some files were unreadable and must be reported again
-        return tensors["features"].ndim == 2 and len(tensors["features"]) == len(block)
-
-    return reference.cached("features", block, str(net.settings), compute, valid)["features"]
+    digest = sha256([f"features {net.settings}", *(f"{path.parent.resolve()} {stamp(path)}" for path in block)])
+    path = cache_dir() / "features" / f"{digest[:16]}.safetensors"
+    with suppress(OSError, SafetensorError, KeyError, ValueError):  # absent or damaged
+        stored = load_file(path)["features"]
+        if stored.ndim == 2 and len(stored) == len(block):  # else some were unreadable and must be reported again
+            return stored
+    result = torch.cat([torch.zeros(0), *_computed(net, images.images(block))])
+    with writing(path, HOME):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, HOME, shared=True) as file:
+        file.write(save({"features": result}, {"settings": str(net.settings), "fingerprint": digest}))
+    return result
 
 
 def _computed(net: Net, images: Iterable[Image.Image]) -> Iterator[Tensor]:

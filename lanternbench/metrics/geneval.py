@@ -18,25 +18,17 @@ from lanternbench.metrics.geneval_rules import confident, correct
 from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note
-from lanternbench.prompts.sources import GENEVAL, GenEvalPrompts, geneval_metadata
+from lanternbench.prompts.sources import GenEvalPrompts, geneval_metadata
 from lanternbench.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_official = GenEvalPrompts.official
 METADATA = files.Weights(
-    name="geneval-prompts",
-    title="GenEval's prompts",
-    file=f"prompts/{GenEvalPrompts.official.file}",
-    url=GenEvalPrompts.official.url,
-    sha256=GenEvalPrompts.official.sha256,
+    "geneval-prompts", "GenEval's prompts", f"prompts/{_official.file}", _official.url, _official.sha256
 )
-NAMES = files.Weights(
-    name="geneval-names",
-    title="GenEval's names of objects",
-    file="prompts/geneval_object_names.txt",
-    url=f"{GENEVAL}/evaluation/object_names.txt",
-)
+DETECTOR, CLIP, NAMES = files.published("mask2former", "clip-l14", "geneval-names")
 BESIDE = ("geneval_object_names.txt", "object_names.txt")  # names that NAMES has beside the metadata
 
 
@@ -58,7 +50,7 @@ class GenEval(ImageMetric):
 
     paper = "Ghosh et al. 2023, arXiv 2310.11513"
     title, key, form, extra = "GenEval", "geneval", ".3f", True
-    weights = (files.MASK2FORMER, files.CLIP_VIT_L14, METADATA, NAMES)
+    weights = (DETECTOR, CLIP, METADATA, NAMES)
     over_categories = True
 
     def __init__(self, name: str, setup: Setup):
@@ -87,8 +79,8 @@ class GenEval(ImageMetric):
         assert metadata is not None  # else it is not available
         assert names_file is not None
         names, lines = read_names(names_file), {line["prompt"]: line for line in geneval_metadata(metadata)}
-        model = networks.detector(self.setup.find(files.MASK2FORMER), len(names), self.setup.device)
-        colours = networks.ColourNames(clip_encoder(self.setup, files.CLIP_VIT_L14, "ViT-L-14-quickgelu"))
+        model = networks.detector(self.setup.find(DETECTOR), len(names), self.setup.device)
+        colours = networks.ColourNames(clip_encoder(self.setup, CLIP, "ViT-L-14-quickgelu"))
 
         def correctness(image: Image.Image, caption: str) -> float:
             if (line := lines.get(caption)) is None:

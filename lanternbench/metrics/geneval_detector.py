@@ -27,7 +27,8 @@ BACKGROUND = "#999"
 def detector(path: Path | None, classes: int = 80, device: str = "cpu") -> Any:
     """transformers' Mask2Former from its published file; random weights without one."""
     kind, config = Mask2FormerForUniversalSegmentation, Mask2FormerConfig(num_labels=classes)  # type: ignore[call-arg]
-    return pretrained(kind, config, path, files.MASK2FORMER.title, device, unused=("swin.layernorm", "criterion"))
+    title = files.published("mask2former")[0].title
+    return pretrained(kind, config, path, title, device, unused=("swin.layernorm", "criterion"))
 
 
 def pixels(image: Image.Image) -> tuple[Tensor, tuple[int, int]]:

@@ -1,7 +1,4 @@
-"""GenEval's rules (arXiv 2310.11513): is what a prompt asks for among the detected objects?
-
-Boxes are (x1, y1, x2, y2) in pixels, y downwards.
-"""
+"""GenEval's rules (arXiv 2310.11513): is what a prompt asks for among the detected objects?"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +15,7 @@ COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown"
 class Detection(NamedTuple):
     """A detected object."""
 
-    box: Sequence[float]
+    box: Sequence[float]  # x1, y1, x2, y2 in pixels, y downwards
     confidence: float
     mask: Any = None  # bool [H, W]
 
@@ -49,20 +46,13 @@ def correct(metadata: Mapping[str, Any], objects: Mapping[str, list[Detection]],
     """Does an image with these objects (by class, best first) satisfy a line of the metadata?"""
     groups: list[list[Detection] | None] = []  # the objects that satisfy each requirement
     for requirement in metadata.get("include", ()):
-        best = objects.get(requirement["class"], [])[: requirement["count"]]
-        groups.append(best if _met(requirement, best, groups, colours) else None)
+        name, count, colour = requirement["class"], requirement["count"], requirement.get("color")
+        best = objects.get(name, [])[:count]
+        met = len(best) >= count and (colour is None or colours(best, name).count(colour) >= count)
+        if met and "position" in requirement:
+            relation, group = requirement["position"]
+            others = groups[group]
+            met = others is not None and all(relation in relations(a.box, b.box) for a in best for b in others)
+        groups.append(best if met else None)
     too_many = any(len(objects.get(bad["class"], [])) >= bad["count"] for bad in metadata.get("exclude", ()))
     return None not in groups and not too_many
-
-
-def _met(
-    requirement: Mapping[str, Any], best: list[Detection], groups: list[list[Detection] | None], colours: Colours
-) -> bool:
-    count, colour = requirement["count"], requirement.get("color")
-    if len(best) < count or (colour is not None and colours(best, requirement["class"]).count(colour) < count):
-        return False
-    if "position" not in requirement:
-        return True
-    relation, group = requirement["position"]
-    others = groups[group]
-    return others is not None and all(relation in relations(a.box, b.box) for a in best for b in others)

@@ -1,7 +1,6 @@
 """Base classes of metrics: a value per image (``ImageMetric``) or per set of images (``SetMetric``), and its column.
 
-A metric is a class registered under its name (``@register("metric", "clip")``); all that tables, commands and scoring
-need to know of it are attributes of the class.
+All that tables, commands and scoring need to know of a metric are attributes of its registered class.
 """
 
 from __future__ import annotations
@@ -145,5 +144,4 @@ class SetMetric(Metric):
         missing = self.available()
         with plugin_errors(self):
             score = SetScore(None, 0, missing) if missing else self.compute(images)
-        more = {c.key: score.more.get(c.key) for c in self.more}
-        return replace(score, more={f"{key}{self.setup.mark}": value for key, value in more.items()})
+        return replace(score, more={f"{c.key}{self.setup.mark}": score.more.get(c.key) for c in self.more})

@@ -6,7 +6,6 @@
 - "-legacy": as pytorch-fid and torch-fidelity do: TensorFlow 1's bilinear without anti-aliasing.
 """
 
-import pickle
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -17,13 +16,12 @@ from PIL import Image
 from torch import Tensor, nn
 from torchmetrics.image.fid import NoTrainInceptionV3
 
-from lanternbench.errors import UserError
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import MEAN, STD, clip_encoder
+from lanternbench.metrics.distances import Statistics
 from lanternbench.metrics.features import Net
 from lanternbench.metrics.setup import Setup, seeded
-from lanternbench.models.tiny import clip as clip_tiny
-from lanternbench.models.tiny import feature_net
+from lanternbench.models.tiny import evaluators
 
 SIDE, CLIP_SIDE = 299, 336  # pixels that Inception and CLIP see
 
@@ -49,21 +47,23 @@ def square_image(image: Image.Image) -> Tensor:
 
 
 @cache
-def tiny_net() -> tuple[Net, dict[str, Tensor]]:
+def tiny_net() -> tuple[Net, Statistics]:
     """The embedded net on images scaled to 64×64 pixels, and the statistics of real scenes beside it."""
-    net, statistics = feature_net.load(files.embedded(files.FID_TINY.file))
-    return Net(net, lambda image: clip_tiny.to_uint8([image])[0]), statistics
+    net, real = evaluators.load_feature_net(files.WEIGHTS / files.FID_TINY.file)
+    statistics = Statistics(real["total"], real["products"], int(real["count"]))
+    return Net(net, lambda image: evaluators.to_uint8([image])[0]), statistics
 
 
 def clip_net(setup: Setup) -> Net:
     """Unit embeddings of CLIP ViT-L/14 at 336 pixels on the setup's device."""
-    model = clip_encoder(setup, files.CLIP_VIT_L14_336, "ViT-L-14-336-quickgelu").model
-    mean, std = (torch.tensor(x, device=setup.device)[:, None, None] for x in (MEAN, STD))
+    weights, device = files.published("clip-l14-336")[0], setup.device
+    model = clip_encoder(setup, weights, "ViT-L-14-336-quickgelu").model
+    mean, std = (torch.tensor(x, device=device)[:, None, None] for x in (MEAN, STD))
 
     def embed(images: Tensor) -> Tensor:
         return nn.functional.normalize(model.encode_image((images / 255 - mean) / std), dim=-1)
 
-    return Net(embed, square_image, _settings("cmmd", setup, files.CLIP_VIT_L14_336), setup.device)
+    return Net(embed, square_image, f"cmmd {_stamp(setup.find(weights))}", device)
 
 
 RESIZES = {"": (plain_image, True), "-clean": (clean_image, True), "-legacy": (plain_image, False)}
@@ -72,8 +72,13 @@ RESIZES = {"": (plain_image, True), "-clean": (clean_image, True), "-legacy": (p
 def inception_net(setup: Setup, resize: str = "", features: str = "2048") -> Net:
     """Inception-V3 on the setup's device, with one of ``RESIZES``."""
     prepare, antialias = RESIZES[resize]
-    net = inception(setup.find(files.INCEPTION), features, antialias).to(setup.device)
-    return Net(net, prepare, _settings(f"inception {features}{resize}", setup, files.INCEPTION), setup.device)
+    path = setup.find(*files.published("inception"))
+    net = inception(path, features, antialias).to(setup.device)
+    return Net(net, prepare, f"inception {features}{resize} {_stamp(path)}", setup.device)
+
+
+def _stamp(path: Path | None) -> str:
+    return files.stamp(path) if path else "random"
 
 
 def inception(path: Path | None, features: str = "2048", antialias: bool = True) -> NoTrainInceptionV3:
@@ -93,15 +98,9 @@ def inception(path: Path | None, features: str = "2048", antialias: bool = True)
         with tempfile.NamedTemporaryFile(suffix=".pth") as empty, seeded():  # the class requires a file
             torch.save({}, empty.name)
             return Untrained(*what, empty.name, antialias=antialias)
+    (weights,) = files.published("inception")
+    files.tensors(path, weights.title)  # torchmetrics would run code in it
     try:
-        torch.load(path, map_location="cpu", weights_only=True, mmap=False)  # refuses a pickle that runs code
         return NoTrainInceptionV3(*what, str(path), antialias=antialias)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise UserError(
-            f"{path} is not the Inception-V3 file of FID ({type(error).__name__}); download it again."
-        ) from None
-
-
-def _settings(what: str, setup: Setup, weights: files.Weights) -> str:
-    path = setup.find(weights)
-    return f"{what} {files.stamp(path) if path else 'random'}"
+    except (RuntimeError, KeyError) as error:
+        raise files.wrong_file(path, weights.title, error) from None

@@ -45,13 +45,10 @@ def letterbox(image: Image.Image, size: int = 224) -> Tensor:
 
 @register("metric", "hpsv2")
 class HpsV2(ImageMetric):
-    """HPSv2: the cosine of image and caption under an open_clip ViT-H/14 tuned on human preferences, about 0.2…0.35.
-
-    The checkpoint of v2.0, as ``hpsv2.score()`` uses; the scale of v2.1 is another.
-    """
+    """HPSv2, checkpoint v2.0: the cosine of image and caption by a ViT-H/14 tuned on preferences, about 0.2…0.35."""
 
     paper = "Wu et al. 2023, arXiv 2306.09341"
-    title, weights = "HPSv2", (files.HPS_V2,)
+    title, weights = "HPSv2", files.published("hpsv2")
 
     def load(self) -> ScoreFunction:
         return clip_encoder(self.setup, self.weights[0], "ViT-H-14", letterbox).cosine()
@@ -61,7 +58,7 @@ class HpsV2(ImageMetric):
 class HpsV21(HpsV2):
     """HPSv2 with the checkpoint of v2.1, whose scale is another."""
 
-    title, weights, extra = "HPSv2.1", (files.HPS_V21,), True
+    title, weights, extra = "HPSv2.1", files.published("hpsv2.1"), True
 
 
 @register("metric", "aesthetic")
@@ -70,25 +67,22 @@ class Aesthetic(ImageMetric):
 
     paper = "LAION 2022, github.com/christophschuhmann/improved-aesthetic-predictor"
     title, form, captions = "Aesthetic", ".3f", False
-    weights = (files.AESTHETIC, files.CLIP_VIT_L14)
+    weights = files.published("aesthetic", "clip-l14")
 
     def load(self) -> ScoreFunction:
-        encoder = clip_encoder(self.setup, files.CLIP_VIT_L14, "ViT-L-14-quickgelu")
-        return aesthetic_score(encoder, self.setup.find(files.AESTHETIC))
+        head, clip = self.weights
+        return aesthetic_score(clip_encoder(self.setup, clip, "ViT-L-14-quickgelu"), self.setup.find(head))
 
 
 def aesthetic_score(encoder: Encoder, path: Path | None, width: int = 768) -> ScoreFunction:
-    """The head in ``path`` on the unit embeddings [B, width] of an encoder; a random head without a path.
-
-    Raises UserError for another file.
-    """
+    """The head in ``path``, or a random one, on unit embeddings [B, width].  Raises UserError for another file."""
 
     def read(path: Path, title: str) -> dict[str, Tensor]:
         return {name.removeprefix("layers."): tensor for name, tensor in files.tensors(path, title).items()}
 
     with seeded():
         head = linear_head(width)
-    filled(head, path, files.AESTHETIC.title, encoder.device, read)
+    filled(head, path, Aesthetic.weights[0].title, encoder.device, read)
     return lambda images, captions: head(encoder.images(images)).squeeze(-1)
 
 
@@ -97,7 +91,7 @@ class PickScore(ImageMetric):
     """CLIP ViT-H/14 tuned on the choices of users between two images of one prompt: a scaled cosine, about 18…23."""
 
     paper = "Kirstain et al. 2023, arXiv 2305.01569"
-    title, form, weights = "PickScore", ".3f", (files.PICK_SCORE,)
+    title, form, weights = "PickScore", ".3f", files.published("pickscore")
 
     def load(self) -> ScoreFunction:
         """exp(logit_scale) · cos(image, caption) by the official weights in transformers' CLIP."""
@@ -105,8 +99,8 @@ class PickScore(ImageMetric):
         import torch
         from transformers import CLIPModel
 
-        device, title = self.setup.device, files.PICK_SCORE.title
-        model = pretrained(CLIPModel, pickscore_config(), self.setup.find(files.PICK_SCORE), title, device)
+        (weights,), device = self.weights, self.setup.device
+        model = pretrained(CLIPModel, pickscore_config(), self.setup.find(weights), weights.title, device)
         pixels, tokenize = openai_pixels(), open_clip.get_tokenizer("ViT-H-14")
 
         def score(images: list[Image.Image], captions: list[str]) -> Tensor:
@@ -134,7 +128,7 @@ class ImageReward(ImageMetric):
     """ImageReward: BLIP with a head trained on people's comparisons, a z-score, about −2…2, by transformers' BLIP."""
 
     paper = "Xu et al. 2023, arXiv 2304.05977"
-    title, weights = "ImageReward", (files.IMAGE_REWARD, files.BERT_VOCABULARY)
+    title, weights = "ImageReward", files.published("image-reward", "bert-vocabulary")
 
     def load(self) -> ScoreFunction:
         from lanternbench.metrics import blip_reward

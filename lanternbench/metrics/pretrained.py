@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +21,7 @@ def filled(
     device: str = "cpu",
     read: Callable[[Path, str], Mapping[str, Tensor]] = files.tensors,
 ) -> Any:
-    """``model`` in evaluation mode, with its tensors out of a file that ``read`` reads, as floats.
-
-    Raises UserError when the file is another.
-    """
+    """``model`` in evaluation mode, with a file's tensors by ``read``, as floats.  Raises UserError for another one."""
     if path is not None:
         state = read(path, title)
         try:
@@ -38,47 +34,32 @@ def filled(
 def pretrained(
     kind: Any, config: Any, path: Path | None, title: str, device: str = "cpu", unused: tuple[str, ...] = ()
 ) -> Any:
-    """A model of a class ``kind`` of transformers, with every tensor from the file.
+    """A transformers model with a file's tensors, which may lack ``unused`` parts.  Raises UserError for another."""
+    from transformers.utils import logging
 
-    unused: parts of names of parameters that the model has and never reads, which older files lack.
-    Raises UserError when the file is another.
-    """
     if path is None:
         with seeded():
             return filled(kind(config), None, title, device)
     state = files.tensors(path, title)
-    try:
-        with _quiet():  # names of older versions of transformers are translated
-            model, about = kind.from_pretrained(None, config=config, state_dict=state, output_loading_info=True)
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # else it prints a table of names
+    logging.disable_progress_bar()
+    try:  # names of older versions of transformers are translated
+        model, about = kind.from_pretrained(None, config=config, state_dict=state, output_loading_info=True)
     except (RuntimeError, ValueError) as error:
         raise files.wrong_file(path, title, error) from None
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()
     absent = [str(key) for reason in ("missing_keys", "mismatched_keys") for key in about[reason]]
     if absent := [key for key in absent if not any(part in key for part in unused)]:
         raise files.wrong_file(path, title, ValueError(f"{absent[0]} is missing or has another shape"))
     return filled(model, None, title, device)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' progress bar and table of names."""
-    from transformers.utils import logging
-
-    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bar:
-            logging.enable_progress_bar()
-
-
 def linear_head(width: int) -> nn.Sequential:
-    """The head of ImageReward and of LAION's predictor, [B, width] -> [B, 1]: five linear layers.
-
-    There is no activation between them; identities stand where training had dropout, so that the published keys fit.
-    """
+    """ImageReward's and LAION's head, [B, width] -> [B, 1]: linear layers, and identities for training's dropout."""
     from torch import nn
 
     layers: list[nn.Module] = []

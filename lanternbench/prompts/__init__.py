@@ -1,10 +1,6 @@
-"""Prompts: our demo captions, published sets from their official files, ImageNet classes, or the user's own list.
+"""Prompts: our demo captions, published sets from their official files, ImageNet classes, or the user's own list."""
 
-Importing this registers the built-in sources.
-"""
-
-from lanternbench.prompts.loader import captions_for, load
 from lanternbench.prompts.prompt_set import Prompt, PromptSet
-from lanternbench.prompts.sources import Caption, Official, PromptSource
+from lanternbench.prompts.sources import Caption, Official, PromptSource, captions_for, load
 
 __all__ = ["Caption", "Official", "Prompt", "PromptSet", "PromptSource", "captions_for", "load"]

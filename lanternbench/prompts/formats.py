@@ -6,6 +6,7 @@ import json
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -99,7 +100,7 @@ def lines(text: str, path: Path) -> Rows:
     return ((number, {"prompt": line}) for number, line in numbered_lines(text))
 
 
-def _table(text: str, path: Path, **dialect: Any) -> Rows:
+def table(text: str, path: Path, **dialect: Any) -> Rows:
     """Rows of a table with a header line."""
     physical = [line for _, line in numbered_lines(text)]
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, **dialect)
@@ -119,14 +120,9 @@ def _table(text: str, path: Path, **dialect: Any) -> Rows:
         raise UserError(f"{path} line {begun} is malformed ({error}): correct its quotes.") from None
 
 
-def comma_separated(text: str, path: Path) -> Rows:
-    """With quoted cells, which may hold line breaks where none of their lines is a valid row."""
-    return _table(text, path, delimiter=",", skipinitialspace=True)
-
-
-def tab_separated(text: str, path: Path) -> Rows:
-    """Tab-separated with quotes as they stand, as in PartiPrompts.tsv."""
-    return _table(text, path, delimiter="\t", quoting=csv.QUOTE_NONE)
+# quoted cells may hold line breaks where none of their lines is a valid row
+comma_separated = partial(table, delimiter=",", skipinitialspace=True)
+tab_separated = partial(table, delimiter="\t", quoting=csv.QUOTE_NONE)  # quotes as they stand, as in PartiPrompts.tsv
 
 
 def _entry(value: Any, number: int, path: Path) -> tuple[int, Mapping[str, Any]]:

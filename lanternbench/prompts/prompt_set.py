@@ -1,8 +1,7 @@
 """Prompts as data: one, and a selection with where it comes from.
 
-A selection is a pure function of (file, seed, count): each prompt gets a rank from SHA-256 of seed and id, the best
-``count`` ranks are taken and put back in file order.  So a larger count keeps every prompt of a smaller one, and no
-library version changes which prompts a seed means.
+A selection is a pure function of (file, seed, count): the best ``count`` ranks, from SHA-256 of seed and id, in file
+order.  So a larger count keeps every prompt of a smaller one, whatever the versions of libraries.
 """
 
 import hashlib

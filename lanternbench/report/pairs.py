@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lanternbench.measure.figures import BASELINE, Figures
-from lanternbench.measure.statistics import bootstrap_ratios, draws, holm_in_two, paired_tests
-from lanternbench.measure.told_apart import FLIPS, values_by_prompt
+from lanternbench.measure.statistics import FLIPS, bootstrap_ratios, draws, holm_in_two, paired_tests
 from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.tables import Cell, Table
 
@@ -72,7 +71,7 @@ def _pairs(figure: str, name: str, figures: Figures, labels: list[str], looks: i
     labels = [label for label in dict.fromkeys(labels) if label in figures.labels]
     if figure == TAU:
         labels = [label for label in labels if label != BASELINE]  # 1 by definition
-    values = {label: values_by_prompt(figures, name, label) for label in labels}
+    values = {label: figures.values(name, label) for label in labels}
     pairs = [(method, against) for against, method in combinations(labels, 2)]
     pairs = [(m, a) for m, a in pairs if np.isfinite(values[m] + values[a]).sum() > 1]
     if not pairs:

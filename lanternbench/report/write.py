@@ -11,7 +11,7 @@ from lanternbench import metrics
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.run_notes import RANDOM_NOTE
-from lanternbench.measure.told_apart import LOOKS
+from lanternbench.measure.statistics import LOOKS
 from lanternbench.notes import Note, by_importance
 from lanternbench.report import tables
 from lanternbench.report.answer import BUDGET, answer

@@ -19,10 +19,7 @@ _requested: int | None = None  # threads that the user asked for
 
 
 def choose(device: str, threads: int | None = None) -> str:
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:N`` -> a device torch can use.
-
-    Raises UserError if torch cannot use it, or for more ``threads`` than this machine has CPUs.
-    """
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N`` -> a device.  Raises UserError for what this machine does not have."""
     import torch
 
     request_threads(threads)
@@ -41,10 +38,7 @@ def choose(device: str, threads: int | None = None) -> str:
 
 
 def request_threads(threads: int | None) -> None:
-    """Use so many CPU threads, whatever the model; None leaves it to ``fit_threads``.
-
-    Raises UserError for more than this machine has CPUs.
-    """
+    """Use so many CPU threads; None leaves it to ``fit_threads``.  Raises UserError for more than there are CPUs."""
     import torch
 
     global _requested
@@ -57,10 +51,7 @@ def request_threads(threads: int | None) -> None:
 
 
 def fit_threads(model: nn.Module) -> None:
-    """Set torch's threads to what the user asked for, else to what ``model`` gains from: one if small, else all cores.
-
-    The environment variable OMP_NUM_THREADS counts as asking.
-    """
+    """Set torch's threads to what the user asked for, else to what a model gains from: one if small, else all cores."""
     import torch
 
     small = sum(p.numel() for p in model.parameters()) <= SMALL
@@ -68,7 +59,7 @@ def fit_threads(model: nn.Module) -> None:
 
 
 def requested() -> int | None:
-    """Threads that the user asked for, if any."""
+    """Threads that the user asked for, if any; the environment variable OMP_NUM_THREADS counts as asking."""
     variable = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return _requested or (int(variable) if variable.isdigit() else 0) or None
 
@@ -82,7 +73,7 @@ def cpu_threads(device: torch.device) -> int | None:
 
 def cores() -> int:
     """Physical cores that this process may use: within its CPU affinity and its control group's quota, at least one."""
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     siblings = {_read(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
     return max(1, min([len(siblings), *(int(quota) for quota in _quotas())]))
 

@@ -1,4 +1,4 @@
-"""Digests of downloaded files: taken once after the download, remembered beside the file, compared ever after."""
+"""Digests of downloaded files: taken after the download, stored beside the file, compared ever after."""
 
 import hashlib
 import json
@@ -25,11 +25,7 @@ def digest(path: Path) -> str:
 
 
 def checked(path: Path, published: str = "", *, again: bool = False) -> None:
-    """Check that a file is as it was published, or else as it was when its digest was first taken.
-
-    ``published``: the digest, its first digits, or nothing.  The file is read if it is new or changed, or if
-    ``again`` is set.  Raises UserError for another file.
-    """
+    """Check a file by its ``published`` digest (or its start), else by the first one taken.  Raises UserError."""
     known = remembered(path)
     unchanged = known is not None and known == _entry(path, known.sha256)
     sha256 = known.sha256 if known and unchanged and not again else digest(path)

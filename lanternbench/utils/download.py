@@ -45,10 +45,7 @@ def size_of(file: Remote) -> str:
 
 
 def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
-    """Fetch a file unless it is present, and store its digest.
-
-    Raises UserError when it cannot be had whole; what arrived stays for later.
-    """
+    """Fetch a file unless it is here, and store its digest.  Raises UserError if that fails; what arrived stays."""
     if file.path.is_file():
         return file.path
     part = file.path.with_name(file.path.name + ".part")

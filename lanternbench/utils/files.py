@@ -1,7 +1,4 @@
-"""Where files lie, and how they are written.
-
-A crash leaves the old file or the whole new one, and a full disk costs one sentence.
-"""
+"""Where files lie, and how they are written: a crash leaves the old file or the whole new one."""
 
 import errno
 import fcntl
@@ -68,10 +65,7 @@ def check_writable(path: Path, elsewhere: str) -> None:
 
 @contextmanager
 def replacing(path: Path, elsewhere: str, shared: bool = False) -> Iterator[IO[bytes]]:
-    """A file that appears under its name only when whole and on disk.  Raises UserError as ``writing`` does.
-
-    ``shared``: other processes may write the same file at the same time; the last one to finish wins.
-    """
+    """A file that appears only when whole; ``shared``: others may write it too.  Raises UserError as ``writing``."""
     part = path.with_name(f"{path.name}.{uuid4().hex}.part" if shared else f"{path.name}.part")
     with writing(path, elsewhere):
         try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -21,8 +20,7 @@ Recorder = Callable[[Work, list[Tensor]], Callable[[], Any]]
 def cuda_graph(work: Work, inputs: list[Tensor]) -> Callable[[], Any]:
     """Record ``work(*inputs)``, which must launch kernels alone and do no harm when it runs twice.
 
-    The replay reads ``inputs`` anew and returns the same output tensors each time.  Raises UserError where recording
-    fails.
+    The replay reads ``inputs`` anew and returns the same tensors.  Raises UserError where recording fails.
     """
     try:
         aside = torch.cuda.Stream()
@@ -32,28 +30,21 @@ def cuda_graph(work: Work, inputs: list[Tensor]) -> Callable[[], Any]:
                 work(*inputs)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with _without_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        gc.collect()
+        gc.disable()  # an old graph that is collected while another is recorded would break it
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             output = work(*inputs)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"a step cannot be recorded as a CUDA graph ({reason}); give --compile eager") from error
+    finally:
+        gc.enable()
 
     def replay() -> Any:
         graph.replay()
         return output
 
     return replay
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Garbage is collected before and not inside: an old graph that goes while another is recorded would break it."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 class _Reads(TorchDispatchMode):
@@ -77,14 +68,6 @@ class _Reads(TorchDispatchMode):
                 known.setdefault(address, x)
 
 
-def read_by(work: Work, inputs: list[Tensor]) -> list[Tensor]:
-    """What ``work(*inputs)`` reads: a recording has its addresses, so whoever keeps the recording must keep these."""
-    work(*inputs)  # allocates everything that is allocated once
-    with _Reads() as reads:
-        work(*inputs)
-    return list(reads.inputs.values())
-
-
 def of_mode(mode: str | None, device: str) -> Graphs | None:
     """``graphs``, ``eager``, or None: graphs on a GPU.  Raises UserError for others, and without a GPU."""
     on_gpu = device.startswith("cuda")
@@ -99,13 +82,15 @@ class Replay:
     """Recorded work.  Arguments are copied into its input tensors; the next call overwrites the returned tensors.
 
     Other tensors that it reads (masks, tables, weights) are kept alive, and must be the same in every decode.
-
     ``static``: ids of tensors with a fixed address, such as those that another recording returns; read without a copy.
     """
 
     def __init__(self, record: Recorder, work: Work, inputs: list[Tensor], static: Container[int] = ()):
         self.inputs = [x if id(x) in static else x.clone() for x in inputs]
-        self.read = read_by(work, self.inputs)
+        work(*self.inputs)  # allocates everything that is allocated once
+        with _Reads() as reads:
+            work(*self.inputs)
+        self.read = list(reads.inputs.values())
         self.run = record(work, self.inputs)
 
     def __call__(self, inputs: list[Tensor]) -> Any:

@@ -36,15 +36,6 @@ def versioned(value: Any) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION} | plain(value)
 
 
-def check_version(value: Mapping[str, Any], what: Any) -> None:
-    """Raises UserError for a JSON object of a version that this package cannot know."""
-    version = value.get("schema_version", 0)
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise UserError(
-            f"{what} has schema_version {version!r}, and this lanternbench reads up to {SCHEMA_VERSION}: upgrade it"
-        )
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object of a file.  Raises OSError, ValueError where it has none, UserError for a later version."""
     with open_file(path) as file:
@@ -54,7 +45,10 @@ def read_object(path: Path) -> dict[str, Any]:
             raise ValueError(str(error)) from None
     if not isinstance(value, dict):
         raise ValueError("no JSON object")
-    check_version(value, path)
+    version = value.get("schema_version", 0)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        known = f"this lanternbench reads up to {SCHEMA_VERSION}"
+        raise UserError(f"{path} has schema_version {version!r}, and {known}: upgrade it")
     return value
 
 

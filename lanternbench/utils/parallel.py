@@ -1,7 +1,7 @@
 """Prompts shared out to processes: on a CPU half batches side by side beat one batch whose small products are split.
 
-Threads would wait for each other's Python; so parts are forked, as PyTorch's data loaders are: weights are shared, not
-copied, and a part computes with one thread, as OpenMP's others do not survive a fork.
+Threads would wait for each other's Python; so parts are forked, with shared weights, and compute with one thread, as
+OpenMP's others do not survive a fork.
 """
 
 import contextlib
@@ -49,17 +49,17 @@ def side_by_side(work: Callable[[list[Item]], list[Result]], items: list[Item], 
         answers = [stack.enter_context(_forked(work, share)) for share in shares]
         for share, answer in zip(shares, answers, strict=True):
             try:
-                results, error = pickle.loads(answer.recv_bytes())
+                outcome = pickle.loads(answer.recv_bytes())
             except EOFError:
-                results, error = work(share), None
-            if error is not None:
-                raise error
-            yield from results
+                outcome = work(share)
+            if isinstance(outcome, Exception):
+                raise outcome
+            yield from outcome
 
 
 @contextlib.contextmanager
 def _forked(work: Callable[[list[Item]], list[Result]], share: list[Item]) -> Iterator[Connection]:
-    """A process that sends (results, None) or (None, error), pickled; it is gone afterwards."""
+    """A process that sends its results or its error, pickled; it is gone afterwards."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_child, args=(work, share, theirs), daemon=True)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child ignores it
@@ -81,9 +81,9 @@ def _child(work: Callable[[list[Item]], list[Result]], share: list[Item], answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     torch.set_num_threads(1)
     try:
-        outcome: tuple[list[Result] | None, Exception | None] = (work(share), None)
+        outcome: list[Result] | Exception = work(share)
     except Exception as error:
-        outcome = (None, error)
+        outcome = error
     with contextlib.suppress(OSError):
         answer.send_bytes(pickle.dumps(outcome))
     os._exit(0)  # what the parent registered for its exit is not ours to run

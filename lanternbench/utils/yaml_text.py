@@ -31,10 +31,7 @@ def read(path: Path, what: str) -> Any:
 
 
 def load(text: str) -> Any:
-    """The one document of ``text`` as plain values.
-
-    Raises yaml.YAMLError for broken YAML, a key given twice, and for values nested too deep or too many of them.
-    """
+    """The document of a text.  Raises yaml.YAMLError for broken YAML, a key given twice, too many or deep values."""
     try:
         loader = yaml.SafeLoader(text)
         try:
@@ -55,25 +52,17 @@ def _check(node: Node, sizes: dict[int, int], depth: int) -> int:
         raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=node.start_mark)
     if id(node) in sizes:
         return sizes[id(node)]
-    children: list[Node] = []
+    children: list[Node] = node.value if isinstance(node, SequenceNode) else []
     if isinstance(node, MappingNode):
-        _check_keys(node)
-        children = [child for pair in node.value for child in pair]
-    elif isinstance(node, SequenceNode):
-        children = node.value
-    size = 1
-    for child in children:
-        size += _check(child, sizes, depth + 1)
+        children, keys = [child for pair in node.value for child in pair], set()
+        for key in children[::2]:
+            if isinstance(key, ScalarNode):
+                if key.value in keys:
+                    problem = f"the key '{key.value}' is given twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                keys.add(key.value)
+    size = 1 + sum(_check(child, sizes, depth + 1) for child in children)
     if size > MAX_VALUES:
         raise yaml.MarkedYAMLError(problem=f"more than {MAX_VALUES} values", problem_mark=node.start_mark)
     sizes[id(node)] = size
     return size
-
-
-def _check_keys(node: MappingNode) -> None:
-    seen = set()
-    for key, _ in node.value:
-        if isinstance(key, ScalarNode):
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key '{key.value}' is given twice", problem_mark=key.start_mark)
-            seen.add(key.value)

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from lanternbench.metrics import reference
+from lanternbench.metrics.features import ImageFiles, Net, features
+from lanternbench.metrics.nets import plain_image
 from lanternbench.models.llamagen.t5 import SECONDS, T5Features
 from lanternbench.utils.files import HOME, replacing
 
@@ -41,23 +43,25 @@ def test_damaged_features_of_a_caption_are_made_again(content, tmp_path, monkeyp
         save_file({"features": torch.ones(2, 9)}, made[0])
     else:
         made[0].write_bytes(BAD[content])
-    features, mask = text(["a fox"])
+    states, mask = text(["a fox"])
     assert len(made) == 2
-    assert (features.sum(), mask.sum()) == (16, 2)
+    assert (states.sum(), mask.sum()) == (16, 2)
 
 
 @pytest.mark.parametrize("content", [c for c in BAD.values() if c is not None])
 def test_a_damaged_cache_of_image_features_is_made_again(content, tmp_path, monkeypatch):
     monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path))
+    Image.new("RGB", (2, 2), "white").save(tmp_path / "a.png")
+    net = Net(lambda x: x.float().mean((2, 3)), plain_image, "x")
 
-    def work() -> dict[str, torch.Tensor]:
-        return reference.cached("features", [], "x", lambda: {"features": torch.ones(1)})
+    def work() -> list[list[float]]:
+        return features(net, ImageFiles([tmp_path / "a.png"])).tolist()
 
     work()
     (path,) = (tmp_path / "features").iterdir()
     path.write_bytes(content)
-    assert work()["features"].tolist() == [1]
-    assert load_file(path)["features"].tolist() == [1]
+    assert work() == [[255, 255, 255]]
+    assert load_file(path)["features"].tolist() == [[255, 255, 255]]
 
 
 def test_writers_of_one_shared_file_do_not_meet(tmp_path):

@@ -10,8 +10,8 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import config, read_run, read_samples, runner, sweep_file
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.samples import Sample
-from lanternbench.measure.statistics import holm_in_two, paired_test, prompts_needed
-from lanternbench.measure.told_apart import LOOKS, all_told_apart, look_sizes
+from lanternbench.measure.statistics import LOOKS, holm_in_two, look_sizes, paired_test, prompts_needed
+from lanternbench.measure.summary import all_told_apart
 from lanternbench.methods.method import method
 from lanternbench.report.pairs import SPEED, compared
 

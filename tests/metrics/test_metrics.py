@@ -17,11 +17,10 @@ from lanternbench.errors import UserError
 from lanternbench.metrics import ImageMetric, SetMetric, column, columns, files, names, read_image, scorers_for
 from lanternbench.metrics.clip import Encoder
 from lanternbench.metrics.distances import Statistics
-from lanternbench.metrics.feature_metric import Fid, reference_statistics
+from lanternbench.metrics.feature_metric import Fid
 from lanternbench.metrics.features import Net, features
 from lanternbench.metrics.nets import plain_image
 from lanternbench.metrics.setup import Setup
-from lanternbench.utils.files import cache_dir
 from tools.train_tiny import data, scenes
 
 SEED = 4242  # scenes that no training saw
@@ -179,20 +178,26 @@ def _mean_net() -> torch.nn.Module:
     return Means()
 
 
-def test_reference_folder_is_computed_once_and_again_when_it_changes(world, tmp_path, no_caches):
+def test_a_reference_folder_is_looked_at_once_and_again_when_it_changes(world, tmp_path, no_caches):
     images, _ = world
     folder = tmp_path / "real"
     folder.mkdir()
     for n, image in enumerate(images[:4]):
         image.resize((32 + n, 40)).save(folder / f"{n}.png")
     (folder / "notes.txt").write_text("no image")
-    net = Net(_mean_net(), plain_image)
-    first = reference_statistics(net, folder)
-    assert first.count == 4
-    assert len(list(cache_dir().glob("fid/*.safetensors"))) == 1
-    assert torch.equal(reference_statistics(net, folder).products, first.products)
+    means, seen = _mean_net(), []
+
+    def real() -> Statistics:
+        scorer = metric("fid", Setup(folder))
+        scorer.net = Net(lambda x: seen.extend(x) or means(x).float(), plain_image, "means")
+        return scorer.real
+
+    first = real()
+    assert (first.count, len(seen)) == (4, 4)
+    assert torch.equal(real().products, first.products)
+    assert len(seen) == 4
     images[5].save(folder / "more.png")
-    assert reference_statistics(net, folder).count == 5
+    assert (real().count, len(seen)) == (5, 4 + 5)
 
 
 def test_missing_inception_and_missing_reference_are_reported(no_caches, put_weights):

@@ -19,13 +19,11 @@ from lanternbench.metrics import (
     blip_reward,
     columns,
     distances,
-    feature_metric,
     files,
     metric,
     nets,
     preference,
     read_image,
-    reference,
     scorers_for,
 )
 from lanternbench.metrics.clip import MEAN, STD, Encoder, clip_encoder, openai_pixels
@@ -115,74 +113,6 @@ def test_fid_infinity_needs_enough_images_and_says_how_many():
     assert scorer.score_set([]).value is None
 
 
-def test_a_reference_is_stored_by_files_and_settings_and_made_again_when_damaged(tmp_path, no_caches):
-    folder, calls = tmp_path / "real", []
-    folder.mkdir()
-    for n, image in enumerate(coloured(3, 0)):
-        image.save(folder / f"{n}.png")
-
-    def make():
-        calls.append(1)
-        return {"x": torch.ones(1)}
-
-    paths = reference.images_in(folder)
-    get = partial(reference.cached, "fid", paths, compute=make)
-    get(settings="a"), get(settings="a")
-    assert len(calls) == 1
-    get(settings="b")
-    assert len(calls) == 2
-    (stored,) = [p for p in cache_dir().glob("fid/*") if reference.fingerprint(paths, "fid a")[:16] in p.name]
-    stored.write_bytes(b"torn")
-    assert get(settings="a")["x"] == 1
-    assert len(calls) == 3
-    assert load_file(stored)["x"] == 1
-
-
-@pytest.mark.parametrize("damage", ["torn", "empty", "other tensors", "other shapes", "text"])
-def test_damaged_statistics_of_real_images_are_computed_again(tmp_path, no_caches, damage):
-    folder = tmp_path / "real"
-    folder.mkdir()
-    for n, image in enumerate(coloured(3, 0)):
-        image.save(folder / f"{n}.png")
-    net = Net(Means(), plain_image, "means")
-    first = feature_metric.reference_statistics(net, folder)
-    (stored,) = cache_dir().glob("fid/*.safetensors")
-    whole = stored.read_bytes()
-    save_file({"total": torch.ones(3)}, tmp_path / "tensors")
-    save_file({"total": torch.ones(3), "products": torch.ones(2), "count": torch.tensor(3)}, tmp_path / "shapes")
-    contents = {"torn": whole[: len(whole) // 2], "empty": b"", "text": b"no tensors"}
-    contents |= {f"other {name}": (tmp_path / name).read_bytes() for name in ("tensors", "shapes")}
-    for block in cache_dir().glob("features/*"):
-        block.write_bytes(contents[damage])
-    stored.write_bytes(contents[damage])
-    again = feature_metric.reference_statistics(net, folder)
-    assert torch.equal(again.products, first.products)
-    assert load_file(stored)["products"].shape == (3, 3)
-
-
-def test_processes_that_fill_one_cache_do_not_disturb_each_other(tmp_path, no_caches):
-    """Two writers of one entry are stopped in the middle of their writing, in either order."""
-    GREY.save(tmp_path / "a.png")
-    paths = [tmp_path / "a.png"]
-
-    def nested() -> dict[str, torch.Tensor]:  # another process computes and stores the same meanwhile
-        reference.cached("x", paths, "s", lambda: {"x": torch.ones(1)})
-        return {"x": torch.ones(1)}
-
-    assert reference.cached("x", paths, "s", nested)["x"] == 1
-    (stored,) = cache_dir().glob("x/*")
-    names = set()
-    with replacing(stored, "", shared=True) as one:
-        names |= {p.name for p in stored.parent.iterdir()}
-        with replacing(stored, "", shared=True) as two:
-            names |= {p.name for p in stored.parent.iterdir()}
-            two.write(b"two")
-        one.write(b"one")
-    assert len(names) == 3
-    assert stored.read_bytes() == b"one"
-    assert list(stored.parent.iterdir()) == [stored]
-
-
 class Counting(Means):
     """Counts the images that it sees, and stops when there are too many."""
 
@@ -204,6 +134,51 @@ def saved(tmp_path, no_caches):
     for n, image in enumerate(coloured(150, 0)):
         image.save(tmp_path / "images" / f"{n:03d}.png")
     return sorted((tmp_path / "images").iterdir())
+
+
+def test_features_are_stored_by_files_and_settings(saved):
+    nets_of = {settings: Net(Counting(), plain_image, settings) for settings in ("a", "b")}
+    for settings in ("a", "a", "b", "b"):
+        features(nets_of[settings], ImageFiles(saved[:3]))
+    assert [net.module.seen for net in nets_of.values()] == [3, 3]
+    assert len(list(cache_dir().glob("features/*"))) == 2
+
+
+@pytest.mark.parametrize("damage", ["torn", "empty", "other tensors", "other shapes", "text"])
+def test_damaged_features_are_computed_again(saved, tmp_path, damage):
+    net = Net(Counting(), plain_image, "means")
+    first = features(net, ImageFiles(saved[:3]))
+    (stored,) = cache_dir().glob("features/*.safetensors")
+    whole = stored.read_bytes()
+    save_file({"total": torch.ones(3)}, tmp_path / "tensors")
+    save_file({"features": torch.ones(3)}, tmp_path / "shapes")
+    contents = {"torn": whole[: len(whole) // 2], "empty": b"", "text": b"no tensors"}
+    contents |= {f"other {name}": (tmp_path / name).read_bytes() for name in ("tensors", "shapes")}
+    stored.write_bytes(contents[damage])
+    assert torch.equal(features(net, ImageFiles(saved[:3])), first)
+    assert net.module.seen == 6
+    assert load_file(stored)["features"].shape == (3, 3)
+
+
+def test_processes_that_fill_one_cache_do_not_disturb_each_other(saved):
+    """Two writers of one entry are stopped in the middle of their writing, in either order."""
+
+    def nested(x: torch.Tensor) -> torch.Tensor:  # another process computes and stores the same meanwhile
+        features(Net(Means(), plain_image, "s"), ImageFiles(saved[:1]))
+        return Means()(x)
+
+    assert features(Net(nested, plain_image, "s"), ImageFiles(saved[:1])).shape == (1, 3)
+    (stored,) = cache_dir().glob("features/*")
+    names = set()
+    with replacing(stored, "", shared=True) as one:
+        names |= {p.name for p in stored.parent.iterdir()}
+        with replacing(stored, "", shared=True) as two:
+            names |= {p.name for p in stored.parent.iterdir()}
+            two.write(b"two")
+        one.write(b"one")
+    assert len(names) == 3
+    assert stored.read_bytes() == b"one"
+    assert list(stored.parent.iterdir()) == [stored]
 
 
 def test_features_are_kept_and_an_interrupted_computation_continues(saved):
@@ -465,7 +440,7 @@ def test_hpsv2_is_the_cosine_of_its_checkpoint(tmp_path, monkeypatch, put_weight
     assert value == pytest.approx(float((image * caption).sum()), abs=1e-5)
     monkeypatch.setattr("open_clip.get_model_config", lambda name: config | {"embed_dim": 4})
     with pytest.raises(UserError, match="is not the HPSv2 file"):
-        clip_encoder(Setup(), files.HPS_V2, "ViT-H-14")
+        clip_encoder(Setup(), *files.published("hpsv2"), "ViT-H-14")
 
 
 # aesthetic
@@ -568,7 +543,7 @@ def test_random_weights_need_no_files_carry_their_mark_and_are_the_same_every_ti
 def test_one_command_gets_all_files_of_a_metric(no_caches):
     (scorer,) = scorers_for(["image-reward"], "full")
     assert scorer.available().text.endswith("lanternbench fetch image-reward bert-vocabulary")
-    path = cache_dir() / files.IMAGE_REWARD.file
+    path = cache_dir() / files.published("image-reward")[0].file
     path.parent.mkdir()
     path.write_bytes(b"")
     assert scorer.available().text.endswith("lanternbench fetch bert-vocabulary")

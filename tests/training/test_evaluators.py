@@ -10,8 +10,7 @@ import torch
 from safetensors import safe_open
 
 from lanternbench.metrics import files
-from lanternbench.models.tiny import clip as clip_tiny
-from lanternbench.models.tiny import feature_net as fid_tiny
+from lanternbench.models.tiny import evaluators as embedded
 from lanternbench.models.tiny import text_encoder as text
 from lanternbench.models.vq import VQModel
 from tools.train_tiny import data, evaluators, scenes
@@ -35,7 +34,7 @@ def short(monkeypatch):
 
 @pytest.mark.parametrize("name", ["clip", "fid"])
 def test_shipped_weights_are_under_4_mb_and_say_how_they_were_made(name):
-    path = files.embedded(f"{name}.safetensors")
+    path = files.WEIGHTS / f"{name}.safetensors"
     assert path.stat().st_size < 4e6
     with safe_open(path, "pt") as file:
         about = file.metadata()
@@ -44,20 +43,20 @@ def test_shipped_weights_are_under_4_mb_and_say_how_they_were_made(name):
 
 
 def test_shipped_clip_tells_one_changed_word():
-    clip = clip_tiny.load(files.embedded("clip.safetensors"))
+    clip = embedded.load_clip(files.WEIGHTS / "clip.safetensors")
     rng = np.random.default_rng(0)
     found = [data.scene(i, 99) for i in range(100)]
     x = torch.from_numpy(np.stack([scenes.sample(99, i)[0] for i in range(100)])).permute(0, 3, 1, 2)
-    image = clip.encode_image(clip_tiny.to_float(x), normalize=True)
+    image = clip.encode_image(embedded.to_float(x), normalize=True)
     own, other = (
-        clip.encode_text(clip_tiny.tokenize([s.captions()[0] for s in group]), normalize=True)
+        clip.encode_text(embedded.tokenize([s.captions()[0] for s in group]), normalize=True)
         for group in (found, [evaluators.near_miss(s, rng) for s in found])
     )
     assert ((image * own).sum(1) > (image * other).sum(1)).float().mean() >= 0.9
 
 
 def test_shipped_fid_reference_is_a_covariance():
-    net, reference = fid_tiny.load(files.embedded("fid.safetensors"))
+    net, reference = embedded.load_feature_net(files.WEIGHTS / "fid.safetensors")
     n = int(reference["count"])
     mean = reference["total"] / n
     covariance = (reference["products"] - n * mean.outer(mean)) / (n - 1)
@@ -68,15 +67,15 @@ def test_shipped_fid_reference_is_a_covariance():
 
 
 def test_the_end_mark_is_the_largest_id_and_always_there():
-    ids = clip_tiny.tokenize(["a red circle", "", "word " * 100, "🦊"])
-    assert ids.shape == (4, clip_tiny.CONTEXT)
-    assert (ids.max(1).values == clip_tiny.EOT).all()
-    assert ids.argmax(1).tolist() == [3, 0, clip_tiny.CONTEXT - 1, 1]
-    assert all(0 < text.word_id(w) < clip_tiny.EOT for w in ("red", "", "🦊"))
+    ids = embedded.tokenize(["a red circle", "", "word " * 100, "🦊"])
+    assert ids.shape == (4, embedded.CONTEXT)
+    assert (ids.max(1).values == embedded.EOT).all()
+    assert ids.argmax(1).tolist() == [3, 0, embedded.CONTEXT - 1, 1]
+    assert all(0 < text.word_id(w) < embedded.EOT for w in ("red", "", "🦊"))
 
 
 def test_captions_differ_by_words_and_not_by_case():
-    one, two, three = clip_tiny.tokenize(["A Red circle", "a red circle", "a red ring"])
+    one, two, three = embedded.tokenize(["A Red circle", "a red circle", "a red ring"])
     assert torch.equal(one, two)
     assert not torch.equal(one, three)
 
@@ -126,12 +125,12 @@ def test_training_resumes_at_its_checkpoint(tmp_path, vq, short, name):
 
 
 def test_exported_evaluators_load_as_they_were(tmp_path):
-    clip, net = clip_tiny.build().eval(), fid_tiny.FeatureNet().eval()
+    clip, net = embedded.build().eval(), embedded.FeatureNet().eval()
     evaluators.export_clip(clip, tmp_path, steps=1)
     evaluators.export_fid(net, tmp_path, steps=1, count=20)
     x = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    again, reference = fid_tiny.load(tmp_path / "fid.safetensors")
+    again, reference = embedded.load_feature_net(tmp_path / "fid.safetensors")
     assert int(reference["count"]) == 20
     assert torch.allclose(again(x), net(x), atol=1e-2)
-    image = clip_tiny.load(tmp_path / "clip.safetensors").encode_image(clip_tiny.to_float(x))
-    assert torch.allclose(image, clip.encode_image(clip_tiny.to_float(x)), atol=1e-2)
+    image = embedded.load_clip(tmp_path / "clip.safetensors").encode_image(embedded.to_float(x))
+    assert torch.allclose(image, clip.encode_image(embedded.to_float(x)), atol=1e-2)

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from lanternbench.models.tiny import clip as clip_tiny
+from lanternbench.models.tiny import evaluators
 from lanternbench.models.tiny.checkpoint import write_tensors
-from lanternbench.models.tiny.feature_net import FEATURES, WIDTHS, FeatureNet
+from lanternbench.models.tiny.evaluators import FEATURES, WIDTHS, FeatureNet
 from lanternbench.models.vq import VQModel
 from lanternbench.training import loop
 from lanternbench.utils.files import WORK, replacing
@@ -114,7 +114,7 @@ class Batches:
         n = round(SHARE * BATCH)
         real, again = rng.integers(len(self.real), size=BATCH - n), rng.integers(len(self.vq_decoded_scenes), size=n)
         pixels = np.concatenate([self.real[real], self.vq_decoded_scenes[again]])
-        x = clip_tiny.to_float(torch.from_numpy(pixels).permute(0, 3, 1, 2))  # channels last, as stored
+        x = evaluators.to_float(torch.from_numpy(pixels).permute(0, 3, 1, 2))  # channels last, as stored
         return augment(x, rng), [data.scene(int(i)) for i in (*real, *again)], rng
 
 
@@ -123,14 +123,14 @@ class _ClipTask(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clip = clip_tiny.build()
+        self.clip = evaluators.build()
         self.clip.visual.to(memory_format=torch.channels_last)
-        self.head = nn.Linear(clip_tiny.FEATURES, ATTRIBUTES)
+        self.head = nn.Linear(evaluators.FEATURES, ATTRIBUTES)
 
     def forward(self, x: Tensor, captions: list[str], labels: Tensor) -> dict[str, Tensor]:
         """x [B, 3, 64, 64], the B captions and B near misses, labels [B, 37] -> losses."""
         n = len(x)
-        image, words = self.clip.encode_image(x), self.clip.encode_text(clip_tiny.tokenize(captions))
+        image, words = self.clip.encode_image(x), self.clip.encode_text(evaluators.tokenize(captions))
         scale = self.clip.logit_scale.clamp(max=4.6).exp()
         logits = scale * F.normalize(image, dim=-1) @ F.normalize(words, dim=-1).T  # [B, 2B]
         own = torch.arange(n)
@@ -205,7 +205,7 @@ def _halves(module: nn.Module) -> dict[str, Tensor]:
 
 def export_clip(clip: nn.Module, out: Path, steps: int) -> None:
     """Write ``out/clip.safetensors``: float16 weights; how they came about as metadata."""
-    about = {"model": "CLIP-tiny", "config": json.dumps(clip_tiny.CONFIG), "seed": str(CLIP_SEED), "steps": str(steps)}
+    about = {"model": "CLIP-tiny", "config": json.dumps(evaluators.CONFIG), "seed": str(CLIP_SEED), "steps": str(steps)}
     write_tensors(out / "clip.safetensors", _halves(clip), about | {"scenes": f"{COUNT} of seed {data.SEED}"})
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.result import Result
 from lanternbench.metrics.clip import clip_encoder
-from lanternbench.metrics.files import CLIP_VIT_B32
+from lanternbench.metrics.files import published
 from lanternbench.metrics.nets import inception
 from lanternbench.metrics.setup import Setup
 
@@ -22,7 +22,7 @@ def measure(machine: Machine, result: Result) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (count, 256, 256, 3), np.uint8)
     images = [Image.fromarray(pixels) for pixels in noise]
     device = "cpu" if machine.small else machine.device
-    clip = clip_encoder(Setup(device=device, random=True), CLIP_VIT_B32, "ViT-B-32-quickgelu")
+    clip = clip_encoder(Setup(device=device, random=True), *published("clip"), "ViT-B-32-quickgelu")
     ready = clip.prepare(images).to(device)
     score = clip.cosine()
     times = {

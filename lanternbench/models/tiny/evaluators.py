@@ -1,0 +1,104 @@
+"""The embedded evaluators: CLIP-tiny, an open_clip ``CLIP`` over hashed words, and the feature net behind FID-tiny."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from open_clip.model import CLIP
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from lanternbench.models.tiny import text_encoder as text
+
+SIZE = 64  # pixels a side that both embedded evaluators see
+CONTEXT = 32
+EOT = text.BUCKETS  # the largest id: open_clip reads a caption's embedding where the id is highest
+FEATURES = 128  # of both
+WIDTHS = (32, 64, 96, 96)  # of the feature net
+CONFIG: dict[str, Any] = {  # an open_clip model config
+    "embed_dim": FEATURES,
+    "vision_cfg": {"layers": (1, 1, 1, 1), "width": 16, "head_width": 64, "image_size": SIZE},
+    "text_cfg": {"context_length": CONTEXT, "vocab_size": EOT + 1, "width": 80, "heads": 4, "layers": 2},
+}
+
+
+def build() -> CLIP:
+    """An untrained CLIP-tiny; ``encode_image`` takes what ``pixels`` gives, ``encode_text`` what ``tokenize`` gives."""
+    return CLIP(**CONFIG)
+
+
+def tokenize(captions: list[str]) -> Tensor:
+    """int64 [B, 32]: hashed words, the end mark, zeros.  Any Unicode is a caption, the empty string included."""
+    ids = torch.zeros(len(captions), CONTEXT, dtype=torch.long)
+    for row, caption in zip(ids, captions, strict=True):
+        hashed = [text.word_id(w) for w in text.words(caption) if w != ","][: CONTEXT - 1]
+        row[: len(hashed) + 1] = torch.tensor([*hashed, EOT])
+    return ids
+
+
+def to_uint8(images: list[Image.Image]) -> Tensor:
+    """RGB images of any size -> uint8 [B, 3, 64, 64]."""
+    arrays = [np.asarray(i.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for i in images]
+    return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
+
+
+def to_float(images: Tensor) -> Tensor:
+    """uint8 [B, 3, H, W] -> float in −1…1."""
+    return images.float() / 127.5 - 1
+
+
+def pixels(images: list[Image.Image]) -> Tensor:
+    """RGB images of any size -> float [B, 3, 64, 64] in −1…1, what ``encode_image`` takes."""
+    return to_float(to_uint8(images))
+
+
+def _block(c_in: int, c_out: int, stride: int) -> nn.Sequential:
+    conv = nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(c_out), nn.ReLU())
+
+
+class FeatureNet(nn.Module):
+    """A small classifier of scene attributes; its last hidden layer has the role that Inception's 2048 have in FID.
+
+    uint8 images [B, 3, 64, 64] -> float64 features [B, 128].
+    """
+
+    num_features = FEATURES  # the attribute by which torchmetrics sizes its statistics
+
+    def __init__(self) -> None:
+        super().__init__()
+        a, b, c, d = WIDTHS
+        self.body = nn.Sequential(_block(3, a, 2), _block(a, b, 2), _block(b, c, 2), _block(c, d, 1))
+        # the 4×4 grid is kept up to the last layer: where things stand is a part of what a scene is
+        self.feature = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16 * d, FEATURES), nn.GELU())
+
+    def features(self, images: Tensor) -> Tensor:
+        """float [B, 3, 64, 64] in −1…1 -> [B, 128]."""
+        return self.feature(self.body(images))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.features(to_float(images)).double()
+
+
+def load_clip(path: Path) -> CLIP:
+    """CLIP-tiny from its file."""
+    return _filled(build(), load_file(path))
+
+
+def load_feature_net(path: Path) -> tuple[FeatureNet, dict[str, Tensor]]:
+    """The net, and the reference statistics beside it.
+
+    Statistics of real scenes: "total" [128] and "products" [128, 128], the float64 sums of features and of their outer
+    products, and "count" [], the number of scenes.
+    """
+    tensors = load_file(path)
+    reference = {k.removeprefix("reference."): tensors.pop(k) for k in list(tensors) if k.startswith("reference.")}
+    return _filled(FeatureNet(), tensors), reference
+
+
+def _filled(net: Any, tensors: dict[str, Tensor]) -> Any:
+    """In evaluation mode, with tensors of float16 on disk as float32."""
+    net.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()})
+    return net.eval().requires_grad_(False)
