@@ -54,8 +54,8 @@ def codebook(
         with replacing(out, OUT) as file:
             images_figure(heads, study.images, captions).savefig(file, format="png", dpi=200)
     if as_json:
-        rows = [x._asdict() for x in study.likenesses]
-        print_json({"codes": study.codes, "width": study.width, "twins": study.twins, "neighbourhoods": rows})
+        about = {"codes": study.codes, "width": study.width, "twins": study.twins}
+        print_json(about | {"neighbourhoods": study.likenesses})
         return
     cells = (
         (str(x.k), f"{x.distance:.2f}", f"{x.mass:.3f}", "the same" if x.psnr is None else f"{x.psnr:.1f}")

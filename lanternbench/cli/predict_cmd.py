@@ -11,18 +11,12 @@ from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
 
 DEFAULT = "h100"
+DEVICES = "a100-40g, a100-80g, h100, h200, rtx-4090, l40s, or `this`: this machine, probed"
 
 
 def predict(
     run: Annotated[str, Argument(help="Run id or folder.")],
-    device: Annotated[
-        list[str] | None,
-        Option(
-            "--device",
-            help="a100-40g, a100-80g, h100, h200, rtx-4090, l40s, or `this`: this machine, probed; repeatable "
-            "(default: h100).",
-        ),
-    ] = None,
+    device: Annotated[list[str] | None, Option(help=f"{DEVICES}; repeatable (default: h100).")] = None,
     target: Annotated[
         str | None, Option(help="Of `lanternbench targets`, or chameleon-34b (default: the run's).")
     ] = None,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FIGURES = ["speedup", "latency_s", "accept_len", "fidelity_loss"]
 ROBUST = ["robust_speedup", "robust_latency_s"]
+GATE = "FIGURE<BOUND or FIGURE>BOUND, of the change; % for relative. Figures: speedup, tau, …"
 CLOCKED = {"speedup", "latency_s", "tokens_per_s", "images_per_s", "end_to_end_s", "end_to_end_speedup"}
 
 
@@ -68,22 +69,17 @@ def report(
     for line in filter(None, (differing(loaded), *first)):
         print(one_line(line, 4000))
     print_table(rows, view.shown(rows, "terminal") if view.columns else None)
-    page, kinds = [file for file in files if file.name == "report.html"], dict[str, list[str]]()
-    for file in files:
-        kinds.setdefault(file.stem, []).append(file.suffix)
-    named = ", ".join(f"{stem}{' '.join(endings)}" for stem, endings in kinds.items() if stem != "report")
-    print_notes([*([f"{files[0].parent}: {named}"] if named else []), *page], bullet="")
+    kinds: dict[str, str] = {}
+    for file in (file for file in files if file.stem != "report"):
+        kinds[file.stem] = f"{kinds[file.stem]} {file.suffix}" if file.stem in kinds else file.name
+    others = [f"{files[0].parent}: {', '.join(kinds.values())}"] if kinds else []
+    print_notes([*others, *(file for file in files if file.name == "report.html")], bullet="")
 
 
 def compare(
     old: Annotated[str, Argument(help="Run id or folder.")],
     new: Annotated[str, Argument(help="Run id or folder.")],
-    fail_if: Annotated[
-        list[str] | None,
-        Option(
-            "--fail-if", help="FIGURE<BOUND or FIGURE>BOUND, of the change; % for relative. Figures: speedup, tau, …"
-        ),
-    ] = None,
+    fail_if: Annotated[list[str] | None, Option(help=GATE)] = None,
     results: options.Results = Path("results"),
     as_json: options.AsRows = False,
 ) -> None:
@@ -123,9 +119,9 @@ def compare(
     compared = [judged.get((change.label, change.figure), change) for change in compared]
     failed = [verdict is not None and change in verdict.failed for change in compared]
     if as_json:
-        rows = [{**change._asdict(), "failed": bad} for change, bad in zip(compared, failed, strict=True)]
+        rows = [change._asdict() | {"failed": bad} for change, bad in zip(compared, failed, strict=True)]
         gate = verdict and {"passed": verdict.passed, "judged": len(verdict.judged), "said": verdict.sentence()}
-        print_json({"changes": rows, "unjudged": [one._asdict() for one in unjudged], "gate": gate, "notes": notes})
+        print_json({"changes": rows, "unjudged": unjudged, "gate": gate, "notes": notes})
     else:
         _print(compared, failed)
         sentence = verdict.sentence() if verdict else not_compared(unjudged)

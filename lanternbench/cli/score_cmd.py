@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -55,7 +56,9 @@ def score(
         raise UserError(f"there is no folder {reference}: give the folder of real images to --reference.")
     names = options.listed(metrics) if metrics is not None else None
     setup = Setup(reference, choose(device, threads), random_weights)
-    places = [_place(results, name) for name in runs] if runs else [store.latest(results)]
+    plain = {name for name in runs or () if Path(name).is_dir() and not (results / name / "run.json").is_file()}
+    places = [Path(name) if name in plain else store.find(results, [name])[0] for name in runs or ()]
+    places = places or [store.latest(results)]
     if export is not None:
         _export(*export, places)
         return
@@ -103,12 +106,9 @@ def folder_names(labels: Iterable[str]) -> dict[str, str]:
     """A folder's name for each label, without signs that shells or paths read; a number tells equal ones apart."""
     names: dict[str, str] = {}
     for label in labels:
-        name = stem = re.sub(r"[^\w.=+-]+", "-", label).lstrip(".")[:60] or "method"
-        number = 1
-        while name in names.values():
-            number += 1
-            name = f"{stem}-{number}"
-        names[label] = name
+        stem = re.sub(r"[^\w.=+-]+", "-", label).lstrip(".")[:60] or "method"
+        choices = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        names[label] = next(name for name in choices if name not in names.values())
     return names
 
 
@@ -121,12 +121,3 @@ def _print_metrics(row: Row) -> None:
         for c in map(metric_column, metric_keys([row]))
     )
     print_cells(("metric", one_line(row.label), "95 %", "images"), cells, ("metric",))
-
-
-def _place(results: Path, name: str) -> Path:
-    """A run folder, or a plain folder that exists.  Raises UserError for what is neither."""
-    from lanternbench import experiment as store
-
-    if Path(name).is_dir() and not (results / name / "run.json").is_file():
-        return Path(name)
-    return store.find(results, [name])[0]

@@ -8,20 +8,15 @@ from lanternbench.cli import options
 from lanternbench.cli.fields import MethodOptions, Takes
 from lanternbench.cli.output import print_cells, print_json, print_notes, program
 from lanternbench.cli.progress import display
-from lanternbench.cli.run_cmd import Execution
+from lanternbench.cli.run_cmd import MODEL, Execution
 from lanternbench.utils.device import choose
+
+SETTINGS = f"{MODEL} prompts num_prompts recorded few seed temperature guidance"
 
 
 def tune(
     method: Annotated[str, Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")],
-    settings: Annotated[
-        dict[str, Any],
-        Takes(
-            "target drafter dtype compile random_weights simulate_acceptance prompts num_prompts recorded few seed "
-            "temperature guidance",
-            "lanternbench.tune.result:Tune",
-        ),
-    ],
+    settings: Annotated[dict[str, Any], Takes(SETTINGS, "lanternbench.tune.result:Tune")],
     where: Annotated[Execution, Takes("device threads out fresh")],
     method_options: MethodOptions,
     as_json: options.AsJson = False,
@@ -46,19 +41,14 @@ def tune(
         return
     rows = []
     for r in tuning.results:
-        e, loss = r.expected, r.fidelity_loss
-        rows.append(
-            (
-                f"{r.label}{' (its own)' if r.name == 'default' else ''}{' ←' if r.name == tuning.best else ''}",
-                str(e.shape.nodes) if e else "1",
-                f"{e.tau:.2f}" if e else "–",
-                f"{r.tau:.2f}",
-                f"{e.tokens_per_s:.1f}" if e and tuning.disturbed is None else "–",
-                f"{r.robust_tokens_per_s:.1f}",
-                with_interval(r.robust_ratio),
-                "–" if loss is None else f"{loss:.3f}",
-            )
-        )
+        label = f"{r.label}{' (its own)' if r.name == 'default' else ''}{' ←' if r.name == tuning.best else ''}"
+        nodes, tau, speed = "1", "–", "–"
+        if e := r.expected:
+            nodes, tau = str(e.shape.nodes), f"{e.tau:.2f}"
+            speed = speed if tuning.disturbed else f"{e.tokens_per_s:.1f}"
+        loss = "–" if r.fidelity_loss is None else f"{r.fidelity_loss:.3f}"
+        measured = (f"{r.tau:.2f}", speed, f"{r.robust_tokens_per_s:.1f}", with_interval(r.robust_ratio), loss)
+        rows.append((label, nodes, tau, *measured))
     titles = ("sizes", "nodes", "τ expected", "τ", "tokens/s expected", "tokens/s", "× its own [95 %]", "fidelity loss")
     print_cells(titles, rows, ("sizes",), pad_edge=False)
     print_notes(filter(None, [tuning.disturbed]))

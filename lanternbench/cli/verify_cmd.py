@@ -51,7 +51,7 @@ def verify(
 
         rows = verify_all(chosen, load_target("tiny"), config.seed, on_row=on_row, on_world=on_world)
     if as_json:
-        print_json([row._asdict() for row in rows])
+        print_json(rows)
     else:
         stdout().print(checks_table(rows))
     if any(row.passed is False for row in rows):

@@ -20,10 +20,7 @@ _NVIDIA_SMI = {  # our name -> nvidia-smi's
 
 
 def environment() -> dict[str, Any]:
-    """Versions and hardware in a fixed order: memory in GB, clocks in MHz; unknown values are None.
-
-    Never raises: a machine without git, GPU or /proc is described by what it has.
-    """
+    """Versions and hardware in a fixed order: GB, MHz, None for what a machine does not say.  Never raises."""
     return {
         "lanternbench": _version("lanternbench"),
         "commit": commit(),

@@ -130,10 +130,7 @@ def _safetensors(path: Path) -> list[Entry]:
 
 
 def arrays(columns: Mapping[str, Any]) -> list[Entry]:
-    """``tokens`` [N, …] or ``images`` [N, H, W, 3] (``arr_0``, as samplers write them); captions, steps, seconds [N].
-
-    Raises ValueError for other kinds and lengths.
-    """
+    """``tokens`` [N, …] or ``images``, ``arr_0`` [N, H, W, 3]; captions, steps, seconds [N].  Raises ValueError."""
     tokens, images = columns.get("tokens"), columns.get("images", columns.get("arr_0"))
     whole = images if tokens is None else tokens
     if whole is None:
@@ -165,10 +162,7 @@ def _column(columns: Mapping[str, Any], name: str, kinds: str, n: int) -> list[A
 
 
 def _folder(path: Path) -> list[Entry]:
-    """The images of a folder; without statistics each belongs to the prompt of the number that its name ends in.
-
-    Raises UserError for damaged statistics, and for an image without them or a number.
-    """
+    """The images of a folder, by its statistics or by the number in each name.  Raises UserError for others."""
     statistics = _statistics(path)
     images = images_in(path)
     if not images:

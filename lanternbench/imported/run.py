@@ -44,10 +44,7 @@ class Matched(NamedTuple):
 
 
 def matched(entries: Sequence[Entry], asked: PromptSet | None, first: int = 0) -> list[Matched]:
-    """Every entry with its prompt: that of its caption, or of its number; without ``asked`` captions are the prompts.
-
-    Raises UserError for an entry without its prompt.
-    """
+    """Every entry with its prompt, by caption or number; by default captions are the prompts.  Raises UserError."""
     by_text = {prompt.text: prompt for prompt in asked or ()}
     numbered = list(asked or ())
     seeds: dict[str, int] = {}
@@ -76,16 +73,12 @@ def check_tokens(entries: Sequence[Entry], target: Target) -> None:
     for where, tokens in ((entry.where, entry.tokens) for entry in entries):
         if tokens is not None and tokens.shape != (target.length,):
             rows, columns = target.grid
-            raise UserError(
-                f"{where} has {tokens.size} tokens, and {target.name} draws {target.length} ({rows} × {columns}): give "
-                "its image tokens alone, without text and row ends."
-            )
+            text = f"{where} has {tokens.size} tokens, and {target.name} draws {target.length} ({rows} × {columns})"
+            raise UserError(f"{text}: give its image tokens alone, without text and row ends.")
         if tokens is not None and not 0 <= tokens.min() <= tokens.max() < target.vocab:
             odd = tokens.min() if tokens.min() < 0 else tokens.max()
-            raise UserError(
-                f"{where} has token {odd}, and the codebook of {target.name} {target.vocab}: give indices of the "
-                "codebook, not ids of the language model's vocabulary."
-            )
+            text = f"{where} has token {odd}, and the codebook of {target.name} {target.vocab}"
+            raise UserError(f"{text}: give indices of the codebook, not ids of the language model's vocabulary.")
 
 
 def import_run(
@@ -108,20 +101,20 @@ def import_run(
     check_tokens(entries, worker.target)
     with _opened(out, config, items, asked, worker, fresh) as folder:
         method = _declare(folder, f"{label} ({IMPORTED})", config_hash({"entries": [_plain(e) for e in entries]}))
-        base, done = config.methods()[0].key, folder.done()
+        base, done, outside = config.methods()[0].key, folder.done(), 0
         alone = [item for item in items if config.baseline and item.key(base) not in done]
-        todo, outside = [item for item in items if item.key(method["key"]) not in done], 0
-        worker.prepare([item.prompt.text for item in alone + todo])
+        missing = [item for item in items if item.key(method["key"]) not in done]
+        worker.prepare([item.prompt.text for item in alone + missing])
         if alone:
             worker.warm_up(BASELINE, alone[0].prompt.text)
-        for i, item in enumerate(alone):
-            progress(i, len(alone) + len(todo), f"{BASELINE} · {item.prompt.text}")
+        for i, item in enumerate(alone + missing):
+            progress(i, len(alone + missing), f"{BASELINE if i < len(alone) else label} · {item.prompt.text}")
+            if i >= len(alone):
+                outside += _store(folder, worker, item, method)
+                continue
             for sample, image in worker.work(Job(BASELINE, [item.prompt], item.seed)):
                 score = {LOG_PROB: _scored(worker, item, np.array(sample.token_ids)).mean().item()}
                 folder.append(sample.model_copy(update={"metrics": score}), image)
-        for i, item in enumerate(todo, len(alone)):
-            progress(i, len(alone) + len(todo), f"{label} · {item.prompt.text}")
-            outside += _store(folder, worker, item, method)
         summary = summarise(folder.figures, folder.run, seed=config.seed)
         if outside:
             text = (
@@ -158,9 +151,8 @@ def _declare(folder: RunFolder, name: str, digest: str) -> dict[str, Any]:
     """The method of run.json that the entries have.  Raises UserError where other entries have their name."""
     method: dict[str, Any] = {"label": name, "key": digest[:16], "method": IMPORTED}
     method |= {"options": {"digest": digest[:16]}, "lossless": None}
-    others = [other for other in folder.run["methods"] if other["label"] != name]
-    same = [other for other in folder.run["methods"] if other["label"] == name]
-    if same and same != [method]:
+    others = [other for other in folder.run["methods"] if other != method]
+    if any(other["label"] == name for other in others):
         raise UserError(f"{folder.path} has other images labelled '{name}': give another --label, or --fresh.")
     folder.record(methods=[*others, method])
     return method

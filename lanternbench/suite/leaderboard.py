@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader
+from jinja2 import ChoiceLoader, PackageLoader
 
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
@@ -31,12 +31,9 @@ class Entry(NamedTuple):
 
     file: str
     submission: Submission
+    run: Run
     rows: list[Row]
     ar: Estimate  # ms per autoregressive token
-
-    @property
-    def run(self) -> Run:
-        return Run(Path(self.file), self.submission.about, [], [])
 
     @property
     def about(self) -> list[str]:
@@ -91,7 +88,8 @@ def read_folder(folder: Path) -> tuple[list[Entry], dict[str, list[str]]]:
         if summary is None or reasons:
             refused[path.name] = reasons
         else:
-            entries.append(Entry(path.name, submission, summary.rows, ms_per_token(summary.rows)))
+            run = Run(Path(path.name), submission.about, [], [])
+            entries.append(Entry(path.name, submission, run, summary.rows, ms_per_token(summary.rows)))
     return entries, refused
 
 
@@ -132,6 +130,6 @@ def _table(board: Board) -> Table:
 
 
 def _rendered(name: str, boards: list[tuple[Board, Any]]) -> str:
-    environment: Environment = templates()
+    environment = templates()
     environment.loader = ChoiceLoader([PackageLoader("lanternbench.suite"), PackageLoader("lanternbench.report")])
     return environment.get_template(name).render(boards=boards)

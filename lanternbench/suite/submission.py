@@ -76,19 +76,11 @@ def submission(folder: Path) -> Submission:
         samples.setdefault(sample.label, []).append(sample.model_dump(include=MEASURED, exclude_defaults=True))
     old, figures = read_summary(folder), Figures(samples_of(run, asked, samples))
     summary = recomputed(run, figures, old.rows, old.sets)
-    return Submission(
-        schema_version=SCHEMA_VERSION,
-        suite=stamp,
-        run=RunFile.model_validate(run),
-        ar_ms_per_token=ms_per_token(summary.rows),
-        clock=clock(figures),
-        rows=summary.rows,
-        notes=summary.notes,
-        sets=old.sets,
-        submitted={"at": datetime.now(UTC).isoformat(), "lanternbench": __version__, "commit": commit()},
-        prompts=asked,
-        samples=samples,
-    )
+    parts: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "suite": stamp, "run": RunFile.model_validate(run)}
+    parts |= {"ar_ms_per_token": ms_per_token(summary.rows), "clock": clock(figures), "rows": summary.rows}
+    parts |= {"notes": summary.notes, "sets": old.sets, "prompts": asked, "samples": samples}
+    submitted = {"at": datetime.now(UTC).isoformat(), "lanternbench": __version__, "commit": commit()}
+    return Submission(**parts, submitted=submitted)
 
 
 def _prompts(run: dict[str, Any], samples: list[Sample]) -> list[Prompt]:
@@ -175,16 +167,13 @@ def _incomplete(stated: Submission, frozen: Protocol, samples: Sequence[Sample])
         return ["its prompts are not the suite's"]
     labels = [str(method.get("label")) for method in stated.run.methods]
     seeds = range(frozen.settings["seed"], frozen.settings["seed"] + frozen.settings["repeats"])
-    wanted = Counter((label, p.id, seed) for label in labels for p in stated.prompts for seed in seeds)
+    expected = Counter((label, p.id, seed) for label in labels for p in stated.prompts for seed in seeds)
     have = Counter((sample.label, sample.prompt_id, sample.seed) for sample in samples)
-    counts = Counter(label for label, *_ in wanted.keys() & have.keys())
+    counts = Counter(label for label, *_ in expected.keys() & have.keys())
     each = len(stated.prompts) * len(seeds)
-    reasons = [
-        f"it has {counts[label]} of {each} samples of {label}"
-        for label in dict.fromkeys(labels)
-        if counts[label] < each
-    ]
-    if not reasons and (have != wanted or stated.samples.keys() - set(labels)):
+    few = [label for label in dict.fromkeys(labels) if counts[label] < each]
+    reasons = [f"it has {counts[label]} of {each} samples of {label}" for label in few]
+    if not reasons and (have != expected or stated.samples.keys() - set(labels)):
         reasons.append("it has samples that no run of the suite has")
     if any(sample.method == IMPORTED for sample in samples):
         reasons.append("it has imported figures, which were not measured")
@@ -230,6 +219,4 @@ def read(path: Path) -> Submission:
     try:
         return Submission.model_validate(read_object(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path} is no submission ({reason(error)}): make one with `lanternbench submit RUN`."
-        ) from None
+        raise UserError(f"{path} is no submission ({reason(error)}): make one with `submit RUN`.") from None

@@ -177,10 +177,8 @@ class RayExecutor(Executor):
         self._ray.kill(worker)  # it may be out of reach only
         self._losses[what] += 1
         if self._losses[what] >= ATTEMPTS:
-            raise UserError(
-                f"lost {self._losses[what]} worker(s) in turn over {what}, perhaps for want of memory: give fewer "
-                "--workers; what is finished is kept, and the same command continues where it stopped"
-            )
+            text = f"lost {self._losses[what]} worker(s) in turn over {what}, perhaps for want of memory"
+            raise UserError(f"{text}: give fewer --workers; what is finished is kept, and the same command continues")
         self.pool[self.pool.index(worker)] = started = self._start_worker()
         return started
 
