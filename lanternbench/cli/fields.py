@@ -24,13 +24,7 @@ _CHOICES = {
     "residual": "What is sampled after a rejection",
     "order": "Order of the tokens",
 }
-
-
-class Group(NamedTuple):
-    """Options that a command gets as one argument: ``collect`` makes it of their values by name."""
-
-    parameters: list[inspect.Parameter]
-    collect: Callable[[dict[str, Any]], Any]
+Group = tuple[list[inspect.Parameter], Callable[[dict[str, Any]], Any]]  # options, and what makes one argument of them
 
 
 class Takes(NamedTuple):
@@ -50,7 +44,7 @@ class Takes(NamedTuple):
         names = self.names.split()
         if kind not in (dict, Any):
             hints = get_type_hints(kind, include_extras=True)
-            return Group([_keyword(n, hints[n], kind._field_defaults[n]) for n in names], lambda values: kind(**values))
+            return [_keyword(n, hints[n], kind._field_defaults[n]) for n in names], lambda values: kind(**values)
         fields = {name: resolve_name(self.model).model_fields[name] for name in names}
 
         def collect(values: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +52,7 @@ class Takes(NamedTuple):
             return {n: listed(v) if fields[n].annotation == list[str] else v for n, v in chosen.items()}
 
         parameters = [_setting(name, field, self.defaults) for name, field in fields.items()]
-        return Group(parameters, collect if kind is dict else lambda values: checked(Decoding, collect(values)))
+        return parameters, collect if kind is dict else lambda values: checked(Decoding, collect(values))
 
 
 class TakesMethodOptions:
@@ -85,7 +79,7 @@ class TakesMethodOptions:
                 options[name] = _parsed(f"--{name.replace('_', '-')}", value) if is_text else value
             return options
 
-        return Group(parameters, collect)
+        return parameters, collect
 
 
 MethodOptions = Annotated[dict[str, Any], TakesMethodOptions()]
@@ -105,11 +99,11 @@ def complete(command: Callable[..., None]) -> Callable[..., None]:
         groups[name] = hint.__metadata__[0].group(get_origin(hint.__origin__) or hint.__origin__)
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        parameters += groups[name].parameters if name in groups else [parameter.replace(kind=parameter.KEYWORD_ONLY)]
+        parameters += groups[name][0] if name in groups else [parameter.replace(kind=parameter.KEYWORD_ONLY)]
 
     def run(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group.collect({p.name: values.pop(p.name) for p in group.parameters})
+        for name, (options, collect) in groups.items():
+            values[name] = collect({option.name: values.pop(option.name) for option in options})
         command(**values)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -123,8 +117,8 @@ def _setting(name: str, field: FieldInfo, defaults: bool) -> inspect.Parameter:
     text, default = field.description or "", field.default
     flags = [f"--{name}/--no-{name}" if default is True else f"--{name}"] + ["-n"] * (name == "num_prompts")
     usual = ",".join(default) if isinstance(default, list) else default
-    shown = field.annotation is bool or (defaults and "default" not in text.lower())
-    return _parameter(name, flags, [field], text, usual if shown else None)
+    has_default = field.annotation is bool or (defaults and "default" not in text.lower())
+    return _parameter(name, flags, [field], text, usual if has_default else None)
 
 
 def _parameter(

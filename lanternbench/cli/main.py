@@ -19,7 +19,7 @@ from lanternbench.errors import UserError
 
 NAMES = (  # FILE.function
     "run.run tune.tune run.sweep listing.runs report.compare report.report score.score listing.methods listing.metrics "
-    "listing.targets listing.prompts fetch.fetch doctor.doctor profile.profile predict.predict codebook.codebook "
+    "listing.targets listing.prompts setup.fetch setup.doctor study.profile predict.predict study.codebook "
     "verify.verify run.import_ suite.suite suite.submit suite.leaderboard"
 )
 

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,11 +33,11 @@ from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, replacing, wri
 from lanternbench.utils.json_values import config_hash, differences, plain, versioned
 
 
-class RunFolder:
+class RunFolder(AbstractContextManager["RunFolder"]):
     """A run folder opened by this process alone (``with``); ``figures`` of its samples, ``images`` by label."""
 
     def __init__(self, path: Path, run: dict[str, Any], lock: ExitStack, environment: Any = None) -> None:
-        self.path, self.run, self._closed = path, run, False
+        self.path, self.run = path, run
         moved = without_momentary(environment) != without_momentary(run.get("environment"))
         self._elsewhere = environment if moved else None
         self._setting = setting_name(environment)
@@ -49,7 +49,8 @@ class RunFolder:
         with writing(self._samples, OUT):
             self._fd = os.open(self._samples, os.O_CREAT | APPEND, 0o644)
             os.ftruncate(self._fd, end)  # an incomplete last line is removed: its sample is decoded again
-        self._lock = lock.pop_all()
+        self._resources = lock.pop_all()
+        self._resources.callback(lambda: os.close(self._fd))
 
     @classmethod
     def open(
@@ -113,7 +114,7 @@ class RunFolder:
             with writing(devices, OUT), open(os.open(devices, os.O_CREAT | APPEND, 0o644), "ab") as file:
                 file.write(json.dumps({"key": sample.key, **where}).encode() + b"\n")
         with writing(self._samples, OUT):
-            _append_whole(self._fd, _line(sample))
+            _append_whole(self._fd, sample.model_dump_json().encode() + b"\n")
         self._count(sample)
         return sample
 
@@ -133,7 +134,7 @@ class RunFolder:
         figures = Figures()
         with replacing(self._samples, OUT) as file:
             for sample in samples:
-                file.write(_line(sample))
+                file.write(sample.model_dump_json().encode() + b"\n")
                 figures.add(sample)
         self.figures = figures
         os.close(self._fd)
@@ -157,13 +158,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Give the folder back to other processes; calling it twice is harmless."""
-        if not self._closed:
-            self._closed = True
-            os.close(self._fd)
-            self._lock.close()
-
-    def __enter__(self) -> RunFolder:
-        return self
+        self._resources.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -203,10 +198,6 @@ def free(path: Path) -> Path:
     """The first of ``path``, ``path-2``, ``path-3``, … that does not exist yet."""
     names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
     return next(name for name in names if not name.exists())
-
-
-def _line(sample: Sample) -> bytes:
-    return sample.model_dump_json().encode() + b"\n"
 
 
 def _append_whole(fd: int, line: bytes) -> None:

@@ -20,7 +20,7 @@ from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import Executor, Unit, labels
 from lanternbench.experiment.executors import executor as executor_named
 from lanternbench.experiment.run_folder import RunFolder
-from lanternbench.experiment.scoring import Progress, Scoring, previous_summary
+from lanternbench.experiment.scoring import Progress, Scoring, previous_summary, silent
 from lanternbench.experiment.worker import Facts, Job, OnStep
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.samples import sample_key
@@ -46,7 +46,7 @@ class Callbacks(NamedTuple):
     prompt is begun, but at least one is completed.
     """
 
-    progress: Progress = lambda done, of, what: None
+    progress: Progress = silent
     on_step: OnStep | None = None
     budget_s: float = inf
 
@@ -135,10 +135,8 @@ def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[
     done, keys = folder.done(), {m.label: m.key for m in config.methods()}
     recorded = {str(method.get("label")): method.get("key") for method in folder.run["methods"]}
     if other := [label for label, key in keys.items() if recorded.get(label) != key]:
-        text = (
-            f"run {folder.path.name!r} was begun with other options of '{other[0]}', by another version of lanternbench"
-        )
-        raise UserError(f"{text} or of a plug-in: give --fresh to start a new run beside it")
+        text = f"run {folder.path.name!r} was begun with other options of '{other[0]}', by another version of"
+        raise UserError(f"{text} lanternbench or of a plug-in: give --fresh to start a new run beside it")
     units = []
     for seed, start in itertools.product(config.seeds, range(0, len(prompts), config.batch)):
         group = prompts.prompts[start : start + config.batch]

@@ -29,6 +29,11 @@ from lanternbench.utils.files import APPEND, cache_dir
 BATCH = 32
 Progress = Callable[[int, int, str], None]  # done, of, what is being done or was just done
 Values = dict[str, float | None]  # by the key of an image; None where the score is undefined
+Names = Sequence[str] | None
+
+
+def silent(done: int, of: int, what: str) -> None:
+    """A progress that shows nothing."""
 
 
 class Item(NamedTuple):
@@ -94,11 +99,7 @@ class Scoring:
     """
 
     def __init__(
-        self,
-        scorers: Sequence[ImageMetric | SetMetric],
-        setup: Setup,
-        again: bool = False,
-        progress: Progress = lambda done, of, what: None,
+        self, scorers: Sequence[ImageMetric | SetMetric], setup: Setup, again: bool = False, progress: Progress = silent
     ):
         self.scorers, self.setup, self.again, self.progress = scorers, setup, again, progress
         self.values: dict[str, Values] = {}
@@ -198,12 +199,7 @@ def _left_out(scorer: ImageMetric | SetMetric, unreadable: list[str]) -> list[No
 
 
 def score_run(
-    path: Path,
-    metrics: Sequence[str] | None = None,
-    setup: Setup | None = None,
-    *,
-    again: bool = False,
-    progress: Progress = lambda done, of, what: None,
+    path: Path, metrics: Names = None, setup: Setup | None = None, *, again: bool = False, progress: Progress = silent
 ) -> Summary:
     """Score the images of a run folder and write the values into its samples and summary; returns the summary.
 
@@ -247,12 +243,12 @@ def _of_image(values: Mapping[str, Values], key: str) -> Values:
 def score_folder(
     folder: Path,
     captions: str | None = None,
-    metrics: Sequence[str] | None = None,
+    metrics: Names = None,
     setup: Setup | None = None,
     *,
     again: bool = False,
     caption: prompts.Caption = "first",
-    progress: Progress = lambda done, of, what: None,
+    progress: Progress = silent,
 ) -> Summary:
     """Score a plain folder of images; returns a summary with one row.  Nothing is written into the folder.
 

@@ -16,7 +16,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, config_hash
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.runner import open_run
-from lanternbench.experiment.scoring import Progress
+from lanternbench.experiment.scoring import Progress, silent
 from lanternbench.experiment.worker import Job, Worker
 from lanternbench.imported.layouts import Entry
 from lanternbench.measure.fidelity import FLOOR
@@ -43,15 +43,15 @@ class Matched(NamedTuple):
         return sample_key(self.prompt.id, method, self.seed)
 
 
-def matched(entries: Sequence[Entry], asked: PromptSet | None, first: int = 0) -> list[Matched]:
+def matched(entries: Sequence[Entry], prompts: PromptSet | None, first: int = 0) -> list[Matched]:
     """Every entry with its prompt, by caption or number; by default captions are the prompts.  Raises UserError."""
-    by_text = {prompt.text: prompt for prompt in asked or ()}
-    numbered = list(asked or ())
+    by_text = {prompt.text: prompt for prompt in prompts or ()}
+    numbered = list(prompts or ())
     seeds: dict[str, int] = {}
     items = []
     for entry in entries:
         text = None if entry.caption is None else clean(entry.caption)
-        if text is not None and asked is None:
+        if text is not None and prompts is None:
             prompt = by_text.setdefault(text, Prompt((entry.id or str(len(by_text) + 1)).replace("|", "_"), text))
         elif text is not None and text in by_text:
             prompt = by_text[text]
@@ -59,7 +59,7 @@ def matched(entries: Sequence[Entry], asked: PromptSet | None, first: int = 0) -
             prompt = numbered[entry.number]
         else:
             what = f"caption '{text[:60]}'" if text is not None else f"prompt {entry.number}"
-            fix = "give the --prompts that it was made with" if asked is None else f"{asked.source} is another set"
+            fix = "give the --prompts that it was made with" if prompts is None else f"{prompts.source} is another set"
             raise UserError(f"{entry.where}: there is no {what} among the prompts: {fix}.")
         seed = seeds[prompt.id] = seeds.get(prompt.id, first - 1) + 1
         items.append(Matched(entry, prompt, seed))
@@ -85,21 +85,21 @@ def import_run(
     entries: Sequence[Entry],
     label: str,
     config: Sweep,
-    asked: PromptSet | None,
+    prompts: PromptSet | None,
     out: Path,
     device: str,
     fresh: bool = False,
-    progress: Progress = lambda done, of, what: None,
+    progress: Progress = silent,
 ) -> Path:
     """Store the entries beside the ``ar`` of the same prompts, measured on this machine; returns the run folder.
 
     Another label's entries on the same prompts and settings go into the same folder, where ``ar`` is measured once.
     Raises UserError for entries that do not fit the target or the prompts, before anything is computed.
     """
-    items = matched(entries, asked, config.seed)
+    items = matched(entries, prompts, config.seed)
     worker = Worker(config, device)
     check_tokens(entries, worker.target)
-    with _opened(out, config, items, asked, worker, fresh) as folder:
+    with _opened(out, config, items, prompts, worker, fresh) as folder:
         method = _declare(folder, f"{label} ({IMPORTED})", config_hash({"entries": [_plain(e) for e in entries]}))
         base, done, outside = config.methods()[0].key, folder.done(), 0
         alone = [item for item in items if config.baseline and item.key(base) not in done]
@@ -127,11 +127,11 @@ def import_run(
 
 
 def _opened(
-    out: Path, config: Sweep, items: Sequence[Matched], asked: PromptSet | None, worker: Worker, fresh: bool
+    out: Path, config: Sweep, items: Sequence[Matched], prompts: PromptSet | None, worker: Worker, fresh: bool
 ) -> RunFolder:
     """The run folder of these prompts and settings, new or as it is."""
     unique = {item.prompt.id: item.prompt for item in items}
-    source, dataset = (asked.source, asked.dataset) if asked else (IMPORTED, IMPORTED)
+    source, dataset = (prompts.source, prompts.dataset) if prompts else (IMPORTED, IMPORTED)
     chosen = PromptSet(tuple(unique.values()), source, dataset, config.seed)
     repeats = max(item.seed for item in items) + 1 - config.seed
     config = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)})
@@ -141,10 +141,8 @@ def _opened(
 def _plain(entry: Entry) -> dict[str, Any]:
     """An entry as its digest sees it."""
     image = entry.image.name if isinstance(entry.image, Path) else entry.image
-    return entry._asdict() | {
-        "tokens": None if entry.tokens is None else entry.tokens.tolist(),
-        "image": image.tobytes().hex() if isinstance(image, np.ndarray) else image,
-    }
+    image = image.tobytes().hex() if isinstance(image, np.ndarray) else image
+    return entry._asdict() | {"tokens": None if entry.tokens is None else entry.tokens.tolist(), "image": image}
 
 
 def _declare(folder: RunFolder, name: str, digest: str) -> dict[str, Any]:

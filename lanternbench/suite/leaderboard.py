@@ -67,12 +67,8 @@ class Board(NamedTuple):
     @property
     def lines(self) -> list[tuple[int, Row]]:
         """(number of its entry, row) of every method but the baseline, the fastest first."""
-        lines = [
-            (i, replace(row, figures=row.figures | {AR.key: entry.ar}))
-            for i, entry in enumerate(self.entries, 1)
-            for row in entry.rows
-            if row.label != BASELINE
-        ]
+        rows = [(i, e.ar, row) for i, e in enumerate(self.entries, 1) for row in e.rows if row.label != BASELINE]
+        lines = [(i, replace(row, figures=row.figures | {AR.key: ar})) for i, ar, row in rows]
         return sorted(lines, key=lambda line: (-(line[1].value("speedup") or 0.0), line[1].label, line[0]))
 
 

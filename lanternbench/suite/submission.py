@@ -68,17 +68,17 @@ def submission(folder: Path) -> Submission:
     if not (stamp := run.get("config", {}).get("suite")):
         raise UserError(f"{folder} does not follow the suite: make a run that does with `lanternbench suite NAME`.")
     stored = [sample.model_copy(update={"token_ids": []}) for sample in iter_samples(folder)]
-    asked = _prompts(read_run(folder), stored)
-    order = {prompt.id: i for i, prompt in enumerate(asked)}
+    selected = _prompts(read_run(folder), stored)
+    order = {prompt.id: i for i, prompt in enumerate(selected)}
     stored.sort(key=lambda sample: (order.get(sample.prompt_id, len(order)), sample.seed))
     samples: dict[str, list[dict[str, Any]]] = {str(method.get("label")): [] for method in run.get("methods", [])}
     for sample in stored:
         samples.setdefault(sample.label, []).append(sample.model_dump(include=MEASURED, exclude_defaults=True))
-    old, figures = read_summary(folder), Figures(samples_of(run, asked, samples))
+    old, figures = read_summary(folder), Figures(samples_of(run, selected, samples))
     summary = recomputed(run, figures, old.rows, old.sets)
     parts: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "suite": stamp, "run": RunFile.model_validate(run)}
     parts |= {"ar_ms_per_token": ms_per_token(summary.rows), "clock": clock(figures), "rows": summary.rows}
-    parts |= {"notes": summary.notes, "sets": old.sets, "prompts": asked, "samples": samples}
+    parts |= {"notes": summary.notes, "sets": old.sets, "prompts": selected, "samples": samples}
     submitted = {"at": datetime.now(UTC).isoformat(), "lanternbench": __version__, "commit": commit()}
     return Submission(**parts, submitted=submitted)
 
@@ -105,10 +105,10 @@ def _without_places(value: Any, key: str = "") -> Any:
 
 
 def samples_of(
-    run: Mapping[str, Any], asked: Sequence[Prompt], samples: Mapping[str, list[dict[str, Any]]]
+    run: Mapping[str, Any], selected: Sequence[Prompt], samples: Mapping[str, list[dict[str, Any]]]
 ) -> Iterator[Sample]:
     """The samples, method by method.  Raises ValueError for one that no run can have."""
-    by_id = {prompt.id: prompt for prompt in asked}
+    by_id = {prompt.id: prompt for prompt in selected}
     for method in run.get("methods", []):
         label, key = str(method.get("label")), str(method.get("key"))
         about = {"label": label, "method": str(method.get("method")), "options": method.get("options") or {}}
