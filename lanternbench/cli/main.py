@@ -18,9 +18,9 @@ from lanternbench.cli.fields import TakesMethodOptions, check_names, complete, m
 from lanternbench.errors import UserError
 
 NAMES = (  # FILE.function
-    "run.run tune.tune run.sweep listing.runs report.compare report.report score.score listing.methods listing.metrics "
-    "listing.targets listing.prompts setup.fetch setup.doctor study.profile predict.predict study.codebook "
-    "verify.verify run.import_ suite.suite suite.submit suite.leaderboard"
+    "run.run machine.tune run.sweep listing.runs results.compare results.report results.score listing.methods "
+    "listing.metrics listing.targets listing.prompts setup.fetch setup.doctor study.profile machine.predict "
+    "study.codebook verify.verify run.import_ suite.suite suite.submit suite.leaderboard"
 )
 
 
