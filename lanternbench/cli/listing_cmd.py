@@ -110,8 +110,8 @@ def _method_page(name: str, preset: Preset, method: Method, target: str | None) 
     console.print(Text(", ".join(f"{kind} {choice}" for kind, choice in preset.choices._asdict().items())))
     if target:
         console.print(Text(f"defaults on {target}, whose own are on `lanternbench targets {target}`:"))
-    layout = {"left": titles, "whole": titles[:1], "widths": WIDEST, "pad_edge": False, "collapse_padding": True}
-    console.print(table_of(titles, (row.values() for row in rows), **layout))
+    style: Any = {"pad_edge": False, "collapse_padding": True}
+    console.print(table_of(titles, (row.values() for row in rows), titles, titles[:1], WIDEST, **style))
     first = next((row for row in rows if row["default"] != "–" and row["option"] != "--variant"), None)
     extra = f" {first['option']} {first['default']}" if first else ""
     console.print(Text(f"Example: lanternbench run --method {name}{extra}"))

@@ -86,8 +86,9 @@ def table_of(
     table = Table(box=box.SIMPLE_HEAD, **style)
     for title in titles:
         justify: Any = "left" if title in left else "right"
-        layout = {"no_wrap": title in whole, "max_width": widths.get(title)}
-        table.add_column(Text(title), justify=justify, overflow="fold", **layout)
+        table.add_column(
+            Text(title), justify=justify, overflow="fold", no_wrap=title in whole, max_width=widths.get(title)
+        )
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else _cell(cell) for cell in row))
     return table

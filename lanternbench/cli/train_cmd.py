@@ -55,7 +55,7 @@ def drafter(
     chosen = choose(device, threads)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     selected = sets.load(c.prompts, num_prompts or None, c.seed)
-    network = {"block": block, "layers": layers, "causal": causal}
+    network: Any = {"block": block, "layers": layers, "causal": causal}
     plan = Plan(c.target, selected, steps, batch, lr, c.seed, start, c.dtype, recipe, **network)
     try:
         with display("loading the target", bars=False, each=False) as bars:

@@ -37,7 +37,7 @@ class File(NamedTuple):
 
 def plain_files(name: str) -> list[Remote] | None:
     """The files of a metric, one of its weights or a prompt set: none for the package's, None for any other name."""
-    source, remotes = components("prompts").get(name), []
+    source, remotes = components("prompts").get(name), list[Remote]()
     if source and (p := source.official):
         remotes = [Remote(name, p.url, cache_dir() / "prompts" / p.file, p.sha256, p.member, p.gigabytes)]
     is_metric = name in names() or ":" in name

@@ -68,7 +68,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         path = free(Path(root) / run_id) if fresh else Path(root) / run_id
         with writing(path, OUT):
             (path / "images").mkdir(parents=True, exist_ok=True)
-        head = {"run_id": path.name, "created": datetime.now(UTC).isoformat(timespec="microseconds")}
+        head: dict[str, Any] = {"run_id": path.name, "created": datetime.now(UTC).isoformat(timespec="microseconds")}
         head |= {"config": config, "config_hash": config_hash(config)}
         new = plain(head | {"environment": {}, "prompts": {}, "target": {}, "methods": []} | facts)
         with acquire(path, FRESH) as lock:

@@ -213,13 +213,14 @@ def listing(root: Path) -> list[dict[str, Any]]:
 
 def _row(folder: Path, run: dict[str, Any]) -> dict[str, Any]:
     prompts, target, (labels, each) = run.get("prompts", {}), run.get("target", {}), asked_for(run)
-    samples, of, disturbed = 0, each * len(labels), None
+    samples, of = 0, each * len(labels)
+    disturbed: bool | None = None
     with suppress(OSError), open_file(folder / "samples.jsonl") as file:
         samples = sum(line.endswith(b"\n") for line in file)
     with suppress(UserError):
         notes = read_summary(folder).notes
         disturbed = any(note.metric == "latency_s" and note.kind in ("unfit", "warning") for note in notes)
-    row = {"name": folder.name, "date": _last_start(run)[:16].replace("T", " "), "target": target.get("name") or "–"}
+    row: dict[str, Any] = {"name": folder.name, "date": _last_start(run)[:16].replace("T", " ")}
     source = f"{prompts.get('dataset') or prompts.get('source') or '–'} {prompts.get('count') or ''}".strip()
-    row |= {"prompts": source, "methods": len(labels), "samples": samples, "of": of}
-    return row | {"finished": disturbed is not None and samples >= of, "disturbed": disturbed}
+    row |= {"target": target.get("name") or "–", "prompts": source, "methods": len(labels), "samples": samples}
+    return row | {"of": of, "finished": disturbed is not None and samples >= of, "disturbed": disturbed}
