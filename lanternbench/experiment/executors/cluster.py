@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,14 +18,6 @@ NEW_NODE = 180.0  # seconds without any node that could hold a worker
 PATIENCE = 5.0  # seconds in which a cluster should answer, and its devices become free
 CONTINUES = "the same command continues"
 STORE = 2**28  # bytes for results on their way, in a cluster that this process starts
-
-
-class WorkerPlan(NamedTuple):
-    """How many workers on which device; ``threads`` of each."""
-
-    device: str
-    workers: int
-    threads: int
 
 
 class Connection:
@@ -134,8 +126,8 @@ def no_cluster(address: str | None, reason: str) -> UserError:
     return UserError(f"{what} ({first}): give HOST:PORT of a running one, or --executor local")
 
 
-def divide(device: str, workers: int | None, threads: int | None) -> WorkerPlan:
-    """The free devices as workers: one per GPU or ``threads`` CPUs, or so many.  Raises UserError if too few."""
+def divide(device: str, workers: int | None, threads: int | None) -> tuple[str, int, int]:
+    """(device, workers, threads of each): one per GPU or ``threads`` CPUs, or so many.  Raises UserError if too few."""
     if device not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {device}: which GPU is Ray's choice; use auto, cpu or cuda")
     total = ray().cluster_resources()
@@ -144,13 +136,13 @@ def divide(device: str, workers: int | None, threads: int | None) -> WorkerPlan:
     kind, have = ("GPU", gpus) if device == "cuda" else ("CPU", cpus)
     threads = threads or max(1, cpus // max(1, workers or have))
     each = 1 if kind == "GPU" else threads
-    wanted, deadline = workers or max(1, have // each), time.monotonic() + PATIENCE
-    while (free := int(ray().available_resources().get(kind, 0)) // each) < wanted <= have // each:
+    count, deadline = workers or max(1, have // each), time.monotonic() + PATIENCE
+    while (free := int(ray().available_resources().get(kind, 0)) // each) < count <= have // each:
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
     if not free or (workers and free < workers):
-        text = f"{wanted} worker(s) with {each} {kind}(s) each are more than the cluster has free"
+        text = f"{count} worker(s) with {each} {kind}(s) each are more than the cluster has free"
         text += f" ({free * each} of its {have} {kind}s)"
         raise UserError(f"{text}: wait, or give other --workers, --threads or --device")
-    return WorkerPlan(device, min(wanted, free), threads)
+    return device, min(count, free), threads
