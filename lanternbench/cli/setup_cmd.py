@@ -17,6 +17,7 @@ from lanternbench.utils.device import choose
 
 if TYPE_CHECKING:
     from lanternbench.models.entries import Entry
+    from lanternbench.utils.download import Remote
 
 _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
@@ -41,41 +42,33 @@ def fetch(
 
     for name in names:
         remotes = plain_files(name)
-        if remotes is None or name in catalogue():
-            _target(entry(name), dry_run, verify)
-            continue
-        if not remotes:
-            _nothing(name)
-        for remote in remotes:
-            if remote.path.is_file() and not dry_run:
+        row = entry(name) if remotes is None or name in catalogue() else None
+        if row and row.files:
+            _target(row, dry_run, verify)
+        elif row or not remotes:
+            _CONSOLE.print(f"{name} comes with the package: there is nothing to fetch")
+        for remote in () if row else remotes or ():
+            present = remote.path.is_file()
+            if present and not dry_run:
                 checked(remote.path, remote.sha256, again=verify)
-            if dry_run or remote.path.is_file():
-                state = "here: " if remote.path.is_file() else f"{size_of(remote)}, {remote.url} -> "
-                _CONSOLE.print(f"{remote.title}: {state}{remote.path}")
-            else:
+            elif not present and not dry_run:
                 _download(remote)
+            size = f"{size_of(remote)}, {remote.url} -> " if dry_run and not present else ""
+            _CONSOLE.print(f"{remote.title}: {'here: ' if present else size}{remote.path}")
 
 
-def _nothing(name: str) -> None:
-    _CONSOLE.print(f"{name} comes with the package: there is nothing to fetch")
-
-
-def _download(remote) -> None:
+def _download(remote: Remote) -> None:
     from lanternbench.utils.download import download
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(remote.path.name, total=None)
         download(remote, lambda done, of: bar.update(task, completed=done, total=of))
-    _CONSOLE.print(f"{remote.title}: {remote.path}")
 
 
 def _target(row: Entry, dry_run: bool, verify: bool) -> None:
     from lanternbench.experiment import fetching
 
-    if not row.files:
-        _nothing(row.name)
-        return
     try:
         files = fetching.plan(row)
     except UserError as error:

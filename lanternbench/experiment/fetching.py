@@ -84,7 +84,11 @@ def fetch(entry: Entry, files: list[File], log: Callable[[str], None] = print, v
     a lost network, another process that fetches the same, and a file that is not what the hub says.
     """
     folder = entry.folder
-    check_space(folder, sum(f.size for f in files if not f.has_size(folder)))
+    needed = sum(f.size for f in files if not f.has_size(folder))
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if needed > (free := shutil.disk_usage(existing).free):
+        text = f"{needed / 1e9:.1f} GB are needed in {folder} but {free / 1e9:.1f} GB are free: make room"
+        raise UserError(f"{text}, or {HOME} to a folder on another disk")
     with ExitStack() as locks:
         if not all(f.is_whole(folder) for f in files):
             with file_errors(str(folder)):
@@ -115,15 +119,6 @@ def _fetch_one(folder: Path, file: File) -> None:
         (place / file.name).unlink(missing_ok=True)
         raise UserError(f"{file.name} arrived damaged and was removed: run the same command again")
     remember(place / file.name, sha256)
-
-
-def check_space(folder: Path, needed: int) -> None:
-    """Raises UserError when the disk cannot take ``needed`` bytes."""
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    free = shutil.disk_usage(existing).free
-    if needed > free:
-        text = f"{needed / 1e9:.1f} GB are needed in {folder} but {free / 1e9:.1f} GB are free: make room"
-        raise UserError(f"{text}, or {HOME} to a folder on another disk")
 
 
 @contextmanager

@@ -78,9 +78,7 @@ def read(path: Path) -> list[Entry]:
         raise UserError(f"{path} is nothing to import: give {LAYOUTS}.")
     try:
         entries = kinds[path.suffix](path)
-    except KeyError as error:
-        raise UserError(f"{path} cannot be imported (it has no '{error.args[0]}'): give {LAYOUTS}.") from None
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, EOFError, MemoryError, zipfile.BadZipFile, SafetensorError) as error:
         why = reason(error).partition("\n")[0]
         raise UserError(f"{path} cannot be imported ({why}): give {LAYOUTS}.") from None
     if not entries:
@@ -134,7 +132,7 @@ def arrays(columns: Mapping[str, Any]) -> list[Entry]:
     tokens, images = columns.get("tokens"), columns.get("images", columns.get("arr_0"))
     whole = images if tokens is None else tokens
     if whole is None:
-        raise KeyError("tokens")
+        raise ValueError("it has no 'tokens'")
     if tokens is not None and (tokens.dtype.kind not in "iu" or tokens.ndim < 2):
         raise ValueError(f"tokens are {tokens.dtype}{list(tokens.shape)}, and not whole numbers [images, tokens]")
     if tokens is None and (images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3):

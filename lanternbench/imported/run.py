@@ -99,7 +99,13 @@ def import_run(
     items = matched(entries, prompts, config.seed)
     worker = Worker(config, device)
     check_tokens(entries, worker.target)
-    with _opened(out, config, items, prompts, worker, fresh) as folder:
+    unique = {item.prompt.id: item.prompt for item in items}
+    source, dataset = (prompts.source, prompts.dataset) if prompts else (IMPORTED, IMPORTED)
+    chosen = PromptSet(tuple(unique.values()), source, dataset, config.seed)
+    repeats = max(item.seed for item in items) + 1 - config.seed
+    config = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)})
+    baseline = config.methods()[: int(config.baseline)]
+    with open_run(out, config, worker.facts(), chosen, baseline, fresh) as folder:
         method = _declare(folder, f"{label} ({IMPORTED})", config_hash({"entries": [_plain(e) for e in entries]}))
         base, done, outside = config.methods()[0].key, folder.done(), 0
         alone = [item for item in items if config.baseline and item.key(base) not in done]
@@ -124,18 +130,6 @@ def import_run(
             summary.notes.append(Note("warning", LOG_PROB, text))
         folder.finish(summary)
         return folder.path
-
-
-def _opened(
-    out: Path, config: Sweep, items: Sequence[Matched], prompts: PromptSet | None, worker: Worker, fresh: bool
-) -> RunFolder:
-    """The run folder of these prompts and settings, new or as it is."""
-    unique = {item.prompt.id: item.prompt for item in items}
-    source, dataset = (prompts.source, prompts.dataset) if prompts else (IMPORTED, IMPORTED)
-    chosen = PromptSet(tuple(unique.values()), source, dataset, config.seed)
-    repeats = max(item.seed for item in items) + 1 - config.seed
-    config = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)})
-    return open_run(out, config, worker.facts(), chosen, config.methods()[: int(config.baseline)], fresh)
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
