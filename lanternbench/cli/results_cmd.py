@@ -61,8 +61,7 @@ def report(
     from lanternbench.report.write import report as write
 
     folders = store.find(results, runs or [])
-    view = View(tuple(options.listed(methods or "")), tuple(options.listed(columns or "")),
-                read_names(names) if names else {})  # fmt: skip
+    view = View(tuple(options.listed(methods)), tuple(options.listed(columns)), read_names(names) if names else {})
     form = options.listed(formats) if formats is not None else None
     files = write(folders, out, published, form, budget, view, grid_prompts if grid else 0)
     loaded = view.of(load_runs(folders))
