@@ -20,7 +20,7 @@ from lanternbench.errors import UserError
 NAMES = (  # FILE.function
     "run.run machine.tune run.sweep listing.runs results.compare results.report results.score listing.methods "
     "listing.metrics listing.targets listing.prompts setup.fetch setup.doctor study.profile machine.predict "
-    "study.codebook verify.verify run.import_ suite.suite suite.submit suite.leaderboard"
+    "study.codebook study.verify run.import_ suite.suite suite.submit suite.leaderboard"
 )
 
 
