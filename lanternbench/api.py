@@ -33,10 +33,7 @@ class Stats(Generation):
 
 @dataclass(frozen=True)
 class Result:
-    """``tokens`` [L], the ``image``, and ``stats``: what it took.  A notebook shows image and statistics.
-
-    The image is None where the target has no image tokeniser.
-    """
+    """``tokens`` [L], the ``image`` (None without an image tokeniser) and ``stats``; a notebook shows the last two."""
 
     tokens: Tensor
     image: Image.Image | None

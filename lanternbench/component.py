@@ -93,9 +93,8 @@ class Component(BaseModel):
     def resolve(self, defaults: Mapping[str, Any]) -> Self:
         """This component with every option set; ``defaults``: the target's options."""
         unset = {name: extra for name, extra in self._extras() if getattr(self, name) is None}
-        return self.model_copy(
-            update={name: defaults.get(extra["target_key"] or name, extra["unset"]) for name, extra in unset.items()}
-        )
+        values = {name: defaults.get(extra["target_key"] or name, extra["unset"]) for name, extra in unset.items()}
+        return self.model_copy(update=values)
 
     def small(self) -> Self:
         """This component with sizes that can be enumerated (see ``option``); what is no larger stays."""

@@ -34,10 +34,7 @@ Component = TypeVar("Component")
 
 
 def register(kind: str, name: str) -> Callable[[Component], Component]:
-    """Decorator: make a component known as ``name`` among those of its kind.
-
-    Raises UserError for an unknown kind and for a name that is taken: a plug-in replaces nothing silently.
-    """
+    """Decorator: make a component known as ``name``.  Raises UserError for an unknown kind and for a taken name."""
     if kind not in _components:
         raise UserError(f"there are no components of kind '{kind}': use one of {', '.join(_components)}")
 
@@ -70,17 +67,12 @@ def _load_plugin(point: EntryPoint) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plug-in that calls sys.exit must not end the command
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(
-            f"the plug-in '{point.name}' ({point.value}) cannot be loaded ({reason}): fix or uninstall it"
-        ) from error
+        text = f"the plug-in '{point.name}' ({point.value}) cannot be loaded ({type(error).__name__}: {error})"
+        raise UserError(f"{text}: fix or uninstall it") from error
 
 
 def load_plugins(kind: str = "", name: str = "") -> None:
-    """Import every plug-in, or one after the other until a component ``name`` is there, the one so called first.
-
-    Raises UserError naming the one that cannot be imported.
-    """
+    """Import every plug-in; for a component ``name`` one by one, the one so called first.  Raises UserError."""
     for point in sorted(plugins(), key=lambda point: point.name != name):
         if not kind or name not in _components[kind]:
             _load_plugin(point)
@@ -109,27 +101,22 @@ def plugin_errors(*parts: Any) -> Iterator[None]:
 
 
 class Components(Mapping[str, Any]):
-    """The components of a kind by name, built-in ones first: listing names imports no component of ours.
-
-    Plug-ins are imported when names are listed, or when a name is none of ours.
-    """
+    """The components of a kind by name, ours first; plug-ins are imported for a name not ours and for a list."""
 
     def __init__(self, kind: str):
         self.kind, self._modules = kind, _modules(kind)
 
     def __getitem__(self, name: str) -> Any:
-        known = _components[self.kind]
-        if name not in known and name in self._modules:
+        if name in self._modules and name not in _components[self.kind]:
             import_module(self._modules[name])
-        elif name not in known:
+        elif name not in self._modules:
             load_plugins(self.kind, name)
-        return known[name]
+        return _components[self.kind][name]
 
     def __contains__(self, name: object) -> bool:
-        if name in self._modules or name in _components[self.kind]:
-            return True
-        load_plugins(self.kind, str(name))
-        return name in _components[self.kind]
+        if name not in self._modules:
+            load_plugins(self.kind, str(name))  # which loads none where it is there
+        return name in self._modules or name in _components[self.kind]
 
     def __iter__(self) -> Iterator[str]:
         load_plugins()

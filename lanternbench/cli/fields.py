@@ -24,13 +24,7 @@ _CHOICES = {
     "residual": "What is sampled after a rejection",
     "order": "Order of the tokens",
 }
-
-
-class Group(NamedTuple):
-    """Options that a command gets as one argument: ``collect`` makes it of their values by name."""
-
-    parameters: list[inspect.Parameter]
-    collect: Callable[[dict[str, Any]], Any]
+Group = tuple[list[inspect.Parameter], Callable[[dict[str, Any]], Any]]  # options, and what makes one argument of them
 
 
 class Takes(NamedTuple):
@@ -50,7 +44,7 @@ class Takes(NamedTuple):
         names = self.names.split()
         if kind not in (dict, Any):
             hints = get_type_hints(kind, include_extras=True)
-            return Group([_keyword(n, hints[n], kind._field_defaults[n]) for n in names], lambda values: kind(**values))
+            return [_keyword(n, hints[n], kind._field_defaults[n]) for n in names], lambda values: kind(**values)
         fields = {name: resolve_name(self.model).model_fields[name] for name in names}
 
         def collect(values: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +52,7 @@ class Takes(NamedTuple):
             return {n: listed(v) if fields[n].annotation == list[str] else v for n, v in chosen.items()}
 
         parameters = [_setting(name, field, self.defaults) for name, field in fields.items()]
-        return Group(parameters, collect if kind is dict else lambda values: checked(Decoding, collect(values)))
+        return parameters, collect if kind is dict else lambda values: checked(Decoding, collect(values))
 
 
 class TakesMethodOptions:
@@ -73,20 +67,19 @@ class TakesMethodOptions:
         parameters = [_keyword("option", Annotated[list[str] | None, further])]
         for kind, what in _CHOICES.items():
             names = ", ".join(name for name in components(kind) if not name.endswith("-reference"))
-            parameters.append(_parameter(_PREFIX + kind, [f"--{kind}"], str, f"{what}: {names}.", panel=PANEL))
+            parameters.append(_parameter(_PREFIX + kind, [f"--{kind}"], [], f"{what}: {names}.", panel=PANEL))
         for name, same in fields.items():
-            text = "; ".join(dict.fromkeys(field.description or name for field in same))
-            text, flags = f"{text[0].upper()}{text[1:]}.", [f"--{same[0].alias or name}"]
-            parameters.append(_parameter(_PREFIX + name, flags, _plain(same[0]), text, _choices_of(same), panel=PANEL))
+            text, flags = "; ".join(dict.fromkeys(f.description or name for f in same)), [f"--{same[0].alias or name}"]
+            parameters.append(_parameter(_PREFIX + name, flags, same, f"{text[0].upper()}{text[1:]}.", panel=PANEL))
 
         def collect(values: dict[str, Any]) -> dict[str, Any]:
             options = pairs(values.pop("option") or [])
             for name, value in ((n.removeprefix(_PREFIX), v) for n, v in values.items() if v is not None):
-                is_text = name in fields and _plain(fields[name][0]) is str and not _choices_of(fields[name])
+                is_text = name in fields and _plain(fields[name]) == (str, [])
                 options[name] = _parsed(f"--{name.replace('_', '-')}", value) if is_text else value
             return options
 
-        return Group(parameters, collect)
+        return parameters, collect
 
 
 MethodOptions = Annotated[dict[str, Any], TakesMethodOptions()]
@@ -99,21 +92,18 @@ def marked(command: Callable[..., None], mark: Any = (Takes, TakesMethodOptions)
 
 
 def complete(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with the options that its marked arguments stand for.
-
-    It imports what has their fields, torch too, so it is called when the command is.
-    """
+    """``command`` with the options of its marked arguments; called late, as it imports what has their fields."""
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, Group] = {}
     for name, hint in marked(command).items():
         groups[name] = hint.__metadata__[0].group(get_origin(hint.__origin__) or hint.__origin__)
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        parameters += groups[name].parameters if name in groups else [parameter.replace(kind=parameter.KEYWORD_ONLY)]
+        parameters += groups[name][0] if name in groups else [parameter.replace(kind=parameter.KEYWORD_ONLY)]
 
     def run(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group.collect({p.name: values.pop(p.name) for p in group.parameters})
+        for name, (options, collect) in groups.items():
+            values[name] = collect({option.name: values.pop(option.name) for option in options})
         command(**values)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -124,20 +114,21 @@ def complete(command: Callable[..., None]) -> Callable[..., None]:
 
 def _setting(name: str, field: FieldInfo, defaults: bool) -> inspect.Parameter:
     """The option of a model's field; one whose description says what the default is shows none beside it."""
-    text, kind = field.description or "", bool if field.annotation is bool else _plain(field)
-    default = ",".join(field.default) if isinstance(field.default, list) else field.default
+    text, default = field.description or "", field.default
     flags = [f"--{name}/--no-{name}" if default is True else f"--{name}"] + ["-n"] * (name == "num_prompts")
-    usual = default if kind is bool or (defaults and "default" not in text.lower()) else None
-    return _parameter(name, flags, kind, text, _choices_of([field]), usual)
+    usual = ",".join(default) if isinstance(default, list) else default
+    has_default = field.annotation is bool or (defaults and "default" not in text.lower())
+    return _parameter(name, flags, [field], text, usual if has_default else None)
 
 
 def _parameter(
-    name: str, flags: list[str], kind: type, text: str, choices: Sequence[str] = (), default: Any = None,
-    panel: str | None = None,
-) -> inspect.Parameter:  # fmt: skip
-    option = typer.Option(
-        *(flag.replace("_", "-") for flag in flags), help=text, metavar="|".join(choices) or None, rich_help_panel=panel
-    )
+    name: str, flags: list[str], fields: list[FieldInfo], text: str, default: Any = None, panel: str | None = None
+) -> inspect.Parameter:
+    """The option of fields of one name over all components, or of text where there are none."""
+    kind, choices = _plain(fields) if fields else (str, [])
+    kind = bool if isinstance(default, bool) else kind
+    names = [flag.replace("_", "-") for flag in flags]
+    option = typer.Option(*names, help=text, metavar="|".join(choices) or None, rich_help_panel=panel)
     return _keyword(name, Annotated[kind | None, option], default)
 
 
@@ -145,22 +136,18 @@ def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Paramet
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _parts(field: FieldInfo) -> list[Any]:
-    """The types of a field's values but None."""
-    union = get_origin(field.annotation) in (Union, UnionType)
-    return [part for part in (get_args(field.annotation) if union else (field.annotation,)) if part is not NoneType]
-
-
-def _plain(field: FieldInfo) -> type:
-    """What the command line reads: a number, or text."""
-    parts = _parts(field)
-    return str if list[float] in parts else next((kind for kind in (int, float) if kind in parts), str)
-
-
-def _choices_of(fields: list[FieldInfo]) -> list[str]:
-    """The values of an option that takes one of a few, over all components."""
-    each = [parts[0] for parts in map(_parts, fields) if len(parts) == 1 and get_origin(parts[0]) is Literal]
-    return list(dict.fromkeys(str(value) for literal in each for value in get_args(literal)))
+def _plain(fields: list[FieldInfo]) -> tuple[type, list[str]]:
+    """What the command line reads, a number or text; and the values of an option that takes one of a few."""
+    each: list[list[Any]] = []  # the types of each field's values but None
+    for field in fields:
+        union = get_origin(field.annotation) in (Union, UnionType)
+        parts = get_args(field.annotation) if union else (field.annotation,)
+        each.append([part for part in parts if part is not NoneType])
+    first = each[0]
+    number = next((kind for kind in (int, float) if kind in first), str)
+    few = [parts[0] for parts in each if len(parts) == 1 and get_origin(parts[0]) is Literal]
+    choices = dict.fromkeys(str(value) for literal in few for value in get_args(literal))
+    return str if list[float] in first else number, list(choices)
 
 
 def _parsed(what: str, text: str) -> Any:
@@ -210,10 +197,7 @@ def specs(names: list[str], options: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def check_names(args: Sequence[str], positional: bool = False) -> None:
-    """Raises UserError for an unknown method or target among a command's arguments, before torch is imported.
-
-    ``positional``: do arguments before the first option name methods?
-    """
+    """Raises UserError for unknown targets and methods, ``positional`` ones too, before torch is imported."""
     from lanternbench.methods import preset_file
     from lanternbench.methods.method import preset
     from lanternbench.models.entries import check_target

@@ -11,15 +11,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
 from lanternbench.cli import options
 from lanternbench.cli.fields import Takes
-from lanternbench.cli.output import PAGE, print_json, print_notes, print_page, print_rows
+from lanternbench.cli.output import PAGE, print_json, print_notes, print_page, print_rows, table_of
 from lanternbench.errors import UserError
 from lanternbench.methods import defaults
 from lanternbench.methods.method import Method, fields_of, flag, named, preset, symbol
@@ -60,15 +58,16 @@ def methods(
         else:
             _method_page(name, chosen, method, target)
         return
+    presets = components("preset").items()
+    if as_json:
+        print_json([_method_row(title, listed, named(title)) for title, listed in presets])
+        return
     rows: list[dict[str, Any]] = []
-    for title, listed in components("preset").items():
-        if as_json:
-            rows.append(_method_row(title, listed, named(title)))
-            continue
+    for title, listed in presets:
         lossless = named(title).lossless if listed.lossless is None else listed.lossless
         number = listed.paper.rpartition(" ")[2] or "–"  # in arXiv
         rows.append({"method": title, **listed.choices._asdict(), "lossless": lossless, "paper": number})
-    print_rows(rows, as_json, "method proposal tree acceptance residual order lossless paper")
+    print_rows(rows, False, "method proposal tree acceptance residual order lossless paper")
 
 
 def _method_row(name: str, preset: Preset, method: Method) -> dict[str, Any]:
@@ -77,10 +76,7 @@ def _method_row(name: str, preset: Preset, method: Method) -> dict[str, Any]:
 
 
 def option_rows(method: Method, preset: Preset, target: str | None = None) -> list[dict[str, str]]:
-    """Each option that a method reads: flag, symbol in labels, default, the default's source, bounds, meaning.
-
-    With a target: the default for that target, and its published source if any.
-    """
+    """Each option that a method reads: flag, symbol, default (on ``target``), the default's source, bounds, meaning."""
     of_target = family(entry(target).family).options(entry(target)) if target else {}
     fields, rows = fields_of(method.parts), []
     for name, value in (method.resolve(of_target) if target else method).read.items():
@@ -89,13 +85,14 @@ def option_rows(method: Method, preset: Preset, target: str | None = None) -> li
         choices = get_args(fields[name].annotation) if get_origin(fields[name].annotation) is Literal else ()
         meaning = fields[name].description or ""
         open_ = fields[name].default is None and name not in preset.options
-        default = "–" if value is None or (open_ and not value) else _text(value)  # an option without a value is off
+        text = f"{value[0]} to {value[1]}" if isinstance(value, tuple) else str(value)
+        default = "–" if value is None or (open_ and not value) else text  # an option without a value is off
         if open_ and default == "–":
             source = "target" if "the target's" in meaning and not target else "–"
         else:
             source = "preset" if name in preset.options else "target" if open_ and of_target else "component"
         stated = defaults.default_of(method.preset, preset.choices, flag(name), target) if target else None
-        if stated and stated.says(default):
+        if stated and stated.equals(default):
             default, source = stated.default.strip("`"), stated.source.replace("`", "")
         row = {"option": f"--{flag(name).replace('_', '-')}", "symbol": symbol(fields, name)}
         row |= {"default": default, "source": source}
@@ -103,25 +100,18 @@ def option_rows(method: Method, preset: Preset, target: str | None = None) -> li
     return rows
 
 
-def _text(value: Any) -> str:
-    return f"{value[0]} to {value[1]}" if isinstance(value, tuple) else str(value)
-
-
 def _method_page(name: str, preset: Preset, method: Method, target: str | None) -> None:
-    console = Console(width=PAGE, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for title in ("option", "symbol", "default", "source" if target else "of the", "bounds", "meaning"):
-        table.add_column(title, overflow="fold", no_wrap=title == "option", max_width=WIDEST.get(title))
-    rows = option_rows(method, preset, target)
+    console, rows = Console(width=PAGE, highlight=False), option_rows(method, preset, target)
+    titles = ("option", "symbol", "default", "source" if target else "of the", "bounds", "meaning")
     for row in rows:
-        cells = row | {"symbol": "" if row["symbol"] == row["option"][2:].replace("-", "_") else row["symbol"]}
-        table.add_row(*map(Text, cells.values()))
+        row |= {"symbol": ""} if row["symbol"] == row["option"][2:].replace("-", "_") else {}
     lossless = "lossless" if method.lossless else "not lossless"
     console.print(Text(f"{name}: {lossless}; {preset.paper or 'no paper'}"))
     console.print(Text(", ".join(f"{kind} {choice}" for kind, choice in preset.choices._asdict().items())))
     if target:
         console.print(Text(f"defaults on {target}, whose own are on `lanternbench targets {target}`:"))
-    console.print(table)
+    style: Any = {"pad_edge": False, "collapse_padding": True}
+    console.print(table_of(titles, (row.values() for row in rows), titles, titles[:1], WIDEST, **style))
     first = next((row for row in rows if row["default"] != "–" and row["option"] != "--variant"), None)
     extra = f" {first['option']} {first['default']}" if first else ""
     console.print(Text(f"Example: lanternbench run --method {name}{extra}"))
@@ -208,15 +198,9 @@ def targets(
 def _target_row(row: Entry) -> dict[str, Any]:
     absent = missing(row)
     state = "yes" if not absent else "no" if len(absent) == len(row.files) else f"lacks {', '.join(absent)}"
-    return {
-        "target": row.name,
-        "family": row.family,
-        "here": state,
-        "size": f"{row.gigabytes:g} GB" if row.files else "in the package",
-        "grid": " + ".join(map(written, row.all_grids)) or "–",
-        "licence": row.licence,
-        "about": row.about,
-    }
+    size = f"{row.gigabytes:g} GB" if row.files else "in the package"
+    about = {"target": row.name, "family": row.family, "here": state, "size": size}
+    return about | {"grid": " + ".join(map(written, row.all_grids)) or "–", "licence": row.licence, "about": row.about}
 
 
 def _target_page(target: Entry) -> dict[str, str]:
@@ -229,9 +213,8 @@ def _target_page(target: Entry) -> dict[str, str]:
         for role, source in target.files.items()
     ]
     get = f"lanternbench fetch {target.name}, {target.gigabytes:g} GB; with --dry-run it lists each file's size"
-    drafters = (
-        [kind for kind in DRAFTERS if kind in target.files and kind != "model"] if target.files else list(EMBEDDED)
-    )
+    published_kinds = [kind for kind in DRAFTERS if kind in target.files and kind != "model"]
+    drafters = published_kinds if target.files else list(EMBEDDED)
     works, more, never = _methods(drafters)
     trees = [
         f"{row.method} {row.option} {row.default.strip('`')}"

@@ -18,9 +18,9 @@ from lanternbench.cli.fields import TakesMethodOptions, check_names, complete, m
 from lanternbench.errors import UserError
 
 NAMES = (  # FILE.function
-    "run.run tune.tune run.sweep listing.runs report.compare report.report score.score listing.methods listing.metrics "
-    "listing.targets listing.prompts fetch.fetch doctor.doctor profile.profile predict.predict codebook.codebook "
-    "verify.verify run.import_ suite.suite suite.submit suite.leaderboard"
+    "run.run machine.tune run.sweep listing.runs results.compare results.report results.score listing.methods "
+    "listing.metrics listing.targets listing.prompts setup.fetch setup.doctor study.profile machine.predict "
+    "study.codebook study.verify run.import_ suite.suite suite.submit suite.leaderboard"
 )
 
 
@@ -44,8 +44,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(asked: bool) -> None:
+    if asked:
         print(f"lanternbench {__version__}")
         raise typer.Exit
 

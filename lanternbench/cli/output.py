@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,17 +74,41 @@ def print_notes(notes: Iterable[Any], console: Console | None = None, bullet: st
         console.print(text, style="dim" if bullet else None, highlight=False, markup=False, soft_wrap=True)
 
 
+def table_of(
+    titles: Sequence[str],
+    rows: Iterable[Iterable[Any]],
+    left: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    widths: Mapping[str, int] = {},
+    **style: Any,
+) -> Table:
+    """A table of texts; columns titled ``left`` are left-aligned, ``whole`` ones do not wrap, ``widths``: at most."""
+    table = Table(box=box.SIMPLE_HEAD, **style)
+    for title in titles:
+        justify: Any = "left" if title in left else "right"
+        table.add_column(
+            Text(title), justify=justify, overflow="fold", no_wrap=title in whole, max_width=widths.get(title)
+        )
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else _cell(cell) for cell in row))
+    return table
+
+
+def print_cells(
+    titles: Sequence[str], rows: Iterable[Iterable[Any]], left: Sequence[str] = ("method",), **style: Any
+) -> None:
+    """Print a ``table_of`` these cells."""
+    stdout().print(table_of(titles, rows, left, **style))
+
+
 def print_rows(rows: list[dict[str, Any]], as_json: bool, columns: str) -> None:
     """Rows as JSON, or as a table of these columns."""
     if as_json:
         print_json(rows)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for i, name in enumerate(columns.split()):
-        table.add_column(name, overflow="fold", no_wrap=i == 0)
-    for row in rows:
-        table.add_row(*(_cell(row[name]) for name in columns.split()))
-    stdout().print(table)
+    names = columns.split()
+    cells = ([row[name] for name in names] for row in rows)
+    print_cells(names, cells, names, whole=names[:1], pad_edge=False, collapse_padding=True)
 
 
 def print_page(title: str, about: dict[str, str]) -> None:
@@ -97,29 +121,6 @@ def print_page(title: str, about: dict[str, str]) -> None:
     console = Console(width=PAGE, highlight=False)
     console.print(Text(one_line(title)))
     console.print(table)
-
-
-def table_of(
-    titles: Sequence[str],
-    rows: Iterable[Iterable[Any]],
-    left: Sequence[str] = (),
-    overflow: Any = "fold",
-    **style: Any,
-) -> Table:
-    """A table of texts, right-aligned except for the columns titled ``left``."""
-    table = Table(box=box.SIMPLE_HEAD, **style)
-    for title in titles:
-        table.add_column(Text(title), justify="left" if title in left else "right", overflow=overflow)
-    for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    return table
-
-
-def print_cells(
-    titles: Sequence[str], rows: Iterable[Iterable[Any]], left: Sequence[str] = ("method",), **style: Any
-) -> None:
-    """Print a ``table_of`` these cells."""
-    stdout().print(table_of(titles, rows, left, **style))
 
 
 def _cell(value: Any) -> Text:

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from lanternbench.measure.summaries import Summary
 
 NOTES = 3  # lines of them after a run
+MODEL = "target drafter dtype compile random_weights simulate_acceptance"
+RUN = f"{MODEL} prompts num_prompts caption seed repeats temperature top_k top_p guidance batch metrics baseline name"
+WORKERS = "With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."
+BUDGET = "Leave out the last methods that do not fit in it, and begin no further prompt after it."
+PRESETS = "A preset: see `lanternbench methods`; or a file that `tune` wrote; may be given repeatedly."
+SWEEP = f"prompts num_prompts seed repeats temperature batch {MODEL} until_told_apart name"
 
 
 class Execution(NamedTuple):
@@ -30,41 +36,18 @@ class Execution(NamedTuple):
     executor: Annotated[
         str, Option(help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs.")
     ] = "local"
-    workers: Annotated[
-        int | None,
-        Option(min=1, help="With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."),
-    ] = None
+    workers: Annotated[int | None, Option(min=1, help=WORKERS)] = None
     ray_address: Annotated[
         str | None, Option(help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep).")
     ] = None
-    time_budget: Annotated[
-        float | None,
-        Option(
-            metavar="MINUTES",
-            min=0,
-            help="Leave out the last methods that do not fit in it, and begin no further prompt after it.",
-        ),
-    ] = None
+    time_budget: Annotated[float | None, Option(metavar="MINUTES", min=0, help=BUDGET)] = None
     out: options.Out = Path("results")
     fresh: options.Fresh = False
 
 
 def run(
-    methods: Annotated[
-        list[str],
-        Option(
-            "--method",
-            "-m",
-            help="A preset: see `lanternbench methods`; or a file that `tune` wrote; may be given repeatedly.",
-        ),
-    ],
-    settings: Annotated[
-        dict[str, Any],
-        Takes(
-            "target drafter dtype compile random_weights simulate_acceptance prompts num_prompts caption seed repeats "
-            "temperature top_k top_p guidance batch metrics baseline name"
-        ),
-    ],
+    methods: Annotated[list[str], Option("--method", "-m", help=PRESETS)],
+    settings: Annotated[dict[str, Any], Takes(RUN)],
     where: Annotated[Execution, Takes("device threads out fresh")],
     method_options: MethodOptions,
     as_json: options.AsJson = False,
@@ -93,14 +76,7 @@ def _name(methods: list[str], target: str, prompts: str) -> str:
 
 def sweep(
     file: Annotated[Path, Argument(metavar="CONFIG.yaml", help="A sweep file such as configs/demo.yaml.")],
-    settings: Annotated[
-        dict[str, Any],
-        Takes(
-            "prompts num_prompts seed repeats temperature batch target drafter dtype compile random_weights "
-            "simulate_acceptance until_told_apart name",
-            defaults=False,  # those of the file
-        ),
-    ],
+    settings: Annotated[dict[str, Any], Takes(SWEEP, defaults=False)],  # the defaults are the file's
     where: Annotated[Execution, Takes("device threads executor workers ray_address time_budget out fresh")],
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
@@ -177,7 +153,7 @@ def execute(config: Sweep, where: Execution) -> tuple[Path, Summary]:
     from lanternbench.experiment import runner as sweeps
     from lanternbench.experiment.executors import executor
 
-    made_by = executor(where.executor, where.workers, where.threads, where.ray_address)
+    workers = executor(where.executor, where.workers, where.threads, where.ray_address)
     local, minutes = where.executor == "local", where.time_budget
     device = choose(where.device, where.threads) if local else where.device  # of a cluster its workers know
     done, of = 0, 0
@@ -189,10 +165,9 @@ def execute(config: Sweep, where: Execution) -> tuple[Path, Summary]:
             bars.show(*pieces)
 
         watch = sweeps.Callbacks(progress, bars.step, inf if minutes is None else 60 * minutes)
-        finished = sweeps.run(config, where.out, fresh=where.fresh, device=device, executor=made_by, watch=watch)
+        finished = sweeps.run(config, where.out, fresh=where.fresh, device=device, executor=workers, watch=watch)
     if done < of:
-        stopped = f"--time-budget {minutes:g}: {done} of {of} images are made; the same command goes on"
-        print_notes([stopped])
+        print_notes([f"--time-budget {minutes:g}: {done} of {of} images are made; the same command goes on"])
     return finished
 
 

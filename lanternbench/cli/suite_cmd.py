@@ -92,6 +92,5 @@ def leaderboard(
         print(folder / name)
     if refused:
         each = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in refused.items())
-        raise UserError(
-            f"{len(refused)} of {len(refused) + len(entries)} submissions are refused ({each}): remove them."
-        )
+        of = len(refused) + len(entries)
+        raise UserError(f"{len(refused)} of {of} submissions are refused ({each}): remove them.")

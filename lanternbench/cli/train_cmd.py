@@ -14,12 +14,12 @@ from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 
-Recipe = Literal["eagle-1", "eagle-3", "dflash"]
-
 
 def drafter(
     c: Annotated[Any, Takes("target prompts seed dtype")],
-    recipe: Annotated[Recipe, Option(help="The drafter's kind, and how it is trained.")] = "eagle-1",
+    recipe: Annotated[
+        Literal["eagle-1", "eagle-3", "dflash"], Option(help="The drafter's kind, and how it is trained.")
+    ] = "eagle-1",
     num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,
     steps: Annotated[int, Option(min=1, help="Optimiser steps.")] = 2000,
     batch: Annotated[int, Option(min=1, help="Images a step.")] = 4,
@@ -45,7 +45,6 @@ def drafter(
     Example: lanternbench train drafter --target anole-7b --prompts parti:PartiPrompts.tsv --out anole-eagle
     """
     import shlex
-    from dataclasses import replace
 
     import torch
     from rich.console import Console
@@ -56,8 +55,8 @@ def drafter(
     chosen = choose(device, threads)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     selected = sets.load(c.prompts, num_prompts or None, c.seed)
-    plan = Plan(c.target, selected, steps, batch, lr, c.seed, start, c.dtype, recipe)
-    plan = replace(plan, block=block, layers=layers, causal=causal)
+    network: Any = {"block": block, "layers": layers, "causal": causal}
+    plan = Plan(c.target, selected, steps, batch, lr, c.seed, start, c.dtype, recipe, **network)
     try:
         with display("loading the target", bars=False, each=False) as bars:
             trained = train(plan, chosen, work, out, log=console.print, progress=bars.show)
@@ -86,10 +85,8 @@ def tiny(
 
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / "tools/train_tiny").is_dir():
-        raise UserError(
-            "`train tiny` needs the folder tools/train_tiny, which an installed package lacks: run it in a checkout of "
-            f"lanternbench {__version__}'s source (`pip install --editable .`)"
-        )
+        text = "`train tiny` needs the folder tools/train_tiny, which an installed package lacks: run it in a checkout"
+        raise UserError(f"{text} of lanternbench {__version__}'s source (`pip install --editable .`)")
     sys.path.insert(0, str(checkout))
     from tools.train_tiny.world import train
 

@@ -20,6 +20,7 @@ from lanternbench.utils.limits import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERA
 FILED = ("eagle", "eagle-3", "dflash")  # kinds of drafter that a file or folder may hold
 MAX_METHODS = 1000  # of a grid
 MAX_SEED = 2**63 - 1
+Dtype = Literal["float32", "bfloat16"]
 Settings = TypeVar("Settings", bound=BaseModel)
 _NAMES = {"proposal", "tree", "acceptance", "residual", "order"}  # options whose value is a component's name
 
@@ -31,9 +32,7 @@ class Decoding(BaseModel):
 
     target: str = Field("tiny", description="A target of `lanternbench targets`, or a folder.")
     drafter: str | None = Field(None, description="A smaller target that drafts, or a file or folder with a drafter.")
-    dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="Of weights (default: by target and device)."
-    )
+    dtype: Dtype | None = Field(None, description="Of weights (default: by target and device).")
     compile: Literal["eager", "graphs"] | None = Field(None, description="graphs: CUDA graphs (default on a GPU).")
     random_weights: bool = Field(False, description="Full size without files: speed alone.")
     simulate_acceptance: float | list[float] | None = Field(
@@ -153,10 +152,8 @@ class Sweep(Decoding):
                 methods.setdefault(one.key, one)
         kinds = sorted({str(m.proposal.drafter_kind) for m in methods.values() if m.drafter == self.drafter})
         if self.drafter and len(kinds) > 1:
-            raise UserError(
-                f"'{self.drafter}' cannot be a drafter of kind {' and '.join(kinds)} at once: name it as `drafter` "
-                "of the methods that it is for"
-            )
+            text = f"'{self.drafter}' cannot be a drafter of kind {' and '.join(kinds)} at once"
+            raise UserError(f"{text}: name it as `drafter` of the methods that it is for")
         return list(methods.values())
 
     def _expanded(self, spec: dict[str, Any]) -> Iterator[Method]:
@@ -168,10 +165,11 @@ class Sweep(Decoding):
         if empty := [k for k, v in spec.items() if v == []]:
             raise UserError(f"option '{empty[0]}' of method '{spec['method']}' is an empty list: give a value")
         options = {k: v for k, v in spec.items() if k != "method"}
-        lists = [k for k, v in options.items() if isinstance(v, list) and not _is_whole(k, v)]
+        lists = [k for k, v in options.items() if isinstance(v, list)]  # several values, unless one value is a list
+        several = [k for k in lists if not takes_lists(k) or all(isinstance(x, str) for x in options[k])]
         kinds = () if not self.drafter else ("model",) if self.drafter.partition("=")[0] in catalogue() else FILED
-        for values in itertools.product(*(options[k] for k in lists)):
-            one = method(spec["method"], **options | dict(zip(lists, values, strict=True)))
+        for values in itertools.product(*(options[k] for k in several)):
+            one = method(spec["method"], **options | dict(zip(several, values, strict=True)))
             fits = one.proposal.drafter_kind in kinds and not one.drafter
             yield replace(one, drafter=self.drafter) if fits else one
 
@@ -182,28 +180,22 @@ class Sweep(Decoding):
         return self.model_dump(by_alias=True, exclude={"name"} | off, mode="json")
 
 
-def _is_whole(key: str, value: list) -> bool:
-    """Is a list the value of an option, rather than several values of it?"""
-    return takes_lists(key) and not all(isinstance(v, str) for v in value)
+def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
+    """Validated settings of a sweep, by default with as many prompts as tell every method apart from the baseline.
 
-
-def _enough_prompts(config: Sweep, is_set: bool) -> int:
-    """How many prompts tell every method apart from the baseline; with ``until_told_apart`` the most there may be."""
+    With ``until_told_apart`` these are the most.  Raises UserError as ``checked`` does.
+    """
+    config, is_set = checked(Sweep, values, where), "num_prompts" in values
+    if is_set and not config.until_told_apart:
+        return config
     methods = sum(m.label != BASELINE for m in config.methods())
     if not config.until_told_apart:
-        return prompts_needed(methods)
+        return config.model_copy(update={"num_prompts": prompts_needed(methods)})
     if config.batch > 1 or config.repeats > 1 or not (methods and config.baseline):
         raise UserError("--until-told-apart compares speeds with ar's, of one seed at batch 1: leave out what differs")
     most = look_sizes(methods)[-1]
-    return min(most, config.num_prompts or most) if is_set else most
-
-
-def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
-    """Validated settings of a sweep.  Raises UserError as ``checked`` does."""
-    config = checked(Sweep, values, where)
-    if "num_prompts" in values and not config.until_told_apart:
-        return config
-    return config.model_copy(update={"num_prompts": _enough_prompts(config, "num_prompts" in values)})
+    count = min(most, config.num_prompts or most) if is_set else most
+    return config.model_copy(update={"num_prompts": count})
 
 
 def checked(kind: type[Settings], values: dict[str, Any], where: str = "the command line") -> Settings:

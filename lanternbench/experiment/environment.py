@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from lanternbench import __version__
+
 _NVIDIA_SMI = {  # our name -> nvidia-smi's
     "driver": "driver_version",
     "sm_clock_mhz": "clocks.sm",
@@ -20,31 +22,21 @@ _NVIDIA_SMI = {  # our name -> nvidia-smi's
 
 
 def environment() -> dict[str, Any]:
-    """Versions and hardware in a fixed order: memory in GB, clocks in MHz; unknown values are None.
-
-    Never raises: a machine without git, GPU or /proc is described by what it has.
-    """
+    """Versions and hardware in a fixed order: GB, MHz, None for what a machine does not say.  Never raises."""
     return {
-        "lanternbench": _version("lanternbench"),
+        "lanternbench": __version__,
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": _version("transformers"),
+        "transformers": metadata.version("transformers"),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "memory_gb": _memory_gb(),
+        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
         "cuda": torch.version.cuda,
         "gpus": [_gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _output(*command: str) -> str | None:
@@ -70,12 +62,6 @@ def _cpu() -> str | None:
             if line.lower().startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine() or None
-
-
-def _memory_gb() -> float | None:
-    with suppress(AttributeError, ValueError, OSError):
-        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1)
-    return None
 
 
 def _gpu(index: int) -> dict[str, Any]:

@@ -36,13 +36,10 @@ class File(NamedTuple):
 
 
 def plain_files(name: str) -> list[Remote] | None:
-    """The files that a metric, one of its weights or a prompt set needs; None for a name that is none of these.
-
-    An empty list for the package's metrics and prompts.
-    """
-    source = components("prompts").get(name)
-    prompts = [source.official] if source and source.official else []
-    remotes = [Remote(name, p.url, cache_dir() / "prompts" / p.file, p.sha256, p.member, p.gigabytes) for p in prompts]
+    """The files of a metric, one of its weights or a prompt set: none for the package's, None for any other name."""
+    source, remotes = components("prompts").get(name), list[Remote]()
+    if source and (p := source.official):
+        remotes = [Remote(name, p.url, cache_dir() / "prompts" / p.file, p.sha256, p.member, p.gigabytes)]
     is_metric = name in names() or ":" in name
     metrics = scorers_for([name], "full") if is_metric else [*components("metric").values()]
     weights = dict.fromkeys(w for m in metrics for w in m.weights if w.url and (is_metric or w.name == name))
@@ -59,9 +56,8 @@ def plan(entry: Entry) -> list[File]:
         named = [file for file in listed if any(fnmatch.fnmatch(file.name, pattern) for pattern in source.files)]
         if not named:
             raise UserError(f"the repository {source.repo} no longer holds {', '.join(source.files)}: get it by hand")
-        for path in (Path(file.name) for file in named):
-            if path.is_absolute() or ".." in path.parts:
-                raise UserError(f"the repository {source.repo} names a file outside itself ({path}): do not use it")
+        if odd := [f.name for f in named if Path(f.name).is_absolute() or ".." in Path(f.name).parts]:
+            raise UserError(f"the repository {source.repo} names a file outside itself ({odd[0]}): do not use it")
         files += named
     return files
 
@@ -88,7 +84,11 @@ def fetch(entry: Entry, files: list[File], log: Callable[[str], None] = print, v
     a lost network, another process that fetches the same, and a file that is not what the hub says.
     """
     folder = entry.folder
-    check_space(folder, sum(f.size for f in files if not f.has_size(folder)))
+    needed = sum(f.size for f in files if not f.has_size(folder))
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if needed > (free := shutil.disk_usage(existing).free):
+        text = f"{needed / 1e9:.1f} GB are needed in {folder} but {free / 1e9:.1f} GB are free: make room"
+        raise UserError(f"{text}, or {HOME} to a folder on another disk")
     with ExitStack() as locks:
         if not all(f.is_whole(folder) for f in files):
             with file_errors(str(folder)):
@@ -121,17 +121,6 @@ def _fetch_one(folder: Path, file: File) -> None:
     remember(place / file.name, sha256)
 
 
-def check_space(folder: Path, needed: int) -> None:
-    """Raises UserError when the disk cannot take ``needed`` bytes."""
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    free = shutil.disk_usage(existing).free
-    if needed > free:
-        raise UserError(
-            f"{needed / 1e9:.1f} GB are needed in {folder} but {free / 1e9:.1f} GB are free: make room, or set "
-            "LANTERNBENCH_HOME to a folder on another disk"
-        )
-
-
 @contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
     """What can go wrong with the hub and the disk, as one sentence each."""
@@ -141,8 +130,7 @@ def hub_errors(repo: str) -> Iterator[None]:
         try:
             yield
         except GatedRepoError:
-            text = f"{repo} asks for its licence to be accepted: do so on its page, then `hf auth login`"
-            raise UserError(text) from None
+            raise UserError(f"{repo} asks to accept its licence: do so on its page, then `hf auth login`") from None
         except RepositoryNotFoundError:
             raise UserError(f"the hub has no repository {repo}, or it is private: get the files by hand") from None
         except OfflineModeIsEnabled:

@@ -7,14 +7,13 @@ several devices made the samples.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from safetensors.numpy import save
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import iter_samples, read_run, samples_digest, whole_lines
@@ -33,14 +33,11 @@ from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, replacing, wri
 from lanternbench.utils.json_values import config_hash, differences, plain, versioned
 
 
-class RunFolder:
-    """A run folder opened for writing by this process alone; use ``open``, and ``close`` or ``with``.
+class RunFolder(AbstractContextManager["RunFolder"]):
+    """A run folder opened by this process alone (``with``); ``figures`` of its samples, ``images`` by label."""
 
-    ``figures``: of the finished samples; ``images``: their files by label.
-    """
-
-    def __init__(self, path: Path, run: dict[str, Any], environment: Any = None) -> None:
-        self.path, self.run, self._lock, self._closed = path, run, ExitStack(), False
+    def __init__(self, path: Path, run: dict[str, Any], lock: ExitStack, environment: Any = None) -> None:
+        self.path, self.run = path, run
         moved = without_momentary(environment) != without_momentary(run.get("environment"))
         self._elsewhere = environment if moved else None
         self._setting = setting_name(environment)
@@ -52,56 +49,38 @@ class RunFolder:
         with writing(self._samples, OUT):
             self._fd = os.open(self._samples, os.O_CREAT | APPEND, 0o644)
             os.ftruncate(self._fd, end)  # an incomplete last line is removed: its sample is decoded again
+        self._resources = lock.pop_all()
+        self._resources.callback(lambda: os.close(self._fd))
 
     @classmethod
     def open(
-        cls,
-        root: Path,
-        run_id: str,
-        config: Mapping[str, Any],
-        *,
-        fresh: bool = False,
-        environment: Mapping[str, Any] | None = None,
-        prompts: Mapping[str, Any] | None = None,
-        target: Mapping[str, Any] | None = None,
-        methods: Sequence[Mapping[str, Any]] = (),
+        cls, root: Path, run_id: str, config: Mapping[str, Any], *, fresh: bool = False, **facts: Any
     ) -> RunFolder:
         """Create the run ``root/run_id``, or resume it when it exists with the same configuration and prompts.
 
-        ``fresh`` never deletes: beside an existing run it starts ``<run_id>-2``, ``-3``, … ``methods`` lists
-        {"label", "method", "options", "lossless"} in the order that reports should have. Raises UserError when the
-        run exists with other settings, is in use by another process, is damaged, or cannot be written.
+        ``fresh`` never deletes: beside an existing run it starts ``<run_id>-2``, ``-3``, … ``facts``: environment,
+        prompts and target, and methods as {"label", "key", "method", "options", "lossless"} in the order of reports.
+        Raises UserError when the run exists with other settings, is in use by another process, is damaged, or cannot
+        be written.
         """
         if not re.fullmatch(r"[^\s/\\.][^/\\\0\n]{0,199}", run_id):
             raise UserError(f"{run_id!r} is no run name: give a name without slashes that starts with no dot or space.")
         path = free(Path(root) / run_id) if fresh else Path(root) / run_id
         with writing(path, OUT):
             (path / "images").mkdir(parents=True, exist_ok=True)
-        facts = {
-            "run_id": path.name,
-            "created": datetime.now(UTC).isoformat(timespec="microseconds"),
-            "config": config,
-            "config_hash": config_hash(config),
-            "environment": environment or {},
-            "prompts": prompts or {},
-            "target": target or {},
-            "methods": methods,
-        }
-        new = plain(facts)
+        head: dict[str, Any] = {"run_id": path.name, "created": datetime.now(UTC).isoformat(timespec="microseconds")}
+        head |= {"config": config, "config_hash": config_hash(config)}
+        new = plain(head | {"environment": {}, "prompts": {}, "target": {}, "methods": []} | facts)
         with acquire(path, FRESH) as lock:
             run = _resume(path, new) if (path / "run.json").exists() else _start(path, new)
-            return cls(path, run, new["environment"])._holding(lock)
+            return cls(path, run, lock, new["environment"])
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
         """Open a run folder as it is, for scoring its images again. Raises UserError when it is none or in use."""
         run = read_run(path)
         with acquire(Path(path), FRESH) as lock:
-            return cls(Path(path), run)._holding(lock)
-
-    def _holding(self, lock: ExitStack) -> RunFolder:
-        self._lock = lock.pop_all()
-        return self
+            return cls(Path(path), run, lock)
 
     def done(self) -> set[str]:
         """Keys of the finished samples."""
@@ -131,12 +110,11 @@ class RunFolder:
             with replacing(self.path / str(sample.image), OUT) as file:
                 image.save(file, format="PNG")
         if where is not None:
-            with writing(self.path / "devices.jsonl", OUT):
-                devices = os.open(self.path / "devices.jsonl", os.O_CREAT | APPEND, 0o644)
-                with open(devices, "ab") as file:
-                    file.write(json.dumps({"key": sample.key, **where}).encode() + b"\n")
+            devices = self.path / "devices.jsonl"
+            with writing(devices, OUT), open(os.open(devices, os.O_CREAT | APPEND, 0o644), "ab") as file:
+                file.write(json.dumps({"key": sample.key, **where}).encode() + b"\n")
         with writing(self._samples, OUT):
-            _append_whole(self._fd, _line(sample))
+            _append_whole(self._fd, sample.model_dump_json().encode() + b"\n")
         self._count(sample)
         return sample
 
@@ -156,7 +134,7 @@ class RunFolder:
         figures = Figures()
         with replacing(self._samples, OUT) as file:
             for sample in samples:
-                file.write(_line(sample))
+                file.write(sample.model_dump_json().encode() + b"\n")
                 figures.add(sample)
         self.figures = figures
         os.close(self._fd)
@@ -167,37 +145,20 @@ class RunFolder:
         with suppress(OSError):
             if os.path.samestat(os.fstat(self._fd), os.stat(self._samples)):
                 return
-        raise UserError(
-            f"{self._samples} was deleted or replaced while this run wrote it, and what it held is lost: "
-            "start the same command again."
-        )
+        text = f"{self._samples} was deleted or replaced while this run wrote it, and what it held is lost"
+        raise UserError(f"{text}: start the same command again.")
 
     def finish(self, summary: Summary) -> None:
         """Write ``tokens.safetensors`` (key → int32 [tokens]) and ``summary.json``, both atomically."""
         self._check()
-        header, end = {}, 0
-        with writing(self.path, OUT), tempfile.TemporaryFile(dir=self.path) as body:
-            for sample in self.samples():
-                begin, end = end, end + 4 * len(sample.token_ids)
-                header[sample.key] = {"dtype": "I32", "shape": [len(sample.token_ids)], "data_offsets": [begin, end]}
-                body.write(np.asarray(sample.token_ids, "<i4").tobytes())
-            text = json.dumps(header).encode()
-            text += b" " * (-len(text) % 8)
-            body.seek(0)
-            with replacing(self.path / "tokens.safetensors", OUT) as file:
-                file.write(len(text).to_bytes(8, "little") + text)
-                shutil.copyfileobj(body, file, 2**20)
+        tokens = {sample.key: np.asarray(sample.token_ids, np.int32) for sample in self.samples()}
+        with replacing(self.path / "tokens.safetensors", OUT) as file:
+            file.write(save(tokens))
         _write_json(self.path / "summary.json", replace(summary, samples=samples_digest(self.path)))
 
     def close(self) -> None:
         """Give the folder back to other processes; calling it twice is harmless."""
-        if not self._closed:
-            self._closed = True
-            os.close(self._fd)
-            self._lock.close()
-
-    def __enter__(self) -> RunFolder:
-        return self
+        self._resources.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -220,18 +181,14 @@ def _resume(path: Path, new: dict[str, Any]) -> dict[str, Any]:
         before, after = old.get("prompts", {}).get(part), new["prompts"].get(part)
         if not changes and after is not None and before != after:
             changes.append(f"prompts.{part}: {before} -> {after}")
+    what, fix = "exists with other settings", "or repeat the old settings to resume it"
+    before, after = (run.get("target", {}).get("weights") or {} for run in (old, new))
+    if not changes and before and after:
+        changes = differences(before, after)
+        what, fix = "was begun with other weights", "or put the old files back"
     if changes:
         first = "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
-        raise UserError(
-            f"run {path.name!r} exists with other settings ({first}): "
-            "give --fresh to start a new run beside it, or repeat the old settings to resume it."
-        )
-    before, after = ((run.get("target") or {}).get("weights") or {} for run in (old, new))
-    if before and after and (other := differences(before, after)):
-        raise UserError(
-            f"run {path.name!r} was begun with other weights ({'; '.join(other[:5])}): put the old files back, or give "
-            "--fresh to start a new run beside it."
-        )
+        raise UserError(f"run {path.name!r} {what} ({first}): give --fresh to start a new run beside it, {fix}.")
     run = {**old, "resumed": [*old.get("resumed", []), {"at": new["created"]}]}
     _write_json(path / "run.json", run)
     return run
@@ -243,16 +200,12 @@ def free(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _line(sample: Sample) -> bytes:
-    return sample.model_dump_json().encode() + b"\n"
-
-
 def _append_whole(fd: int, line: bytes) -> None:
     """Append in one write; a part of a line (disk full) is taken back."""
     size = os.fstat(fd).st_size
     try:
         if os.write(fd, line) != len(line):
-            raise OSError(28, "No space left on device")
+            raise OSError(errno.ENOSPC, "No space left on device")
         os.fsync(fd)
     except OSError:
         with suppress(OSError):

@@ -78,13 +78,9 @@ def read_run(path: Path) -> dict[str, Any]:
         run = read_object(Path(path) / "run.json")
         RunFile.model_validate(run)
     except OSError as error:
-        raise UserError(
-            f"{path} is no run folder (run.json: {error.strerror}): give a folder that `run` made."
-        ) from None
+        raise UserError(f"{path} is no run folder ({error.strerror}): give a folder that `run` made.") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path}/run.json is damaged ({reason(error)}): restore it or start again with --fresh."
-        ) from None
+        raise UserError(f"{path}/run.json is damaged ({reason(error)}): restore it or give --fresh.") from None
     return run
 
 
@@ -186,14 +182,11 @@ def latest(root: Path) -> Path:
         raise no_run(root)
     if newest in broken:
         read_run(newest)  # raises UserError for a damaged run
-    return readable[0] if readable else newest
+    return newest
 
 
 def find(root: Path, ids: Sequence[str] = ()) -> list[Path]:
-    """Folders of the named runs: ids under ``root``, paths, or names, of which the latest counts.  Raises UserError.
-
-    Without any the latest run of all.
-    """
+    """Folders of runs: ids under ``root``, paths, names (the latest); by default the latest.  Raises UserError."""
     return [_named(Path(root), name) for name in ids] or [latest(root)]
 
 
@@ -211,10 +204,7 @@ def _named(root: Path, name: str) -> Path:
 
 
 def listing(root: Path) -> list[dict[str, Any]]:
-    """A row per run, the one last started or resumed first; ``disturbed`` is None where a run has no summary.
-
-    Raises UserError when there is no run.
-    """
+    """A row per run, the last started first; ``disturbed``: None without a summary.  Raises UserError without runs."""
     rows = [_row(folder, run) for folder, run in runs(root)]
     if not rows:
         raise no_run(root)
@@ -222,24 +212,15 @@ def listing(root: Path) -> list[dict[str, Any]]:
 
 
 def _row(folder: Path, run: dict[str, Any]) -> dict[str, Any]:
-    prompts, target = run.get("prompts") or {}, run.get("target") or {}
-    labels, each = asked_for(run)
+    prompts, target, (labels, each) = run.get("prompts", {}), run.get("target", {}), asked_for(run)
     samples, of = 0, each * len(labels)
+    disturbed: bool | None = None
     with suppress(OSError), open_file(folder / "samples.jsonl") as file:
         samples = sum(line.endswith(b"\n") for line in file)
-    try:
+    with suppress(UserError):
         notes = read_summary(folder).notes
         disturbed = any(note.metric == "latency_s" and note.kind in ("unfit", "warning") for note in notes)
-    except UserError:
-        disturbed = None
-    return {
-        "name": folder.name,
-        "date": _last_start(run)[:16].replace("T", " "),
-        "target": str(target.get("name") or "–"),
-        "prompts": f"{prompts.get('dataset') or prompts.get('source') or '–'} {prompts.get('count') or ''}".strip(),
-        "methods": len(labels),
-        "samples": samples,
-        "of": of,
-        "finished": disturbed is not None and samples >= of,
-        "disturbed": disturbed,
-    }
+    row: dict[str, Any] = {"name": folder.name, "date": _last_start(run)[:16].replace("T", " ")}
+    source = f"{prompts.get('dataset') or prompts.get('source') or '–'} {prompts.get('count') or ''}".strip()
+    row |= {"target": target.get("name") or "–", "prompts": source, "methods": len(labels), "samples": samples}
+    return row | {"of": of, "finished": disturbed is not None and samples >= of, "disturbed": disturbed}

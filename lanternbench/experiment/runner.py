@@ -1,11 +1,12 @@
 """Run a sweep: methods interleaved per prompt on one loaded target, every sample stored as soon as it is decoded."""
 
 import hashlib
+import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -19,7 +20,7 @@ from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import Executor, Unit, labels
 from lanternbench.experiment.executors import executor as executor_named
 from lanternbench.experiment.run_folder import RunFolder
-from lanternbench.experiment.scoring import Progress, previous_summary, score_sets
+from lanternbench.experiment.scoring import Progress, Scoring, previous_summary, silent
 from lanternbench.experiment.worker import Facts, Job, OnStep
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.samples import sample_key
@@ -31,7 +32,7 @@ from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup
 from lanternbench.models.entries import catalogue, shortfall
 from lanternbench.notes import Note
-from lanternbench.prompts import Prompt, PromptSet
+from lanternbench.prompts import PromptSet
 from lanternbench.utils.json_values import config_hash
 
 MARGIN = 1.5  # an image on a busy machine takes longer than a few steps say: 1.5 times at a load of 8 on two cores
@@ -45,7 +46,7 @@ class Callbacks(NamedTuple):
     prompt is begun, but at least one is completed.
     """
 
-    progress: Progress = lambda done, of, what: None
+    progress: Progress = silent
     on_step: OnStep | None = None
     budget_s: float = inf
 
@@ -65,20 +66,18 @@ def run(
     depends on (seed, prompt, method) alone, whichever ``executor`` computes it: one of ``executors``, or its name.
     Raises UserError before anything is computed if a setting is wrong.
     """
-    with ExitStack() as stack:
-        workers = executor_named(executor) if isinstance(executor, str) else executor
-        stack.callback(workers.close)
+    with closing(executor_named(executor) if isinstance(executor, str) else executor) as workers:
         prompts = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
         facts = workers.start(config, device, -(-len(prompts) // config.batch) * config.repeats)
         noise = config.random_weights or config.simulate_acceptance is not None
         setup = Setup(device=facts.device if torch.cuda.is_available() else "cpu")
         scorers = [] if noise else scorers_for(config.metrics, facts.target["evaluators"], setup)
-        folder = stack.enter_context(open_run(out, config, facts, prompts, config.methods(), fresh))
-        costs = _measure(folder, config, workers, prompts, watch)
-        remarks = workers.notes() + ([facts.target["remark"]] if "remark" in facts.target else [])
-        summary = _summary(folder, config, scorers, costs, remarks)
-        folder.finish(summary)
-        return folder.path, summary
+        with open_run(out, config, facts, prompts, config.methods(), fresh) as folder:
+            costs = _measure(folder, config, workers, prompts, watch)
+            remarks = workers.notes() + ([facts.target["remark"]] if "remark" in facts.target else [])
+            summary = _summary(folder, config, scorers, costs, remarks)
+            folder.finish(summary)
+            return folder.path, summary
 
 
 def open_run(
@@ -86,20 +85,13 @@ def open_run(
 ) -> RunFolder:
     """The run folder of these settings and prompts, new or continued.  Raises UserError if it cannot be used."""
     record = config.record() | {"guidance": facts.guidance, "device": facts.device}
-    return RunFolder.open(
-        out,
-        f"{config.name}-{config_hash(record | prompts.record())[:8]}",
-        record,
-        fresh=fresh,
-        environment=facts.environment,
-        prompts=prompts.record(),
-        target=facts.target,
-        methods=[
-            {"label": m.label, "key": m.key, "method": m.preset, "options": m.options}
-            | {"lossless": facts.lossless[m.label]}
-            for m in methods
-        ],
-    )
+    name = f"{config.name}-{config_hash(record | prompts.record())[:8]}"
+    about = {"environment": facts.environment, "prompts": prompts.record(), "target": facts.target}
+    rows = [
+        {"label": m.label, "key": m.key, "method": m.preset, "options": m.options, "lossless": facts.lossless[m.label]}
+        for m in methods
+    ]
+    return RunFolder.open(out, name, record, fresh=fresh, **about, methods=rows)
 
 
 def _summary(
@@ -108,16 +100,16 @@ def _summary(
     """Score whole sets of images where that is still to be done, and sum up; ``costs``: of scores of single images."""
     old = previous_summary(folder)
     intact = all(path.is_file() for paths in folder.images.values() for path in paths)
-    whole = score_sets(scorers, folder.images, kept_sets(folder.figures, old), intact, Setup())
-    unchanged = {name for columns in whole.sets.values() for name in columns} - whole.computed
-    summary = summarise(folder.figures, folder.run, whole.sets, config.seed)
-    notes = summary.notes + whole.notes
+    scoring = Scoring(scorers, Setup(), again=intact)
+    scoring.score_sets(folder.images, kept_sets(folder.figures, old))
+    unchanged = {name for columns in scoring.sets.values() for name in columns} - scoring.computed
+    summary = summarise(folder.figures, folder.run, scoring.sets, config.seed)
+    notes = summary.notes + scoring.notes
     notes += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
     notes += [note for note in old.notes if note.metric in unchanged]
     notes += [Note("info", None, text) for text in remarks] + drafter_notes(folder, config)
-    return replace(
-        summary, notes=list(dict.fromkeys(notes)), costs=old.costs | costs | whole.costs, reference=old.reference
-    )
+    costs = old.costs | costs | scoring.costs
+    return replace(summary, notes=list(dict.fromkeys(notes)), costs=costs, reference=old.reference)
 
 
 def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
@@ -131,36 +123,27 @@ def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
         rows = folder.figures.of(m.label)
         accepted, steps = round(top[rows].sum()), round(bottom[rows].sum())
         note = shortfall(row, m.proposal.drafter_kind or "", m.choices.tree, config.temperature, accepted, steps)
-        notes += [] if note is None else [Note(note.kind, note.metric, f"{m.label}: {note.text}")]
+        notes += [note._replace(text=f"{m.label}: {note.text}")] if note else []
     return notes
 
 
-def plan(prompts: PromptSet, labels: list[str], seed: int, batch: int) -> Iterator[tuple[list[Prompt], list[str]]]:
-    """The order of a run: prompt by prompt (or batch by batch), with the methods of each in a seeded random order."""
-    chosen = list(prompts)
-    for start in range(0, len(chosen), batch):
-        group = chosen[start : start + batch]
-        digest = hashlib.sha256(f"{seed}\0{group[0].id}".encode()).digest()
-        yield group, random.Random(digest).sample(labels, len(labels))
-
-
 def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
-    """The part of the plan that is not stored yet.
+    """What is not stored yet, prompt by prompt or batch by batch, with the methods of each in a seeded random order.
 
     Raises UserError where it would be drawn by other methods, or with other seeds, than what is stored.
     """
     done, keys = folder.done(), {m.label: m.key for m in config.methods()}
     recorded = {str(method.get("label")): method.get("key") for method in folder.run["methods"]}
     if other := [label for label, key in keys.items() if recorded.get(label) != key]:
-        raise UserError(
-            f"run {folder.path.name!r} was begun with other options of '{other[0]}', by another version of "
-            "lanternbench or of a plug-in: give --fresh to start a new run beside it"
-        )
+        text = f"run {folder.path.name!r} was begun with other options of '{other[0]}', by another version of"
+        raise UserError(f"{text} lanternbench or of a plug-in: give --fresh to start a new run beside it")
     units = []
-    for seed in config.seeds:
-        for group, order in plan(prompts, list(keys), seed, config.batch):
-            jobs = [Job(m, [p for p in group if sample_key(p.id, keys[m], seed) not in done], seed) for m in order]
-            units.append([job for job in jobs if job.prompts])
+    for seed, start in itertools.product(config.seeds, range(0, len(prompts), config.batch)):
+        group = prompts.prompts[start : start + config.batch]
+        digest = hashlib.sha256(f"{seed}\0{group[0].id}".encode()).digest()
+        order = random.Random(digest).sample(list(keys), len(keys))
+        jobs = [Job(m, [p for p in group if sample_key(p.id, keys[m], seed) not in done], seed) for m in order]
+        units.append([job for job in jobs if job.prompts])
     return [unit for unit in units if unit]
 
 
@@ -171,27 +154,24 @@ def within_budget(
 
     The baseline and one method stay; ``seconds``: an image's, by method.
     """
-    images = Counter({label: 0 for label in order if label in labels(units)})
-    for job in (job for unit in units for job in unit):
-        images[job.label] += len(job.prompts)
-    fitting = list(images)
+    images = Counter(job.label for unit in units for job in unit for _ in job.prompts)
+    fitting = [label for label in order if label in images]
     least = 1 + (BASELINE in fitting)
     while len(fitting) > least and sum(seconds.get(label, 0) * images[label] for label in fitting) > budget:
         fitting.pop()
     units = [[job for job in unit if job.label in fitting] for unit in units]
-    return [unit for unit in units if unit], [label for label in images if label not in fitting]
+    return [unit for unit in units if unit], [label for label in order if label in images and label not in fitting]
 
 
 def _measure(folder: RunFolder, config: Sweep, executor: Executor, prompts: PromptSet, watch: Callbacks) -> Costs:
     """Make and store the samples that are missing; returns the cost of the scores."""
     names = [m.label for m in config.methods()]
-    units, total = missing_units(folder, config, prompts), len(prompts) * len(names) * config.repeats
+    units, images = missing_units(folder, config, prompts), len(prompts) * config.repeats
 
     def say(what: str) -> None:
-        watch.progress(len(folder.done()), total, what)
+        watch.progress(len(folder.done()), images * len(names), what)
 
-    deadline, complete = time.monotonic() + watch.budget_s, len(prompts) * config.repeats - len(units)
-    left_out: list[str] = []
+    deadline, complete, left_out = time.monotonic() + watch.budget_s, images - len(units), list[str]()
     if units and watch.budget_s < inf:
         say("estimating times")
         seconds = executor.estimate(labels(units), [p.text for p in units[0][0].prompts])
@@ -204,10 +184,9 @@ def _measure(folder: RunFolder, config: Sweep, executor: Executor, prompts: Prom
 
     if done := told_apart():  # a run that stopped there before
         units = []
-    missing = {i: sum(len(job.prompts) for job in unit) for i, unit in enumerate(units)}
+    missing = [sum(len(job.prompts) for job in unit) for unit in units]
     unit_of = {(p.id, job.seed): i for i, unit in enumerate(units) for job in unit for p in job.prompts}
-    finished = executor.samples(units, prompts.prompts[0].text, say, watch.on_step) if units else ()
-    for sample, image, where in finished:
+    for sample, image, where in executor.samples(units, prompts.prompts[0].text, say, watch.on_step) if units else ():
         folder.append(sample, image, where)
         say(f"{sample.label} · {sample.prompt}: {sample.decode_s:.2f} s")
         unit = unit_of[sample.prompt_id, sample.seed]

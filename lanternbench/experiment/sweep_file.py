@@ -54,11 +54,10 @@ def _values(path: Path) -> dict[str, Any]:
     try:
         places = [path] + ([shipped("configs", path.name)] if path.parent in (Path("."), Path("configs")) else [])
         place = next((place for place in places if place.is_file()), None)
-        irregular = place is None and path.exists()
+        if place is None and path.exists():
+            raise UserError(f"{path} is no regular file: give the path of a YAML file")
     except OSError as error:  # a name that is too long, say
         raise UserError(f"cannot read {path} ({error.strerror}): give the path of a YAML file") from None
-    if irregular:
-        raise UserError(f"{path} is no regular file: give the path of a YAML file")
     if place is None:
         raise UserError(f"there is no sweep file {path}: give the path of a YAML file such as configs/demo.yaml")
     values = yaml_text.read(place, "a sweep file")

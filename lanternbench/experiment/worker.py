@@ -72,10 +72,8 @@ class Worker:
         """The target with the method's drafter.  Raises UserError for a drafter of another kind."""
         target, kind = with_drafter(self.target, str(method.drafter), self.device, self.config.random_weights)
         if kind != method.proposal.drafter_kind:
-            raise UserError(
-                f"'{method.drafter}' is a drafter of kind '{kind}', which '{method.label}' does not use: choose a "
-                f"method that does, see `lanternbench methods`, or give --proposal {kind}"
-            )
+            text = f"'{method.drafter}' is a drafter of kind '{kind}', which '{method.label}' does not use"
+            raise UserError(f"{text}: choose one of `lanternbench methods` that does, or give --proposal {kind}")
         return target
 
     @property
@@ -158,13 +156,9 @@ def mode(target: Target) -> dict[str, str]:
 def make_samples(
     decoder: SpeculativeDecoder, prompts: list[Prompt], seed: int, timed: bool, on_step: OnStep | None = None
 ) -> Iterator[tuple[Sample, Any]]:
-    """Generate one image per prompt, all together; yields (sample, PIL image).
-
-    ``on_step`` is called after every step, unless processes share the prompts.
-    """
+    """An image per prompt, drawn together: (sample, PIL image).  ``on_step``: after each step, in one process alone."""
     target = decoder.target
-    count = process_count(target.model, len(prompts))
-    on_gpu = target.device.type == "cuda"
+    count, on_gpu = process_count(target.model, len(prompts)), target.device.type == "cuda"
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
 
     def make(part: list[Prompt]) -> list[tuple[Sample, Any]]:
@@ -175,13 +169,14 @@ def make_samples(
         memory = torch.cuda.max_memory_allocated(target.device) / 1e6 if on_gpu else None
         clock = time.perf_counter()
         images = target.images(torch.stack([g.tokens for g in generations]), texts)
-        render_s = (time.perf_counter() - clock) / len(part)
+        each: dict[str, Any] = {"render_s": (time.perf_counter() - clock) / len(part)}
         encoder_s = target.encode_seconds(texts)  # of features stored before the clock started
-        each: dict[str, Any] = {"encode_s": (generations[0].encode_s + encoder_s) / len(part), "render_s": render_s}
-        each |= {"peak_memory_mb": memory, "timed": timed}
+        each |= {"encode_s": (generations[0].encode_s + encoder_s) / len(part), "peak_memory_mb": memory}
         together = len(part) * count  # the other parts take the same time
-        extras = [each | of_image for of_image in figures(decoder, generations)]
-        samples = [_sample(decoder, *of_image, seed, together) for of_image in zip(part, generations, extras)]
+        samples = [
+            Sample(**each, **of_image, **_fields(decoder, prompt, image, seed, together, timed))
+            for prompt, image, of_image in zip(part, generations, figures(decoder, generations))
+        ]
         return list(zip(samples, images, strict=True))
 
     yield from side_by_side(make, prompts, count)
@@ -196,14 +191,9 @@ def figures(decoder: SpeculativeDecoder, generations: list[Generation]) -> list[
     loss = decode_loss(decoder, trace, tokens)
     drafter = drafter_figures(trace) if decoder.method.proposal.drafter_kind is not None else {}
     target = target_figures(trace, tokens)
-    rows = [
-        {
-            "fidelity_loss": None if loss[i].isnan() else float(loss[i]),
-            "stats": _of_image(target, i),
-            "drafter": _of_image(drafter, i),
-        }
-        for i in range(len(generations))
-    ]
+    rows: list[dict[str, Any]] = [{"fidelity_loss": None if x.isnan() else float(x)} for x in loss]
+    for i, row in enumerate(rows):
+        row |= {"stats": _of_image(target, i), "drafter": _of_image(drafter, i)}
     if trace.seen is not None and not decoder.warp.greedy:  # several rows of the image were drawn at once
         grid = decoder.target.grid
         losses = row_losses(trace, decoder.rule, decoder.residual)[:, -size(grid) :]
@@ -217,37 +207,23 @@ def _of_image(columns: dict[str, torch.Tensor], i: int) -> dict[str, float] | No
     return {k: float(v[i]) for k, v in columns.items() if not v[i].isnan()} or None
 
 
-def _sample(
-    decoder: SpeculativeDecoder, prompt: Prompt, image: Generation, extra: dict[str, Any], seed: int, batch: int
-) -> Sample:
-    """``extra``: fields that need more than the generation; ``batch``: images that shared its seconds."""
-    timed, method = extra["timed"], decoder.method
-    drafting = decoder.proposer.max_depth > 0 and image.steps > 1
-    phases = {name: seconds / batch for name, seconds in image.phases.items()}
+def _fields(
+    decoder: SpeculativeDecoder, prompt: Prompt, image: Generation, seed: int, batch: int, timed: bool
+) -> dict[str, Any]:
+    """The fields of a sample that its prompt, method and generation give; ``batch``: images that shared its seconds."""
+    method, phases = decoder.method, {name: seconds / batch for name, seconds in image.phases.items()}
     named = {f"{name}_s": phases.pop(name, 0.0) for name in ("draft", "verify", "commit")}
-    return Sample(
-        key=sample_key(prompt.id, method.key, seed),
-        prompt_id=prompt.id,
-        prompt=prompt.text,
-        category=prompt.category,
-        challenge=prompt.challenge,
-        label=method.label,
-        method=method.preset,
-        options=method.options,
-        seed=seed,
-        tokens=len(image.tokens),
-        # the prefill, which gives the first token, counts as a step
-        steps=1 + image.steps,
-        accept_lengths=[1, *image.accept_lengths],
-        tree_depths=[0, *image.tree_depths],
-        tree_nodes=[1, *image.tree_nodes],
-        first_token_acceptance=sum(n > 1 for n in image.accept_lengths) / image.steps if drafting else None,
-        decode_s=image.decode_s / batch,
-        phases=named | {"other_s": sum(phases.values())},
-        step_s=[round(seconds, 7) for seconds in image.step_s] if timed else None,
-        cpu_s=image.cpu_s if timed else None,
-        threads=cpu_threads(decoder.target.device) if timed else None,
-        load=load_average() if timed else None,
-        token_ids=image.tokens.tolist(),
-        **extra,
-    )
+    fields: dict[str, Any] = {"key": sample_key(prompt.id, method.key, seed), "seed": seed, "timed": timed}
+    fields |= {"prompt_id": prompt.id, "prompt": prompt.text, "category": prompt.category}
+    fields |= {"challenge": prompt.challenge, "label": method.label, "method": method.preset, "options": method.options}
+    # the prefill, which gives the first token, counts as a step
+    fields |= {"steps": 1 + image.steps, "accept_lengths": [1, *image.accept_lengths]}
+    fields |= {"tree_depths": [0, *image.tree_depths], "tree_nodes": [1, *image.tree_nodes]}
+    fields |= {"tokens": len(image.tokens), "token_ids": image.tokens.tolist()}
+    fields |= {"decode_s": image.decode_s / batch, "phases": named | {"other_s": sum(phases.values())}}
+    if decoder.proposer.max_depth > 0 and image.steps > 1:
+        fields["first_token_acceptance"] = sum(n > 1 for n in image.accept_lengths) / image.steps
+    if timed:
+        fields |= {"step_s": [round(seconds, 7) for seconds in image.step_s], "cpu_s": image.cpu_s}
+        fields |= {"threads": cpu_threads(decoder.target.device), "load": load_average()}
+    return fields

@@ -78,9 +78,7 @@ def read(path: Path) -> list[Entry]:
         raise UserError(f"{path} is nothing to import: give {LAYOUTS}.")
     try:
         entries = kinds[path.suffix](path)
-    except KeyError as error:
-        raise UserError(f"{path} cannot be imported (it has no '{error.args[0]}'): give {LAYOUTS}.") from None
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, EOFError, MemoryError, zipfile.BadZipFile, SafetensorError) as error:
         why = reason(error).partition("\n")[0]
         raise UserError(f"{path} cannot be imported ({why}): give {LAYOUTS}.") from None
     if not entries:
@@ -130,14 +128,11 @@ def _safetensors(path: Path) -> list[Entry]:
 
 
 def arrays(columns: Mapping[str, Any]) -> list[Entry]:
-    """``tokens`` [N, …] or ``images`` [N, H, W, 3] (``arr_0``, as samplers write them); captions, steps, seconds [N].
-
-    Raises ValueError for other kinds and lengths.
-    """
+    """``tokens`` [N, …] or ``images``, ``arr_0`` [N, H, W, 3]; captions, steps, seconds [N].  Raises ValueError."""
     tokens, images = columns.get("tokens"), columns.get("images", columns.get("arr_0"))
     whole = images if tokens is None else tokens
     if whole is None:
-        raise KeyError("tokens")
+        raise ValueError("it has no 'tokens'")
     if tokens is not None and (tokens.dtype.kind not in "iu" or tokens.ndim < 2):
         raise ValueError(f"tokens are {tokens.dtype}{list(tokens.shape)}, and not whole numbers [images, tokens]")
     if tokens is None and (images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3):
@@ -165,10 +160,7 @@ def _column(columns: Mapping[str, Any], name: str, kinds: str, n: int) -> list[A
 
 
 def _folder(path: Path) -> list[Entry]:
-    """The images of a folder; without statistics each belongs to the prompt of the number that its name ends in.
-
-    Raises UserError for damaged statistics, and for an image without them or a number.
-    """
+    """The images of a folder, by its statistics or by the number in each name.  Raises UserError for others."""
     statistics = _statistics(path)
     images = images_in(path)
     if not images:

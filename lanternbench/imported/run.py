@@ -16,7 +16,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, config_hash
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.runner import open_run
-from lanternbench.experiment.scoring import Progress
+from lanternbench.experiment.scoring import Progress, silent
 from lanternbench.experiment.worker import Job, Worker
 from lanternbench.imported.layouts import Entry
 from lanternbench.measure.fidelity import FLOOR
@@ -43,18 +43,15 @@ class Matched(NamedTuple):
         return sample_key(self.prompt.id, method, self.seed)
 
 
-def matched(entries: Sequence[Entry], asked: PromptSet | None, first: int = 0) -> list[Matched]:
-    """Every entry with its prompt: that of its caption, or of its number; without ``asked`` captions are the prompts.
-
-    Raises UserError for an entry without its prompt.
-    """
-    by_text = {prompt.text: prompt for prompt in asked or ()}
-    numbered = list(asked or ())
+def matched(entries: Sequence[Entry], prompts: PromptSet | None, first: int = 0) -> list[Matched]:
+    """Every entry with its prompt, by caption or number; by default captions are the prompts.  Raises UserError."""
+    by_text = {prompt.text: prompt for prompt in prompts or ()}
+    numbered = list(prompts or ())
     seeds: dict[str, int] = {}
     items = []
     for entry in entries:
         text = None if entry.caption is None else clean(entry.caption)
-        if text is not None and asked is None:
+        if text is not None and prompts is None:
             prompt = by_text.setdefault(text, Prompt((entry.id or str(len(by_text) + 1)).replace("|", "_"), text))
         elif text is not None and text in by_text:
             prompt = by_text[text]
@@ -62,7 +59,7 @@ def matched(entries: Sequence[Entry], asked: PromptSet | None, first: int = 0) -
             prompt = numbered[entry.number]
         else:
             what = f"caption '{text[:60]}'" if text is not None else f"prompt {entry.number}"
-            fix = "give the --prompts that it was made with" if asked is None else f"{asked.source} is another set"
+            fix = "give the --prompts that it was made with" if prompts is None else f"{prompts.source} is another set"
             raise UserError(f"{entry.where}: there is no {what} among the prompts: {fix}.")
         seed = seeds[prompt.id] = seeds.get(prompt.id, first - 1) + 1
         items.append(Matched(entry, prompt, seed))
@@ -76,52 +73,54 @@ def check_tokens(entries: Sequence[Entry], target: Target) -> None:
     for where, tokens in ((entry.where, entry.tokens) for entry in entries):
         if tokens is not None and tokens.shape != (target.length,):
             rows, columns = target.grid
-            raise UserError(
-                f"{where} has {tokens.size} tokens, and {target.name} draws {target.length} ({rows} × {columns}): give "
-                "its image tokens alone, without text and row ends."
-            )
+            text = f"{where} has {tokens.size} tokens, and {target.name} draws {target.length} ({rows} × {columns})"
+            raise UserError(f"{text}: give its image tokens alone, without text and row ends.")
         if tokens is not None and not 0 <= tokens.min() <= tokens.max() < target.vocab:
             odd = tokens.min() if tokens.min() < 0 else tokens.max()
-            raise UserError(
-                f"{where} has token {odd}, and the codebook of {target.name} {target.vocab}: give indices of the "
-                "codebook, not ids of the language model's vocabulary."
-            )
+            text = f"{where} has token {odd}, and the codebook of {target.name} {target.vocab}"
+            raise UserError(f"{text}: give indices of the codebook, not ids of the language model's vocabulary.")
 
 
 def import_run(
     entries: Sequence[Entry],
     label: str,
     config: Sweep,
-    asked: PromptSet | None,
+    prompts: PromptSet | None,
     out: Path,
     device: str,
     fresh: bool = False,
-    progress: Progress = lambda done, of, what: None,
+    progress: Progress = silent,
 ) -> Path:
     """Store the entries beside the ``ar`` of the same prompts, measured on this machine; returns the run folder.
 
     Another label's entries on the same prompts and settings go into the same folder, where ``ar`` is measured once.
     Raises UserError for entries that do not fit the target or the prompts, before anything is computed.
     """
-    items = matched(entries, asked, config.seed)
+    items = matched(entries, prompts, config.seed)
     worker = Worker(config, device)
     check_tokens(entries, worker.target)
-    with _opened(out, config, items, asked, worker, fresh) as folder:
+    unique = {item.prompt.id: item.prompt for item in items}
+    source, dataset = (prompts.source, prompts.dataset) if prompts else (IMPORTED, IMPORTED)
+    chosen = PromptSet(tuple(unique.values()), source, dataset, config.seed)
+    repeats = max(item.seed for item in items) + 1 - config.seed
+    config = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)})
+    baseline = config.methods()[: int(config.baseline)]
+    with open_run(out, config, worker.facts(), chosen, baseline, fresh) as folder:
         method = _declare(folder, f"{label} ({IMPORTED})", config_hash({"entries": [_plain(e) for e in entries]}))
-        base, done = config.methods()[0].key, folder.done()
+        base, done, outside = config.methods()[0].key, folder.done(), 0
         alone = [item for item in items if config.baseline and item.key(base) not in done]
-        todo, outside = [item for item in items if item.key(method["key"]) not in done], 0
-        worker.prepare([item.prompt.text for item in alone + todo])
+        missing = [item for item in items if item.key(method["key"]) not in done]
+        worker.prepare([item.prompt.text for item in alone + missing])
         if alone:
             worker.warm_up(BASELINE, alone[0].prompt.text)
-        for i, item in enumerate(alone):
-            progress(i, len(alone) + len(todo), f"{BASELINE} · {item.prompt.text}")
+        for i, item in enumerate(alone + missing):
+            progress(i, len(alone + missing), f"{BASELINE if i < len(alone) else label} · {item.prompt.text}")
+            if i >= len(alone):
+                outside += _store(folder, worker, item, method)
+                continue
             for sample, image in worker.work(Job(BASELINE, [item.prompt], item.seed)):
                 score = {LOG_PROB: _scored(worker, item, np.array(sample.token_ids)).mean().item()}
                 folder.append(sample.model_copy(update={"metrics": score}), image)
-        for i, item in enumerate(todo, len(alone)):
-            progress(i, len(alone) + len(todo), f"{label} · {item.prompt.text}")
-            outside += _store(folder, worker, item, method)
         summary = summarise(folder.figures, folder.run, seed=config.seed)
         if outside:
             text = (
@@ -133,34 +132,19 @@ def import_run(
         return folder.path
 
 
-def _opened(
-    out: Path, config: Sweep, items: Sequence[Matched], asked: PromptSet | None, worker: Worker, fresh: bool
-) -> RunFolder:
-    """The run folder of these prompts and settings, new or as it is."""
-    unique = {item.prompt.id: item.prompt for item in items}
-    source, dataset = (asked.source, asked.dataset) if asked else (IMPORTED, IMPORTED)
-    chosen = PromptSet(tuple(unique.values()), source, dataset, config.seed)
-    repeats = max(item.seed for item in items) + 1 - config.seed
-    config = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)})
-    return open_run(out, config, worker.facts(), chosen, config.methods()[: int(config.baseline)], fresh)
-
-
 def _plain(entry: Entry) -> dict[str, Any]:
     """An entry as its digest sees it."""
     image = entry.image.name if isinstance(entry.image, Path) else entry.image
-    return entry._asdict() | {
-        "tokens": None if entry.tokens is None else entry.tokens.tolist(),
-        "image": image.tobytes().hex() if isinstance(image, np.ndarray) else image,
-    }
+    image = image.tobytes().hex() if isinstance(image, np.ndarray) else image
+    return entry._asdict() | {"tokens": None if entry.tokens is None else entry.tokens.tolist(), "image": image}
 
 
 def _declare(folder: RunFolder, name: str, digest: str) -> dict[str, Any]:
     """The method of run.json that the entries have.  Raises UserError where other entries have their name."""
     method: dict[str, Any] = {"label": name, "key": digest[:16], "method": IMPORTED}
     method |= {"options": {"digest": digest[:16]}, "lossless": None}
-    others = [other for other in folder.run["methods"] if other["label"] != name]
-    same = [other for other in folder.run["methods"] if other["label"] == name]
-    if same and same != [method]:
+    others = [other for other in folder.run["methods"] if other != method]
+    if any(other["label"] == name for other in others):
         raise UserError(f"{folder.path} has other images labelled '{name}': give another --label, or --fresh.")
     folder.record(methods=[*others, method])
     return method

@@ -32,7 +32,7 @@ class Default(NamedTuple):
         """A pattern; empty for every target that has no row of its own."""
         return self.of.partition(" on ")[2]
 
-    def says(self, value: object) -> bool:
+    def equals(self, value: object) -> bool:
         """Is it this value, as a number or as text?"""
         text = self.default.strip("`")
         try:

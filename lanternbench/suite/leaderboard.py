@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader
+from jinja2 import ChoiceLoader, PackageLoader
 
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
@@ -31,12 +31,9 @@ class Entry(NamedTuple):
 
     file: str
     submission: Submission
+    run: Run
     rows: list[Row]
     ar: Estimate  # ms per autoregressive token
-
-    @property
-    def run(self) -> Run:
-        return Run(Path(self.file), self.submission.about, [], [])
 
     @property
     def about(self) -> list[str]:
@@ -70,12 +67,8 @@ class Board(NamedTuple):
     @property
     def lines(self) -> list[tuple[int, Row]]:
         """(number of its entry, row) of every method but the baseline, the fastest first."""
-        lines = [
-            (i, replace(row, figures=row.figures | {AR.key: entry.ar}))
-            for i, entry in enumerate(self.entries, 1)
-            for row in entry.rows
-            if row.label != BASELINE
-        ]
+        rows = [(i, e.ar, row) for i, e in enumerate(self.entries, 1) for row in e.rows if row.label != BASELINE]
+        lines = [(i, replace(row, figures=row.figures | {AR.key: ar})) for i, ar, row in rows]
         return sorted(lines, key=lambda line: (-(line[1].value("speedup") or 0.0), line[1].label, line[0]))
 
 
@@ -91,7 +84,8 @@ def read_folder(folder: Path) -> tuple[list[Entry], dict[str, list[str]]]:
         if summary is None or reasons:
             refused[path.name] = reasons
         else:
-            entries.append(Entry(path.name, submission, summary.rows, ms_per_token(summary.rows)))
+            run = Run(Path(path.name), submission.about, [], [])
+            entries.append(Entry(path.name, submission, run, summary.rows, ms_per_token(summary.rows)))
     return entries, refused
 
 
@@ -132,6 +126,6 @@ def _table(board: Board) -> Table:
 
 
 def _rendered(name: str, boards: list[tuple[Board, Any]]) -> str:
-    environment: Environment = templates()
+    environment = templates()
     environment.loader = ChoiceLoader([PackageLoader("lanternbench.suite"), PackageLoader("lanternbench.report")])
     return environment.get_template(name).render(boards=boards)

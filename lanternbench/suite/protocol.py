@@ -36,20 +36,15 @@ class Protocol(NamedTuple):
         return f"{s['num_prompts']} prompts of {s['prompts']}, T {s['temperature']:g}, {top_k}, CFG {s['guidance']:g}"
 
     def sweep(self, settings: Mapping[str, Any]) -> Sweep:
-        """The run of the protocol with ``settings`` that it leaves open.
-
-        Raises UserError for prompts other than its own, before any model is loaded.
-        """
+        """The run of the protocol, with ``settings`` that it leaves open.  Raises UserError for other prompts."""
         frozen = {k: v for k, v in self.settings.items() if k not in ("prompts_hash", "weights")}
         values = frozen | {"name": f"suite-{self.name.replace('/', '-')}", "methods": self.methods} | dict(settings)
         config = sweep(values, self.name).model_copy(update={"suite": self.stamp})
         chosen = prompts.load(config.prompts, config.num_prompts, config.seed, config.caption)
         if chosen.hash != self.settings["prompts_hash"]:
-            source = self.settings["prompts"]
-            raise UserError(
-                f"the prompts of {config.prompts} are not those of {self.name} (hash {chosen.hash[:8]}…, not "
-                f"{self.settings['prompts_hash'][:8]}…): give the official file, --prompts {source}:FILE"
-            )
+            text = f"the prompts of {config.prompts} are not those of {self.name} (hash {chosen.hash[:8]}…, not"
+            fix = f"give the official file, --prompts {self.settings['prompts']}:FILE"
+            raise UserError(f"{text} {self.settings['prompts_hash'][:8]}…): {fix}")
         return config
 
     def deviations(self, run: Mapping[str, Any]) -> list[str]:
@@ -61,9 +56,9 @@ class Protocol(NamedTuple):
             "prompts_hash": (run.get("prompts") or {}).get("hash"),
             "weights": {part: weights.get(part) for part in self.settings.get("weights", ())},
         }  # fmt: skip
-        wanted = {name: value for name, value in self.settings.items() if name != "prompts"}  # compared by their hash
-        wrong = [f"{name} is {actual.get(name)}, not {value}" for name, value in wanted.items()
-                 if actual.get(name) != value]  # fmt: skip
+        frozen = {name: value for name, value in self.settings.items() if name != "prompts"}  # compared by their hash
+        other = {name: value for name, value in frozen.items() if actual.get(name) != value}
+        wrong = [f"{name} is {actual.get(name)}, not {value}" for name, value in other.items()]
         wrong += [f"{name} is {config[name]}" for name in _OFF if config.get(name)]
         labels = [method.get("label") for method in run.get("methods") or []]
         return wrong + ([] if BASELINE in labels else [f"it has no baseline {BASELINE}"])

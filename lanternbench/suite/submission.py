@@ -68,27 +68,19 @@ def submission(folder: Path) -> Submission:
     if not (stamp := run.get("config", {}).get("suite")):
         raise UserError(f"{folder} does not follow the suite: make a run that does with `lanternbench suite NAME`.")
     stored = [sample.model_copy(update={"token_ids": []}) for sample in iter_samples(folder)]
-    asked = _prompts(read_run(folder), stored)
-    order = {prompt.id: i for i, prompt in enumerate(asked)}
+    selected = _prompts(read_run(folder), stored)
+    order = {prompt.id: i for i, prompt in enumerate(selected)}
     stored.sort(key=lambda sample: (order.get(sample.prompt_id, len(order)), sample.seed))
     samples: dict[str, list[dict[str, Any]]] = {str(method.get("label")): [] for method in run.get("methods", [])}
     for sample in stored:
         samples.setdefault(sample.label, []).append(sample.model_dump(include=MEASURED, exclude_defaults=True))
-    old, figures = read_summary(folder), Figures(samples_of(run, asked, samples))
+    old, figures = read_summary(folder), Figures(samples_of(run, selected, samples))
     summary = recomputed(run, figures, old.rows, old.sets)
-    return Submission(
-        schema_version=SCHEMA_VERSION,
-        suite=stamp,
-        run=RunFile.model_validate(run),
-        ar_ms_per_token=ms_per_token(summary.rows),
-        clock=clock(figures),
-        rows=summary.rows,
-        notes=summary.notes,
-        sets=old.sets,
-        submitted={"at": datetime.now(UTC).isoformat(), "lanternbench": __version__, "commit": commit()},
-        prompts=asked,
-        samples=samples,
-    )
+    parts: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "suite": stamp, "run": RunFile.model_validate(run)}
+    parts |= {"ar_ms_per_token": ms_per_token(summary.rows), "clock": clock(figures), "rows": summary.rows}
+    parts |= {"notes": summary.notes, "sets": old.sets, "prompts": selected, "samples": samples}
+    submitted = {"at": datetime.now(UTC).isoformat(), "lanternbench": __version__, "commit": commit()}
+    return Submission(**parts, submitted=submitted)
 
 
 def _prompts(run: dict[str, Any], samples: list[Sample]) -> list[Prompt]:
@@ -113,10 +105,10 @@ def _without_places(value: Any, key: str = "") -> Any:
 
 
 def samples_of(
-    run: Mapping[str, Any], asked: Sequence[Prompt], samples: Mapping[str, list[dict[str, Any]]]
+    run: Mapping[str, Any], selected: Sequence[Prompt], samples: Mapping[str, list[dict[str, Any]]]
 ) -> Iterator[Sample]:
     """The samples, method by method.  Raises ValueError for one that no run can have."""
-    by_id = {prompt.id: prompt for prompt in asked}
+    by_id = {prompt.id: prompt for prompt in selected}
     for method in run.get("methods", []):
         label, key = str(method.get("label")), str(method.get("key"))
         about = {"label": label, "method": str(method.get("method")), "options": method.get("options") or {}}
@@ -175,16 +167,13 @@ def _incomplete(stated: Submission, frozen: Protocol, samples: Sequence[Sample])
         return ["its prompts are not the suite's"]
     labels = [str(method.get("label")) for method in stated.run.methods]
     seeds = range(frozen.settings["seed"], frozen.settings["seed"] + frozen.settings["repeats"])
-    wanted = Counter((label, p.id, seed) for label in labels for p in stated.prompts for seed in seeds)
+    expected = Counter((label, p.id, seed) for label in labels for p in stated.prompts for seed in seeds)
     have = Counter((sample.label, sample.prompt_id, sample.seed) for sample in samples)
-    counts = Counter(label for label, *_ in wanted.keys() & have.keys())
+    counts = Counter(label for label, *_ in expected.keys() & have.keys())
     each = len(stated.prompts) * len(seeds)
-    reasons = [
-        f"it has {counts[label]} of {each} samples of {label}"
-        for label in dict.fromkeys(labels)
-        if counts[label] < each
-    ]
-    if not reasons and (have != wanted or stated.samples.keys() - set(labels)):
+    few = [label for label in dict.fromkeys(labels) if counts[label] < each]
+    reasons = [f"it has {counts[label]} of {each} samples of {label}" for label in few]
+    if not reasons and (have != expected or stated.samples.keys() - set(labels)):
         reasons.append("it has samples that no run of the suite has")
     if any(sample.method == IMPORTED for sample in samples):
         reasons.append("it has imported figures, which were not measured")
@@ -230,6 +219,4 @@ def read(path: Path) -> Submission:
     try:
         return Submission.model_validate(read_object(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path} is no submission ({reason(error)}): make one with `lanternbench submit RUN`."
-        ) from None
+        raise UserError(f"{path} is no submission ({reason(error)}): make one with `submit RUN`.") from None

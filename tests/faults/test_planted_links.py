@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lanternbench.cli.score_cmd import folder_names
+from lanternbench.cli.results_cmd import folder_names
 from lanternbench.errors import UserError
 from lanternbench.experiment.scoring import Item, Journal
 from lanternbench.measure.statistics import Estimate

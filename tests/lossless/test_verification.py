@@ -16,7 +16,7 @@ from windows_on_tables import output_distribution
 
 from lanternbench import lossless as verification
 from lanternbench import registry
-from lanternbench.cli.verify_cmd import checks_table
+from lanternbench.cli.study_cmd import checks_table
 from lanternbench.engine import decode as engine
 from lanternbench.engine import row_ends, verify
 from lanternbench.engine.cache import DecoderCache

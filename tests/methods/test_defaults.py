@@ -44,7 +44,7 @@ def test_a_methods_page_shows_the_defaults_that_the_code_has_on_a_target(target)
             if row["default"] != "–" and row["source"] not in ("component", "preset", "target"):
                 said = Default(f"{name} on {target}", row["option"][2:].replace("-", "_"), row["default"], "", "")
                 (found,) = in_code(said)
-                assert said.says(found) or said.default == _text(found), (name, said)
+                assert said.equals(found) or said.default == _text(found), (name, said)
                 sourced += 1
     assert sourced > 20
 

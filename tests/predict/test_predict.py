@@ -20,7 +20,7 @@ from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
-from lanternbench.cli import predict_cmd
+from lanternbench.cli import machine_cmd
 from lanternbench.cli.main import app
 from lanternbench.costs import roofline
 from lanternbench.costs.bandwidth import Bandwidth
@@ -404,5 +404,5 @@ def test_a_device_is_named_by_how_its_name_begins_in_any_spelling(asked, name):
 
 
 def test_help_names_every_device_model():
-    device = inspect.signature(predict_cmd.predict, eval_str=True).parameters["device"].annotation
+    device = inspect.signature(machine_cmd.predict, eval_str=True).parameters["device"].annotation
     assert all(name in device.__metadata__[0].help for name in device_models())

@@ -23,10 +23,7 @@ class Finished(NamedTuple):
 
 
 class Executor:
-    """Makes all samples in this process, one job after the other; ``ray.RayExecutor`` has workers for it.
-
-    Use in this order: ``start``, ``samples``, ``notes``, ``close``; the last at any time.
-    """
+    """Makes all samples in this process (Ray: in others): ``start``, ``samples``, ``notes``, then ``close``."""
 
     def __init__(self) -> None:
         self.costs: Costs = {}  # of the scores
@@ -38,10 +35,7 @@ class Executor:
         return facts._replace(environment=facts.environment | {"executor": "local", "workers": 1})
 
     def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Finished]:
-        """The results of ``units``, in any order, each as soon as it is computed; ``caption`` is for warm-ups.
-
-        ``on_step`` is called after every step of an image that this process decodes.
-        """
+        """The results of ``units``, each when it is there; ``caption``: of warm-ups; ``on_step``: after each step."""
         self.worker.prepare(captions(units))
         for label in labels(units):
             say(f"warming up {label}")

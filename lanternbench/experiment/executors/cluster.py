@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,15 +16,8 @@ PULSE = 2.0  # seconds between two looks at the cluster's processes
 RESTART = 20.0  # seconds in which they may be restarted; 60 after the control process is gone Ray ends this process
 NEW_NODE = 180.0  # seconds without any node that could hold a worker
 PATIENCE = 5.0  # seconds in which a cluster should answer, and its devices become free
+CONTINUES = "the same command continues"
 STORE = 2**28  # bytes for results on their way, in a cluster that this process starts
-
-
-class WorkerPlan(NamedTuple):
-    """How many workers on which device; ``threads`` of each."""
-
-    device: str
-    workers: int
-    threads: int
 
 
 class Connection:
@@ -50,10 +43,8 @@ class Connection:
         for process, address in (("control process", self.control), ("node process (raylet)", self.raylet)):
             while address and not is_listening(address):
                 if time.monotonic() > deadline:
-                    raise UserError(
-                        f"the {process} of the Ray cluster at {address} is gone: what is finished is kept, and the "
-                        "same command continues on a running cluster, or with --executor local"
-                    )
+                    text = f"the {process} of the Ray cluster at {address} is gone: what is finished is kept"
+                    raise UserError(f"{text}, and {CONTINUES} on a running cluster, or with --executor local")
                 time.sleep(0.1)
 
     def check_nodes(self) -> None:
@@ -63,11 +54,8 @@ class Connection:
             return
         self.no_node_since = min(self.no_node_since, time.monotonic())
         if time.monotonic() > self.no_node_since + NEW_NODE:
-            raise UserError(
-                f"no node that is left in the Ray cluster has {self.count} {self.kind}(s) for a worker: what is "
-                "finished is kept, and the same command continues when the cluster has such a node again, or with "
-                "--executor local"
-            )
+            text = f"no node that is left in the Ray cluster has {self.count} {self.kind}(s) for a worker"
+            raise UserError(f"{text}: {CONTINUES} when it has such a node again, or with --executor local")
 
     def has_store(self) -> bool:
         """May objects be asked for?"""
@@ -138,11 +126,8 @@ def no_cluster(address: str | None, reason: str) -> UserError:
     return UserError(f"{what} ({first}): give HOST:PORT of a running one, or --executor local")
 
 
-def divide(device: str, workers: int | None, threads: int | None) -> WorkerPlan:
-    """The cluster's free devices as workers: as many as asked for, or one per GPU, or per ``threads`` CPUs (one).
-
-    Raises UserError when there are not enough.
-    """
+def divide(device: str, workers: int | None, threads: int | None) -> tuple[str, int, int]:
+    """(device, workers, threads of each): one per GPU or ``threads`` CPUs, or so many.  Raises UserError if too few."""
     if device not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {device}: which GPU is Ray's choice; use auto, cpu or cuda")
     total = ray().cluster_resources()
@@ -151,14 +136,13 @@ def divide(device: str, workers: int | None, threads: int | None) -> WorkerPlan:
     kind, have = ("GPU", gpus) if device == "cuda" else ("CPU", cpus)
     threads = threads or max(1, cpus // max(1, workers or have))
     each = 1 if kind == "GPU" else threads
-    wanted, deadline = workers or max(1, have // each), time.monotonic() + PATIENCE
-    while (free := int(ray().available_resources().get(kind, 0)) // each) < wanted <= have // each:
+    count, deadline = workers or max(1, have // each), time.monotonic() + PATIENCE
+    while (free := int(ray().available_resources().get(kind, 0)) // each) < count <= have // each:
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
     if not free or (workers and free < workers):
-        raise UserError(
-            f"{wanted} worker(s) with {each} {kind}(s) each are more than the cluster has free ({free * each} of its "
-            f"{have} {kind}s): wait, or give other --workers, --threads or --device"
-        )
-    return WorkerPlan(device, min(wanted, free), threads)
+        text = f"{count} worker(s) with {each} {kind}(s) each are more than the cluster has free"
+        text += f" ({free * each} of its {have} {kind}s)"
+        raise UserError(f"{text}: wait, or give other --workers, --threads or --device")
+    return device, min(count, free), threads

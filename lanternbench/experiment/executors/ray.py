@@ -71,12 +71,12 @@ class RayExecutor(Executor):
 
     def start(self, config: Sweep, device: str, units: int) -> Facts:
         self._ours = cluster.connect(self.address, (self.workers or 1) * (self.threads or 1))
-        plan = cluster.divide(device, self.workers, self.threads)
-        self.device, count = plan.device, min(plan.workers, units)
-        cpus, gpus = (0, 1) if plan.device == "cuda" else (plan.threads, 0)
+        self.device, workers, threads = cluster.divide(device, self.workers, self.threads)
+        count, where = min(workers, units), self.device
+        cpus, gpus = (0, 1) if where == "cuda" else (threads, 0)
         self.connection = cluster.Connection("GPU" if gpus else "CPU", gpus or cpus)
         remote = self._ray.remote(num_cpus=cpus, num_gpus=gpus)(RayWorker)
-        self._start_worker = lambda: remote.remote(config, plan.device, plan.threads, Path.cwd())
+        self._start_worker = lambda: remote.remote(config, where, threads, Path.cwd())
         self.pool = [self._start_worker() for _ in range(count)]
         while True:
             try:
@@ -177,10 +177,8 @@ class RayExecutor(Executor):
         self._ray.kill(worker)  # it may be out of reach only
         self._losses[what] += 1
         if self._losses[what] >= ATTEMPTS:
-            raise UserError(
-                f"lost {self._losses[what]} worker(s) in turn over {what}, perhaps for want of memory: give fewer "
-                "--workers; what is finished is kept, and the same command continues where it stopped"
-            )
+            text = f"lost {self._losses[what]} worker(s) in turn over {what}, perhaps for want of memory"
+            raise UserError(f"{text}: give fewer --workers; what is finished is kept, and the same command continues")
         self.pool[self.pool.index(worker)] = started = self._start_worker()
         return started
 

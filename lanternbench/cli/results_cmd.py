@@ -1,22 +1,30 @@
-"""``report`` and ``compare``: tables, plots and the page of finished runs; what changed between two of them."""
+"""``report``, ``compare``, ``score``: what finished runs give, what changed between two, what their images score."""
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.output import print_cells, print_json, print_notes, print_table
+from lanternbench.cli.output import print_cells, print_json, print_notes, print_table, record
+from lanternbench.cli.progress import display
 from lanternbench.errors import UserError
+from lanternbench.utils.device import choose
+from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
     from lanternbench.measure.change import Change
+    from lanternbench.measure.summaries import Row
 
 FIGURES = ["speedup", "latency_s", "accept_len", "fidelity_loss"]
 ROBUST = ["robust_speedup", "robust_latency_s"]
+GATE = "FIGURE<BOUND or FIGURE>BOUND, of the change; % for relative. Figures: speedup, tau, …"
 CLOCKED = {"speedup", "latency_s", "tokens_per_s", "images_per_s", "end_to_end_s", "end_to_end_speedup"}
 
 
@@ -51,11 +59,9 @@ def report(
     from lanternbench.report.load import differing, joined_rows, load_runs
     from lanternbench.report.view import View, read_names
     from lanternbench.report.write import report as write
-    from lanternbench.utils.text import one_line
 
     folders = store.find(results, runs or [])
-    view = View(tuple(options.listed(methods or "")), tuple(options.listed(columns or "")),
-                read_names(names) if names else {})  # fmt: skip
+    view = View(tuple(options.listed(methods)), tuple(options.listed(columns)), read_names(names) if names else {})
     form = options.listed(formats) if formats is not None else None
     files = write(folders, out, published, form, budget, view, grid_prompts if grid else 0)
     loaded = view.of(load_runs(folders))
@@ -68,22 +74,17 @@ def report(
     for line in filter(None, (differing(loaded), *first)):
         print(one_line(line, 4000))
     print_table(rows, view.shown(rows, "terminal") if view.columns else None)
-    page, kinds = [file for file in files if file.name == "report.html"], dict[str, list[str]]()
-    for file in files:
-        kinds.setdefault(file.stem, []).append(file.suffix)
-    named = ", ".join(f"{stem}{' '.join(endings)}" for stem, endings in kinds.items() if stem != "report")
-    print_notes([*([f"{files[0].parent}: {named}"] if named else []), *page], bullet="")
+    kinds: dict[str, str] = {}
+    for file in (file for file in files if file.stem != "report"):
+        kinds[file.stem] = f"{kinds[file.stem]} {file.suffix}" if file.stem in kinds else file.name
+    others = [f"{files[0].parent}: {', '.join(kinds.values())}"] if kinds else []
+    print_notes([*others, *(file for file in files if file.name == "report.html")], bullet="")
 
 
 def compare(
     old: Annotated[str, Argument(help="Run id or folder.")],
     new: Annotated[str, Argument(help="Run id or folder.")],
-    fail_if: Annotated[
-        list[str] | None,
-        Option(
-            "--fail-if", help="FIGURE<BOUND or FIGURE>BOUND, of the change; % for relative. Figures: speedup, tau, …"
-        ),
-    ] = None,
+    fail_if: Annotated[list[str] | None, Option(help=GATE)] = None,
     results: options.Results = Path("results"),
     as_json: options.AsRows = False,
 ) -> None:
@@ -123,11 +124,11 @@ def compare(
     compared = [judged.get((change.label, change.figure), change) for change in compared]
     failed = [verdict is not None and change in verdict.failed for change in compared]
     if as_json:
-        rows = [{**change._asdict(), "failed": bad} for change, bad in zip(compared, failed, strict=True)]
+        rows = [change._asdict() | {"failed": bad} for change, bad in zip(compared, failed, strict=True)]
         gate = verdict and {"passed": verdict.passed, "judged": len(verdict.judged), "said": verdict.sentence()}
-        print_json({"changes": rows, "unjudged": [one._asdict() for one in unjudged], "gate": gate, "notes": notes})
+        print_json({"changes": rows, "unjudged": unjudged, "gate": gate, "notes": notes})
     else:
-        _print(compared, failed)
+        _print_changes(compared, failed)
         sentence = verdict.sentence() if verdict else not_compared(unjudged)
         if verdict and any(disturbed) and not {c.figure for c in verdict.judged}.isdisjoint(CLOCKED):
             sentence += "; a clock was disturbed: robust_speedup errs less"
@@ -137,7 +138,7 @@ def compare(
         raise typer.Exit(1)
 
 
-def _print(changes: list[Change], failed: list[bool]) -> None:
+def _print_changes(changes: list[Change], failed: list[bool]) -> None:
     rows = []
     for change, bad in zip(changes, failed, strict=True):
         form, measured = ("{:+.1%}", change.relative) if change.relative else ("{:+.3g}", change.difference)
@@ -146,3 +147,105 @@ def _print(changes: list[Change], failed: list[bool]) -> None:
         rows.append((change.label, change.figure, *numbers, "FAILED" if bad else ""))
     titles = ("method", "figure", "prompts", "old", "new", "change", "95 %", "")
     print_cells(titles, rows, ("method", "figure", ""))
+
+
+def score(
+    runs: Annotated[
+        list[str] | None, Argument(metavar="[RUN]...", help="Run ids or folders, or plain folders of images.")
+    ] = None,
+    metrics: Annotated[str | None, Option(help="Comma-separated; all that suit the target by default.")] = None,
+    reference: Annotated[Path | None, Option(help="Folder of real images for FID, precision, recall.")] = None,
+    captions: Annotated[
+        str | None, Option(help="Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image.")
+    ] = None,
+    caption: Annotated[str, Option(help="Which caption of a COCO image: first, longest, random.")] = "first",
+    random_weights: Annotated[
+        bool, Option("--random-weights", help="Full-size networks without files: what it would take.")
+    ] = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    again: Annotated[bool, Option("--again", help="Also score what is scored already.")] = False,
+    export: Annotated[
+        tuple[str, Path] | None,
+        Option(metavar="LAYOUT DIR", help="Only copy images for an official scorer: geneval or dpg, and where."),
+    ] = None,
+    results: options.Results = Path("results"),
+    as_json: Annotated[bool, Option("--json", help="Print the rows and notes as JSON.")] = False,
+) -> None:
+    """Score saved images; the latest run by default.  Stopped at any point, the same command continues.
+
+    Example: lanternbench score --metrics image-reward,hpsv2
+    """
+    from lanternbench import experiment as store
+    from lanternbench.experiment import scoring
+    from lanternbench.metrics.setup import Setup
+
+    if reference is not None and not reference.is_dir():
+        raise UserError(f"there is no folder {reference}: give the folder of real images to --reference.")
+    names = options.listed(metrics) if metrics is not None else None
+    setup = Setup(reference, choose(device, threads), random_weights)
+    plain = {name for name in runs or () if Path(name).is_dir() and not (results / name / "run.json").is_file()}
+    places = [Path(name) if name in plain else store.find(results, [name])[0] for name in runs or ()]
+    places = places or [store.latest(results)]
+    if export is not None:
+        _export(*export, places)
+        return
+    scored = []
+    with display("scoring") as bars:
+        for place in places:
+            if (place / "run.json").is_file():
+                if captions is not None:
+                    raise UserError(f"{place} is a run and knows its captions: leave --captions out.")
+                summary = scoring.score_run(place, names, setup, again=again, progress=bars.show)
+            else:
+                summary = scoring.score_folder(
+                    place, captions, names, setup, again=again, caption=cast(Any, caption), progress=bars.show
+                )
+            scored.append((place, summary))
+    if as_json:
+        print_json([record(place, summary) for place, summary in scored])
+        return
+    for place, summary in scored:
+        if summary.rows[0].method:
+            print_table(summary.rows)
+        else:
+            _print_metrics(summary.rows[0])
+        print_notes(summary.all_notes())
+        print_notes([place], bullet="")
+
+
+def _export(layout: str, folder: Path, places: list[Path]) -> None:
+    """The images of all these runs, a folder for each method; those of one prompt in the order of the runs."""
+    from lanternbench.experiment import read_samples
+    from lanternbench.metrics.export import export
+
+    images: dict[str, dict[str, list[Path]]] = {}
+    for place in places:
+        for sample in read_samples(place):
+            if sample.image:
+                images.setdefault(sample.label, {}).setdefault(sample.prompt, []).append(place / sample.image)
+    if not images:
+        raise UserError(f"{', '.join(map(str, places))} has no images to export: name runs that drew some.")
+    for label, name in folder_names(images).items():
+        print(f"{one_line(label)}: {export(layout, images[label], folder / name)}")
+
+
+def folder_names(labels: Iterable[str]) -> dict[str, str]:
+    """A folder's name for each label, without signs that shells or paths read; a number tells equal ones apart."""
+    names: dict[str, str] = {}
+    for label in labels:
+        stem = re.sub(r"[^\w.=+-]+", "-", label).lstrip(".")[:60] or "method"
+        choices = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        names[label] = next(name for name in choices if name not in names.values())
+    return names
+
+
+def _print_metrics(row: Row) -> None:
+    """The row of a plain folder, a metric a line."""
+    from lanternbench.report.columns import metric_column, metric_keys
+
+    cells = (
+        (c.title + c.arrow, c.value(row), c.bounds(row), str(row.figure(c.key).n or row.n))
+        for c in map(metric_column, metric_keys([row]))
+    )
+    print_cells(("metric", one_line(row.label), "95 %", "images"), cells, ("metric",))

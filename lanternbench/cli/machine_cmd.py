@@ -1,28 +1,67 @@
-"""``predict``: what a measured run's methods would gain on other devices, for other targets, in other batches."""
+"""``tune``, ``predict``: the tree with the most tokens per second here; what methods would gain on other devices."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.output import print_json, print_notes, stdout
+from lanternbench.cli.fields import MethodOptions, Takes
+from lanternbench.cli.output import print_cells, print_json, print_notes, program, stdout
 from lanternbench.cli.progress import display
+from lanternbench.cli.run_cmd import MODEL, Execution
 from lanternbench.errors import UserError
+from lanternbench.utils.device import choose
 
+SETTINGS = f"{MODEL} prompts num_prompts recorded few seed temperature guidance"  # of `tune`
 DEFAULT = "h100"
+DEVICES = "a100-40g, a100-80g, h100, h200, rtx-4090, l40s, or `this`: this machine, probed"
+
+
+def tune(
+    method: Annotated[str, Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")],
+    settings: Annotated[dict[str, Any], Takes(SETTINGS, "lanternbench.tune.result:Tune")],
+    where: Annotated[Execution, Takes("device threads out fresh")],
+    method_options: MethodOptions,
+    as_json: options.AsJson = False,
+) -> None:
+    """Find the sizes of a method's tree, or window, that suit this machine, and write them as a preset.
+
+    Example: lanternbench tune --method eagle-1
+    """
+    from lanternbench.experiment.config import checked
+    from lanternbench.tune import tuning as search
+    from lanternbench.tune.plot import write_plot
+    from lanternbench.tune.result import Tune, with_interval
+
+    config, device = checked(Tune, settings | {"method": method, "options": method_options}), where.device
+    with display(f"tuning {method}") as bars:
+        chosen = choose(device, where.threads)
+        path, tuning = search.tune(config, where.out, fresh=where.fresh, device=chosen, progress=bars.show)
+        plot, _ = write_plot(tuning, path.with_suffix(""))
+    if as_json:
+        print_json({"preset": str(path), "plot": str(plot), "verdict": tuning.verdict, "best": tuning.best,
+                    "results": tuning.rows(), "cost": tuning.cost.model_dump()})  # fmt: skip
+        return
+    rows = []
+    for r in tuning.results:
+        label = f"{r.label}{' (its own)' if r.name == 'default' else ''}{' ←' if r.name == tuning.best else ''}"
+        nodes, tau, speed = "1", "–", "–"
+        if e := r.expected:
+            nodes, tau = str(e.shape.nodes), f"{e.tau:.2f}"
+            speed = speed if tuning.disturbed else f"{e.tokens_per_s:.1f}"
+        loss = "–" if r.fidelity_loss is None else f"{r.fidelity_loss:.3f}"
+        measured = (f"{r.tau:.2f}", speed, f"{r.robust_tokens_per_s:.1f}", with_interval(r.robust_ratio), loss)
+        rows.append((label, nodes, tau, *measured))
+    titles = ("sizes", "nodes", "τ expected", "τ", "tokens/s expected", "tokens/s", "× its own [95 %]", "fidelity loss")
+    print_cells(titles, rows, ("sizes",), pad_edge=False)
+    print_notes(filter(None, [tuning.disturbed]))
+    print(f"{tuning.verdict}\n{path}  ·  plot: {plot}\nnext: {program()} run --method {path}")
 
 
 def predict(
     run: Annotated[str, Argument(help="Run id or folder.")],
-    device: Annotated[
-        list[str] | None,
-        Option(
-            "--device",
-            help="a100-40g, a100-80g, h100, h200, rtx-4090, l40s, or `this`: this machine, probed; repeatable "
-            "(default: h100).",
-        ),
-    ] = None,
+    device: Annotated[list[str] | None, Option(help=f"{DEVICES}; repeatable (default: h100).")] = None,
     target: Annotated[
         str | None, Option(help="Of `lanternbench targets`, or chameleon-34b (default: the run's).")
     ] = None,
