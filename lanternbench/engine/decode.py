@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine.carry import select
+from lanternbench.engine.draft import Draft
 from lanternbench.engine.opening import begin, row_seed
 from lanternbench.engine.proposal import Proposal
 from lanternbench.engine.recording import Recordings, Work
@@ -16,7 +17,6 @@ from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import simulate
 from lanternbench.engine.state import CommitPlan, DecodeState, StepResult, TreeStates, commit, forward, plan_commit
 from lanternbench.engine.trace import Generation, Log
-from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
 from lanternbench.errors import UserError
 from lanternbench.models.target import Target

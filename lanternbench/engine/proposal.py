@@ -14,9 +14,9 @@ from torch import Tensor
 
 from lanternbench.component import Choices, Component, Prepared
 from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.draft import Draft
 from lanternbench.engine.plain import TreeSpec, WindowSpec
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.models.network import Network
 from lanternbench.models.target import Target
@@ -29,12 +29,9 @@ Search: TypeAlias = Literal["shape", "length", "growth", "bounds"]
 
 
 class Drafter:
-    """A model that predicts the tokens after the committed ones and after drafted nodes.
+    """A model that predicts the tokens after the committed ones and after drafted nodes."""
 
-    A cursor is passed from call to call within one step.  ``per_level``: does ``expand`` run a forward?
-    """
-
-    per_level: bool = True
+    per_level: bool = True  # does ``Expand`` run a forward?
     aux_layers: tuple[int, ...] = ()  # see ``Proposal``
     step_slots: int = 0  # cache slots that a step fills, where they do not depend on the tree
 
@@ -42,15 +39,8 @@ class Drafter:
         """``max_nodes``: how many nodes one step expands at most."""
         return ()
 
-    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Any]:
-        """Read the tokens of the last commit -> guided logits [B, V] after the last of them, and a cursor."""
-        raise NotImplementedError
-
-    def expand(
-        self, state: DecodeState, drafter_state: Any, cursor: Any, tokens: Tensor, parent: Tensor | None,
-        visible: Tensor | None, depth: int,
-    ) -> tuple[Tensor, Any]:  # fmt: skip
-        """See ``Expand``; also returns the cursor for the next call."""
+    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Expand]:
+        """Read the tokens of the last commit -> guided logits [B, V] after the last of them, and what drafts on."""
         raise NotImplementedError
 
     def network(self) -> Network:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.component import Component
-from lanternbench.engine.address import Lengths, RowInputs, rows_address
+from lanternbench.engine.address import Address, Layout, Lengths, additive
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, launch
 from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
@@ -90,6 +90,44 @@ class RowTrace(Trace):
         del self.state  # caches and all
         super().cut(length)
         self.q = teacher_forced(state.target, state.prefix, state.finish(), state.guidance, state.warp)
+
+
+class RowInputs(NamedTuple):
+    """The inputs of a forward over several rows of the image, [B, n] each; see ``rows_address``."""
+
+    tokens: Tensor
+    row: Tensor
+    column: Tensor  # the row's width for a row end
+    upto: Tensor  # earlier columns of its own row that it attends to, besides itself
+    used: Tensor  # bool; what is not is written to the last slot, which is never read
+
+
+def rows_address(
+    layout: Layout, first: int, width: int, inputs: RowInputs, count: Tensor, span: int, seen_from: int | None = None
+) -> Address:
+    """Inputs of several rows; each attends to the prompt, to the committed tokens of the rows above and to its own row.
+
+    The image begins at token ``first``; those of other grids before it are drawn one by one, and seen from then on.
+    count [B, H]: committed tokens of each row, this forward's inputs included.  Where an input stands in a row, every
+    row above has its row end; columns from ``seen_from`` on (default: none but that) are seen with it.  −1: every
+    earlier slot is seen, written or not.
+    """
+    base, stride = layout.slot_of[1 + first], width + (layout.width > 0)
+    offset = inputs.row * stride + inputs.column
+    offsets = torch.arange(span, device=offset.device) - base  # [span], negative before the image
+    row, column = offsets // stride, offsets % stride
+    if seen_from == -1:
+        seen = offsets <= offset[..., None]
+    else:
+        committed = column < count[:, row.clamp(0, count.shape[1] - 1)]  # [B, span]
+        written = committed | (column >= (width if seen_from is None else seen_from))
+        rows_above = (row >= 0) & (row < inputs.row[..., None]) & written[:, None]
+        same_row = (row == inputs.row[..., None]) & (column < inputs.upto[..., None])
+        seen = rows_above | same_row | (offsets == offset[..., None])
+    before = (offsets < 0) & (offsets <= offset[..., None])
+    mask = additive((seen & inputs.used[..., None]) | before)[:, None]
+    slots = torch.where(inputs.used, base + offset, layout.capacity - 1)
+    return Address(slots, slots, mask, span)
 
 
 class RowProposer:

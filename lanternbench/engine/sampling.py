@@ -49,6 +49,26 @@ def _nucleus(x: Tensor, top_p: float) -> Tensor:
     return x.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
 
 
+def at(q: Tensor, x: Tensor) -> Tensor:
+    """q(x): [..., V], [...] -> [...]."""
+    return q.gather(-1, x.unsqueeze(-1)).squeeze(-1)
+
+
+def normalised(weights: Tensor, fallback: Tensor) -> Tensor:
+    """A residual as a distribution; where it is 0 everywhere, ``fallback`` [..., V] (the distribution it came from)."""
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights / total, fallback)
+
+
+def rows_at(x: Tensor, index: Tensor) -> Tensor:
+    """x [B, M, V], index [B] or [B, n] -> [B, V] or [B, n, V]: whole rows, which a gather would copy item by item."""
+    b, m, v = x.shape
+    if b == 1:
+        return x.index_select(1, index.flatten()).view(*index.shape, v)
+    index = index + torch.arange(0, b * m, m, device=x.device).view(-1, *[1] * (index.ndim - 1))
+    return x.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, v)
+
+
 BELOW_ONE = 1 - 1e-6  # the largest uniform in use: its product with a total must not round up to the total
 
 

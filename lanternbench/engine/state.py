@@ -15,11 +15,11 @@ from lanternbench.engine import row_ends
 from lanternbench.engine.address import Lengths, tree_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt, select
+from lanternbench.engine.draft import Draft, VerifyResult, additive
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
-from lanternbench.engine.tree import Draft, additive
-from lanternbench.engine.verify import Uniforms, VerifyResult
+from lanternbench.engine.verify import Uniforms
 from lanternbench.models.target import Prefix, Target
 
 

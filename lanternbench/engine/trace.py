@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.tree import Draft
+from lanternbench.engine.draft import Draft
 from lanternbench.engine.verify import VerifyResult
 
 if TYPE_CHECKING:

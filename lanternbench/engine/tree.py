@@ -1,107 +1,14 @@
-"""Draft trees as tensors.  Node 0 is the root: the last committed token, which every step reads again.
+"""How draft trees are built, from paths or from parents, and questions about their nodes; see ``engine.draft``."""
 
-Shapes: b is 1 when all prompts share the tree, else the batch B; N nodes; W the widest family of siblings; D the depth.
-"""
-
-from __future__ import annotations
-
-from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from lanternbench.engine.draft import MAX_DEPTH as MAX_DEPTH
+from lanternbench.engine.draft import Draft as Draft
+from lanternbench.engine.draft import Level, Paths, Rank, StaticTree, Tree, additive
 from lanternbench.errors import UserError
-
-Paths = tuple[tuple[int, ...], ...]
-MAX_DEPTH = 64
-
-
-class Tree(NamedTuple):
-    """Shape of a draft tree.  A node that a prompt does not use has depth −1 and is in no list of children."""
-
-    depth: Tensor  # [b, N] 0 for the root
-    children: Tensor  # [b, N, W] node ids in draft order, −1 = none
-    ancestors: Tensor  # [b, N, N] bool: may node i attend to node j (itself included)
-    max_depth: int
-
-    @property
-    def nodes(self) -> int:
-        return self.depth.shape[1]
-
-    @property
-    def width(self) -> int:
-        return self.children.shape[2]
-
-
-class Level(NamedTuple):
-    """One depth of a static tree: which nodes are expanded, and where their children go."""
-
-    parents: tuple[int, ...]  # node ids
-    widths: tuple[int, ...]  # children per parent
-    first: int  # node id of the first child; children are numbered parent after parent
-    rows: Tensor  # [C] which parent (index into ``parents``) a child belongs to
-    ranks: Tensor  # [C] its rank among its siblings
-    shape: tuple[int, int, int]  # −1, how many parents, children that are drawn for each
-    above: Tensor | None  # [m] index of the parents' parents among those of the level before; None at depth 1
-    expanded: Tensor | None  # [m] index of the parents among the nodes of the level before; None in a chain
-    mask: Tensor | None  # additive [1, m, nodes expanded so far but the root]; None in a chain
-
-
-class Rank(NamedTuple):
-    """The j-th children of a static tree."""
-
-    families: Tensor  # [m] index of their parent among the inner nodes
-    nodes: Tensor  # [m] their ids
-
-
-@dataclass(frozen=True, eq=False)
-class StaticTree:
-    """A tree whose shape is data.  Nodes are numbered level by level, siblings side by side in draft order."""
-
-    tree: Tree
-    levels: tuple[Level, ...]
-    inner: tuple[int, ...]  # nodes that have children, in order of depth
-    inner_ids: Tensor  # [M] the same
-    inner_index: Tensor  # [N] index of each node among the inner ones, −1 for leaves
-    ranks: tuple[Rank, ...]  # first children, second children, …
-    sizes: Tensor  # [1, N] number of children of every node
-    paths: Paths  # of every node but the root, ranks from the root
-    mask: Tensor | None  # additive [1, N, N] of ``ancestors``, None for a lone root
-
-    @property
-    def is_chain(self) -> bool:
-        return self.tree.width == 1
-
-    def to(self, device: torch.device) -> StaticTree:
-        return StaticTree(**tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, vars(self)))
-
-
-class Draft(NamedTuple):
-    """What a proposal gives to verification: ``static`` where all prompts share one fixed shape, else ``grown``."""
-
-    tokens: Tensor  # [B, N], node 0 = the last committed token
-    p: Tensor | None = None  # [B, M, V] distributions that the children of the inner nodes were sampled from
-    static: StaticTree | None = None  # the tree, where all prompts share one fixed shape
-    grown: Tree | None = None  # else a tree per prompt
-
-    @property
-    def tree(self) -> Tree:
-        shape = self.static.tree if self.static is not None else self.grown
-        assert shape is not None
-        return shape
-
-    @property
-    def is_chain(self) -> bool:
-        """Is it one chain for every prompt, so that a node's id is its depth?  A lone root is."""
-        return self.static is not None and (self.static.is_chain or self.static.tree.nodes == 1)
-
-
-def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Bool mask -> 0 where visible, −∞ elsewhere."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
 def from_paths(paths: Paths) -> StaticTree:

@@ -11,7 +11,7 @@ from rules import EXACT, lantern
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
-from lanternbench.engine import verify as verification
+from lanternbench.engine import chosen, verify
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
@@ -89,7 +89,7 @@ def walk(
         return weights.argmax(-1)
 
     node, used = 0, 0
-    with patch.object(verification, "draw", recording):
+    with patch.object(verify, "draw", recording), patch.object(chosen, "draw", recording):
         while True:
             children = [c for c in draft.tree.children[0, node].tolist() if c >= 0]
             u[0, children] = uniforms[used : used + len(children)]

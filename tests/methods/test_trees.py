@@ -98,7 +98,7 @@ def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_deco
         for prompt in range(2):
             u = random_uniforms(state.seeds[prompt], len(histories[prompt]))
             expected = adt_step(histories[prompt], alphas[prompt], within, init, side, 2, u)
-            assert own.now[prompt] == expected
+            assert own.tree_sizes[prompt] == expected
         seen |= set(own.now)
         committed = tuple(tokens.randint(1, d + 1) for d, _ in own.now)
         for prompt, (count, size) in enumerate(zip(committed, own.now, strict=True)):

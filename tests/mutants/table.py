@@ -244,7 +244,7 @@ MUTANTS = (
         "SJD-PAC: the longest accepted path counts, not the first accepted sibling",
         (
             (
-                "lanternbench/engine/verify.py",
+                "lanternbench/engine/draft.py",
                 "    some, first = accept.any(-1), accept.int().argmax(-1)  # the first accepted child\n",
                 "    reach = torch.zeros(accept.shape[:2], dtype=torch.long, device=accept.device)\n"
                 "    child = tree.children.expand_as(accept).clamp(min=0).flatten(1)\n"
@@ -362,7 +362,7 @@ MUTANTS = (
     Mutant(
         "rows-mask-short",
         "a row sees one column less of the rows above",
-        (("lanternbench/engine/address.py", "committed = column < count[", "committed = column + 1 < count["),),
+        (("lanternbench/engine/rows.py", "committed = column < count[", "committed = column + 1 < count["),),
         "zipar",
         (
             "tests/engine/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",
@@ -373,7 +373,7 @@ MUTANTS = (
         "the stand-in that begins a row is seen by later tokens",
         (
             (
-                "lanternbench/engine/address.py",
+                "lanternbench/engine/rows.py",
                 "(width if seen_from is None else seen_from)",
                 "(width - 1 if seen_from is None else seen_from)",
             ),
@@ -386,7 +386,7 @@ MUTANTS = (
     Mutant(
         "row-counts-swapped",
         "a row attends by the counts of another prompt",
-        (("lanternbench/engine/address.py", "count[:, row.clamp(", "count.roll(1, 0)[:, row.clamp("),),
+        (("lanternbench/engine/rows.py", "count[:, row.clamp(", "count.roll(1, 0)[:, row.clamp("),),
         "pjd",
         ("tests/engine/test_orders.py::test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone",),
     ),

@@ -10,19 +10,11 @@ import torch
 from torch import Tensor
 
 from lanternbench.component import Prepared, option
+from lanternbench.engine.chosen import Families
 from lanternbench.engine.plain import Probs
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.tree import Draft, first_leaf
-from lanternbench.engine.verify import (
-    AcceptanceRule,
-    Families,
-    Forms,
-    RelaxedProb,
-    Residual,
-    VerifyResult,
-    rows_at,
-    walk,
-)
+from lanternbench.engine.verify import AcceptanceRule, Forms, RelaxedProb, Residual, VerifyResult, rows_at, walk
 from lanternbench.methods.acceptance.neighbours import nearest, plain_nearest
 from lanternbench.methods.residuals import lantern
 from lanternbench.models.target import Target

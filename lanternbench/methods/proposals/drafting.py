@@ -15,8 +15,8 @@ from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.opening import open_cache
 from lanternbench.engine.plain import TreeSpec
-from lanternbench.engine.proposal import Drafter, Proposal, TreePolicy
-from lanternbench.engine.row_ends import ROOT, Group, RowEnds
+from lanternbench.engine.proposal import Drafter, Expand, Proposal, TreePolicy
+from lanternbench.engine.row_ends import ROOT, RowEnds
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule
@@ -76,13 +76,7 @@ class DrafterProposal(Proposal):
         return DraftedState(self.drafter.begin(state, self.max_step_slots), self.tree.begin(state))
 
     def draft(self, state: DecodeState, proposer_state: DraftedState, u: Tensor) -> Draft:
-        logits, cursor = self.drafter.root(state, proposer_state.drafter)
-
-        def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
-            nonlocal cursor
-            logits, cursor = self.drafter.expand(state, proposer_state.drafter, cursor, tokens, parent, visible, depth)
-            return logits
-
+        logits, expand = self.drafter.root(state, proposer_state.drafter)
         return self.tree.grow(state, proposer_state.tree, logits, expand, u)
 
     def update(self, state: DecodeState, proposer_state: DraftedState, result: StepResult) -> DraftedState:
@@ -98,14 +92,6 @@ class DrafterProposal(Proposal):
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
         return self.tree.levels(depth, nodes) if self.drafter.per_level else ()
-
-
-class Cursor(NamedTuple):
-    """After one level of drafted nodes."""
-
-    states: Tensor  # [R, m, dim] that predict the tokens after them
-    slots: int = 0  # filled after the committed tokens in this step
-    groups: tuple[Group, ...] = ROOT  # what is in them, where row ends may be
 
 
 class CachedDrafter(Drafter):
@@ -130,42 +116,37 @@ class CachedDrafter(Drafter):
         """The target's states, as ``read`` takes them; None where it takes none."""
         return None
 
-    def root(self, state: DecodeState, cache: DecoderCache) -> tuple[Tensor, Cursor]:
-        """The tokens of the last commit are appended."""
+    def root(self, state: DecodeState, cache: DecoderCache) -> tuple[Tensor, Expand]:
+        """The tokens of the last commit are appended; drafted nodes fill the next slots, level by level."""
         state.clock.tick("other")
-        last, length = state.now.last, state.now.length
+        last, length, layout = state.now.last, state.now.length, cache.layout
         x = self.read(cache.all_rows(self.embed(last.tokens)), self.target_states(last.hidden))
+        filled, groups, ends = 0, ROOT, None
         if cache.row_end is None:
-            at = append_address(cache.layout, length, last.advance, x.shape[1])
-            cursor = Cursor(cache.forward_last(x, at, last.advance))
+            states = cache.forward_last(x, append_address(layout, length, last.advance, x.shape[1]), last.advance)
         else:
-            before = last.before
-            ends = None if before is None else partial(self.row_end, cache, self.target_states(before))
-            states, groups = RowEnds(cache, partial(self.row_end, cache), length).append(x, ends, last.advance)
-            cursor = Cursor(states, groups=groups)
-        return self._logits(state, cursor.states[:, 0]), cursor
+            ends, before = RowEnds(cache, partial(self.row_end, cache), length), last.before
+            end = None if before is None else partial(self.row_end, cache, self.target_states(before))
+            states, groups = ends.append(x, end, last.advance)
+
+        def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+            nonlocal states, filled, groups
+            state.clock.tick("other")
+            m = tokens.shape[1]
+            x = self.read(cache.all_rows(self.embed(tokens)), parent_states(cache, states, parent, m, depth))
+            if ends is None:
+                states = cache.forward(x, level_address(layout, length, filled, m, depth, visible))
+                filled += m
+            else:
+                states, groups = ends.level(x, groups, visible, depth)
+            return self._logits(state, states)
+
+        return self._logits(state, states[:, 0]), expand
 
     def row_end(self, cache: DecoderCache, states: Tensor | None, like: Tensor) -> Tensor:
         """The inputs of row ends, of the shape of ``like``, after tokens with these states."""
         assert cache.row_end is not None
         return self.read(cache.row_end.expand_as(like), states)
-
-    def expand(
-        self, state: DecodeState, cache: DecoderCache, cursor: Cursor, tokens: Tensor, parent: Tensor | None,
-        visible: Tensor | None, depth: int,
-    ) -> tuple[Tensor, Cursor]:  # fmt: skip
-        state.clock.tick("other")
-        m, length = tokens.shape[1], state.now.length
-        before = parent_states(cache, cursor.states, parent, m, depth)
-        x = self.read(cache.all_rows(self.embed(tokens)), before)
-        if cache.row_end is None:
-            states = cache.forward(x, level_address(cache.layout, length, cursor.slots, m, depth, visible))
-            cursor = Cursor(states, cursor.slots + m)
-        else:
-            ends = RowEnds(cache, partial(self.row_end, cache), length)
-            states, groups = ends.level(x, cursor.groups, visible, depth)
-            cursor = Cursor(states, groups=groups)
-        return self._logits(state, cursor.states), cursor
 
     def _logits(self, state: DecodeState, states: Tensor) -> Tensor:
         """states [R, …, dim] -> guided logits [B, …, V]."""

@@ -16,7 +16,7 @@ from lanternbench.component import Choices
 from lanternbench.engine.address import Address, additive, entries_address, run_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.opening import open_cache
-from lanternbench.engine.proposal import Drafter
+from lanternbench.engine.proposal import Drafter, Expand
 from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
 from lanternbench.methods.proposals.drafting import DrafterProposal
@@ -26,26 +26,24 @@ from lanternbench.registry import register
 
 
 class LevelsDrafter(Drafter):
-    """Its cursor is the logits [B, levels, V] of all levels."""
+    """Gives the logits of all levels at once."""
 
     per_level = False
     lm: Any  # the decoder whose head is used
 
-    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Tensor]:
+    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Expand]:
         state.clock.tick("other")
-        logits = self.lm.logits(self.states(state, drafter_state), state.guidance)
+        logits = self.lm.logits(self.states(state, drafter_state), state.guidance)  # [B, levels, V]
         state.clock.tick("draft")
-        return logits[:, 0], logits
+
+        def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+            return logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
+
+        return logits[:, 0], expand
 
     def states(self, state: DecodeState, drafter_state: Any) -> Tensor:
         """The inputs of the head for every level, [R, levels, dim]."""
         raise NotImplementedError
-
-    def expand(
-        self, state: DecodeState, drafter_state: Any, cursor: Tensor, tokens: Tensor, parent: Tensor | None,
-        visible: Tensor | None, depth: int,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        return cursor[:, depth : depth + 1].expand(-1, tokens.shape[1], -1), cursor
 
 
 class MedusaDrafter(LevelsDrafter):
