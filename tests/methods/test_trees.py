@@ -99,9 +99,9 @@ def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_deco
             u = random_uniforms(state.seeds[prompt], len(histories[prompt]))
             expected = adt_step(histories[prompt], alphas[prompt], within, init, side, 2, u)
             assert own.tree_sizes[prompt] == expected
-        seen |= set(own.now)
-        committed = tuple(tokens.randint(1, d + 1) for d, _ in own.now)
-        for prompt, (count, size) in enumerate(zip(committed, own.now, strict=True)):
+        seen |= set(own.tree_sizes)
+        committed = tuple(tokens.randint(1, d + 1) for d, _ in own.tree_sizes)
+        for prompt, (count, size) in enumerate(zip(committed, own.tree_sizes, strict=True)):
             histories[prompt] += [size] * count
             alphas[prompt] = (count if bonus else count - 1) / size[0]
         state.now.last.advance = Lengths.of(torch.tensor(committed), committed)
