@@ -1,4 +1,4 @@
-"""Verification of children that were chosen, not sampled, so that p is 1 there, and of any tree at temperature 0.
+"""Verification of children that were chosen, so that p is 1 there, of a lone root, and of any tree at temperature 0.
 
 B batch, N nodes, V vocabulary, W widest family, D depth of the tree.
 """
@@ -76,9 +76,10 @@ def is_argmax(rule: AcceptanceRule, q: Tensor, best: Tensor, parent: Tensor, dra
 
 def verify_greedy(rule: AcceptanceRule, draft: Draft, q: Tensor) -> VerifyResult:
     """Temperature 0; of several accepted paths the longest counts."""
-    parent, best = parents(draft.tree), q.argmax(-1)  # [B, N]
+    tree, best = draft.tree, q.argmax(-1)  # [B, N]
+    parent = parents(tree)
     ok = rule.accept_greedily(q, best, parent.clamp(min=0).expand_as(best), draft) & (parent >= 0)
-    path, accepted, last = longest_path(draft.tree, ok, rule.order_greedily(draft))
+    path, accepted, last = longest_path(tree, ok, rule.order_greedily(draft))
     return VerifyResult(path, accepted, best.gather(1, last[:, None])[:, 0], torch.zeros_like(best))
 
 
@@ -89,6 +90,6 @@ def longest_path(tree: Tree, ok: Tensor, order: Tensor | None = None) -> tuple[T
     """
     reached = (tree.ancestors & ~ok[:, None, :]).sum(-1) == 1  # every ancestor but the root accepted
     depth = torch.where(reached, tree.depth.expand_as(ok), -1)
-    rank = depth * (tree.nodes + 1)
+    rank = depth * (ok.shape[1] + 1)
     last = (rank if order is None else rank - order).argmax(1)
     return path_to(tree, last), depth.gather(1, last[:, None])[:, 0], last

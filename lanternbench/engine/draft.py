@@ -37,9 +37,7 @@ class Tree(NamedTuple):
 class Level(NamedTuple):
     """One depth of a static tree: which nodes are expanded, and where their children go."""
 
-    parents: tuple[int, ...]  # node ids
-    widths: tuple[int, ...]  # children per parent
-    first: int  # node id of the first child; children are numbered parent after parent
+    parents: tuple[int, ...]  # node ids; their children are numbered parent after parent
     rows: Tensor  # [C] which parent (index into ``parents``) a child belongs to
     ranks: Tensor  # [C] its rank among its siblings
     shape: tuple[int, int, int]  # −1, how many parents, children that are drawn for each
@@ -61,8 +59,7 @@ class StaticTree:
 
     tree: Tree
     levels: tuple[Level, ...]
-    inner: tuple[int, ...]  # nodes that have children, in order of depth
-    inner_ids: Tensor  # [M] the same
+    inner_ids: Tensor  # [M] nodes that have children, in order of depth
     inner_index: Tensor  # [N] index of each node among the inner ones, −1 for leaves
     ranks: tuple[Rank, ...]  # first children, second children, …
     sizes: Tensor  # [1, N] number of children of every node

@@ -1,8 +1,7 @@
 """The contracts between the engine and what drafts: a proposal, and a drafter with a tree policy.
 
-State is explicit: ``begin`` returns it, ``draft`` reads it, and ``update`` takes it and returns the next one.  It
-consists of what ``engine.carry`` describes; a component keeps no other mutable state.  Code that is replayed as a CUDA
-graph may read only the tensors of the state.
+State is explicit and of what ``engine.carry`` describes: ``begin`` returns it, ``draft`` reads it, ``update`` returns
+the next one.  Code that is replayed as a CUDA graph may read only its tensors.
 """
 
 from __future__ import annotations
@@ -75,13 +74,9 @@ class Growing(Component):
 
 
 class TreePolicy(Growing):
-    """Turns a drafter's distributions into draft trees.
+    """Turns a drafter's distributions into draft trees."""
 
-    ``search``: how `tune` finds its sizes: a static ``shape``, a chain's ``length``, a dynamic tree's ``growth``, the
-    ``bounds`` of an adaptive one; None: as ``tuned`` says.
-    """
-
-    search: ClassVar[Search | None] = None
+    search: ClassVar[Search | None] = None  # how `tune` finds its sizes; None: as ``tuned`` says
 
     def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
         """The policy for the drafts of ``proposal``, ready to decode."""
@@ -96,10 +91,7 @@ class TreePolicy(Growing):
         raise NotImplementedError
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        """Nodes that are expanded on each level below the root but the deepest, for a tree of this size.
-
-        By default all levels are assumed to have equal width.
-        """
+        """Nodes that are expanded on each level below the root but the deepest, for a tree of this size; here equal."""
         return (-(-(nodes - 1) // max(depth, 1)),) * (depth - 1)
 
 
@@ -121,10 +113,7 @@ class Proposal(Growing):
     aux_layers = Prepared[tuple[int, ...]](())  # target layers after which it also reads hidden states
 
     def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Proposal:
-        """The proposal, ready to decode; ``tree`` is prepared, unless ``tree_is_own``.
-
-        Raises UserError where the target lacks what it needs.
-        """
+        """Ready to decode; ``tree`` is prepared, unless ``tree_is_own``.  Raises UserError for a target that cannot."""
         return self
 
     def plain(self, tree: TreePolicy) -> TreeSpec | WindowSpec | None:
@@ -143,11 +132,9 @@ class Proposal(Growing):
     def refuses(self, choices: Choices) -> str | None:
         if self.tree_names is None:
             return "a drafter needs a tree" if choices.tree == "none" else None
-        if choices.tree in self.tree_names:
-            return None
-        return (
-            f"the proposal '{choices.proposal}' drafts with tree {' or '.join(self.tree_names)}, not '{choices.tree}'"
-        )
+        trees = " or ".join(self.tree_names)
+        reason = f"the proposal '{choices.proposal}' drafts with tree {trees}, not '{choices.tree}'"
+        return None if choices.tree in self.tree_names else reason
 
     def draft(self, state: DecodeState, proposer_state: Any, u: Tensor) -> Draft:
         """The next draft tree, from uniforms u [B, uniforms]."""

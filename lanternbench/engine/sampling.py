@@ -30,7 +30,12 @@ class Warp(NamedTuple):
             x = x / temperature
         if 0 < top_k < x.shape[-1]:
             x = x.masked_fill(x < kth_largest(x, top_k), -torch.inf)
-        return (_nucleus(x, top_p) if top_p < 1.0 else x).softmax(-1)
+        if top_p < 1.0:
+            ordered, index = x.sort(-1, descending=True)
+            mass = ordered.softmax(-1)
+            outside = mass.cumsum(-1) - mass >= top_p  # the mass before a token already suffices
+            x = x.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
+        return x.softmax(-1)
 
 
 def kth_largest(x: Tensor, k: int) -> Tensor:
@@ -40,13 +45,6 @@ def kth_largest(x: Tensor, k: int) -> Tensor:
     place, values = x.shape[-1] - k, x.detach().numpy().copy()
     values.partition(place)
     return torch.from_numpy(values[..., place : place + 1])
-
-
-def _nucleus(x: Tensor, top_p: float) -> Tensor:
-    ordered, index = x.sort(-1, descending=True)
-    mass = ordered.softmax(-1)
-    outside = mass.cumsum(-1) - mass >= top_p  # the mass before a token already suffices
-    return x.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
 
 
 def at(q: Tensor, x: Tensor) -> Tensor:
@@ -73,7 +71,7 @@ BELOW_ONE = 1 - 1e-6  # the largest uniform in use: its product with a total mus
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
-    """Inverse CDF: non-negative weights [..., V] (any scale), uniforms u [...] in 0 … BELOW_ONE -> tokens [...].
+    """Inverse CDF: weights [..., V] ≥ 0 of any scale, uniforms u [...] in 0 … BELOW_ONE -> tokens [...].
 
     Never draws a token of weight 0 unless all are 0 (then the last).
     """

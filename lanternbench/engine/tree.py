@@ -12,10 +12,7 @@ from lanternbench.errors import UserError
 
 
 def from_paths(paths: Paths) -> StaticTree:
-    """A list of child paths (ranks from the root) -> tensors; no paths give a lone root.
-
-    Raises UserError where the paths are no tree: a missing parent or a gap between siblings.
-    """
+    """Child paths (ranks from the root) -> tensors; none give a lone root.  Raises UserError if a node is missing."""
     nodes = sorted(set(map(tuple, paths)), key=lambda p: (len(p), p))
     if any(not p or min(p) < 0 for p in nodes):
         raise UserError("a static tree needs at least one path, each a non-empty list of child ranks such as [0, 1]")
@@ -23,37 +20,28 @@ def from_paths(paths: Paths) -> StaticTree:
     for p in nodes:
         if p[:-1] not in index or (p[-1] > 0 and (*p[:-1], p[-1] - 1) not in index):
             raise UserError(f"the static tree names {list(p)} but not its parent or its left sibling: add them")
-    n, width = len(index), 1 + max((p[-1] for p in nodes), default=-1)
-    deepest = max((len(p) for p in nodes), default=0)
-    children = torch.full((1, n, width), -1)
-    ancestors = torch.eye(n, dtype=torch.bool)
-    for p in nodes:
-        i, parent = index[p], index[p[:-1]]
-        children[0, parent, p[-1]] = i
-        ancestors[i] |= ancestors[parent]
-    parent_of = {index[p]: index[p[:-1]] for p in nodes}
+    parent_of, depth = [-1, *(index[p[:-1]] for p in nodes)], [len(p) for p in index]
+    width, deepest = 1 + max((p[-1] for p in nodes), default=-1), depth[-1]
+    tree = from_parents(torch.tensor([parent_of]), torch.tensor([depth]), deepest, width)
+    (children,), (ancestors,) = tree.children, tree.ancestors
     levels: list[Level] = []
     inner: list[int] = []
     for d in range(1, deepest + 1):
-        level = [p for p in nodes if len(p) == d]
-        parents = sorted({parent_of[index[p]] for p in level})
-        rows = [parents.index(parent_of[index[p]]) for p in level]
-        widths = tuple(rows.count(r) for r in range(len(parents)))
+        level = [i for i, n in enumerate(depth) if n == d]
+        parents = sorted({parent_of[i] for i in level})
+        rows = [parents.index(parent_of[i]) for i in level]
         inner += parents
         above = torch.tensor([levels[-1].parents.index(parent_of[n]) for n in parents]) if levels else None
         below = bool(levels) and width > 1  # a chain needs no index and no mask
-        expanded = torch.tensor(parents) - levels[-1].first if below else None
+        expanded = torch.tensor(parents) - depth.index(d - 1) if below else None
         mask = additive(ancestors[parents][:, inner[1:]])[None] if below else None
-        ranks, shape = torch.tensor([p[-1] for p in level]), (-1, len(parents), max(widths))
-        first = index[level[0]]
-        levels.append(Level(tuple(parents), widths, first, torch.tensor(rows), ranks, shape, above, expanded, mask))
-    ids = torch.tensor(inner, dtype=torch.long)
-    inner_index = torch.full((n,), -1)
+        ranks, shape = torch.tensor([nodes[i - 1][-1] for i in level]), (-1, len(parents), max(map(rows.count, rows)))
+        levels.append(Level(tuple(parents), torch.tensor(rows), ranks, shape, above, expanded, mask))
+    ids, inner_index = torch.tensor(inner, dtype=torch.long), torch.full((len(depth),), -1)
     inner_index[ids] = torch.arange(len(inner))
-    by_rank = tuple(Rank((c >= 0).nonzero()[:, 0], c[c >= 0]) for c in children[0, ids].T)
-    tree = Tree(torch.tensor([[len(p) for p in index]]), children, ancestors[None], deepest)
-    sizes, mask = (children >= 0).sum(-1), additive(tree.ancestors) if nodes else None
-    return StaticTree(tree, tuple(levels), tuple(inner), ids, inner_index, by_rank, sizes, tuple(nodes), mask)
+    by_rank = tuple(Rank((c >= 0).nonzero()[:, 0], c[c >= 0]) for c in children[ids].T)
+    sizes, mask = (tree.children >= 0).sum(-1), additive(tree.ancestors) if nodes else None
+    return StaticTree(tree, tuple(levels), ids, inner_index, by_rank, sizes, tuple(nodes), mask)
 
 
 def chain(length: int) -> StaticTree:
@@ -70,10 +58,9 @@ def _earlier(nodes: int, device: torch.device) -> Tensor:
 
 
 def from_parents(parent: Tensor, depth: Tensor, max_depth: int, width: int) -> Tree:
-    """A tree per prompt from parent ids, with no host synchronisation.
+    """A tree per prompt, with no host synchronisation.  Siblings rank by node id.
 
-    parent [B, N] (a parent's id is below its child's); depth [B, N], 0 for the root, −1 for unused nodes.  Siblings
-    rank by node id.
+    parent [B, N], ids below the child's; depth [B, N], 0 for the root, −1 for unused nodes.
     """
     b, n = parent.shape
     ids = torch.arange(n, device=parent.device)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from lanternbench.component import Component, Prepared
 from lanternbench.engine.chosen import closed_form, is_argmax, lone_root, rank_by_rank, verify_greedy
-from lanternbench.engine.draft import Draft, StaticTree, VerifyResult, walk
+from lanternbench.engine.draft import Draft, VerifyResult, walk
 from lanternbench.engine.plain import PlainRule, Probs
 from lanternbench.engine.sampling import at, draw, normalised, rows_at
 from lanternbench.models.target import Target
@@ -43,17 +43,14 @@ class RelaxedProb(NamedTuple):
     barred: Tensor | None = None  # [..., k'] token ids that the residual of a public implementation sets to 0
 
 
-class Residual(Protocol):
-    """What is sampled after x was rejected, unnormalised [..., V]; p is None for a chosen child (p(x) = 1)."""
-
-    def __call__(self, q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor: ...
+# (q, p, x, depth, rule) -> what is sampled after x was rejected, unnormalised [..., V]; p None: a chosen child
+Residual = Callable[[Tensor, Tensor | None, Tensor, Tensor, "AcceptanceRule"], Tensor]
 
 
 class Forms(NamedTuple):
-    """Forms of what ``AcceptanceRule`` derives from ``relax``: faster ones, or the rule's own.
+    """Forms, faster or the rule's own, of what ``AcceptanceRule`` derives from ``relax``: functions (rule, arguments).
 
-    Each is a function (rule, arguments of the method so called).  They apply to rules with this very ``relax``: a
-    rule that inherits them with another one has the general forms, on every tree and at every temperature.
+    They hold for rules with this very ``relax``; one that inherits them with another ``relax`` has the general forms.
     """
 
     relax: Callable[..., RelaxedProb] | None = None
@@ -74,8 +71,8 @@ def standard(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Accept
 class AcceptanceRule(Component, PlainRule):
     """``relax`` gives the probability q̃(x̃) of a drafted token under the (relaxed) target; the rest derives from it.
 
-    Here q̃ = q (Leviathan et al. 2023).  A rule whose acceptance is not a function of q̃(x̃)/p(x̃) has an ``accept`` and
-    an ``accepted_prob`` of its own among its ``forms``; these also get p.
+    Here q̃ = q (Leviathan et al. 2023).  Where acceptance is no function of q̃(x̃)/p(x̃), ``forms`` has ``accept`` and
+    ``accepted_prob``, which also get p.
     """
 
     usual_residual: ClassVar[str] = "standard"  # the residual to use when the rule replaces a preset's
@@ -103,11 +100,7 @@ class AcceptanceRule(Component, PlainRule):
         return RelaxedProb(at(q, x))
 
     forms: ClassVar[Forms] = Forms(
-        relax,
-        everywhere=lambda rule, q, depth: q,
-        accept_greedily=is_argmax,
-        verify_chosen=closed_form,
-        residual=standard,
+        relax, lambda rule, q, depth: q, accept_greedily=is_argmax, verify_chosen=closed_form, residual=standard
     )
 
     @cached_property
@@ -165,12 +158,9 @@ class AcceptanceRule(Component, PlainRule):
 
     def verify_sampled(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
         """Children that were sampled without replacement from p, in a static tree."""
-        assert draft.static is not None
-        assert draft.p is not None
-        if form := self.own_forms.verify_sampled:
-            return form(self, draft, q, u, residual)
-        verify = _sampled_chain if draft.static.is_chain else _sampled_tree
-        return verify(draft, draft.static, draft.p, q, u, self, residual)
+        static: Any = draft.static
+        form = self.own_forms.verify_sampled or (_sampled_chain if static.is_chain else _sampled_tree)
+        return form(self, draft, q, u, residual)
 
     def verify(self, draft: Draft, q: Tensor, u: Uniforms, residual: Residual, greedy: bool) -> VerifyResult:
         """Which path to take through the tree and which token to end it with; q [B, N, V]."""
@@ -198,25 +188,26 @@ def end_of_chain(
     return VerifyResult(path, accepted, token, draft.static.sizes.expand_as(draft.tokens))
 
 
-def _sampled_chain(
-    draft: Draft, static: StaticTree, p: Tensor, q: Tensor, u: Tensor, rule: AcceptanceRule, residual: Residual
-) -> VerifyResult:
+def _sampled_chain(rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
     """A tree of width 1: accept from the left until the first rejection."""
+    static, p = draft.static, draft.p
+    assert static is not None
+    assert p is not None
     length = p.shape[1]
     x, depth = draft.tokens.narrow(1, 1, length), static.tree.depth.narrow(1, 1, length)
     ok = rule.accept(q.narrow(1, 0, length), p, x, depth.expand_as(x), u.narrow(1, 1, length))
     accepted = ok.cumprod(1).sum(1)  # [B] 0 … L
     rejected = accepted.clamp(max=length - 1)  # index of the first rejection, if there is one
-    q_stop, p_stop = rows_at(q, accepted), rows_at(p, rejected)
-    x_stop = at(x, rejected)
+    q_stop, p_stop, x_stop = rows_at(q, accepted), rows_at(p, rejected), at(x, rejected)
     weights = residual(q_stop, p_stop, x_stop, rejected + 1, rule)
     return end_of_chain(draft, q_stop, weights, accepted, u, at(p_stop, x_stop) == 0)  # p cannot draw x: q stays
 
 
-def _sampled_tree(
-    draft: Draft, static: StaticTree, p: Tensor, q: Tensor, u: Tensor, rule: AcceptanceRule, residual: Residual
-) -> VerifyResult:
+def _sampled_tree(rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
     """First children everywhere, then second children, …; then the path from the root."""
+    static, p = draft.static, draft.p
+    assert static is not None
+    assert p is not None
     tokens, tree, batch = draft.tokens, static.tree, len(draft.tokens)
     ok = torch.zeros(batch, tree.nodes + 1, dtype=torch.bool, device=q.device)  # the last cell: no such child
     q_now = q.index_select(1, static.inner_ids)  # after the loop: q and p before each node's last child

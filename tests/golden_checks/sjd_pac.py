@@ -47,7 +47,7 @@ class PublicTree:
         for row in self.retrieve.tolist():
             for c, node in enumerate(n for n in row if n >= 0):
                 paths[node] = tuple(self.rank[row[1 : c + 1]].tolist())
-        self.engine = torch.tensor([self.window.paths.index(paths[node]) for node in range(len(paths))])
+        self.engine = torch.tensor([((), *self.window.static.paths).index(paths[node]) for node in range(len(paths))])
         self.public = self.engine.argsort()
 
     def uniforms(self, accept_u: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from lanternbench.lossless.plain.branches import outcomes
 from lanternbench.lossless.plain.rules import after_rejection, without
 from lanternbench.lossless.plain.windows import coupled
 from lanternbench.methods.acceptance.gsd import Bounds, group
-from lanternbench.methods.proposals.scd import gumbel, maximal, position_noise
+from lanternbench.methods.proposals.jacobi import gumbel, maximal, position_noise
 from lanternbench.methods.proposals.sjd_pac import (
     PublicSjdPac,
     SiblingWindow,
@@ -156,7 +156,7 @@ def test_public_trees_take_the_longest_path_and_end_full_windows_with_a_uniform_
     monkeypatch.setattr(PublicSjdPac, "fresh_law", lambda self, like: fresh)
     target: Any = SimpleNamespace(device=torch.device("cpu"))
     window = PublicSjdPac(siblings=2, depth=2, window=2).drafting(target)
-    assert window.paths == ((), (0,), (1,), (0, 0))  # two siblings, a chain of one column more
+    assert window.static.paths == ((0,), (1,), (0, 0))  # two siblings, a chain of one column more
     q = torch.zeros(1, 4, 3).scatter(-1, torch.tensor([[[1], [2], [0], [0]]]), 1.0)
     draft = Draft(torch.tensor([[0, 1, 1, 2]]), torch.full((1, 2, 3), 1 / 3), window.static)
     u = Uniforms(torch.tensor([[0.9, 0.0, 0.0, 0.0]]), torch.full((1, 10), 0.9))

@@ -16,7 +16,7 @@ from lanternbench.engine.plain import AdaptiveBounds
 from lanternbench.engine.sampling import Warp
 from lanternbench.errors import UserError
 from lanternbench.lossless.plain.draft_trees import adt_step
-from lanternbench.methods.acceptance.neighbours import nearest
+from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.methods.method import method
 from lanternbench.methods.trees.adaptive import Adaptive, Plan, adapt, random_uniforms
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
@@ -36,7 +36,7 @@ def test_a_static_tree_is_consistent(name):
         expected[node] = True
         assert torch.equal(tree.ancestors[0, node], expected)
     assert sum(len(rank.nodes) for rank in static.ranks) == tree.nodes - 1
-    assert [i for level in static.levels for i in level.parents] == list(static.inner)
+    assert [i for level in static.levels for i in level.parents] == static.inner_ids.tolist()
 
 
 def test_a_tree_from_parents_is_the_static_one():

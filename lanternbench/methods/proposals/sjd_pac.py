@@ -1,9 +1,8 @@
 """SJD-PAC (arXiv 2603.18599): a Jacobi window with K siblings a column down to depth D, then a chain.
 
-Column c is the position c after the last committed token, which is column 0.  Columns 1 … D − 1 hold K siblings, drawn
-without replacement from one law; every node of column c − 1 has the same ones.  From column D on the chain of first
-siblings goes on alone.  An accepted path therefore needs one law a column, and is verified as any static tree is:
-sibling by sibling, by recursive residuals, the first accepted one leading on.
+Column c is the position c after the last committed token.  Columns 1 … D − 1 hold K siblings, drawn without replacement
+from one law; every node of column c − 1 has the same ones.  From column D on the chain of first siblings goes on alone.
+So a path needs one law a column, and is verified as any static tree is, the first accepted sibling leading on.
 
 After a step every column is redrawn from the forward's distribution there.  The first sibling is coupled to the old one
 (maximal coupling), so that its law is the target's new one; the others are drawn from that law without it.
@@ -28,7 +27,7 @@ from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft, StaticTree, from_paths
 from lanternbench.engine.verify import AcceptanceRule, Forms, Residual, VerifyResult
 from lanternbench.errors import UserError
-from lanternbench.methods.proposals.scd import maximal
+from lanternbench.methods.proposals.jacobi import maximal
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -44,8 +43,8 @@ def sibling_paths(k: int, depth: int, columns: int) -> tuple[tuple[int, ...], ..
 def context_nodes(children: Tensor, chain: Tensor, depth: int, path: Tensor, accepted: Tensor) -> Tensor:
     """The node after which the target's distribution is the new law of column c + 1, for every c: [B, W + 1].
 
-    children [N, K] node ids, chain [W + 1] the nodes of first siblings, path [B, ≥ accepted + 1] the accepted nodes
-    from the root.  Inside the tree the accepted path goes on with first siblings; beyond it only the chain has nodes.
+    children [N, K], chain [W + 1] first siblings, path [B, ≥ accepted + 1].  Inside the tree the accepted path goes on
+    with first siblings; beyond it only the chain has nodes.
     """
     nodes = [path[:, 0]]
     for c in range(1, len(chain)):
@@ -81,7 +80,6 @@ class SjdPac(Proposal):
     window: int = option(16, "drafted positions per step", symbol="L", small=2, ge=1, le=256)
 
     tree_columns = Prepared[int]()  # T
-    paths = Prepared[tuple[tuple[int, ...], ...]]()  # of every node, sibling ranks from the root
     static = Prepared[StaticTree]()
     column = Prepared[Tensor]()  # [N − 1] of each node but the root, column 1 counted as 0
     rank = Prepared[Tensor]()  # [N − 1] among its siblings
@@ -110,17 +108,16 @@ class SjdPac(Proposal):
     def drafting(self, target: Target) -> Self:
         """The proposal, ready to draft."""
         k, w, device = self.siblings, self.window, target.device
-        t = min(self.depth - 1, w)
-        paths = ((), *sorted(sibling_paths(k, self.depth, w + 1), key=lambda path: (len(path), path)))
-        static = from_paths(paths[1:]).to(device)
-        node_column = static.tree.depth[0]
+        t, static = min(self.depth - 1, w), from_paths(sibling_paths(k, self.depth, w + 1)).to(device)
+        column, n = static.tree.depth[0], static.tree.nodes
+        chain = [0, *(1 + static.paths.index((0,) * c) for c in range(1, w + 1))]
         fresh, redraws = t * k + w - t, 2 * w + t * (k - 1)  # keep W, draw W, siblings
         return self.ready(
-            tree_columns=t, paths=paths, static=static, law_column=node_column[static.inner_ids],
-            column=node_column[1:] - 1, rank=torch.tensor([path[-1] for path in paths[1:]], device=device),
-            chain=torch.tensor([paths.index((0,) * c) for c in range(w + 1)], device=device),
-            columns=torch.arange(w, device=device), fresh_uniforms=fresh, update_uniforms=redraws,
-            uniforms=fresh + redraws, nodes=len(paths), max_step_slots=len(paths), max_depth=w, width=static.tree.width,
+            tree_columns=t, static=static, law_column=column[static.inner_ids], column=column[1:] - 1,
+            rank=torch.tensor([path[-1] for path in static.paths], device=device),
+            chain=torch.tensor(chain, device=device), columns=torch.arange(w, device=device),
+            fresh_uniforms=fresh, update_uniforms=redraws, uniforms=fresh + redraws,
+            nodes=n, max_step_slots=n, max_depth=w, width=static.tree.width,
         )  # fmt: skip
 
     def plain(self, tree: TreePolicy) -> WindowSpec | None:
@@ -218,11 +215,9 @@ class Redraw(NamedTuple):
 class PublicSjdPac(SjdPac):
     """As the public code decodes; every column is full after the first step, with K drafts.
 
-    Not exact, for four reasons (total variation 0.07 to 0.11 on tiny vocabularies): siblings are tested independently
-    and the longest path counts, not the first accepted sibling; a rejected column of the tree is redrawn from what all
-    K siblings left, though one was tested, and later siblings from that residual too, while the target's law is
-    recorded for all; the first siblings of all are drawn with replacement; and a fully accepted window ends with a
-    uniform token.
+    Not exact (total variation 0.07 to 0.11 on tiny vocabularies): siblings are tested independently and the longest
+    path counts; a rejected column of the tree is redrawn from what all K siblings left, while the target's law is
+    recorded for it; the first siblings are drawn with replacement; a fully accepted window ends with a uniform token.
     """
 
     def drafting(self, target: Target) -> Self:
@@ -246,7 +241,7 @@ class PublicSjdPac(SjdPac):
         """Would a node be accepted after its parent?  q [B, N, V], u [B, N] -> bool [B, N]."""
         assert draft.p is not None
         static, t, ok = self.static, self.tree_columns, torch.zeros_like(u, dtype=torch.bool)
-        families = int((self.law_column < t).sum())  # inner nodes of the tree come first, those of the chain follow
+        families = sum(self.siblings**d for d in range(t))  # inner nodes of the tree, before those of the chain
         parents = static.inner_ids[:families]
         children = static.tree.children[0, parents]  # [families, K]
         tokens = draft.tokens[:, children]
