@@ -100,11 +100,9 @@ def costs(target) -> dict[str, float]:
                 clock = perf_counter()
                 forward(state, draft)
                 figures.setdefault(name, []).append(perf_counter() - clock)
-            _, cursor = drafter.root(state, proposer_state.drafter)
+            _, expand = drafter.root(state, proposer_state.drafter)
             clock = perf_counter()
-            decoder.proposer.drafter.expand(
-                state, proposer_state.drafter, cursor, drafted.tokens[:, 1:2], None, None, 1
-            )
+            expand(drafted.tokens[:, 1:2], None, None, 1)
             figures.setdefault("draft step", []).append(perf_counter() - clock)
     cost = {k: median(v) for k, v in figures.items()}
     return {

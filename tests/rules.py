@@ -13,8 +13,7 @@ from lanternbench.engine.plain import PlainRule, TreeSpec, WindowSpec
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.lossless.plain.decoding import MethodSpec
 from lanternbench.lossless.plain.windows import WindowMethod
-from lanternbench.methods.acceptance.annealed import Annealed
-from lanternbench.methods.acceptance.exact import Exact
+from lanternbench.methods.acceptance.exact import Annealed, Exact
 from lanternbench.methods.acceptance.lantern import Lantern, LanternPP, Neighbourly
 from lanternbench.methods.residuals import PLAIN
 from lanternbench.registry import component

@@ -162,6 +162,7 @@ def test_a_reader_of_one_step_opens_the_files_that_the_page_lists(target):
     listed = set(re.findall(r"`([\w/]+\.py)`", page.partition("\n1. ")[2].partition("\n## ")[0]))
     assert files_of_a_step(target, "eagle-1") | {"models/packing.py"} == listed  # not every machine packs
     assert len(listed) <= 14
+    assert sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in listed) <= 2200
 
 
 def test_a_jacobi_step_runs_through_twelve_files(target):

@@ -1,7 +1,7 @@
 """Addresses: where the inputs of one forward stand in a cache, and what they attend to.
 
-An address is data, made outside the network: a draft tree, the tokens of a commit and the levels of a drafter differ in
-the function that returns it.  B prompts, b is 1 or B, N nodes, S cache slots.
+A draft tree, the tokens of a commit and the levels of a drafter differ in the function that returns theirs.
+B prompts, b is 1 or B, N nodes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.tree import MAX_DEPTH, Tree, additive
+from lanternbench.engine.draft import MAX_DEPTH, Tree, additive
 from lanternbench.models.decoder import prefix_mask
 
 
@@ -28,15 +28,12 @@ class Address(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """A count per prompt (committed image tokens, say), on the device and on the host.
-
-    While a CUDA graph is recorded the host does not know the counts, only that ``span`` slots are attended to.
-    """
+    """A count per prompt, on the device and on the host, which does not know it while a CUDA graph is recorded."""
 
     device: Tensor  # [B]
     host: tuple[int, ...] | None
     shared: int | None = None  # the count of all prompts, where the host knows that it is the same
-    span: int | None = None
+    span: int | None = None  # slots attended to, while a CUDA graph is recorded
 
     @classmethod
     def of(cls, device: Tensor, host: tuple[int, ...]) -> Lengths:
@@ -45,11 +42,7 @@ class Lengths(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The slots of the image tokens in one decoder's cache, in raster order.
-
-    A model that writes a token after each row of an image, a row end, has a slot for it between two rows.  None follows
-    the last row, as no token is drawn after it.
-    """
+    """The slots of image tokens in one decoder's cache, in raster order, and of row ends, which no last row has."""
 
     slots: tuple[int, ...]  # of the n-th image token, n = 1, 2, …; slots[0] is the slot before the image
     slot_of: Tensor  # the same on the device
@@ -70,15 +63,11 @@ class Layout:
 
 @lru_cache(maxsize=64)
 def raster(length: int, width: int, before: int, lag: int, capacity: int, device: torch.device) -> Layout:
-    """``length`` image tokens after ``before`` slots; ``width``: tokens a row where row ends follow, else 0.
-
-    Tokens drafted past the image have slots as if it went on.
-    """
+    """``length`` image tokens, and drafts past them, after ``before`` slots; ``width``: see ``Layout``."""
     count = capacity + MAX_DEPTH + 1
     slots = tuple(before - 1 + n + ((n - 1) // width if width and n else 0) for n in range(count))
     ends = tuple(bool(width) and 0 < n < length and n % width == 0 for n in range(count))
-    tables = (torch.tensor(x, device=device) for x in (slots, ends))
-    slot_of, row_end_of = tables
+    slot_of, row_end_of = (torch.tensor(x, device=device) for x in (slots, ends))
     return Layout(slots, slot_of, ends, row_end_of, capacity, lag, width)
 
 
@@ -101,10 +90,7 @@ def run_address(start: int, n: int, visible: Tensor | None = None) -> Address:
 
 
 def tree_address(layout: Layout, lengths: Lengths, tree: Tree, visible: Tensor | None, is_chain: bool) -> Address:
-    """A draft tree whose root is the last committed token; no row end lies between its nodes.
-
-    visible: additive [b, N, N] of the tree's ancestors, None for a lone root.
-    """
+    """A draft tree without row ends; visible: additive [b, N, N] of its ancestors, None for a lone root."""
     n = tree.depth.shape[1]
     if lengths.shared is None:
         root = layout.slot_of[lengths.device]
@@ -163,41 +149,3 @@ def entries_address(
     entries = entries.masked_fill(column[:, None] >= width, -torch.inf)
     mask = torch.where(column[:, None] < 0, 0.0, entries)[:, None]
     return Address(base[:, None] + torch.arange(first, width, device=base.device), positions, mask, span)
-
-
-class RowInputs(NamedTuple):
-    """The inputs of a forward over several rows of the image, [B, n] each; see ``rows_address``."""
-
-    tokens: Tensor
-    row: Tensor
-    column: Tensor  # the row's width for a row end
-    upto: Tensor  # earlier columns of its own row that it attends to, besides itself
-    used: Tensor  # bool; what is not is written to the last slot, which is never read
-
-
-def rows_address(
-    layout: Layout, first: int, width: int, inputs: RowInputs, count: Tensor, span: int, seen_from: int | None = None
-) -> Address:
-    """Inputs of several rows; each attends to the prompt, to the committed tokens of the rows above and to its own row.
-
-    The image begins at token ``first``; those of other grids before it are drawn one by one, and seen from then on.
-    count [B, H]: committed tokens of each row, this forward's inputs included.  Where an input stands in a row, every
-    row above has its row end; columns from ``seen_from`` on (default: none but that) are seen with it.  −1: every
-    earlier slot is seen, written or not.
-    """
-    base, stride = layout.slot_of[1 + first], width + (layout.width > 0)
-    offset = inputs.row * stride + inputs.column
-    offsets = torch.arange(span, device=offset.device) - base  # [span], negative before the image
-    row, column = offsets // stride, offsets % stride
-    if seen_from == -1:
-        seen = offsets <= offset[..., None]
-    else:
-        committed = column < count[:, row.clamp(0, count.shape[1] - 1)]  # [B, span]
-        written = committed | (column >= (width if seen_from is None else seen_from))
-        rows_above = (row >= 0) & (row < inputs.row[..., None]) & written[:, None]
-        same_row = (row == inputs.row[..., None]) & (column < inputs.upto[..., None])
-        seen = rows_above | same_row | (offsets == offset[..., None])
-    before = (offsets < 0) & (offsets <= offset[..., None])
-    mask = additive((seen & inputs.used[..., None]) | before)[:, None]
-    slots = torch.where(inputs.used, base + offset, layout.capacity - 1)
-    return Address(slots, slots, mask, span)

@@ -15,8 +15,6 @@ from torch import Tensor
 from lanternbench.engine.address import Address, Layout, Lengths, additive
 from lanternbench.models.transformer import DecoderConfig
 
-SPAN = 512  # a recorded forward attends to a multiple of this many slots
-
 
 class DecoderCache:
     """``net``: (inputs, rotary embedding, mask, put, last) -> states, see ``transformer.Stack``."""
@@ -35,8 +33,8 @@ class DecoderCache:
     def _hold(self, store: Tensor) -> None:
         """``store`` [layers, R, 2H, capacity, d], the keys' heads first."""
         self.store, self.rows, self.layers = store, store.shape[1], list(store)
-        lines = torch.arange(self.rows * store.shape[2], device=store.device)
-        self.lines = lines.view(self.rows, -1, 1) * store.shape[3]  # where each row's and head's slots begin
+        lines = torch.arange(self.rows * store.shape[2], device=store.device) * store.shape[3]
+        self.lines = lines.view(self.rows, -1, 1)  # where each row's and head's slots begin
 
     def _rows(self, rope: Tensor) -> Tensor:
         """A rotary table with a row for every slot: drafts past the image need one too."""
@@ -90,8 +88,8 @@ class DecoderCache:
 
     def hide_pads(self, valid: Tensor) -> None:
         if not bool(valid.all()):
-            pads = additive(F.pad(valid, (0, self.layout.capacity - valid.shape[1]), value=True), self.dtype)
-            pads = pads[:, None, None]
+            seen = F.pad(valid, (0, self.layout.capacity - valid.shape[1]), value=True)
+            pads = additive(seen, self.dtype)[:, None, None]
             self.pads = pads if self.pads is None else self.pads.copy_(pads)  # recordings read it where it is
 
     def places(self, slots: Tensor) -> Tensor:
@@ -124,10 +122,3 @@ class DecoderCache:
         """states [R, N, dim] at index [B, n] -> [R, n, dim]."""
         rows = self.per_row(index)[..., None]
         return states.gather(1, rows.expand(len(states), -1, states.shape[-1]))
-
-    def spans(self, slots: int) -> list[int]:
-        """The span of a recording that needs ``slots``, and all longer ones.
-
-        These are recorded together, so that a timed decode records nothing.
-        """
-        return list(range(-(-slots // SPAN) * SPAN, self.layout.capacity + SPAN, SPAN))

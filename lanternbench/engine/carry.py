@@ -1,7 +1,7 @@
 """Select and convert the state of a batch without knowing the names of its parts.
 
-State is any nesting of named tuples, tuples and dicts.  Its leaves are tensors whose first dimension is the batch B or
-its rows R (2B with guidance), ``PerPrompt`` values on the host, caches, and constants.
+State is any nesting of named tuples, tuples and dicts of tensors whose first dimension is the batch B or its rows R (2B
+with guidance), ``PerPrompt`` values on the host, caches, and constants.
 """
 
 from typing import Any

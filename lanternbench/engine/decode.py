@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine.carry import select
+from lanternbench.engine.draft import Draft
 from lanternbench.engine.opening import begin, row_seed
 from lanternbench.engine.proposal import Proposal
 from lanternbench.engine.recording import Recordings, Work
@@ -16,13 +17,12 @@ from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import simulate
 from lanternbench.engine.state import CommitPlan, DecodeState, StepResult, TreeStates, commit, forward, plan_commit
 from lanternbench.engine.trace import Generation, Log
-from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
 from lanternbench.errors import UserError
 from lanternbench.models.target import Target
 from lanternbench.registry import plugin_errors
 
-Step = Callable[..., tuple[Any, Any]]  # (decoder, state, the proposer's state) -> its next state, what was done
+Step = Callable[..., tuple[Any, Any]]  # see ``step``
 
 
 @dataclass
@@ -70,11 +70,10 @@ def generate(
     max_steps: int | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Generation]:
-    """Decode one image per caption, all in one batch.
+    """Decode one image per caption, all in one batch.  An image is a function of (seed, its key, method).
 
-    An image is a function of (seed, its key, method); ``keys`` default to the captions.  ``trace``: keep the target's
-    and the drafter's distributions for later analysis.  ``max_steps``: stop early, for warm-ups.  ``on_step`` is called
-    after every step with the number of tokens decoded so far and in all, over the batch.
+    ``keys``: the captions by default.  ``trace``: keep the distributions of target and drafter.  ``max_steps``: stop
+    early, for warm-ups.  ``on_step``: called after every step with the batch's tokens so far and in all.
     Raises UserError for NaN or infinite logits, and in place of any exception that a plug-in raises.
     """
     with plugin_errors(*decoder.parts):
@@ -110,7 +109,7 @@ def generate(
 def step(decoder: SpeculativeDecoder, state: DecodeState, proposer_state: Any) -> tuple[Any, StepResult]:
     """One target forward that verifies a draft tree and commits at least one token per unfinished prompt.
 
-    ``proposer_state``: as it returns it.  Each phase is launched, or replayed as one CUDA graph.
+    Each phase is launched, or replayed as one CUDA graph.  Returns the proposer's next state, and what was done.
     """
     run, bucket = launch, None
     if state.target.graphs is not None:

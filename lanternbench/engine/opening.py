@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
 from lanternbench.models.target import Prefix, Target
-from lanternbench.models.transformer import DecoderConfig
 
 if TYPE_CHECKING:
     from lanternbench.engine.decode import SpeculativeDecoder
@@ -29,20 +27,17 @@ CAPACITY = 512  # a recorded decode's caches have a multiple of this many slots,
 
 def start(decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool) -> DecodeState:
     """The state after prefill and first token."""
-    target, proposer, model = decoder.target, decoder.proposer, decoder.target.model
-    prefix, aux_layers = target.prefix(captions, decoder.guidance), proposer.aux_layers
-    step_slots = max(proposer.nodes, proposer.max_step_slots)
-    cache = open_cache(
-        target, model, prefix, step_slots, row_end=lambda ids: model.prompt_embeddings(ids), aux_layers=aux_layers
-    )
-    uniforms = row_uniforms(seeds, target.length, proposer.nodes + proposer.uniforms, target.device)
+    target, proposer = decoder.target, decoder.proposer
+    prefix, nodes, aux = target.prefix(captions, decoder.guidance), proposer.nodes, proposer.aux_layers
+    slots = max(nodes, proposer.max_step_slots)
+    cache = open_cache(target, target.model, prefix, slots, aux_layers=aux)
+    u, clock = row_uniforms(seeds, target.length, nodes + proposer.uniforms, target.device), Clock(target.device)
     state = DecodeState(
-        target, decoder.warp, decoder.guidance, seeds, prefix, cache, uniforms, proposer.nodes, step_slots,
-        Clock(target.device), aux_layers=aux_layers,
-    )  # fmt: skip
+        target, decoder.warp, decoder.guidance, seeds, prefix, cache, u, nodes, slots, clock, aux_layers=aux
+    )
     if trace:
-        slack = target.length + proposer.nodes + 1
-        state.trace = Trace(state.batch, slack, target.vocab, max(proposer.width, 1), target.device)
+        length, width = target.length + nodes + 1, max(proposer.width, 1)
+        state.trace = Trace(state.batch, length, target.vocab, width, target.device)
     prefill(state)
     return state
 
@@ -71,8 +66,8 @@ def row_uniforms(seeds: list[int], length: int, count: int, device: torch.device
 
 def prefill(state: DecodeState) -> None:
     """Run the prompt and draw the first token."""
-    target, prefix = state.target, state.prefix
-    at = prefix_address(prefix.valid, 0, target.pad_rows)
+    prefix = state.prefix
+    at = prefix_address(prefix.valid, 0, state.target.pad_rows)
     hidden = state.cache.prefill(prefix.embeddings, at, prefix.valid)
     q = state.warp(state.logits(hidden[:, -1:]))  # [B, 1, V]
     first = q[:, 0].argmax(-1) if state.warp.greedy else draw(q[:, 0], state.uniforms[:, -1, 0])
@@ -91,17 +86,14 @@ def open_cache(
     net: Any,
     prefix: Prefix,
     step_slots: int,
-    *,
-    row_end: Callable[[Tensor], Tensor] | None = None,
-    borrowed: tuple[DecoderConfig, Tensor] | None = None,
-    lag: int = 0,
+    lm: Any = None,
+    row_ends: bool = True,
     aux_layers: tuple[int, ...] = (),
 ) -> DecoderCache:
     """A cache of ``net``, the target's decoder or a drafter's; ``step_slots``: slots that a step fills at most.
 
-    ``row_end``: its embedding of prompt ids, of which a row end is one (None: its cache has none); ``borrowed``: shape
-    and rotary table where ``net`` has none of its own; ``lag``: by how much its slots are below positions;
-    ``aux_layers``: see ``transformer.Stack``.
+    ``lm``: the decoder whose rotary table it uses, one position ahead of its slots; None: its own.  ``row_ends``: have
+    they slots?  ``aux_layers``: see ``transformer.Stack``.
     """
     rows, positions = prefix.valid.shape
     width, graphs = target.row_width, target.graphs
@@ -110,8 +102,9 @@ def open_cache(
     if graphs is not None:
         capacity = -(-capacity // CAPACITY) * CAPACITY
     like, key = prefix.embeddings, (id(net), rows, capacity, prefix.embeddings.dtype)
-    config, rope = borrowed or (net.config.decoder, net.position_table(positions))
-    layout = raster(target.length, width if row_end else 0, positions - lag, lag, capacity, like.device)
+    config, lag = net.config.decoder, int(lm is not None)
+    rope = net.position_table(positions) if lm is None else lm.rotary_table(positions)
+    layout = raster(target.length, width if row_ends else 0, positions - lag, lag, capacity, like.device)
     run = (lambda *inputs: net(*inputs, aux_layers)) if aux_layers else net
     if graphs is None:
         cache = DecoderCache(run, config, layout, rows, rope, like)
@@ -123,6 +116,7 @@ def open_cache(
         cache = copy(graphs.caches[key])
         cache.net, cache.layout = run, replace(layout, slot_of=cache.layout.slot_of.copy_(layout.slot_of))
         cache.reset(rope)
-    if target.row_end is not None and row_end:
-        cache.row_end = row_end(torch.tensor(target.row_end, device=like.device))
+    if target.row_end is not None and row_ends:
+        ids = torch.tensor(target.row_end, device=like.device)
+        cache.row_end = net.prompt_embeddings(ids) if lm is None else net.embed_prompt(ids, lm)
     return cache

@@ -1,7 +1,4 @@
-"""What a component's plain definition is made of: numbers, lists and functions of them, no tensor.
-
-``verify`` holds the engine's output distribution against what ``lossless.plain`` computes from these.
-"""
+"""What a component's plain definition is made of, no tensor: ``lossless.plain`` computes from it what it should do."""
 
 from dataclasses import dataclass
 
@@ -12,10 +9,7 @@ class PlainRule:
     """An acceptance rule in scalar Python, written from its paper; here the exact one."""
 
     def plain(self, q: Probs, p: Probs, x: int, depth: int) -> float:
-        """q̃(x)/p(x), or the probability that x, drafted at ``depth`` 1 … L, is accepted; p(x) > 0.
-
-        q, p: the distributions of target and drafter; of a child that was chosen, not sampled, p is 1 at x.
-        """
+        """q̃(x)/p(x), or P(x is accepted), x drafted with p(x) > 0, or 1 if chosen, at ``depth`` 1 … L."""
         return q[x] / p[x]  # Leviathan et al. 2023, algorithm 1
 
     def plain_group(self, q: Probs, x: int) -> list[int]:
@@ -31,7 +25,7 @@ class PlainRule:
 class AdaptiveBounds:
     """β, the steps l_d and l_k, and the open intervals of depth and width (ADT-Tree, arXiv 2512.21857, section 4).
 
-    The paper's settings: Anole β = 1, l_d = 1, l_k = 3, d ∈ (0, 10), k ∈ (3, 14); LlamaGen l_k = 10, k ∈ (3, 40).
+    The paper's settings for Anole; for LlamaGen l_k = 10, k ∈ (3, 40).
     """
 
     beta: float = 1.0
@@ -43,29 +37,24 @@ class AdaptiveBounds:
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """A draft tree.  ``kind``: ``static``, ``dynamic`` or ``adaptive``.
-
-    ``paths``: a static tree's child paths, none for a lone root.  ``depth``, ``top_k``, ``total``: of a dynamic tree.
-    ``first``: the depth and width said to have produced token 0, which no tree did.
-    """
+    """A draft tree.  ``kind``: ``static``, ``dynamic`` or ``adaptive``; the sizes are those of a dynamic tree."""
 
     kind: str = "static"
-    paths: tuple[tuple[int, ...], ...] = ()
+    paths: tuple[tuple[int, ...], ...] = ()  # a static tree's child paths, none for a lone root
     depth: int = 2
     top_k: int = 2
     total: int = 4
     bounds: AdaptiveBounds = AdaptiveBounds()
     init: str = "horizontal"
     radius: int = 2
-    first: tuple[int, int] = (2, 2)
+    first: tuple[int, int] = (2, 2)  # the depth and width said to have produced token 0, which no tree did
     bonus: bool = True  # does α count the bonus token?
 
     @property
     def deepest(self) -> int:
         """L, the deepest draft position."""
-        if self.kind == "static":
-            return max((len(p) for p in self.paths), default=0)
-        return self.depth if self.kind == "dynamic" else self.bounds.d[1] - 1
+        static = max(map(len, self.paths), default=0)
+        return {"static": static, "dynamic": self.depth, "adaptive": self.bounds.d[1] - 1}[self.kind]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """The contracts between the engine and what drafts: a proposal, and a drafter with a tree policy.
 
-State is explicit: ``begin`` returns it, ``draft`` reads it, and ``update`` takes it and returns the next one.  It
-consists of what ``engine.carry`` describes; a component keeps no other mutable state.  Code that is replayed as a CUDA
-graph may read only the tensors of the state.
+State is explicit and of what ``engine.carry`` describes: ``begin`` returns it, ``draft`` reads it, ``update`` returns
+the next one.  Code that is replayed as a CUDA graph may read only its tensors.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from torch import Tensor
 
 from lanternbench.component import Choices, Component, Prepared
 from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.draft import Draft
 from lanternbench.engine.plain import TreeSpec, WindowSpec
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.models.network import Network
 from lanternbench.models.target import Target
@@ -29,12 +28,9 @@ Search: TypeAlias = Literal["shape", "length", "growth", "bounds"]
 
 
 class Drafter:
-    """A model that predicts the tokens after the committed ones and after drafted nodes.
+    """A model that predicts the tokens after the committed ones and after drafted nodes."""
 
-    A cursor is passed from call to call within one step.  ``per_level``: does ``expand`` run a forward?
-    """
-
-    per_level: bool = True
+    per_level: bool = True  # does ``Expand`` run a forward?
     aux_layers: tuple[int, ...] = ()  # see ``Proposal``
     step_slots: int = 0  # cache slots that a step fills, where they do not depend on the tree
 
@@ -42,15 +38,8 @@ class Drafter:
         """``max_nodes``: how many nodes one step expands at most."""
         return ()
 
-    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Any]:
-        """Read the tokens of the last commit -> guided logits [B, V] after the last of them, and a cursor."""
-        raise NotImplementedError
-
-    def expand(
-        self, state: DecodeState, drafter_state: Any, cursor: Any, tokens: Tensor, parent: Tensor | None,
-        visible: Tensor | None, depth: int,
-    ) -> tuple[Tensor, Any]:  # fmt: skip
-        """See ``Expand``; also returns the cursor for the next call."""
+    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Expand]:
+        """Read the tokens of the last commit -> guided logits [B, V] after the last of them, and what drafts on."""
         raise NotImplementedError
 
     def network(self) -> Network:
@@ -85,13 +74,9 @@ class Growing(Component):
 
 
 class TreePolicy(Growing):
-    """Turns a drafter's distributions into draft trees.
+    """Turns a drafter's distributions into draft trees."""
 
-    ``search``: how `tune` finds its sizes: a static ``shape``, a chain's ``length``, a dynamic tree's ``growth``, the
-    ``bounds`` of an adaptive one; None: as ``tuned`` says.
-    """
-
-    search: ClassVar[Search | None] = None
+    search: ClassVar[Search | None] = None  # how `tune` finds its sizes; None: as ``tuned`` says
 
     def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
         """The policy for the drafts of ``proposal``, ready to decode."""
@@ -106,10 +91,7 @@ class TreePolicy(Growing):
         raise NotImplementedError
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        """Nodes that are expanded on each level below the root but the deepest, for a tree of this size.
-
-        By default all levels are assumed to have equal width.
-        """
+        """Nodes that are expanded on each level below the root but the deepest, for a tree of this size; here equal."""
         return (-(-(nodes - 1) // max(depth, 1)),) * (depth - 1)
 
 
@@ -131,10 +113,7 @@ class Proposal(Growing):
     aux_layers = Prepared[tuple[int, ...]](())  # target layers after which it also reads hidden states
 
     def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Proposal:
-        """The proposal, ready to decode; ``tree`` is prepared, unless ``tree_is_own``.
-
-        Raises UserError where the target lacks what it needs.
-        """
+        """Ready to decode; ``tree`` is prepared, unless ``tree_is_own``.  Raises UserError for a target that cannot."""
         return self
 
     def plain(self, tree: TreePolicy) -> TreeSpec | WindowSpec | None:
@@ -153,11 +132,9 @@ class Proposal(Growing):
     def refuses(self, choices: Choices) -> str | None:
         if self.tree_names is None:
             return "a drafter needs a tree" if choices.tree == "none" else None
-        if choices.tree in self.tree_names:
-            return None
-        return (
-            f"the proposal '{choices.proposal}' drafts with tree {' or '.join(self.tree_names)}, not '{choices.tree}'"
-        )
+        trees = " or ".join(self.tree_names)
+        reason = f"the proposal '{choices.proposal}' drafts with tree {trees}, not '{choices.tree}'"
+        return None if choices.tree in self.tree_names else reason
 
     def draft(self, state: DecodeState, proposer_state: Any, u: Tensor) -> Draft:
         """The next draft tree, from uniforms u [B, uniforms]."""

@@ -5,6 +5,7 @@ length that the host knows enters only as the number of cache slots to attend to
 """
 
 from collections.abc import Callable, Hashable
+from copy import copy
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.utils.graph_capture import Replay
 
 Work = Callable[..., Any]  # (state, *arguments) -> tensors in any nesting
+SPAN = 512  # a recorded forward attends to a multiple of this many slots
 
 
 class Recordings:
@@ -29,20 +31,15 @@ class Recordings:
 
         ``bucket``: tells apart shapes that the arguments' tensors do not show.
         """
-        assert state.now.length.host is not None
         progress: Any = unknown(state.now, None)
         if name != "draft":  # only drafters read the last commit, whose shape differs after the prefill
             progress = progress._replace(last=None)
         leaves, form = tree_flatten((progress, arguments))
         inputs = [x for x in leaves if isinstance(x, Tensor)]
-        shape = (
-            name,
-            bucket,
-            state.cache.layout.capacity,  # another means another cache
-            *(x.shape if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | int)),
-        )
-        span, *longer = state.spans()
-        if (span, shape) not in self.replays:  # with all longer spans, so that a timed decode records nothing
+        sizes = [x.shape if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | int)]
+        shape = (name, bucket, state.cache.layout.capacity, *sizes)  # another capacity means another cache
+        span, *longer = spans(state)
+        if (span, shape) not in self.replays:
             for other in (span, *longer):
                 if (other, shape) not in self.replays:
                     self.replays[other, shape] = self._record(state, other, work, leaves, form)
@@ -59,8 +56,10 @@ class Recordings:
         def flat(*inputs: Tensor) -> list[Tensor]:
             tensors = iter(inputs)
             progress, arguments = tree_unflatten([next(tensors) if isinstance(x, Tensor) else x for x in leaves], form)
+            recorded = copy(state)
+            recorded.now = unknown(progress, span)
             with state.clock.paused():
-                flat_outputs[:], output_form = tree_flatten(work(state.at(unknown(progress, span)), *arguments))
+                flat_outputs[:], output_form = tree_flatten(work(recorded, *arguments))
             forms[:] = [output_form]
             return [x for x in flat_outputs if isinstance(x, Tensor)]
 
@@ -71,6 +70,13 @@ class Recordings:
         result = tree_unflatten([next(outputs) if isinstance(x, Tensor) else x for x in flat_outputs], forms[0])
         self.static |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
         return replay, result
+
+
+def spans(state: DecodeState) -> range:
+    """How many slots the next step attends to, and all larger numbers: a timed decode then records nothing."""
+    layout, drafted = state.cache.layout, state.max_step_slots
+    slots = layout.slots[max(state.now.length.host or (0,))] + 1 + (2 * drafted + 1 if layout.width else drafted)
+    return range(-(-slots // SPAN) * SPAN, layout.capacity + SPAN, SPAN)
 
 
 def unknown(progress: Progress, span: int | None) -> Progress:

@@ -1,8 +1,8 @@
 """Row ends, the tokens that some models write after each row of an image: they cost no step of their own.
 
-They are further inputs of a forward, in slots of their own.  A row end is the child of the node it follows, and whoever
-attends to that node attends to the row end as well.  While a graph is recorded, where the host knows no length, a row
-end is computed after every node, and nothing attends to one that does not follow.
+They are further inputs of a forward.  A row end is the child of the node it follows, and whoever attends to that node
+attends to it as well.  While a graph is recorded, where the host knows no length, one is computed after every node, and
+nothing attends to one that does not follow.
 
 B prompts, R rows, N nodes, A new tokens, D depth of a tree.
 """
@@ -14,18 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.address import (
-    Address,
-    Layout,
-    Lengths,
-    additive,
-    append_address,
-    causal,
-    entries_address,
-    level_address,
-)
+from lanternbench.engine.address import Address, Layout, Lengths, append_address, causal, entries_address, level_address
 from lanternbench.engine.cache import DecoderCache
-from lanternbench.engine.tree import Tree
+from lanternbench.engine.draft import Tree, additive
 
 RowEnd = Callable[[Tensor, Tensor], Tensor]  # states [R, m, dim] at rows' last tokens, like -> inputs of row ends
 
@@ -44,10 +35,7 @@ def tree_address(layout: Layout, lengths: Lengths, tree: Tree, follows: Tensor) 
 
 
 def with_row_ends(ancestors: Tensor, follows: Tensor) -> Tensor:
-    """Which of N nodes and, after them, their row ends attend to which: bool [B, 2N, 2N].
-
-    ancestors [b, N, N]; follows [B, N]: whether a row end follows the node.
-    """
+    """Which of N nodes and, after them, row ends (``follows`` [B, N]) attend to which: bool [B, 2N, 2N]."""
     nodes = ancestors.expand(len(follows), -1, -1)
     upper = nodes & follows[:, None]
     itself = torch.eye(follows.shape[1], dtype=torch.bool, device=follows.device)
@@ -63,17 +51,14 @@ def path_slots(layout: Layout, lengths: Lengths, path: Tensor, columns: Tensor, 
 
 
 class Group(NamedTuple):
-    """Drafted nodes side by side in a drafter's cache; ``ends``: have they row ends, in as many slots after them?
-
-    bool [B] where row ends follow for some prompts alone.
-    """
+    """Drafted nodes side by side in a drafter's cache."""
 
     nodes: int
-    ends: bool | Tensor = False
+    ends: bool | Tensor = False  # have they row ends, in as many slots after them?  bool [B] where some prompts have
 
 
 Groups = tuple[Group, ...]
-ROOT = (Group(1),)  # the root, whose own slot is before those of this step
+ROOT: Groups = (Group(1),)  # the root, whose own slot is before those of this step
 
 
 def filled(groups: Groups) -> int:
@@ -82,16 +67,11 @@ def filled(groups: Groups) -> int:
 
 
 def spread(visible: Tensor | None, groups: Groups) -> Tensor | None:
-    """A mask over drafted nodes, additive [b, m, nodes], -> over the slots of this step.
-
-    Whoever attends to a node attends to the row end after it; None: to everything.
-    """
-    if all(g.ends is False for g in groups):
+    """A mask over drafted nodes, additive [b, m, nodes], -> over the slots of this step; None: all are attended to."""
+    partial = [g.ends for g in groups if isinstance(g.ends, Tensor)]
+    if all(g.ends is False for g in groups) or (visible is None and not partial):
         return visible
     if visible is None:
-        partial = [g.ends for g in groups if isinstance(g.ends, Tensor)]
-        if not partial:
-            return None
         visible = torch.zeros(1, 1, sum(g.nodes for g in groups) - 1, device=partial[0].device)
     columns, parts = F.pad(visible, (1, 0)).split([g.nodes for g in groups], -1), []
     for i, (group, nodes) in enumerate(zip(groups, columns, strict=True)):
@@ -113,7 +93,7 @@ class RowEnds(NamedTuple):
     def append(self, x: Tensor, before: Callable[[Tensor], Tensor] | None, new: Lengths) -> tuple[Tensor, Groups]:
         """The ``new`` last tokens of every prompt, x [R, A, dim], and the row ends before and after them.
 
-        ``before``: like x -> the inputs of row ends before each token; None after the prompt, where there are none.
+        ``before``: like x -> inputs of row ends before each; None after the prompt, where there are none.
         Returns the states [R, 1, dim] that predict the next token.
         """
         cache, lengths, layout, n = self.cache, self.lengths, self.cache.layout, x.shape[1]

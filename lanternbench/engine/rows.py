@@ -2,9 +2,8 @@
 
 A row begins when the row above has ``lead`` tokens.  Its first token is predicted from the end of the row above: from
 the row end where the model writes one, else from the last column, where an *auxiliary* token stands in until that
-column is drawn.  A token is drawn from the target's distribution given only the committed tokens of the rows above and
-of its row: ``measure.fidelity.row_losses`` is the distance of the joint law from the target's.  Grids before the
-image's begin its first row, which is drawn in raster order: their F tokens have the columns −F … −1 of row 0.
+column is drawn.  A token's law is the target's given the committed tokens of its row and of those above alone (see
+``measure.fidelity.row_losses``).  The F tokens of grids before the image have the columns −F … −1 of row 0.
 
 B prompts, L tokens, the image H rows of W columns, V vocabulary.  A rows are worked on at once, from the top unfinished
 one down; each has K = 1 + D inputs, its last token and D drafts.
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.component import Component
-from lanternbench.engine.address import Lengths, RowInputs, rows_address
+from lanternbench.engine.address import Address, Layout, Lengths, additive
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, launch
 from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
@@ -92,6 +91,43 @@ class RowTrace(Trace):
         self.q = teacher_forced(state.target, state.prefix, state.finish(), state.guidance, state.warp)
 
 
+class RowInputs(NamedTuple):
+    """The inputs of a forward over several rows of the image, [B, n] each; see ``rows_address``."""
+
+    tokens: Tensor
+    row: Tensor
+    column: Tensor  # the row's width for a row end
+    upto: Tensor  # earlier columns of its own row that it attends to, besides itself
+    used: Tensor  # bool; what is not is written to the last slot, which is never read
+
+
+def rows_address(
+    layout: Layout, first: int, width: int, inputs: RowInputs, count: Tensor, span: int, seen_from: int | None = None
+) -> Address:
+    """Inputs of several rows; each attends to the prompt, to the committed tokens of the rows above and to its own row.
+
+    The image begins at token ``first``, after those of other grids.  count [B, H]: committed tokens of each row, this
+    forward's inputs included.  Of the rows above, row ends are seen and columns from ``seen_from`` on (default: none),
+    committed or not; −1: every earlier slot is seen, written or not.
+    """
+    base, stride = layout.slot_of[1 + first], width + (layout.width > 0)
+    offset = inputs.row * stride + inputs.column
+    offsets = torch.arange(span, device=offset.device) - base  # [span], negative before the image
+    row, column = offsets // stride, offsets % stride
+    if seen_from == -1:
+        seen = offsets <= offset[..., None]
+    else:
+        committed = column < count[:, row.clamp(0, count.shape[1] - 1)]  # [B, span]
+        written = committed | (column >= (width if seen_from is None else seen_from))
+        rows_above = (row >= 0) & (row < inputs.row[..., None]) & written[:, None]
+        same_row = (row == inputs.row[..., None]) & (column < inputs.upto[..., None])
+        seen = rows_above | same_row | (offsets == offset[..., None])
+    before = (offsets < 0) & (offsets <= offset[..., None])
+    mask = additive((seen & inputs.used[..., None]) | before)[:, None]
+    slots = torch.where(inputs.used, base + offset, layout.capacity - 1)
+    return Address(slots, slots, mask, span)
+
+
 class RowProposer:
     """Which rows a step works on, and what it feeds; ``decide`` says what is committed.
 
@@ -119,12 +155,11 @@ class RowProposer:
 
     def begin(self, state: DecodeState) -> RowState:
         shape = (state.batch, self.n_rows, self.stored)
-        zero = torch.zeros(shape, dtype=torch.long, device=state.device)
-        p = torch.zeros(*shape, state.target.vocab, dtype=state.first.dtype, device=state.device)
-        count = torch.zeros(state.batch, self.height, dtype=torch.long, device=state.device)
+        zero, p = state.images.new_zeros(shape), state.first.new_zeros(*shape, state.target.vocab)
+        count = zero.new_zeros(state.batch, self.height)
         count[:, 0].fill_(1 - self.first)
-        draft_count = torch.zeros(shape[:2], dtype=torch.long, device=state.device)
-        rows = RowState(count, torch.zeros_like(count[:, 0]), zero, p, draft_count, p if self.own_law else None)
+        law = p if self.own_law else None
+        rows = RowState(count, torch.zeros_like(count[:, 0]), zero, p, zero.new_zeros(shape[:2]), law)
         if state.trace is not None:
             state.trace = RowTrace(state)
         return rows._replace(next_sizes=PerPrompt(map(tuple, self.next_sizes(rows).tolist())))
@@ -192,7 +227,7 @@ class RowProposer:
 def step(decoder: SpeculativeDecoder, state: DecodeState, rows: RowState) -> tuple[RowState, tuple[RowState, Decision]]:
     """One target forward over all rows that are worked on; it commits at least one token per unfinished prompt.
 
-    Returns the next state; this one with the drafts that were tested, and what became of them.
+    Returns the next state, and this one's with the drafts that were tested, with what became of them.
     """
     proposer: Any = decoder.proposer
     assert rows.next_sizes is not None
@@ -255,14 +290,10 @@ def map_rows(rows: RowState, change: Callable[[Tensor], Tensor]) -> RowState:
 
 def shift_rows(rows: RowState, top: Tensor, proposer: RowProposer) -> RowState:
     """Drafts of the rows from ``top`` [B] on -> of A rows from the row on that is the next top unfinished one."""
-    n_rows = rows.draft_count.shape[1]
+    b, n_rows = rows.draft_count.shape
     source = proposer.slots + ((rows.filled == proposer.columns).long().cumprod(1).sum(1) - top)[:, None]
-    index = source.clamp(max=n_rows - 1)
-
-    def move(x: Tensor) -> Tensor:
-        return x.gather(1, index.view(*index.shape, *[1] * (x.ndim - 2)).expand(-1, -1, *x.shape[2:]))
-
-    rows = map_rows(rows, move)
+    batch, at = torch.arange(b, device=top.device)[:, None], source.clamp(max=n_rows - 1)
+    rows = map_rows(rows, lambda x: x[batch, at])
     return rows._replace(draft_count=torch.where(source < n_rows, rows.draft_count, 0))
 
 
@@ -271,8 +302,7 @@ def commit(state: DecodeState, decision: Decision, positions: Tensor, figures: T
     progress = state.now
     progress.tokens.scatter_(1, positions, decision.tokens.flatten(1))
     host = figures.tolist()
-    state.syncs += 1
-    state.steps += 1
+    state.syncs, state.steps = state.syncs + 1, state.steps + 1
     length = PerPrompt(n for n, *_ in host)
     counts = PerPrompt(n - o for n, o in zip(length, progress.length.host or (), strict=True))
     last = LastCommit(progress.last.hidden, progress.last.tokens, Lengths.of(decision.advance.sum(1), counts))

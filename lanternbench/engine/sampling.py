@@ -30,7 +30,12 @@ class Warp(NamedTuple):
             x = x / temperature
         if 0 < top_k < x.shape[-1]:
             x = x.masked_fill(x < kth_largest(x, top_k), -torch.inf)
-        return (_nucleus(x, top_p) if top_p < 1.0 else x).softmax(-1)
+        if top_p < 1.0:
+            ordered, index = x.sort(-1, descending=True)
+            mass = ordered.softmax(-1)
+            outside = mass.cumsum(-1) - mass >= top_p  # the mass before a token already suffices
+            x = x.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
+        return x.softmax(-1)
 
 
 def kth_largest(x: Tensor, k: int) -> Tensor:
@@ -42,18 +47,31 @@ def kth_largest(x: Tensor, k: int) -> Tensor:
     return torch.from_numpy(values[..., place : place + 1])
 
 
-def _nucleus(x: Tensor, top_p: float) -> Tensor:
-    ordered, index = x.sort(-1, descending=True)
-    mass = ordered.softmax(-1)
-    outside = mass.cumsum(-1) - mass >= top_p  # the mass before a token already suffices
-    return x.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
+def at(q: Tensor, x: Tensor) -> Tensor:
+    """q(x): [..., V], [...] -> [...]."""
+    return q.gather(-1, x.unsqueeze(-1)).squeeze(-1)
+
+
+def normalised(weights: Tensor, fallback: Tensor) -> Tensor:
+    """A residual as a distribution; where it is 0 everywhere, ``fallback`` [..., V] (the distribution it came from)."""
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights / total, fallback)
+
+
+def rows_at(x: Tensor, index: Tensor) -> Tensor:
+    """x [B, M, V], index [B] or [B, n] -> [B, V] or [B, n, V]: whole rows, which a gather would copy item by item."""
+    b, m, v = x.shape
+    if b == 1:
+        return x.index_select(1, index.flatten()).view(*index.shape, v)
+    index = index + torch.arange(0, b * m, m, device=x.device).view(-1, *[1] * (index.ndim - 1))
+    return x.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, v)
 
 
 BELOW_ONE = 1 - 1e-6  # the largest uniform in use: its product with a total must not round up to the total
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
-    """Inverse CDF: non-negative weights [..., V] (any scale), uniforms u [...] in 0 … BELOW_ONE -> tokens [...].
+    """Inverse CDF: weights [..., V] ≥ 0 of any scale, uniforms u [...] in 0 … BELOW_ONE -> tokens [...].
 
     Never draws a token of weight 0 unless all are 0 (then the last).
     """

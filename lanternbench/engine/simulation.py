@@ -50,10 +50,7 @@ def _rate(tau: float, depth: int) -> float:
 
 
 def simulate(draft: Draft, result: VerifyResult, rates: Tensor, u: Tensor) -> VerifyResult:
-    """Replace the accepted path by one of random length, P(length ≥ d) by ``reach``, from uniforms u [B].
-
-    The path leads to the first of each tree's deepest nodes; the token that ends the step stays the same.
-    """
+    """Replace the accepted path by one to the first deepest node, of random length: P(length ≥ d) by ``reach``."""
     depth = draft.tree.depth.expand_as(draft.tokens)
     deepest = depth.amax(1)
     passed = (u[:, None] < rates[deepest, : result.path.shape[1] - 1]).sum(1)

@@ -1,4 +1,4 @@
-"""The state of a batch of prompts during a decode: caches, tokens, lengths, uniforms.  All buffers are preallocated.
+"""The state of a batch during a decode: caches, tokens, lengths, uniforms.  All buffers are preallocated.
 
 B prompts, R rows (2B with guidance), L image tokens, P prefix slots, N tree nodes, D depth of a tree, V vocabulary.
 """
@@ -15,11 +15,11 @@ from lanternbench.engine import row_ends
 from lanternbench.engine.address import Lengths, tree_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt, select
+from lanternbench.engine.draft import Draft, VerifyResult, additive
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
-from lanternbench.engine.tree import Draft, additive
-from lanternbench.engine.verify import Uniforms, VerifyResult
+from lanternbench.engine.verify import Uniforms
 from lanternbench.models.target import Prefix, Target
 
 
@@ -104,23 +104,11 @@ class DecodeState:
     def active(self) -> bool:
         return min(self.now.length.host or (0,)) < self.limit
 
-    def spans(self) -> list[int]:
-        """For recordings: the numbers of slots to attend to from the next step on, see ``DecoderCache.spans``."""
-        layout, drafted = self.cache.layout, self.max_step_slots
-        longest = layout.slots[max(self.now.length.host or (0,))] + 1
-        return self.cache.spans(longest + (2 * drafted + 1 if layout.width else drafted))
-
     def logits(self, states: Tensor) -> Tensor:
         """The target's states [R, N, (1 + aux) · dim] -> guided logits [B, N, V]."""
         if self.aux_layers:  # the final states come first
             states = states[..., : states.shape[-1] // (1 + len(self.aux_layers))].contiguous()
         return self.target.model.logits(states, self.guidance)
-
-    def at(self, progress: Progress) -> DecodeState:
-        """A shallow copy of the state with another ``now``, for recording."""
-        other = object.__new__(DecodeState)
-        other.__dict__ = self.__dict__ | {"now": progress}
-        return other
 
     def step_uniforms(self, by_position: bool) -> Uniforms:
         """The uniforms of this step; ``by_position``: also those that belong to image positions."""
@@ -131,10 +119,7 @@ class DecodeState:
         return Uniforms(u[:, : self.max_nodes], u[:, self.max_nodes :], position)
 
     def unfinished(self) -> list[int] | None:
-        """The unfinished prompts, once at least half of the batch is finished; before that None.
-
-        Always None for a recorded batch, which keeps its shape.
-        """
+        """The unfinished prompts, once half of the batch is finished, or None; a recorded batch keeps its shape."""
         left = [i for i, n in enumerate(self.now.length.host or ()) if n < self.limit]
         return left if left and 2 * len(left) <= self.batch and not self.recorded else None
 
@@ -142,10 +127,9 @@ class DecodeState:
         """Drop all other prompts from the batch."""
         self.finish()
         parts = (self.cache, self.now, self.uniforms, self.prompts)
-        self.cache, progress, self.uniforms, self.prompts = select(parts, prompts, self.batch)
-        advance, length = (Lengths.of(x.device, x.host or ()) for x in (progress.last.advance, progress.length))
-        last = progress.last.first(max(progress.last.advance.host or (0,)), advance)
-        self.now = progress._replace(last=last, length=length)
+        self.cache, now, self.uniforms, self.prompts = select(parts, prompts, self.batch)
+        advance, length = (Lengths.of(x.device, x.host or ()) for x in (now.last.advance, now.length))
+        self.now = now._replace(last=now.last.first(max(advance.host or (0,)), advance), length=length)
         self.seeds, self.origin = ([x[i] for i in prompts] for x in (self.seeds, self.origin))
         self.batch = len(prompts)
 
@@ -156,13 +140,10 @@ class DecodeState:
 
 
 class TreeStates(NamedTuple):
-    """The target's states over a tree: ``next`` [R, N, dim] predicts the token after each node.
+    """The target's states over a tree."""
 
-    Where row ends may lie in between, ``node`` [R, N, dim] is the state at the node itself.
-    """
-
-    next: Tensor
-    node: Tensor | None = None
+    next: Tensor  # [R, N, dim] predicts the token after each node
+    node: Tensor | None = None  # [R, N, dim] at the node itself, where row ends may lie in between
 
 
 def forward(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor]:
@@ -208,15 +189,10 @@ def plan_commit(state: DecodeState, draft: Draft, result: VerifyResult, states: 
 
 
 def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, plan: CommitPlan) -> Tensor:
-    """Write tokens, move cache entries, advance.  The step's only host synchronisation is here.
-
-    Returns [B] the tokens that were committed before.
-    """
+    """Write tokens, move cache entries, advance: the step's only host synchronisation -> [B] committed before."""
     progress, last = state.now, plan.last
-    n, recorded = last.tokens.shape[1], state.recorded
-    start = progress.length.device
-    if recorded:  # a recorded commit has overwritten it already
-        start = plan.length - last.advance.device
+    n, recorded = last.tokens.shape[1], state.recorded  # a recorded commit has overwritten the length already
+    start = plan.length - last.advance.device if recorded else progress.length.device
     if progress.length.shared is not None:
         progress.tokens.narrow(1, progress.length.shared, n).copy_(last.tokens)
     else:

@@ -15,9 +15,8 @@ OFF_THE_CLOCK = "records"  # phase of work that is no part of a method, such as 
 class Clock:
     """Phases: ``draft`` and ``verify`` are forwards of drafter and target, the rest is overhead.
 
-    One clock serves all figures: what is off it counts in no phase, no step, and not in the CPU time.  A tick keeps a
-    moment, the host's time on a CPU and an event on a GPU; all are read at the end, so that timing adds no
-    synchronisation to the loop.
+    What is off the clock counts in no phase, no step, and not in the CPU time.  Moments, the host's time on a CPU and
+    events on a GPU, are read at the end, so that timing adds no synchronisation to the loop.
     """
 
     def __init__(self, device: torch.device):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.tree import Draft
+from lanternbench.engine.draft import Draft
 from lanternbench.engine.verify import VerifyResult
 
 if TYPE_CHECKING:
@@ -41,35 +41,29 @@ class Log:
     """Per-step figures of a batch, from values that the step's one host synchronisation transfers anyway."""
 
     def __init__(self, state: DecodeState):
-        self.accepted, self.depths, self.nodes = ([[] for _ in range(state.batch)] for _ in range(3))  # type: ignore[var-annotated]
+        self.steps: list[list[tuple[int, int, int]]] = [[] for _ in range(state.batch)]
 
     def note(self, state: DecodeState, sizes: tuple[tuple[int, int], ...]) -> None:
         """``sizes``: depth and nodes of each prompt's tree."""
         counts = state.now.last.advance.host or ()
         for prompt, count, (depth, nodes) in zip(state.origin, counts, sizes, strict=True):
             if count:
-                self.accepted[prompt].append(count)
-                self.depths[prompt].append(depth)
-                self.nodes[prompt].append(nodes)
+                self.steps[prompt].append((count, depth, nodes))
 
     def generations(self, state: DecodeState, encode_s: float, decode_s: float) -> list[Generation]:
         clock = state.clock
-        times = decode_s, encode_s, clock.cpu_s, dict(clock.spent), clock.step_s
-        return [
-            Generation(tokens, self.accepted[i], self.depths[i], self.nodes[i], *times, state.syncs, state.trace)
-            for i, tokens in enumerate(state.finish())
-        ]
+        rest = decode_s, encode_s, clock.cpu_s, dict(clock.spent), clock.step_s, state.syncs, state.trace
+        columns: Any = ([[s[i] for s in steps] for i in range(3)] for steps in self.steps)
+        return [Generation(image, *figures, *rest) for image, figures in zip(state.finish(), columns, strict=True)]
 
 
 class Trace:
     """The target's and drafter's distributions at every committed position, kept for figures computed afterwards.
 
     B prompts, L positions, V vocabulary, W widest family.
-
-    ``seen``, ``law`` [B, L, V]: for orders other than raster, see ``rows.RowTrace``.
     """
 
-    seen: Tensor | None = None
+    seen: Tensor | None = None  # as ``law`` [B, L, V] for orders other than raster, see ``rows.RowTrace``
     law: Tensor
 
     def __init__(self, batch: int, length: int, vocab: int, width: int, device: torch.device):
@@ -77,9 +71,8 @@ class Trace:
         self.p = torch.zeros(batch, length, vocab, device=device)
         self.children = torch.full((batch, length, width), -1, device=device)  # tokens, in draft order
         self.tried = torch.zeros(batch, length, dtype=torch.long, device=device)
-        self.depth = torch.zeros(batch, length, dtype=torch.long, device=device)  # of the node's children
-        # were the children sampled from p, or chosen (a draft without p)?
-        self.sampled = torch.zeros(batch, length, dtype=torch.bool, device=device)
+        self.depth = torch.zeros_like(self.tried)  # of the node's children
+        self.sampled = torch.zeros_like(self.tried, dtype=torch.bool)  # from p, or chosen (a draft without p)?
 
     def cut(self, length: int) -> None:
         """Drop entries past the image."""
@@ -89,33 +82,26 @@ class Trace:
     def record(self, prompts: Tensor, length: Tensor, draft: Draft, result: VerifyResult, q: Tensor) -> None:
         """Store q, p and the examined children of each node on the path, at the image position that the node decided.
 
-        prompts [B, 1]: rows of the stores; length [B] before the commit.  Entries past the accepted path are
-        overwritten by the next step, or lie past the image.
+        prompts [B, 1]: rows of the stores; length [B] before the commit.  The next step overwrites what is past it.
         """
-        path, tree, batch = result.path, draft.tree, len(draft.tokens)
-        columns = torch.arange(path.shape[1], device=path.device)
-        chain = draft.is_chain
+        path, tree, chain, b = result.path, draft.tree, draft.is_chain, len(draft.tokens)
+        columns, batch = torch.arange(path.shape[1], device=path.device), torch.arange(b, device=path.device)[:, None]
 
         def write(store: Tensor, rows: Tensor) -> None:
             store[prompts, length[:, None] + columns[: rows.shape[1]]] = rows.to(store.dtype)
 
         def on_path(of_node: Tensor) -> Tensor:
-            return of_node if chain else of_node.gather(1, _over(path, of_node))
+            return of_node if chain else of_node[batch, path]
 
         write(self.q, on_path(q))
         write(self.sampled, torch.full_like(path, draft.p is not None))
         if draft.p is not None and draft.static is not None:
             inner = draft.static.inner_index[path].clamp(min=0)
-            write(self.p, draft.p if chain else draft.p.gather(1, _over(inner, draft.p)))
+            write(self.p, draft.p if chain else draft.p[batch, inner])
         if tree.width:
-            ids = tree.children.expand(batch, -1, -1)
+            ids = tree.children.expand(b, -1, -1)
             tokens = draft.tokens.gather(1, ids.clamp(min=0).flatten(1)).view_as(ids)
             spare = self.children.shape[-1] - tree.width  # an adaptive tree may be narrower than the widest
             write(self.children, on_path(F.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1)))
         write(self.tried, torch.where(columns <= result.accepted[:, None], on_path(result.tried), 0))
-        write(self.depth, on_path(tree.depth.expand(batch, -1)) + 1)
-
-
-def _over(index: Tensor, rows: Tensor) -> Tensor:
-    """An index [B, n] repeated over the further dimensions of ``rows`` [B, N, …]."""
-    return index.view(*index.shape, *[1] * (rows.ndim - 2)).expand(*index.shape, *rows.shape[2:])
+        write(self.depth, on_path(tree.depth.expand(b, -1)) + 1)

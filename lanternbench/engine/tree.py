@@ -1,114 +1,18 @@
-"""Draft trees as tensors.  Node 0 is the root: the last committed token, which every step reads again.
+"""How draft trees are built, from paths or from parents, and questions about their nodes; see ``engine.draft``."""
 
-Shapes: b is 1 when all prompts share the tree, else the batch B; N nodes; W the widest family of siblings; D the depth.
-"""
-
-from __future__ import annotations
-
-from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from lanternbench.engine.draft import MAX_DEPTH as MAX_DEPTH
+from lanternbench.engine.draft import Draft as Draft
+from lanternbench.engine.draft import Level, Paths, Rank, StaticTree, Tree, additive
 from lanternbench.errors import UserError
-
-Paths = tuple[tuple[int, ...], ...]
-MAX_DEPTH = 64
-
-
-class Tree(NamedTuple):
-    """Shape of a draft tree.  A node that a prompt does not use has depth −1 and is in no list of children."""
-
-    depth: Tensor  # [b, N] 0 for the root
-    children: Tensor  # [b, N, W] node ids in draft order, −1 = none
-    ancestors: Tensor  # [b, N, N] bool: may node i attend to node j (itself included)
-    max_depth: int
-
-    @property
-    def nodes(self) -> int:
-        return self.depth.shape[1]
-
-    @property
-    def width(self) -> int:
-        return self.children.shape[2]
-
-
-class Level(NamedTuple):
-    """One depth of a static tree: which nodes are expanded, and where their children go."""
-
-    parents: tuple[int, ...]  # node ids
-    widths: tuple[int, ...]  # children per parent
-    first: int  # node id of the first child; children are numbered parent after parent
-    rows: Tensor  # [C] which parent (index into ``parents``) a child belongs to
-    ranks: Tensor  # [C] its rank among its siblings
-    shape: tuple[int, int, int]  # −1, how many parents, children that are drawn for each
-    above: Tensor | None  # [m] index of the parents' parents among those of the level before; None at depth 1
-    expanded: Tensor | None  # [m] index of the parents among the nodes of the level before; None in a chain
-    mask: Tensor | None  # additive [1, m, nodes expanded so far but the root]; None in a chain
-
-
-class Rank(NamedTuple):
-    """The j-th children of a static tree."""
-
-    families: Tensor  # [m] index of their parent among the inner nodes
-    nodes: Tensor  # [m] their ids
-
-
-@dataclass(frozen=True, eq=False)
-class StaticTree:
-    """A tree whose shape is data.  Nodes are numbered level by level, siblings side by side in draft order."""
-
-    tree: Tree
-    levels: tuple[Level, ...]
-    inner: tuple[int, ...]  # nodes that have children, in order of depth
-    inner_ids: Tensor  # [M] the same
-    inner_index: Tensor  # [N] index of each node among the inner ones, −1 for leaves
-    ranks: tuple[Rank, ...]  # first children, second children, …
-    sizes: Tensor  # [1, N] number of children of every node
-    paths: Paths  # of every node but the root, ranks from the root
-    mask: Tensor | None  # additive [1, N, N] of ``ancestors``, None for a lone root
-
-    @property
-    def is_chain(self) -> bool:
-        return self.tree.width == 1
-
-    def to(self, device: torch.device) -> StaticTree:
-        return StaticTree(**tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, vars(self)))
-
-
-class Draft(NamedTuple):
-    """What a proposal gives to verification: ``static`` where all prompts share one fixed shape, else ``grown``."""
-
-    tokens: Tensor  # [B, N], node 0 = the last committed token
-    p: Tensor | None = None  # [B, M, V] distributions that the children of the inner nodes were sampled from
-    static: StaticTree | None = None  # the tree, where all prompts share one fixed shape
-    grown: Tree | None = None  # else a tree per prompt
-
-    @property
-    def tree(self) -> Tree:
-        shape = self.static.tree if self.static is not None else self.grown
-        assert shape is not None
-        return shape
-
-    @property
-    def is_chain(self) -> bool:
-        """Is it one chain for every prompt, so that a node's id is its depth?  A lone root is."""
-        return self.static is not None and (self.static.is_chain or self.static.tree.nodes == 1)
-
-
-def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Bool mask -> 0 where visible, −∞ elsewhere."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
 def from_paths(paths: Paths) -> StaticTree:
-    """A list of child paths (ranks from the root) -> tensors; no paths give a lone root.
-
-    Raises UserError where the paths are no tree: a missing parent or a gap between siblings.
-    """
+    """Child paths (ranks from the root) -> tensors; none give a lone root.  Raises UserError if a node is missing."""
     nodes = sorted(set(map(tuple, paths)), key=lambda p: (len(p), p))
     if any(not p or min(p) < 0 for p in nodes):
         raise UserError("a static tree needs at least one path, each a non-empty list of child ranks such as [0, 1]")
@@ -116,37 +20,28 @@ def from_paths(paths: Paths) -> StaticTree:
     for p in nodes:
         if p[:-1] not in index or (p[-1] > 0 and (*p[:-1], p[-1] - 1) not in index):
             raise UserError(f"the static tree names {list(p)} but not its parent or its left sibling: add them")
-    n, width = len(index), 1 + max((p[-1] for p in nodes), default=-1)
-    deepest = max((len(p) for p in nodes), default=0)
-    children = torch.full((1, n, width), -1)
-    ancestors = torch.eye(n, dtype=torch.bool)
-    for p in nodes:
-        i, parent = index[p], index[p[:-1]]
-        children[0, parent, p[-1]] = i
-        ancestors[i] |= ancestors[parent]
-    parent_of = {index[p]: index[p[:-1]] for p in nodes}
+    parent_of, depth = [-1, *(index[p[:-1]] for p in nodes)], [len(p) for p in index]
+    width, deepest = 1 + max((p[-1] for p in nodes), default=-1), depth[-1]
+    tree = from_parents(torch.tensor([parent_of]), torch.tensor([depth]), deepest, width)
+    (children,), (ancestors,) = tree.children, tree.ancestors
     levels: list[Level] = []
     inner: list[int] = []
     for d in range(1, deepest + 1):
-        level = [p for p in nodes if len(p) == d]
-        parents = sorted({parent_of[index[p]] for p in level})
-        rows = [parents.index(parent_of[index[p]]) for p in level]
-        widths = tuple(rows.count(r) for r in range(len(parents)))
+        level = [i for i, n in enumerate(depth) if n == d]
+        parents = sorted({parent_of[i] for i in level})
+        rows = [parents.index(parent_of[i]) for i in level]
         inner += parents
         above = torch.tensor([levels[-1].parents.index(parent_of[n]) for n in parents]) if levels else None
         below = bool(levels) and width > 1  # a chain needs no index and no mask
-        expanded = torch.tensor(parents) - levels[-1].first if below else None
+        expanded = torch.tensor(parents) - depth.index(d - 1) if below else None
         mask = additive(ancestors[parents][:, inner[1:]])[None] if below else None
-        ranks, shape = torch.tensor([p[-1] for p in level]), (-1, len(parents), max(widths))
-        first = index[level[0]]
-        levels.append(Level(tuple(parents), widths, first, torch.tensor(rows), ranks, shape, above, expanded, mask))
-    ids = torch.tensor(inner, dtype=torch.long)
-    inner_index = torch.full((n,), -1)
+        ranks, shape = torch.tensor([nodes[i - 1][-1] for i in level]), (-1, len(parents), max(map(rows.count, rows)))
+        levels.append(Level(tuple(parents), torch.tensor(rows), ranks, shape, above, expanded, mask))
+    ids, inner_index = torch.tensor(inner, dtype=torch.long), torch.full((len(depth),), -1)
     inner_index[ids] = torch.arange(len(inner))
-    by_rank = tuple(Rank((c >= 0).nonzero()[:, 0], c[c >= 0]) for c in children[0, ids].T)
-    tree = Tree(torch.tensor([[len(p) for p in index]]), children, ancestors[None], deepest)
-    sizes, mask = (children >= 0).sum(-1), additive(tree.ancestors) if nodes else None
-    return StaticTree(tree, tuple(levels), tuple(inner), ids, inner_index, by_rank, sizes, tuple(nodes), mask)
+    by_rank = tuple(Rank((c >= 0).nonzero()[:, 0], c[c >= 0]) for c in children[ids].T)
+    sizes, mask = (tree.children >= 0).sum(-1), additive(tree.ancestors) if nodes else None
+    return StaticTree(tree, tuple(levels), ids, inner_index, by_rank, sizes, tuple(nodes), mask)
 
 
 def chain(length: int) -> StaticTree:
@@ -163,10 +58,9 @@ def _earlier(nodes: int, device: torch.device) -> Tensor:
 
 
 def from_parents(parent: Tensor, depth: Tensor, max_depth: int, width: int) -> Tree:
-    """A tree per prompt from parent ids, with no host synchronisation.
+    """A tree per prompt, with no host synchronisation.  Siblings rank by node id.
 
-    parent [B, N] (a parent's id is below its child's); depth [B, N], 0 for the root, −1 for unused nodes.  Siblings
-    rank by node id.
+    parent [B, N], ids below the child's; depth [B, N], 0 for the root, −1 for unused nodes.
     """
     b, n = parent.shape
     ids = torch.arange(n, device=parent.device)

@@ -11,28 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.component import Component, Prepared
+from lanternbench.engine.chosen import closed_form, is_argmax, lone_root, rank_by_rank, verify_greedy
+from lanternbench.engine.draft import Draft, VerifyResult, walk
 from lanternbench.engine.plain import PlainRule, Probs
-from lanternbench.engine.sampling import draw
-from lanternbench.engine.tree import Draft, StaticTree, Tree, parents, path_to
+from lanternbench.engine.sampling import at, draw, normalised, rows_at
 from lanternbench.models.target import Target
 
 PIECE = 1 << 24  # probabilities that ``everywhere`` reads at once
-
-
-class VerifyResult(NamedTuple):
-    """What a verification decides."""
-
-    path: Tensor  # [B, D + 1] node ids from the root; entries past ``accepted`` repeat the last one
-    accepted: Tensor  # [B] drafted tokens accepted, 0 … D
-    token: Tensor  # [B] the residual or bonus token
-    tried: Tensor  # [B, N] children of each node that were examined if it was reached
 
 
 class Uniforms(NamedTuple):
@@ -52,28 +43,14 @@ class RelaxedProb(NamedTuple):
     barred: Tensor | None = None  # [..., k'] token ids that the residual of a public implementation sets to 0
 
 
-class Residual(Protocol):
-    """What is sampled after x was rejected, unnormalised [..., V]; p is None for a chosen child (p(x) = 1)."""
-
-    def __call__(self, q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor: ...
-
-
-def at(q: Tensor, x: Tensor) -> Tensor:
-    """q(x): [..., V], [...] -> [...]."""
-    return q.gather(-1, x.unsqueeze(-1)).squeeze(-1)
-
-
-def normalised(weights: Tensor, fallback: Tensor) -> Tensor:
-    """A residual as a distribution; where it is 0 everywhere, ``fallback`` [..., V] (the distribution it came from)."""
-    total = weights.sum(-1, keepdim=True)
-    return torch.where(total > 0, weights / total, fallback)
+# (q, p, x, depth, rule) -> what is sampled after x was rejected, unnormalised [..., V]; p None: a chosen child
+Residual = Callable[[Tensor, Tensor | None, Tensor, Tensor, "AcceptanceRule"], Tensor]
 
 
 class Forms(NamedTuple):
-    """Forms of what ``AcceptanceRule`` derives from ``relax``: faster ones, or the rule's own.
+    """Forms, faster or the rule's own, of what ``AcceptanceRule`` derives from ``relax``: functions (rule, arguments).
 
-    Each is a function (rule, arguments of the method so called).  They apply to rules with this very ``relax``: a
-    rule that inherits them with another one has the general forms, on every tree and at every temperature.
+    They hold for rules with this very ``relax``; one that inherits them with another ``relax`` has the general forms.
     """
 
     relax: Callable[..., RelaxedProb] | None = None
@@ -91,16 +68,11 @@ def standard(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Accept
     return q.scatter(-1, x[..., None], 0.0) if p is None else (q - p).clamp_(min=0)
 
 
-def is_argmax(rule: AcceptanceRule, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
-    """``accept_greedily`` of a rule that orders tokens as q does."""
-    return draft.tokens == best.gather(1, parent)
-
-
 class AcceptanceRule(Component, PlainRule):
     """``relax`` gives the probability q̃(x̃) of a drafted token under the (relaxed) target; the rest derives from it.
 
-    Here q̃ = q (Leviathan et al. 2023).  A rule whose acceptance is not a function of q̃(x̃)/p(x̃) has an ``accept`` and
-    an ``accepted_prob`` of its own among its ``forms``; these also get p.
+    Here q̃ = q (Leviathan et al. 2023).  Where acceptance is no function of q̃(x̃)/p(x̃), ``forms`` has ``accept`` and
+    ``accepted_prob``, which also get p.
     """
 
     usual_residual: ClassVar[str] = "standard"  # the residual to use when the rule replaces a preset's
@@ -127,26 +99,8 @@ class AcceptanceRule(Component, PlainRule):
         """q [..., V] at the parent, drafted x [...], its depth [...] or [], 1 … D -> q̃(x) [...]."""
         return RelaxedProb(at(q, x))
 
-    def _closed_form(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
-        """Of chosen children: a_j = q(x_j) / (1 − Σ_{i<j} q(x_i))."""
-        tree, vocab = draft.tree, q.shape[-1]
-        exists, x, u_child, _ = Families.of(tree.children.expand(len(q), -1, -1), draft, u)
-        qx = torch.where(exists, q.gather(-1, x), 0.0)
-        left = 1.0 - (qx.cumsum(-1) - qx)
-        path, accepted, tried = walk(tree, exists, exists & (u_child * left < qx))
-        stop = path[:, -1]
-        q_stop = rows_at(q, stop)
-        struck = rows_at(torch.where(exists, x, vocab), stop)  # [B, W]; absent children strike a spare cell
-        weights = F.pad(q_stop, (0, 1)).scatter(-1, struck, 0.0)[:, :vocab]
-        final = torch.where(weights.sum(-1, keepdim=True) > 0, weights, q_stop)
-        return VerifyResult(path, accepted, draw(final, u[:, 0]), tried)
-
     forms: ClassVar[Forms] = Forms(
-        relax,
-        everywhere=lambda rule, q, depth: q,
-        accept_greedily=is_argmax,
-        verify_chosen=_closed_form,
-        residual=standard,
+        relax, lambda rule, q, depth: q, accept_greedily=is_argmax, verify_chosen=closed_form, residual=standard
     )
 
     @cached_property
@@ -204,93 +158,19 @@ class AcceptanceRule(Component, PlainRule):
 
     def verify_sampled(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
         """Children that were sampled without replacement from p, in a static tree."""
-        assert draft.static is not None
-        assert draft.p is not None
-        if form := self.own_forms.verify_sampled:
-            return form(self, draft, q, u, residual)
-        verify = _sampled_chain if draft.static.is_chain else _sampled_tree
-        return verify(draft, draft.static, draft.p, q, u, self, residual)
+        static: Any = draft.static
+        form = self.own_forms.verify_sampled or (_sampled_chain if static.is_chain else _sampled_tree)
+        return form(self, draft, q, u, residual)
 
     def verify(self, draft: Draft, q: Tensor, u: Uniforms, residual: Residual, greedy: bool) -> VerifyResult:
         """Which path to take through the tree and which token to end it with; q [B, N, V]."""
         if draft.tree.nodes == 1:
             return lone_root(draft, q, u.verify, greedy)
         if greedy:
-            return _verify_greedy(draft, q, self)
+            return verify_greedy(self, draft, q)
         if draft.p is not None:
             return self.verify_sampled(draft, q, u.verify, residual)
         return self.verify_chosen(draft, q, u.verify, residual)
-
-
-def rank_by_rank(rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
-    """The general form of ``verify_chosen``."""
-    tree = draft.tree
-    family = Families.of(tree.children.expand(len(q), -1, -1), draft, u)
-    depth = (tree.depth.expand(len(q), -1) + 1).clamp(0, tree.max_depth)
-    q_now, accept = q, []
-    for exists, x, u_child, _ in zip(*(part.unbind(-1) for part in family), strict=True):
-        accept.append(exists & (u_child < rule.relax(q_now, x, depth).value))
-        weights = normalised(residual(q_now, None, x, depth, rule), q_now)
-        q_now = torch.where(exists[..., None], weights, q_now)
-    path, accepted, tried = walk(tree, family.exists, torch.stack(accept, -1))
-    return VerifyResult(path, accepted, draw(rows_at(q_now, path[:, -1]), u[:, 0]), tried)
-
-
-def lone_root(draft: Draft, q: Tensor, u: Tensor, greedy: bool) -> VerifyResult:
-    """Nothing was drafted: the next token is the target's."""
-    zero = torch.zeros_like(draft.tokens)
-    return VerifyResult(zero, zero[:, 0], q[:, 0].argmax(-1) if greedy else draw(q[:, 0], u[:, 0]), zero)
-
-
-def _verify_greedy(draft: Draft, q: Tensor, rule: AcceptanceRule) -> VerifyResult:
-    """Temperature 0; of several accepted paths the longest counts."""
-    tree, tokens = draft.tree, draft.tokens
-    best = q.argmax(-1)  # [B, N]
-    parent = parents(tree)
-    ok = rule.accept_greedily(q, best, parent.clamp(min=0).expand_as(tokens), draft) & (parent >= 0)
-    reached = (tree.ancestors & ~ok[:, None, :]).sum(-1) == 1  # every ancestor but the root accepted
-    depth = torch.where(reached, tree.depth.expand_as(tokens), -1)
-    rank = depth * (tree.nodes + 1)
-    order = rule.order_greedily(draft)
-    last = (rank if order is None else rank - order).argmax(1)  # the deepest, first in its order
-    accepted = depth.gather(1, last[:, None])[:, 0]
-    return VerifyResult(path_to(tree, last), accepted, best.gather(1, last[:, None])[:, 0], torch.zeros_like(tokens))
-
-
-class Families(NamedTuple):
-    """The children of every node, [B, N, W] each."""
-
-    exists: Tensor
-    tokens: Tensor  # the root's where there is none
-    u: Tensor
-    cell: Tensor  # the child's id; N, a spare cell of N + 1, where there is none
-
-    @classmethod
-    def of(cls, children: Tensor, draft: Draft, u: Tensor) -> Families:
-        exists, ids = children >= 0, children.clamp(min=0)
-        tokens, u = (x.gather(1, ids.flatten(1)).view_as(ids) for x in (draft.tokens, u))
-        return cls(exists, tokens, u, torch.where(exists, ids, draft.tree.nodes))
-
-
-def walk(tree: Tree, exists: Tensor, accept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """accept [B, N, W]: which children are accepted if tried -> path [B, D + 1], accepted [B], tried [B, N]."""
-    some, first = accept.any(-1), accept.int().argmax(-1)  # the first accepted child
-    chosen = tree.children.expand_as(accept).gather(-1, first[..., None])[..., 0]
-    onward = torch.where(some, chosen, torch.arange(tree.nodes, device=accept.device))  # or stay
-    path = [torch.zeros_like(onward[:, :1])]
-    for _ in range(tree.max_depth):
-        path.append(onward.gather(1, path[-1]))
-    nodes = torch.cat(path, 1)
-    return nodes, (nodes[:, 1:] != nodes[:, :-1]).sum(1), torch.where(some, first + 1, exists.sum(-1))
-
-
-def rows_at(x: Tensor, index: Tensor) -> Tensor:
-    """x [B, M, V], index [B] or [B, n] -> [B, V] or [B, n, V]: whole rows, which a gather would copy item by item."""
-    b, m, v = x.shape
-    if b == 1:
-        return x.index_select(1, index.flatten()).view(*index.shape, v)
-    index = index + torch.arange(0, b * m, m, device=x.device).view(-1, *[1] * (index.ndim - 1))
-    return x.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, v)
 
 
 def end_of_chain(
@@ -308,25 +188,26 @@ def end_of_chain(
     return VerifyResult(path, accepted, token, draft.static.sizes.expand_as(draft.tokens))
 
 
-def _sampled_chain(
-    draft: Draft, static: StaticTree, p: Tensor, q: Tensor, u: Tensor, rule: AcceptanceRule, residual: Residual
-) -> VerifyResult:
+def _sampled_chain(rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
     """A tree of width 1: accept from the left until the first rejection."""
+    static, p = draft.static, draft.p
+    assert static is not None
+    assert p is not None
     length = p.shape[1]
     x, depth = draft.tokens.narrow(1, 1, length), static.tree.depth.narrow(1, 1, length)
     ok = rule.accept(q.narrow(1, 0, length), p, x, depth.expand_as(x), u.narrow(1, 1, length))
     accepted = ok.cumprod(1).sum(1)  # [B] 0 … L
     rejected = accepted.clamp(max=length - 1)  # index of the first rejection, if there is one
-    q_stop, p_stop = rows_at(q, accepted), rows_at(p, rejected)
-    x_stop = at(x, rejected)
+    q_stop, p_stop, x_stop = rows_at(q, accepted), rows_at(p, rejected), at(x, rejected)
     weights = residual(q_stop, p_stop, x_stop, rejected + 1, rule)
     return end_of_chain(draft, q_stop, weights, accepted, u, at(p_stop, x_stop) == 0)  # p cannot draw x: q stays
 
 
-def _sampled_tree(
-    draft: Draft, static: StaticTree, p: Tensor, q: Tensor, u: Tensor, rule: AcceptanceRule, residual: Residual
-) -> VerifyResult:
+def _sampled_tree(rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
     """First children everywhere, then second children, …; then the path from the root."""
+    static, p = draft.static, draft.p
+    assert static is not None
+    assert p is not None
     tokens, tree, batch = draft.tokens, static.tree, len(draft.tokens)
     ok = torch.zeros(batch, tree.nodes + 1, dtype=torch.bool, device=q.device)  # the last cell: no such child
     q_now = q.index_select(1, static.inner_ids)  # after the loop: q and p before each node's last child

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine.cache import DecoderCache
-from lanternbench.engine.proposal import Drafter, Proposal
+from lanternbench.engine.proposal import Drafter, Expand, Proposal
 from lanternbench.engine.state import DecodeState
 from lanternbench.lossless.plain.world import Prefix, World
 from lanternbench.methods.method import Method
+from lanternbench.methods.proposals.drafting import parent_states
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.target import Prefix as Prompt
 
@@ -240,36 +241,28 @@ def with_tables(proposal: Proposal, tables: Tables) -> Proposal:
 class TableDrafter(Drafter):
     """The drafter's table: logits after the root and after drafted nodes.
 
-    A cursor [R, m]: the prefixes that end in the nodes of one level, as numbers in base V.  ``marginals``: whatever
-    was drafted counts as token 0, so that all nodes of a level share one distribution.
+    ``marginals``: whatever was drafted counts as token 0, so that all nodes of a level share one distribution.
     """
 
     def __init__(self, tables: Tables, marginals: bool = False):
         self.tables, self.marginals, self.head = tables, marginals, TableModel(tables)
 
-    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Tensor]:
+    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Expand]:
         """Reads the committed tokens but the last out of the target's cache, as attention would."""
         cache, vocab = state.cache, self.tables.vocab
         length, memory = cache.all_rows(state.now.length.device), cache.store[0, :, 1, 1:, 0].long()
         code = torch.zeros_like(length)
         for slot in range(max(state.now.length.host or (1,)) - 1):
             code = torch.where(slot < length - 1, code * vocab + memory[:, slot], code)
-        code = (code * vocab + cache.all_rows(state.now.root))[:, None]
-        return self._logits(code, state, 0)[:, 0], code
+        codes = (code * vocab + cache.all_rows(state.now.root))[:, None]  # [R, m] prefixes as numbers in base V
 
-    def expand(
-        self, state: DecodeState, drafter_state: Any, cursor: Tensor, tokens: Tensor, parent: Tensor | None,
-        visible: Tensor | None, depth: int,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        tokens = state.cache.all_rows(tokens)
-        if depth == 1 or parent is None:
-            before = cursor[:, :1].expand_as(tokens)
-        elif parent.ndim == 1:
-            before = cursor[:, parent]
-        else:
-            before = cursor.gather(1, state.cache.all_rows(parent))
-        codes = before * self.tables.vocab + (0 if self.marginals else tokens)
-        return self._logits(codes, state, depth), codes
+        def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+            nonlocal codes
+            before = parent_states(cache, codes[..., None], parent, tokens.shape[1], depth)[..., 0]
+            codes = before * vocab + (0 if self.marginals else cache.all_rows(tokens))
+            return self._logits(codes, state, depth)
+
+        return self._logits(codes, state, 0)[:, 0], expand
 
     def _logits(self, codes: Tensor, state: DecodeState, depth: int) -> Tensor:
         length = state.cache.all_rows(state.now.length.device[:, None]) + depth

@@ -15,7 +15,7 @@ from torchmetrics.functional.image import peak_signal_noise_ratio
 
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.methods.acceptance.neighbours import nearest
+from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target

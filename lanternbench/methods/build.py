@@ -38,11 +38,10 @@ def build(
 ) -> SpeculativeDecoder:
     """A decoder for ``method`` on ``target``; sampling options default to the target's.
 
-    ``simulate_acceptance``: the mean tokens per step that drafting methods are made to yield, or the rate at which each
-    position of a draft is accepted after those before it; see ``simulation``.
-
-    Raises UserError for sampling options out of range, and if the target has no drafter of the kind that the method
-    needs, or one that does not fit.
+    ``simulate_acceptance``: mean tokens per step that drafting methods are made to yield, or P(a position of a draft is
+    accepted | those before it were); see ``simulation``.
+    Raises UserError for sampling options out of range, and if the target has no drafter that the method needs and that
+    fits.
     """
     temperature = target.temperature if temperature is None else temperature
     top_p = target.top_p if top_p is None else top_p
@@ -63,11 +62,10 @@ def build(
         proposer = prepared_proposal(target, resolved)
         rule = prepared_rule(target, resolved, proposer)
     known, name = components("residual"), method.choices.residual
-    public = f"{name}-{method.acceptance.variant}"  # ``lantern-reference``: as the public code samples it
+    residual = known.get(f"{name}-{method.acceptance.variant}", known[name])  # ``lantern-reference``: the public code's
     rates = None
     if simulate_acceptance is not None and proposer.max_depth > 0:
         rates = reach(simulate_acceptance, proposer.max_depth).to(target.device)
     scale = target.guidance if guidance is None else guidance
-    residual = known.get(public, known[name])
     decoder = SpeculativeDecoder(target, method, warp, scale, proposer, rule, residual, rates)
     return resolved.order.apply(decoder)

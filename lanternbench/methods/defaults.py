@@ -32,6 +32,11 @@ class Default(NamedTuple):
         """A pattern; empty for every target that has no row of its own."""
         return self.of.partition(" on ")[2]
 
+    @property
+    def rule(self) -> str:
+        """The acceptance rule that the row is about in place of the method's; or empty."""
+        return self.of.partition(" --acceptance ")[2]
+
     def equals(self, value: object) -> bool:
         """Is it this value, as a number or as text?"""
         text = self.default.strip("`")
@@ -39,11 +44,6 @@ class Default(NamedTuple):
             return float(str(value)) == float(text)
         except ValueError:
             return str(value) == text
-
-    @property
-    def rule(self) -> str:
-        """The acceptance rule that the row is about in place of the method's; or empty."""
-        return self.of.partition(" --acceptance ")[2]
 
 
 @cache
@@ -68,23 +68,18 @@ def reader(choices: Choices, option: str) -> str:
 
 
 def default_of(name: str, choices: Choices, option: str, target: str) -> Default | None:
-    """The row of an option of a method: its own, or that of a method whose component reads the same option.
-
-    A row on this target stands before one on all.
-    """
+    """The row of an option of a method, or of one whose component reads it too; a row on this target comes first."""
     kind = reader(choices, option)
 
     def fits(row: Default) -> bool:
-        if row.option != option or (row.target and not fnmatch(target, row.target)):
-            return False
         preset = components("preset").get(row.method)
-        if preset is None:
+        if preset is None or not kind or row.option != option or (row.target and not fnmatch(target, row.target)):
             return False
         theirs = preset.choices._replace(acceptance=row.rule) if row.rule else preset.choices
         if kind == "tree":  # a proposal says which of a target's trees it takes
             ours, other = (component("proposal", c.proposal).static_trees for c in (choices, theirs))
             if ours != other:
                 return False
-        return bool(kind) and reader(theirs, option) == kind and getattr(theirs, kind) == getattr(choices, kind)
+        return reader(theirs, option) == kind and getattr(theirs, kind) == getattr(choices, kind)
 
     return min(filter(fits, table()), key=lambda row: (not row.target, row.method != name), default=None)

@@ -68,10 +68,7 @@ class Method:
         return values | {"variant": variant}
 
     def resolve(self, defaults: Mapping[str, Any]) -> Method:
-        """The method with every option set; ``defaults``: the target's options.
-
-        Raises UserError for trees that there are not.
-        """
+        """With every option set; ``defaults``: the target's options.  Raises UserError for trees that there are not."""
         if self.unresolved is not None:
             return self
         trees = self.proposal.static_trees  # a proposal says which of a target's static trees it takes
@@ -111,14 +108,10 @@ class Method:
         if self.unresolved is not None:
             return self.unresolved.options
         base = named(self.preset)
-        in_label: dict[str, Any] = {
-            kind: chosen
-            for kind, chosen, usual in zip(KINDS, self.choices, base.choices, strict=True)
-            if chosen != usual
-        }
-        same_rule = self.choices.acceptance == base.choices.acceptance  # another's options have defaults of their own
-        of_rule = set() if same_rule else set(type(self.acceptance).model_fields) - {"variant"}
-        usual = {name: value for name, value in base.read.items() if name not in of_rule}
+        choices = zip(KINDS, self.choices, base.choices, strict=True)
+        in_label: dict[str, Any] = {kind: chosen for kind, chosen, usual in choices if chosen != usual}
+        of_rule = set(type(self.acceptance).model_fields) - {"variant"}  # another's options have their own defaults
+        usual = {n: value for n, value in base.read.items() if "acceptance" not in in_label or n not in of_rule}
         fields = fields_of(self._parts)
         for name, value in self.read.items():
             default = usual.get(name, fields[name].default)
@@ -196,7 +189,7 @@ def named(name: str) -> Method:
     """The method that a preset describes."""
     base = preset(name)
     try:
-        return _build(name, base.choices, dict(base.options))
+        return _build(name, base.choices, base.options, {})
     except UserError as error:
         raise UserError(f"the preset '{name}' is wrong: {error}") from None
 
@@ -212,12 +205,9 @@ def method(name: str, /, drafter: str | None = None, **overrides: Any) -> Method
     if unknown := sorted(set(chosen) - known):
         raise UserError(f"method '{name}' has no option '{unknown[0]}': `lanternbench methods` lists the options")
     choices = base.choices._replace(**{kind: chosen.pop(kind) for kind in KINDS if kind in chosen})
-    usual = dict(base.options)
-    if choices.acceptance != base.choices.acceptance:
-        rule = component("acceptance", choices.acceptance)
-        if "residual" not in overrides:
-            choices = choices._replace(residual=rule.usual_residual)
-    method = _build(name, choices, usual, chosen)
+    if choices.acceptance != base.choices.acceptance and "residual" not in overrides:
+        choices = choices._replace(residual=component("acceptance", choices.acceptance).usual_residual)
+    method = _build(name, choices, base.options, chosen)
     if idle := sorted(set(chosen) - set(method.read)):
         read = ", ".join(sorted({flag(n) for n in method.read} - {"variant"})) or "none"
         raise UserError(
@@ -240,11 +230,11 @@ def flag(name: str) -> str:
     return field.alias if field is not None and field.alias else name
 
 
-def _build(name: str, choices: Choices, usual: dict[str, Any], chosen: dict[str, Any] | None = None) -> Method:
+def _build(name: str, choices: Choices, usual: dict[str, Any], chosen: dict[str, Any]) -> Method:
     """``usual``: the preset's options, ignored where no component reads them; ``chosen``: the user's."""
     component("residual", choices.residual)
-    values = usual | (chosen or {})
-    if chosen and "depth" in chosen and "shape" not in chosen:
+    values = usual | chosen
+    if "depth" in chosen and "shape" not in chosen:
         values.pop("shape", None)
     parts = {}
     for kind in PARTS:

@@ -44,7 +44,7 @@ def expanded(specs: Any, folder: Path = Path()) -> Any:
     methods = []
     for spec in specs:
         entry = {"method": spec} if isinstance(spec, str) else spec
-        name = _named(entry)
-        replaced = {key: value for key, value in entry.items() if key != "method"} if name else {}
-        methods.append(read(name, folder) | replaced if is_file(name) else spec)
+        if is_file(name := _named(entry)):
+            spec = read(name, folder) | {key: value for key, value in entry.items() if key != "method"}
+        methods.append(spec)
     return methods

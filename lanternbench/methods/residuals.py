@@ -4,7 +4,7 @@ q [..., V] target, p [..., V] drafter (None: the child was chosen, not sampled, 
 token, depth [...] or [] its depth 1 … L.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,9 +41,8 @@ def optimal(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Accepta
 def lantern_reference(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
     """What LANTERN's public code samples after a rejection.
 
-    If A holds any neighbour, all ``barred`` tokens are affected, whatever the bound: after a chosen child they are 0;
-    after a sampled one p is not subtracted from them, so that they keep all of q.  If A holds none it is the standard
-    residual.  A residual that is 0 everywhere becomes uniform over the vocabulary.
+    If A holds any neighbour, all ``barred`` tokens, whatever the bound, are 0 after a chosen child, and keep all of q
+    after a sampled one; else it is the standard residual.  One that is 0 everywhere becomes uniform.
     """
     weights = standard(q, p, x, depth, rule)
     relaxed = rule.relax(q, x, depth)
@@ -78,7 +77,5 @@ def positive_part(q: Probs, p: Probs) -> Probs:
     return [d if (d := qx - px) > 1e-15 else 0.0 for qx, px in zip(q, p, strict=True)]
 
 
-# Residuals in scalar Python, by name; p is 1 at x where the child was chosen.  ``verify`` compares the engine to them.
-PLAIN: dict[str, Callable[[Probs, Probs, int, int, PlainRule], Probs]] = {
-    "standard": plain_standard, "lantern": plain_lantern, "optimal": plain_optimal
-}  # fmt: skip
+# Residuals in scalar Python, by name; p is 1 at x where the child was chosen
+PLAIN: dict[str, Any] = {"standard": plain_standard, "lantern": plain_lantern, "optimal": plain_optimal}

@@ -9,8 +9,8 @@ import numpy as np
 from lanternbench.costs import roofline
 from lanternbench.costs.device_models import THIS, DeviceModel
 from lanternbench.costs.roofline import Load, Values
-from lanternbench.engine.cache import SPAN
 from lanternbench.engine.proposal import Proposal
+from lanternbench.engine.recording import SPAN
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 from lanternbench.predict.replay import Steps

@@ -12,9 +12,8 @@ from fake_cuda_graph import frozen
 from torch.cuda._utils import _get_device_index as cuda_index  # as ``torch.cuda.set_device`` reads its argument
 
 import lanternbench
-from lanternbench.engine import cache as cached
 from lanternbench.engine import decode as engine
-from lanternbench.engine import opening
+from lanternbench.engine import opening, recording
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -42,7 +41,7 @@ def drawn(generation):
 @pytest.mark.parametrize(("name", "phases"), slow_but([("ar", 3)], [("ar", 3), ("eagle-1", 4)]))
 def test_recorded_steps_go_from_one_number_of_slots_to_the_next(shallow_8x8, name, phases, monkeypatch):
     monkeypatch.setattr(opening, "CAPACITY", 1)
-    monkeypatch.setattr(cached, "SPAN", 48)
+    monkeypatch.setattr(recording, "SPAN", 48)
     decoders = [build(t, method(name)) for t in (shallow_8x8, replace(shallow_8x8, graphs=Graphs(frozen)))]
     want, made = (engine.generate(d, CAPTIONS[:1], max_steps=30)[0] for d in decoders)
     assert torch.equal(drawn(made), drawn(want))
@@ -143,7 +142,7 @@ def test_a_gpu_is_made_the_one_that_graphs_are_made_on(device, index, monkeypatc
 @pytest.mark.parametrize("name", slow_but(["ar"], ["ar", "eagle-1"]))
 def test_a_warm_up_records_all_that_later_images_need(shallow_8x8, name, monkeypatch):
     monkeypatch.setattr(opening, "CAPACITY", 1)
-    monkeypatch.setattr(cached, "SPAN", 48)
+    monkeypatch.setattr(recording, "SPAN", 48)
     recorded = replace(shallow_8x8, graphs=Graphs(frozen))
     decoder = build(recorded, method(name))
     engine.generate(decoder, CAPTIONS[:1], max_steps=3)

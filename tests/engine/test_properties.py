@@ -48,7 +48,7 @@ def drafted(static: StaticTree, p: Tensor, seed: int) -> Draft:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.zeros(len(p), static.tree.nodes, dtype=torch.long)
     for b in range(len(p)):
-        for m, node in enumerate(static.inner):
+        for m, node in enumerate(static.inner_ids.tolist()):
             left = p[b, m].clone()
             for child in static.tree.children[0, node].tolist():
                 if child >= 0 and float(left.sum()) > 0:
@@ -84,7 +84,7 @@ def test_a_tree_of_parents_is_the_tree_of_its_paths(paths):
 def test_verification_is_the_scalar_procedure_for_the_same_uniforms(paths, seed, name):
     static = from_paths(paths)
     tree, vocab = static.tree, 5
-    p, q = distributions(seed, 2, len(static.inner), vocab), distributions(seed + 1, 2, tree.nodes, vocab)
+    p, q = distributions(seed, 2, len(static.inner_ids), vocab), distributions(seed + 1, 2, tree.nodes, vocab)
     draft = drafted(static, p, seed)
     u = torch.rand(2, tree.nodes, generator=torch.Generator().manual_seed(seed + 2), dtype=torch.float64)
     omega = [1.4, 1.0, 0.6]
@@ -106,13 +106,13 @@ def test_verification_is_the_scalar_procedure_for_the_same_uniforms(paths, seed,
 def scalar(static: StaticTree, draft: Draft, q_all: Tensor, u: list[float], b: int, omega: list[float]):
     """One prompt's path and the weights that its last token is drawn from, child by child."""
     assert draft.p is not None
-    path, children = [0], static.tree.children[0].tolist()
+    path, children, inner = [0], static.tree.children[0].tolist(), static.inner_ids.tolist()
     while True:
         node = path[-1]
         q = q_all[node].tolist()
-        if node not in static.inner:
+        if node not in inner:
             return path, q
-        p = draft.p[b, static.inner.index(node)].tolist()
+        p = draft.p[b, inner.index(node)].tolist()
         f = omega[len(path) - 1]
         for child in (c for c in children[node] if c >= 0):
             x = int(draft.tokens[b, child])

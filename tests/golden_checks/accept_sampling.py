@@ -11,11 +11,11 @@ from rules import EXACT, lantern
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
-from lanternbench.engine import verify as verification
+from lanternbench.engine import chosen, verify
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
-from lanternbench.methods.acceptance.neighbours import nearest
+from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.methods.residuals import lantern_reference, standard
 from lanternbench.methods.trees.static import static_tree
 
@@ -61,7 +61,7 @@ def recorded_draft(case: dict[str, Any], given: dict[str, Tensor]) -> tuple[Draf
         return Draft(tokens, grown=static.tree), q
     levels = sorted((k for k in given if k.startswith("op.")), key=lambda k: int(k[3:]))
     p = torch.cat([given[k] for k in levels])  # a row per expanded node, level by level
-    return Draft(tokens, p[None, : len(static.inner)], static), q
+    return Draft(tokens, p[None, : len(static.inner_ids)], static), q
 
 
 def rule_of(case: dict[str, Any], codebook: Tensor) -> AcceptanceRule:
@@ -89,7 +89,7 @@ def walk(
         return weights.argmax(-1)
 
     node, used = 0, 0
-    with patch.object(verification, "draw", recording):
+    with patch.object(verify, "draw", recording), patch.object(chosen, "draw", recording):
         while True:
             children = [c for c in draft.tree.children[0, node].tolist() if c >= 0]
             u[0, children] = uniforms[used : used + len(children)]

@@ -14,7 +14,7 @@ from golden_checks.drafting import eagle
 from golden_checks.llamagen_hf import config_from_hf
 from lanternbench.engine.address import additive
 from lanternbench.engine.decode import Generation
-from lanternbench.methods.acceptance.neighbours import nearest
+from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.llamagen.model import LlamaGen, from_hf
 from lanternbench.models.target import Target

@@ -58,6 +58,16 @@ def heads(vectors: Vectors, prefix: int) -> Any:
     return net, model
 
 
+class Watched(EagleDrafter):
+    """``states``: those at the last inputs."""
+
+    states: Tensor
+
+    def _logits(self, state: Any, states: Tensor) -> Tensor:
+        self.states = states
+        return super()._logits(state, states)
+
+
 class Recorded:
     """A drafter fed as in a decode of one prompt: the prefix, then what each step committed.
 
@@ -89,7 +99,7 @@ class Recorded:
             clock=Clock(hidden.device),
             now=SimpleNamespace(length=_lengths(0)),
         )
-        self.drafter = EagleDrafter(net, model)
+        self.drafter = Watched(net, model)
         self.own = self.drafter.begin(self.state, max_nodes)
         self.commit(hidden[:, -1:], first.view(1, 1))
 
@@ -102,13 +112,12 @@ class Recorded:
 
     def root(self) -> Tensor:
         """Read what was committed -> guided logits [1, V] after it."""
-        logits, self.cursor = self.drafter.root(self.state, self.own)
+        logits, self.draft_on = self.drafter.root(self.state, self.own)
         return logits
 
     def expand(self, tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
         """See ``Expand``."""
-        logits, self.cursor = self.drafter.expand(self.state, self.own, self.cursor, tokens, parent, visible, depth)
-        return logits
+        return self.draft_on(tokens, parent, visible, depth)
 
     def cache(self) -> Tensor:
         """Keys and values of the committed slots: [2, R, heads, slots, head_dim]."""

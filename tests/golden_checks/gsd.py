@@ -18,8 +18,7 @@ from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.verify import at
 from lanternbench.methods.acceptance.gsd import Gsd, group
-from lanternbench.methods.proposals.jacobi import Jacobi
-from lanternbench.methods.proposals.scd import maximal
+from lanternbench.methods.proposals.jacobi import Jacobi, maximal
 
 FALLBACK_FROM = 14  # tokens in the vocabulary from which on the public code's low ranks fall back
 

@@ -16,7 +16,7 @@ from golden_checks.window_model import StandIn, Step, Window, accepted, compare_
 from lanternbench.component import Prepared
 from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.sampling import draw
-from lanternbench.methods.proposals.scd import PUBLIC_EPSILON, Scd, gumbel, maximal
+from lanternbench.methods.proposals.jacobi import PUBLIC_EPSILON, Scd, gumbel, maximal
 
 
 def check(folder: Path) -> list[Found]:

@@ -19,8 +19,8 @@ from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.tree import Draft, chain
 from lanternbench.engine.verify import Uniforms, VerifyResult
-from lanternbench.methods.acceptance import exact
-from lanternbench.methods.acceptance.exact import Unchanged
+from lanternbench.methods.acceptance import chains
+from lanternbench.methods.acceptance.chains import Unchanged
 from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.residuals import standard
 
@@ -114,7 +114,7 @@ def redraw_compared(given: dict[str, Tensor]) -> tuple[VerifyResult, Tensor]:
     """Plain Jacobi decoding: drafts stay while the recorded redraw leaves them unchanged."""
     tokens, q = given["draft_tokens"], given["p_cur"]
     draft = Draft(tokens, static=chain(tokens.shape[1] - 1))
-    with patch.object(exact, "draw", lambda weights, level: given["sampled_from_p_cur"]):
+    with patch.object(chains, "draw", lambda weights, level: given["sampled_from_p_cur"]):
         return Unchanged().verify(draft, q, uniforms(given), standard, greedy=False), q
 
 

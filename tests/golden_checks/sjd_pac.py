@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from rules import EXACT
@@ -16,14 +17,86 @@ from lanternbench.component import Prepared
 from lanternbench.engine import decode as engine
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
-from lanternbench.methods.proposals.longest_path import PublicStep, RowTree, judge, longest_path_step
-from lanternbench.methods.proposals.sjd_pac import PublicSjdPac, SiblingWindow
+from lanternbench.engine.state import StepResult
+from lanternbench.engine.tree import Draft
+from lanternbench.engine.verify import Uniforms
+from lanternbench.methods.proposals.sjd_pac import PublicSjdPac, SiblingWindow, recursive_residuals
 from lanternbench.methods.residuals import standard
+
+
+class RecordedFresh(PublicSjdPac):
+    """Fresh drafts come from the run's image ids alone."""
+
+    law = Prepared[Tensor]()
+
+    def fresh_law(self, like: Tensor) -> Tensor:
+        return self.law
+
+
+class PublicTree:
+    """The public code's tree: its numbers of nodes, by row from the root to a leaf, and the engine's."""
+
+    def __init__(self, recorded: dict[str, Tensor], k: int, depth: int):
+        self.retrieve, self.depth = recorded["retrieve"], depth  # [R, M], −1 where a row has ended
+        self.uniform_row = recorded["uniform_row"]
+        columns = self.retrieve.shape[1]
+        self.column, self.rank = recorded["node_source"] % columns, recorded["node_source"] // columns
+        cpu: Any = SimpleNamespace(device=torch.device("cpu"))
+        self.window = RecordedFresh(siblings=k, depth=depth, window=columns - 1).drafting(cpu)
+        paths: dict[int, tuple[int, ...]] = {}
+        for row in self.retrieve.tolist():
+            for c, node in enumerate(n for n in row if n >= 0):
+                paths[node] = tuple(self.rank[row[1 : c + 1]].tolist())
+        self.engine = torch.tensor([((), *self.window.static.paths).index(paths[node]) for node in range(len(paths))])
+        self.public = self.engine.argsort()
+
+    def uniforms(self, accept_u: Tensor) -> Tensor:
+        """accept_u [R, M − 1] by row -> [N] by the engine's nodes: the first row through a node judges it."""
+        inside = self.depth - 1
+        by_row = torch.cat([accept_u[:, :inside].gather(0, self.uniform_row), accept_u[:, inside:]], 1)
+        nodes, u = self.retrieve[:, 1:], torch.zeros(len(self.engine))
+        u[self.engine[nodes[nodes >= 0]]] = by_row[nodes >= 0]
+        return u
+
+
+class PublicStep(NamedTuple):
+    """One step in the public code's terms."""
+
+    committed: int
+    row: int  # the winning one
+    sampled: Tensor  # [K, M]: [0, 0] ends the step, column j ≥ 1 holds the next drafts of column j
+    law: Tensor  # [M − 1, V] recorded for these
+    weights: Tensor  # [M, V] what each column was drawn from, unnormalised
+
+
+def public_step(
+    tree: PublicTree, tokens: Tensor, law: Tensor, q: Tensor, accept_u: Tensor, sample_u: Tensor, fresh: Tensor
+) -> PublicStep:
+    """One step of the engine's proposal: tokens [N], law [M, V] by column, q [N, V], sample_u [M, K]."""
+    window, w = tree.window.ready(law=fresh), tree.window.window
+    draft = Draft(tokens[None, tree.public], law[None, 1:][:, window.law_column], window.static)
+    q, verify = q[None, tree.public], tree.uniforms(accept_u)[None]
+    verify[:, 0] = sample_u[0, 0]
+    u = Uniforms(verify, torch.cat([torch.zeros(window.fresh_uniforms), sample_u.flatten()])[None])
+    result = window.verification(EXACT).verify(draft, q, u, standard, False)
+    ok, accepted = window.judge(draft, q, verify), int(result.accepted[0])
+    weights = window.redraw(draft, q, ok, result.path, result.accepted).weights[0]
+    state: Any = SimpleNamespace(warp=Warp())
+    old = SiblingWindow(draft.tokens, law[None, 1:], torch.tensor([w]))
+    new = window.update(state, old, StepResult(draft, q, result, result.accepted, u))
+    ends = torch.cat([result.token[:1], torch.zeros(len(sample_u[0]) - 1, dtype=torch.long)])
+    row = (tree.retrieve == tree.public[result.path[0, -1]]).any(1).int().argmax()
+    shift = (accepted + torch.arange(w + 1)).clamp(max=w)
+    weights = torch.cat([weights, fresh[None]])[shift]
+    return PublicStep(accepted + 1, int(row), torch.cat([ends[:, None], new.tokens[0].mT], 1), new.p[0], weights)
 
 
 def check(folder: Path) -> list[Found]:
     vectors = read(folder / "sjd_pac.safetensors")
-    trees = {name: RowTree.of(t["nodes"], t["k"], t["depth"]) for name, t in vectors.meta["trees"].items()}
+    trees = {
+        name: PublicTree(vectors.under(f"out.tree.{name}."), t["k"], t["depth"])
+        for name, t in vectors.meta["trees"].items()
+    }
     by_group: dict[str, list[Found]] = {}
     for name, tree in trees.items():
         for f in shape(tree, vectors.under(f"out.tree.{name}.")):
@@ -37,30 +110,15 @@ def check(folder: Path) -> list[Found]:
     return found
 
 
-def shape(tree: RowTree, want: dict[str, Tensor]) -> list[Found]:
-    columns, n = tree.retrieve.shape[1], len(tree.column)
-    row = torch.arange(len(tree.retrieve))[:, None]
-    inner = tree.retrieve[:, 1 : tree.depth]
-    first, last = ((tree.siblings[..., rank][:, None] == inner[None]).long().argmax(1) for rank in (0, -1))
-    # of the rows through a sibling, the record names the one with the row's own later ranks as its first's or last's
-    mask = torch.zeros(n, n, dtype=torch.long)
-    for nodes in tree.retrieve.tolist():
-        nodes = [node for node in nodes if node >= 0]
-        for c, node in enumerate(nodes):
-            mask[node, nodes[: c + 1]] = 1
-    through = {
-        "first": same("tree: first siblings", tree.retrieve[first, 1 + torch.arange(inner.shape[1])],
-                      tree.retrieve[want["first_sibling_row"], 1 + torch.arange(inner.shape[1])]),
-        "last": same("tree: last siblings", tree.retrieve[last, 1 + torch.arange(inner.shape[1])],
-                     tree.retrieve[want["last_sibling_row"], 1 + torch.arange(inner.shape[1])]),
-    }  # fmt: skip
-    assert row.shape[0] == len(want["retrieve"])
+def shape(tree: PublicTree, want: dict[str, Tensor]) -> list[Found]:
+    """The engine's tree has the recorded nodes and no others, and the same ones attend to each other."""
+    static = tree.window.static
+    mask = static.tree.ancestors[0].long()[tree.engine][:, tree.engine]
+    depth = static.tree.depth[0, tree.engine]
     return [
-        same("tree: nodes of each path", tree.retrieve, want["retrieve"]),
-        same("tree: which draft each node is", tree.rank * columns + tree.column, want["node_source"]),
-        same("tree: whose uniform", tree.uniform_row, want["uniform_row"]),
+        same("tree: nodes", tree.engine.sort().values, torch.arange(len(static.tree.depth[0]))),
+        same("tree: which column each node is in", depth, tree.column),
         same("tree: mask", mask, want["mask"]),
-        *through.values(),
     ]
 
 
@@ -70,40 +128,41 @@ def uniform_law(first: int, last: int, vocab: int) -> Tensor:
     return law
 
 
-class RecordedFresh(PublicSjdPac):
-    """Fresh drafts come from the run's image ids alone."""
-
-    law = Prepared[Tensor]()
-
-    def fresh_law(self, like: Tensor) -> Tensor:
-        return self.law
-
-
-def unit(vectors: Vectors, name: str, tree: RowTree) -> list[Found]:
+def unit(vectors: Vectors, name: str, tree: PublicTree) -> list[Found]:
     given, want = vectors.under(f"in.unit.{name}."), vectors.under(f"out.unit.{name}.")
     first, last = vectors.meta["unit_image_ids"]
     fresh = uniform_law(first, last, given["q"].shape[-1])
-    tokens, law, q = given["node_tokens"][None], given["q"][None], given["p_nodes"][None]
-    step = longest_path_step(tree, tokens, law, q, given["accept_u"][None], given["sample_u"][None], fresh)
+    tokens, law, q = given["node_tokens"], given["q"], given["p_nodes"]
+    step = public_step(tree, tokens, law, q, given["accept_u"], given["sample_u"], fresh)
     found = [
-        same("committed", step.committed[0], want["commit_len"]),
-        same("winning row", step.row[0], want["row"]),
-        same("token that ends the step", step.sampled[0, 0, 0], want["sampled"][0, 0]),
-        same("next drafts", step.sampled[0, :, 1:], want["sampled"][:, 1:]),
-        same("next drafts by node", tree.tokens(step.sampled)[0, 1:], want["next_node_tokens"][1:]),
-        close("recorded laws", step.law[0, 1:], want["q_next"][1:], 1e-5),
+        same("committed", step.committed, want["commit_len"]),
+        same("winning row", step.row, want["row"]),
+        same("token that ends the step", step.sampled[0, 0], want["sampled"][0, 0]),
+        same("next drafts", step.sampled[:, 1:], want["sampled"][:, 1:]),
+        same("next drafts by node", step.sampled[tree.rank, tree.column][1:], want["next_node_tokens"][1:]),
+        close("recorded laws", step.law, want["q_next"][1:], 1e-5),
     ]
     if "draw_dist" in want:
-        found.append(close("what columns are drawn from", step.weights[0], want["draw_dist"], 1e-5))
+        found.append(close("what columns are drawn from", step.weights, want["draw_dist"], 1e-5))
     if "target_after" in want:
-        judged = judge(tree, tokens, law, q, given["accept_u"][None])
-        found.append(close("recursive residuals", judged.judging[0], want["target_after"], 1e-5))
+        found.append(close("recursive residuals", residuals(tree, tokens, law, q), want["target_after"], 1e-5))
     return found
 
 
-def decode(model: StandIn, run: dict[str, Any], u: dict[str, Tensor]) -> tuple[list[int], list[PublicStep]]:
+def residuals(tree: PublicTree, tokens: Tensor, law: Tensor, q: Tensor) -> Tensor:
+    """[R, M, V] the target after each row's columns, with what earlier siblings left of it inside the tree."""
+    after, (children,) = q[tree.retrieve], tree.window.static.tree.children
+    for c in range(tree.depth - 1):
+        nodes = tree.retrieve[:, c]
+        family = tokens[tree.public[children[tree.engine[nodes]]]]
+        stages = recursive_residuals(q[nodes], law[c + 1].expand(len(nodes), -1), family)
+        after[:, c] = stages.target[torch.arange(len(nodes)), tree.rank[tree.retrieve[:, c + 1]]]
+    return after
+
+
+def decode(model: StandIn, run: dict[str, Any], tree: PublicTree, u: dict[str, Tensor]) -> tuple[list, list]:
     """The public loop: the first step is prefill and window together, and every step has a tree."""
-    settings, tree = Window.of(run), RowTree.of(run["nodes"], run["k"], run["depth"])
+    settings = Window.of(run)
     fresh = uniform_law(settings.first, settings.last, model.vocab)
     tokens, log = list(settings.prompt), []
     nodes = torch.cat([torch.tensor(tokens[-1:]), settings.fresh(u["init_u"])])
@@ -113,31 +172,29 @@ def decode(model: StandIn, run: dict[str, Any], u: dict[str, Tensor]) -> tuple[l
         for row in tree.retrieve.tolist():
             row = [node for node in row if node >= 0]
             q[row] = model.after(tokens, nodes[row[1:]].tolist())
-        accept_u, sample_u = u["accept_u"][len(log)], u["sample_u"][len(log)]
-        step = longest_path_step(tree, nodes[None], law[None], q[None], accept_u[None], sample_u[None], fresh)
-        path = tree.retrieve[step.row[0], 1 : int(step.committed)]
-        tokens += [*nodes[path].tolist(), int(step.sampled[0, 0, 0])]
-        nodes, law = tree.tokens(step.sampled)[0], step.law[0]
+        step = public_step(tree, nodes, law, q, u["accept_u"][len(log)], u["sample_u"][len(log)], fresh)
+        tokens += [*nodes[tree.retrieve[step.row, 1 : step.committed]].tolist(), int(step.sampled[0, 0])]
+        nodes, law = step.sampled[tree.rank, tree.column], torch.cat([fresh[None], step.law])
         log.append(step)
     return tokens, log
+
+
+def recorded_tree(vectors: Vectors, run: dict[str, Any]) -> PublicTree:
+    """The tree of a run: of those recorded, the one with its sizes."""
+    sizes = ("nodes", "k", "depth")
+    name = next(n for n, t in vectors.meta["trees"].items() if all(t[s] == run[s] for s in sizes))
+    return PublicTree(vectors.under(f"out.tree.{name}."), run["k"], run["depth"])
 
 
 def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
     """From the second step on: the public first step is prefill and window together, and draws every node by itself."""
     given, want = vectors.under(f"in.run.{name}."), vectors.under(f"out.run.{name}.")
     model, prompt, counts = StandIn(vectors, Window.of(run)), len(run["prompt"]), want["commit_len"].tolist()
-    image, rows = want["tokens"][prompt:].tolist(), RowTree.of(run["nodes"], run["k"], run["depth"])
-    made = target(model, len(image))
-    sizes = {"siblings": run["k"], "depth": run["depth"], "window": rows.retrieve.shape[1] - 1}
-    window = RecordedFresh(**sizes).drafting(made).ready(law=uniform_law(*run["image_ids"], model.vocab))
-    by_row = rows.retrieve[:, 1:]
+    image, tree = want["tokens"][prompt:].tolist(), recorded_tree(vectors, run)
+    made, window = target(model, len(image)), tree.window.ready(law=uniform_law(*run["image_ids"], model.vocab))
     steps = []
     for accept_u, sample_u in zip(given["accept_u"][1:], given["sample_u"][1:], strict=True):
-        accept_u = torch.cat(
-            [accept_u[:, : run["depth"] - 1].gather(0, rows.uniform_row), accept_u[:, run["depth"] - 1 :]], 1
-        )
-        verify = torch.zeros(run["nodes"])
-        verify[window.node[by_row[by_row >= 0]]] = accept_u[by_row >= 0]
+        verify = tree.uniforms(accept_u)
         verify[0] = sample_u[0, 0]
         steps.append(torch.cat([verify, torch.zeros(window.fresh_uniforms), sample_u.flatten()]))
     decoder = SpeculativeDecoder(made, None, Warp(), 1.0, window, window.verification(EXACT), standard)
@@ -161,12 +218,12 @@ def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
 
 def compare(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
     given, want = vectors.under(f"in.run.{name}."), vectors.under(f"out.run.{name}.")
-    tokens, log = decode(StandIn(vectors, Window.of(run)), run, given)
-    laws = [close("", s.law[0, 1:], w[1:], 1e-5) for s, w in zip(log, want["q_next"], strict=False)]
+    tokens, log = decode(StandIn(vectors, Window.of(run)), run, recorded_tree(vectors, run), given)
+    laws = [close("", s.law, w[1:], 1e-5) for s, w in zip(log, want["q_next"], strict=False)]
     return [
         same(f"{name}: tokens", tokens, want["tokens"]),
-        same(f"{name}: committed in each step", [int(s.committed) for s in log], want["commit_len"]),
-        same(f"{name}: winning rows", [int(s.row) for s in log], want["row"]),
-        same(f"{name}: next drafts", torch.cat([s.sampled[..., 1:] for s in log]), want["sampled"][..., 1:]),
+        same(f"{name}: committed in each step", [s.committed for s in log], want["commit_len"]),
+        same(f"{name}: winning rows", [s.row for s in log], want["row"]),
+        same(f"{name}: next drafts", torch.stack([s.sampled[..., 1:] for s in log]), want["sampled"][..., 1:]),
         worst(f"{name}: recorded laws", laws),
     ]

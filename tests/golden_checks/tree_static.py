@@ -57,9 +57,9 @@ def indices(static: StaticTree, candidates: int) -> Tensor:
 def family_errors(static: StaticTree, rows: list[list[int]], want: dict[str, Tensor]) -> int:
     """How many path entries name another parent row or other earlier siblings than ours."""
     row_of, siblings = {}, {}
-    for level in static.levels:
-        node = level.first
-        for row, width in enumerate(level.widths):
+    for depth, level in enumerate(static.levels, 1):
+        node = static.tree.depth[0].tolist().index(depth)
+        for row, width in enumerate(level.rows.bincount().tolist()):
             family = list(range(node, node + width))
             for rank, child in enumerate(family):
                 row_of[child], siblings[child] = row, family[:rank]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from golden_checks.common import IMAGE, Found, Vectors, close, read, same
-from lanternbench.methods.acceptance.neighbours import nearest
+from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.models.vq import VQConfig, VQModel
 
 

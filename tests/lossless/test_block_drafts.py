@@ -16,7 +16,7 @@ from lanternbench.lossless.exact import decode_tables
 from lanternbench.lossless.plain.decoding import MethodSpec
 from lanternbench.lossless.tables import Sampling, Tables
 from lanternbench.methods.method import method
-from lanternbench.methods.trees import static
+from lanternbench.methods.trees import fixed
 
 CLOSE = 1e-9
 TREES = {"chain": {}, "static": {"tree": "static"}, "dynamic": {"tree": "dynamic"}, "adaptive": {"tree": "adaptive"}}
@@ -101,7 +101,7 @@ def test_all_nodes_of_a_level_share_a_distribution_in_the_engine_and_in_the_defi
 
 
 def test_probabilities_of_another_slot_than_the_draft_s_are_found(monkeypatch):
-    mutate(monkeypatch, static, "FixedTree.grow", "torch.cat(p_all, 1) if", "torch.cat(p_all[::-1], 1) if")
+    mutate(monkeypatch, fixed, "FixedTree.grow", "torch.cat(p_all, 1) if", "torch.cat(p_all[::-1], 1) if")
     monkeypatch.setattr("lanternbench.lossless.WORLDS", (WORLDS["plain"],))
     row = next(verify_method(method("dflash"), None, 3, 1))
     assert (row.check, row.passed) == ("tables: exact distribution", False)

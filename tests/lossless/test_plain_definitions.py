@@ -26,8 +26,7 @@ from lanternbench.lossless.plain.draft_trees import adt_adapt, adt_step, child_c
 from lanternbench.lossless.plain.rules import after_rejection, stage_loss
 from lanternbench.lossless.plain.world import World, guide, normalise, warp
 from lanternbench.methods.acceptance.chains import BlockVerification
-from lanternbench.methods.acceptance.lantern import moved_onto, plain_jsd
-from lanternbench.methods.acceptance.neighbours import plain_nearest
+from lanternbench.methods.acceptance.lantern import moved_onto, plain_jsd, plain_nearest
 from lanternbench.methods.residuals import PLAIN
 from lanternbench.methods.trees.adaptive import _flock
 

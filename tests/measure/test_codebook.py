@@ -11,7 +11,7 @@ from PIL import Image
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.measure import code_swaps as codebook
-from lanternbench.methods.acceptance.neighbours import nearest
+from lanternbench.methods.acceptance.lantern import nearest
 
 CAPTIONS = ["a red circle on a blue background", "$x^{2$ [bold] <b>a green star</b>"]
 

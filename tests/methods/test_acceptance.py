@@ -18,9 +18,8 @@ from lanternbench.engine.sampling import BELOW_ONE, Warp, draw, draw_distinct
 from lanternbench.engine.verify import Uniforms, normalised, rank_by_rank
 from lanternbench.methods import residuals
 from lanternbench.methods.acceptance import lantern
-from lanternbench.methods.acceptance.annealed import schedule
-from lanternbench.methods.acceptance.lantern import jensen_shannon
-from lanternbench.methods.acceptance.neighbours import nearest
+from lanternbench.methods.acceptance.exact import schedule
+from lanternbench.methods.acceptance.lantern import jensen_shannon, nearest
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence

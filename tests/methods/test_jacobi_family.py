@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,19 +13,24 @@ from scipy.stats import chisquare
 from torch import Tensor
 from windows_on_tables import gumbel_token
 
+from lanternbench.engine.draft import Draft
+from lanternbench.engine.sampling import Warp
+from lanternbench.engine.state import StepResult
+from lanternbench.engine.verify import Uniforms
 from lanternbench.lossless.plain.branches import outcomes
 from lanternbench.lossless.plain.rules import after_rejection, without
 from lanternbench.lossless.plain.windows import coupled
 from lanternbench.methods.acceptance.gsd import Bounds, group
-from lanternbench.methods.proposals.longest_path import (
-    RowTree,
-    longest_path_step,
+from lanternbench.methods.proposals.jacobi import gumbel, maximal, position_noise
+from lanternbench.methods.proposals.sjd_pac import (
+    PublicSjdPac,
+    SiblingWindow,
+    context_nodes,
     recursive_residuals,
+    sibling_paths,
     sibling_tests,
 )
-from lanternbench.methods.proposals.scd import gumbel, maximal, position_noise
-from lanternbench.methods.proposals.sjd_pac import context_nodes, sibling_paths
-from lanternbench.methods.residuals import PLAIN
+from lanternbench.methods.residuals import PLAIN, standard
 
 
 def distributions(*shape: int, seed: int = 0, zeros: float = 0.0, scale: float = 1.2) -> Tensor:
@@ -145,13 +151,22 @@ def test_context_follows_the_accepted_path_then_first_siblings_then_the_chain():
     assert found.tolist() == [[0, 1, 3, 7, 8], [0, 2, 5, 7, 8], [0, 2, 6, 7, 8], [0, 1, 3, 7, 8]]
 
 
-def test_public_trees_take_the_longest_path_and_end_full_windows_with_a_uniform_token():
-    tree = RowTree.of(4, 2, 2)  # two siblings, a chain of two columns more
-    assert tree.retrieve.tolist() == [[0, 1, 2], [0, 3, -1]]
+def test_public_trees_take_the_longest_path_and_end_full_windows_with_a_uniform_token(monkeypatch):
+    fresh = torch.tensor([0.0, 0.5, 0.5])
+    monkeypatch.setattr(PublicSjdPac, "fresh_law", lambda self, like: fresh)
+    target: Any = SimpleNamespace(device=torch.device("cpu"))
+    window = PublicSjdPac(siblings=2, depth=2, window=2).drafting(target)
+    assert window.static.paths == ((0,), (1,), (0, 0))  # two siblings, a chain of one column more
     q = torch.zeros(1, 4, 3).scatter(-1, torch.tensor([[[1], [2], [0], [0]]]), 1.0)
-    law = torch.full((1, 3, 3), 1 / 3)
-    tokens, fresh = torch.tensor([[0, 1, 2, 1]]), torch.tensor([0.0, 0.5, 0.5])
-    step = longest_path_step(tree, tokens, law, q, torch.zeros(1, 2, 2), torch.full((1, 3, 2), 0.9), fresh)
-    assert step.committed.tolist() == [3]
-    assert step.sampled[0, 0, 0] == 2  # of the uniform law, though the target says 0
-    assert torch.equal(step.law[0, 0], fresh)
+    draft = Draft(torch.tensor([[0, 1, 1, 2]]), torch.full((1, 2, 3), 1 / 3), window.static)
+    u = Uniforms(torch.tensor([[0.9, 0.0, 0.0, 0.0]]), torch.full((1, 10), 0.9))
+    result = window.verification(EXACT).verify(draft, q, u, standard, False)
+    assert result.accepted.tolist() == [2]
+    assert result.token.tolist() == [2]  # of the uniform law, though the target says 0
+    state: Any = SimpleNamespace(warp=Warp())
+    new = window.update(state, window_of(draft), StepResult(draft, q, result, result.accepted, u))
+    assert torch.equal(new.p, fresh.expand(1, 2, -1))
+
+
+def window_of(draft: Draft) -> SiblingWindow:
+    return SiblingWindow(draft.tokens, draft.p, torch.tensor([2]))

@@ -13,7 +13,7 @@ from windows_on_tables import enumerate_images, tv
 from lanternbench.lossless import verify_method
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import method
-from lanternbench.methods.proposals.scd import Scd
+from lanternbench.methods.proposals.jacobi import Scd
 
 EXACT = 1e-6
 

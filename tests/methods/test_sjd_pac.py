@@ -15,7 +15,6 @@ from lanternbench.lossless import on_tables
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.methods.proposals.longest_path import RowTree
 from lanternbench.methods.proposals.sjd_pac import SjdPac
 
 EXACT = 1e-6
@@ -48,15 +47,6 @@ def test_the_public_code_is_not_lossless():
     tables = Tables(2, 3, 5, "dense")
     assert tv(enumerate_images(tables, "sjd-pac", variant="reference"), tables.joint()) > 1e-3
     assert not method("sjd-pac", variant="reference").lossless
-
-
-def test_the_public_tree_numbers_its_nodes_breadth_first():
-    """The chain, then what leaves it, the deepest first, then the children of those, generation after generation."""
-    tree = RowTree.of(17, 2, 4)
-    assert tree.paths[:6] == [(0,) * c for c in range(6)]
-    leaving = [(0, 0, 1), (0, 1), (1,)]
-    children = [(0, 1, 0), (0, 1, 1), (1, 0), (1, 1)]
-    assert tree.paths[6:] == [*leaving, *children, (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1)]
 
 
 def test_what_cannot_run_together_is_refused_with_the_reason():

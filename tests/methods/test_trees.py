@@ -16,7 +16,7 @@ from lanternbench.engine.plain import AdaptiveBounds
 from lanternbench.engine.sampling import Warp
 from lanternbench.errors import UserError
 from lanternbench.lossless.plain.draft_trees import adt_step
-from lanternbench.methods.acceptance.neighbours import nearest
+from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.methods.method import method
 from lanternbench.methods.trees.adaptive import Adaptive, Plan, adapt, random_uniforms
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
@@ -36,7 +36,7 @@ def test_a_static_tree_is_consistent(name):
         expected[node] = True
         assert torch.equal(tree.ancestors[0, node], expected)
     assert sum(len(rank.nodes) for rank in static.ranks) == tree.nodes - 1
-    assert [i for level in static.levels for i in level.parents] == list(static.inner)
+    assert [i for level in static.levels for i in level.parents] == static.inner_ids.tolist()
 
 
 def test_a_tree_from_parents_is_the_static_one():
@@ -98,10 +98,10 @@ def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_deco
         for prompt in range(2):
             u = random_uniforms(state.seeds[prompt], len(histories[prompt]))
             expected = adt_step(histories[prompt], alphas[prompt], within, init, side, 2, u)
-            assert own.now[prompt] == expected
-        seen |= set(own.now)
-        committed = tuple(tokens.randint(1, d + 1) for d, _ in own.now)
-        for prompt, (count, size) in enumerate(zip(committed, own.now, strict=True)):
+            assert own.tree_sizes[prompt] == expected
+        seen |= set(own.tree_sizes)
+        committed = tuple(tokens.randint(1, d + 1) for d, _ in own.tree_sizes)
+        for prompt, (count, size) in enumerate(zip(committed, own.tree_sizes, strict=True)):
             histories[prompt] += [size] * count
             alphas[prompt] = (count if bonus else count - 1) / size[0]
         state.now.last.advance = Lengths.of(torch.tensor(committed), committed)

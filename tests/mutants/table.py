@@ -31,7 +31,7 @@ MUTANTS = (
     Mutant(
         "omega-shifted",
         "ω is shifted by one position",
-        ((f"{RULES}/annealed.py", "torch.tensor(omega,", "torch.tensor([*omega[1:], omega[-1]],"),),
+        ((f"{RULES}/exact.py", "torch.tensor(omega,", "torch.tensor([*omega[1:], omega[-1]],"),),
         "cool-sd",
         ("tests/methods/test_acceptance.py::test_the_first_draft_has_the_first_omega_of_the_schedule",),
     ),
@@ -97,7 +97,7 @@ MUTANTS = (
     Mutant(
         "neighbours-shifted",
         "the table of neighbours is shifted by one",
-        ((f"{RULES}/neighbours.py", "stable=True).indices[:, :k]", "stable=True).indices.roll(-1, -1)[:, :k]"),),
+        ((f"{RULES}/lantern.py", "stable=True).indices[:, :k]", "stable=True).indices.roll(-1, -1)[:, :k]"),),
         "lantern",
         ("tests/methods/test_trees.py::test_nearest_neighbours_begin_with_the_token_itself_even_where_codes_coincide",),
     ),
@@ -106,7 +106,7 @@ MUTANTS = (
         "the drafter's p is taken before temperature, top-k and top-p",
         (
             (
-                f"{TREES}/static.py",
+                f"{TREES}/fixed.py",
                 "p_all.append(warp(logits))\n                drawn = draw_distinct(p_all[-1],",
                 "p_all.append(logits.softmax(-1))\n                drawn = draw_distinct(warp(logits),",
             ),
@@ -135,8 +135,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/state.py",
-                "u.split([self.max_nodes, u.shape[1] - self.max_nodes], 1)",
-                "(u[:, : self.max_nodes], u[:, : u.shape[1] - self.max_nodes])",
+                "u[:, self.max_nodes :], position)",
+                "u[:, : u.shape[1] - self.max_nodes], position)",
             ),
         ),
         "sd",
@@ -182,7 +182,7 @@ MUTANTS = (
     Mutant(
         "exp-rises",
         "the exp schedule rises",
-        ((f"{RULES}/annealed.py", "raw = [nu**i for", "raw = [nu**-i for"),),
+        ((f"{RULES}/exact.py", "lambda i: nu**i", "lambda i: nu**-i"),),
         "cool-sd",
         ("tests/methods/test_acceptance.py::test_exp_schedule_by_hand_and_with_nu_one_uniform",),
     ),
@@ -202,7 +202,7 @@ MUTANTS = (
     Mutant(
         "claims-lossless",
         "the annealed rule claims to be lossless",
-        ((f"{RULES}/annealed.py", "lossless: ClassVar[bool] = False", "lossless: ClassVar[bool] = True"),),
+        ((f"{RULES}/exact.py", "lossless: ClassVar[bool] = False", "lossless: ClassVar[bool] = True"),),
         "cool-sd",
         ("tests/methods/test_components.py::test_relaxed_rules_do_not_claim_to_be_lossless",),
     ),
@@ -222,7 +222,7 @@ MUTANTS = (
     Mutant(
         "old-law-kept",
         "SCD: a kept token keeps its old law p_old",
-        ((f"{PROPOSALS}/scd.py", "        if public:\n", "        if not public:\n"),),
+        ((f"{PROPOSALS}/jacobi.py", "        if public:\n", "        if not public:\n"),),
         "scd",
         ("tests/methods/test_scd.py::test_maximal_coupling_is_lossless_and_the_plain_definition[dense]",),
     ),
@@ -231,7 +231,7 @@ MUTANTS = (
         "SCD's Gumbel noise is shared by all positions",
         (
             (
-                f"{PROPOSALS}/scd.py",
+                f"{PROPOSALS}/jacobi.py",
                 "position_noise(state.uniforms[:, -1, 1:3], position, self",
                 "position_noise(state.uniforms[:, -1, 1:3], 0 * position, self",
             ),
@@ -244,7 +244,7 @@ MUTANTS = (
         "SJD-PAC: the longest accepted path counts, not the first accepted sibling",
         (
             (
-                "lanternbench/engine/verify.py",
+                "lanternbench/engine/draft.py",
                 "    some, first = accept.any(-1), accept.int().argmax(-1)  # the first accepted child\n",
                 "    reach = torch.zeros(accept.shape[:2], dtype=torch.long, device=accept.device)\n"
                 "    child = tree.children.expand_as(accept).clamp(min=0).flatten(1)\n"
@@ -362,7 +362,7 @@ MUTANTS = (
     Mutant(
         "rows-mask-short",
         "a row sees one column less of the rows above",
-        (("lanternbench/engine/address.py", "committed = column < count[", "committed = column + 1 < count["),),
+        (("lanternbench/engine/rows.py", "committed = column < count[", "committed = column + 1 < count["),),
         "zipar",
         (
             "tests/engine/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",
@@ -373,7 +373,7 @@ MUTANTS = (
         "the stand-in that begins a row is seen by later tokens",
         (
             (
-                "lanternbench/engine/address.py",
+                "lanternbench/engine/rows.py",
                 "(width if seen_from is None else seen_from)",
                 "(width - 1 if seen_from is None else seen_from)",
             ),
@@ -386,7 +386,7 @@ MUTANTS = (
     Mutant(
         "row-counts-swapped",
         "a row attends by the counts of another prompt",
-        (("lanternbench/engine/address.py", "count[:, row.clamp(", "count.roll(1, 0)[:, row.clamp("),),
+        (("lanternbench/engine/rows.py", "count[:, row.clamp(", "count.roll(1, 0)[:, row.clamp("),),
         "pjd",
         ("tests/engine/test_orders.py::test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone",),
     ),
@@ -445,7 +445,7 @@ MUTANTS = (
     Mutant(
         "theta-turned",
         "SJD++ keeps the drafts that have become unlikely",
-        ((f"{PROPOSALS}/scd.py", "> self.theta * at(p_old, old)", "<= self.theta * at(p_old, old)"),),
+        ((f"{PROPOSALS}/jacobi.py", "> self.theta * at(p_old, old)", "<= self.theta * at(p_old, old)"),),
         "sjd++",
         ("tests/methods/test_sjd_plus.py::test_sjd_plus_keeps_what_its_definition_keeps",),
     ),

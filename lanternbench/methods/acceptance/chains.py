@@ -1,9 +1,9 @@
-"""Rules that verify a chain as a whole, not token by token.
+"""Rules that verify a chain as a whole, not token by token.  ``unchanged``: Jacobi's fixed point, exact.
 
 ``block``: block verification (Sun et al. 2024, arXiv 2403.10444), exact.  ``sjd-sv``: segments (arXiv 2609.13245, ICML
-2026, as third parties describe it), not exact, and the tests of its tokens bound nothing.  A segment [b, e] is a
-maximal run of drafts whose target probability q(x) does not fall.  Its tail from b_g on holds the share α of Σ q(x):
-one uniform decides how much of the tail passes Π q(x)/p(x), and what comes before b_g is accepted untested.
+2026, as third parties describe it), not exact, and its tests bound nothing.  A segment [b, e] is a maximal run of
+drafts whose q(x) does not fall.  Its tail from b_g on holds the share α of Σ q(x): one uniform decides how much of the
+tail passes Π q(x)/p(x), and what comes before b_g is accepted untested.
 """
 
 import math
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from lanternbench.component import Choices, option
 from lanternbench.engine.plain import Probs
+from lanternbench.engine.sampling import at, draw, rows_at
 from lanternbench.engine.tree import Draft
-from lanternbench.engine.verify import AcceptanceRule, Forms, Residual, VerifyResult, at, end_of_chain, rows_at
+from lanternbench.engine.verify import AcceptanceRule, Forms, Residual, Uniforms, VerifyResult, end_of_chain
 from lanternbench.registry import component, register
 
 
@@ -40,18 +41,25 @@ def block(q: Tensor, p: Tensor, x: Tensor) -> Block:
     return Block(torch.cat([h[:, 1:], w[:, -1:]], 1), residual)  # h_L = w_L
 
 
+class ChainRule(AcceptanceRule):
+    """Base of rules that judge a chain as a whole."""
+
+    def refuses(self, choices: Choices) -> str | None:
+        if choices.tree != "chain":
+            return f"the rule '{choices.acceptance}' judges a chain, and the tree is '{choices.tree}'; use --tree chain"
+        if choices.residual != "standard":
+            return f"the rule '{choices.acceptance}' has a residual of its own; leave --residual out"
+        return None
+
+
 @register("acceptance", "block")
-class BlockVerification(AcceptanceRule):
+class BlockVerification(ChainRule):
     """accept the longest chain whose tokens pass together"""
 
     by_draft: ClassVar[bool] = False
 
     def refuses(self, choices: Choices) -> str | None:
-        if choices.tree != "chain":
-            return f"block verification judges a chain, and the tree is '{choices.tree}'; use --tree chain"
-        if choices.residual != "standard":
-            return "block verification has a residual of its own; leave --residual out"
-        return component("proposal", choices.proposal).no_joint_sample
+        return super().refuses(choices) or component("proposal", choices.proposal).no_joint_sample
 
     def _verify_chain(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
         """Keep the longest chain whose uniform is below its h_i; what follows comes from [w_i q − p]₊.
@@ -59,8 +67,7 @@ class BlockVerification(AcceptanceRule):
         Node 1's uniform decides on the whole chain, node L's on its first token: in the order in which they matter.
         """
         assert draft.p is not None
-        chain = block(q, draft.p, draft.tokens[:, 1:])
-        length = draft.p.shape[1]
+        chain, length = block(q, draft.p, draft.tokens[:, 1:]), draft.p.shape[1]
         lengths = torch.arange(1, length + 1, device=q.device)
         accepted = torch.where(u[:, 1:].flip(1) < chain.stop, lengths, 0).amax(1)
         weights = rows_at(chain.residual, accepted.clamp(max=length - 1))
@@ -89,10 +96,7 @@ class BlockVerification(AcceptanceRule):
 
 
 def segments(q: Tensor, p: Tensor, u: Tensor, alpha: float) -> Tensor:
-    """How many drafts of a chain are accepted: q(x), p(x) and uniforms [B, L] -> [B].
-
-    The uniform of a segment is that of its first draft.
-    """
+    """How many drafts are accepted: q(x), p(x) and uniforms [B, L], a segment's that of its first draft, -> [B]."""
     first = torch.cat([torch.ones_like(q[:, :1], dtype=torch.bool), q[:, 1:] < q[:, :-1]], 1)
     number = first.cumsum(1)
     same = number[:, :, None] == number[:, None]  # [B, L, L]
@@ -110,7 +114,7 @@ def segments(q: Tensor, p: Tensor, u: Tensor, alpha: float) -> Tensor:
 
 
 @register("acceptance", "sjd-sv")
-class SegmentVerification(AcceptanceRule):
+class SegmentVerification(ChainRule):
     """accept segments of rising target probability by the ratio of their tails"""
 
     lossless: ClassVar[bool] = False
@@ -119,13 +123,6 @@ class SegmentVerification(AcceptanceRule):
     alpha: float = option(
         0.8, "share of a segment's probability that is tested", symbol="α", in_label=True, also=0.5, gt=0, le=1
     )
-
-    def refuses(self, choices: Choices) -> str | None:
-        if choices.tree != "chain":
-            return f"segments are those of a chain, and the tree is '{choices.tree}'; use --tree chain"
-        if choices.residual != "standard":
-            return "segments end in the residual 'standard'; leave --residual out"
-        return None
 
     def _verify_chain(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
         assert draft.p is not None
@@ -156,3 +153,26 @@ class SegmentVerification(AcceptanceRule):
                 reached = longer
             weight, b = weight * pass_at[e], e + 1
         return [*outcomes, (weight, length, qs[length])]
+
+
+@register("acceptance", "unchanged")
+class Unchanged(AcceptanceRule):
+    """accept while the redraw leaves the token unchanged"""
+
+    by_position: ClassVar[bool] = True
+    by_draft: ClassVar[bool] = False
+
+    def refuses(self, choices: Choices) -> str | None:
+        if choices.proposal == "jacobi":
+            return None
+        return "the rule 'unchanged' compares a Jacobi window with its redraw; use it with --method jacobi"
+
+    def verify(self, draft: Draft, q: Tensor, u: Uniforms, residual: Residual, greedy: bool) -> VerifyResult:
+        """Plain Jacobi decoding (Song et al. 2021): every image token is redrawn with a uniform of its own, so that
+        the output is the autoregressive one for these."""
+        assert u.position is not None
+        again = q.argmax(-1) if greedy else draw(q, u.position)
+        accepted = (again[:, :-1] == draft.tokens[:, 1:]).cumprod(1).sum(1)
+        path = torch.minimum(torch.arange(draft.tree.nodes, device=q.device), accepted[:, None])
+        token = again.gather(1, accepted[:, None])[:, 0]
+        return VerifyResult(path, accepted, token, torch.ones_like(draft.tokens))

@@ -39,11 +39,8 @@ def alike(codes: Tensor, radius: float) -> Tensor:
     """[V, V] bool: is |c_y − c_x|² < ``radius``?  codes [V, d]; a block of rows at a time, in float64."""
     codes = codes.detach().double()
     square = codes.square().sum(-1)
-    blocks = [
-        (square[rows, None] + square - 2 * codes[rows] @ codes.T).clamp(min=0) < radius
-        for rows in torch.arange(len(codes), device=codes.device).split(1024)
-    ]
-    return torch.cat(blocks)
+    blocks = zip(codes.split(1024), square.split(1024), strict=True)
+    return torch.cat([(each[:, None] + square - 2 * rows @ codes.T).clamp(min=0) < radius for rows, each in blocks])
 
 
 class Group(NamedTuple):

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.component import Prepared, option
+from lanternbench.engine.chosen import Families
 from lanternbench.engine.plain import Probs
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.tree import Draft, first_leaf
-from lanternbench.engine.verify import (
-    AcceptanceRule,
-    Families,
-    Forms,
-    RelaxedProb,
-    Residual,
-    VerifyResult,
-    rows_at,
-    walk,
-)
-from lanternbench.methods.acceptance.neighbours import nearest, plain_nearest
+from lanternbench.engine.verify import AcceptanceRule, Forms, RelaxedProb, Residual, VerifyResult, rows_at, walk
 from lanternbench.methods.residuals import lantern
 from lanternbench.models.target import Target
 from lanternbench.registry import register
@@ -38,8 +30,8 @@ class Neighbourly(AcceptanceRule):
     lossless: ClassVar[bool] = False
     usual_residual: ClassVar[str] = "lantern"
 
-    if TYPE_CHECKING:  # fields of both, among each one's own
-        k: int | None
+    if TYPE_CHECKING:  # options of both
+        k: Any
         proximity: Literal["l2", "cosine", "random"]
 
     near = Prepared[Tensor]()  # [V, k] nearest tokens of each token, itself first
@@ -47,12 +39,8 @@ class Neighbourly(AcceptanceRule):
     codebook = Prepared[Tensor]()  # [V, d]
 
     def prepare(self, target: Target, max_depth: int) -> Self:
-        assert self.k is not None
-        if self.variant == "reference":
-            barred = neighbours(target, self.k + 2, self.proximity)
-            near = barred[:, : self.k + 1]
-        else:
-            barred, near = None, neighbours(target, self.k, self.proximity)
+        barred = neighbours(target, self.k + 2, self.proximity) if self.variant == "reference" else None
+        near = neighbours(target, self.k, self.proximity) if barred is None else barred[:, : self.k + 1]
         return self.ready(near=near, barred=barred, group_size=near.shape[1], codebook=target.codebook)
 
     def taken(self, qn: Tensor) -> Tensor:
@@ -68,9 +56,9 @@ class Neighbourly(AcceptanceRule):
     def _without_groups(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
         """Chosen children, at a cost that grows with k and not with V.
 
-        A chosen child that is rejected takes its group out of q (eq. 7 with p = 1 at x).  So q is never rewritten:
-        members are set to 0 in place, and the mass and the number of tokens that are left say how to scale it.  Nodes
-        are sorted by their number of children, as no more than (N − 1) / j of them can have a j-th.
+        A rejected one takes its group out of q (eq. 7 with p = 1 at x): members are set to 0 in place, and the mass and
+        number of the tokens left say how to scale q.  Nodes are sorted by their number of children, as no more than
+        (N − 1) / j of them can have a j-th.
         """
         tree, (b, n, _) = draft.tree, q.shape
         children = tree.children.expand(b, -1, -1)
@@ -133,7 +121,6 @@ class Neighbourly(AcceptanceRule):
 
     @cached_property
     def plain_near(self) -> list[list[int]]:
-        assert self.k is not None
         return plain_nearest(self.codebook.double().tolist(), self.k, self.proximity)
 
 
@@ -209,3 +196,31 @@ def neighbours(target: Target, k: int, proximity: str) -> Tensor:
     if table is None or table.shape[1] < min(k, target.vocab):
         table = target.near[proximity] = nearest(target.codebook, k, proximity)
     return table if table.shape[1] <= k else table[:, :k].contiguous()
+
+
+def nearest(codebook: Tensor, k: int, proximity: str = "l2", seed: int = 0) -> Tensor:
+    """[V, k] nearest tokens of each token, itself first, by ``l2`` or ``cosine`` distance, or ``random``.
+
+    Rows that coincide rank by token id, after the token itself.  k is cut to V.
+    """
+    rows = F.normalize(codebook.float(), dim=-1) if proximity == "cosine" else codebook.float()
+    generator, table = torch.Generator().manual_seed(seed), list[Tensor]()
+    for block in torch.arange(len(rows), device=rows.device).split(1024):
+        if proximity == "random":
+            distance = torch.rand(len(block), len(rows), generator=generator).to(rows.device)
+        else:
+            distance = torch.cdist(rows[block], rows, compute_mode="donot_use_mm_for_euclid_dist")
+        distance.scatter_(1, block[:, None], -1.0)
+        table.append(distance.sort(dim=-1, stable=True).indices[:, :k].clone())
+    return torch.cat(table)
+
+
+def plain_nearest(codebook: list[list[float]], k: int, proximity: str = "l2") -> list[list[int]]:
+    """The same in scalar Python: B_k(x) of every token x (LANTERN, eq. 3)."""
+    distance = math.dist if proximity == "l2" else _cosine_distance
+    far = [[distance(a, b) for b in codebook] for a in codebook]
+    return [sorted(range(len(row)), key=lambda y: (y != x, row[y], y))[:k] for x, row in enumerate(far)]
+
+
+def _cosine_distance(a: list[float], b: list[float]) -> float:
+    return 1 - math.fsum(x * y for x, y in zip(a, b, strict=True)) / (math.hypot(*a) * math.hypot(*b))

@@ -1,7 +1,6 @@
-"""Orders in which the tokens of an image are drawn: raster, or several rows at once.
+"""Orders in which tokens are drawn: raster, or several rows at once.
 
-Several rows without drafts are ZipAR (arXiv 2412.04062); with a Jacobi window in each, parallel Jacobi decoding (PJD,
-arXiv 2606.05703).
+Several rows without drafts are ZipAR (arXiv 2412.04062), with a Jacobi window in each PJD (arXiv 2606.05703).
 """
 
 from dataclasses import replace
@@ -39,13 +38,9 @@ class Rows(Order):
     lossless: ClassVar[bool] = False
 
     window: Annotated[int, Field(ge=1, le=256)] | Literal["adaptive"] | None = option(
-        None,
-        "tokens by which a row leads the next, or adaptive; by default the target's",
-        symbol="s",
-        also="adaptive",
-        unset=8,
-        target_key="row_window",
-    )
+        None, "tokens by which a row leads the next, or adaptive; by default the target's", symbol="s", also="adaptive",
+        unset=8, target_key="row_window",
+    )  # fmt: skip
     s_min: int = option(4, "least lead of adaptive windows", small=1, ge=1, le=256)
     auxiliary: Literal["hidden", "seen"] = option(
         "hidden", "may tokens see the stand-in for a row's last token that begins the next row?"
@@ -55,7 +50,7 @@ class Rows(Order):
 
     def unread_beside(self, choices: Choices) -> set[str]:
         if choices.tree == "none":
-            return DRAFTED | (set() if self.window == "adaptive" else {"s_min"})
+            return DRAFTED | (set() if self.adaptive else {"s_min"})
         return ALONE | ({"reuse"} if self.variant == "reference" else set())
 
     def refuses(self, choices: Choices) -> str | None:
@@ -66,7 +61,7 @@ class Rows(Order):
             return f"a row commits drafts one by one, and the rule '{choices.acceptance}' does not judge them so"
         if self.variant == "reference" and choices.acceptance != "exact":
             return "the public code accepts as the rule 'exact' does; leave --acceptance or --variant out"
-        if self.variant == "reference" and self.window == "adaptive":
+        if self.variant == "reference" and self.adaptive:
             return "the public code has no adaptive window; leave --window adaptive or --variant out"
         return None
 
@@ -75,29 +70,36 @@ class Rows(Order):
         height, width = target.grid
         proposer: Any
         if drafts == 0:
-            lead = self.s_min if self.window == "adaptive" else int(self.window or 0)
             seen_from = -1 if public else width - 1 if self.auxiliary == "seen" else None
-            proposer = ZipAR(target, lead, self.window == "adaptive", None if target.row_width else seen_from)
+            proposer = ZipAR(target, self.lead, self.adaptive, None if target.row_width else seen_from)
+        elif self.c >= width or height == 1:
+            return decoder  # one row at a time: plain speculative Jacobi decoding
         else:
-            if self.c >= width or height == 1:
-                return decoder  # one row at a time: plain speculative Jacobi decoding
             proposer = RowWindows(target, self.c, drafts, REUSE if public else self.reuse, public)
         return replace(decoder, proposer=proposer, step=step)
+
+    @property
+    def adaptive(self) -> bool:
+        return self.window == "adaptive"
+
+    @property
+    def lead(self) -> int:
+        """Tokens by which a row leads the next without drafts, at least."""
+        return self.s_min if self.adaptive else int(self.window or 0)
 
     def plain(self, draft: TreeSpec | WindowSpec) -> RowSpec | None:
         if self.variant != "paper":
             return None
         if window := getattr(draft, "window", 0):
             return RowSpec(self.c, window, reuse=self.reuse)
-        adaptive = self.window == "adaptive"
-        return RowSpec(self.s_min if adaptive else int(self.window or 0), 0, adaptive, self.auxiliary == "seen")
+        return RowSpec(self.lead, 0, self.adaptive, self.auxiliary == "seen")
 
 
 class ZipAR(RowProposer):
     """The first row is drawn alone, as by the public code; each other row is ``lead`` tokens ahead of the next.
 
-    ``adaptive``: from ``lead`` tokens on, a row's first token is only a candidate x, predicted anew with every further
-    token of the row above: it is kept with probability min(1, p_{k+1}(x)/p_k(x)), else redrawn from [p_{k+1} − p_k]₊,
+    ``adaptive``: from ``lead`` tokens on, a row's first token is a candidate x.  With every further token of the row
+    above it is predicted anew: kept with probability min(1, p_{k+1}(x)/p_k(x)), else redrawn from [p_{k+1} − p_k]₊,
     until it is kept or the row above is complete.
     """
 
@@ -128,11 +130,11 @@ class ZipAR(RowProposer):
 
 
 class RowWindows(RowProposer):
-    """A window of ``window`` drafts slides over each row, never past the row above.
+    """A window of ``window`` drafts slides over each row, never past the row above; in the top row as in SJD.
 
-    The top row is speculative Jacobi decoding.  The rows below commit accepted drafts only: a rejected draft and those
-    after it wait, redrawn from the new predictions.  ``reuse``: a draft x after the first rejected one stays, with its
-    old p, where min(1, q(x)/p(x)) is above this.  ``one_hot``: fresh drafts count as certain (the public code).
+    The rows below commit accepted drafts only: a rejected draft and those after it wait, redrawn from the new
+    predictions.  ``reuse``: a draft x after the first rejected one stays, with its old p, where min(1, q(x)/p(x)) is
+    above this.  ``one_hot``: fresh drafts count as certain (the public code).
 
     Uniforms of a row: verification's, fresh drafts', redraws'.
     """
@@ -186,12 +188,9 @@ class RowWindows(RowProposer):
         """``new`` drafts [B, A, K], where those that pass the threshold are the old ones."""
         assert rows.law is not None
         assert new.law is not None
-        old, law = F.pad(rows.drafts, (0, 1)), F.pad(rows.law, (0, 0, 0, 1))
-        p = F.pad(rows.p, (0, 0, 0, 1))
+        old, law, p = F.pad(rows.drafts, (0, 1)), F.pad(rows.law, (0, 0, 0, 1)), F.pad(rows.p, (0, 0, 0, 1))
         passes = torch.where(p > 0, q > self.reuse * p, q > self.reuse)  # had y been drawn; a certain draft has p = 1
         stays = at(passes, old) & (self.steps > accepted[..., None]) & (self.steps < active.max_drafts[..., None])
         law = normalised(law * passes, law)
-        return new._replace(
-            drafts=torch.where(stays, old, new.drafts), p=torch.where(stays[..., None], p, new.p),
-            law=torch.where(stays[..., None], law, new.law),
-        )  # fmt: skip
+        p, law = (torch.where(stays[..., None], x, y) for x, y in ((p, new.p), (law, new.law)))
+        return new._replace(drafts=torch.where(stays, old, new.drafts), p=p, law=law)

@@ -2,5 +2,5 @@
 
 MODULES = {
     "dflash": "levels", "eagle": "drafting", "eagle-3": "drafting", "jacobi": "jacobi", "medusa": "levels",
-    "model": "drafting", "none": "jacobi", "scd": "scd", "sjd-pac": "sjd_pac", "sjd++": "scd",
+    "model": "drafting", "none": "jacobi", "scd": "jacobi", "sjd-pac": "sjd_pac", "sjd++": "jacobi",
 }  # fmt: skip

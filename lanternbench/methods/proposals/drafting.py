@@ -1,7 +1,4 @@
-"""Proposals that draft with a drafter of the target, by any tree policy: EAGLE's, and an independent model.
-
-Both drafters have a cached decoder of their own.
-"""
+"""Proposals that draft with a drafter of the target, by any tree policy: EAGLE's, and an independent model."""
 
 from collections.abc import Hashable
 from functools import partial
@@ -15,8 +12,8 @@ from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.opening import open_cache
 from lanternbench.engine.plain import TreeSpec
-from lanternbench.engine.proposal import Drafter, Proposal, TreePolicy
-from lanternbench.engine.row_ends import ROOT, Group, RowEnds
+from lanternbench.engine.proposal import Drafter, Expand, Proposal, TreePolicy
+from lanternbench.engine.row_ends import ROOT, RowEnds
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule
@@ -46,18 +43,14 @@ class DrafterProposal(Proposal):
         """Raises UserError if the target has no drafter of this kind, or one that does not fit."""
         if tree.max_depth == 0:
             return NoDraft().prepare(target, tree, rule)
-        net = target.drafters.get(str(self.drafter_kind))
+        kind, have = self.drafter_kind, ", ".join(sorted(target.drafters)) or "none"
+        net = target.drafters.get(str(kind))
         if net is None:
-            have = ", ".join(sorted(target.drafters)) or "none"
-            raise UserError(
-                f"target '{target.name}' has no drafter of kind '{self.drafter_kind}' (it has: {have}); "
-                "choose another method or give one with --drafter"
-            )
+            lacks = f"target '{target.name}' has no drafter of kind '{kind}' (it has: {have})"
+            raise UserError(f"{lacks}; choose another method or give one with --drafter")
         if other := net.misfit(target):
-            raise UserError(
-                f"the drafter of kind '{self.drafter_kind}' does not fit target '{target.name}': {other}; give a "
-                "drafter made for it"
-            )
+            misfit = f"the drafter of kind '{kind}' does not fit target '{target.name}': {other}"
+            raise UserError(f"{misfit}; give a drafter made for it")
         return self.drafting(self.make(net, target, tree.max_depth), tree)
 
     def drafting(self, drafter: Drafter, tree: TreePolicy) -> Self:
@@ -76,13 +69,7 @@ class DrafterProposal(Proposal):
         return DraftedState(self.drafter.begin(state, self.max_step_slots), self.tree.begin(state))
 
     def draft(self, state: DecodeState, proposer_state: DraftedState, u: Tensor) -> Draft:
-        logits, cursor = self.drafter.root(state, proposer_state.drafter)
-
-        def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
-            nonlocal cursor
-            logits, cursor = self.drafter.expand(state, proposer_state.drafter, cursor, tokens, parent, visible, depth)
-            return logits
-
+        logits, expand = self.drafter.root(state, proposer_state.drafter)
         return self.tree.grow(state, proposer_state.tree, logits, expand, u)
 
     def update(self, state: DecodeState, proposer_state: DraftedState, result: StepResult) -> DraftedState:
@@ -100,72 +87,71 @@ class DrafterProposal(Proposal):
         return self.tree.levels(depth, nodes) if self.drafter.per_level else ()
 
 
-class Cursor(NamedTuple):
-    """After one level of drafted nodes."""
+class EagleDrafter(Drafter):
+    """EAGLE-1 to 3 (Li et al. 2024, 2025): a few layers over the target's states and the next tokens' embeddings.
 
-    states: Tensor  # [R, m, dim] that predict the tokens after them
-    slots: int = 0  # filled after the committed tokens in this step
-    groups: tuple[Group, ...] = ROOT  # what is in them, where row ends may be
-
-
-class CachedDrafter(Drafter):
-    """A drafter with a decoder of its own and a head, EAGLE's or an independent model's."""
+    Its entry for position t reads the target's states there and token t + 1: its cache lags one slot behind.
+    """
 
     def __init__(self, net: Any, lm: Any):
-        """``lm``: the decoder whose head is used."""
-        self.net, self.lm = net, lm
+        """``lm``: the target's decoder, whose head is used."""
+        self.net, self.lm, self.aux_layers = net, lm, net.aux_layers(lm)
 
     def network(self) -> Network:
         return network(self.net, self.lm, self.net.layers)
 
+    def begin(self, state: DecodeState, max_nodes: int) -> DecoderCache:
+        prefix, net, hidden = state.prefix, self.net, state.prefix_states
+        assert hidden is not None
+        cache = open_cache(state.target, net, prefix, max_nodes, self.lm)
+        if hidden.shape[1] > 1:  # entry t: the state of position t, with what stands for token t + 1 and its position
+            x = net.fuse(net.embed_prompt(prefix.ahead_ids, self.lm), net.read(hidden[:, :-1]))
+            cache.prefill(x, prefix_address(prefix.seen, 1), prefix.seen)
+        return cache
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Image tokens [B, m] -> [B, m, dim]."""
-        raise NotImplementedError
+        return self.net.embed(tokens, self.lm)
 
-    def read(self, embedding: Tensor, states: Tensor | None) -> Tensor:
+    def target_states(self, states: Tensor | None) -> Any:
+        """The target's states, as ``read`` takes them."""
+        return self.net.read(states)
+
+    def read(self, embedding: Tensor, states: Any) -> Tensor:
         """Embeddings of tokens and what stands for the states before them, [R, m, dim] -> the decoder's inputs."""
-        raise NotImplementedError
+        return self.net.fuse(embedding, states)
 
-    def target_states(self, states: Tensor | None) -> Tensor | None:
-        """The target's states, as ``read`` takes them; None where it takes none."""
-        return None
-
-    def root(self, state: DecodeState, cache: DecoderCache) -> tuple[Tensor, Cursor]:
-        """The tokens of the last commit are appended."""
+    def root(self, state: DecodeState, cache: DecoderCache) -> tuple[Tensor, Expand]:
+        """The tokens of the last commit are appended; drafted nodes fill the next slots, level by level."""
         state.clock.tick("other")
-        last, length = state.now.last, state.now.length
+        last, length, layout = state.now.last, state.now.length, cache.layout
         x = self.read(cache.all_rows(self.embed(last.tokens)), self.target_states(last.hidden))
-        if cache.row_end is None:
-            at = append_address(cache.layout, length, last.advance, x.shape[1])
-            cursor = Cursor(cache.forward_last(x, at, last.advance))
+        ends = None if cache.row_end is None else RowEnds(cache, partial(self.row_end, cache), length)
+        filled, groups = 0, ROOT
+        if ends is None:
+            states = cache.forward_last(x, append_address(layout, length, last.advance, x.shape[1]), last.advance)
         else:
-            before = last.before
-            ends = None if before is None else partial(self.row_end, cache, self.target_states(before))
-            states, groups = RowEnds(cache, partial(self.row_end, cache), length).append(x, ends, last.advance)
-            cursor = Cursor(states, groups=groups)
-        return self._logits(state, cursor.states[:, 0]), cursor
+            before = None if last.before is None else partial(self.row_end, cache, self.target_states(last.before))
+            states, groups = ends.append(x, before, last.advance)
+
+        def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+            nonlocal states, filled, groups
+            state.clock.tick("other")
+            m = tokens.shape[1]
+            x = self.read(cache.all_rows(self.embed(tokens)), parent_states(cache, states, parent, m, depth))
+            if ends is None:
+                states = cache.forward(x, level_address(layout, length, filled, m, depth, visible))
+                filled += m
+            else:
+                states, groups = ends.level(x, groups, visible, depth)
+            return self._logits(state, states)
+
+        return self._logits(state, states[:, 0]), expand
 
     def row_end(self, cache: DecoderCache, states: Tensor | None, like: Tensor) -> Tensor:
         """The inputs of row ends, of the shape of ``like``, after tokens with these states."""
         assert cache.row_end is not None
         return self.read(cache.row_end.expand_as(like), states)
-
-    def expand(
-        self, state: DecodeState, cache: DecoderCache, cursor: Cursor, tokens: Tensor, parent: Tensor | None,
-        visible: Tensor | None, depth: int,
-    ) -> tuple[Tensor, Cursor]:  # fmt: skip
-        state.clock.tick("other")
-        m, length = tokens.shape[1], state.now.length
-        before = parent_states(cache, cursor.states, parent, m, depth)
-        x = self.read(cache.all_rows(self.embed(tokens)), before)
-        if cache.row_end is None:
-            states = cache.forward(x, level_address(cache.layout, length, cursor.slots, m, depth, visible))
-            cursor = Cursor(states, cursor.slots + m)
-        else:
-            ends = RowEnds(cache, partial(self.row_end, cache), length)
-            states, groups = ends.level(x, cursor.groups, visible, depth)
-            cursor = Cursor(states, groups=groups)
-        return self._logits(state, cursor.states), cursor
 
     def _logits(self, state: DecodeState, states: Tensor) -> Tensor:
         """states [R, …, dim] -> guided logits [B, …, V]."""
@@ -174,50 +160,25 @@ class CachedDrafter(Drafter):
         return logits
 
 
-class EagleDrafter(CachedDrafter):
-    """EAGLE-1 to 3 (Li et al. 2024, 2025): a few layers over the target's states and the next tokens' embeddings.
-
-    Its entry for position t reads the target's states there and token t + 1: its cache lags one slot behind.
-    """
-
-    def __init__(self, net: Any, lm: Any):
-        super().__init__(net, lm)
-        self.aux_layers = net.aux_layers(lm)
-
-    def begin(self, state: DecodeState, max_nodes: int) -> DecoderCache:
-        prefix, hidden, net = state.prefix, state.prefix_states, self.net
-        assert hidden is not None
-        embed_ids, rope = partial(net.embed_prompt, model=self.lm), self.lm.rotary_table(prefix.valid.shape[1])
-        cache = open_cache(state.target, net, prefix, max_nodes, row_end=embed_ids, borrowed=(net.config, rope), lag=1)
-        if hidden.shape[1] > 1:  # entry t: the state of position t, with what stands for token t + 1 and its position
-            x = net.fuse(net.embed_prompt(prefix.ahead_ids, self.lm), net.read(hidden[:, :-1]))
-            cache.prefill(x, prefix_address(prefix.seen, 1), prefix.seen)
-        return cache
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.net.embed(tokens, self.lm)
-
-    def read(self, embedding: Tensor, states: Tensor | None) -> Tensor:
-        assert states is not None
-        return self.net.fuse(embedding, states)
-
-    def target_states(self, states: Tensor | None) -> Tensor | None:
-        return self.net.read(states)
-
-
-class ModelDrafter(CachedDrafter):
+class ModelDrafter(EagleDrafter):
     """An independent, smaller model of the target's kind (Leviathan et al. 2023); it reads the same prompt."""
+
+    def __init__(self, net: Any):
+        self.net, self.lm = net, net
 
     def begin(self, state: DecodeState, max_nodes: int) -> DecoderCache:
         prefix, net = state.prefix, self.net
-        cache = open_cache(state.target, net, prefix, max_nodes, row_end=lambda ids: net.prompt_embeddings(ids))
+        cache = open_cache(state.target, net, prefix, max_nodes)
         cache.prefill(net.cls_embedding(prefix.features), prefix_address(prefix.valid), prefix.valid)
         return cache
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.net.tok_embeddings(tokens)
 
-    def read(self, embedding: Tensor, states: Tensor | None) -> Tensor:
+    def target_states(self, states: Tensor | None) -> None:
+        """None: it reads none."""
+
+    def read(self, embedding: Tensor, states: Any) -> Tensor:
         return embedding
 
 
@@ -245,7 +206,7 @@ class ModelProposal(DrafterProposal):
     drafter_kind: ClassVar[str | None] = "model"
 
     def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
-        return ModelDrafter(net, net)
+        return ModelDrafter(net)
 
 
 def parent_states(cache: DecoderCache, states: Tensor, parent: Tensor | None, m: int, depth: int) -> Tensor:

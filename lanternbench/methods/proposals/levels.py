@@ -1,9 +1,8 @@
 """Drafters whose one forward gives a distribution for every depth of the next tree: Medusa's heads, DFlash's block.
 
 Medusa (Cai et al. 2024): head d predicts the d-th token after the next from the target's last state.  DFlash (arXiv
-2602.06036): slot k of the block [anchor, mask, …] predicts the k-th token after the anchor, which is the last committed
-token.  The distributions depend on the committed tokens alone: tokens drawn from them independently, verified against
-them, keep the target's distribution, and all nodes of a level share one.
+2602.06036): slot k of the block [anchor, mask, …] predicts the k-th token after the anchor, the last committed token.
+All nodes of a level share one distribution, which depends on the committed tokens alone.
 """
 
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from lanternbench.component import Choices
 from lanternbench.engine.address import Address, additive, entries_address, run_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.opening import open_cache
-from lanternbench.engine.proposal import Drafter
+from lanternbench.engine.proposal import Drafter, Expand
 from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
 from lanternbench.methods.proposals.drafting import DrafterProposal
@@ -26,33 +25,30 @@ from lanternbench.registry import register
 
 
 class LevelsDrafter(Drafter):
-    """Its cursor is the logits [B, levels, V] of all levels."""
+    """Gives the logits of all levels at once."""
 
     per_level = False
-    lm: Any  # the decoder whose head is used
 
-    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Tensor]:
+    def __init__(self, net: Any, lm: Any):
+        """``lm``: the target's decoder, whose head is used."""
+        self.net, self.lm = net, lm
+
+    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Expand]:
         state.clock.tick("other")
-        logits = self.lm.logits(self.states(state, drafter_state), state.guidance)
+        logits = self.lm.logits(self.states(state, drafter_state), state.guidance)  # [B, levels, V]
         state.clock.tick("draft")
-        return logits[:, 0], logits
+
+        def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+            return logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
+
+        return logits[:, 0], expand
 
     def states(self, state: DecodeState, drafter_state: Any) -> Tensor:
         """The inputs of the head for every level, [R, levels, dim]."""
         raise NotImplementedError
 
-    def expand(
-        self, state: DecodeState, drafter_state: Any, cursor: Tensor, tokens: Tensor, parent: Tensor | None,
-        visible: Tensor | None, depth: int,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        return cursor[:, depth : depth + 1].expand(-1, tokens.shape[1], -1), cursor
-
 
 class MedusaDrafter(LevelsDrafter):
-    def __init__(self, net: Any, lm: Any):
-        """``lm``: the target's decoder, whose head is used."""
-        self.net, self.lm = net, lm
-
     def states(self, state: DecodeState, drafter_state: Any) -> Tensor:
         last = state.now.last
         hidden = last.hidden[:, -1]
@@ -87,9 +83,8 @@ class DFlashDrafter(LevelsDrafter):
     """
 
     def __init__(self, net: Any, lm: Any):
-        """``lm``: the target's decoder, whose embedding table and head are used."""
-        self.net, self.lm, self.aux_layers = net, lm, net.depths
-        self.step_slots = 2 * net.block
+        super().__init__(net, lm)
+        self.aux_layers, self.step_slots = net.depths, 2 * net.block
         self.visible = torch.zeros(net.block, net.block, device=lm.device)  # additive, block to block
         if net.causal:
             self.visible = additive(torch.ones_like(self.visible, dtype=torch.bool).tril())
@@ -100,10 +95,7 @@ class DFlashDrafter(LevelsDrafter):
     def begin(self, state: DecodeState, max_nodes: int) -> DecoderCache:
         prefix, hidden, net = state.prefix, state.prefix_states, self.net
         assert hidden is not None
-        rope = self.lm.rotary_table(prefix.valid.shape[1])
-        cache = open_cache(
-            state.target, net, prefix, max(max_nodes, self.step_slots), borrowed=(net.config, rope), lag=1
-        )
+        cache = open_cache(state.target, net, prefix, max(max_nodes, self.step_slots), self.lm, row_ends=False)
         if hidden.shape[1] > 1:  # the last prefix position predicts token 0: the first step reads its states
             context = net.read(hidden[:, :-1])
             x = F.pad(context, (0, 0, 0, net.block))  # and a blank block, which the first step overwrites
@@ -112,8 +104,7 @@ class DFlashDrafter(LevelsDrafter):
         return cache
 
     def states(self, state: DecodeState, cache: DecoderCache) -> Tensor:
-        last = state.now.last
-        context = self.net.read(last.hidden)
+        context = self.net.read(state.now.last.hidden)
         anchor = cache.all_rows(self.lm.tok_embeddings(state.now.root))
         x = torch.cat([context, self.net.blocks(anchor)], 1)
         return cache.forward(x, self.address(state, cache, context.shape[1]))[:, 1:]  # slot 0 is the anchor's

@@ -1,6 +1,6 @@
 """ADT-Tree (arXiv 2512.21857): a dynamic tree whose depth and width follow how well the neighbourhood was drafted.
 
-The bookkeeping is a few integers per image and lives on the host, where every accepted length is known anyway.
+The host keeps a few integers per image, as it knows every accepted length anyway.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
@@ -37,11 +37,9 @@ def inside(x: float, interval: tuple[int, int]) -> int:
 
 
 def adapt(start: tuple[float, float], alpha: float | None, within: AdaptiveBounds) -> TreeSize:
-    """d̂, k̂ from (d̃, k̃): deeper and narrower after success (α ≥ β), shallower and wider after failure
-    (bisectional adaptation).
+    """d̂, k̂ from (d̃, k̃): deeper and narrower after success (α ≥ β), else shallower and wider (bisectional adaptation).
 
-    Before the first tree there is no α, and it starts where it is initialised.  The width is held inside its interval
-    only where d̃ ± l_d > 1.
+    The first tree has no α, and is as initialised.  The width is held inside its interval only where d̃ ± l_d > 1.
     """
     sign = 0 if alpha is None else 1 if alpha >= within.beta else -1
     d, k = start[0] + sign * within.l_d, start[1] - sign * within.l_k
@@ -58,13 +56,13 @@ class History(NamedTuple):
 
 def start(history: History, grids: Sequence[Grid], init: str, within: AdaptiveBounds) -> tuple[float, float]:
     """(d̃, k̃) for the tree that will produce the next token, from those of earlier tokens of its grid."""
-    trees = history.trees
-    at = len(trees)
+    trees, at = history.trees, len(history.trees)
     first, width = place(grids, at)
     same_grid = trees[first:]
     if init == "random":  # uniform over both ranges, whatever the trees so far
-        u = random_uniforms(history.seed, at)
-        return (_uniform(within.d, u[0]), _uniform(within.k, u[1]))
+        pairs = zip((within.d, within.k), random_uniforms(history.seed, at), strict=True)
+        d, k = (low + 1 + int(u * (high - low - 1)) for (low, high), u in pairs)
+        return d, k
     if init == "vertical" and len(same_grid) >= width:
         return same_grid[-width]
     if init == "token-flock" and same_grid:
@@ -76,10 +74,6 @@ def random_uniforms(seed: int, token: int) -> tuple[float, float]:
     """The uniforms for depth and width of the tree that will produce this token."""
     generator = random.Random(f"{seed} {token}")
     return generator.random(), generator.random()
-
-
-def _uniform(interval: tuple[int, int], u: float) -> int:
-    return interval[0] + 1 + int(u * (interval[1] - interval[0] - 1))
 
 
 def _flock(trees: tuple[TreeSize, ...], width: int, radius: int = 2) -> tuple[float, float]:
@@ -137,17 +131,13 @@ class Adaptive(Grown):
         return self
 
     def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
-        assert self.l_k is not None
-        assert self.depth_range is not None
-        assert self.width_range is not None
-        (d_low, d_high), (k_low, k_high) = self.depth_range, self.width_range
-        within = AdaptiveBounds(self.beta, self.l_d, self.l_k, (d_low, d_high), (k_low, k_high))
-        return self.adapting(within, self.first_bounds())
+        options: Any = self  # resolved
+        intervals: Any = map(tuple, (options.depth_range, options.width_range))
+        return self.adapting(AdaptiveBounds(self.beta, self.l_d, options.l_k, *intervals), self.first_bounds())
 
     def adapting(self, within: AdaptiveBounds, first: Bounds) -> Self:
         """The policy, ready to grow trees of at most ``first.total`` nodes, as in EAGLE-2, the first of that size."""
-        max_depth = max(within.d[1] - 1, self.fixed_depth or 1)
-        widest = max(within.k[1] - 1, self.fixed_width or 1)
+        max_depth, widest = max(within.d[1] - 1, self.fixed_depth or 1), max(within.k[1] - 1, self.fixed_width or 1)
         check_candidates(Bounds(max_depth, widest, first.total), "range, or fixed size, of depth or width")
         # a tree of one level may be wider than its interval, but has no use for more children than nodes
         width = max(widest, first.total - 1)
@@ -157,13 +147,10 @@ class Adaptive(Grown):
         if self.init == "random" or self.fixed_depth or self.fixed_width:
             return None
         first = (self.bounds.depth, self.bounds.top_k)
-        return TreeSpec(
-            "adaptive", bounds=self.within, init=self.init, total=self.nodes, first=first,
-            bonus=self.bonus,
-        )  # fmt: skip
+        return TreeSpec("adaptive", bounds=self.within, init=self.init, total=self.nodes, first=first, bonus=self.bonus)
 
     def begin(self, state: DecodeState) -> Plan:
-        first = (self.bounds.depth, self.bounds.top_k)
+        first = self.bounds[:2]
         return self._plan(state, [History((first,), None, seed) for seed in state.seeds])
 
     def _plan(self, state: DecodeState, histories: list[History]) -> Plan:
@@ -181,19 +168,17 @@ class Adaptive(Grown):
 
     def bucket(self, plan: Plan) -> tuple[int, int]:
         """Depth and width that hold every prompt's tree, from a few."""
-        deepest, widest = (max(x) for x in zip(*map(self.drafted, plan.tree_sizes), strict=True))
+        deepest, widest = map(max, zip(*map(self.drafted, plan.tree_sizes), strict=True))
         wider = next((w for w in WIDTH_BUCKETS if widest <= w <= self.width), self.width)
         return deepest if deepest == 1 else min(deepest + deepest % 2, self.max_depth), wider
 
     def grow(self, state: DecodeState, plan: Plan, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
-        if state.now.length.host is None:  # recorded: shapes of the bucket, sizes on the device
-            depth, width = self.bucket(plan)
-            bounds = Bounds(depth, width, self.nodes, plan.depths, plan.widths)
-        else:
-            deepest, widest = (max(x) for x in zip(*map(self.drafted, plan.tree_sizes), strict=True))
-            each = (None, None) if len(set(plan.tree_sizes)) == 1 else (plan.depths, plan.widths)
-            bounds = Bounds(deepest, widest, self.nodes, *each)
-        return grow_by_confidence(state, logits, expand, bounds)
+        recorded = state.now.length.host is None  # then shapes are those of the bucket, sizes on the device
+        sizes = [self.bucket(plan)] if recorded else map(self.drafted, plan.tree_sizes)
+        depth, width = map(max, zip(*sizes, strict=True))
+        alike = len(set(plan.tree_sizes)) == 1 and not recorded
+        each = (None, None) if alike else (plan.depths, plan.widths)
+        return grow_by_confidence(state, logits, expand, Bounds(depth, width, self.nodes, *each))
 
     def sizes(self, plan: Plan) -> PerPrompt:
         """Depth and nodes of each prompt's tree: all it may hold, or as many as it expands."""

@@ -12,13 +12,12 @@ from pydantic import field_validator
 from torch import Tensor
 
 from lanternbench.component import Prepared, option
-from lanternbench.engine.address import additive
 from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.proposal import Expand, Proposal, Search, TreePolicy
 from lanternbench.engine.state import DecodeState
-from lanternbench.engine.tree import MAX_DEPTH, Draft, chain, from_parents
+from lanternbench.engine.tree import MAX_DEPTH, Draft, additive, chain, from_parents
 from lanternbench.errors import UserError
-from lanternbench.methods.trees.static import FixedTree
+from lanternbench.methods.trees.fixed import FixedTree
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -26,15 +25,12 @@ MAX_CANDIDATES = 5_000_000  # over all levels: 1,000 children per node on 5 leve
 
 
 class Bounds(NamedTuple):
-    """``depth`` levels below the root, ``top_k`` children per expanded node, ``total`` nodes with the root.
+    """The size of a grown tree."""
 
-    ``depths``, ``widths`` [B]: each prompt's own bounds below the first two (adaptive trees).
-    """
-
-    depth: int
-    top_k: int
-    total: int
-    depths: Tensor | None = None
+    depth: int  # levels below the root
+    top_k: int  # children per expanded node
+    total: int  # nodes with the root
+    depths: Tensor | None = None  # [B] each prompt's own bounds below the first two (adaptive trees)
     widths: Tensor | None = None
 
 
@@ -49,18 +45,18 @@ def check_candidates(bounds: Bounds, options: str) -> None:
         )
 
 
-def grow_by_confidence(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bounds) -> Draft:
-    """Expand the top-k nodes of each level by Σ log p, rerank, keep the best ``total`` − 1 nodes under the root."""
-    bounds = bounds._replace(top_k=min(bounds.top_k, logits.shape[-1]))
-    return keep_best(candidates(state, logits, expand, bounds), state.now.root, bounds)
-
-
 class Candidates(NamedTuple):
     """All nodes that a tree may keep, level by level: [B, C] each."""
 
     tokens: Tensor
     scores: Tensor  # Σ log p from the root
     parents: Tensor  # their indices plus 1, 0 the root
+
+
+def grow_by_confidence(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bounds) -> Draft:
+    """Expand the top-k nodes of each level by Σ log p, rerank, keep the best ``total`` − 1 nodes under the root."""
+    bounds = bounds._replace(top_k=min(bounds.top_k, logits.shape[-1]))
+    return keep_best(candidates(state, logits, expand, bounds), state.now.root, bounds)
 
 
 def candidates(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bounds) -> Candidates:
@@ -75,10 +71,9 @@ def candidates(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bound
         value = value.masked_fill(narrow, -torch.inf)
     if depths is not None:
         value = value.masked_fill((depths < 1)[:, None], -torch.inf)
-    tokens, scores, parents = [token], [value], [torch.zeros_like(token)]
+    tokens, scores, parents, pool = [token], [value], [torch.zeros_like(token)], 1 + k
     index, parent = (rank + 1).expand(b, k), None  # in the pool of candidates, where 0 is the root
-    itself = _itself(k, root.device).expand(b, k, k)
-    visible = itself  # additive, over all nodes so far
+    itself = visible = _itself(k, root.device).expand(b, k, k)  # additive; ``visible`` over all nodes so far
     for level in range(1, depth):
         value_next, token_next = likeliest(warp(expand(token, parent, visible, level)), k)  # [B, k, k]
         below = torch.nextafter(value, torch.full_like(value, -torch.inf))  # a sure child comes after its parent
@@ -87,31 +82,27 @@ def candidates(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bound
             score = score.masked_fill(narrow[:, None], -torch.inf)
         if depths is not None:
             score = score.masked_fill((depths <= level)[:, None, None], -torch.inf)
-        offset = 1 + sum(t.shape[1] for t in tokens)
         tokens.append(token_next.flatten(1))
         scores.append(score.flatten(1))
         parents.append(index[..., None].expand(-1, -1, k).flatten(1))
-        value, chosen = best_of(score.flatten(1), k)
+        value, chosen = best_of(scores[-1], k)
         if narrow is not None:
             value = value.masked_fill(narrow, -torch.inf)
-        parent = chosen // k
-        token, index = token_next.flatten(1).gather(1, chosen), offset + chosen
+        token, index, parent = tokens[-1].gather(1, chosen), pool + chosen, chosen // k
+        pool += k * k
         seen = visible.gather(1, parent[..., None].expand(-1, -1, visible.shape[-1]))
         visible = torch.cat([seen, itself], -1)
     return Candidates(torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1))
 
 
 def likeliest(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k likeliest tokens of p [..., V], their log p first: [..., k] each."""
+    """log p and ids of the k likeliest tokens of p [..., V]: [..., k] each."""
     value, token = p.topk(k)
     return value.log(), token
 
 
 def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest of scores [..., n] and where they are.
-
-    Of equal ones the first: where a drafter is certain, a child must not outrank its parent.
-    """
+    """The k highest of scores [..., n] and where they are; of equal ones the first, so that parents come first."""
     value, index = scores.sort(dim=-1, descending=True, stable=True)
     return value[..., :k], index[..., :k]
 
@@ -185,10 +176,8 @@ class Grown(TreePolicy):
         return super().resolve({**defaults, **(named()[self.shape] if self.shape else {})})
 
     def first_bounds(self) -> Bounds:
-        assert self.depth is not None
-        assert self.draft_top_k is not None
-        assert self.total_nodes is not None
-        return Bounds(self.depth, self.draft_top_k, self.total_nodes)
+        options: Any = self  # resolved
+        return Bounds(options.depth, options.draft_top_k, options.total_nodes)
 
 
 @register("tree", "dynamic")

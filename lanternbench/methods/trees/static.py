@@ -1,21 +1,17 @@
-"""Static trees, chains among them: the shape is data, children are sampled without replacement (top-k when greedy)."""
+"""Static trees, chains among them: their shapes, by name or as data."""
 
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import torch
 import yaml
-from torch import Tensor
 
-from lanternbench.component import Choices, Prepared, option
-from lanternbench.engine.plain import TreeSpec
-from lanternbench.engine.proposal import Expand, Proposal, Search, TreePolicy
-from lanternbench.engine.sampling import draw_distinct
-from lanternbench.engine.state import DecodeState
-from lanternbench.engine.tree import MAX_DEPTH, Draft, Paths, StaticTree, chain, from_paths
+from lanternbench.component import Choices, option
+from lanternbench.engine.proposal import Proposal, Search, TreePolicy
+from lanternbench.engine.tree import MAX_DEPTH, Paths, StaticTree, chain, from_paths
 from lanternbench.errors import UserError
+from lanternbench.methods.trees.fixed import FixedTree
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -23,8 +19,8 @@ from lanternbench.registry import register
 @cache
 def named() -> dict[str, Paths]:
     """The trees of ``static_trees.yaml``."""
-    data = yaml.safe_load((Path(__file__).with_name("static_trees.yaml")).read_text())
-    return {name: tuple(tuple(p) for p in paths) for name, paths in data.items()}
+    data = yaml.safe_load(Path(__file__).with_name("static_trees.yaml").read_text())
+    return {name: tuple(map(tuple, paths)) for name, paths in data.items()}
 
 
 def static_tree(spec: str | list[list[int]]) -> StaticTree:
@@ -32,7 +28,7 @@ def static_tree(spec: str | list[list[int]]) -> StaticTree:
     if not isinstance(spec, str):
         if not spec:
             raise UserError("a static tree needs at least one path, each a non-empty list of child ranks, as [0, 1]")
-        return from_paths(tuple(tuple(p) for p in spec))
+        return from_paths(tuple(map(tuple, spec)))
     if spec.startswith("chain-") and spec[6:].isdigit() and 0 < int(spec[6:]) <= MAX_DEPTH:
         return chain(int(spec[6:]))
     if spec not in named():
@@ -41,53 +37,13 @@ def static_tree(spec: str | list[list[int]]) -> StaticTree:
     return from_paths(named()[spec])
 
 
-class FixedTree(TreePolicy):
-    """Drafts a static tree level by level, with uniforms of their own for the children of each node."""
-
-    static = Prepared[StaticTree]()
-    sampled = Prepared(True)  # are children sampled, or the likeliest tokens, which count as p = 1?
-
-    def drafting(self, static: StaticTree, sampled: bool, device: torch.device) -> Self:
-        """The policy, ready to draft ``static``."""
-        return self.ready(
-            static=static.to(device), sampled=sampled,
-            nodes=static.tree.nodes, max_depth=static.tree.max_depth, width=static.tree.width,
-            uniforms=sum(m * w for _, m, w in (level.shape for level in static.levels)),
-        )  # fmt: skip
-
-    def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
-        static, warp = self.static, state.warp
-        sampled = self.sampled and not warp.greedy
-        tokens, p_all, used, logits = [state.now.root.unsqueeze(1)], [], 0, logits.unsqueeze(1)
-        for i, level in enumerate(static.levels):
-            _, m, w = level.shape
-            if i:
-                expanded = tokens[-1] if level.expanded is None else tokens[-1][:, level.expanded]
-                logits = expand(expanded, level.above, level.mask, i)
-            if sampled:
-                p_all.append(warp(logits))
-                drawn = draw_distinct(p_all[-1], u.narrow(1, used, m * w).view(level.shape))
-                used += m * w
-            else:
-                drawn = logits.topk(w).indices  # of logits: far below the first their softmax is 0
-            tokens.append(drawn.flatten(1) if m * w == len(level.rows) else drawn[:, level.rows, level.ranks])
-        return Draft(torch.cat(tokens, 1), torch.cat(p_all, 1) if sampled else None, static)
-
-    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        return tuple(len(level.parents) for level in self.static.levels[1:])
-
-    def plain(self) -> TreeSpec:
-        return TreeSpec("static", paths=self.static.paths)
-
-
 @register("tree", "none")
 class NoTree(TreePolicy):
     """no draft"""
 
     def refuses(self, choices: Choices) -> str | None:
-        if choices.proposal == "none":
-            return None
-        return "a proposal needs a tree, and autoregressive decoding (proposal none) has none"
+        reason = "a proposal needs a tree, and autoregressive decoding (proposal none) has none"
+        return None if choices.proposal == "none" else reason
 
 
 class Shaped(FixedTree):
