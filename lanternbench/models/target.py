@@ -49,6 +49,11 @@ def rounded(images: Tensor) -> Tensor:
     return ((images.clamp(-1, 1).permute(0, 2, 3, 1) + 1) * 127.5).round().byte()
 
 
+def truncated(images: Tensor) -> Tensor:
+    """As ``rounded``, but truncated, as the official code of Chameleon, Emu3 and Janus does."""
+    return (((images.clamp(-1, 1) + 1) / 2) * 255).to(torch.uint8).permute(0, 2, 3, 1)
+
+
 @dataclass
 class Target:
     """A loaded text-to-image model.

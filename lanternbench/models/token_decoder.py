@@ -87,19 +87,21 @@ class TokenDecoder(ImageDecoder):
 def rotary_pairs(state: State, cfg: DecoderConfig, back: bool = False) -> State:
     """Published key names, rotate-half -> the same names with queries, keys and their norms in interleaved pairs.
 
-    Of the d dimensions that turn in each head, i and i + d/2 become 2i and 2i + 1.  Queries and keys permuted alike
-    have the same products, so a checkpoint in either order gives the same attention.  ``back``: the inverse.
+    Meta's, whose norms are called ``q_normalization``, are in such pairs already.  Of the d dimensions that turn in
+    each head, i and i + d/2 become 2i and 2i + 1.  Queries and keys permuted alike have the same products, so a
+    checkpoint in either order gives the same attention.  ``back``: the inverse.
     """
     dims, width = torch.arange(cfg.head_dim), cfg.rotary_width or cfg.head_dim
     order = torch.cat([dims[:width].view(2, -1).T.flatten(), dims[width:]])
     order = order.argsort() if back else order
     result = {}
     for key, value in state.items():
-        if ".q_norm." in key or ".k_norm." in key:
-            value = per_head(value, cfg.n_head if ".q_norm." in key else cfg.kv_heads)[:, order]
+        if ".q_norm" in key or ".k_norm" in key:
+            value = per_head(value, cfg.n_head if ".q_norm" in key else cfg.kv_heads)
+            value = value if "_normalization." in key else value[:, order]
         elif ".q_proj." in key or ".k_proj." in key:
             value = value.unflatten(0, (-1, cfg.head_dim))[:, order].flatten(0, 1)
-        result[key] = value
+        result[key.replace("_normalization.", "_norm.")] = value
     return result
 
 
@@ -136,16 +138,12 @@ def drafter_from_published(state: State, cfg: DecoderConfig, to_id: Tensor | Non
 
 
 def from_hf(state: State, cfg: DecoderConfig, prefixes: tuple[str, ...] = ("model.",)) -> State:
-    """transformers' key names of a language model -> ours, without those that encode or tokenise images.
+    """transformers' or Meta's key names of a language model -> ours, without those that encode or tokenise images.
 
-    ``prefixes`` of names, the longest first.
+    ``prefixes``: see ``from_published``.
     """
-    named = {}
-    for key, value in state.items():
-        if "vqmodel." not in key and "visual." not in key:
-            key = key.removeprefix(next((p for p in prefixes if key.startswith(p)), ""))
-            named[key.replace("lm_head", "output")] = value
-    return from_published(rotary_pairs(named, cfg))
+    named = {key: value for key, value in state.items() if "vqmodel." not in key and "visual." not in key}
+    return from_published(rotary_pairs(named, cfg), prefixes)
 
 
 def image_tables(state: State, to_id: Tensor) -> State:

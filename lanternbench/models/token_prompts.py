@@ -1,6 +1,6 @@
-"""Prompts that are token ids: from captions through ids to a prefix, and ids without a tokeniser."""
+"""Prompts that are token ids: from captions through ids to a prefix, with a tokeniser's file or without."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -57,14 +57,34 @@ class IdTokeniser:
         return [i for i, (a, b) in spans if i not in self.reserved or not (start <= a and b <= stop)]
 
 
-def hashed_ids(captions: list[str], size: int) -> tuple[Tensor, Tensor]:
-    """An id per word, out of the last of ``size`` ids: as many ids as a caption might have, without a tokeniser."""
-    return right_padded([[size - BUCKETS + word_id(w) for w in words(caption)] for caption in captions])
+class WordIds:
+    """In place of an ``IdTokeniser`` where there is no file: an id per word, out of the last of ``size`` ids.
+
+    ``named``: published ids of tokens.
+    """
+
+    def __init__(self, size: int, named: Mapping[str, int]):
+        self.size, self.ids = size, {name: i % size for name, i in named.items()}
+
+    def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
+        return right_padded([self.encode(caption) for caption in captions])
+
+    def encode(self, caption: str, before: str = "", after: str = "") -> list[int]:
+        return [self.size - BUCKETS + word_id(word) for word in words(f"{before}{caption}{after}")]
 
 
-def hashed(text: str, size: int) -> list[int]:
-    """``hashed_ids`` of one text."""
-    return hashed_ids([text], size)[0][0].tolist()
+def image_ids(names: Mapping[str, int], number: Callable[[str], int | None]) -> Tensor:
+    """A vocabulary -> the id of each image token [V]; ``number``: of the image token of this name, None for others.
+
+    Raises UserError where image tokens are missing.
+    """
+    numbered = sorted((n, i) for name, i in names.items() if (n := number(name)) is not None)
+    if not numbered or [n for n, _ in numbered] != list(range(len(numbered))):
+        raise UserError(
+            f"the tokeniser names {len(numbered)} image tokens but not every one once: use the tokenizer.json "
+            "published with the model"
+        )
+    return torch.tensor([i for _, i in numbered])
 
 
 def right_padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -97,9 +117,8 @@ class PromptFrame:
 
     def prompt(self, text: list[int]) -> Prompt:
         """The ids of a caption -> the prompt."""
-        if self.uncond is not None:
-            return Prompt([*self.before, *text, *self.after], self.uncond)
-        return Prompt([*self.before, *text, *self.after], [*self.before, *[self.pad] * len(text), *self.after])
+        padded = [*self.before, *[self.pad] * len(text), *self.after]
+        return Prompt([*self.before, *text, *self.after], padded if self.uncond is None else self.uncond)
 
     def __call__(self, target: Target, captions: list[str], guided: bool) -> Prefix:
         """Prompts left-padded to the longest; an EAGLE drafter reads the prompt's ids, one ahead.

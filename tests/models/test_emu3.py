@@ -198,9 +198,11 @@ def test_files_that_do_not_belong_together_are_refused(theirs, tmp_path):
     (folder / "vq" / "model.safetensors").unlink()
     with pytest.raises(UserError, match="has no image decoder"):
         Emu3Family().load(ROW, folder, "cpu")
+    config = (folder / "model" / "config.json").read_text()
     (folder / "model" / "config.json").write_text('{"model_type": "janus"}')
     with pytest.raises(UserError, match="type 'janus', not Emu3"):
         Emu3Family().decoder(ROW, folder, "cpu")
+    (folder / "model" / "config.json").write_text(config)
     words = (folder / "model" / "tokenizer.json").read_text()
     (folder / "model" / "tokenizer.json").write_text(words.replace("visual token 000007", "other token"))
     with pytest.raises(UserError, match="names 47 image tokens but not every one once"):

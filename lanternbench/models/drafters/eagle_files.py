@@ -11,7 +11,7 @@ from lanternbench.errors import UserError
 from lanternbench.models.loading import State, explain_errors, read_config, read_state
 from lanternbench.models.transformer import DecoderConfig
 
-# our fused matrices -> their parts, in transformers' names and in the official ones of LlamaGen and Chameleon
+# our fused matrices -> their parts: in transformers' names, and in the official ones of LlamaGen and Chameleon
 HF = {
     "attention.wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "feed_forward.w13": ("mlp.gate_proj", "mlp.up_proj"),
@@ -31,13 +31,14 @@ _RENAMED = {
     "post_self_attn_layernorm": "attention_out_norm",  # GLM's, with ``sandwich_norm``
     "post_mlp_layernorm": "ffn_out_norm",
 }
+_COMPUTED = ("rotary_emb.inv_freq", "rope.freqs", "freqs_cis")
 _TABLE = ("embed_tokens.weight", "tok_embeddings.weight")
 
 
-def fused(state: State, layout: dict[str, tuple[str, ...]]) -> State:
+def fused(state: State) -> State:
     """Parts of matrices, where there are any, concatenated.  Raises KeyError where one of several is absent."""
     result = dict(state)
-    for whole, parts in layout.items():
+    for whole, parts in (*HF.items(), *OFFICIAL.items()):
         for key in [k for k in state if f"{parts[0]}." in k]:
             result[key.replace(parts[0], whole)] = torch.cat([result.pop(key.replace(parts[0], p)) for p in parts])
     return result
@@ -59,13 +60,18 @@ def split(state: State, layout: dict[str, tuple[str, ...]]) -> State:
     return result
 
 
-def from_published(state: State) -> State:
-    """transformers' and LANTERN's key names -> ours.  Rotary frequencies are computed, not read."""
+def from_published(state: State, prefixes: tuple[str, ...] | None = None) -> State:
+    """transformers', LANTERN's and official key names -> ours.  Rotary frequencies are computed, not read.
+
+    ``prefixes``: of a decoder's names, the longest first; None: a drafter's have none.
+    """
     result = {}
-    for key, value in fused(state, HF).items():
+    for key, value in fused(state).items():
         for theirs, ours in _RENAMED.items():
             key = key.replace(theirs, ours)
-        if not key.endswith("rotary_emb.inv_freq"):
+        if prefixes is not None:
+            key = key.removeprefix(next((p for p in prefixes if key.startswith(p)), "")).replace("lm_head", "output")
+        if not key.endswith(_COMPUTED):
             result[_TABLE[1] if key == _TABLE[0] else key] = value
     return result
 

@@ -9,7 +9,7 @@ release's other folders in ``diffusion``, and diffusers installed, there are ima
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ from lanternbench.models.family import PublishedFamily
 from lanternbench.models.glm_image import diffusion
 from lanternbench.models.grids import Grid, coarse
 from lanternbench.models.loading import read_config
-from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, llama_fields
-from lanternbench.models.token_prompts import IdTokeniser, PromptFrame, hashed
+from lanternbench.models.token_prompts import PromptFrame
 from lanternbench.registry import register
 
 SIZE = ("<sop>", "<eop>")  # around the rows and columns of each grid, the image's first
@@ -120,20 +119,22 @@ class GlmImageFamily(PublishedFamily):
     network, configuration, title = GlmImage, GlmImageConfig, "GLM-Image"
     prefixes = ("model.language_model.", "model.", "language_model.")
 
-    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
-        target = super().load(row, folder, device, dtype)
-        if present(folder, "diffusion") and diffusion.installed():
-            render = diffusion.load(folder / "diffusion", device, target.dtype)
-            return replace(target, render=render, evaluators="full")
-        return replace(target, remark=NO_IMAGES)
-
     def vq(self, row: Entry, folder: Path | None, device: str) -> None:
         return None
 
     def weights(self, folder: Path) -> Path:
         return part(folder, "vision_language_encoder")
 
-    def described(self, config: dict[str, Any]) -> GlmImageConfig:
+    def tokeniser(self, folder: Path) -> Path:
+        return part(folder, "processor") / "tokenizer.json"
+
+    def special(self, row: Entry) -> dict[str, int]:
+        return dict.fromkeys(SIZE, 0)
+
+    def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
+        return ("", "") if folder is None else chat_frame(part(folder, "processor"))
+
+    def described(self, config: dict[str, Any], row: Entry) -> GlmImageConfig:
         check_type(config, self.title, "glm_image")
         text, images = config["text_config"], config.get("vq_config") or {}
         fields, rope = llama_fields(text, GlmImageConfig, ("attention_bias",)), text.get("rope_parameters") or {}
@@ -148,22 +149,17 @@ class GlmImageFamily(PublishedFamily):
             **fields,
         )
 
-    def published(self, row: Entry, folder: Path) -> tuple[GlmImageConfig, Tensor]:
-        config, _ = super().published(row, folder)
-        return config, torch.arange(config.vocab_size)
+    def image_ids(self, folder: Path, config: GlmImageConfig) -> Tensor:
+        return torch.arange(config.vocab_size)
 
-    def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> IdTokeniser:
-        processor = part(folder, "processor")
-        text = IdTokeniser(processor / "tokenizer.json", SIZE, chat_frame(processor))
-        text.reserved |= set(range(self.published(row, folder)[0].vocab_size))
-        return text
-
-    def fields(self, row: Entry, model: GlmImage, text: IdTokeniser | None) -> dict[str, Any]:
+    def fields(self, row: Entry, model: GlmImage, text: Any, folder: Path | None) -> dict[str, Any]:
         """The model is published without guidance; asked for it, the unconditional prompt has an empty caption."""
-        ids, start = model.config.prompt_ids, model.config.image_start
         sizes = "".join("{}{} {}{}".format(SIZE[0], *grid, SIZE[1]) for grid in reversed(model.grids))
-        template = ("", "") if text is None else text.template
-        after = [*(hashed(sizes, ids) if text is None else text.encode("", sizes)), start % ids]
-        empty = [] if text is None else text.encode("", *template)
-        frame = PromptFrame([], after, [*empty, *after])
-        return {"condition": frame, "prompt_template": CAPTION.join(template)}
+        after = [*text.encode("", sizes), model.config.image_start % model.config.prompt_ids]
+        empty = text.encode("", *self.template(row, folder))
+        condition = {"condition": PromptFrame([], after, [*empty, *after])}
+        if folder is None:
+            return condition
+        if not (present(folder, "diffusion") and diffusion.installed()):
+            return condition | {"remark": NO_IMAGES}
+        return condition | {"render": diffusion.load(folder / "diffusion", str(model.device), model.dtype)}

@@ -4,27 +4,21 @@ A folder holds one sub-folder per role: ``model`` (an official .pt, or LANTERN's
 ``text`` (Flan-T5-XL), and drafters such as ``eagle`` in LANTERN's layout.
 """
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from lanternbench.errors import UserError
+from lanternbench.models.drafters.eagle_files import from_published
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import size
-from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.loading import State, read_state
-from lanternbench.models.target import Pads, Target
 from lanternbench.registry import register
-
-# LANTERN++'s tree, and ADT-Tree's bounds for LlamaGen
-OPTIONS = {"static": "naive_extend_57", "l_k": 10, "width_range": (3, 40)}
-EAGLE_PADS: Pads = "uniform"  # LANTERN trained its drafters on hidden states whose pads see the caption
 
 
 @register("target", "llamagen")
@@ -32,32 +26,22 @@ class LlamaGenFamily(PublishedFamily):
     rows = Path(__file__).with_name("catalogue.yaml")
     network, configuration = LlamaGen, LlamaGenConfig
     needs = ("model", "vq", "text")
+    # LANTERN++'s tree, and ADT-Tree's bounds for LlamaGen
+    defaults: ClassVar[dict[str, Any]] = {"static": "naive_extend_57", "l_k": 10, "width_range": (3, 40)}
+    eagle_pads = "uniform"  # LANTERN trained its drafters on hidden states whose pads see the caption
 
-    def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> Any:
-        return self.encoder(row, folder, device, dtype)
-
-    def random_text(self, row: Entry, device: str, dtype: torch.dtype) -> Any:
-        return self.encoder(row, None, device, dtype)
-
-    def encoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype) -> Any:
-        """Flan-T5-XL, or class labels as they are; ``folder`` None: with random weights."""
+    def text(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype) -> Any:
+        """Flan-T5-XL, or class labels as they are."""
         config = self.config(row)
         if config.model_type == "c2i":
             return partial(class_labels, device=device)
         from lanternbench.models.llamagen.t5 import RandomT5Features, T5Features
 
         sizes = (config.cls_token_num, device, dtype, config.caption_dim)
-        return RandomT5Features(*sizes, config.n_layer) if folder is None else T5Features(folder / "text", *sizes)
+        return T5Features(folder / "text", *sizes) if folder else RandomT5Features(*sizes, config.n_layer)
 
-    def options(self, row: Entry) -> dict[str, Any]:
-        return dict(OPTIONS)
-
-    def fields(self, row: Entry, model: LlamaGen, text: Any) -> dict[str, Any]:
-        return {"eagle_pads": EAGLE_PADS, "labels": self.config(row).model_type == "c2i"}
-
-    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
-        target = super().load(row, folder, device, dtype)
-        return replace(target, pad_rows=EAGLE_PADS if target.drafters else "alone")
+    def fields(self, row: Entry, model: LlamaGen, text: Any, folder: Path | None) -> dict[str, Any]:
+        return {"labels": model.config.model_type == "c2i"}
 
     def published(self, row: Entry, folder: Path) -> tuple[LlamaGenConfig, None]:
         config, where = self.config(row), folder / "model"
@@ -69,10 +53,9 @@ class LlamaGenFamily(PublishedFamily):
             )
         return config, None
 
-    def renamed(self, state: State, config: LlamaGenConfig, image_ids: Tensor | None, folder: Path) -> State:
+    def renamed(self, state: State, config: LlamaGenConfig, image_ids: Tensor | None) -> State:
         """From LANTERN's conversion or the official file."""
-        converted = any(key.startswith(("model.", "lm_head.")) for key in state)
-        return (llamagen.from_hf if converted else llamagen.from_official)(state)
+        return from_published(state, self.prefixes)
 
 
 def class_labels(captions: list[str], device: str) -> tuple[Tensor, Tensor]:

@@ -140,19 +140,6 @@ class LlamaGen(ImageDecoder):
         return h[:, prefix.shape[1] - 1 :]
 
 
-def from_official(state: State) -> State:
-    """Official key names -> ours: w1 and w3 become w13."""
-    result = eagle_files.fused(state, eagle_files.OFFICIAL)
-    result.pop("freqs_cis", None)
-    return result
-
-
 def to_official(state: State) -> State:
     """Ours -> the official key names, in which queries, keys and values are one matrix too."""
-    return eagle_files.split(state, {"feed_forward.w13": eagle_files.OFFICIAL["feed_forward.w13"]})
-
-
-def from_hf(state: State) -> State:
-    """The key names of LANTERN's Hugging Face class -> ours; nothing is permuted: both rotate interleaved pairs."""
-    named = {key.removeprefix("model.").replace("lm_head", "output"): value for key, value in state.items()}
-    return eagle_files.from_published(named)
+    return eagle_files.split(state, {"feed_forward.w13": ("feed_forward.w1", "feed_forward.w3")})

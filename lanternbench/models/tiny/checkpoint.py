@@ -10,10 +10,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
+from lanternbench.models.drafters.eagle_files import from_published
 from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family, drafter_at
-from lanternbench.models.llamagen import model as llamagen
 from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
 from lanternbench.models.loading import explain_errors, load_into
 from lanternbench.models.target import Target
@@ -67,7 +67,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
     state, meta = read(path)
     with explain_errors(path, "does not say what it is"):
-        config, weights = LlamaGenConfig(**meta["config"]), llamagen.from_official(state)
+        config, weights = LlamaGenConfig(**meta["config"]), from_published(state)
     return load_into(lambda: LlamaGen(config), weights, path, device, dtype)
 
 
@@ -76,9 +76,7 @@ class TinyFamily(Family):
     """The embedded model; a folder that ``train tiny`` wrote is a target too."""
 
     rows = Path(__file__).with_name("catalogue.yaml")
-
-    def options(self, row: Entry) -> dict[str, Any]:
-        return dict(OPTIONS)
+    defaults = OPTIONS
 
     def home(self, row: Entry) -> Path:
         return WEIGHTS
