@@ -22,7 +22,7 @@ from lanternbench.models.chameleon.checkpoint import (
     SIZE_UNIT,
     SIZE_ZERO,
     SPECIAL,
-    image_number,
+    ChameleonFamily,
     size_id,
 )
 from lanternbench.models.token_prompts import image_ids
@@ -49,7 +49,7 @@ def published(codes: int = 8192) -> Vocabulary:
 
 
 def of_names(names: Mapping[str, int]) -> Vocabulary:
-    return Vocabulary(image_ids(names, image_number), {name: names[name] for name in SPECIAL})
+    return Vocabulary(image_ids(names, ChameleonFamily.image_number), {name: names[name] for name in SPECIAL})
 
 
 @dataclass(frozen=True)

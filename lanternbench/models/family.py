@@ -4,6 +4,7 @@
 sub-folder per role: a subclass says how each part is read.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,9 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.drafters import dflash
-from lanternbench.models.drafters.dflash import DFlash
-from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters import dflash, eagle
 from lanternbench.models.entries import Entry, present
+from lanternbench.models.key_names import from_hf, image_tables
 from lanternbench.models.loading import (
     State,
     dtype_for,
@@ -29,18 +29,16 @@ from lanternbench.models.loading import (
     read_state,
 )
 from lanternbench.models.target import Pads, Target
-from lanternbench.models.token_decoder import from_hf, image_tables
-from lanternbench.models.token_prompts import IdTokeniser, WordIds
+from lanternbench.models.token_prompts import IdTokeniser, WordIds, image_ids
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 
-Drafter = Eagle | DFlash
+Drafter = eagle.Eagle | dflash.DFlash
 
 
 def drafter_at(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype | None = None) -> Drafter:
     """The drafter that a file or folder holds, by default of the dtype of ``model``.  Raises UserError."""
-    if "target_layers" in read_state(path):
-        return dflash.load(path, model, device, dtype or model.dtype)
-    return model.eagle_drafter(path, device, dtype)
+    kind = dflash if "target_layers" in read_state(path) else eagle
+    return kind.load(path, model, device, dtype or model.dtype)
 
 
 def drafters_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.Module]:
@@ -52,36 +50,31 @@ def drafters_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.
 def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
     """One of each kind."""
     new: dict[str, Any] = {"eagle": model.new_eagle, "eagle-3": partial(model.new_eagle, True)}
-    new["dflash"] = partial(DFlash.untrained, model)
+    new["dflash"] = partial(dflash.DFlash.untrained, model)
     return {kind: random_net(make, device, dtype) for kind, make in new.items()}
 
 
 class Family:
-    """How the targets of one kind are loaded.  Methods raise UserError for what is missing, damaged or of another size.
+    """How targets of one kind are loaded.  Methods raise UserError for what is missing, damaged or of another size."""
 
-    ``rows``: a YAML file of catalogue rows by name, without ``family``.  ``needs``: roles without which nothing can be
-    decoded.  ``defaults``: of methods' options, see ``options``.
-    """
+    rows: ClassVar[Path]  # a YAML file of catalogue rows by name, without ``family``
+    needs: ClassVar[tuple[str, ...]] = ("model",)  # roles without which nothing can be decoded
+    defaults: ClassVar[dict[str, Any]] = {}  # of methods' options
 
-    rows: ClassVar[Path]
-    needs: ClassVar[tuple[str, ...]] = ("model",)
-    defaults: ClassVar[dict[str, Any]] = {}
-
-    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
-        """A target from the files in ``folder``; ``dtype``: of decoder and drafters."""
+    def load(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Target:
+        """A target from the files in ``folder``, or with random weights; ``dtype``: of decoder and drafters."""
         raise NotImplementedError
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
         """The same architecture with random weights and drafters: its images are noise, its speed is real."""
-        raise NotImplementedError
+        return self.load(row, None, device, dtype)
 
-    def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
+    def decoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
         """The decoder alone, to draft for another target."""
         raise NotImplementedError
 
     def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
-        """The same with random weights."""
-        raise NotImplementedError
+        return self.decoder(row, None, device, dtype)
 
     def options(self, row: Entry) -> dict[str, Any]:
         """The target's defaults of methods' options (``Target.options``)."""
@@ -91,17 +84,13 @@ class Family:
         """The default folder of a row's files."""
         return row.folder
 
-    def located(self, path: Path) -> Path:
-        """The folder that a user means by ``path``, which ``reads`` has recognised."""
-        return path
-
     def missing(self, row: Entry, folder: Path) -> list[str]:
         """Roles that are incomplete in ``folder``; with drafters, though a target works without them."""
         return row.absent(folder)
 
-    def reads(self, folder: Path) -> bool:
-        """Whether ``folder`` is a target of this family that describes itself, without a row of the catalogue."""
-        return False
+    def reads(self, path: Path) -> Path | None:
+        """The folder of a target of this family that describes itself, without a row, where ``path`` names one."""
+        return None
 
 
 def decoder_shape(row: Entry) -> dict[str, Any]:
@@ -123,6 +112,9 @@ class PublishedFamily(Family):
     vq_file: ClassVar[str] = "the published tokeniser"  # what to put into ``vq`` where the model's files lack a decoder
     eagle_pads: ClassVar[Pads] = "alone"  # see ``Target``
     dialects: ClassVar[dict[str, Any]] = {}
+    tokeniser_class: ClassVar[type[IdTokeniser]] = IdTokeniser
+    special: ClassVar[dict[str, int]] = {}  # the published ids of the tokens around a caption, by name
+    image_number: ClassVar[Callable[[str], int | None] | None] = None  # see ``image_ids``
 
     def dialect(self, row: Entry) -> Any:
         return self.dialects[row.shape.get("dialect", next(iter(self.dialects)))]
@@ -145,7 +137,8 @@ class PublishedFamily(Family):
 
     def image_ids(self, folder: Path, config: Any) -> Tensor | None:
         """The prompt id of each image token [V]; None where they have none."""
-        return None
+        number = self.image_number
+        return None if number is None else image_ids(IdTokeniser(self.tokeniser(folder)).names, number)
 
     def published(self, row: Entry, folder: Path) -> tuple[Any, Tensor | None]:
         """The decoder's configuration, and ``image_ids``."""
@@ -183,10 +176,6 @@ class PublishedFamily(Family):
             raise UserError(f"the checkpoint in {where} has no image decoder: put {self.vq_file} into {folder / 'vq'}")
         return load_into(lambda: self.new_vq(row, folder), state, where, device, torch.float32)
 
-    def special(self, row: Entry) -> dict[str, int]:
-        """The published ids of the tokens around a caption, by name."""
-        return {}
-
     def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
         """The text before and after a caption."""
         return "", ""
@@ -194,8 +183,8 @@ class PublishedFamily(Family):
     def text(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype) -> Any:
         """``Target.text``: by default, prompts are ids."""
         if folder is None:
-            return WordIds(self.config(row).prompt_ids, self.special(row))
-        text = IdTokeniser(self.tokeniser(folder), self.special(row), self.template(row, folder))
+            return WordIds(self.config(row).prompt_ids, self.special)
+        text = self.tokeniser_class(self.tokeniser(folder), self.special, self.template(row, folder))
         if (ids := self.published(row, folder)[1]) is not None:
             text.reserved |= set(ids.tolist())
         return text
@@ -209,23 +198,17 @@ class PublishedFamily(Family):
         text, vq = self.text(row, folder, device, dtype), self.vq(row, folder, device)  # small files fail first
         model = self.decoder(row, folder, device, dtype)
         drafters = random_drafters(model, device, dtype) if folder is None else drafters_in(folder, model, device)
-        fields = {"options": self.options(row), "drafters": drafters, "eagle_pads": self.eagle_pads}
+        fields: dict[str, Any] = {"options": self.options(row), "drafters": drafters, "eagle_pads": self.eagle_pads}
         fields["pad_rows"] = self.eagle_pads if folder and drafters else "alone"
         fields["prompt_template"] = "{caption}".join(self.template(row, folder))
-        return Target(row.name, model, vq, text, *row.sampling, **fields | self.fields(row, model, text, folder))
-
-    def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
-        return self.load(row, None, device, dtype)
+        sampling = (row.guidance, row.top_k, row.temperature, row.top_p)
+        return Target(row.name, model, vq, text, *sampling, **fields | self.fields(row, model, text, folder))
 
     def decoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Any:
         dtype = dtype or dtype_for(device)
         if folder is None:
             return random_net(lambda: self.network(self.config(row)), device, dtype)
-        config, image_ids = self.published(row, folder)
-        new = partial(self.network, config, *() if image_ids is None else (image_ids,))
-        return load_layers(
-            new, self.weights(folder), partial(self.renamed, config=config, image_ids=image_ids), device, dtype
-        )
-
-    def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
-        return self.decoder(row, None, device, dtype)
+        config, ids = self.published(row, folder)
+        new = partial(self.network, config, *() if ids is None else (ids,))
+        convert = partial(self.renamed, config=config, image_ids=ids)
+        return load_layers(new, self.weights(folder), convert, device, dtype)

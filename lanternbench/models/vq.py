@@ -6,12 +6,14 @@ Sources: Sun et al. 2024, LlamaGen, section 2.1; Esser et al. 2021, VQGAN; Gafni
 import re
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.models.loading import State
 
+_norm = partial(nn.GroupNorm, eps=1e-6)
 _PARTS = ("encoder.", "decoder.", "quantize.", "quant_conv.", "post_quant_conv.")
 _BLOCKS = {".mid.block_1.": ".mid.0.", ".mid.attn_1.": ".mid.1.", ".mid.block_2.": ".mid.2.", ".block.": ".res."}
 
@@ -29,20 +31,12 @@ class VQConfig:
     norm_groups: int = 32
     attention: bool = True  # at the coarsest level; in the middle there always is
 
-    @property
-    def factor(self) -> int:
-        return 2 ** (len(self.ch_mult) - 1)
-
-
-def _norm(channels: int, groups: int) -> nn.GroupNorm:
-    return nn.GroupNorm(groups, channels, eps=1e-6)
-
 
 class ResBlock(nn.Module):
     def __init__(self, c_in: int, c_out: int, groups: int):
         super().__init__()
-        self.norm1, self.conv1 = _norm(c_in, groups), nn.Conv2d(c_in, c_out, 3, padding=1)
-        self.norm2, self.conv2 = _norm(c_out, groups), nn.Conv2d(c_out, c_out, 3, padding=1)
+        self.norm1, self.conv1 = _norm(groups, c_in), nn.Conv2d(c_in, c_out, 3, padding=1)
+        self.norm2, self.conv2 = _norm(groups, c_out), nn.Conv2d(c_out, c_out, 3, padding=1)
         self.nin_shortcut = nn.Identity() if c_in == c_out else nn.Conv2d(c_in, c_out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,7 +49,7 @@ class AttnBlock(nn.Module):
 
     def __init__(self, c: int, groups: int):
         super().__init__()
-        self.norm = _norm(c, groups)
+        self.norm = _norm(groups, c)
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(c, c, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,51 +67,46 @@ def _resample(c: int, down: bool) -> nn.Sequential:
 
 
 class Level(nn.Module):
-    """One resolution: residual blocks, attention at the coarsest, then a change of resolution."""
+    """One resolution: residual blocks, attention at the coarsest, then a change of resolution called ``change``."""
 
-    def __init__(self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int):
+    def __init__(self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int, change: str):
         super().__init__()
         self.res = nn.ModuleList(ResBlock(c_in if i == 0 else c_out, c_out, groups) for i in range(blocks))
         self.attn = nn.ModuleList(AttnBlock(c_out, groups) for _ in range(blocks if attention else 0))
+        self.change = change
+        if change:
+            self.add_module(change, _resample(c_out, change == "downsample"))
 
     def forward(self, x: Tensor) -> Tensor:
         for i, res in enumerate(self.res):
             x = res(x)
             if self.attn:
                 x = self.attn[i](x)
-        for name in ("downsample", "upsample"):
-            if hasattr(self, name):
-                x = getattr(self, name)(x)
-        return x
+        return getattr(self, self.change)(x) if self.change else x
 
 
 def _levels(cfg: VQConfig, decodes: bool) -> nn.Sequential:
     """In the order in which they are passed."""
-    last, widths, levels = len(cfg.ch_mult) - 1, [cfg.ch * m for m in cfg.ch_mult], []
+    last, widths = len(cfg.ch_mult) - 1, [cfg.ch * m for m in cfg.ch_mult]
+    levels: list[nn.Module] = []
     for i in reversed(range(last + 1)) if decodes else range(last + 1):
         before = widths[min(i + 1, last)] if decodes else widths[i - 1] if i else cfg.ch
+        change = ("upsample" if i else "") if decodes else ("downsample" if i != last else "")
         blocks, attention = cfg.num_res_blocks + decodes, cfg.attention and i == last
-        levels.append(Level(before, widths[i], blocks, attention, cfg.norm_groups))
-        if i != (0 if decodes else last):
-            setattr(levels[-1], "upsample" if decodes else "downsample", _resample(widths[i], not decodes))
+        levels.append(Level(before, widths[i], blocks, attention, cfg.norm_groups, change))
     return nn.Sequential(*levels)
 
 
 def _half(cfg: VQConfig, decodes: bool) -> nn.Sequential:
     """An encoder [B, 3, H, W] -> [B, z, h, w], or a decoder the other way: levels, and ``mid`` at the coarsest."""
     wide, groups = cfg.ch * cfg.ch_mult[-1], cfg.norm_groups
-    before, after = (
-        [(3, cfg.ch), (wide, cfg.z_channels)] if not decodes else [(cfg.z_channels, wide), (cfg.ch * cfg.ch_mult[0], 3)]
-    )
-    parts: dict[str, nn.Module] = {"conv_in": nn.Conv2d(*before, 3, padding=1)}
+    ends = [(cfg.z_channels, wide), (cfg.ch * cfg.ch_mult[0], 3)] if decodes else [(3, cfg.ch), (wide, cfg.z_channels)]
+    res = partial(ResBlock, wide, wide, groups)
+    parts: dict[str, nn.Module] = {"conv_in": nn.Conv2d(*ends[0], 3, padding=1)}
     for name in ("mid", "conv_blocks") if decodes else ("conv_blocks", "mid"):
-        if name == "mid":
-            parts[name] = nn.Sequential(
-                ResBlock(wide, wide, groups), AttnBlock(wide, groups), ResBlock(wide, wide, groups)
-            )
-        else:
-            parts[name] = _levels(cfg, decodes)
-    parts |= {"norm_out": _norm(after[0], groups), "silu": nn.SiLU(), "conv_out": nn.Conv2d(*after, 3, padding=1)}
+        middle = name == "mid"
+        parts[name] = nn.Sequential(res(), AttnBlock(wide, groups), res()) if middle else _levels(cfg, decodes)
+    parts |= {"norm_out": _norm(groups, ends[1][0]), "silu": nn.SiLU(), "conv_out": nn.Conv2d(*ends[1], 3, padding=1)}
     return nn.Sequential(OrderedDict(parts))
 
 
@@ -167,10 +156,7 @@ class VQModel(nn.Module):
 
 
 def from_vqgan(state: State, levels: int = 0) -> State:
-    """Key names of a whole model or of its tokeniser alone, as in VQGAN's code or LlamaGen's -> ours, of the tokeniser.
-
-    ``levels``: how many there are, where the decoder's are numbered from the finest, as in VQGAN's code.
-    """
+    """VQGAN's or LlamaGen's names -> ours, of the tokeniser alone; ``levels``: how many, if counted from the finest."""
     result = {}
     for key, value in state.items():
         key = re.sub(r"^(model\.vqmodel|vqmodel|gen_vision_model)\.", "", key)

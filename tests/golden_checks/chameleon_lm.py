@@ -15,7 +15,7 @@ from lanternbench.engine.cache import DecoderCache
 from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, ChameleonFamily
 from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.entries import entry
-from lanternbench.models.token_decoder import from_hf
+from lanternbench.models.key_names import from_hf
 
 
 def check(folder: Path) -> list[Found]:

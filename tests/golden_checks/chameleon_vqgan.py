@@ -103,7 +103,7 @@ def vocabulary(vectors: Vectors, name: str) -> list[Found]:
     ids = want["image_token_ids"]
     framing = (chameleon.BOS, "</s>", chameleon.IMAGE_START, "<eoss>", chameleon.PAD, chameleon.TURN_END)
     named = [vocab.ids[name] for name in framing]
-    special = chameleon.special(names)
+    special = {name for name in names if chameleon.is_special(name)}
     # the reference's batch conversion pairs sorted ids with sorted indices, which is right for monotone maps only
     paired = torch.searchsorted(ids, want["convert_bpe2img.in"])
     found = [

@@ -16,8 +16,8 @@ from lanternbench.engine.address import additive
 from lanternbench.engine.decode import Generation
 from lanternbench.methods.acceptance.neighbours import nearest
 from lanternbench.models.decoder import prefix_mask
-from lanternbench.models.drafters.eagle_files import from_published
-from lanternbench.models.llamagen.model import LlamaGen
+from lanternbench.models.key_names import from_published
+from lanternbench.models.llamagen.checkpoint import LlamaGen
 from lanternbench.models.target import Target
 
 

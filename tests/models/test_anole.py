@@ -23,16 +23,15 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models.catalogue import load_target
-from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, ChameleonFamily, image_number
+from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, ChameleonFamily
 from lanternbench.models.decoder import guide
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.drafters.eagle_files import to_published
 from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.entries import entry
+from lanternbench.models.key_names import image_tables, to_published
 from lanternbench.models.loading import read_state
 from lanternbench.models.target import Target
-from lanternbench.models.token_decoder import image_tables
-from lanternbench.models.token_prompts import IdTokeniser, WordIds, image_ids
+from lanternbench.models.token_prompts import WordIds
 from lanternbench.models.vq import VQConfig, VQModel
 
 CODES, GRID, GUIDANCE = 16, 5, 3.0
@@ -259,7 +258,7 @@ def load(folder: Path) -> Target:
 def test_published_files_give_decoder_tokeniser_drafter_and_prompts(files):
     folder, net, vq, drafter = files
     made = load(folder)
-    to_id = image_ids(IdTokeniser(folder / "model" / "tokenizer.json").names, image_number)
+    to_id = ChameleonFamily().image_ids(folder, None)
     assert equal(made.model, image_tables(net.state_dict(), to_id))
     assert equal(made.vq, vq.state_dict())
     assert equal(made.drafters["eagle"], drafter.state_dict())

@@ -29,9 +29,9 @@ from lanternbench.models.chameleon.checkpoint import (
     vq_config,
 )
 from lanternbench.models.entries import entry
+from lanternbench.models.key_names import from_hf
 from lanternbench.models.loading import load_into
 from lanternbench.models.target import truncated
-from lanternbench.models.token_decoder import from_hf
 from lanternbench.models.token_prompts import IdTokeniser, left_padded
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 

@@ -27,7 +27,7 @@ from lanternbench.models.target import Target
 CODES, SIDE, GUIDANCE = 48, 8, 3.0
 CAPTIONS = ["a red circle on a large blue square", "a circle"]
 SPECIAL = [emu3.PAD, emu3.ROW_END, "<|extra_201|>", emu3.BOS, "<|extra_204|>", emu3.TOKENS_START, emu3.IMAGE_START]
-SPECIAL += ["<|image end|>", "<image>", *(f"<|visual token {i:06d}|>" for i in range(CODES))]
+SPECIAL += [emu3.TURN, "<|image end|>", "<image>", *(f"<|visual token {i:06d}|>" for i in range(CODES))]
 WORDS = sorted({*re.findall(r"\w+|[^\w\s]", NEGATIVE + QUALITY + " ".join(CAPTIONS)), "8", "<unk>", "*"})
 VOCAB = {w: i for i, w in enumerate([*WORDS, *SPECIAL])}
 VQ = {

@@ -29,12 +29,11 @@ from lanternbench.models import family as families
 from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon.checkpoint import ROW_END, Chameleon, ChameleonConfig, ChameleonFamily
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.drafters.eagle_files import to_published
-from lanternbench.models.llamagen import model as llamagen
-from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
-from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
+from lanternbench.models.family import drafter_at
+from lanternbench.models.key_names import image_tables, to_published
+from lanternbench.models.llamagen import checkpoint as llamagen
+from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig, LlamaGenFamily
 from lanternbench.models.llamagen.t5 import FLAN_T5_XL, RandomT5Features, T5Features
-from lanternbench.models.token_decoder import image_tables
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.prompts import Prompt
 
@@ -308,7 +307,7 @@ def test_a_checkpoint_of_another_architecture_is_one_sentence(tmp_path, chameleo
             UserError,
             match=r"of another architecture or size \(\w+Error: .*\): use the (official file|file of this target)",
         ):
-            net.eagle_drafter(tmp_path / f"{name}.bin", "cpu")
+            drafter_at(tmp_path / f"{name}.bin", net, "cpu")
 
 
 def test_meta_s_parameters_without_a_width_are_refused(tmp_path, chameleon):

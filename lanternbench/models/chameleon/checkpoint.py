@@ -8,13 +8,12 @@ text_tokenizer.json, consolidated.pth), ``eagle`` (the drafter in LANTERN's layo
 where the model's checkpoint has no image decoder.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry
@@ -22,7 +21,7 @@ from lanternbench.models.family import PublishedFamily
 from lanternbench.models.loading import State, explain_errors, read_config, read_state
 from lanternbench.models.target import truncated
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, llama_fields
-from lanternbench.models.token_prompts import IdTokeniser, PromptFrame, image_ids
+from lanternbench.models.token_prompts import PromptFrame
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 from lanternbench.registry import register
 
@@ -65,40 +64,25 @@ class Chameleon(TokenDecoder):
 def from_params(params: dict[str, Any]) -> dict[str, Any]:
     """Meta's params.json -> the entries of a config.json.  Raises KeyError for what it leaves out."""
     model = params.get("model", params)
-    multiple, width = (
-        model.get("multiple_of", 256),
-        int(model.get("ffn_dim_multiplier", 1.0) * int(8 * model["dim"] / 3)),
-    )
+    multiple = model.get("multiple_of", 256)
+    width = int(model.get("ffn_dim_multiplier", 1.0) * int(8 * model["dim"] / 3))
     named = {theirs: model[ours] for theirs, ours in _PARAMS.items() if model.get(ours)}
     hidden = -(-width // multiple) * multiple  # rounded up
     return {"vocab_size": ChameleonConfig.vocab_size, "intermediate_size": hidden, "model_type": "chameleon"} | named
 
 
 def vq_config(config: dict[str, Any]) -> VQConfig:
-    """``params`` of the official vqgan.yaml, or ``vq_config`` of a Hugging Face config.json -> ours.
-
-    What all Chameleons share may be left out.  Raises UserError for attention inside the levels or a double latent,
-    which no Chameleon uses.
-    """
+    """vqgan.yaml's ``params`` or a config.json's ``vq_config``, gaps filled -> ours.  Raises UserError for others."""
     shape = config | config.get("ddconfig", {})
     if shape.get("attn_resolutions") or shape.get("double_z") or shape.get("double_latent"):
-        raise UserError(
-            "the image tokeniser's configuration asks for attention in its levels or a double latent, which no "
-            "Chameleon tokeniser has: use the one published with the model"
-        )
+        raise UserError("the image tokeniser has attention in its levels or a double latent: use the published one")
     fields = {ours: shape[name] for ours, names in _VQ_FIELDS.items() for name in names if name in shape}
     return replace(VQ, **fields | {"ch_mult": tuple(fields.get("ch_mult", VQ.ch_mult))})
 
 
-def image_number(name: str) -> int | None:
-    """Of an image token called IMGIMG…Z: its codebook index, A for 0 to J for 9; −1: there is no number in it."""
-    digits = name.removeprefix("IMGIMG").removesuffix("Z").translate(_DIGITS)
-    return None if not name.startswith("IMGIMG") else int(digits) if digits.isdigit() else -1
-
-
-def special(names: Iterable[str]) -> set[str]:
-    """The names that stand for no text: all in angle brackets; a lone ``<`` is text."""
-    return {name for name in names if name.startswith("<") and name != "<"}
+def is_special(name: str) -> bool:
+    """Does it stand for no text?  So do all in angle brackets; a lone ``<`` is text."""
+    return name.startswith("<") and name != "<"
 
 
 def size_id(pixels: int) -> int:
@@ -113,9 +97,7 @@ def check_sizes(names: dict[str, int]) -> None:
     sizes = {f"<reserved{8800 + n:05d}>": SIZE_ZERO + n for n in (16, 24, 32)}
     for name, i in ({"<reserved08799>": ROW_END} | sizes).items():
         if names.get(name, i) != i:
-            raise UserError(
-                f"the tokeniser gives '{name}' the id {names[name]}, not {i}: use the one published with Lumina-mGPT"
-            )
+            raise UserError(f"the tokeniser gives '{name}' the id {names[name]}, not {i}: use Lumina-mGPT's")
 
 
 def anole_frame(ids: Mapping[str, int], width: int, height: int) -> PromptFrame:
@@ -139,35 +121,36 @@ class Dialect(NamedTuple):
     row_end: int | None = None
 
 
-def is_official(model: Path) -> bool:
-    """Whether ``model`` holds Meta's files rather than a Hugging Face conversion."""
-    return (model / "params.json").is_file() and not (model / "config.json").is_file()
-
-
 @register("target", "chameleon")
 class ChameleonFamily(PublishedFamily):
     rows = Path(__file__).with_name("catalogue.yaml")
     network, configuration, title = Chameleon, ChameleonConfig, "Chameleon"
-    vq_file = "Meta's vqgan.ckpt"
+    vq_file, special = "Meta's vqgan.ckpt", SPECIAL
     dialects: ClassVar[dict[str, Dialect]] = {
         "anole": Dialect(anole_frame, {"static": "naive_extend_57"}),
         "lumina": Dialect(lumina_frame, {"static": "mc_sim_7b_63", "row_window": 16}, ROW_END),
     }
 
+    @staticmethod
+    def image_number(name: str) -> int | None:
+        """Of an image token called IMGIMG…Z: the digits in it, A for 0 to J for 9; −1: there is no number in it."""
+        digits = name.removeprefix("IMGIMG").removesuffix("Z").translate(_DIGITS)
+        return None if not name.startswith("IMGIMG") else int(digits) if digits.isdigit() else -1
+
     def config_file(self, folder: Path) -> Path:
-        return folder / "model" / ("params.json" if is_official(folder / "model") else "config.json")
+        """Meta's, or that of a Hugging Face conversion."""
+        meta, hub = (folder / "model" / name for name in ("params.json", "config.json"))
+        return meta if meta.is_file() and not hub.is_file() else hub
 
     def tokeniser(self, folder: Path) -> Path:
-        return folder / "model" / ("text_tokenizer.json" if is_official(folder / "model") else "tokenizer.json")
+        meta = self.config_file(folder).name == "params.json"
+        return folder / "model" / ("text_tokenizer.json" if meta else "tokenizer.json")
 
     def described(self, config: dict[str, Any], row: Entry) -> ChameleonConfig:
         """Either layout's."""
         config = config if "model_type" in config else from_params(config)
         check_type(config, self.title, "chameleon")
         return ChameleonConfig(**llama_fields(config, ChameleonConfig), swin_norm=bool(config.get("swin_norm")))
-
-    def image_ids(self, folder: Path, config: ChameleonConfig) -> Tensor:
-        return image_ids(IdTokeniser(self.tokeniser(folder)).names, image_number)
 
     def vq_config(self, folder: Path) -> VQConfig:
         path = self.config_file(folder)
@@ -182,13 +165,10 @@ class ChameleonFamily(PublishedFamily):
         checkpoint = next(iter(sorted(where.rglob("*.ckpt"))), where)
         return from_vqgan(read_state(checkpoint), len(self.vq_config(folder).ch_mult))
 
-    def special(self, row: Entry) -> dict[str, int]:
-        return SPECIAL
-
     def text(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype) -> Any:
         text = super().text(row, folder, device, dtype)
         if folder:
-            text.reserved |= {text.names[name] for name in special(text.names)}
+            text.reserved |= {i for name, i in text.names.items() if is_special(name)}
             if self.dialect(row).row_end is not None:
                 check_sizes(text.names)
         return text

@@ -22,7 +22,7 @@ from lanternbench.models.grids import Grid, grid_of, written
 from lanternbench.models.loading import State, read_state
 from lanternbench.models.target import truncated
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, llama_fields
-from lanternbench.models.token_prompts import IdTokeniser, PromptFrame, image_ids
+from lanternbench.models.token_prompts import PromptFrame
 from lanternbench.models.vq import Codebook
 from lanternbench.registry import register
 
@@ -34,6 +34,7 @@ NEGATIVE = (  # in place of one, in the unconditional prompt
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
 )
+SYSTEM, END = "You are a helpful assistant", " ASSISTANT: "
 _VISUAL = re.compile(r"<\|visual token (\d+)\|>")
 _VQ_RENAMED = (  # the original release's names -> transformers'
     (r"^decoder\.mid\.attn_1\.norm\.", "decoder.middle_block.attn_norm."),
@@ -46,16 +47,13 @@ _VQ_RENAMED = (  # the original release's names -> transformers'
 
 
 class Dialect(NamedTuple):
-    """What stands before and after a caption, what in place of all three, and the token after either.
-
-    ``images``: whether image tokens can be decoded.
-    """
+    """What stands before and after a caption, what in place of all three, and the token after either."""
 
     before: str
     after: str
     negative: str
     turn: tuple[str, ...] = ()
-    images: bool = True
+    images: bool = True  # can image tokens be decoded?
 
 
 @dataclass(frozen=True)
@@ -86,10 +84,7 @@ class Emu3VQ(nn.Module):
         self.post_quant_conv, self.decoder = whole.post_quant_conv, whole.decoder
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """[B, h, w] -> [B, 3, H, W], not clamped.
-
-        One latent frame becomes four, of which an image is the first: layers over space see that one alone.
-        """
+        """[B, h, w] -> [B, 3, H, W], not clamped: the first of the four frames that one latent frame becomes."""
         code = self.quantize.codes()[tokens].permute(0, 3, 1, 2)[:, :, None]  # [B, 4, 1, h, w]
         net = self.decoder
         both = torch.cat([self.post_quant_conv(code), code])
@@ -102,27 +97,20 @@ class Emu3VQ(nn.Module):
         return net.conv_out(F.silu(net.norm_out(x, code)))
 
 
-def image_number(name: str) -> int | None:
-    """Of an image token: its codebook index."""
-    return int(match[1]) if (match := _VISUAL.fullmatch(name)) else None
-
-
 @register("target", "emu3")
 class Emu3Family(PublishedFamily):
     rows = Path(__file__).with_name("catalogue.yaml")
     network, configuration, title = Emu3, Emu3Config, "Emu3"
     prefixes = ("model.text_model.", "text_model.model.", "text_model.", "model.")
-    vq_file = "Emu3's tokeniser"
+    vq_file, special = "Emu3's tokeniser", PUBLISHED
     dialects: ClassVar[dict[str, Dialect]] = {
         "emu3": Dialect("", QUALITY, NEGATIVE),
-        "emu3.5": Dialect(
-            "You are a helpful assistant for t2i task. USER: ",
-            " ASSISTANT: ",
-            "You are a helpful assistant. USER:  ASSISTANT: ",
-            (TURN,),
-            images=False,
-        ),
+        "emu3.5": Dialect(f"{SYSTEM} for t2i task. USER: ", END, f"{SYSTEM}. USER: {END}", (TURN,), False),
     }
+
+    @staticmethod
+    def image_number(name: str) -> int | None:
+        return int(match[1]) if (match := _VISUAL.fullmatch(name)) else None
 
     def new_vq(self, row: Entry, folder: Path | None) -> Emu3VQ:
         return Emu3VQ(Emu3VQVAEConfig(**row.shape.get("vq", {})))
@@ -140,12 +128,6 @@ class Emu3Family(PublishedFamily):
 
     def vq(self, row: Entry, folder: Path | None, device: str) -> Emu3VQ | None:
         return super().vq(row, folder, device) if self.dialect(row).images else None
-
-    def image_ids(self, folder: Path, config: Emu3Config) -> Tensor:
-        return image_ids(IdTokeniser(self.tokeniser(folder)).names, image_number)
-
-    def special(self, row: Entry) -> dict[str, int]:
-        return {name: i for name, i in PUBLISHED.items() if name != TURN or name in self.dialect(row).turn}
 
     def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
         return self.dialect(row)[:2]

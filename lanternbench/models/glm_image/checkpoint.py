@@ -21,7 +21,7 @@ from lanternbench.models.entries import Entry, present
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.glm_image import diffusion
 from lanternbench.models.grids import Grid, coarse
-from lanternbench.models.loading import read_config
+from lanternbench.models.loading import cause, read_config
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, llama_fields
 from lanternbench.models.token_prompts import PromptFrame
 from lanternbench.registry import register
@@ -36,9 +36,7 @@ NO_IMAGES = (
 
 @dataclass(frozen=True)
 class GlmImageConfig(TokenDecoderConfig):
-    """``grid``: of the image, a token being 32 × 32 pixels.  ``sections``: of the pairs that turn, how many turn with
-    t, h and w, over and over.  ``image_start``: the id that ends the prompt.
-    """
+    """``grid``: of the image, a token being 32 × 32 pixels."""
 
     n_layer: int = 40
     hidden: int = 13696
@@ -48,8 +46,8 @@ class GlmImageConfig(TokenDecoderConfig):
     qkv_bias: bool = True
     sandwich_norm: bool = True
     rotary_width: int = 64
-    sections: tuple[int, ...] = (8, 12, 12)
-    image_start: int = 16384
+    sections: tuple[int, ...] = (8, 12, 12)  # of the pairs that turn, how many turn with t, h and w, over and over
+    image_start: int = 16384  # the id that ends the prompt
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,10 +99,7 @@ def chat_frame(folder: Path) -> tuple[str, str]:
         rendered: Any = render_jinja_template([chat], chat_template=template, **tokens)
         before, after = rendered[0][0].split(CAPTION)
     except Exception as error:  # whatever a template may raise
-        raise UserError(
-            f"the chat template in {folder} cannot be used ({str(error).splitlines()[0]}): use the one published with "
-            "the model"
-        ) from None
+        raise UserError(f"the chat template in {folder} cannot be used ({cause(error)}): fetch it again") from None
     return before, after
 
 
@@ -117,7 +112,7 @@ def part(folder: Path, name: str) -> Path:
 class GlmImageFamily(PublishedFamily):
     rows = Path(__file__).with_name("catalogue.yaml")
     network, configuration, title = GlmImage, GlmImageConfig, "GLM-Image"
-    prefixes = ("model.language_model.", "model.", "language_model.")
+    special, prefixes = dict.fromkeys(SIZE, 0), ("model.language_model.", "model.", "language_model.")
 
     def vq(self, row: Entry, folder: Path | None, device: str) -> None:
         return None
@@ -128,9 +123,6 @@ class GlmImageFamily(PublishedFamily):
     def tokeniser(self, folder: Path) -> Path:
         return part(folder, "processor") / "tokenizer.json"
 
-    def special(self, row: Entry) -> dict[str, int]:
-        return dict.fromkeys(SIZE, 0)
-
     def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
         return ("", "") if folder is None else chat_frame(part(folder, "processor"))
 
@@ -139,15 +131,11 @@ class GlmImageFamily(PublishedFamily):
         text, images = config["text_config"], config.get("vq_config") or {}
         fields, rope = llama_fields(text, GlmImageConfig, ("attention_bias",)), text.get("rope_parameters") or {}
         head = fields["head_width"] or fields["dim"] // fields["n_head"]
-        return GlmImageConfig(
-            prompt_ids=fields.pop("vocab_size"),
-            vocab_size=images.get("num_embeddings", GlmImageConfig.vocab_size),
-            qkv_bias=text.get("attention_bias", True),
-            rotary_width=int(head * rope.get("partial_rotary_factor", 0.5)),
-            sections=rope.get("mrope_section", GlmImageConfig.sections),
-            image_start=config.get("image_start_token_id", GlmImageConfig.image_start),
-            **fields,
-        )
+        fields |= {"prompt_ids": fields["vocab_size"], "qkv_bias": text.get("attention_bias", True)}
+        fields["vocab_size"] = images.get("num_embeddings", GlmImageConfig.vocab_size)
+        fields["rotary_width"] = int(head * rope.get("partial_rotary_factor", 0.5))
+        fields["sections"] = rope.get("mrope_section", GlmImageConfig.sections)
+        return GlmImageConfig(**fields, image_start=config.get("image_start_token_id", GlmImageConfig.image_start))
 
     def image_ids(self, folder: Path, config: GlmImageConfig) -> Tensor:
         return torch.arange(config.vocab_size)

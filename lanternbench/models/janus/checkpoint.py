@@ -5,11 +5,9 @@ A folder holds ``model`` (config.json, tokenizer.json, and the weights of decode
 drafters such as ``eagle``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +26,6 @@ from lanternbench.registry import register
 BOS, PAD, IMAGE_START = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
 PUBLISHED = {BOS: 100000, PAD: 100002, IMAGE_START: 100016}  # for random weights: there is no tokeniser then
 TEMPLATE = ("<|User|>: ", "\n\n<|Assistant|>:")  # a conversation that the assistant is to answer
-
 _IMAGES = {  # ours -> key names of the original release, and of transformers
     "tok_embeddings.codes.": ("gen_embed.", "model.generation_embeddings."),
     "tok_embeddings.fc1.": ("gen_aligner.layers.0.", "model.generation_aligner.fc1."),
@@ -36,10 +33,8 @@ _IMAGES = {  # ours -> key names of the original release, and of transformers
     "output.fc1.": ("gen_head.output_mlp_projector.", "model.generation_head.proj_out."),
     "output.fc2.": ("gen_head.vision_head.", "model.generation_head.vision_head."),
 }
-_LLAMA = {  # what transformers' LlamaConfig has where a file is silent
-    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
-    "vocab_size": 102400,
-}  # fmt: skip
+_LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008}
+_LLAMA["vocab_size"] = 102400  # with these: what transformers' LlamaConfig has where a file is silent
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ class Janus(TokenDecoder):
         """The head is not linear, so guidance follows it."""
         return guide(self.output(hidden.to(self.dtype)), guidance)
 
-    def folded(self) -> Janus:
+    def folded(self) -> Self:
         """Itself, with a table of image tokens in place of the MLP that computes it."""
         if isinstance(self.tok_embeddings, CodeEmbedding):
             self.tok_embeddings = self.tok_embeddings.table()
@@ -117,19 +112,11 @@ class JanusText(IdTokeniser):
 class JanusFamily(PublishedFamily):
     rows = Path(__file__).with_name("catalogue.yaml")
     network, configuration, title = Janus, JanusConfig, "Janus"
-    prefixes = ("language_model.model.", "model.language_model.")
+    tokeniser_class, special, prefixes = JanusText, PUBLISHED, ("language_model.model.", "model.language_model.")
     defaults: ClassVar[dict[str, Any]] = {"l_k": 10, "width_range": (3, 40)}
-
-    def special(self, row: Entry) -> dict[str, int]:
-        return PUBLISHED
 
     def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
         return TEMPLATE
-
-    def text(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype) -> Any:
-        if folder is None:
-            return super().text(row, folder, device, dtype)
-        return JanusText(self.tokeniser(folder), PUBLISHED, TEMPLATE)
 
     def fields(self, row: Entry, model: Janus, text: Any, folder: Path | None) -> dict[str, Any]:
         frame = PromptFrame([text.ids[BOS]], [text.ids[IMAGE_START]], None, text.ids[PAD])

@@ -1,4 +1,4 @@
-"""CLIP-tiny: open_clip's ``CLIP`` at the size of the embedded world, over the hashed words of ``models.text``."""
+"""CLIP-tiny: open_clip's ``CLIP`` at the size of the embedded world, over the hashed words of ``text_encoder``."""
 
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,8 @@ def build() -> CLIP:
 
 def tokenize(captions: list[str]) -> Tensor:
     """int64 [B, 32]: hashed words, the end mark, zeros.  Any Unicode is a caption, the empty string included."""
-    ids = torch.zeros(len(captions), CONTEXT, dtype=torch.long)
-    for row, caption in zip(ids, captions, strict=True):
-        hashed = [text.word_id(w) for w in text.words(caption) if w != ","][: CONTEXT - 1]
-        row[: len(hashed) + 1] = torch.tensor([*hashed, EOT])
-    return ids
+    rows = [[text.word_id(w) for w in text.words(caption) if w != ","][: CONTEXT - 1] for caption in captions]
+    return text.padded([[*row, EOT] for row in rows], CONTEXT)
 
 
 def to_uint8(images: list[Image.Image]) -> Tensor:
