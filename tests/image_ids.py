@@ -7,7 +7,7 @@ id may follow it is forced, and not drawn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,41 @@ import torch
 from torch import Tensor
 
 from lanternbench.errors import UserError
-from lanternbench.models.chameleon.vocab import PIXELS, ROW_END, SIZE_UNIT, SIZE_ZERO, Vocabulary, size_id
+from lanternbench.models.chameleon.checkpoint import (
+    IMAGE_START,
+    PIXELS,
+    ROW_END,
+    SIZE_UNIT,
+    SIZE_ZERO,
+    SPECIAL,
+    ChameleonFamily,
+    size_id,
+)
+from lanternbench.models.token_prompts import image_ids
+
+
+class Vocabulary(NamedTuple):
+    """``to_id`` [V]: the id of each image token; ``ids``: those of ``SPECIAL``."""
+
+    to_id: Tensor
+    ids: Mapping[str, int] = SPECIAL
+
+    @property
+    def image_start(self) -> int:
+        return self.ids[IMAGE_START]
+
+    @property
+    def image_end(self) -> int:
+        return self.ids["<eoss>"]
+
+
+def published(codes: int = 8192) -> Vocabulary:
+    """Of all published Chameleons: image ids in the order of the codebook from id 4 on."""
+    return Vocabulary(torch.arange(codes) + 4)
+
+
+def of_names(names: Mapping[str, int]) -> Vocabulary:
+    return Vocabulary(image_ids(names, ChameleonFamily.image_number), {name: names[name] for name in SPECIAL})
 
 
 @dataclass(frozen=True)

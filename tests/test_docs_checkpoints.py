@@ -26,14 +26,13 @@ def test_every_family_has_a_section():
         ("loading.py", "it was not opened"),
         ("llamagen/checkpoint.py", "it is of another"),
         ("llamagen/t5.py", "it has to be Flan-T5-XL"),
-        ("chameleon/vocab.py", "use the one published with Lumina-mGPT"),
-        ("chameleon/vocab.py", "not every codebook index once"),
-        ("emu3/checkpoint.py", "not every one once"),
+        ("chameleon/checkpoint.py", "use Lumina-mGPT"),
+        ("token_prompts.py", "not every one once"),
         ("emu3/checkpoint.py", "name the target that it belongs to"),
         ("token_decoder.py", "name the target it "),
         ("glm_image/checkpoint.py", "cannot be used"),
         ("token_prompts.py", "has no token"),
-        ("drafters/eagle_files.py", "attention heads but the target has"),
+        ("drafters/eagle.py", "attention heads but the target has"),
     ],
 )
 def test_what_is_called_loud_is_an_error(file, said):

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lanternbench.errors import UserError
+from lanternbench.errors import UserError, unknown
 from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.entries import Entry, catalogue, entry, family
 from lanternbench.models.family import Drafter, drafter_at
@@ -28,10 +29,8 @@ _SIZED = re.compile(rf"(?P<name>[^=:]+):(?P<sizes>{_SIZE}(?:,{_SIZE})?)(?:=(?P<f
 def load_target(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:
     """A target by catalogue name, NAME=FOLDER with its files, or a folder in the embedded format (``train tiny``).
 
-    A folder of a catalogue name is ./NAME.
-
-    ``random_weights``: the architecture at full size, without any file; NAME:layers=N,grid=RxC has N layers of it and
-    draws R rows of C tokens.  NAME:grid=RxC reads weights too, where the target draws such images (``Entry.grids``).
+    A folder of a catalogue name is ./NAME.  ``random_weights``: the architecture at full size, without any file;
+    NAME:layers=N,grid=RxC has N layers and draws R rows of C tokens; NAME:grid=RxC reads weights too (``Entry.grids``).
     ``dtype``: of the weights, float32 or bfloat16 (default: float32 on a CPU and in the embedded format, else
     bfloat16).  Raises UserError for an unknown name or dtype and for weights that are missing or damaged.
     """
@@ -46,9 +45,8 @@ def load_unpacked(name: str, device: str = "cpu", random_weights: bool = False, 
     if device.startswith("cuda"):
         set_device(device)
     for kind in components("target") if name not in catalogue() else ():  # no folder shadows a name
-        if family(kind).reads(Path(name)):
-            folder = family(kind).located(Path(name))
-            return _from_files(Entry(name=folder.name, family=kind, about=""), folder, device, weights)
+        if itself := family(kind).reads(Path(name)):
+            return _from_files(Entry(name=itself.name, family=kind, about=""), itself, device, weights)
     sized = _SIZED.fullmatch(name)
     title, _, where = (sized["name"], "", sized["folder"]) if sized else name.partition("=")
     row = resized(entry(title), sized["sizes"], random_weights) if sized else entry(title)
@@ -82,10 +80,7 @@ def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | No
 
 
 def set_device(device: str) -> None:
-    """Select the GPU for new graphs, streams and events.
-
-    Disables cuDNN's attention: on Hopper it is torch's first choice, and it plans again for every number of keys.
-    """
+    """Select the GPU; without cuDNN's attention, torch's choice on Hopper, which plans anew for any number of keys."""
     if (index := torch.device(device).index) is not None:  # set_device refuses "cuda" without an index
         torch.cuda.set_device(index)
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -99,26 +94,22 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
     an unknown name and for weights that are missing, damaged or made for another target.
     """
     title, _, where = spec.partition("=")
+    folder: Path | None = Path(spec)
     if title not in catalogue() and Path(spec).exists():
-        net = drafter_at(Path(spec), target.model, device)
-        target, kind, folder = with_net(target, net), net.kind, Path(spec)
+        net: Any = drafter_at(Path(spec), target.model, device)
+        target, kind = with_net(target, net), net.kind
+    elif title not in catalogue():
+        what = f"unknown drafter '{spec}', which is no file or folder with an EAGLE or DFlash drafter either"
+        raise unknown(what, title, catalogue())
     else:
-        if title not in catalogue():
-            raise UserError(
-                f"unknown drafter '{spec}': it is neither a target of the catalogue ({', '.join(catalogue())}) nor a "
-                "file or folder with an EAGLE or DFlash drafter"
-            )
         row, kind = entry(title), "model"
         loader = family(row.family)
-        folder = Path(where) if where else loader.home(row)
-        if random_weights:
-            decoder = loader.random_decoder(row, device, target.dtype)
-            return packed(replace(target, drafters=target.drafters | {kind: decoder})), kind
-        if "model" in loader.missing(row, folder):
+        folder = None if random_weights else Path(where) if where else loader.home(row)
+        if folder and "model" in loader.missing(row, folder):
             raise UserError(f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it")
-        decoder = loader.decoder(row, folder, device, target.dtype)
-        target = replace(target, drafters=target.drafters | {kind: decoder})
-    digests = {f"drafter.{part}": digest for part, digest in fingerprints(folder).items()}
+        load = partial(loader.decoder, row, folder) if folder else partial(loader.random_decoder, row)
+        target = replace(target, drafters=target.drafters | {kind: load(device, target.dtype)})
+    digests = {f"drafter.{part}": digest for part, digest in fingerprints(folder).items()} if folder else {}
     return packed(replace(target, weights=target.weights | digests)), kind
 
 
@@ -142,8 +133,8 @@ def load_with_drafter(
     ``used``: kinds of drafters of the methods to come; raises UserError also for a drafter that is of none of them.
     ``compile_mode``: see ``graph_capture.of_mode``.
     """
-    recorded = of_mode(compile_mode, device)
-    target = replace(load_target(name, device, random_weights, dtype), graphs=recorded)
+    graphs = of_mode(compile_mode, device)
+    target = replace(load_target(name, device, random_weights, dtype), graphs=graphs)
     if not drafter:
         return target
     target, kind = with_drafter(target, drafter, device, random_weights)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -11,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.drafters.eagle_files import arguments_of, from_published, to_published
 from lanternbench.models.grids import Grid, written
-from lanternbench.models.loading import State, load_layers
+from lanternbench.models.key_names import rotary_pairs, to_published
+from lanternbench.models.loading import State
 from lanternbench.models.transformer import DecoderConfig, Stack
 
 if TYPE_CHECKING:
@@ -52,15 +50,11 @@ def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
 
 
 class ImageDecoder(Stack):
-    """A decoder stack with a prompt encoder, a table of image tokens and an output head over them.
+    """A stack, prompt encoder, image tokens' table, and head; ``config`` has ``decoder``, ``vocab_size``, ``grid``."""
 
-    ``config`` has ``decoder`` (the stack's shape), ``vocab_size`` and ``grid``, and what a family adds.
-    """
-
-    fits: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("vocab_size", "image tokens to choose from"),
-        ("grid", "image tokens"),
-    )  # entries of ``config`` in which an independent drafter must equal its target, and what they count
+    # entries of ``config`` in which an independent drafter must equal its target, and what they count
+    fits: ClassVar[Any] = (("vocab_size", "image tokens to choose from"), ("grid", "image tokens"))
+    rotates_halves: ClassVar[bool] = False  # in published checkpoints, see ``key_names``
     rope: Tensor  # complex [positions, head_dim / 2]
     cls_embedding: nn.Module  # ``Prefix.features`` -> [R, P, dim]
     tok_embeddings: Any  # an embedding of image tokens [...] -> [..., dim]
@@ -127,10 +121,9 @@ class ImageDecoder(Stack):
         if type(self) is not type(target.model):
             return f"it is a {type(self).__name__} model, the target a {type(target.model).__name__}"
         for name, what in self.fits:
-            ours, theirs = getattr(self.config, name), getattr(target.model.config, name)
+            sizes = [getattr(net.config, name) for net in (self, target.model)]
+            ours, theirs = map(written, sizes) if name == "grid" else sizes
             if ours != theirs:
-                if name == "grid":
-                    ours, theirs = written(ours), written(theirs)
                 return f"it has {ours} {what}, the target {theirs}"
         return None
 
@@ -148,21 +141,7 @@ class ImageDecoder(Stack):
         """An untrained EAGLE drafter for this decoder; EAGLE-3 where ``fused``."""
         return Eagle(self.eagle_config, norm_eps=self.eagle_config.norm_eps, fused=fused)
 
-    def eagle_drafter(self, path: Path, device: str, dtype: torch.dtype | None = None) -> Eagle:
-        """The drafter at ``path``, in the layout published for this kind of model; ``dtype``: by default the decoder's.
-
-        Raises UserError, also for one of another width and for a tensor that has no place in it.
-        """
-        arguments = arguments_of(path, self.eagle_config)
-        if arguments["token_ids"]:
-            arguments["token_ids"], arguments["prompt_ids"] = self.eagle_tables
-        convert = partial(self.eagle_weights, config=arguments["config"], table=bool(arguments["token_ids"]))
-        return load_layers(lambda: Eagle(**arguments), path, convert, device, dtype or self.dtype, strict=True)
-
-    def eagle_weights(self, state: State, config: DecoderConfig, table: bool) -> State:
-        """A drafter's published tensors -> ours; ``table``: whether they include an embedding table."""
-        return from_published(state)
-
     def eagle_state(self, net: Eagle) -> State:
-        """A drafter in the layout that ``eagle_drafter`` reads."""
-        return to_published(net.state_dict())
+        """A drafter in the layout that ``eagle.load`` reads."""
+        state = to_published(net.state_dict())
+        return rotary_pairs(state, net.config, back=True) if self.rotates_halves else state

@@ -1,11 +1,7 @@
-"""The catalogue of targets: what each is, which files it needs, which are present, and its published drafters.
-
-This module does not import torch.
-"""
+"""The catalogue of targets: what each is, its files, which are present, its published drafters.  Imports no torch."""
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 from math import sqrt
 from pathlib import Path
@@ -14,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from lanternbench.errors import UserError
+from lanternbench.errors import UserError, unknown
 from lanternbench.models import MODULES
 from lanternbench.models.grids import Grid, coarse, grid_of
 from lanternbench.notes import Note
@@ -27,25 +23,25 @@ if TYPE_CHECKING:
 Z = 2.576  # of a two-sided 99 % interval
 UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
 PREFIXES = ("hf",)  # of targets that describe themselves, as in hf:FOLDER
-_HERE = Path(__file__).parent
+WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
 
 
-class Source(BaseModel):
-    """Files of one repository on the Hugging Face hub; names may be patterns."""
-
+class _Row(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(_Row):
+    """Files of one repository on the Hugging Face hub; names may be patterns."""
 
     repo: str
     files: tuple[str, ...]
 
 
-class Expected(BaseModel):
+class Expected(_Row):
     """What is published of a drafter: on trees of kind ``tree``, the first drafted token is accepted at least so often.
 
     Papers give mean tokens a step, which give the least f: τ − 1 = Σ P(i accepted) ≤ depth · f.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     drafter: str
     tree: str
@@ -54,10 +50,8 @@ class Expected(BaseModel):
     source: str
 
 
-class Entry(BaseModel):
+class Entry(_Row):
     """A row of the catalogue.  ``files`` by role: ``model``, ``vq``, ``text``, and drafters by kind."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     family: str
@@ -77,15 +71,8 @@ class Entry(BaseModel):
     @property
     def all_grids(self) -> list[Grid]:
         """In the order drawn; none where the files of the model say it."""
-        if "grid" not in self.shape:
-            return []
-        grid = grid_of(self.shape["grid"])
-        return [coarse(grid), grid] if self.coarse_first else [grid]
-
-    @property
-    def sampling(self) -> tuple[float, int, float, float]:
-        """Its defaults, as ``Target`` takes them."""
-        return self.guidance, self.top_k, self.temperature, self.top_p
+        grids = [grid_of(self.shape["grid"])] if "grid" in self.shape else []
+        return [*map(coarse, grids), *grids] if self.coarse_first else grids
 
     @property
     def folder(self) -> Path:
@@ -100,8 +87,7 @@ class Entry(BaseModel):
 def present(folder: Path, role: str) -> bool:
     """Whether a role's folder has weights and no unfinished download."""
     path = folder / role
-    weights = [p for pattern in ("*.pt", "*.pth", "*.bin", "*.safetensors", "*.ckpt") for p in path.rglob(pattern)]
-    return bool(weights) and not (path / UNFINISHED).exists()
+    return any(p.suffix in WEIGHTS for p in path.rglob("*")) and not (path / UNFINISHED).exists()
 
 
 @cache
@@ -115,13 +101,12 @@ def catalogue() -> dict[str, Entry]:
     """Every entry by name, family by family.  Raises UserError where two families have a row of the same name."""
     entries: dict[str, Entry] = {}
     for kind in components("target"):
-        module = MODULES.get(kind)
-        rows = _HERE / module.split(".")[0] / "catalogue.yaml" if module else family(kind).rows
+        folder = MODULES.get(kind, "").split(".")[0]
+        rows = Path(__file__).parent / folder / "catalogue.yaml" if folder else family(kind).rows
         for name, row in yaml.safe_load(rows.read_text(encoding="utf-8")).items():
-            if name in entries:
+            if taken := entries.get(name):
                 raise UserError(
-                    f"the target families '{entries[name].family}' and '{kind}' both have a target '{name}': uninstall "
-                    "one of the plug-ins"
+                    f"the families '{taken.family}' and '{kind}' both have a target '{name}': uninstall one"
                 )
             entries[name] = Entry(name=name, family=kind, **row)
     return entries
@@ -130,11 +115,7 @@ def catalogue() -> dict[str, Entry]:
 def entry(name: str) -> Entry:
     """Raises UserError for a name that the catalogue does not have."""
     if name not in catalogue():
-        close = difflib.get_close_matches(name, catalogue(), 1)
-        raise UserError(
-            f"unknown target '{name}': it is neither in the catalogue ({', '.join(catalogue())}) nor a folder with a "
-            f"target.safetensors{f'; did you mean {close[0]}?' if close else ''}"
-        )
+        raise unknown(f"unknown target '{name}', and no folder with a target.safetensors", name, catalogue())
     return catalogue()[name]
 
 
@@ -146,8 +127,8 @@ def catalogue_name(name: str) -> str:
 def check_target(name: str) -> None:
     """Raises UserError for what names no target of the catalogue, nor any file or folder."""
     title = catalogue_name(name)
-    if title not in catalogue() and not Path(name).exists() and title not in PREFIXES:
-        entry(name)
+    if title not in PREFIXES and not Path(name).exists():
+        entry(title)
 
 
 def missing(row: Entry) -> list[str]:
@@ -170,10 +151,7 @@ def expectation(row: Entry, drafter: str, tree: str, temperature: float) -> Expe
 
 
 def shortfall(row: Entry, drafter: str, tree: str, temperature: float, accepted: int, steps: int) -> Note | None:
-    """A warning where first tokens were ``accepted`` in fewer of ``steps`` than chance explains; else None.
-
-    A relaxed acceptance only accepts more, so what is published of an exact one binds it too.
-    """
+    """A warning where too few first tokens were ``accepted`` to be chance; a relaxed acceptance only accepts more."""
     known = expectation(row, drafter, tree, temperature)
     if known is None or not steps or upper_limit(accepted, steps) >= known.first_token_acceptance:
         return None

@@ -1,7 +1,7 @@
 """Families of targets: a folder each, with a loader and rows of the catalogue, registered as ``target`` components.
 
 ``Family`` is the interface that the catalogue uses.  ``PublishedFamily`` implements most of it for checkpoints with a
-sub-folder per role: a subclass defines how each part is built.
+sub-folder per role: a subclass says how each part is read.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.drafters import dflash
-from lanternbench.models.drafters.dflash import DFlash
-from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters import dflash, eagle
 from lanternbench.models.entries import Entry, present
+from lanternbench.models.key_names import from_hf, image_tables
 from lanternbench.models.loading import (
     State,
     dtype_for,
@@ -29,19 +28,17 @@ from lanternbench.models.loading import (
     read_config,
     read_state,
 )
-from lanternbench.models.target import Target
-from lanternbench.models.token_decoder import from_hf, image_tables
-from lanternbench.models.token_prompts import hashed_ids
-from lanternbench.models.vq import VQConfig, VQModel
+from lanternbench.models.target import Pads, Target
+from lanternbench.models.token_prompts import IdTokeniser, WordIds, image_ids
+from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 
-Drafter = Eagle | DFlash
+Drafter = eagle.Eagle | dflash.DFlash
 
 
 def drafter_at(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype | None = None) -> Drafter:
     """The drafter that a file or folder holds, by default of the dtype of ``model``.  Raises UserError."""
-    if "target_layers" in read_state(path):
-        return dflash.load(path, model, device, dtype or model.dtype)
-    return model.eagle_drafter(path, device, dtype)
+    kind = dflash if "target_layers" in read_state(path) else eagle
+    return kind.load(path, model, device, dtype or model.dtype)
 
 
 def drafters_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.Module]:
@@ -52,56 +49,48 @@ def drafters_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.
 
 def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
     """One of each kind."""
-    news: dict[str, Callable[[], Any]] = {"eagle": model.new_eagle, "eagle-3": partial(model.new_eagle, True)}
-    news["dflash"] = partial(DFlash.untrained, model)
-    return {kind: random_net(new, device, dtype) for kind, new in news.items()}
+    new: dict[str, Any] = {"eagle": model.new_eagle, "eagle-3": partial(model.new_eagle, True)}
+    new["dflash"] = partial(dflash.DFlash.untrained, model)
+    return {kind: random_net(make, device, dtype) for kind, make in new.items()}
 
 
 class Family:
-    """How the targets of one kind are loaded.  Methods raise UserError for what is missing, damaged or of another size.
+    """How targets of one kind are loaded.  Methods raise UserError for what is missing, damaged or of another size."""
 
-    ``rows``: a YAML file of catalogue rows by name, without ``family``.  ``needs``: roles without which nothing can be
-    decoded.
-    """
+    rows: ClassVar[Path]  # a YAML file of catalogue rows by name, without ``family``
+    needs: ClassVar[tuple[str, ...]] = ("model",)  # roles without which nothing can be decoded
+    defaults: ClassVar[dict[str, Any]] = {}  # of methods' options
 
-    rows: ClassVar[Path]
-    needs: ClassVar[tuple[str, ...]] = ("model",)
-
-    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
-        """A target from the files in ``folder``; ``dtype``: of decoder and drafters."""
+    def load(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Target:
+        """A target from the files in ``folder``, or with random weights; ``dtype``: of decoder and drafters."""
         raise NotImplementedError
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
-        """The same architecture with random weights and EAGLE drafters: its images are noise, its speed is real."""
-        raise NotImplementedError
+        """The same architecture with random weights and drafters: its images are noise, its speed is real."""
+        return self.load(row, None, device, dtype)
 
-    def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
+    def decoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
         """The decoder alone, to draft for another target."""
         raise NotImplementedError
 
     def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
-        """The same with random weights."""
-        raise NotImplementedError
+        return self.decoder(row, None, device, dtype)
 
     def options(self, row: Entry) -> dict[str, Any]:
         """The target's defaults of methods' options (``Target.options``)."""
-        return {}
+        return dict(self.defaults)
 
     def home(self, row: Entry) -> Path:
         """The default folder of a row's files."""
         return row.folder
 
-    def located(self, path: Path) -> Path:
-        """The folder that a user means by ``path``, which ``reads`` has recognised."""
-        return path
-
     def missing(self, row: Entry, folder: Path) -> list[str]:
         """Roles that are incomplete in ``folder``; with drafters, though a target works without them."""
         return row.absent(folder)
 
-    def reads(self, folder: Path) -> bool:
-        """Whether ``folder`` is a target of this family that describes itself, without a row of the catalogue."""
-        return False
+    def reads(self, path: Path) -> Path | None:
+        """The folder of a target of this family that describes itself, without a row, where ``path`` names one."""
+        return None
 
 
 def decoder_shape(row: Entry) -> dict[str, Any]:
@@ -112,7 +101,8 @@ def decoder_shape(row: Entry) -> dict[str, Any]:
 class PublishedFamily(Family):
     """Checkpoints with a sub-folder per role, or, where ``folder`` is None, the same architecture with random weights.
 
-    ``shape`` of a row: that of the decoder, and under ``vq`` of the image tokeniser, where no file has it.
+    ``shape`` of a row: that of the decoder, under ``vq`` that of the image tokeniser, where no file has it, and the
+    ``dialect``: which of ``dialects``, by default the first.
     """
 
     network: ClassVar[Any]  # a class of ``ImageDecoder``
@@ -120,6 +110,14 @@ class PublishedFamily(Family):
     title: ClassVar[str] = ""  # the model's name in error messages
     prefixes: ClassVar[tuple[str, ...]] = ("model.",)  # see ``from_hf``
     vq_file: ClassVar[str] = "the published tokeniser"  # what to put into ``vq`` where the model's files lack a decoder
+    eagle_pads: ClassVar[Pads] = "alone"  # see ``Target``
+    dialects: ClassVar[dict[str, Any]] = {}
+    tokeniser_class: ClassVar[type[IdTokeniser]] = IdTokeniser
+    special: ClassVar[dict[str, int]] = {}  # the published ids of the tokens around a caption, by name
+    image_number: ClassVar[Callable[[str], int | None] | None] = None  # see ``image_ids``
+
+    def dialect(self, row: Entry) -> Any:
+        return self.dialects[row.shape.get("dialect", next(iter(self.dialects)))]
 
     def config(self, row: Entry) -> Any:
         """The decoder's configuration from the row alone."""
@@ -129,17 +127,32 @@ class PublishedFamily(Family):
         """Where the decoder's weights and its config.json are."""
         return folder / "model"
 
-    def described(self, config: dict[str, Any]) -> Any:
+    def tokeniser(self, folder: Path) -> Path:
+        """The file of the tokeniser of prompts."""
+        return folder / "model" / "tokenizer.json"
+
+    def described(self, config: dict[str, Any], row: Entry) -> Any:
         """A config.json -> the decoder's configuration.  Raises UserError for another architecture or variant."""
         raise NotImplementedError
 
-    def published(self, row: Entry, folder: Path) -> tuple[Any, Tensor | None]:
-        """The decoder's configuration, and the prompt id of each image token [V] where there are ids."""
-        path = self.weights(folder) / "config.json"
-        with explain_errors(path, f"is no config of {self.title}"):
-            return replace(self.described(read_config(path)), **decoder_shape(row)), None
+    def image_ids(self, folder: Path, config: Any) -> Tensor | None:
+        """The prompt id of each image token [V]; None where they have none."""
+        number = self.image_number
+        return None if number is None else image_ids(IdTokeniser(self.tokeniser(folder)).names, number)
 
-    def renamed(self, state: State, config: Any, image_ids: Tensor | None, folder: Path) -> State:
+    def published(self, row: Entry, folder: Path) -> tuple[Any, Tensor | None]:
+        """The decoder's configuration, and ``image_ids``."""
+        path = self.config_file(folder)
+        published = read_config(path)
+        with explain_errors(path, f"is no config of {self.title}"):
+            config = replace(self.described(published, row), **decoder_shape(row))
+        ids = self.image_ids(folder, config)
+        return config if ids is None else replace(config, vocab_size=len(ids)), ids
+
+    def config_file(self, folder: Path) -> Path:
+        return self.weights(folder) / "config.json"
+
+    def renamed(self, state: State, config: Any, image_ids: Tensor | None) -> State:
         """Tensors of one layer, or all that belong to none, under our names."""
         state = from_hf(state, config, self.prefixes)
         return state if image_ids is None else image_tables(state, image_ids)
@@ -148,9 +161,9 @@ class PublishedFamily(Family):
         """An image tokeniser without trained weights: by default of LlamaGen's kind."""
         return VQModel(VQConfig(**row.shape.get("vq", {})))
 
-    def vq_state(self, where: Path, row: Entry, folder: Path) -> State:
+    def vq_state(self, where: Path, folder: Path) -> State:
         """The image tokeniser's tensors at ``where`` under our names."""
-        return read_state(where)
+        return from_vqgan(read_state(where))
 
     def vq(self, row: Entry, folder: Path | None, device: str) -> Any:
         """The image tokeniser in float32; None where image decoding is not implemented."""
@@ -158,49 +171,44 @@ class PublishedFamily(Family):
             return random_net(lambda: self.new_vq(row, None), device, torch.float32)
         where = folder / ("vq" if present(folder, "vq") else "model")
         with explain_errors(where, f"holds no image tokeniser of {row.name}"):
-            state = self.vq_state(where, row, folder)
+            state = self.vq_state(where, folder)
         if not any(key.startswith("decoder.") for key in state):
             raise UserError(f"the checkpoint in {where} has no image decoder: put {self.vq_file} into {folder / 'vq'}")
         return load_into(lambda: self.new_vq(row, folder), state, where, device, torch.float32)
 
-    def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> Any:
-        """``Target.text`` from its files."""
+    def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
+        """The text before and after a caption."""
+        return "", ""
+
+    def text(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype) -> Any:
+        """``Target.text``: by default, prompts are ids."""
+        if folder is None:
+            return WordIds(self.config(row).prompt_ids, self.special)
+        text = self.tokeniser_class(self.tokeniser(folder), self.special, self.template(row, folder))
+        if (ids := self.published(row, folder)[1]) is not None:
+            text.reserved |= set(ids.tolist())
+        return text
+
+    def fields(self, row: Entry, model: Any, text: Any, folder: Path | None) -> dict[str, Any]:
+        """Further fields of the ``Target``."""
         raise NotImplementedError
 
-    def random_text(self, row: Entry, device: str, dtype: torch.dtype) -> Any:
-        """``Target.text`` without files: by default an id per word."""
-        return partial(hashed_ids, size=self.config(row).prompt_ids)
-
-    def fields(self, row: Entry, model: Any, text: Any) -> dict[str, Any]:
-        """Further fields of the ``Target``; ``text`` None: there is no tokeniser, as weights are random."""
-        raise NotImplementedError
-
-    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
+    def load(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Target:
         dtype = dtype or dtype_for(device)
         text, vq = self.text(row, folder, device, dtype), self.vq(row, folder, device)  # small files fail first
         model = self.decoder(row, folder, device, dtype)
-        fields = self.fields(row, model, text)
-        fields |= {"options": self.options(row), "drafters": drafters_in(folder, model, device)}
-        return Target(row.name, model, vq, text, *row.sampling, **fields)
+        drafters = random_drafters(model, device, dtype) if folder is None else drafters_in(folder, model, device)
+        fields: dict[str, Any] = {"options": self.options(row), "drafters": drafters, "eagle_pads": self.eagle_pads}
+        fields["pad_rows"] = self.eagle_pads if folder and drafters else "alone"
+        fields["prompt_template"] = "{caption}".join(self.template(row, folder))
+        sampling = (row.guidance, row.top_k, row.temperature, row.top_p)
+        return Target(row.name, model, vq, text, *sampling, **fields | self.fields(row, model, text, folder))
 
-    def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
+    def decoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Any:
         dtype = dtype or dtype_for(device)
-        model = self.random_decoder(row, device, dtype)
-        text, vq = self.random_text(row, device, dtype), self.vq(row, None, device)
-        fields = self.fields(row, model, None)
-        fields |= {"options": self.options(row), "drafters": random_drafters(model, device, dtype)}
-        return Target(row.name, model, vq, text, *row.sampling, **fields)
-
-    def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Any:
-        config, image_ids = self.published(row, folder)
-
-        def convert(state: State) -> State:
-            return self.renamed(state, config, image_ids, folder)
-
-        def new() -> ImageDecoder:
-            return self.network(config) if image_ids is None else self.network(config, image_ids)
-
-        return load_layers(new, self.weights(folder), convert, device, dtype or dtype_for(device))
-
-    def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
-        return random_net(lambda: self.network(self.config(row)), device, dtype or dtype_for(device))
+        if folder is None:
+            return random_net(lambda: self.network(self.config(row)), device, dtype)
+        config, ids = self.published(row, folder)
+        new = partial(self.network, config, *() if ids is None else (ids,))
+        convert = partial(self.renamed, config=config, image_ids=ids)
+        return load_layers(new, self.weights(folder), convert, device, dtype)

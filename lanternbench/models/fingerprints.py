@@ -17,14 +17,12 @@ def fingerprints(place: Path) -> dict[str, str]:
     """
     if place.is_file():
         return {place.stem: _digest([place], place.parent)}
-    entries = sorted(place.iterdir()) if place.is_dir() else []
-    parts = {p.stem if p.is_file() else p.name: _files(p) for p in entries if p.name != FEATURES}
-    return {name: _digest(files, place) for name, files in parts.items() if files}
-
-
-def _files(place: Path) -> list[Path]:
-    paths = [place] if place.is_file() else sorted(place.rglob("*"))
-    return [p for p in paths if p.suffix in SUFFIXES and p.is_file()]
+    parts = {}
+    for part in sorted(place.iterdir()) if place.is_dir() else []:
+        paths = [part] if part.is_file() else sorted(part.rglob("*")) if part.name != FEATURES else []
+        if files := [path for path in paths if path.suffix in SUFFIXES and path.is_file()]:
+            parts[part.stem if part.is_file() else part.name] = _digest(files, place)
+    return parts
 
 
 def _digest(files: list[Path], root: Path) -> str:
@@ -39,12 +37,11 @@ def _digest(files: list[Path], root: Path) -> str:
 
 @lru_cache(maxsize=1024)
 def _content(path: Path, size: int, _changed: int) -> str:
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
         if size <= WHOLE:
-            digest.update(file.read())
-        else:
-            for i in range(BLOCKS + 1):
-                file.seek(i * (size - BLOCK) // BLOCKS)
-                digest.update(file.read(BLOCK))
-    return digest.hexdigest()
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        for i in range(BLOCKS + 1):
+            file.seek(i * (size - BLOCK) // BLOCKS)
+            digest.update(file.read(BLOCK))
+        return digest.hexdigest()

@@ -38,10 +38,7 @@ def place(grids: Sequence[Grid], token: int) -> tuple[int, int]:
 
 
 def neighbours(grids: Sequence[Grid], count: int) -> tuple[list[int], list[int]]:
-    """Of the first ``count`` tokens: the number of the row, and the token above, -1 in the first row of a grid.
-
-    What is drafted past the last grid stands below it.
-    """
+    """Of the first ``count`` tokens, drafts past the end below it: row number, and token above, -1 in a first row."""
     row, above, last = [], [], 0
     for token in range(count):
         first, columns = place(grids, token)

@@ -3,23 +3,28 @@
 import json
 import pickle
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 
 Net = TypeVar("Net", bound=nn.Module)
 State = dict[str, Tensor]
+Convert = Callable[[State], State]  # of key names
+Moved = Callable[[Tensor], Tensor]  # to the device, in the dtype asked for
 MAX_CONFIG = 2**24  # bytes of a config.json
 MAX_MODULES, MAX_BUFFERED = 3000, 2**28  # of a network: twice those of the largest published
 _INNER = ("model", "module", "state_dict")  # under which official .pt files keep their weights
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_LAYER = re.compile(r"\blayers\.\d+\.")
 # what code raises that trusts the numbers and names in a file
 ODD = (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError, AssertionError)
 
@@ -37,40 +42,30 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     for index in sorted(path.glob("*.index.json")):
-        return _shards(index)
+        try:
+            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            raise UserError(f"{index} is no index of shards: fetch it again") from None
+        shards = [path / Path(str(name)).name for name in names]  # never outside the folder
+        if absent := [shard.name for shard in shards if not shard.is_file()]:
+            raise UserError(f"{path} lacks the shard {absent[0]} that {index.name} names: fetch it again")
+        return shards
     for pattern in ("*.safetensors", "*.pt", "*.bin", "*.pth", "*.ckpt"):
         files = sorted(path.glob(pattern))
         if len(files) > 1:
-            raise UserError(
-                f"{path} holds several checkpoints ({files[0].name}, {files[1].name}): keep the one you mean"
-            )
+            raise UserError(f"{path} holds several checkpoints ({files[0].name}, {files[1].name}): keep one")
         if files:
             return files
     raise UserError(f"{path} holds no checkpoint: put a .safetensors, .pt or .bin file there")
 
 
-def _shards(index: Path) -> list[Path]:
-    try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        raise UserError(f"{index} is no index of shards: fetch it again") from None
-    shards = [index.parent / Path(str(name)).name for name in names]  # never outside the folder
-    for shard in shards:
-        if not shard.is_file():
-            raise UserError(f"{index.parent} lacks the shard {shard.name} that {index.name} names: fetch it again")
-    return shards
-
-
 def _read(path: Path) -> State:
     try:
         if path.suffix == ".safetensors":
-            with safe_open(path, "pt") as file:
-                return {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+            return load_file(path)
         state = torch.load(path, map_location="cpu", mmap=_mappable(path), weights_only=True)
     except pickle.UnpicklingError:
-        raise UserError(
-            f"{path} holds more than tensors, or is no checkpoint; it was not opened: use the official file"
-        ) from None
+        raise UserError(f"{path} holds more than tensors; it was not opened: use the official file") from None
     except (PermissionError, IsADirectoryError) as error:
         raise UserError(f"cannot read {path} ({error.strerror}): make it a readable file") from None
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError):
@@ -104,20 +99,12 @@ def empty_parameters() -> Iterator[None]:
 
 
 def load_into(make: Callable[[], Net], state: State, where: Path, device: str, dtype: torch.dtype) -> Net:
-    """The module that ``make`` builds, with ``state`` as its parameters in ``dtype`` on ``device``; empties ``state``.
-
-    Raises UserError where names or shapes are not the module's: another architecture, or another size of it.
-    """
-    return _filled(make, [state], where, device, lambda value: value.to(device, dtype))
+    """The module of ``make`` with ``state``, which is emptied.  Raises UserError for another architecture or size."""
+    return _filled(make, [state], where, lambda value: value.to(device, dtype), device)
 
 
 def load_layers(
-    make: Callable[[], Net],
-    path: Path,
-    convert: Callable[[State], State],
-    device: str,
-    dtype: torch.dtype,
-    strict: bool = False,
+    make: Callable[[], Net], path: Path, convert: Convert, device: str, dtype: torch.dtype, strict: bool = False
 ) -> Net:
     """As ``load_into`` from the checkpoint at ``path``, with no more than one layer of it in memory at a time.
 
@@ -125,43 +112,27 @@ def load_layers(
     tensor that the module has no place for.
     """
 
-    on_disk: set[int] = set()  # storages of the current layer that lie in the file
-
-    def moved(value: Tensor) -> Tensor:
-        return value.to(device, dtype, copy=value.untyped_storage().data_ptr() in on_disk)
-
     def parts() -> Iterator[State]:
         state = read_state(path)
-        layers: dict[str, list[str]] = {}
+        layers: dict[str, list[str]] = defaultdict(list)
         for key in state:
-            layers.setdefault(layer.group() if (layer := _LAYER.search(key)) else "", []).append(key)
+            layers[layer.group() if (layer := _LAYER.search(key)) else ""].append(key)
         mappable = all(map(_mappable, _files(path)))
         for keys in layers.values():
             if mappable:  # what was read of a file leaves memory with the last tensor of that reading
                 state = read_state(path)
-            part = {key: state[key] for key in keys}
+            part = {key: state.pop(key) for key in keys}
             if mappable:
                 state.clear()
-                on_disk.clear()
-                on_disk.update(value.untyped_storage().data_ptr() for value in part.values())
             with explain_errors(path, "is of another architecture or size"):
-                converted = convert(part)
-            yield converted
-            part.clear()
+                part = convert(part)
+            yield part
 
-    return _filled(make, parts(), path, device, moved, strict)
-
-
-_LAYER = re.compile(r"\blayers\.\d+\.")
+    return _filled(make, parts(), path, lambda value: value.to(device, dtype, copy=True), device, strict)
 
 
 def _filled(
-    make: Callable[[], Net],
-    parts: Iterable[State],
-    where: Path,
-    device: str,
-    moved: Callable[[Tensor], Tensor],
-    strict: bool = False,
+    make: Callable[[], Net], parts: Iterable[State], where: Path, moved: Moved, device: str, strict: bool = False
 ) -> Net:
     (kind, shapes), values = _sketch(make, where), {}
     for state in parts:
@@ -173,15 +144,11 @@ def _filled(
                 )
             values[name] = _checked(state.pop(name), name, where, moved)
         if strict and state:
-            raise UserError(
-                f"the checkpoint in {where} has a '{min(state)}' that a {kind} of this kind has no place "
-                "for: it is of another architecture, whose output would differ without it"
-            )
+            raise UserError(f"{where} has a '{min(state)}' that a {kind} of this kind has no place for: use another")
     wanted = [k for k in shapes if not k.endswith("num_batches_tracked")]  # what Emu3's tokeniser has no use for
     if lost := [k for k in wanted if k not in values]:
         raise UserError(
-            f"the checkpoint in {where} has no '{lost[0]}' ({len(lost)} of {len(wanted)} weights are absent): "
-            f"it is not a {kind} of this kind"
+            f"{where} has no '{lost[0]}' ({len(lost)} of {len(wanted)} weights are absent): it is not a {kind}"
         )
     with empty_parameters():
         net = make()
@@ -190,10 +157,7 @@ def _filled(
 
 
 def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, torch.Size]]:
-    """The name of the module's class, and the shape of each of its tensors by name; nothing is allocated.
-
-    Raises UserError for sizes of which no network can be built.
-    """
+    """The module's class name, and each tensor's shape by name, at no cost.  Raises UserError for impossible sizes."""
     count = 0
 
     def counted(*_: object) -> None:
@@ -212,29 +176,24 @@ def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, 
     return type(net).__name__, {name: value.shape for name, value in net.state_dict().items()}
 
 
+def cause(error: Exception) -> str:
+    """The type of an exception and what it says, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
 @contextmanager
 def explain_errors(where: Path, what: str) -> Iterator[None]:
     """Turns exceptions from code that interprets a file into a UserError: ``where``, ``what`` and the cause."""
     try:
         yield
     except ODD as error:
-        cause = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{where} {what} ({type(error).__name__}: {cause}): use the official file of this target"
-        ) from None
+        raise UserError(f"{where} {what} ({cause(error)}): use the official file of this target") from None
 
 
-def _checked(value: Tensor, name: str, where: Path, moved: Callable[[Tensor], Tensor]) -> Tensor:
-    """``moved(value)``.
-
-    Raises UserError for integers and other numbers that mean nothing without their scales, and for NaN and infinity: a
-    drafter that has them only makes decoding slow.
-    """
+def _checked(value: Tensor, name: str, where: Path, moved: Moved) -> Tensor:
+    """``moved(value)``.  Raises UserError for quantised numbers, NaN and infinity: a drafter with them is only slow."""
     if value.dtype not in _PLAIN and not name.endswith("num_batches_tracked"):
-        raise UserError(
-            f"'{name}' in {where} is {str(value.dtype).removeprefix('torch.')}: quantised weights cannot be read, use "
-            "the checkpoint in float16, bfloat16 or float32"
-        )
+        raise UserError(f"'{name}' in {where} is quantised ({value.dtype}): use one in float16, bfloat16 or float32")
     value = moved(value)
     if value.dtype.is_floating_point and not value.sum(dtype=torch.float32).isfinite() and not value.isfinite().all():
         raise UserError(f"'{name}' in {where} has values that are NaN or infinite: fetch the file again, or train anew")

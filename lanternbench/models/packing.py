@@ -7,6 +7,7 @@ guided nodes as packed float32 takes for one row's.  Figures: docs/performance.m
 import ctypes
 import sys
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -21,10 +22,7 @@ MANY = 64  # rows of input from which it pays off for small layers too, with sev
 
 
 class Packed(nn.Module):
-    """A layer for inference alone, x [..., in] -> [..., out], in place of one of torch's.
-
-    As in ``Direct``, but no hook is ever called, and weights are plain attributes too.
-    """
+    """x [..., in] -> [..., out] for inference: as ``Direct``, but no hook is called, and weights are attributes."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         super().__init__()
@@ -69,8 +67,8 @@ class HalfLinear(Packed):
     """
 
     def __init__(self, linear: nn.Linear):
-        bias = linear.bias
-        if bias is None and not bias_is_optional():
+        bias, schema = linear.bias, torch.ops.aten.fbgemm_linear_fp16_weight_fp32_activation.default._schema
+        if bias is None and schema.arguments[2].type.kind() != "OptionalType":  # earlier builds ask for one
             bias = torch.zeros(linear.out_features)
         super().__init__(linear.weight.detach().half(), bias)
         self._pack()
@@ -97,7 +95,8 @@ class HalfLinear(Packed):
     def holds(linear: nn.Linear) -> bool:
         """Whether ``linear`` is float32 with every weight exact in float16, and the operator is available."""
         weight = linear.weight.detach()
-        return weight.dtype == torch.float32 and halves() and bool((weight.half().float() == weight).all())
+        usable = weight.dtype == torch.float32 and available(kind=HalfLinear)
+        return usable and bool((weight.half().float() == weight).all())
 
 
 class QuickNorm(Packed):
@@ -113,37 +112,14 @@ class QuickNorm(Packed):
 
 
 @cache
-def bias_is_optional() -> bool:
-    """Does this build's product with float16 weights do without a bias?  (Earlier ones ask for one.)"""
-    schema = torch.ops.aten.fbgemm_linear_fp16_weight_fp32_activation.default._schema
-    return schema.arguments[2].type.kind() == "OptionalType"
-
-
-@cache
-def halves() -> bool:
-    """Does this build of torch multiply float32 by float16 weights on this machine?  (x86 with AVX2.)"""
+def available(dtype: torch.dtype = torch.float32, kind: Callable[[nn.Linear], nn.Module] = PackedLinear) -> bool:
+    """Does this build of torch run layers of this kind here?  (bfloat16 in oneDNN's layout: x86 with AVX-512.)"""
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch calls these operators deprecated, once
-            HalfLinear(nn.Linear(8, 8))(torch.zeros(1, 8))
+        with warnings.catch_warnings(action="ignore"):  # torch calls FBGEMM's operators deprecated, once
+            kind(nn.Linear(8, 8, dtype=dtype))(torch.zeros(1, 8, dtype=dtype))
     except (RuntimeError, AttributeError):
         return False
     return True
-
-
-@cache
-def available(dtype: torch.dtype = torch.float32) -> bool:
-    """Does torch offer oneDNN's layout for weights of ``dtype`` on this machine?  (bfloat16: x86 with AVX-512.)"""
-    try:
-        PackedLinear(nn.Linear(8, 8, dtype=dtype))(torch.zeros(1, 8, dtype=dtype))
-    except (RuntimeError, AttributeError):
-        return False
-    return True
-
-
-def _give_back() -> None:
-    """Return freed memory to the system: glibc would keep each unpacked weight, and hold everything twice."""
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)
 
 
 def pack(net: nn.Module) -> None:
@@ -162,7 +138,8 @@ def pack(net: nn.Module) -> None:
         elif available(layer.weight.dtype):
             setattr(parent, name, PackedLinear(layer))
             del layer
-            _give_back()
+            if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+                libc.malloc_trim(0)  # glibc would keep each unpacked weight, and hold everything twice
 
 
 def packed(target: Target) -> Target:

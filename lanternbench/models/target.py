@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from PIL import Image
@@ -22,26 +22,13 @@ DECODED = 4096  # tokens that the image tokeniser decodes at once
 
 
 class Prefix(NamedTuple):
-    """What a target reads before the first image token; R = B, or 2B with guidance (conditional rows first).
-
-    ``ahead_ids``, ``seen``: for an EAGLE drafter, at every prefix position but the last: the id of the next token, read
-    by ``Eagle.embed_prompt``, and whether the position may be attended to.
-    """
+    """What a target reads before the first image token; R = B, or 2B with guidance (conditional rows first)."""
 
     embeddings: Tensor  # [R, P, dim]
     valid: Tensor  # [R, P] bool, False on padding
     features: Tensor  # [R, P, c], labels [R, 1] or ids [R, P]: what ``cls_embedding`` reads, for independent drafters
-    ahead_ids: Tensor  # [R, P − 1]
-    seen: Tensor  # [R, P − 1] bool
-
-
-class Tokeniser(Protocol):
-    """An image tokeniser."""
-
-    quantize: Any  # ``codes()`` -> [V, d]
-
-    def decode(self, tokens: Tensor) -> Tensor:
-        """[B, h, w] -> what ``Target.pixels`` reads, such as [B, 3, H, W] in −1…1."""
+    ahead_ids: Tensor  # [R, P − 1] for an EAGLE drafter: the id of the next token, see ``Eagle.embed_prompt``
+    seen: Tensor  # [R, P − 1] bool, for an EAGLE drafter: may the position be attended to?
 
 
 def rounded(images: Tensor) -> Tensor:
@@ -49,51 +36,42 @@ def rounded(images: Tensor) -> Tensor:
     return ((images.clamp(-1, 1).permute(0, 2, 3, 1) + 1) * 127.5).round().byte()
 
 
+def truncated(images: Tensor) -> Tensor:
+    """As ``rounded``, but truncated, as the official code of Chameleon, Emu3 and Janus does."""
+    return (((images.clamp(-1, 1) + 1) / 2) * 255).to(torch.uint8).permute(0, 2, 3, 1)
+
+
 @dataclass
 class Target:
-    """A loaded text-to-image model.
-
-    ``vq``: None where nothing decodes image tokens; decoding can then be measured, and there are no images to score.
-    ``render``: (tokens of the last grid [B, h, w], captions) -> RGB images, in place of ``vq`` where it takes captions.
-    ``text``: captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels [B, 1] and a
-    mask of ones.  ``guidance``, ``top_k``, ``temperature``, ``top_p``: its defaults.
-    ``options``: its default trees and neighbourhood size.  ``evaluators``: which networks score its images.
-    ``drafters``: by kind of proposal (``eagle``, ``eagle-3``, ``model``, ``medusa``).
-    ``pad_rows``: what padded prefix positions attend to, see ``prefix_mask``; ``eagle_pads``: the same with an EAGLE
-    drafter of the user's, as those trained on the features of LANTERN's class expect ``uniform``.
-    ``condition``: (target, captions, with unconditional rows?) -> prefix, where it is not the model's of the encoded
-    captions.  ``pixels``: what the tokeniser decodes ->
-    uint8 [B, H, W, 3].  ``labels``: are prompts classes?
-    ``row_end``: the prompt id that the model writes after each row of an image, if it does.
-    ``prompt_template``: the text around a caption.  ``remark``: a note for readers of its figures.
-    ``weights``: digests of the files that it was loaded from, by part; see ``fingerprints``.
-    ``graphs``: where set, the phases of a step are replayed as CUDA graphs.  ``near``: nearest codes by kind of
-    proximity, cached on first use.
-    """
+    """A loaded text-to-image model."""
 
     name: str
     model: ImageDecoder
-    vq: Tokeniser | None
+    # an image tokeniser: ``decode`` [B, h, w] -> what ``pixels`` reads, ``quantize.codes()`` -> [V, d]; None: no images
+    vq: Any
+    # captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels [B, 1] and ones
     text: Callable[[list[str]], tuple[Tensor, Tensor]]
-    guidance: float = 1.0
+    guidance: float = 1.0  # its defaults, as the next three
     top_k: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
-    evaluators: Literal["tiny", "full", "none"] = "full"
-    options: dict = field(default_factory=dict)
-    drafters: dict[str, Any] = field(default_factory=dict)
-    pad_rows: Pads = "alone"
-    eagle_pads: Pads = "alone"
+    evaluators: Literal["tiny", "full", "none"] = "full"  # which networks score its images
+    options: dict = field(default_factory=dict)  # its default trees and neighbourhood size
+    drafters: dict[str, Any] = field(default_factory=dict)  # by kind of proposal: eagle, eagle-3, model, medusa, dflash
+    pad_rows: Pads = "alone"  # what padded prefix positions attend to, see ``prefix_mask``
+    eagle_pads: Pads = "alone"  # with an EAGLE drafter of the user's: those for LANTERN's class expect ``uniform``
+    # (target, captions, with unconditional rows?) -> prefix, where it is not the model's of the encoded captions
     condition: Callable[[Target, list[str], bool], Prefix] | None = None
-    pixels: Callable[[Tensor], Tensor] = rounded
+    pixels: Callable[[Tensor], Tensor] = rounded  # what the tokeniser decodes -> uint8 [B, H, W, 3]
+    # (tokens of the last grid [B, h, w], captions) -> RGB images, in place of ``vq`` where it takes captions
     render: Callable[[Tensor, Sequence[str]], list[Any]] | None = None
-    labels: bool = False
-    row_end: int | None = None
-    prompt_template: str = "{caption}"
-    remark: str = ""
-    weights: dict[str, str] = field(default_factory=dict)
-    graphs: Graphs | None = None
-    near: dict[str, Tensor] = field(default_factory=dict)
+    labels: bool = False  # are prompts classes?
+    row_end: int | None = None  # the prompt id that the model writes after each row of an image, if it does
+    prompt_template: str = "{caption}"  # the text around a caption
+    remark: str = ""  # a note for readers of its figures
+    weights: dict[str, str] = field(default_factory=dict)  # digests of its files by part, see ``fingerprints``
+    graphs: Graphs | None = None  # where set, the phases of a step are replayed as CUDA graphs
+    near: dict[str, Tensor] = field(default_factory=dict)  # nearest codes by kind of proximity, cached on first use
 
     def __post_init__(self) -> None:
         if self.vq is None and self.render is None:
@@ -162,10 +140,7 @@ class Target:
         return self.text.encode_seconds(captions) if hasattr(self.text, "encode_seconds") else 0.0
 
     def images(self, tokens: Tensor, captions: Sequence[str] = ()) -> list[Any]:
-        """Tokens [B, L] -> RGB images, or as many None without a tokeniser.
-
-        A few at a time: the tokeniser's activations take up to 3 GB an image.
-        """
+        """Tokens [B, L] -> RGB images, or as many None without a tokeniser; few at a time, as each takes up to 3 GB."""
         last = tokens[:, self.length - size(self.grid) :].reshape(-1, *self.grid)
         if self.render is not None:
             return self.render(last, captions)

@@ -1,6 +1,6 @@
-"""Prompts that are token ids: from captions through ids to a prefix, and ids without a tokeniser."""
+"""Prompts that are token ids: from captions through ids to a prefix, with a tokeniser's file or without."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lanternbench.errors import UserError
+from lanternbench.models.loading import cause
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.tiny.text_encoder import BUCKETS, word_id, words
 
@@ -24,20 +25,13 @@ class IdTokeniser:
     """Captions in a template -> ids [B, T] and mask [B, T], right-padded.  No caption can write a reserved token."""
 
     def __init__(self, path: Path, named: Iterable[str] = (), template: tuple[str, str] = ("", "")):
-        """``path``: a tokenizer.json.  ``named``: tokens whose ``ids`` are wanted.
-
-        ``template``: what stands before and after a caption.
-
-        Raises UserError for a file that cannot be read and for a token that it lacks.
-        """
+        """``path``: a tokenizer.json; ``named``: tokens whose ``ids`` are wanted.  Raises UserError where one lacks."""
         from tokenizers import Tokenizer
 
         try:
             self.tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library has no exception type for an invalid file
-            raise UserError(
-                f"cannot read the tokeniser {path} ({str(error).splitlines()[0]}): use the one published with the model"
-            ) from None
+            raise UserError(f"cannot read the tokeniser {path} ({cause(error)}): use the published one") from None
         self.names: dict[str, int] = self.tokenizer.get_vocab(with_added_tokens=True)
         if absent := [name for name in named if name not in self.names]:
             raise UserError(f"the tokeniser {path} has no token {absent[0]}: use the one published with the model")
@@ -57,14 +51,25 @@ class IdTokeniser:
         return [i for i, (a, b) in spans if i not in self.reserved or not (start <= a and b <= stop)]
 
 
-def hashed_ids(captions: list[str], size: int) -> tuple[Tensor, Tensor]:
-    """An id per word, out of the last of ``size`` ids: as many ids as a caption might have, without a tokeniser."""
-    return right_padded([[size - BUCKETS + word_id(w) for w in words(caption)] for caption in captions])
+class WordIds:
+    """An ``IdTokeniser`` without a file: an id per word, of the last of ``size``; ``named``: published ids."""
+
+    def __init__(self, size: int, named: Mapping[str, int]):
+        self.size, self.ids = size, {name: i % size for name, i in named.items()}
+
+    def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
+        return right_padded([self.encode(caption) for caption in captions])
+
+    def encode(self, caption: str, before: str = "", after: str = "") -> list[int]:
+        return [self.size - BUCKETS + word_id(word) for word in words(f"{before}{caption}{after}")]
 
 
-def hashed(text: str, size: int) -> list[int]:
-    """``hashed_ids`` of one text."""
-    return hashed_ids([text], size)[0][0].tolist()
+def image_ids(names: Mapping[str, int], number: Callable[[str], int | None]) -> Tensor:
+    """A vocabulary -> the id of each image token [V]; ``number``: its number by name.  Raises UserError for gaps."""
+    numbered = sorted((n, i) for name, i in names.items() if (n := number(name)) is not None)
+    if not numbered or [n for n, _ in numbered] != list(range(len(numbered))):
+        raise UserError(f"the tokeniser names {len(numbered)} image tokens but not every one once: use the original")
+    return torch.tensor([i for _, i in numbered])
 
 
 def right_padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -83,29 +88,21 @@ def left_padded(rows: Sequence[list[int]], pad: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class PromptFrame:
-    """The ids around a caption's, as a target's ``condition``.
-
-    ``uncond``: the unconditional prompt; None: the conditional one with padding, which is attended to, for the caption.
-    ``pad``: the id in front of prompts that are shorter than others.  ``template``: the text that a caption stands in.
-    """
+    """The ids around a caption's, as a target's ``condition``."""
 
     before: list[int]
     after: list[int]
-    uncond: list[int] | None
-    pad: int = 0
-    template: str = "{caption}"
+    uncond: list[int] | None  # None: the conditional prompt with padding, which is attended to, for the caption
+    pad: int = 0  # the id in front of prompts that are shorter than others
+    template: str = "{caption}"  # the text that a caption stands in
 
     def prompt(self, text: list[int]) -> Prompt:
         """The ids of a caption -> the prompt."""
-        if self.uncond is not None:
-            return Prompt([*self.before, *text, *self.after], self.uncond)
-        return Prompt([*self.before, *text, *self.after], [*self.before, *[self.pad] * len(text), *self.after])
+        padded = [*self.before, *[self.pad] * len(text), *self.after]
+        return Prompt([*self.before, *text, *self.after], padded if self.uncond is None else self.uncond)
 
     def __call__(self, target: Target, captions: list[str], guided: bool) -> Prefix:
-        """Prompts left-padded to the longest; an EAGLE drafter reads the prompt's ids, one ahead.
-
-        Raises UserError for a caption too long for the decoder's positions.
-        """
+        """Prompts left-padded to the longest; EAGLE reads their ids, one ahead.  Raises UserError for one too long."""
         texts, mask = target.text([self.template.replace("{caption}", caption) for caption in captions])
         prompts = [self.prompt(ids[seen].tolist()) for ids, seen in zip(texts, mask.bool(), strict=True)]
         longest = target.model.config.positions - target.image_slots

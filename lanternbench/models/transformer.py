@@ -4,11 +4,9 @@ Parameter names are LlamaGen's, with w1 and w3 fused into ``w13``; loaders renam
 Shapes: R rows (batch × CFG), N new positions, S cache slots, H heads, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,19 +14,13 @@ from torch import Tensor, nn
 
 # A layer's number and its new keys and values [R, 2H, N, d] -> all that is attended to [R, 2H, S, d], keys' heads first
 Put = Callable[[int, Tensor], Tensor]
+Mask = Tensor | None  # additive or bool; None: all keys may be attended to
+Depths = tuple[int, ...]  # numbers of layers
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Shape of a decoder stack.
-
-    ``head_width``: where heads are not as wide together as the stack; 0: dim / n_head.  ``rotary_width``: of the part
-    of a head that turns with the position; 0: all of it.  ``qk_norm``: LayerNorm per head on q and k (Chameleon), or
-    RMSNorm, its weights each head's own (``rms``, Emu3.5) or ``shared`` (DFlash).  Norms are on the inputs of attention
-    and MLP; ``swin_norm``: on their outputs (Chameleon-34B); ``sandwich_norm``: on both (GLM).  ``first_norm``: False
-    for LANTERN's LlamaGen drafter, whose layer has no input norm.  ``qkv_bias``, ``out_bias``: of attention's
-    projections (GLM's, some drafters').
-    """
+    """Shape of a decoder stack, whose norms are by default on the inputs of attention and MLP."""
 
     dim: int
     n_layer: int
@@ -37,31 +29,27 @@ class DecoderConfig:
     vocab_size: int
     n_kv_head: int = 0
     norm_eps: float = 1e-5
-    head_width: int = 0
+    head_width: int = 0  # where heads are not as wide together as the stack; 0: dim / n_head
+    # LayerNorm per head on q and k (Chameleon), or RMSNorm, its weights each head's (rms, Emu3.5) or shared (DFlash)
     qk_norm: bool | Literal["rms", "shared"] = False
-    swin_norm: bool = False
-    sandwich_norm: bool = False
-    first_norm: bool = True
-    qkv_bias: bool = False
+    swin_norm: bool = False  # norms on outputs (Chameleon-34B)
+    sandwich_norm: bool = False  # norms on both (GLM)
+    first_norm: bool = True  # False for LANTERN's LlamaGen drafter, whose layer has no input norm
+    qkv_bias: bool = False  # of attention's projections (GLM's, some drafters')
     out_bias: bool = False
-    rotary_width: int = 0
+    rotary_width: int = 0  # of the part of a head that turns with the position; 0: all of it
 
     def __post_init__(self) -> None:
         """Raises ValueError or TypeError for sizes of which no decoder can be built."""
-        if (
-            (not self.head_width and self.dim % self.n_head)
-            or self.head_dim % 2
-            or not 0 <= self.rotary_width <= self.head_dim
-            or self.rotary_width % 2
-            or self.n_head % self.kv_heads
-            or min(self.dim, self.n_layer) < 1
-        ):
+        uneven = (not self.head_width and self.dim % self.n_head) or self.n_head % self.kv_heads
+        odd = self.head_dim % 2 or self.rotary_width % 2 or not 0 <= self.rotary_width <= self.head_dim
+        if uneven or odd or min(self.dim, self.n_layer) < 1:
             raise ValueError(f"{self.n_layer} layers, {self.dim} wide, {self.n_head} and {self.kv_heads} heads")
         if not 0 < self.norm_eps < 1:
             raise ValueError(f"an epsilon of {self.norm_eps} in norms")
 
     @property
-    def decoder(self) -> DecoderConfig:
+    def decoder(self) -> Self:
         """Itself, where an image decoder's configuration extends its stack's."""
         return self
 
@@ -132,41 +120,30 @@ class RMSNorm(Direct):
 
 
 class HeadNorm(Direct):
-    """Chameleon's q/k norm: LayerNorm over each head's width, with a weight and bias per head."""
+    """LayerNorm over each head's width, with a weight and bias per head (Chameleon's); where ``eps``, RMSNorm."""
 
-    def __init__(self, heads: int, width: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(heads, width))
-        self.bias = nn.Parameter(torch.zeros(heads, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (x.shape[-1],), eps=1e-5) * self.weight + self.bias
-
-
-class HeadRMSNorm(Direct):
-    """RMSNorm over each head's width, with a weight per head."""
-
-    def __init__(self, heads: int, width: int, eps: float):
+    def __init__(self, heads: int, width: int, eps: float = 0.0):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(heads, width))
         self.eps = eps
+        if not eps:
+            self.bias = nn.Parameter(torch.zeros(heads, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), eps=self.eps) * self.weight
+        if self.eps:
+            return F.rms_norm(x, (x.shape[-1],), eps=self.eps) * self.weight
+        return F.layer_norm(x, (x.shape[-1],), eps=1e-5) * self.weight + self.bias
 
 
 def head_norm(cfg: DecoderConfig, heads: int) -> nn.Module:
     """The norm of queries or keys that ``qk_norm`` names."""
     if cfg.qk_norm == "shared":
         return RMSNorm(cfg.head_dim, cfg.norm_eps)
-    return HeadRMSNorm(heads, cfg.head_dim, cfg.norm_eps) if cfg.qk_norm == "rms" else HeadNorm(heads, cfg.head_dim)
+    return HeadNorm(heads, cfg.head_dim, cfg.norm_eps if cfg.qk_norm == "rms" else 0.0)
 
 
 class Attention(Direct):
-    """Grouped-query attention with rotary positions; q, k and v are one matrix, k and v one block of the cache.
-
-    ``last``: of how many positions at the end there are queries; 0: of all.
-    """
+    """Grouped-query attention with rotary positions; q, k and v are one matrix, k and v one block of the cache."""
 
     def __init__(self, cfg: DecoderConfig):
         super().__init__()
@@ -177,9 +154,7 @@ class Attention(Direct):
         if cfg.qk_norm:
             self.q_norm, self.k_norm = (head_norm(cfg, heads) for heads in (self.n_head, self.n_kv))
 
-    def forward(
-        self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None, layer: int, last: int = 0
-    ) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None, layer: int, last: int = 0) -> Tensor:
         heads, n_kv = self.n_head, self.n_kv
         qkv = self.wqkv(x).view(*x.shape[:2], heads + 2 * n_kv, self.head_dim)
         qk = qkv.narrow(2, 0, heads + n_kv)
@@ -189,7 +164,7 @@ class Attention(Direct):
         rotate(qk, rope)
         kv = qkv.narrow(2, heads, 2 * n_kv).transpose(1, 2)
         k, v = (kv if put is None else put(layer, kv)).chunk(2, 1)
-        if last:
+        if last:  # of so many positions at the end there are queries; 0: of all
             qkv, mask = qkv[:, -last:], None if mask is None else mask[..., -last:, :]
         q = qkv.narrow(2, 0, heads).transpose(1, 2)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=n_kv != heads)
@@ -223,7 +198,7 @@ class Layer(Direct):
             self.ffn_out_norm = RMSNorm(cfg.dim, cfg.norm_eps)
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None = None, layer: int = 0, last: bool = False
+        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, layer: int = 0, last: bool = False
     ) -> Tensor:
         """``last``: compute the output of the last position only; keys and values are computed for all."""
         out = x[:, -1:] if last else x
@@ -246,13 +221,7 @@ class Stack(Direct):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(
-        self,
-        x: Tensor,
-        rope: Tensor,
-        mask: Tensor | None,
-        put: Put | None = None,
-        last: bool = False,
-        aux_layers: tuple[int, ...] = (),
+        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, last: bool = False, aux_layers: Depths = ()
     ) -> Tensor:
         """x [R, N, dim] -> hidden states after the final norm [R, N, dim], or [R, 1, dim] of the ``last`` alone.
 

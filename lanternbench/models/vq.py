@@ -1,13 +1,21 @@
-"""LlamaGen's VQ image tokeniser (VQ-16 and the embedded VQ-4), under its official parameter names.
+"""VQGANs as image tokenisers, under LlamaGen's parameter names: its VQ-16, the embedded VQ-4, Janus's and Chameleon's.
 
-Source: Sun et al. 2024, LlamaGen, section 2.1; encoder and decoder follow VQGAN (Esser et al. 2021).
+Sources: Sun et al. 2024, LlamaGen, section 2.1; Esser et al. 2021, VQGAN; Gafni et al. 2022, Make-A-Scene.
 """
 
 import re
+from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from lanternbench.models.loading import State
+
+_norm = partial(nn.GroupNorm, eps=1e-6)
+_PARTS = ("encoder.", "decoder.", "quantize.", "quant_conv.", "post_quant_conv.")
+_BLOCKS = {".mid.block_1.": ".mid.0.", ".mid.attn_1.": ".mid.1.", ".mid.block_2.": ".mid.2.", ".block.": ".res."}
 
 
 @dataclass(frozen=True)
@@ -23,27 +31,17 @@ class VQConfig:
     norm_groups: int = 32
     attention: bool = True  # at the coarsest level; in the middle there always is
 
-    @property
-    def factor(self) -> int:
-        return 2 ** (len(self.ch_mult) - 1)
-
-
-def _norm(channels: int, groups: int) -> nn.GroupNorm:
-    return nn.GroupNorm(groups, channels, eps=1e-6)
-
 
 class ResBlock(nn.Module):
     def __init__(self, c_in: int, c_out: int, groups: int):
         super().__init__()
-        self.norm1, self.conv1 = _norm(c_in, groups), nn.Conv2d(c_in, c_out, 3, padding=1)
-        self.norm2, self.conv2 = _norm(c_out, groups), nn.Conv2d(c_out, c_out, 3, padding=1)
-        if c_in != c_out:
-            self.nin_shortcut = nn.Conv2d(c_in, c_out, 1)
+        self.norm1, self.conv1 = _norm(groups, c_in), nn.Conv2d(c_in, c_out, 3, padding=1)
+        self.norm2, self.conv2 = _norm(groups, c_out), nn.Conv2d(c_out, c_out, 3, padding=1)
+        self.nin_shortcut = nn.Identity() if c_in == c_out else nn.Conv2d(c_in, c_out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv1(F.silu(self.norm1(x)))
-        h = self.conv2(F.silu(self.norm2(h)))
-        return (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x) + h
+        return self.nin_shortcut(x) + self.conv2(F.silu(self.norm2(h)))
 
 
 class AttnBlock(nn.Module):
@@ -51,7 +49,7 @@ class AttnBlock(nn.Module):
 
     def __init__(self, c: int, groups: int):
         super().__init__()
-        self.norm = _norm(c, groups)
+        self.norm = _norm(groups, c)
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(c, c, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,95 +59,86 @@ class AttnBlock(nn.Module):
         return x + self.proj_out(h.transpose(1, 2).reshape_as(x))
 
 
-class Resample(nn.Module):
-    """Twice the resolution, or with ``down`` half of it."""
-
-    def __init__(self, c: int, down: bool):
-        super().__init__()
-        self.down, self.conv = down, nn.Conv2d(c, c, 3, stride=2 if down else 1, padding=0 if down else 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.pad(x, (0, 1, 0, 1)) if self.down else F.interpolate(x, scale_factor=2.0, mode="nearest"))
+def _resample(c: int, down: bool) -> nn.Sequential:
+    """Half the resolution, or twice."""
+    first = nn.ZeroPad2d((0, 1, 0, 1)) if down else nn.Upsample(scale_factor=2.0)
+    conv = nn.Conv2d(c, c, 3, stride=2) if down else nn.Conv2d(c, c, 3, padding=1)
+    return nn.Sequential(OrderedDict(first=first, conv=conv))
 
 
 class Level(nn.Module):
-    """One resolution: residual blocks, attention at the coarsest, then a change of resolution."""
+    """One resolution: residual blocks, attention at the coarsest, then a change of resolution called ``change``."""
 
-    def __init__(self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int):
+    def __init__(self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int, change: str):
         super().__init__()
         self.res = nn.ModuleList(ResBlock(c_in if i == 0 else c_out, c_out, groups) for i in range(blocks))
         self.attn = nn.ModuleList(AttnBlock(c_out, groups) for _ in range(blocks if attention else 0))
+        self.change = change
+        if change:
+            self.add_module(change, _resample(c_out, change == "downsample"))
 
     def forward(self, x: Tensor) -> Tensor:
         for i, res in enumerate(self.res):
             x = res(x)
             if self.attn:
                 x = self.attn[i](x)
-        for name in ("downsample", "upsample"):
-            if hasattr(self, name):
-                x = getattr(self, name)(x)
-        return x
+        return getattr(self, self.change)(x) if self.change else x
 
 
-class Half(nn.Module):
-    """An encoder [B, 3, H, W] -> [B, z, h, w], or a decoder the other way: levels, ``mid`` at the coarsest."""
-
-    def __init__(self, cfg: VQConfig, decodes: bool):
-        super().__init__()
-        self.decodes, last, groups = decodes, len(cfg.ch_mult) - 1, cfg.norm_groups
-        widths = [cfg.ch * m for m in cfg.ch_mult]
-        ends = [(3, cfg.ch, widths[-1], cfg.z_channels), (cfg.z_channels, widths[-1], widths[0], 3)][decodes]
-        self.conv_in = nn.Conv2d(*ends[:2], 3, padding=1)
-        if decodes:
-            self.mid = _mid(widths[-1], groups)
-        self.conv_blocks = nn.ModuleList()  # in the order in which they are passed
-        for i in reversed(range(last + 1)) if decodes else range(last + 1):
-            before = widths[min(i + 1, last)] if decodes else widths[i - 1] if i else cfg.ch
-            level = Level(before, widths[i], cfg.num_res_blocks + decodes, cfg.attention and i == last, groups)
-            if i != (0 if decodes else last):
-                setattr(level, "upsample" if decodes else "downsample", Resample(widths[i], not decodes))
-            self.conv_blocks.append(level)
-        if not decodes:
-            self.mid = _mid(widths[-1], groups)
-        self.norm_out = _norm(ends[2], groups)
-        self.conv_out = nn.Conv2d(*ends[2:], 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv_in(x)
-        for block in (*self.mid, *self.conv_blocks) if self.decodes else (*self.conv_blocks, *self.mid):
-            x = block(x)
-        return self.conv_out(F.silu(self.norm_out(x)))
+def _levels(cfg: VQConfig, decodes: bool) -> nn.Sequential:
+    """In the order in which they are passed."""
+    last, widths = len(cfg.ch_mult) - 1, [cfg.ch * m for m in cfg.ch_mult]
+    levels: list[nn.Module] = []
+    for i in reversed(range(last + 1)) if decodes else range(last + 1):
+        before = widths[min(i + 1, last)] if decodes else widths[i - 1] if i else cfg.ch
+        change = ("upsample" if i else "") if decodes else ("downsample" if i != last else "")
+        blocks, attention = cfg.num_res_blocks + decodes, cfg.attention and i == last
+        levels.append(Level(before, widths[i], blocks, attention, cfg.norm_groups, change))
+    return nn.Sequential(*levels)
 
 
-def _mid(c: int, groups: int) -> nn.ModuleList:
-    return nn.ModuleList([ResBlock(c, c, groups), AttnBlock(c, groups), ResBlock(c, c, groups)])
+def _half(cfg: VQConfig, decodes: bool) -> nn.Sequential:
+    """An encoder [B, 3, H, W] -> [B, z, h, w], or a decoder the other way: levels, and ``mid`` at the coarsest."""
+    wide, groups = cfg.ch * cfg.ch_mult[-1], cfg.norm_groups
+    ends = [(cfg.z_channels, wide), (cfg.ch * cfg.ch_mult[0], 3)] if decodes else [(3, cfg.ch), (wide, cfg.z_channels)]
+    res = partial(ResBlock, wide, wide, groups)
+    parts: dict[str, nn.Module] = {"conv_in": nn.Conv2d(*ends[0], 3, padding=1)}
+    for name in ("mid", "conv_blocks") if decodes else ("conv_blocks", "mid"):
+        middle = name == "mid"
+        parts[name] = nn.Sequential(res(), AttnBlock(wide, groups), res()) if middle else _levels(cfg, decodes)
+    parts |= {"norm_out": _norm(groups, ends[1][0]), "silu": nn.SiLU(), "conv_out": nn.Conv2d(*ends[1], 3, padding=1)}
+    return nn.Sequential(OrderedDict(parts))
 
 
 class Codebook(nn.Module):
-    """Nearest code on the unit sphere: latents and codes are compared, and decoded, with unit norm."""
+    """``spherical``: latents and codes are compared, and decoded, with unit norm; else by squared distance."""
 
-    def __init__(self, size: int, dim: int):
+    def __init__(self, size: int, dim: int, spherical: bool = True):
         super().__init__()
-        self.embedding = nn.Embedding(size, dim)
+        self.embedding, self.spherical = nn.Embedding(size, dim), spherical
 
     def codes(self) -> Tensor:
-        return F.normalize(self.embedding.weight, dim=-1)  # [V, d]
+        """[V, d]."""
+        return F.normalize(self.embedding.weight, dim=-1) if self.spherical else self.embedding.weight
 
     def nearest(self, z: Tensor) -> Tensor:
-        """z [..., d] -> indices [...]."""
-        return (F.normalize(z, dim=-1) @ self.codes().T).argmax(-1)
+        """z [..., d] -> indices [...], the first of equally near ones."""
+        codes = self.codes()
+        if self.spherical:
+            return (F.normalize(z, dim=-1) @ codes.T).argmax(-1)
+        return (codes.square().sum(-1) - 2 * z @ codes.T).argmin(-1)  # ‖z‖² is the same for all
 
 
 class VQModel(nn.Module):
     """Images [B, 3, H, W] in −1…1 ↔ token grids [B, h, w]."""
 
-    def __init__(self, cfg: VQConfig):
+    def __init__(self, cfg: VQConfig, spherical: bool = True):
         super().__init__()
         self.config = cfg
-        self.encoder, self.decoder = Half(cfg, decodes=False), Half(cfg, decodes=True)
+        self.encoder, self.decoder = _half(cfg, decodes=False), _half(cfg, decodes=True)
         self.quant_conv = nn.Conv2d(cfg.z_channels, cfg.codebook_dim, 1)
         self.post_quant_conv = nn.Conv2d(cfg.codebook_dim, cfg.z_channels, 1)
-        self.quantize = Codebook(cfg.codebook_size, cfg.codebook_dim)
+        self.quantize = Codebook(cfg.codebook_size, cfg.codebook_dim, spherical)
 
     def latents(self, images: Tensor) -> Tensor:
         """[B, 3, H, W] -> [B, d, h, w], before quantisation."""
@@ -166,12 +155,16 @@ class VQModel(nn.Module):
         return self.decode_latents(self.quantize.codes()[tokens].permute(0, 3, 1, 2))
 
 
-_BLOCKS = {".mid.block_1.": ".mid.0.", ".mid.attn_1.": ".mid.1.", ".mid.block_2.": ".mid.2.", ".block.": ".res."}
-
-
-def from_vqgan(key: str) -> str:
-    """The name of a parameter in VQGAN's code -> LlamaGen's; levels keep their numbers."""
-    key = re.sub(r"^(decoder|encoder)\.(up|down)\.", r"\1.conv_blocks.", key)
-    for theirs, ours in _BLOCKS.items():
-        key = key.replace(theirs, ours)
-    return key
+def from_vqgan(state: State, levels: int = 0) -> State:
+    """VQGAN's or LlamaGen's names -> ours, of the tokeniser alone; ``levels``: how many, if counted from the finest."""
+    result = {}
+    for key, value in state.items():
+        key = re.sub(r"^(model\.vqmodel|vqmodel|gen_vision_model)\.", "", key)
+        if key.startswith(_PARTS):
+            if levels:
+                key = re.sub(r"^decoder\.up\.(\d+)", lambda m: f"decoder.up.{levels - 1 - int(m[1])}", key)
+            key = re.sub(r"^(decoder|encoder)\.(up|down)\.", r"\1.conv_blocks.", key)
+            for theirs, ours in _BLOCKS.items():
+                key = key.replace(theirs, ours)
+            result[key] = value
+    return result

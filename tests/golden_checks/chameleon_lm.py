@@ -12,9 +12,10 @@ from torch import Tensor
 from golden_checks.common import Found, Vectors, cached, close, loaded, read, worst
 from lanternbench.engine.address import additive, causal, raster, run_address
 from lanternbench.engine.cache import DecoderCache
-from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, config_from_hf
+from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, ChameleonFamily
 from lanternbench.models.decoder import guide, prefix_mask
-from lanternbench.models.token_decoder import from_hf
+from lanternbench.models.entries import entry
+from lanternbench.models.key_names import from_hf
 
 
 def check(folder: Path) -> list[Found]:
@@ -39,7 +40,7 @@ def check_shards(folder: Path) -> list[Found]:
 
 def one(vectors: Vectors, kind: str) -> list[Found]:
     config: dict[str, Any] = vectors.meta[f"config_{kind}"]
-    cfg = config_from_hf({"model_type": "chameleon", **config})
+    cfg = ChameleonFamily().described({"model_type": "chameleon", **config}, entry("anole-7b"))
     model = loaded(Chameleon(cfg), from_hf(vectors.under(f"{kind}.sd."), cfg.decoder))
     want, ids = vectors.under(f"{kind}."), vectors["input_ids"]
     hidden = by_layer(model, ids)

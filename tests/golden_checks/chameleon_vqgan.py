@@ -6,19 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from image_ids import codes_of
+from image_ids import codes_of, of_names
 from PIL import Image
 from torch import Tensor
 
 from golden_checks.common import IMAGE, Found, Vectors, close, loaded, read, same
-from lanternbench.models.chameleon import vocab as chameleon_vocab
-from lanternbench.models.chameleon.vqgan import (
-    chameleon_vqgan,
-    config_from_official,
-    from_official,
-    to_pixels,
-)
-from lanternbench.models.vq import VQModel
+from lanternbench.models.chameleon import checkpoint as chameleon
+from lanternbench.models.target import truncated
+from lanternbench.models.vq import VQModel, from_vqgan
 
 CLEAR = 1e-4  # where the second-best code is nearer than this, rounding decides
 
@@ -48,8 +43,8 @@ def centre_square(image: Image.Image, size: int) -> Image.Image:
 
 def check(folder: Path) -> list[Found]:
     vectors = read(folder / "chameleon_vqgan.safetensors")
-    cfg = config_from_official(vectors.meta["config"])
-    vq = loaded(chameleon_vqgan(cfg), from_official(vectors.under("sd."), cfg))
+    cfg = chameleon.vq_config(vectors.meta["config"])
+    vq = loaded(VQModel(cfg, spherical=False), from_vqgan(vectors.under("sd."), len(cfg.ch_mult)))
     return [
         *decoded(vq, vectors),
         *encoded(vq, vectors),
@@ -64,7 +59,7 @@ def decoded(vq: VQModel, vectors: Vectors) -> list[Found]:
         close("latent", vq.quantize.codes()[grids].permute(0, 3, 1, 2), vectors["dec.latent"]),
         close("image", vq.decode(grids), vectors["dec.image"], IMAGE),
         close("image, not square", wide, vectors["dec_nonsquare.image"], IMAGE),
-        same("image as pixels", to_pixels(vectors["dec_nonsquare.image"])[0], vectors["dec_nonsquare.uint8"]),
+        same("image as pixels", truncated(vectors["dec_nonsquare.image"])[0], vectors["dec_nonsquare.uint8"]),
     ]
 
 
@@ -104,10 +99,11 @@ def grid(vectors: Vectors, name: str) -> Tensor:
 
 def vocabulary(vectors: Vectors, name: str) -> list[Found]:
     names = vectors.meta[f"{name}_json"]["model"]["vocab"]
-    vocab, want = chameleon_vocab.from_names(names), vectors.under(f"{name}.")
+    vocab, want = of_names(names), vectors.under(f"{name}.")
     ids = want["image_token_ids"]
-    named = [vocab.bos, vocab.eos, vocab.image_start, vocab.image_end, vocab.pad, vocab.turn_end]
-    special = chameleon_vocab.special(names)
+    framing = (chameleon.BOS, "</s>", chameleon.IMAGE_START, "<eoss>", chameleon.PAD, chameleon.TURN_END)
+    named = [vocab.ids[name] for name in framing]
+    special = {name for name in names if chameleon.is_special(name)}
     # the reference's batch conversion pairs sorted ids with sorted indices, which is right for monotone maps only
     paired = torch.searchsorted(ids, want["convert_bpe2img.in"])
     found = [

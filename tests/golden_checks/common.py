@@ -16,7 +16,8 @@ from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.decode import Generation, generate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig, from_official
+from lanternbench.models.key_names import from_published
+from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
 from lanternbench.models.target import Prefix, Target
 
 FLOAT, IMAGE = 1e-4, 5e-4  # tolerances, absolute
@@ -107,7 +108,7 @@ def official_config(config: dict[str, Any]) -> LlamaGenConfig:
 
 
 def official_model(vectors: Vectors) -> LlamaGen:
-    return loaded(LlamaGen(official_config(vectors.meta["config"])), from_official(vectors.under("state.")))
+    return loaded(LlamaGen(official_config(vectors.meta["config"])), from_published(vectors.under("state.")))
 
 
 def loaded(net: Any, state: dict[str, Tensor]) -> Any:

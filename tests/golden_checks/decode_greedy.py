@@ -16,7 +16,8 @@ from lanternbench.engine.address import additive
 from lanternbench.engine.decode import Generation
 from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.models.decoder import prefix_mask
-from lanternbench.models.llamagen.model import LlamaGen, from_hf
+from lanternbench.models.key_names import from_published
+from lanternbench.models.llamagen.checkpoint import LlamaGen
 from lanternbench.models.target import Target
 
 
@@ -44,7 +45,9 @@ def check(folder: Path, only: Collection[str] | None = None) -> list[Found]:
 
 
 def recorded_target(vectors: Vectors) -> Target:
-    model = loaded(LlamaGen(config_from_hf(vectors.meta["target_config"])), from_hf(vectors.under("target.")))
+    model = loaded(
+        LlamaGen(config_from_hf(vectors.meta["target_config"])), from_published(vectors.under("target."), ("model.",))
+    )
     return captioned(
         model,
         vectors["in.caption_embs"],

@@ -21,7 +21,7 @@ from lanternbench.methods.trees.static import FixedTree
 from lanternbench.models.chameleon.checkpoint import ChameleonConfig
 from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.token_decoder import drafter_from_published
+from lanternbench.models.key_names import from_published, rotary_pairs
 from lanternbench.models.transformer import rope_1d
 
 FIRST_IMAGE = 4  # image ids are 4 … n_img + 3
@@ -40,7 +40,7 @@ class Anole:
     def __init__(self, vectors: Vectors):
         b = vectors.meta["build_config"]
         cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["vocab"], b["kv"]).decoder
-        state = drafter_from_published(vectors.under("sd."), cfg)
+        state = from_published(rotary_pairs(vectors.under("sd."), cfg))
         self.net = loaded(Eagle(cfg, b["bias"], cfg.norm_eps, b["layers"], b["vocab"]), state)
         self.embed = self.net.tok_embeddings
         self.head, self.scale = vectors["head.weight"], b["cfg"]

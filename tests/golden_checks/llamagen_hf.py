@@ -9,7 +9,8 @@ from typing import Any
 from golden_checks.common import Found, captioned, close, greedy, loaded, logits_in_float64, read, same
 from lanternbench.engine.address import additive
 from lanternbench.models.decoder import guide, prefix_mask
-from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig, from_hf
+from lanternbench.models.key_names import from_published
+from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
 
 
 def config_from_hf(config: dict[str, Any]) -> LlamaGenConfig:
@@ -31,7 +32,9 @@ def config_from_hf(config: dict[str, Any]) -> LlamaGenConfig:
 def check(folder: Path) -> list[Found]:
     vectors = read(folder / "llamagen_hf.safetensors")
     scale = vectors.meta["cfg_scale"]
-    model = loaded(LlamaGen(config_from_hf(vectors.meta["config"])), from_hf(vectors.under("state.")))
+    model = loaded(
+        LlamaGen(config_from_hf(vectors.meta["config"])), from_published(vectors.under("state."), ("model.",))
+    )
     target = captioned(model, vectors["in.caption_embs"], vectors["in.emb_mask"], pad_rows="uniform")
     prefix = target.prefix([""], scale)
     n = prefix.valid.shape[1]

@@ -9,7 +9,7 @@ import torch
 from golden_checks.common import Found, captioned, close, greedy, logits_in_float64, official_model, read, same
 from lanternbench.engine.address import additive
 from lanternbench.models.decoder import guide, prefix_mask
-from lanternbench.models.llamagen.model import left_pad
+from lanternbench.models.llamagen.checkpoint import left_pad
 
 
 def check(folder: Path) -> list[Found]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from image_ids import TokenRule, guided, in_image, lumina_rule, lumina_sizes, open_image
+from image_ids import TokenRule, Vocabulary, guided, in_image, lumina_rule, lumina_sizes, open_image, published
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same
 from lanternbench.engine.sampling import Warp
-from lanternbench.models.chameleon.vocab import SIZE_UNIT, Vocabulary, published, size_id
+from lanternbench.models.chameleon.checkpoint import SIZE_UNIT, size_id
 from lanternbench.models.decoder import guide
 
 

@@ -35,7 +35,7 @@ from lanternbench.methods.presets import preset
 from lanternbench.methods.proposals import jacobi
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.medusa import Medusa
-from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
+from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
 from lanternbench.models.target import Target
 
 LOSSLESS = ["ar", "sd", "medusa", "eagle-1", "eagle-2", "eagle-3", "adt-tree", "sjd"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from families import random_chameleon, small_row
+from image_ids import Vocabulary, published
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
@@ -22,20 +23,16 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models.catalogue import load_target
-from lanternbench.models.chameleon import vocab as chameleon_vocab
 from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, ChameleonFamily
-from lanternbench.models.chameleon.vocab import ChameleonText
-from lanternbench.models.chameleon.vqgan import chameleon_vqgan
 from lanternbench.models.decoder import guide
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.drafters.eagle_files import to_published
 from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.entries import entry
+from lanternbench.models.key_names import image_tables, to_published
 from lanternbench.models.loading import read_state
 from lanternbench.models.target import Target
-from lanternbench.models.token_decoder import image_tables
-from lanternbench.models.token_prompts import hashed_ids
-from lanternbench.models.vq import VQConfig
+from lanternbench.models.token_prompts import WordIds
+from lanternbench.models.vq import VQConfig, VQModel
 
 CODES, GRID, GUIDANCE = 16, 5, 3.0
 CAPTIONS = ["a red circle", "two small green squares above a very large yellow ring"]
@@ -65,7 +62,7 @@ def small(dialect: str, device: str = "cpu") -> Target:
     return replace(made, drafters={"eagle": net}, options=SMALL_TREES)
 
 
-def of_images(whole: Chameleon, vocab: chameleon_vocab.Vocabulary) -> Chameleon:
+def of_images(whole: Chameleon, vocab: Vocabulary) -> Chameleon:
     net = Chameleon(IMAGES if whole.config == ALL_IDS else replace(IMAGES, prompt_ids=whole.config.vocab_size))
     net.load_state_dict(image_tables(whole.state_dict(), vocab.to_id))
     return net.eval().requires_grad_(False)
@@ -79,7 +76,7 @@ def whole() -> Chameleon:
 
 @pytest.fixture(scope="module")
 def anole(whole) -> Target:
-    vocab = chameleon_vocab.published(CODES)
+    vocab = published(CODES)
     made = random_chameleon(vars(IMAGES), GUIDANCE, VQ, "anole-small")
     drafters = {
         "eagle": scrambled(Eagle(IMAGES.decoder, norm_eps=IMAGES.norm_eps), 1),
@@ -169,7 +166,7 @@ def test_random_weights_decode_without_any_file(anole):
     assert made.options["static"] == "naive_extend_57"
     ar, drafted = decoded(made, "ar", CAPTIONS[:1]), decoded(made, "eagle-1", CAPTIONS[:1])
     assert torch.equal(ar[0].tokens, drafted[0].tokens)
-    one, two = (hashed_ids([c], 65536)[0] for c in CAPTIONS)
+    one, two = (WordIds(65536, {})([c])[0] for c in CAPTIONS)
     assert one[0, 0] > 61440
     assert not torch.equal(one[0], two[0, :3])
 
@@ -237,7 +234,7 @@ def files(tmp_path) -> tuple[Path, Chameleon, Any, Any]:
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     (tmp_path / "model" / "config.json").write_text(json.dumps(PUBLISHED))
     net = scrambled(Chameleon(replace(ALL_IDS, vocab_size=len(WORDS))), 4)
-    vq, drafter = scrambled(chameleon_vqgan(VQ), 5), scrambled(Eagle(IMAGES.decoder), 6)
+    vq, drafter = scrambled(VQModel(VQ, spherical=False), 5), scrambled(Eagle(IMAGES.decoder), 6)
     top = {"tok_embeddings.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
     state = {top[k]: v for k, v in net.state_dict().items() if k in top}
     layers = halves({k: v for k, v in net.state_dict().items() if k not in top}, 16)
@@ -261,8 +258,8 @@ def load(folder: Path) -> Target:
 def test_published_files_give_decoder_tokeniser_drafter_and_prompts(files):
     folder, net, vq, drafter = files
     made = load(folder)
-    vocab = chameleon_vocab.read(folder / "model" / "tokenizer.json")
-    assert equal(made.model, image_tables(net.state_dict(), vocab.to_id))
+    to_id = ChameleonFamily().image_ids(folder, None)
+    assert equal(made.model, image_tables(net.state_dict(), to_id))
     assert equal(made.vq, vq.state_dict())
     assert equal(made.drafters["eagle"], drafter.state_dict())
     assert made.drafters["eagle"].config.norm_eps == made.model.config.norm_eps
@@ -276,8 +273,7 @@ def test_published_files_give_decoder_tokeniser_drafter_and_prompts(files):
 
 
 def test_no_caption_writes_a_special_or_an_image_token(files):
-    path = files[0] / "model" / "tokenizer.json"
-    text = ChameleonText(path, chameleon_vocab.read(path))
+    text = ChameleonFamily().text(small_row(SHAPE), files[0], "cpu", torch.float32)
     ids, mask = text(["a <racm3:break> IMGIMGBZ < </s> circle", ""])
     assert ids.tolist() == [[WORDS.index(w) for w in ("a", "<", "circle")], [0, 0, 0]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 0]]

@@ -10,28 +10,38 @@ import numpy as np
 import pytest
 import torch
 from golden_checks.chameleon_vqgan import centre_square, from_pixels, on_white
-from image_ids import anole_rule, codes_of, lumina_rule, open_image
+from image_ids import Vocabulary, anole_rule, codes_of, lumina_rule, of_names, open_image, published
 from PIL import Image
 from torch import Tensor
 
 from lanternbench.errors import UserError
-from lanternbench.models.chameleon import vocab as chameleon_vocab
-from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, config_from_hf, from_official
-from lanternbench.models.chameleon.vocab import anole_frame, check_sizes, lumina_frame
-from lanternbench.models.chameleon.vqgan import (
-    chameleon_vqgan,
-    config_from_official,
-    to_pixels,
+from lanternbench.models.chameleon.checkpoint import (
+    PAD,
+    SPECIAL,
+    TURN_END,
+    VQ,
+    Chameleon,
+    ChameleonConfig,
+    ChameleonFamily,
+    anole_frame,
+    check_sizes,
+    lumina_frame,
+    vq_config,
 )
-from lanternbench.models.chameleon.vqgan import from_official as vqgan_from_official
+from lanternbench.models.entries import entry
+from lanternbench.models.key_names import from_hf
 from lanternbench.models.loading import load_into
-from lanternbench.models.token_decoder import from_hf
-from lanternbench.models.token_prompts import left_padded
-from lanternbench.models.vq import VQConfig
+from lanternbench.models.target import truncated
+from lanternbench.models.token_prompts import IdTokeniser, left_padded
+from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 
 TINY = ChameleonConfig(dim=32, n_layer=2, n_head=4, hidden=48, n_kv_head=2, vocab_size=40, positions=64)
 TINY_VQ = VQConfig(ch=32, ch_mult=(1, 2), num_res_blocks=1, codebook_size=16, codebook_dim=8, attention=False)
 NAMES = {"<s>": 0, "<pad>": 1, "</s>": 2, "IMGIMGAZ": 4, "IMGIMGBZ": 5, "<eoss>": 6, "<racm3:break>": 7, "<image>": 8}
+
+
+def config_from_hf(config: dict[str, Any]) -> ChameleonConfig:
+    return ChameleonFamily().described(config, entry("anole-7b"))
 
 
 def tiny(cfg: ChameleonConfig = TINY) -> Chameleon:
@@ -89,9 +99,9 @@ def test_the_decoder_computes_what_transformers_computes(swin):
 
 def test_the_image_encoder_computes_what_transformers_computes():
     net = reference(False)
-    cfg = config_from_official(net.config.vq_config.to_dict())
-    vq = chameleon_vqgan(cfg).requires_grad_(False)
-    missing, unexpected = vq.load_state_dict(vqgan_from_official(net.state_dict(), cfg), strict=False)
+    cfg = vq_config(net.config.vq_config.to_dict())
+    vq = VQModel(cfg, spherical=False).requires_grad_(False)
+    missing, unexpected = vq.load_state_dict(from_vqgan(net.state_dict(), len(cfg.ch_mult)), strict=False)
     assert not unexpected
     assert all(k.startswith(("decoder.", "post_quant_conv.")) for k in missing)  # transformers only encodes
     images = torch.rand(2, 3, 16, 24) * 2 - 1
@@ -125,7 +135,7 @@ def test_metas_layout_loads_whole_or_layer_by_layer(fused):
             p.copy_(p[:1].expand_as(p))
     state = official(model, fused)
     layer = {k: v for k, v in state.items() if k.startswith("layers.1.")}
-    whole, part = from_official(state, model.config.decoder), from_official(layer, model.config.decoder)
+    whole, part = (from_hf(part, model.config.decoder) for part in (state, layer))
     assert all(torch.equal(v, whole[k]) for k, v in model.state_dict().items())
     assert whole.keys() == model.state_dict().keys()
     assert part.keys() == {k for k in whole if k.startswith("layers.1.")}
@@ -183,16 +193,15 @@ def test_a_config_of_another_model_is_refused(change, message):
 
 def test_a_tokeniser_with_attention_in_its_levels_is_refused():
     shape = {"ch": 32, "ch_mult": [1, 2], "num_res_blocks": 1, "z_channels": 256}
-    assert config_from_official({"embed_dim": 8, "n_embed": 16, "ddconfig": shape}) == TINY_VQ
+    assert vq_config({"embed_dim": 8, "n_embed": 16, "ddconfig": shape}) == TINY_VQ
     with pytest.raises(UserError, match="attention in its levels"):
-        config_from_official({"embed_dim": 8, "n_embed": 16, "ddconfig": shape | {"attn_resolutions": [16]}})
-    with pytest.raises(UserError, match="'n_embed'"):
-        config_from_official({"embed_dim": 8, "ddconfig": shape})
+        vq_config({"embed_dim": 8, "n_embed": 16, "ddconfig": shape | {"attn_resolutions": [16]}})
+    assert vq_config({"embed_dim": 8, "ddconfig": shape}) == replace(TINY_VQ, codebook_size=VQ.codebook_size)
 
 
 def test_pixels_survive_the_way_in_and_out():
     values = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2)
-    back = to_pixels(from_pixels(values).double() + 1e-9)[0].numpy()
+    back = truncated(from_pixels(values).double() + 1e-9)[0].numpy()
     assert np.abs(back.astype(int) - values).max() <= 1  # truncated, as the official code does
     grey = Image.new("LA", (40, 20), (0, 0))
     assert on_white(grey).getpixel((3, 3)) == (255, 255, 255)
@@ -203,34 +212,40 @@ def test_pixels_survive_the_way_in_and_out():
 
 
 def test_image_ids_and_codebook_indices_are_inverse():
-    vocab = chameleon_vocab.published()
+    vocab = published()
     codes = torch.arange(8192).view(2, -1)
     assert torch.equal(codes_of(vocab.to_id[codes], vocab), codes)
     assert codes_of(torch.tensor([0, 3, 4, 8195, 8196, 65535, -1]), vocab).tolist() == [-1, -1, 0, 8191, -1, -1, -1]
 
 
 def test_the_published_vocabulary_is_read_from_its_file(tmp_path):
-    names = {n: i for n, i in NAMES.items() if n != "<image>"} | {"<reserved08706>": 9}
+    names = {n: i for n, i in NAMES.items() if n != "<image>"} | {TURN_END: 9}
     path = tmp_path / "text_tokenizer.json"
-    path.write_text(json.dumps({"model": {"vocab": names}}))
-    vocab = chameleon_vocab.read(path)
-    assert (vocab.to_id.tolist(), vocab.image_start, vocab.image_end, vocab.turn_end) == ([4, 5], 7, 6, 9)
+
+    def vocabulary(names: dict[str, int]) -> Vocabulary:
+        model = {"type": "WordLevel", "vocab": names, "unk_token": "<unk>"}
+        path.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+        return of_names(IdTokeniser(path, SPECIAL).names)
+
+    vocab = vocabulary(names)
+    assert (vocab.to_id.tolist(), vocab.image_start, vocab.image_end, vocab.ids[TURN_END]) == ([4, 5], 7, 6, 9)
     for broken, message in (
-        ({"model": {"vocab": {n: i for n, i in names.items() if n != "IMGIMGAZ"}}}, "every codebook index once"),
-        ({"model": {"vocab": {n: i for n, i in names.items() if n != "<eoss>"}}}, "<eoss>"),
-        ({"model": {"vocab": names | {"IMGIMG?Z": 10}}}, "ValueError"),
-        ({"model": []}, "TypeError"),
+        ({n: i for n, i in names.items() if n != "IMGIMGAZ"}, "names 1 image tokens but not every one once"),
+        (names | {"IMGIMGAAZ": 10}, "names 3 image tokens but not every one once"),
+        (names | {"IMGIMG?Z": 10}, "names 3 image tokens but not every one once"),
+        ({n: i for n, i in names.items() if n != "<eoss>"}, "has no token <eoss>"),
     ):
-        path.write_text(json.dumps(broken))
         with pytest.raises(UserError, match=message):
-            chameleon_vocab.read(path)
-    with pytest.raises(UserError, match="FileNotFoundError"):
-        chameleon_vocab.read(tmp_path / "absent.json")
+            vocabulary(broken)
+    path.write_text(json.dumps({"model": []}))
+    for where in (path, tmp_path / "absent.json"):
+        with pytest.raises(UserError, match=f"cannot read the tokeniser {where}"):
+            IdTokeniser(where)
 
 
 @pytest.mark.parametrize(("side", "ids"), [(512, 1057), (768, 2353), (1024, 4161)])
 def test_lumina_forces_one_id_a_row_and_one_at_the_end(side, ids):
-    vocab = chameleon_vocab.published()
+    vocab = published()
     rule = lumina_rule(vocab, side, side)
     assert rule.length == ids
     forced = {n: rule.forced(n) for n in range(ids) if rule.forced(n) is not None}
@@ -241,7 +256,7 @@ def test_lumina_forces_one_id_a_row_and_one_at_the_end(side, ids):
 
 
 def test_an_image_laid_out_as_ids_is_read_back():
-    vocab = chameleon_vocab.published()
+    vocab = published()
     for rule in (lumina_rule(vocab, 96, 64), anole_rule(vocab, 5)):
         codes = torch.randint(8192, (2, rule.height * rule.width))
         ids = rule.lay_out(codes)
@@ -256,7 +271,7 @@ def test_an_image_laid_out_as_ids_is_read_back():
 
 
 def test_anole_draws_every_token_among_the_image_ids():
-    rule = anole_rule(chameleon_vocab.published())
+    rule = anole_rule(published())
     assert rule.length == 1024
     assert all(rule.forced(n) is None for n in range(1030))
     ids = torch.where(rule.allowed(1023, 65536))[0]
@@ -264,13 +279,13 @@ def test_anole_draws_every_token_among_the_image_ids():
 
 
 def test_prompts_are_framed_as_published():
-    vocab = chameleon_vocab.published()
-    assert anole_frame(vocab, 512, 512).prompt([300, 301]) == ([0, 300, 301, 8710, 8197], [0, 8197])
-    lumina = lumina_frame(vocab, 768, 512)
+    vocab = published()
+    assert anole_frame(SPECIAL, 512, 512).prompt([300, 301]) == ([0, 300, 301, 8710, 8197], [0, 8197])
+    lumina = lumina_frame(SPECIAL, 768, 512)
     assert lumina.template == "Generate an image of 768x512 according to the following prompt:\n{caption}"
     prompt = lumina.prompt([300])
     assert prompt == ([0, 300, 8710, 8197, 8820, 8828], [8197, 8820, 8828])  # the height first
-    ids, valid = left_padded(prompt, vocab.pad)
+    ids, valid = left_padded(prompt, SPECIAL[PAD])
     assert ids[1].tolist() == [1, 1, 1, 8197, 8820, 8828]
     assert valid[1].tolist() == [False, False, False, True, True, True]
     at = open_image(prompt.cond, vocab)
@@ -278,7 +293,7 @@ def test_prompts_are_framed_as_published():
     assert (at.rule.height, at.rule.width, at.position) == (32, 48, 0)
     for side in (500, 0, -32, 1 << 20):
         with pytest.raises(UserError, match="multiple of 32"):
-            lumina_frame(vocab, 768, side)
+            lumina_frame(SPECIAL, 768, side)
 
 
 def test_a_vocabulary_whose_size_ids_mean_something_else_is_refused():

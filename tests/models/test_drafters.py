@@ -17,9 +17,8 @@ from lanternbench.methods.method import method
 from lanternbench.models import catalogue, entries
 from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.entries import Entry
-from lanternbench.models.llamagen import checkpoint as published_llamagen
-from lanternbench.models.llamagen import model as llamagen
-from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
+from lanternbench.models.llamagen import checkpoint as llamagen
+from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.models.vq import VQConfig, VQModel
@@ -44,7 +43,7 @@ def random_llamagen(seed: int, **changes: object) -> LlamaGen:
 def classes() -> Target:
     """A class-conditional target, small, without a drafter."""
     vq = VQModel(VQConfig(32, (1, 2), 1, z_channels=16, codebook_size=64, codebook_dim=8, attention=False))
-    labels = lambda captions: published_llamagen.class_labels(captions, "cpu")  # noqa: E731
+    labels = lambda captions: llamagen.class_labels(captions, "cpu")  # noqa: E731
     return Target("classes", random_llamagen(0, n_layer=2), vq, labels, guidance=4.0, eagle_pads="uniform")
 
 

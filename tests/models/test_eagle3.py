@@ -27,7 +27,8 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_unpacked, load_with_drafter, with_drafter
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.drafters.eagle_files import from_published, to_published
+from lanternbench.models.family import drafter_at
+from lanternbench.models.key_names import from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
@@ -224,7 +225,7 @@ def test_every_tensor_of_a_file_is_used_and_every_mistake_is_named(tmp_path):
         return with_drafter(replace(target, drafters={}), str(tmp_path))[0].drafters["eagle-3"]
 
     assert "EAGLE-3, 1 layer" in loaded(state).about
-    own = target.model.eagle_drafter(tmp_path, "cpu").state_dict()
+    own = drafter_at(tmp_path, target.model, "cpu").state_dict()
     assert all(torch.equal(v, own[k]) for k, v in target.drafters["eagle-3"].state_dict().items())
     with pytest.raises(UserError, match=r"has a 'd2t' that a Eagle of this kind has no place for"):
         loaded(state | {"d2t": torch.zeros(4)})

@@ -24,7 +24,8 @@ from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.drafters.eagle_files import from_published, to_published
+from lanternbench.models.family import drafter_at
+from lanternbench.models.key_names import from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.target import Target
 
@@ -256,7 +257,7 @@ def test_what_is_saved_is_what_was_read(tmp_path):
     net = scrambled(Eagle(cfg, False, cfg.norm_eps, 2, IMAGES.vocab_size, IMAGES.prompt_ids), 4)
     net.tok_embeddings.weight.copy_(net.prompt_embeddings.weight[target.model.image_ids])
     save_file(target.model.eagle_state(net), tmp_path / "a.safetensors")
-    again = target.model.eagle_drafter(tmp_path, "cpu").state_dict()
+    again = drafter_at(tmp_path, target.model, "cpu").state_dict()
     assert again.keys() == net.state_dict().keys()
     assert all(torch.equal(v, again[k]) for k, v in net.state_dict().items())
 

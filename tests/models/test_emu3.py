@@ -27,7 +27,7 @@ from lanternbench.models.target import Target
 CODES, SIDE, GUIDANCE = 48, 8, 3.0
 CAPTIONS = ["a red circle on a large blue square", "a circle"]
 SPECIAL = [emu3.PAD, emu3.ROW_END, "<|extra_201|>", emu3.BOS, "<|extra_204|>", emu3.TOKENS_START, emu3.IMAGE_START]
-SPECIAL += ["<|image end|>", "<image>", *(f"<|visual token {i:06d}|>" for i in range(CODES))]
+SPECIAL += [emu3.TURN, "<|image end|>", "<image>", *(f"<|visual token {i:06d}|>" for i in range(CODES))]
 WORDS = sorted({*re.findall(r"\w+|[^\w\s]", NEGATIVE + QUALITY + " ".join(CAPTIONS)), "8", "<unk>", "*"})
 VOCAB = {w: i for i, w in enumerate([*WORDS, *SPECIAL])}
 VQ = {
@@ -198,9 +198,11 @@ def test_files_that_do_not_belong_together_are_refused(theirs, tmp_path):
     (folder / "vq" / "model.safetensors").unlink()
     with pytest.raises(UserError, match="has no image decoder"):
         Emu3Family().load(ROW, folder, "cpu")
+    config = (folder / "model" / "config.json").read_text()
     (folder / "model" / "config.json").write_text('{"model_type": "janus"}')
     with pytest.raises(UserError, match="type 'janus', not Emu3"):
         Emu3Family().decoder(ROW, folder, "cpu")
+    (folder / "model" / "config.json").write_text(config)
     words = (folder / "model" / "tokenizer.json").read_text()
     (folder / "model" / "tokenizer.json").write_text(words.replace("visual token 000007", "other token"))
     with pytest.raises(UserError, match="names 47 image tokens but not every one once"):

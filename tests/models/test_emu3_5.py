@@ -22,7 +22,7 @@ from lanternbench.engine.sampling import Warp
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue
-from lanternbench.models.emu3.checkpoint import DIALECTS, Emu3Family
+from lanternbench.models.emu3.checkpoint import Emu3Family
 from lanternbench.models.entries import entry
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
@@ -190,4 +190,4 @@ def test_the_catalogue_has_the_published_sizes_and_defaults():
         config.dim * config.head_width * (2 * config.n_head + 2 * config.n_kv_head) + 3 * config.dim * config.hidden
     )
     assert weights / 1e9 == pytest.approx(31.2, abs=0.05)  # as the paper counts the transformer
-    assert not DIALECTS["emu3.5"].images
+    assert not Emu3Family.dialects["emu3.5"].images

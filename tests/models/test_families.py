@@ -33,7 +33,7 @@ def plugged(tmp_path, monkeypatch):
     class Theirs(Family):
         needs = ()
 
-        def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
+        def load(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Target:
             return small("anole")
 
     Theirs.rows = rows

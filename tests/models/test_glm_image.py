@@ -30,6 +30,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue
 from lanternbench.models.entries import entry
+from lanternbench.models.family import drafter_at
 from lanternbench.models.glm_image import diffusion
 from lanternbench.models.glm_image.checkpoint import GlmImageFamily, positions
 from lanternbench.models.grids import coarse, grid_of, neighbours, place
@@ -288,7 +289,7 @@ def test_a_drafter_is_written_and_read_whole(target, tmp_path):
         torch.nn.init.normal_(p)
     save_file({k: v.contiguous() for k, v in target.model.eagle_state(net).items()}, tmp_path / "eagle.safetensors")
     assert "layers.0.post_mlp_layernorm.weight" in target.model.eagle_state(net)
-    found = target.model.eagle_drafter(tmp_path / "eagle.safetensors", "cpu").state_dict()
+    found = drafter_at(tmp_path / "eagle.safetensors", target.model, "cpu").state_dict()
     assert found.keys() == net.state_dict().keys()
     assert all(torch.equal(found[key], value) for key, value in net.state_dict().items())
 

@@ -27,16 +27,13 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import family as families
 from lanternbench.models.chameleon import checkpoint as published_chameleon
-from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, ChameleonFamily
-from lanternbench.models.chameleon.vocab import ROW_END, read
-from lanternbench.models.chameleon.vqgan import chameleon_vqgan
+from lanternbench.models.chameleon.checkpoint import ROW_END, Chameleon, ChameleonConfig, ChameleonFamily
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.drafters.eagle_files import to_published
-from lanternbench.models.llamagen import model as llamagen
-from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
-from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
+from lanternbench.models.family import drafter_at
+from lanternbench.models.key_names import image_tables, to_published
+from lanternbench.models.llamagen import checkpoint as llamagen
+from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig, LlamaGenFamily
 from lanternbench.models.llamagen.t5 import FLAN_T5_XL, RandomT5Features, T5Features
-from lanternbench.models.token_decoder import image_tables
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.prompts import Prompt
 
@@ -240,7 +237,7 @@ def chameleon(tmp_path) -> tuple[Chameleon, Any]:
     for name, p in net.named_parameters():
         if ".q_norm." in name or ".k_norm." in name:
             p.copy_(p[:1].expand_as(p))  # one row for all heads, as in the files of a 7B model
-    vq = scrambled(chameleon_vqgan(SMALL_VQ), 5)
+    vq = scrambled(VQModel(SMALL_VQ, spherical=False), 5)
     (tmp_path / "vq" / "tokenizer").mkdir(parents=True)  # where the hub has it
     torch.save({"state_dict": official(vq.state_dict(), 1)}, tmp_path / "vq" / "tokenizer" / "vqgan.ckpt")
     return net, vq
@@ -283,8 +280,7 @@ def test_a_chameleon_target_decodes_from_its_folder(tmp_path, chameleon, files, 
     monkeypatch.setattr(published_chameleon, "VQ", SMALL_VQ)
     shape = {"grid": 4, "vocab_size": CODES, "prompt_ids": len(NUMBERED), "dialect": dialect}
     made = ChameleonFamily().load(small_row(shape, GUIDANCE, 8), tmp_path, "cpu", dtype)
-    vocab = read(published_chameleon.tokeniser(here))
-    tables = image_tables(net.state_dict(), vocab.to_id)
+    tables = image_tables(net.state_dict(), ChameleonFamily().image_ids(tmp_path, net.config))
     assert equal(made.model, {name: table.to(dtype) for name, table in tables.items()})
     assert equal(made.vq, vq.state_dict())
     assert made.row_end == (ROW_END if dialect == "lumina" else None)
@@ -311,13 +307,13 @@ def test_a_checkpoint_of_another_architecture_is_one_sentence(tmp_path, chameleo
             UserError,
             match=r"of another architecture or size \(\w+Error: .*\): use the (official file|file of this target)",
         ):
-            net.eagle_drafter(tmp_path / f"{name}.bin", "cpu")
+            drafter_at(tmp_path / f"{name}.bin", net, "cpu")
 
 
 def test_meta_s_parameters_without_a_width_are_refused(tmp_path, chameleon):
     meta_files(tmp_path / "model", chameleon[0])
     (tmp_path / "model" / "params.json").write_text(json.dumps({"model": {"n_layers": 2}}))
-    with pytest.raises(UserError, match=r"params\.json has no 'dim'"):
+    with pytest.raises(UserError, match=r"params\.json is no config of Chameleon \(KeyError: 'dim'\)"):
         ChameleonFamily().decoder(small_row({}), tmp_path, "cpu")
 
 

@@ -11,7 +11,7 @@ import torch
 from conftest import slow_but
 from fake_cuda_graph import frozen, in_place
 from families import random_chameleon
-from image_ids import lumina_rule
+from image_ids import lumina_rule, published
 from test_anole import ALL_IDS, CAPTIONS, CODES, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
 from torch import Tensor
 from torch.nn.attention.bias import causal_upper_left
@@ -23,20 +23,17 @@ from lanternbench.engine.row_ends import token_in, with_row_ends
 from lanternbench.imported.run import log_probs
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.chameleon import checkpoint as published_chameleon
-from lanternbench.models.chameleon import vocab as chameleon_vocab
-from lanternbench.models.chameleon.checkpoint import Chameleon
-from lanternbench.models.chameleon.vocab import ROW_END, lumina_frame
+from lanternbench.models.chameleon.checkpoint import ROW_END, SPECIAL, Chameleon, ChameleonFamily, lumina_frame
 from lanternbench.models.decoder import guide
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import entry
+from lanternbench.models.key_names import image_tables
 from lanternbench.models.target import Target
-from lanternbench.models.token_decoder import image_tables
 from lanternbench.utils.graph_capture import Graphs
 
 SIDE = 4
 WHOLE, IMAGE_ONLY = replace(ALL_IDS, grid=SIDE), replace(IMAGES, grid=SIDE)
-VOCAB = chameleon_vocab.published(CODES)
+VOCAB = published(CODES)
 DRAFTING = ["eagle-1", "eagle-2", "adt-tree", "sd", "sjd"]
 
 
@@ -73,7 +70,7 @@ def written(target: Target, caption: str, tokens: Tensor) -> list[list[int]]:
     """Every id that the model reads, without cache or padding: conditional and unconditional, to the last image id."""
     pixels = SIDE * 16
     text = f"Generate an image of {pixels}x{pixels} according to the following prompt:\n{caption}"
-    prompt = lumina_frame(VOCAB, pixels, pixels).prompt(target.text([text])[0][0].tolist())
+    prompt = lumina_frame(SPECIAL, pixels, pixels).prompt(target.text([text])[0][0].tolist())
     ids = lumina_rule(VOCAB, pixels, pixels).lay_out(tokens[None])[0, :-2].tolist()
     return [prompt.cond + ids, prompt.uncond + ids]
 
@@ -266,7 +263,7 @@ def test_prompts_are_lumina_s_and_the_unconditional_one_has_no_text(lumina):
 def test_the_catalogue_knows_the_three_sizes():
     for side in (512, 768, 1024):
         row = entry(f"lumina-mgpt-7b-{side}")
-        config, dialect = published_chameleon.ChameleonFamily().config(row), published_chameleon.dialect_of(row)
+        config, dialect = ChameleonFamily().config(row), ChameleonFamily().dialect(row)
         assert [16 * n for n in config.grid] == [side, side]
         assert (row.guidance, row.top_k, dialect.row_end) == (3.0, 2000, ROW_END)
 

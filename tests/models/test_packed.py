@@ -13,7 +13,7 @@ from lanternbench.engine import decode as engine
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import packing
-from lanternbench.models.packing import HalfLinear, PackedLinear, QuickNorm, TransposedLinear, available, halves, pack
+from lanternbench.models.packing import HalfLinear, PackedLinear, QuickNorm, TransposedLinear, available, pack
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.models.transformer import DecoderConfig, FeedForward, RMSNorm
 from lanternbench.profile import step_profile as profile
@@ -38,7 +38,7 @@ def test_a_packed_layer_gives_what_the_plain_one_gives(kind, bias, dtype):
         assert not torch.allclose(packed(x + 1).float(), wanted, atol=2e-2)
 
 
-@pytest.mark.skipif(not halves(), reason="this machine has no products of float32 and float16")
+@pytest.mark.skipif(not available(kind=HalfLinear), reason="this machine has no products of float32 and float16")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("threads", [1, 2])
 @torch.inference_mode()

@@ -25,13 +25,12 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.drafting import EagleDrafter
-from lanternbench.models import catalogue
-from lanternbench.models import token_decoder as chameleon
+from lanternbench.models import catalogue, key_names
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.drafters.eagle_files import from_published, to_published
 from lanternbench.models.emu3.checkpoint import Emu3Family
-from lanternbench.models.family import Family
+from lanternbench.models.family import Family, drafter_at
 from lanternbench.models.janus.checkpoint import JanusFamily
+from lanternbench.models.key_names import from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.loading import read_state
 from lanternbench.models.target import Target
@@ -221,7 +220,7 @@ def test_what_is_saved_loads_as_a_drafter_and_keeps_the_target_s_tokens(kind, sh
     monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: replace(made, drafters={}))
     monkeypatch.setattr(drafter, "initial_drafter", lambda *a: nets.append(honest(*a)) or nets[-1])
     drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
-    loaded = made.model.eagle_drafter(tmp_path / "out", "cpu").state_dict()
+    loaded = drafter_at(tmp_path / "out", made.model, "cpu").state_dict()
     assert all(torch.equal(v, loaded[k]) for k, v in nets[0].state_dict().items())
     drafted = catalogue.with_drafter(replace(made, drafters={}), str(tmp_path / "out"))[0]
     want, found = decoded(drafted, "ar", captions), decoded(drafted, "eagle-1", captions)
@@ -231,12 +230,12 @@ def test_what_is_saved_loads_as_a_drafter_and_keeps_the_target_s_tokens(kind, sh
 def test_a_chameleon_s_layout_is_the_published_one_shared_heads_included():
     cfg = replace(ALL_IDS, n_head=4, n_kv_head=2).decoder
     state = scrambled(Eagle(cfg), 0).state_dict()
-    published = chameleon.rotary_pairs(to_published(state), cfg, back=True)
+    published = key_names.rotary_pairs(to_published(state), cfg, back=True)
     assert published["layers.0.self_attn.k_proj.weight"].shape == (16, 32)
     turned = published["layers.0.self_attn.q_proj.weight"]
     own = state["layers.0.attention.wqkv.weight"]
     assert torch.equal(turned[[0, 4, 1, 5]], own[:4])  # pairs of halves become neighbours
-    back = chameleon.drafter_from_published(published, cfg)
+    back = from_published(key_names.rotary_pairs(published, cfg))
     assert back.keys() == state.keys()
     assert all(torch.equal(back[k], state[k]) for k in state)
     assert all(torch.equal(v, state[k]) for k, v in from_published(to_published(state)).items())

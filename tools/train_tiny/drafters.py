@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lanternbench.engine.sampling import Warp
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.drafters.medusa import Medusa
-from lanternbench.models.llamagen.model import LlamaGen
+from lanternbench.models.llamagen.checkpoint import LlamaGen
 from lanternbench.models.target import Target
 from lanternbench.training import eagle, loop
 from lanternbench.training.eagle import DEEPER, Losses, divergence

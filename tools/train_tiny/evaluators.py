@@ -80,7 +80,7 @@ def vq_decoded_scenes(folder: Path, vq: VQModel, count: int) -> np.ndarray:
         for row in tokens[1::2]:
             hit = torch.from_numpy(rng.integers(256, size=int(rng.integers(1, 31))))
             row[hit] = row[torch.from_numpy(rng.integers(256, size=len(hit)))]
-        side = scenes.SIZE // vq.config.factor
+        side = scenes.SIZE >> (len(vq.config.ch_mult) - 1)
         blocks = [to_images(vq.decode(t.view(-1, side, side))) for t in tokens.split(64)]
         with replacing(path, WORK) as file:
             np.save(file, np.concatenate(blocks))

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanternbench.models.llamagen.model import CaptionEmbedding, LlamaGen, LlamaGenConfig, left_pad
+from lanternbench.models.llamagen.checkpoint import CaptionEmbedding, LlamaGen, LlamaGenConfig, left_pad
 from lanternbench.models.tiny import text_encoder as text
 from lanternbench.models.transformer import Layer
 from lanternbench.models.vq import VQModel

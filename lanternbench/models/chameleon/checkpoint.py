@@ -1,43 +1,52 @@
 """Anole and Lumina-mGPT at their published sizes: from published files, or random weights to measure speed alone.
 
-Source: Chameleon Team 2024 (arXiv 2405.09818); layers as in transformers' ``ChameleonForConditionalGeneration``.
+Sources: Chameleon Team 2024 (arXiv 2405.09818), layers as in transformers' ``ChameleonForConditionalGeneration``; the
+published code of Anole and Lumina-mGPT (2407.06135, 2408.02657).
 
 A folder holds one sub-folder per role: ``model`` (config.json, tokenizer.json, safetensors; or Meta's params.json,
 text_tokenizer.json, consolidated.pth), ``eagle`` (the drafter in LANTERN's layout), and ``vq`` (Meta's vqgan.ckpt)
 where the model's checkpoint has no image decoder.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from lanternbench.errors import UserError
-from lanternbench.models.chameleon import vocab as chameleon_vocab
-from lanternbench.models.chameleon import vqgan as chameleon_vqgan
-from lanternbench.models.chameleon.vocab import LUMINA, PIXELS, ROW_END, ChameleonText, Vocabulary
-from lanternbench.models.drafters.eagle_files import OFFICIAL, fused
 from lanternbench.models.entries import Entry
-from lanternbench.models.family import PublishedFamily, decoder_shape
+from lanternbench.models.family import PublishedFamily
 from lanternbench.models.loading import State, explain_errors, read_config, read_state
-from lanternbench.models.target import Prefix, Target
-from lanternbench.models.token_decoder import (
-    TokenDecoder,
-    TokenDecoderConfig,
-    check_type,
-    image_tables,
-    llama_fields,
-    per_head,
-)
+from lanternbench.models.target import truncated
+from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, llama_fields
 from lanternbench.models.token_prompts import PromptFrame
-from lanternbench.models.transformer import DecoderConfig
-from lanternbench.models.vq import VQConfig, VQModel
+from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 from lanternbench.registry import register
 
 VQ = VQConfig(codebook_size=8192, codebook_dim=256, attention=False)  # of every published Chameleon
+BOS, PAD, IMAGE_START, TURN_END = "<s>", "<pad>", "<racm3:break>", "<reserved08706>"
+SPECIAL = {BOS: 0, PAD: 1, "</s>": 2, "<eoss>": 8196, IMAGE_START: 8197, TURN_END: 8710}
+ROW_END = 8803  # what Lumina-mGPT writes after each row of an image
+SIZE_UNIT, MAX_UNITS = 32, 128  # pixels that a size id counts, and how many of them at most
+SIZE_ZERO = 8804  # the size id of n units is SIZE_ZERO + n
+PIXELS = 16  # a side of one image token
+LUMINA = "Generate an image of {width}x{height} according to the following prompt:\n{caption}"  # in pixels
+_DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
+_PARAMS = {  # transformers' names in a config.json -> Meta's in params.json
+    "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "vocab_size": "vocab_size",
+    "num_key_value_heads": "n_kv_heads", "rope_theta": "rope_theta", "rms_norm_eps": "norm_eps",
+    "swin_norm": "swin_norm",
+}  # fmt: skip
+_VQ_FIELDS = {  # ours -> those of the official vqgan.yaml and of a Hugging Face config.json
+    "ch": ("ch", "base_channels"),
+    "ch_mult": ("ch_mult", "channel_multiplier"),
+    "num_res_blocks": ("num_res_blocks",),
+    "z_channels": ("z_channels", "latent_channels"),
+    "codebook_size": ("n_embed", "num_embeddings"),
+    "codebook_dim": ("embed_dim",),
+}
 
 
 @dataclass(frozen=True)
@@ -52,136 +61,123 @@ class Chameleon(TokenDecoder):
     pass
 
 
-def from_official(state: State, cfg: DecoderConfig) -> State:
-    """Meta's key names (Chameleon's and Anole's releases) -> ours: fused or not, pairs interleaved as here."""
-    result = {}
-    for key, value in fused(state, OFFICIAL).items():
-        key = key.replace("_normalization.", "_norm.")
-        if ".q_norm." in key or ".k_norm." in key:
-            value = per_head(value, cfg.n_head if ".q_norm." in key else cfg.kv_heads)
-        if key != "rope.freqs":
-            result[key] = value
-    return result
+def from_params(params: dict[str, Any]) -> dict[str, Any]:
+    """Meta's params.json -> the entries of a config.json.  Raises KeyError for what it leaves out."""
+    model = params.get("model", params)
+    multiple = model.get("multiple_of", 256)
+    width = int(model.get("ffn_dim_multiplier", 1.0) * int(8 * model["dim"] / 3))
+    named = {theirs: model[ours] for theirs, ours in _PARAMS.items() if model.get(ours)}
+    hidden = -(-width // multiple) * multiple  # rounded up
+    return {"vocab_size": ChameleonConfig.vocab_size, "intermediate_size": hidden, "model_type": "chameleon"} | named
 
 
-def config_from_hf(config: dict[str, Any]) -> ChameleonConfig:
-    """A Hugging Face ``config.json`` -> ours.  Raises UserError for another architecture or an unknown variant."""
-    check_type(config, "Chameleon", "chameleon")
-    return ChameleonConfig(**llama_fields(config, ChameleonConfig), swin_norm=bool(config.get("swin_norm")))
+def vq_config(config: dict[str, Any]) -> VQConfig:
+    """vqgan.yaml's ``params`` or a config.json's ``vq_config``, gaps filled -> ours.  Raises UserError for others."""
+    shape = config | config.get("ddconfig", {})
+    if shape.get("attn_resolutions") or shape.get("double_z") or shape.get("double_latent"):
+        raise UserError("the image tokeniser has attention in its levels or a double latent: use the published one")
+    fields = {ours: shape[name] for ours, names in _VQ_FIELDS.items() for name in names if name in shape}
+    return replace(VQ, **fields | {"ch_mult": tuple(fields.get("ch_mult", VQ.ch_mult))})
 
 
-def config_from_official(config: dict[str, Any]) -> ChameleonConfig:
-    """Meta's ``params.json`` -> ours.  Raises UserError for what it leaves out."""
-    model = config.get("model", config)
-    try:
-        dim = model["dim"]
-        width = int(model.get("ffn_dim_multiplier", 1.0) * int(8 * dim / 3))  # rounded up below
-        multiple = model.get("multiple_of", 256)
-        return ChameleonConfig(
-            dim=dim,
-            n_layer=model["n_layers"],
-            n_head=model["n_heads"],
-            hidden=-(-width // multiple) * multiple,
-            n_kv_head=model.get("n_kv_heads") or 0,
-            vocab_size=model.get("vocab_size") or ChameleonConfig.vocab_size,
-            rope_base=model.get("rope_theta", ChameleonConfig.rope_base),
-            norm_eps=model.get("norm_eps", ChameleonConfig.norm_eps),
-            swin_norm=bool(model.get("swin_norm")),
-        )
-    except (KeyError, TypeError) as missing:
-        raise UserError(f"params.json has no {missing}; use the one published with the weights") from None
+def is_special(name: str) -> bool:
+    """Does it stand for no text?  So do all in angle brackets; a lone ``<`` is text."""
+    return name.startswith("<") and name != "<"
+
+
+def size_id(pixels: int) -> int:
+    """Lumina-mGPT's id for a width or height.  Raises UserError."""
+    if pixels % SIZE_UNIT or not 0 < pixels <= MAX_UNITS * SIZE_UNIT:
+        raise UserError(f"an image cannot be {pixels} pixels wide or high: use a multiple of {SIZE_UNIT}, such as 768")
+    return SIZE_ZERO + pixels // SIZE_UNIT
+
+
+def check_sizes(names: dict[str, int]) -> None:
+    """Raises UserError for a vocabulary in which the ids of row ends and sizes mean something else."""
+    sizes = {f"<reserved{8800 + n:05d}>": SIZE_ZERO + n for n in (16, 24, 32)}
+    for name, i in ({"<reserved08799>": ROW_END} | sizes).items():
+        if names.get(name, i) != i:
+            raise UserError(f"the tokeniser gives '{name}' the id {names[name]}, not {i}: use Lumina-mGPT's")
+
+
+def anole_frame(ids: Mapping[str, int], width: int, height: int) -> PromptFrame:
+    """Anole's prompts have no template, and do not say the image's size.  ``ids``: of ``SPECIAL``."""
+    bos, image = [ids[BOS]], [ids[IMAGE_START]]
+    return PromptFrame(bos, [ids[TURN_END], *image], [*bos, *image], ids[PAD])
+
+
+def lumina_frame(ids: Mapping[str, int], width: int, height: int) -> PromptFrame:
+    """Lumina-mGPT's prompts for images of this size in pixels.  Raises UserError for one that has no id."""
+    image = [ids[IMAGE_START], size_id(height), size_id(width)]
+    template = LUMINA.format(width=width, height=height, caption="{caption}")
+    return PromptFrame([ids[BOS]], [ids[TURN_END], *image], image, ids[PAD], template)
 
 
 class Dialect(NamedTuple):
     """How one fine-tune of Chameleon differs from another."""
 
-    frame: Callable[[Vocabulary, int, int], PromptFrame]  # for images of this width and height in pixels
+    frame: Callable[[Mapping[str, int], int, int], PromptFrame]
     options: dict[str, Any]  # LANTERN's trees; its other defaults are the engine's
     row_end: int | None = None
-    template: str = "{caption}"
-
-
-DIALECTS = {
-    "anole": Dialect(chameleon_vocab.anole_frame, {"static": "naive_extend_57"}),
-    "lumina": Dialect(chameleon_vocab.lumina_frame, {"static": "mc_sim_7b_63", "row_window": 16}, ROW_END, LUMINA),
-}
 
 
 @register("target", "chameleon")
 class ChameleonFamily(PublishedFamily):
-    """``shape`` of a row also has the ``dialect``."""
-
     rows = Path(__file__).with_name("catalogue.yaml")
-    network, configuration = Chameleon, ChameleonConfig
-    vq_file = "Meta's vqgan.ckpt"
+    network, configuration, title = Chameleon, ChameleonConfig, "Chameleon"
+    vq_file, special = "Meta's vqgan.ckpt", SPECIAL
+    dialects: ClassVar[dict[str, Dialect]] = {
+        "anole": Dialect(anole_frame, {"static": "naive_extend_57"}),
+        "lumina": Dialect(lumina_frame, {"static": "mc_sim_7b_63", "row_window": 16}, ROW_END),
+    }
+
+    @staticmethod
+    def image_number(name: str) -> int | None:
+        """Of an image token called IMGIMG…Z: the digits in it, A for 0 to J for 9; −1: there is no number in it."""
+        digits = name.removeprefix("IMGIMG").removesuffix("Z").translate(_DIGITS)
+        return None if not name.startswith("IMGIMG") else int(digits) if digits.isdigit() else -1
+
+    def config_file(self, folder: Path) -> Path:
+        """Meta's, or that of a Hugging Face conversion."""
+        meta, hub = (folder / "model" / name for name in ("params.json", "config.json"))
+        return meta if meta.is_file() and not hub.is_file() else hub
+
+    def tokeniser(self, folder: Path) -> Path:
+        meta = self.config_file(folder).name == "params.json"
+        return folder / "model" / ("text_tokenizer.json" if meta else "tokenizer.json")
+
+    def described(self, config: dict[str, Any], row: Entry) -> ChameleonConfig:
+        """Either layout's."""
+        config = config if "model_type" in config else from_params(config)
+        check_type(config, self.title, "chameleon")
+        return ChameleonConfig(**llama_fields(config, ChameleonConfig), swin_norm=bool(config.get("swin_norm")))
+
+    def vq_config(self, folder: Path) -> VQConfig:
+        path = self.config_file(folder)
+        with explain_errors(path, "has a vq_config that cannot be read"):
+            return vq_config(read_config(path).get("vq_config") or {})
 
     def new_vq(self, row: Entry, folder: Path | None) -> VQModel:
-        """``vq_config`` of the model's config.json may leave out what all Chameleons share."""
-        if folder is None:
-            return chameleon_vqgan.chameleon_vqgan(replace(VQ, **row.shape.get("vq", {})))
-        return chameleon_vqgan.chameleon_vqgan(vq_config(folder / "model"))
+        shape = self.vq_config(folder) if folder else replace(VQ, **row.shape.get("vq", {}))
+        return VQModel(shape, spherical=False)
 
-    def vq_state(self, where: Path, row: Entry, folder: Path) -> State:
+    def vq_state(self, where: Path, folder: Path) -> State:
         checkpoint = next(iter(sorted(where.rglob("*.ckpt"))), where)
-        return chameleon_vqgan.from_official(read_state(checkpoint), vq_config(folder / "model"))
+        return from_vqgan(read_state(checkpoint), len(self.vq_config(folder).ch_mult))
 
-    def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> ChameleonText:
-        path = tokeniser(folder / "model")
-        text = ChameleonText(path, chameleon_vocab.read(path))
-        if dialect_of(row).row_end is not None:
-            chameleon_vocab.check_sizes(text.names)
+    def text(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype) -> Any:
+        text = super().text(row, folder, device, dtype)
+        if folder:
+            text.reserved |= {i for name, i in text.names.items() if is_special(name)}
+            if self.dialect(row).row_end is not None:
+                check_sizes(text.names)
         return text
 
     def options(self, row: Entry) -> dict[str, Any]:
-        return dict(dialect_of(row).options)
+        return dict(self.dialect(row).options)
 
-    def fields(self, row: Entry, model: Chameleon, text: ChameleonText | None) -> dict[str, Any]:
-        vocab = chameleon_vocab.published(model.config.vocab_size) if text is None else text.vocab
-        dialect, (height, width) = dialect_of(row), (PIXELS * side for side in model.config.grid)
-
-        def prefix(target: Target, captions: list[str], guided: bool) -> Prefix:
-            return dialect.frame(vocab, width, height)(target, captions, guided)
-
-        return {
-            "condition": prefix,
-            "pixels": chameleon_vqgan.to_pixels,
-            "row_end": dialect.row_end,
-            "prompt_template": dialect.template.format(width=width, height=height, caption="{caption}"),
-        }
-
-    def published(self, row: Entry, folder: Path) -> tuple[ChameleonConfig, Tensor]:
-        model = folder / "model"
-        where, read = model / "config.json", config_from_hf
-        if is_official(model):
-            where, read = model / "params.json", config_from_official
-        described = read_config(where)
-        with explain_errors(where, "is no config of a Chameleon"):
-            config = replace(read(described), **decoder_shape(row))
-        return config, chameleon_vocab.read(tokeniser(model)).to_id
-
-    def renamed(self, state: State, config: ChameleonConfig, image_ids: Any, folder: Path) -> State:
-        if is_official(folder / "model"):
-            return image_tables(from_official(state, config), image_ids)
-        return super().renamed(state, config, image_ids, folder)
-
-
-def dialect_of(row: Entry) -> Dialect:
-    """The fine-tune's: Anole's where the row does not say."""
-    return DIALECTS[row.shape.get("dialect", "anole")]
-
-
-def is_official(model: Path) -> bool:
-    """Whether ``model`` holds Meta's files rather than a Hugging Face conversion."""
-    return (model / "params.json").is_file() and not (model / "config.json").is_file()
-
-
-def tokeniser(model: Path) -> Path:
-    """The tokeniser's file, as the hub or as Meta names it."""
-    return model / ("text_tokenizer.json" if is_official(model) else "tokenizer.json")
-
-
-def vq_config(model: Path) -> VQConfig:
-    """The shape of the image tokeniser that belongs to the model in ``model``.  Raises UserError."""
-    shape = {} if is_official(model) else read_config(model / "config.json").get("vq_config") or {}
-    with explain_errors(model / "config.json", "has a vq_config that cannot be read"):
-        return chameleon_vqgan.config_from_official(shape, VQ)
+    def fields(self, row: Entry, model: Chameleon, text: Any, folder: Path | None) -> dict[str, Any]:
+        dialect, (height, width) = self.dialect(row), (PIXELS * side for side in model.config.grid)
+        frame = dialect.frame(text.ids, width, height)
+        prompts = {"condition": frame, "prompt_template": frame.template}
+        return prompts | {"pixels": truncated, "row_end": dialect.row_end}

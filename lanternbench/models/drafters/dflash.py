@@ -3,11 +3,9 @@
 Source: DFlash (arXiv 2602.06036, ICML 2026); ``causal``: the head of JetSpec (arXiv 2606.18394).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +13,7 @@ from torch import Tensor, nn
 from lanternbench.errors import UserError
 from lanternbench.models.drafters.eagle import wrong_width
 from lanternbench.models.loading import State, explain_errors, load_into, read_state
-from lanternbench.models.transformer import DecoderConfig, Direct, Layer, Put, RMSNorm
-
-if TYPE_CHECKING:
-    from lanternbench.models.target import Target
+from lanternbench.models.transformer import DecoderConfig, Depths, Direct, Layer, Mask, Put, RMSNorm
 
 MAX_BLOCK = 65  # the anchor and as many drafts as a tree may be deep
 
@@ -27,7 +22,7 @@ class BlockLayer(Layer):
     """Queries are of the block alone, keys and values of context and block."""
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, context: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None, layer: int
+        self, x: Tensor, context: Tensor, rope: Tensor, mask: Mask, put: Put | None, layer: int
     ) -> Tensor:
         both = torch.cat([context, self.attention_norm(x)], 1)
         x = x + self.attention(both, rope, mask, put, layer, x.shape[1])
@@ -35,14 +30,11 @@ class BlockLayer(Layer):
 
 
 class DFlash(Direct):
-    """``block``: B, the anchor and B − 1 masks.  ``causal``: a slot of the block sees the slots up to itself.
-
-    ``depths``: after how many layers of the target it reads states, beside the last ones.
-    """
+    """``block``: B, the anchor and B − 1 masks; ``causal``: a slot sees those up to itself; ``depths``: layers read."""
 
     kind = "dflash"
 
-    def __init__(self, config: DecoderConfig, block: int, depths: tuple[int, ...], causal: bool = False):
+    def __init__(self, config: DecoderConfig, block: int, depths: Depths, causal: bool = False):
         super().__init__()
         self.config, self.block, self.depths, self.causal = config, block, depths, causal
         self.fc = nn.Linear((1 + len(depths)) * config.dim, config.dim, bias=False)
@@ -52,7 +44,7 @@ class DFlash(Direct):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     @classmethod
-    def untrained(cls, model: Any, block: int = 6, layers: int = 1, causal: bool = False) -> DFlash:
+    def untrained(cls, model: Any, block: int = 6, layers: int = 1, causal: bool = False) -> Self:
         """For a target's decoder: layers of the same width, and a copy of the target's last norm."""
         net = cls(shape(model.config.decoder, layers), block, spread(model.config.decoder.n_layer), causal)
         with torch.no_grad():
@@ -69,7 +61,7 @@ class DFlash(Direct):
         return torch.cat([anchors[..., None, :], masks.to(anchors.dtype)], -2)
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None = None, last: bool = False, inputs: int = 0
+        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, last: bool = False, inputs: int = 0
     ) -> Tensor:
         """Context, and after it ``inputs`` positions of blocks (0: one block), x [R, N, dim] -> the blocks' states.
 
@@ -87,7 +79,7 @@ class DFlash(Direct):
         kind = "JetSpec's causal head" if self.causal else "DFlash"
         return f"{kind}, {len(self.layers)} layer{'s' * (len(self.layers) > 1)}, blocks of {self.block}"
 
-    def misfit(self, target: Target) -> str | None:
+    def misfit(self, target: Any) -> str | None:
         """Why it cannot draft for ``target``; None where it can."""
         deepest, layers = max(self.depths, default=0), target.model.config.decoder.n_layer
         if deepest > layers:
@@ -101,7 +93,7 @@ def shape(config: DecoderConfig, layers: int) -> DecoderConfig:
     return replace(config, n_layer=layers, qkv_bias=False, out_bias=False, **norms)
 
 
-def spread(n_layer: int, count: int = 5) -> tuple[int, ...]:
+def spread(n_layer: int, count: int = 5) -> Depths:
     """Numbers of target layers: layer ids round(1 + i(N − 4)/(L − 1)), counted from 1; fewer for a small target."""
     ids = {round(1 + i * (n_layer - 4) / (count - 1)) for i in range(count)} if n_layer > 4 else range(n_layer - 1)
     return tuple(sorted(1 + i for i in ids))

@@ -4,18 +4,19 @@ Source: Li et al. 2024 (EAGLE, EAGLE-2); LANTERN, whose class has a separate emb
 target's: it is filled from the target's ``lm_head`` where the target is a single file.
 """
 
-from __future__ import annotations
-
+import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from lanternbench.models.transformer import DecoderConfig, Direct, Layer, Put
-
-if TYPE_CHECKING:
-    from lanternbench.models.target import Target
+from lanternbench.errors import UserError
+from lanternbench.models.key_names import TABLE, from_published, rotary_pairs
+from lanternbench.models.loading import State, explain_errors, load_layers, read_config, read_state
+from lanternbench.models.transformer import DecoderConfig, Direct, Layer, Mask, Put
 
 
 class Eagle(Direct):
@@ -67,19 +68,14 @@ class Eagle(Direct):
         return () if self.fusion is None else (max(1, n // 2), max(1, 3 * n // 4))
 
     def read(self, states: Tensor) -> Tensor:
-        """The target's last states and those after ``aux_layers`` beside them [..., (1 + aux) · dim] -> [..., dim].
-
-        EAGLE-3 projects high, low and middle ones (its g); EAGLE-1 takes the last as they are.
-        """
+        """Target states [..., (1 + aux) · dim] -> [..., dim]: EAGLE-3 projects them (its g), EAGLE-1 takes the last."""
         return states if self.fusion is None else self.fusion(states)
 
     def fuse(self, embedding: Tensor, hidden: Tensor) -> Tensor:
         """Embedding of token t + 1 and what was read, or drafted, at position t, [R, N, dim] -> the layers' input."""
         return self.fc(torch.cat([embedding, hidden], -1))
 
-    def forward(
-        self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Put | None = None, last: bool = False
-    ) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, last: bool = False) -> Tensor:
         """x [R, N, dim] -> features [R, N, dim], or [R, 1, dim] of the ``last`` position alone."""
         for i, layer in enumerate(self.layers):
             x = layer(x, rope, mask, put, i, last and i == len(self.layers) - 1)
@@ -91,11 +87,11 @@ class Eagle(Direct):
         name = "EAGLE" if self.fusion is None else "EAGLE-3"
         return f"{name}, {len(self.layers)} layer{'s' * (len(self.layers) > 1)}, {table} embedding table"
 
-    def misfit(self, target: Target) -> str | None:
+    def misfit(self, target: Any) -> str | None:
         """Why it cannot draft for ``target``; None where it can."""
         return wrong_width(self.config.dim, target)
 
-    def fused(self) -> Eagle:
+    def fused(self) -> "Eagle":
         """An EAGLE-3 drafter that, before training, drafts the same as this EAGLE-1 drafter."""
         tokens, prompts = (0 if x is None else x.num_embeddings for x in (self.tok_embeddings, self.prompt_embeddings))
         bias, eps = self.fc.bias is not None, self.config.norm_eps
@@ -103,16 +99,53 @@ class Eagle(Direct):
         net.load_state_dict(net.state_dict() | self.state_dict())
         return net
 
-    def trainable(self) -> Eagle:
+    def trainable(self) -> Self:
         """Itself, with gradients for all but its tables: EAGLE trains neither these nor the head."""
-        self.requires_grad_(True)
-        for table in (self.tok_embeddings, self.prompt_embeddings):
-            if table is not None:
-                table.requires_grad_(False)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_("embeddings" not in name)
         return self
 
 
-def wrong_width(dim: int, target: Target) -> str | None:
+def wrong_width(dim: int, target: Any) -> str | None:
     """What keeps a drafter that reads hidden states ``dim`` wide from drafting for ``target``."""
     width = target.model.config.decoder.dim
     return None if dim == width else f"it is made for hidden states {dim} wide, the target's are {width} wide"
+
+
+def load(path: Path, model: Any, device: str, dtype: torch.dtype) -> Eagle:
+    """The drafter at ``path`` in the layout published for the decoder ``model``.
+
+    Values in neither its tensors nor its config.json are those of ``model.eagle_config``.  Raises UserError where
+    ``path`` holds no drafter, or one of another width or other heads, and for a tensor that has no place in it.
+    """
+    state, config = read_state(path), model.eagle_config
+    if "fc.weight" not in state:
+        raise UserError(f"{path} holds no EAGLE drafter: it has no 'fc.weight'; give one in LANTERN's layout")
+    beside = (path if path.is_dir() else path.parent) / "config.json"
+    published = read_config(beside) if beside.is_file() else {}
+    heads, n = published.get("num_attention_heads", config.n_head), config.n_head
+    if heads != n:
+        raise UserError(f"{beside}: the drafter has {heads} attention heads but the target has {n}: give another")
+    attention = "layers.0.self_attn."
+    with explain_errors(path, "is no EAGLE drafter of this target"):
+        shape: dict[str, Any] = {"sandwich_norm": "layers.0.post_mlp_layernorm.weight" in state}
+        shape |= {"qkv_bias": f"{attention}q_proj.bias" in state, "out_bias": f"{attention}o_proj.bias" in state}
+        if (down := state.get("layers.0.mlp.down_proj.weight")) is not None:
+            shape["hidden"] = down.shape[1]
+        if (keys := state.get(f"{attention}k_proj.weight")) is not None:
+            shape["n_kv_head"] = len(keys) // config.head_dim
+        config, norm_eps = replace(config, **shape), published.get("rms_norm_eps") or config.norm_eps
+        layers = 1 + max((int(m[1]) for key in state if (m := re.match(r"layers\.(\d+)\.", key))), default=0)
+        tables = model.eagle_tables if len(state.get(TABLE, ())) else (0, 0)
+        new = partial(Eagle, config, "fc.bias" in state, norm_eps, layers, *tables, "fusion.weight" in state)
+
+    def renamed(state: State) -> State:
+        state = from_published(rotary_pairs(state, config) if model.rotates_halves else state)
+        table, ids = state.get("tok_embeddings.weight"), model.image_ids.cpu() if tables[1] else None
+        if table is None or ids is None:
+            return state
+        if (top := int(ids.max())) >= len(table):
+            raise UserError(f"'{TABLE}' has {len(table)} ids but the target image tokens up to id {top}: give another")
+        return state | {"tok_embeddings.weight": table[ids], "prompt_embeddings.weight": table}
+
+    return load_layers(new, path, renamed, device, dtype, strict=True)

@@ -1,17 +1,12 @@
 """Medusa heads (Cai et al. 2024): a residual block per future token, in front of the target's output head."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.models.drafters.eagle import wrong_width
-
-if TYPE_CHECKING:
-    from lanternbench.models.target import Target
 
 
 class Medusa(nn.Module):
@@ -30,7 +25,7 @@ class Medusa(nn.Module):
     def about(self) -> str:
         return f"Medusa, {self.heads} heads"
 
-    def misfit(self, target: Target) -> str | None:
+    def misfit(self, target: Any) -> str | None:
         """Why it cannot draft for ``target``; None where it can."""
         return wrong_width(self.weight.shape[-1], target)
 

@@ -6,9 +6,9 @@ tokenizer.json), ``vq`` (the image tokeniser) where the model's checkpoint has n
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
 from lanternbench.errors import UserError
-from lanternbench.models.chameleon.vqgan import EuclideanCodebook, to_pixels
 from lanternbench.models.entries import Entry
-from lanternbench.models.family import PublishedFamily, decoder_shape
-from lanternbench.models.grids import Grid, size, written
-from lanternbench.models.loading import State, explain_errors, read_config, read_state
+from lanternbench.models.family import PublishedFamily
+from lanternbench.models.grids import Grid, grid_of, written
+from lanternbench.models.loading import State, read_state
+from lanternbench.models.target import truncated
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, llama_fields
-from lanternbench.models.token_prompts import IdTokeniser, PromptFrame, hashed
+from lanternbench.models.token_prompts import PromptFrame
+from lanternbench.models.vq import Codebook
 from lanternbench.registry import register
 
 BOS, PAD, ROW_END, TURN = "<|extra_203|>", "<|endoftext|>", "<|extra_200|>", "<|extra_100|>"
@@ -33,6 +34,7 @@ NEGATIVE = (  # in place of one, in the unconditional prompt
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
 )
+SYSTEM, END = "You are a helpful assistant", " ASSISTANT: "
 _VISUAL = re.compile(r"<\|visual token (\d+)\|>")
 _VQ_RENAMED = (  # the original release's names -> transformers'
     (r"^decoder\.mid\.attn_1\.norm\.", "decoder.middle_block.attn_norm."),
@@ -45,28 +47,13 @@ _VQ_RENAMED = (  # the original release's names -> transformers'
 
 
 class Dialect(NamedTuple):
-    """What stands before and after a caption, what in place of all three, and the token after either.
-
-    ``images``: whether image tokens can be decoded.
-    """
+    """What stands before and after a caption, what in place of all three, and the token after either."""
 
     before: str
     after: str
     negative: str
     turn: tuple[str, ...] = ()
-    images: bool = True
-
-
-DIALECTS = {
-    "emu3": Dialect("", QUALITY, NEGATIVE),
-    "emu3.5": Dialect(
-        "You are a helpful assistant for t2i task. USER: ",
-        " ASSISTANT: ",
-        "You are a helpful assistant. USER:  ASSISTANT: ",
-        (TURN,),
-        images=False,
-    ),
-}
+    images: bool = True  # can image tokens be decoded?
 
 
 @dataclass(frozen=True)
@@ -93,14 +80,11 @@ class Emu3VQ(nn.Module):
     def __init__(self, config: Emu3VQVAEConfig):
         super().__init__()
         whole = Emu3VQVAE(config)  # of which the encoder is dropped
-        self.quantize = EuclideanCodebook(config.codebook_size, config.embed_dim)
+        self.quantize = Codebook(config.codebook_size, config.embed_dim, spherical=False)
         self.post_quant_conv, self.decoder = whole.post_quant_conv, whole.decoder
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """[B, h, w] -> [B, 3, H, W], not clamped.
-
-        One latent frame becomes four, of which an image is the first: layers over space see that one alone.
-        """
+        """[B, h, w] -> [B, 3, H, W], not clamped: the first of the four frames that one latent frame becomes."""
         code = self.quantize.codes()[tokens].permute(0, 3, 1, 2)[:, :, None]  # [B, 4, 1, h, w]
         net = self.decoder
         both = torch.cat([self.post_quant_conv(code), code])
@@ -113,28 +97,25 @@ class Emu3VQ(nn.Module):
         return net.conv_out(F.silu(net.norm_out(x, code)))
 
 
-def image_ids(names: dict[str, int]) -> Tensor:
-    """A vocabulary -> the id of each image token [V].  Raises UserError where one is missing."""
-    ids = {int(m[1]): i for name, i in names.items() if (m := _VISUAL.fullmatch(name))}
-    if not ids or sorted(ids) != list(range(len(ids))):
-        raise UserError(
-            f"the tokeniser names {len(ids)} image tokens but not every one once: use the tokenizer.json published "
-            "with the model"
-        )
-    return torch.tensor([ids[code] for code in range(len(ids))])
-
-
 @register("target", "emu3")
 class Emu3Family(PublishedFamily):
     rows = Path(__file__).with_name("catalogue.yaml")
     network, configuration, title = Emu3, Emu3Config, "Emu3"
     prefixes = ("model.text_model.", "text_model.model.", "text_model.", "model.")
-    vq_file = "Emu3's tokeniser"
+    vq_file, special = "Emu3's tokeniser", PUBLISHED
+    dialects: ClassVar[dict[str, Dialect]] = {
+        "emu3": Dialect("", QUALITY, NEGATIVE),
+        "emu3.5": Dialect(f"{SYSTEM} for t2i task. USER: ", END, f"{SYSTEM}. USER: {END}", (TURN,), False),
+    }
+
+    @staticmethod
+    def image_number(name: str) -> int | None:
+        return int(match[1]) if (match := _VISUAL.fullmatch(name)) else None
 
     def new_vq(self, row: Entry, folder: Path | None) -> Emu3VQ:
         return Emu3VQ(Emu3VQVAEConfig(**row.shape.get("vq", {})))
 
-    def vq_state(self, where: Path, row: Entry, folder: Path) -> State:
+    def vq_state(self, where: Path, folder: Path) -> State:
         """Either release's key names; the encoder is left out, and attention by 1 × 1 convolutions is linear."""
         result = {}
         for key, value in read_state(where).items():
@@ -146,56 +127,28 @@ class Emu3Family(PublishedFamily):
         return result
 
     def vq(self, row: Entry, folder: Path | None, device: str) -> Emu3VQ | None:
-        return super().vq(row, folder, device) if dialect_of(row).images else None
+        return super().vq(row, folder, device) if self.dialect(row).images else None
 
-    def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> IdTokeniser:
-        dialect = dialect_of(row)
-        named = [name for name in PUBLISHED if name != TURN or name in dialect.turn]
-        text = IdTokeniser(folder / "model" / "tokenizer.json", named, (dialect.before, dialect.after))
-        text.reserved |= set(image_ids(text.names).tolist())
-        return text
+    def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
+        return self.dialect(row)[:2]
 
-    def fields(self, row: Entry, model: Emu3, text: IdTokeniser | None) -> dict[str, Any]:
+    def fields(self, row: Entry, model: Emu3, text: Any, folder: Path | None) -> dict[str, Any]:
         """The unconditional prompt has a different text and length."""
-        dialect, grid = dialect_of(row), "{}*{}".format(*model.config.grid)
-        if text is None:
-            count = model.config.prompt_ids
-            ids = {name: i % count for name, i in PUBLISHED.items()}
-            dimensions, negative = hashed(grid, count), hashed(dialect.negative, count)
-        else:
-            ids, dimensions, negative = text.ids, text.encode(grid), text.encode(dialect.negative)
+        dialect, ids = self.dialect(row), text.ids
         turn = [ids[name] for name in dialect.turn]
-        after = [*turn, ids[IMAGE_START], *dimensions, ids[TOKENS_START]]
-        return {
-            "condition": PromptFrame([ids[BOS]], after, [ids[BOS], *negative, *after], ids[PAD]),
-            "pixels": to_pixels,
-            "row_end": ids[ROW_END],
-            "prompt_template": f"{dialect.before}{{caption}}{dialect.after}",
-        }
+        after = [*turn, ids[IMAGE_START], *text.encode("{}*{}".format(*model.config.grid)), ids[TOKENS_START]]
+        frame = PromptFrame([ids[BOS]], after, [ids[BOS], *text.encode(dialect.negative), *after], ids[PAD])
+        return {"condition": frame, "pixels": truncated, "row_end": ids[ROW_END]}
 
-    def described(self, config: dict[str, Any]) -> Emu3Config:
+    def described(self, config: dict[str, Any], row: Entry) -> Emu3Config:
         """Either layout's config.json."""
         check_type(config, self.title, "emu3", "Emu3")
-        text = config.get("text_config") or config
-        side = round(text.get("image_area", size(Emu3Config.grid) * 64) ** 0.5 / 8)
-        fields = llama_fields(text, Emu3Config)
-        return Emu3Config(grid=(side, side), prompt_ids=fields.pop("vocab_size"), **fields)
-
-    def published(self, row: Entry, folder: Path) -> tuple[Emu3Config, Tensor]:
-        model = folder / "model"
-        to_id = image_ids(IdTokeniser(model / "tokenizer.json").names)
-        described, shape = read_config(model / "config.json"), decoder_shape(row)
-        with explain_errors(model / "config.json", "is no config of Emu3"):
-            published = self.described(described)
-            config = replace(published, vocab_size=len(to_id), **shape)
-        if "image_area" in described and dialect_of(row).images and config.grid != published.grid:
-            raise UserError(
-                f"config.json is of images of {written(published.grid)} tokens but target '{row.name}' has "
-                f"{written(config.grid)}: name the target that it belongs to"
-            )
-        return config, to_id
-
-
-def dialect_of(row: Entry) -> Dialect:
-    """How the model is prompted: as Emu3-Gen where the row does not say."""
-    return DIALECTS[row.shape.get("dialect", "emu3")]
+        fields, grid = llama_fields(config.get("text_config") or config, Emu3Config), grid_of(row.shape["grid"])
+        if "image_area" in config and self.dialect(row).images:
+            published = grid_of(round(config["image_area"] ** 0.5 / 8))
+            if published != grid:
+                raise UserError(
+                    f"config.json is of images of {written(published)} tokens but target '{row.name}' has "
+                    f"{written(grid)}: name the target that it belongs to"
+                )
+        return Emu3Config(grid=grid, prompt_ids=fields.pop("vocab_size"), **fields)

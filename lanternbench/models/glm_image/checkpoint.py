@@ -9,7 +9,7 @@ release's other folders in ``diffusion``, and diffusers installed, there are ima
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ from lanternbench.models.entries import Entry, present
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.glm_image import diffusion
 from lanternbench.models.grids import Grid, coarse
-from lanternbench.models.loading import read_config
-from lanternbench.models.target import Target
+from lanternbench.models.loading import cause, read_config
 from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, llama_fields
-from lanternbench.models.token_prompts import IdTokeniser, PromptFrame, hashed
+from lanternbench.models.token_prompts import PromptFrame
 from lanternbench.registry import register
 
 SIZE = ("<sop>", "<eop>")  # around the rows and columns of each grid, the image's first
@@ -37,9 +36,7 @@ NO_IMAGES = (
 
 @dataclass(frozen=True)
 class GlmImageConfig(TokenDecoderConfig):
-    """``grid``: of the image, a token being 32 × 32 pixels.  ``sections``: of the pairs that turn, how many turn with
-    t, h and w, over and over.  ``image_start``: the id that ends the prompt.
-    """
+    """``grid``: of the image, a token being 32 × 32 pixels."""
 
     n_layer: int = 40
     hidden: int = 13696
@@ -49,8 +46,8 @@ class GlmImageConfig(TokenDecoderConfig):
     qkv_bias: bool = True
     sandwich_norm: bool = True
     rotary_width: int = 64
-    sections: tuple[int, ...] = (8, 12, 12)
-    image_start: int = 16384
+    sections: tuple[int, ...] = (8, 12, 12)  # of the pairs that turn, how many turn with t, h and w, over and over
+    image_start: int = 16384  # the id that ends the prompt
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,10 +99,7 @@ def chat_frame(folder: Path) -> tuple[str, str]:
         rendered: Any = render_jinja_template([chat], chat_template=template, **tokens)
         before, after = rendered[0][0].split(CAPTION)
     except Exception as error:  # whatever a template may raise
-        raise UserError(
-            f"the chat template in {folder} cannot be used ({str(error).splitlines()[0]}): use the one published with "
-            "the model"
-        ) from None
+        raise UserError(f"the chat template in {folder} cannot be used ({cause(error)}): fetch it again") from None
     return before, after
 
 
@@ -118,14 +112,7 @@ def part(folder: Path, name: str) -> Path:
 class GlmImageFamily(PublishedFamily):
     rows = Path(__file__).with_name("catalogue.yaml")
     network, configuration, title = GlmImage, GlmImageConfig, "GLM-Image"
-    prefixes = ("model.language_model.", "model.", "language_model.")
-
-    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
-        target = super().load(row, folder, device, dtype)
-        if present(folder, "diffusion") and diffusion.installed():
-            render = diffusion.load(folder / "diffusion", device, target.dtype)
-            return replace(target, render=render, evaluators="full")
-        return replace(target, remark=NO_IMAGES)
+    special, prefixes = dict.fromkeys(SIZE, 0), ("model.language_model.", "model.", "language_model.")
 
     def vq(self, row: Entry, folder: Path | None, device: str) -> None:
         return None
@@ -133,37 +120,34 @@ class GlmImageFamily(PublishedFamily):
     def weights(self, folder: Path) -> Path:
         return part(folder, "vision_language_encoder")
 
-    def described(self, config: dict[str, Any]) -> GlmImageConfig:
+    def tokeniser(self, folder: Path) -> Path:
+        return part(folder, "processor") / "tokenizer.json"
+
+    def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
+        return ("", "") if folder is None else chat_frame(part(folder, "processor"))
+
+    def described(self, config: dict[str, Any], row: Entry) -> GlmImageConfig:
         check_type(config, self.title, "glm_image")
         text, images = config["text_config"], config.get("vq_config") or {}
         fields, rope = llama_fields(text, GlmImageConfig, ("attention_bias",)), text.get("rope_parameters") or {}
         head = fields["head_width"] or fields["dim"] // fields["n_head"]
-        return GlmImageConfig(
-            prompt_ids=fields.pop("vocab_size"),
-            vocab_size=images.get("num_embeddings", GlmImageConfig.vocab_size),
-            qkv_bias=text.get("attention_bias", True),
-            rotary_width=int(head * rope.get("partial_rotary_factor", 0.5)),
-            sections=rope.get("mrope_section", GlmImageConfig.sections),
-            image_start=config.get("image_start_token_id", GlmImageConfig.image_start),
-            **fields,
-        )
+        fields |= {"prompt_ids": fields["vocab_size"], "qkv_bias": text.get("attention_bias", True)}
+        fields["vocab_size"] = images.get("num_embeddings", GlmImageConfig.vocab_size)
+        fields["rotary_width"] = int(head * rope.get("partial_rotary_factor", 0.5))
+        fields["sections"] = rope.get("mrope_section", GlmImageConfig.sections)
+        return GlmImageConfig(**fields, image_start=config.get("image_start_token_id", GlmImageConfig.image_start))
 
-    def published(self, row: Entry, folder: Path) -> tuple[GlmImageConfig, Tensor]:
-        config, _ = super().published(row, folder)
-        return config, torch.arange(config.vocab_size)
+    def image_ids(self, folder: Path, config: GlmImageConfig) -> Tensor:
+        return torch.arange(config.vocab_size)
 
-    def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> IdTokeniser:
-        processor = part(folder, "processor")
-        text = IdTokeniser(processor / "tokenizer.json", SIZE, chat_frame(processor))
-        text.reserved |= set(range(self.published(row, folder)[0].vocab_size))
-        return text
-
-    def fields(self, row: Entry, model: GlmImage, text: IdTokeniser | None) -> dict[str, Any]:
+    def fields(self, row: Entry, model: GlmImage, text: Any, folder: Path | None) -> dict[str, Any]:
         """The model is published without guidance; asked for it, the unconditional prompt has an empty caption."""
-        ids, start = model.config.prompt_ids, model.config.image_start
         sizes = "".join("{}{} {}{}".format(SIZE[0], *grid, SIZE[1]) for grid in reversed(model.grids))
-        template = ("", "") if text is None else text.template
-        after = [*(hashed(sizes, ids) if text is None else text.encode("", sizes)), start % ids]
-        empty = [] if text is None else text.encode("", *template)
-        frame = PromptFrame([], after, [*empty, *after])
-        return {"condition": frame, "prompt_template": CAPTION.join(template)}
+        after = [*text.encode("", sizes), model.config.image_start % model.config.prompt_ids]
+        empty = text.encode("", *self.template(row, folder))
+        condition = {"condition": PromptFrame([], after, [*empty, *after])}
+        if folder is None:
+            return condition
+        if not (present(folder, "diffusion") and diffusion.installed()):
+            return condition | {"remark": NO_IMAGES}
+        return condition | {"render": diffusion.load(folder / "diffusion", str(model.device), model.dtype)}

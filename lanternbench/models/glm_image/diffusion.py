@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lanternbench.errors import UserError
+from lanternbench.models.loading import cause
 
 STEPS, GUIDANCE = 50, 1.5  # of the diffusion, as published
 PIXELS = 32  # a token's side
@@ -25,20 +26,14 @@ def installed() -> bool:
 
 
 def load(folder: Path, device: str, dtype: torch.dtype) -> Callable[[Tensor, Sequence[str]], list[Any]]:
-    """(tokens [B, h, w], captions) -> images of 32 h × 32 w pixels.  Raises UserError for files that do not fit.
-
-    The noise that diffusion begins with is a function of the tokens.
-    """
+    """(tokens [B, h, w], captions) -> 32 h × 32 w pixels; noise is a function of the tokens.  Raises UserError."""
     from diffusers import GlmImagePipeline
 
     try:
         parts: Any = dict.fromkeys(ABSENT)
         pipeline: Any = GlmImagePipeline.from_pretrained(folder, **parts, torch_dtype=dtype, local_files_only=True)
     except Exception as error:  # whatever one of the parts raises
-        cause = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{folder} is no diffusion decoder of GLM-Image ({type(error).__name__}: {cause}): fetch it again"
-        ) from None
+        raise UserError(f"{folder} is no diffusion decoder of GLM-Image ({cause(error)}): fetch it again") from None
     pipeline.to(device)
     pipeline.set_progress_bar_config(disable=True)
 

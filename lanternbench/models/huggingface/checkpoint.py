@@ -1,37 +1,37 @@
-"""``--target hf:FOLDER``: an image model that transformers runs, from its files and a few settings.
+"""``--target hf:FOLDER``: an image model that transformers runs behind the engine's cache, from its files and settings.
 
 A folder holds config.json, safetensors and tokenizer.json as ``save_pretrained`` writes them, and ``lanternbench.yaml``
-(``Settings``).  Images are decoded by the model's ``vqmodel``, or by an image tokeniser of LlamaGen's kind in
-``vq``; without either, speed alone is measured.  Slower than a family of ours: transformers' layers are not fused, and
-each forward passes through its checks.
+(``Settings``).  Images are decoded by the model's ``vqmodel``, or by an image tokeniser of LlamaGen's kind in ``vq``;
+without either, speed alone is measured.  transformers' code computes every layer; where keys and values are stored and
+which positions see which are arguments of its forward, so trees, batches and commits work as with decoders of ours.  It
+is slower than these: layers are not fused, and each forward passes through its checks.
 """
 
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from torch import Tensor
-from yaml import YAMLError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family, drafters_in
 from lanternbench.models.grids import Grid, size, written
-from lanternbench.models.huggingface.model import TransformersDecoder
-from lanternbench.models.loading import dtype_for, explain_errors, load_into, read_state
-from lanternbench.models.target import Target, Tokeniser
-from lanternbench.models.token_decoder import TokenDecoderConfig, llama_sizes
+from lanternbench.models.loading import cause, dtype_for, explain_errors, load_into, read_config, read_state
+from lanternbench.models.target import Target
+from lanternbench.models.token_decoder import VARIANTS, TokenDecoder, TokenDecoderConfig, llama_fields
 from lanternbench.models.token_prompts import IdTokeniser, PromptFrame
+from lanternbench.models.transformer import Depths, Mask, Put, rope_1d
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.utils import yaml_text
 
 SETTINGS = "lanternbench.yaml"
 PREFIX = "hf:"
+PROBED = 8  # ids on which the head over image tokens is compared with the model's logits
 REMARK = (
     "the target runs through transformers' own layers, which are slower than a target family's: compare methods of "
     "this run with each other alone"
@@ -44,29 +44,97 @@ Side = Annotated[int, Field(ge=2, le=128)]  # tokens
 
 
 class Settings(BaseModel):
-    """Settings that transformers' files do not contain.
-
-    ``grid``: rows and columns of image tokens, or one number for both.
-    ``image_tokens``: how the tokeniser names image token i, or [id of the first, how many].  ``prompt``,
-    ``unconditional``: what stands before the first image token; names of special tokens count as such.  ``row_end``:
-    the token that the model writes after each row, if it does.  ``pad``: a token for shorter prompts of a batch.
-    """
+    """What transformers' files lack; names of special tokens in prompts count as such; a square needs one number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    grid: tuple[Side, Side]
-    image_tokens: str | tuple[int, int]
-    prompt: str = "{caption}"
+    grid: Annotated[tuple[Side, Side], BeforeValidator(lambda value: (value, value) if type(value) is int else value)]
+    image_tokens: str | tuple[int, int]  # how the tokeniser names image token i, or [id of the first, how many]
+    prompt: str = "{caption}"  # what stands before the first image token
     unconditional: str = ""
-    row_end: str | None = None
-    pad: str | None = None
+    row_end: str | None = None  # the token that the model writes after each row, if it does
+    pad: str | None = None  # a token for shorter prompts of a batch
     guidance: float = Field(3.0, ge=0, le=1000)
     top_k: int = Field(0, ge=0)
 
-    @field_validator("grid", mode="before")
-    @classmethod
-    def _square(cls, value: Any) -> Any:
-        return (value, value) if isinstance(value, int) else value
+
+class EngineCache:
+    """The engine's cache during one forward, as transformers' layers use a cache of theirs."""
+
+    def __init__(self, put: Put):
+        self.put = put
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Store keys and values [R, H, N, d] of a layer; return all that may be attended to [R, H, span, d]."""
+        keys, values = self.put(layer, torch.cat([keys, values], 1)).chunk(2, 1)
+        return keys, values
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        return 0  # positions are given
+
+
+class TransformersDecoder(TokenDecoder):
+    """``body``: the decoder without its head, over embeddings, a 4-D mask and a cache; ``rope`` is for drafters."""
+
+    places: Tensor
+
+    def __init__(self, net: Any, config: TokenDecoderConfig, image_ids: Tensor):
+        """``net``: a transformers model with a linear head over a decoder of ids.  Raises UserError for any other."""
+        nn.Module.__init__(self)  # the layers are those of ``body``
+        self.config, self.body = config, net.get_decoder()
+        self.cls_embedding, head = net.get_input_embeddings(), net.get_output_embeddings()
+        self.tok_embeddings = nn.Embedding.from_pretrained(self.cls_embedding.weight.detach()[image_ids])
+        self.output = nn.Linear(config.dim, len(image_ids), bias=head.bias is not None)
+        for name, parameter in head.named_parameters():
+            setattr(self.output, name, nn.Parameter(parameter.detach()[image_ids], requires_grad=False))
+        tables = {"image_ids": image_ids, "rope": rope_1d(config.positions, config.head_dim, config.rope_base)}
+        for name, table in (tables | {"places": torch.arange(config.positions)[:, None]}).items():
+            self.register_buffer(name, table.to(self.device), persistent=False)
+        self._compare(net)
+
+    @torch.no_grad()
+    def _compare(self, net: Any) -> None:
+        n = min(PROBED, len(self.image_ids))
+        wanted = net(input_ids=self.image_ids[None, :n], use_cache=False).logits[..., self.image_ids].float()
+        x = self.tok_embeddings(torch.arange(n, device=self.device))[None]
+        causal = torch.ones(1, 1, n, n, dtype=torch.bool, device=self.device).tril()
+        logits = self.logits(self(x, self.places[None, :n, None], causal))
+        tolerance = 1e-3 if self.dtype == torch.float32 else 0.1
+        if not torch.allclose(logits.float(), wanted, atol=tolerance * float(wanted.abs().max()), rtol=0):
+            raise UserError(
+                f"the logits of {type(net).__name__} are not a linear head on its decoder's states over embedded ids: "
+                "such a model needs a target family of its own, see docs/extend.md"
+            )
+
+    def position_table(self, prompt: int) -> Tensor:
+        """Positions themselves: transformers makes its rotary embedding from them [positions, 1]."""
+        return self.places
+
+    @property
+    def layers(self) -> nn.ModuleList:  # type: ignore[override]
+        return self.body.layers
+
+    @property
+    def about(self) -> str:
+        return f"{type(self.body).__name__} of transformers, {self.config.n_layer} layers"
+
+    def forward(
+        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, last: bool = False, aux_layers: Depths = ()
+    ) -> Tensor:
+        """As ``Stack.forward``; ``rope`` [R|1, N|1, 1, 1] holds positions."""
+        rows, n, _ = x.shape
+        if mask is None:
+            mask = torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=x.device)  # transformers' default is causal
+        elif mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
+        options: dict[str, Any] = {"use_cache": put is not None, "output_hidden_states": bool(aux_layers)}
+        options["past_key_values"] = None if put is None else EngineCache(put)
+        position = rope[..., 0, 0].expand(rows, n)
+        output = self.body(inputs_embeds=x, attention_mask=mask, position_ids=position, **options)
+        states = output.last_hidden_state
+        if aux_layers:
+            states = torch.cat([states, *(output.hidden_states[n] for n in aux_layers)], -1)
+        return states[:, -1:] if last else states
 
 
 @register("target", "transformers")
@@ -75,16 +143,14 @@ class TransformersFamily(Family):
 
     rows = Path(__file__).with_name("catalogue.yaml")
 
-    def reads(self, folder: Path) -> bool:
-        return str(folder).startswith(PREFIX)
+    def reads(self, path: Path) -> Path | None:
+        return Path(str(path).removeprefix(PREFIX)) if str(path).startswith(PREFIX) else None
 
-    def located(self, path: Path) -> Path:
-        return Path(str(path).removeprefix(PREFIX))
-
-    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
+    def load(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Target:
+        assert folder is not None  # there are no rows of which to make one with random weights
         chosen = settings(folder)
-        before, place, after = chosen.prompt.partition("{caption}")
-        if not place:
+        before, caption, after = chosen.prompt.partition("{caption}")
+        if not caption:
             raise UserError(f"the prompt in {folder / SETTINGS} has no {{caption}}: write it where the caption goes")
         special = [name for name in (chosen.row_end, chosen.pad) if name]
         text = IdTokeniser(folder / "tokenizer.json", special, (before, after))
@@ -95,33 +161,23 @@ class TransformersFamily(Family):
         if int(ids.max()) >= config.prompt_ids:
             raise UserError(f"image_tokens go up to id {int(ids.max())} but the model has {config.prompt_ids} ids")
         model = TransformersDecoder(net, config, ids.to(device))
-        return Target(
-            folder.name,
-            model,
-            image_tokeniser(net, folder, device, len(ids)),
-            text,
-            chosen.guidance,
-            chosen.top_k,
-            drafters=drafters_in(folder, model, device),
-            condition=PromptFrame([], [], text.encode("", chosen.unconditional), text.ids.get(chosen.pad or "", 0)),
-            row_end=text.ids[chosen.row_end] if chosen.row_end else None,
-            prompt_template=chosen.prompt,
-            remark=REMARK,
-        )
+        vq, drafters = image_tokeniser(net, folder, device, len(ids)), drafters_in(folder, model, device)
+        frame = PromptFrame([], [], text.encode("", chosen.unconditional), text.ids.get(chosen.pad or "", 0))
+        fields: dict[str, Any] = {"condition": frame, "prompt_template": chosen.prompt, "remark": REMARK}
+        fields["row_end"] = text.ids[chosen.row_end] if chosen.row_end else None
+        return Target(folder.name, model, vq, text, chosen.guidance, chosen.top_k, drafters=drafters, **fields)
 
 
 def settings(folder: Path) -> Settings:
     """Raises UserError for settings that are absent or wrong."""
     path = folder / SETTINGS
+    if not path.exists():
+        raise UserError(f"{path} is missing: write what the model's own files do not say, such as {{{_EXAMPLE}}}")
     try:
-        return Settings(**yaml_text.load(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise UserError(
-            f"{path} is missing: write what the model's own files do not say, such as {{{_EXAMPLE}}}"
-        ) from None
-    except (OSError, ValueError, TypeError, YAMLError) as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else None
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error).splitlines()[0]
+        return Settings.model_validate(yaml_text.read(path, "a file of settings"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise UserError(f"{path} is wrong ({reason}): write settings such as {{{_EXAMPLE}}}") from None
 
 
@@ -143,26 +199,23 @@ def image_ids(named: str | tuple[int, int], names: dict[str, int]) -> Tensor:
 
 
 def network(folder: Path, dtype: torch.dtype) -> Any:
-    """The transformers model in ``folder``, by the class that config.json names; no code of the folder is run.
-
-    Raises UserError for a class that transformers lacks, and for weights that are absent, partial or not safetensors.
-    """
+    """The model of the class that config.json names; no code of the folder is run.  Raises UserError."""
     import transformers
 
-    try:
-        name = (json.loads((folder / "config.json").read_bytes()).get("architectures") or [None])[0]
-    except (OSError, ValueError, AttributeError, IndexError, TypeError):
-        raise UserError(f"cannot read {folder / 'config.json'}: give a folder that save_pretrained wrote") from None
-    kind = getattr(transformers, str(name), None)
+    path = folder / "config.json"
+    config = read_config(path)
+    with explain_errors(path, "names no class"):
+        name = str((config.get("architectures") or [None])[0])
+    kind = getattr(transformers, name, None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise UserError(f"transformers {transformers.__version__} has no model class '{name}' that config.json names")
     local = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
     load: Any = kind.from_pretrained
     try:
-        net, about = load(folder, dtype=dtype, attn_implementation="sdpa", **local)
+        net, info = load(folder, dtype=dtype, attn_implementation="sdpa", **local)
     except Exception as error:  # transformers has no exception type for an invalid folder
-        raise UserError(f"transformers cannot load {folder} ({str(error).splitlines()[0]}): correct it") from None
-    if absent := sorted(about["missing_keys"]):
+        raise UserError(f"transformers cannot load {folder} ({cause(error)}): correct it") from None
+    if absent := sorted(info["missing_keys"]):
         raise UserError(f"the checkpoint in {folder} has no '{absent[0]}' ({len(absent)} weights are absent)")
     return net
 
@@ -170,14 +223,15 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
 def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
     """Raises UserError for a model without the usual fields."""
     text = net.config.get_text_config().to_dict()
-    sizes = llama_sizes(text, TokenDecoderConfig) | {"vocab_size": vocab, "positions": text["max_position_embeddings"]}
-    config = TokenDecoderConfig(**sizes, grid=grid, prompt_ids=net.get_input_embeddings().num_embeddings)
+    fields = llama_fields(text, TokenDecoderConfig, VARIANTS) | {"vocab_size": vocab}
+    fields["positions"] = text["max_position_embeddings"]
+    config = TokenDecoderConfig(**fields, grid=grid, prompt_ids=net.get_input_embeddings().num_embeddings)
     if config.positions < size(grid):
         raise UserError(f"the model has {config.positions} positions, too few for {written(grid)} image tokens")
     return config
 
 
-def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Tokeniser | None:
+def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Any:
     """The model's, or that of ``folder``; None without either.  Raises UserError unless it has ``vocab`` codes."""
     inner, where = getattr(getattr(net, "model", net), "vqmodel", None), folder / "vq"
     if inner is not None and hasattr(inner, "decode"):
@@ -191,8 +245,5 @@ def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Tokenise
     else:
         return None
     if (count := len(tokeniser.quantize.codes())) != vocab:
-        raise UserError(
-            f"the image tokeniser of {folder} has {count} codes but its image_tokens are {vocab} tokens: correct "
-            f"image_tokens in {SETTINGS}, or use the tokeniser that the model was trained with"
-        )
+        raise UserError(f"the tokeniser has {count} codes but its image_tokens are {vocab} tokens: correct {SETTINGS}")
     return tokeniser

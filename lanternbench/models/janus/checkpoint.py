@@ -5,46 +5,36 @@ A folder holds ``model`` (config.json, tokenizer.json, and the weights of decode
 drafters such as ``eagle``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanternbench.models.chameleon.vqgan import to_pixels
 from lanternbench.models.decoder import guide
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, grid_of
-from lanternbench.models.loading import State, read_state
-from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, from_hf, llama_fields
+from lanternbench.models.loading import State
+from lanternbench.models.target import truncated
+from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, llama_fields
 from lanternbench.models.token_prompts import IdTokeniser, PromptFrame
-from lanternbench.models.vq import from_vqgan
 from lanternbench.registry import register
 
 BOS, PAD, IMAGE_START = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
 PUBLISHED = {BOS: 100000, PAD: 100002, IMAGE_START: 100016}  # for random weights: there is no tokeniser then
 TEMPLATE = ("<|User|>: ", "\n\n<|Assistant|>:")  # a conversation that the assistant is to answer
-OPTIONS = {"l_k": 10, "width_range": (3, 40)}
-
-# key names of the original release, and of transformers
-_LANGUAGE = ("language_model.model.", "model.language_model.")
-_VQ = ("gen_vision_model.", "model.vqmodel.")
-_IMAGES = {
+_IMAGES = {  # ours -> key names of the original release, and of transformers
     "tok_embeddings.codes.": ("gen_embed.", "model.generation_embeddings."),
     "tok_embeddings.fc1.": ("gen_aligner.layers.0.", "model.generation_aligner.fc1."),
     "tok_embeddings.fc2.": ("gen_aligner.layers.2.", "model.generation_aligner.hidden_layers.0."),
     "output.fc1.": ("gen_head.output_mlp_projector.", "model.generation_head.proj_out."),
     "output.fc2.": ("gen_head.vision_head.", "model.generation_head.vision_head."),
 }
-_LLAMA = {  # what transformers' LlamaConfig has where a file is silent
-    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
-    "vocab_size": 102400,
-}  # fmt: skip
+_LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008}
+_LLAMA["vocab_size"] = 102400  # with these: what transformers' LlamaConfig has where a file is silent
 
 
 @dataclass(frozen=True)
@@ -106,16 +96,11 @@ class Janus(TokenDecoder):
         """The head is not linear, so guidance follows it."""
         return guide(self.output(hidden.to(self.dtype)), guidance)
 
-    def folded(self) -> Janus:
+    def folded(self) -> Self:
         """Itself, with a table of image tokens in place of the MLP that computes it."""
         if isinstance(self.tok_embeddings, CodeEmbedding):
             self.tok_embeddings = self.tok_embeddings.table()
         return self
-
-
-def without(key: str, prefixes: tuple[str, ...]) -> str | None:
-    """What follows in ``key`` after one of ``prefixes``; None where it begins with none of them."""
-    return next((key.removeprefix(p) for p in prefixes if key.startswith(p)), None)
 
 
 class JanusText(IdTokeniser):
@@ -126,30 +111,20 @@ class JanusText(IdTokeniser):
 @register("target", "janus")
 class JanusFamily(PublishedFamily):
     rows = Path(__file__).with_name("catalogue.yaml")
-    network, configuration, title = Janus, JanusConfig, "Janus-Pro"
+    network, configuration, title = Janus, JanusConfig, "Janus"
+    tokeniser_class, special, prefixes = JanusText, PUBLISHED, ("language_model.model.", "model.language_model.")
+    defaults: ClassVar[dict[str, Any]] = {"l_k": 10, "width_range": (3, 40)}
 
-    def vq_state(self, where: Path, row: Entry, folder: Path) -> State:
-        """transformers numbers levels as LlamaGen does."""
-        named = {name: value for key, value in read_state(where).items() if (name := without(key, _VQ))}
-        return {from_vqgan(name): value for name, value in named.items() if not name.endswith("codebook_used")}
+    def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
+        return TEMPLATE
 
-    def text(self, row: Entry, folder: Path, device: str, dtype: torch.dtype) -> IdTokeniser:
-        return JanusText(folder / "model" / "tokenizer.json", (BOS, PAD, IMAGE_START), TEMPLATE)
+    def fields(self, row: Entry, model: Janus, text: Any, folder: Path | None) -> dict[str, Any]:
+        frame = PromptFrame([text.ids[BOS]], [text.ids[IMAGE_START]], None, text.ids[PAD])
+        return {"condition": frame, "pixels": truncated}
 
-    def options(self, row: Entry) -> dict[str, Any]:
-        return dict(OPTIONS)
-
-    def fields(self, row: Entry, model: Janus, text: IdTokeniser | None) -> dict[str, Any]:
-        ids = {name: i % model.config.prompt_ids for name, i in PUBLISHED.items()} if text is None else text.ids
-        return {
-            "condition": PromptFrame([ids[BOS]], [ids[IMAGE_START]], None, ids[PAD]),
-            "pixels": to_pixels,
-            "prompt_template": "{caption}".join(TEMPLATE),
-        }
-
-    def described(self, config: dict[str, Any]) -> JanusConfig:
+    def described(self, config: dict[str, Any], row: Entry) -> JanusConfig:
         """Either layout's config.json; what it leaves out has transformers' default for Llama."""
-        check_type(config, "Janus", "janus", "multi_modality")
+        check_type(config, self.title, "janus", "multi_modality")
         original = config["model_type"] == "multi_modality"
         text = config.get("language_config" if original else "text_config") or {}
         vq = (config.get("gen_vision_config") or {}).get("params") or {} if original else config.get("vq_config") or {}
@@ -160,18 +135,16 @@ class JanusFamily(PublishedFamily):
         grid = JanusConfig.grid if original else grid_of(image_size // patch)
         return JanusConfig(**fields, grid=grid, code_dim=vq.get("n_embed" if original else "embed_dim", 8))
 
-    def renamed(self, state: State, config: JanusConfig, image_ids: Tensor | None, folder: Path) -> State:
+    def renamed(self, state: State, config: JanusConfig, image_ids: Tensor | None) -> State:
         """What reads images and the text head are left out."""
-        language = {name: value for key, value in state.items() if (name := without(key, _LANGUAGE))}
-        result = from_hf(language, config, ())
+        language = {key: value for key, value in state.items() if key.startswith(self.prefixes)}
+        result = super().renamed(language, config, None)
         if "tok_embeddings.weight" in result:  # the language model's table is of prompts
             result["cls_embedding.weight"] = result.pop("tok_embeddings.weight")
-        for ours, theirs in _IMAGES.items():
-            result |= {ours + name: value for key, value in state.items() if (name := without(key, theirs))}
+        for ours, prefixes in _IMAGES.items():
+            for theirs in prefixes:
+                result |= {key.replace(theirs, ours): state[key] for key in state if key.startswith(theirs)}
         return result
 
-    def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Janus:
+    def decoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Janus:
         return super().decoder(row, folder, device, dtype).folded()
-
-    def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Janus:
-        return cast(Janus, super().random_decoder(row, device, dtype)).folded()

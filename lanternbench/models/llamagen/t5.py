@@ -14,21 +14,17 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.loading import random_net
+from lanternbench.models.loading import cause, random_net
 from lanternbench.models.tiny.text_encoder import words
 from lanternbench.utils.files import HOME, replacing
 
-FLAN_T5_XL: dict[str, Any] = {
-    "vocab_size": 32_128, "d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24, "num_heads": 32,
-    "feed_forward_proj": "gated-gelu",
-}  # fmt: skip
-
+FLAN_T5_XL: dict[str, Any] = {"vocab_size": 32_128, "d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24}
+FLAN_T5_XL |= {"num_heads": 32, "feed_forward_proj": "gated-gelu"}
 SECONDS = "encode_seconds"  # the entry of a file's header
 # in this order: what is replaced in a caption in lower case, and by what
 _CLEANED = (
@@ -52,8 +48,7 @@ def clean(caption: str) -> str:
     if len(re.findall(r"[-_]", text)) > 3:
         text = re.sub(r"[-_]", " ", text)
     text = re.sub(r"(\D[,.])\b", r"\1 ", text)
-    text = re.sub(r"\s+", " ", text).strip()
-    return text.strip("'_,-:;+ ")
+    return re.sub(r"\s+", " ", text).strip().strip("'_,-:;+ ")
 
 
 class T5Features:
@@ -71,10 +66,11 @@ class T5Features:
         return [self.path(clean(caption)) for caption in captions]
 
     def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
-        paths = self.prepare(captions)
-        rows = [load_file(p)["features"].to(self.dtype) for p in paths]  # [words, 2048] each
-        features = torch.stack([F.pad(row, (0, 0, 0, self.length - len(row))) for row in rows])
-        mask = torch.stack([(torch.arange(self.length) < len(row)).long() for row in rows])
+        rows = [load_file(path)["features"].to(self.dtype) for path in self.prepare(captions)]  # [words, 2048] each
+        features = torch.zeros(len(rows), self.length, self.width, dtype=self.dtype)
+        mask = torch.zeros(len(rows), self.length, dtype=torch.long)
+        for i, row in enumerate(rows):
+            features[i, : len(row)], mask[i, : len(row)] = row, 1
         return features.to(self.device), mask.to(self.device)
 
     def encode_seconds(self, captions: list[str]) -> float:
@@ -91,10 +87,10 @@ class T5Features:
         try:
             with safe_open(path, "pt") as file:
                 rows, width = file.get_slice("features").get_shape()
-                took = float(file.metadata()[SECONDS])
+                seconds = float(file.metadata()[SECONDS])
         except (OSError, SafetensorError, ValueError, TypeError, KeyError):
             return None
-        return took if 0 < rows <= self.length and width == self.width else None
+        return seconds if 0 < rows <= self.length and width == self.width else None
 
     @torch.inference_mode()
     def _encode(self, captions: dict[Path, str]) -> None:
@@ -110,9 +106,9 @@ class T5Features:
         for path, caption in captions.items():
             began = perf_counter()
             features = encode(caption)
-            took = perf_counter() - began
+            seconds = perf_counter() - began
             with replacing(path, HOME, shared=True) as file:
-                file.write(save({"features": features}, {SECONDS: repr(took)}))
+                file.write(save({"features": features}, {SECONDS: repr(seconds)}))
 
     def _encoder(self) -> tuple[nn.Module, Callable[[str], Tensor]]:
         """The encoder on its device, and what turns a caption into its tokens [1, n].  Raises UserError."""
@@ -122,9 +118,8 @@ class T5Features:
             tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
             encoder = T5EncoderModel.from_pretrained(self.folder, local_files_only=True, dtype=self.dtype)
         except Exception as error:  # the library has no exception type for an invalid file
-            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(
-                f"cannot read the text encoder in {self.folder} ({cause}); fetch the target again"
+                f"cannot read the text encoder in {self.folder} ({cause(error)}); fetch the target again"
             ) from None
         if encoder.config.d_model != self.width:
             raise UserError(
@@ -139,10 +134,7 @@ class T5Features:
 
 
 class RandomT5Features(T5Features):
-    """An encoder of Flan-T5-XL's size with random weights, so that end-to-end times count what a real one costs.
-
-    A token per word and one for the end; features last as long as this object.
-    """
+    """Flan-T5-XL's size with random weights, so that end-to-end times count it; features last as long as this."""
 
     def __init__(self, length: int, device: str, dtype: torch.dtype, width: int, layers: int):
         self._home = TemporaryDirectory(prefix="lanternbench-t5-")

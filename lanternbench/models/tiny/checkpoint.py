@@ -13,8 +13,8 @@ from lanternbench.errors import UserError
 from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family, drafter_at
-from lanternbench.models.llamagen import model as llamagen
-from lanternbench.models.llamagen.model import LlamaGen, LlamaGenConfig
+from lanternbench.models.key_names import from_published
+from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
 from lanternbench.models.loading import explain_errors, load_into
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import text_encoder as text
@@ -23,18 +23,8 @@ from lanternbench.registry import register
 from lanternbench.utils.files import OUT, WEIGHTS, replacing, writing
 
 # what suits a machine on which every verified node costs, by the costs and acceptance that `tune` measures
-OPTIONS: dict[str, Any] = {
-    "static": "chain-5",
-    "chain": "chain-3",
-    "medusa": "twig-8",
-    "depth": 2,
-    "draft_top_k": 4,
-    "total_nodes": 5,
-    "depth_range": (0, 4),
-    "width_range": (1, 5),
-    "l_k": 1,
-    "near": 64,
-}
+OPTIONS: dict[str, Any] = {"static": "chain-5", "chain": "chain-3", "medusa": "twig-8", "depth": 2, "draft_top_k": 4}
+OPTIONS |= {"total_nodes": 5, "depth_range": (0, 4), "width_range": (1, 5), "l_k": 1, "near": 64}
 
 
 def write(path: Path, state: dict[str, Tensor], **meta: Any) -> None:
@@ -58,16 +48,13 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             meta = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
             return {k: file.get_tensor(k) for k in file.keys()}, meta  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"cannot read the embedded weights {path} ({error}); reinstall, or remake them with "
-            "`lanternbench train tiny`"
-        ) from None
+        raise UserError(f"cannot read {path} ({error}): reinstall, or run `lanternbench train tiny`") from None
 
 
 def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
     state, meta = read(path)
     with explain_errors(path, "does not say what it is"):
-        config, weights = LlamaGenConfig(**meta["config"]), llamagen.from_official(state)
+        config, weights = LlamaGenConfig(**meta["config"]), from_published(state)
     return load_into(lambda: LlamaGen(config), weights, path, device, dtype)
 
 
@@ -76,9 +63,7 @@ class TinyFamily(Family):
     """The embedded model; a folder that ``train tiny`` wrote is a target too."""
 
     rows = Path(__file__).with_name("catalogue.yaml")
-
-    def options(self, row: Entry) -> dict[str, Any]:
-        return dict(OPTIONS)
+    defaults = OPTIONS
 
     def home(self, row: Entry) -> Path:
         return WEIGHTS
@@ -86,49 +71,41 @@ class TinyFamily(Family):
     def missing(self, row: Entry, folder: Path) -> list[str]:
         return [] if self.reads(folder) else ["model"]
 
-    def reads(self, folder: Path) -> bool:
-        return (folder / "target.safetensors").is_file()
+    def reads(self, path: Path) -> Path | None:
+        return path if (path / "target.safetensors").is_file() else None
 
-    def load(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> Target:
-        return load(folder, device, dtype)
+    def load(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Target:
+        return load(folder or WEIGHTS, device, dtype)
 
-    def decoder(self, row: Entry, folder: Path, device: str, dtype: torch.dtype | None = None) -> LlamaGen:
-        return _llamagen(folder / "target.safetensors", device, dtype or torch.float32)
-
-    def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> LlamaGen:
-        """Its trained weights, included in the package."""
-        return self.decoder(row, WEIGHTS, device, dtype)
+    def decoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> LlamaGen:
+        """Without a folder: its trained weights, included in the package."""
+        return _llamagen((folder or WEIGHTS) / "target.safetensors", device, dtype or torch.float32)
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
         raise UserError(f"target '{row.name}' comes with trained weights: leave out --random-weights")
 
 
 def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None = None) -> Target:
-    """The embedded target with all its drafters.
-
-    ``dtype`` is that of model and drafters (default: float32); text encoder and tokeniser are float32.
-    """
+    """The embedded target with all its drafters; ``dtype``: of model and drafters (default: float32)."""
     dtype = dtype or torch.float32
-    path = {
-        name: folder / f"{name}.safetensors"
-        for name in ("target", "text", "vq", "eagle", "eagle-3", "dflash", "medusa", "model")
-    }
-    model = _llamagen(path["target"], device, dtype)
-    encoder = load_into(text.TextEncoder, read(path["text"])[0], path["text"], device, torch.float32)
-    state, meta = read(path["vq"])
-    with explain_errors(path["vq"], "does not say what it is"):
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["config"].items()}
-        shape = VQConfig(**fields)
-    vq = load_into(lambda: VQModel(shape), state, path["vq"], device, torch.float32)
-    drafters: dict[str, nn.Module] = {"eagle": drafter_at(path["eagle"], model, device)}
+    text_file, vq_file, medusa = (folder / f"{name}.safetensors" for name in ("text", "vq", "medusa"))
+    model = _llamagen(folder / "target.safetensors", device, dtype)
+    encoder = load_into(text.TextEncoder, read(text_file)[0], text_file, device, torch.float32)
+    state, meta = read(vq_file)
+
+    def new_vq() -> VQModel:
+        return VQModel(VQConfig(**meta["config"] | {"ch_mult": tuple(meta["config"]["ch_mult"])}))
+
+    vq = load_into(new_vq, state, vq_file, device, torch.float32)
+    drafters: dict[str, nn.Module] = {"eagle": drafter_at(folder / "eagle.safetensors", model, device)}
     for kind in ("eagle-3", "dflash"):  # earlier versions trained neither
-        if path[kind].exists():
-            drafters[kind] = drafter_at(path[kind], model, device)
-    heads, _ = read(path["medusa"])
-    with explain_errors(path["medusa"], "holds no Medusa heads"):
+        if (file := folder / f"{kind}.safetensors").exists():
+            drafters[kind] = drafter_at(file, model, device)
+    heads, _ = read(medusa)
+    with explain_errors(medusa, "holds no Medusa heads"):
         count = len(heads["weight"])
-    drafters["medusa"] = load_into(lambda: Medusa(model.config.dim, count), heads, path["medusa"], device, dtype)
-    drafters["model"] = _llamagen(path["model"], device, dtype)
+    drafters["medusa"] = load_into(lambda: Medusa(model.config.dim, count), heads, medusa, device, dtype)
+    drafters["model"] = _llamagen(folder / "model.safetensors", device, dtype)
     return assemble(model, encoder, vq, drafters)
 
 
@@ -142,6 +119,4 @@ def assemble(model: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: 
             states, mask = encoder(text.tokenize(captions).to(model.device))
         return states.to(model.dtype), mask
 
-    return Target(
-        "tiny", model, vq, features, guidance=3.0, top_k=64, evaluators="tiny", options=OPTIONS, drafters=drafters
-    )
+    return Target("tiny", model, vq, features, 3.0, 64, evaluators="tiny", options=OPTIONS, drafters=drafters)

@@ -31,11 +31,8 @@ def build() -> CLIP:
 
 def tokenize(captions: list[str]) -> Tensor:
     """int64 [B, 32]: hashed words, the end mark, zeros.  Any Unicode is a caption, the empty string included."""
-    ids = torch.zeros(len(captions), CONTEXT, dtype=torch.long)
-    for row, caption in zip(ids, captions, strict=True):
-        hashed = [text.word_id(w) for w in text.words(caption) if w != ","][: CONTEXT - 1]
-        row[: len(hashed) + 1] = torch.tensor([*hashed, EOT])
-    return ids
+    rows = [[text.word_id(w) for w in text.words(caption) if w != ","][: CONTEXT - 1] for caption in captions]
+    return text.padded([[*row, EOT] for row in rows], CONTEXT)
 
 
 def to_uint8(images: list[Image.Image]) -> Tensor:

@@ -28,13 +28,14 @@ def read(caption: str) -> list[str]:
     return [w for w in words(caption)[:WORDS] if w != ","] or [""]
 
 
+def padded(rows: list[list[int]], length: int) -> Tensor:
+    """int64 [B, length], 0 on the right."""
+    return torch.tensor([row + [0] * (length - len(row)) for row in rows], dtype=torch.long).view(-1, length)
+
+
 def tokenize(captions: list[str]) -> Tensor:
     """int64 [B, WORDS], right-padded with 0."""
-    ids = torch.zeros(len(captions), WORDS, dtype=torch.long)
-    for row, caption in zip(ids, captions, strict=True):
-        hashed = [word_id(w) for w in read(caption)]
-        row[: len(hashed)] = torch.tensor(hashed)
-    return ids
+    return padded([[word_id(w) for w in read(caption)] for caption in captions], WORDS)
 
 
 class TextEncoder(nn.Module):
