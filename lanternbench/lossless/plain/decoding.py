@@ -5,19 +5,19 @@ with a token of the residual; at a leaf it ends with a bonus token of q.  What i
 plays no part.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
-from lanternbench.engine.plain import PlainRule, Probs, TreeSpec
+from lanternbench.engine.plain import Probs, TreeSpec
 from lanternbench.lossless.plain.branches import Draws
 from lanternbench.lossless.plain.draft_trees import Path, Tree, adt_step, child_counts, dynamic_tree, top_children
-from lanternbench.lossless.plain.rules import Residual, first_accepted
-from lanternbench.lossless.plain.world import Prefix, World, normalise, one_hot
+from lanternbench.lossless.plain.rules import PlainMethod, first_accepted
+from lanternbench.lossless.plain.world import Prefix, World, normalise
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """What ADT-Tree carries from step to step: its earlier trees and α."""
 
     history: tuple[Tree, ...] = ()
@@ -25,10 +25,11 @@ class Memory:
 
 
 State = tuple[Prefix, Memory]
+Family = Callable[[Path, Path], Sequence[int | None]]  # tokens, ranks to a node -> children; None: drawn when reached
 
 
 @dataclass(frozen=True)
-class MethodSpec:
+class MethodSpec(PlainMethod):
     """A drafted method.  ``sampled``: are a static tree's children drawn without replacement, or the likeliest tokens?
 
     ``block``: block verification of a sampled chain: (q_1 … q_{L+1}, p_1 … p_L, x_1 … x_L) -> (probability, accepted
@@ -36,68 +37,55 @@ class MethodSpec:
     committed tokens alone, so that its distribution at a depth is the same after any drafts.
     """
 
-    tree: TreeSpec
-    rule: PlainRule
-    residual: Residual
+    spec: TreeSpec
     sampled: bool = True
     block: Callable[..., list[tuple[float, int, Probs]]] | None = None
     marginals: bool = False
 
-    def start(self, world: World) -> dict[State, float]:
-        memory = Memory((self.tree.first,) if self.tree.kind == "adaptive" else ())
-        return {((x,), memory): w for x, w in enumerate(world.q(())) if w > 0}
-
-    def image(self, world: World, state: State) -> Prefix | None:
-        return state[0] if len(state[0]) == world.length else None
+    @property
+    def memory(self) -> Memory:
+        return Memory((self.spec.first,) if self.spec.kind == "adaptive" else ())
 
     def step(self, world: World, state: State) -> Callable[[Draws], State]:
         prefix, memory = state
         drafting = world.drafting_after(len(prefix)) if self.marginals else world
-        spec, counts = self.tree, child_counts(self.tree.paths)
+        spec, counts = self.spec, child_counts(self.spec.paths)
+        dynamic = cache(
+            lambda depth, width: dynamic_tree(drafting, prefix, depth, width, spec.total)
+        )  # of several runs
 
-        @cache  # of several runs
-        def dynamic(depth: int, width: int) -> dict[Path, list[int]]:
-            return dynamic_tree(drafting, prefix, depth, width, spec.total)
+        def static(at: Path, ranks: Path) -> Sequence[int | None]:
+            count = counts.get(ranks, 0)
+            return [None] * count if self.sampled else top_children(drafting.p(prefix + at), count) if count else ()
 
         def run(draws: Draws) -> State:
             after = memory
             if self.block is not None:
                 tokens = self.verified_block(draws, drafting, prefix)
             elif spec.kind == "static":
-                tokens = self.verified(draws, drafting, prefix, {}, counts)
+                tokens = self.verified(draws, drafting, prefix, static)
             else:
                 size = (spec.depth, spec.top_k)
                 if spec.kind == "adaptive":
                     size = adapted(draws, spec, memory, world.grid_width)
-                tokens = self.verified(draws, drafting, prefix, dynamic(*size), {})
+                children = dynamic(*size)
+                tokens = self.verified(draws, drafting, prefix, lambda at, _: children.get(at, []))
                 if spec.kind == "adaptive":
                     counted = len(tokens) if spec.bonus else len(tokens) - 1
                     after = Memory(memory.history + (size,) * len(tokens), counted / size[0])
-            longer = (prefix + tokens)[: world.length]
-            return longer, after if len(longer) < world.length else Memory()
+            return (prefix + tokens)[: world.length], after
 
         return run
 
-    def verified(
-        self, draws: Draws, world: World, prefix: Prefix, chosen: dict[Path, list[int]], counts: dict[Path, int]
-    ) -> Prefix:
-        """The tokens that one step commits.
-
-        ``chosen``: a dynamic tree's children by path of tokens, ``counts``: a static one's by ranks.
-        """
+    def verified(self, draws: Draws, world: World, prefix: Prefix, family: Family) -> Prefix:
+        """The tokens that one step commits."""
         at: Path = ()
         ranks: Path = ()
         while True:
-            context, count = prefix + at, counts.get(ranks, 0)
-            tokens = chosen.get(at, [])
-            if count and not self.sampled:
-                tokens = top_children(world.p(context), count)
-            children: list[tuple[int | None, Probs | None]] = [(x, one_hot(x, world.vocab)) for x in tokens]
-            children = children or [(None, None)] * count
-            p = world.p(context) if count and self.sampled else []
+            context, children = prefix + at, family(at, ranks)
+            p = world.p(context) if None in children else None
             inside = len(context) < world.length  # a test of a token beyond the image decides nothing
-            q, depth = world.q(context), len(at) + 1
-            x, rank, left = first_accepted(draws, self.rule, self.residual, q, p, children, depth, inside)
+            x, rank, left = first_accepted(draws, self, world.q(context), p, children, len(at) + 1, inside)
             if x is None:
                 return (*at, draws.token(left))
             at, ranks = (*at, x), (*ranks, rank)
@@ -106,7 +94,7 @@ class MethodSpec:
         """Block verification of a chain drawn from p."""
         assert self.block is not None
         xs: Prefix = ()
-        for _ in range(self.tree.deepest):
+        for _ in range(self.spec.deepest):
             xs += (draws.token(world.p(prefix + xs)),)
         ps = [world.p(prefix + xs[:i]) for i in range(len(xs))]
         qs = [world.q(prefix + xs[:i]) for i in range(len(xs) + 1)]

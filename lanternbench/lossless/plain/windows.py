@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lanternbench.engine.plain import PlainRule, WindowSpec
+from lanternbench.engine.plain import WindowSpec
 from lanternbench.lossless.plain.branches import Draws
-from lanternbench.lossless.plain.rules import Residual, first_accepted, without
+from lanternbench.lossless.plain.rules import PlainMethod, first_accepted, without
 from lanternbench.lossless.plain.world import Prefix, World, normalise, one_hot
 
 
@@ -39,20 +39,13 @@ State = tuple[Prefix, Window]
 
 
 @dataclass(frozen=True)
-class WindowMethod:
+class WindowMethod(PlainMethod):
     """A window with an acceptance rule and a residual."""
 
     spec: WindowSpec
-    rule: PlainRule
-    residual: Residual
 
     def start(self, world: World) -> dict[State, float]:
-        if not self.spec.prefill:
-            return {((), ()): 1.0}
-        return {((x,), ()): w for x, w in enumerate(world.q(())) if w > 0}
-
-    def image(self, world: World, state: State) -> Prefix | None:
-        return state[0] if len(state[0]) == world.length else None
+        return super().start(world) if self.spec.prefill else {((), ()): 1.0}
 
     def step(self, world: World, state: State) -> Callable[[Draws], State]:
         """One forward over the window: what is committed, and the drafts that stay."""
@@ -66,8 +59,7 @@ class WindowMethod:
                 # the tree grows from first siblings alone
                 leaf = column > len(window) or (column > 1 and not first and column >= self.spec.tree_depth)
                 slot = Slot((), Law("uniform")) if leaf else window[column - 1]
-                p, children = slot.law.of(world), [(x, None) for x in slot.tokens]
-                x, rank, left = first_accepted(draws, self.rule, self.residual, q, p, children, column)
+                x, rank, left = first_accepted(draws, self, q, slot.law.of(world), slot.tokens, column)
                 if x is None:
                     return (*prefix, *at, draws.token(left)), self.redrawn(draws, world, prefix, window, at)
                 at, first = (*at, x), first and rank == 0
@@ -123,10 +115,10 @@ def fresh_law(world: World, spec: WindowSpec, prefix: Prefix, position: int) -> 
 
 def siblings(draws: Draws, p: list[float], count: int, first: int | None = None) -> tuple[int, ...]:
     """Ordered draws without replacement from p, fewer where p has fewer tokens; ``first``: the first one is given."""
-    tokens: tuple[int, ...] = ()
-    while len(tokens) < count and (any(p) or first is not None):
-        x = draws.token(p) if first is None else first
-        tokens, p, first = (*tokens, x), without(p, x), None
+    tokens, p = ((), p) if first is None else ((first,), without(p, first))
+    while len(tokens) < count and any(p):
+        x = draws.token(p)
+        tokens, p = (*tokens, x), without(p, x)
     return tokens
 
 
