@@ -1,9 +1,4 @@
-"""The exact output distribution of a drafted method: one verification for every tree.
-
-At a node its children are tried in draft order; the first accepted child is the next node; all rejected, the step ends
-with a token of the residual; at a leaf it ends with a bonus token of q.  What is drawn at nodes that are never reached
-plays no part.
-"""
+"""The exact output distribution of a drafted method: one verification for every tree."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +7,8 @@ from typing import NamedTuple
 
 from lanternbench.engine.plain import Probs, TreeSpec
 from lanternbench.lossless.plain.branches import Draws
-from lanternbench.lossless.plain.draft_trees import Path, Tree, adt_step, child_counts, dynamic_tree, top_children
-from lanternbench.lossless.plain.rules import PlainMethod, first_accepted
+from lanternbench.lossless.plain.draft_trees import Path, Tree, adt_step, dynamic_tree, top_children
+from lanternbench.lossless.plain.rules import PlainMethod
 from lanternbench.lossless.plain.world import Prefix, World, normalise
 
 
@@ -25,7 +20,6 @@ class Memory(NamedTuple):
 
 
 State = tuple[Prefix, Memory]
-Family = Callable[[Path, Path], Sequence[int | None]]  # tokens, ranks to a node -> children; None: drawn when reached
 
 
 @dataclass(frozen=True)
@@ -49,14 +43,13 @@ class MethodSpec(PlainMethod):
     def step(self, world: World, state: State) -> Callable[[Draws], State]:
         prefix, memory = state
         drafting = world.drafting_after(len(prefix)) if self.marginals else world
-        spec, counts = self.spec, child_counts(self.spec.paths)
-        dynamic = cache(
-            lambda depth, width: dynamic_tree(drafting, prefix, depth, width, spec.total)
-        )  # of several runs
+        spec = self.spec
+        dynamic = cache(lambda depth, width: dynamic_tree(drafting, prefix, depth, width, spec.total))
 
-        def static(at: Path, ranks: Path) -> Sequence[int | None]:
-            count = counts.get(ranks, 0)
-            return [None] * count if self.sampled else top_children(drafting.p(prefix + at), count) if count else ()
+        def static(at: Path, ranks: Path) -> tuple[Probs | None, Sequence[int | None]]:
+            count = sum(path[:-1] == ranks for path in spec.paths)
+            p = drafting.p(prefix + at) if count else []
+            return (p, [None] * count) if self.sampled else (None, top_children(p, count))
 
         def run(draws: Draws) -> State:
             after = memory
@@ -69,26 +62,13 @@ class MethodSpec(PlainMethod):
                 if spec.kind == "adaptive":
                     size = adapted(draws, spec, memory, world.grid_width)
                 children = dynamic(*size)
-                tokens = self.verified(draws, drafting, prefix, lambda at, _: children.get(at, []))
+                tokens = self.verified(draws, drafting, prefix, lambda at, _: (None, children.get(at, [])))
                 if spec.kind == "adaptive":
                     counted = len(tokens) if spec.bonus else len(tokens) - 1
                     after = Memory(memory.history + (size,) * len(tokens), counted / size[0])
             return (prefix + tokens)[: world.length], after
 
         return run
-
-    def verified(self, draws: Draws, world: World, prefix: Prefix, family: Family) -> Prefix:
-        """The tokens that one step commits."""
-        at: Path = ()
-        ranks: Path = ()
-        while True:
-            context, children = prefix + at, family(at, ranks)
-            p = world.p(context) if None in children else None
-            inside = len(context) < world.length  # a test of a token beyond the image decides nothing
-            x, rank, left = first_accepted(draws, self, world.q(context), p, children, len(at) + 1, inside)
-            if x is None:
-                return (*at, draws.token(left))
-            at, ranks = (*at, x), (*ranks, rank)
 
     def verified_block(self, draws: Draws, world: World, prefix: Prefix) -> Prefix:
         """Block verification of a chain drawn from p."""

@@ -124,12 +124,12 @@ class RowStep:
         if not (waits and self.row.drafts):
             x = draws.token(q)
         else:
-            test = DraftTest(self.method, q, self.row.drafts[0], 1)
-            law, x = test.final_law(whole), test.token
-            if draws.accepts(min(1.0, q[x] / test.p[x])):
+            draft = self.row.drafts[0]
+            law, x = self.final_law(q, draft, 1, whole), draft.token
+            if draws.accepts(min(1.0, q[x] / draft.p[x])):
                 settled = True
             else:
-                origin = test.residual()
+                origin = self.residual(q, draft, 1)
                 x = draws.token(origin)
         if settled:
             return Row((*tokens, x), (), self.stand_in), (law,)
@@ -140,26 +140,25 @@ class RowStep:
         row, uniform = self.row, (1 / self.world.vocab,) * self.world.vocab
         drafts = list(row.drafts[:free])
         drafts += [Draft(draws.token(uniform), uniform, uniform) for _ in range(free - len(drafts))]
-        qs, left = [], self.width - len(row.tokens)
-        for n in range(min(len(drafts) + 1, left)):
-            qs.append(self.law((*row.tokens, *(draft.token for draft in drafts[:n]))))
+        drafted, left = tuple(draft.token for draft in drafts), self.width - len(row.tokens)
+        qs = [self.law(row.tokens + drafted[:n]) for n in range(min(len(drafts) + 1, left))]
         laws: list[Law] = []
         end: tuple[int, ...] = ()
         for n, draft in enumerate(drafts):
-            test = DraftTest(self.method, qs[n], draft, n + 1)
-            accepted = draws.accepts(test.accepted(draft.token))
+            q, depth = qs[n], n + 1
+            accepted = draws.accepts(self.method.rule.plain_prob(list(q), list(draft.p), draft.token, depth))
             if accepted or self.top:
-                laws.append(test.final_law(self.top))
+                laws.append(self.final_law(q, draft, depth, self.top))
             if not accepted:
-                end = (draws.token(test.residual()),) if self.top else ()
+                end = (draws.token(self.residual(q, draft, depth)),) if self.top else ()
                 break
         else:
             n = len(drafts)
             if self.top and n < left:
                 end = (draws.token(qs[-1]),)
                 laws.append(qs[-1])
-        tokens = (*row.tokens, *(draft.token for draft in drafts[:n]), *end)
-        return Row(tokens, self.redrawn(draws, drafts, qs, n, n + len(end)), self.stand_in), tuple(laws)
+        after = self.redrawn(draws, drafts, qs, n, n + len(end))
+        return Row(row.tokens + drafted[:n] + end, after, self.stand_in), tuple(laws)
 
     def redrawn(self, draws: Draws, drafts: list[Draft], qs: list[Law], n: int, begin: int) -> tuple[Draft, ...]:
         """After n accepted drafts, those of the places from ``begin`` on are drawn anew, or stay."""
@@ -173,25 +172,15 @@ class RowStep:
                 after.append(Draft(draws.token(q), q, q))
         return tuple(after)
 
+    def residual(self, q: Law, draft: Draft, depth: int) -> Law:
+        """The distribution after a draft at ``depth`` of its row was rejected."""
+        residual, rule = self.method.residual, self.method.rule
+        return tuple(after_rejection(residual, list(q), list(draft.p), draft.token, rule, depth))
 
-class DraftTest:
-    """The test of a draft at ``depth`` of its row against q."""
-
-    def __init__(self, method: RowMethod, q: Law, draft: Draft, depth: int):
-        self.method, self.token, self.depth = method, draft.token, depth
-        self.q, self.p, self.law = list(q), list(draft.p), list(draft.law)
-
-    def accepted(self, x: int) -> float:
-        """f(x)."""
-        return self.method.rule.plain_prob(self.q, self.p, x, self.depth)
-
-    def residual(self) -> Law:
-        """The distribution after the draft was rejected."""
-        return tuple(after_rejection(self.method.residual, self.q, self.p, self.token, self.method.rule, self.depth))
-
-    def final_law(self, final: bool) -> Law:
+    def final_law(self, q: Law, draft: Draft, depth: int, final: bool) -> Law:
         """The law of what stands in the place at the end; ∝ ℓ·f, where it waits after a rejection."""
+        rule, laws = self.method.rule, (list(q), list(draft.p), list(draft.law))
         if final:
-            return tuple(kernel(self.method.residual, self.q, self.p, self.law, self.method.rule, self.depth))
-        mass = [share * self.accepted(y) if share > 0 else 0.0 for y, share in enumerate(self.law)]
-        return tuple(normalise(mass, self.q))
+            return tuple(kernel(self.method.residual, *laws, rule, depth))
+        mass = [share * rule.plain_prob(*laws[:2], y, depth) if share > 0 else 0.0 for y, share in enumerate(draft.law)]
+        return tuple(normalise(mass, laws[0]))

@@ -11,9 +11,13 @@ from typing import Any
 
 from lanternbench.engine.plain import PlainRule, Probs
 from lanternbench.lossless.plain.branches import Draws, outcomes
+from lanternbench.lossless.plain.draft_trees import Path
 from lanternbench.lossless.plain.world import Prefix, World, normalise, one_hot
 
 Residual = Callable[[Probs, Probs, int, int, PlainRule], Probs]  # (q, p, x, depth, rule) -> weights
+# tokens and ranks on the path to a node -> p of its children, and these: a token, or None for one that is drawn when it
+# is tried; p is None where they were chosen, which counts as p = 1
+Node = Callable[[Path, Path], tuple[Probs | None, Sequence[int | None]]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,32 @@ class PlainMethod:
         """The image of a state in which it is whole."""
         return state[0] if len(state[0]) == world.length else None
 
+    def verified(self, draws: Draws, world: World, prefix: Prefix, node: Node) -> Prefix:
+        """The tokens that a step commits after ``prefix``.
+
+        At a node its children are tried in draft order, each against what the earlier rejections left of q and p; the
+        first accepted child is the next node; all rejected, the step ends with a token of the residual; at a leaf it
+        ends with a bonus token of q.  What is drawn at nodes that are never reached plays no part.
+        """
+        at: Path = ()
+        ranks: Path = ()
+        while len(prefix + at) < world.length:
+            q, (p, children), depth = world.q(prefix + at), node(at, ranks), len(at) + 1
+            for rank, drafted in enumerate(children):
+                if p is not None and drafted is None and not any(p):
+                    continue  # p is exhausted: there are no more children
+                law = one_hot(drafted or 0, world.vocab) if p is None else p
+                draws.lose(stage_loss, self.residual, q, law, self.rule, depth)
+                x = draws.token(law) if drafted is None else drafted
+                if draws.accepts(self.rule.plain_prob(q, law, x, depth)):
+                    at, ranks = (*at, x), (*ranks, rank)
+                    break
+                q = after_rejection(self.residual, q, law, x, self.rule, depth)
+                p = None if p is None else without(p, x)
+            else:
+                return (*at, draws.token(q))
+        return at
+
 
 def decode_by_steps(world: World, method: PlainMethod) -> tuple[list[dict[Prefix, float]], float]:
     """P(image after 1, 2, … steps), a prefill's token before them; and the expected fidelity loss."""
@@ -73,29 +103,6 @@ def after_rejection(residual: Residual, q: Probs, p: Probs, x: int, rule: PlainR
 def without(p: Probs, x: int) -> Probs:
     """p of the next sibling: x removed, renormalised; all zero where nothing is left."""
     return normalise([0.0 if y == x else py for y, py in enumerate(p)])
-
-
-def first_accepted(
-    draws: Draws, method: PlainMethod, q: Probs, p: Probs | None, children: Sequence[int | None], depth: int,
-    counts: bool = True,
-) -> tuple[int | None, int, Probs]:  # fmt: skip
-    """Try a node's children in draft order, each against what the earlier rejections left of q and p.
-
-    ``children``: a token that is None is drawn now.  ``p``: None where they were chosen, which counts as p = 1.
-    ``counts``: do the tests decide a token of the image?  -> (accepted token or None, its rank, what is left of q)
-    """
-    for rank, drafted in enumerate(children):
-        if p is not None and drafted is None and not any(p):
-            break  # p is exhausted: there are no more children
-        law = one_hot(drafted or 0, len(q)) if p is None else p
-        if counts:
-            draws.lose(stage_loss, method.residual, q, law, method.rule, depth)
-        x = draws.token(law) if drafted is None else drafted
-        if draws.accepts(method.rule.plain_prob(q, law, x, depth)):
-            return x, rank, q
-        q = after_rejection(method.residual, q, law, x, method.rule, depth)
-        p = None if p is None else without(p, x)
-    return None, 0, q
 
 
 def kernel(residual: Residual, q: Probs, p: Probs, law: Probs, rule: PlainRule, depth: int) -> Probs:
