@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanternbench.lossless.exact import enumerate_images as enumerate_method
+from lanternbench.lossless.exact import TableDecoder, enumerate_decodes
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import Method, method
 
 
 def output_distribution(tables: Tables, method: Method) -> tuple[Tensor, float]:
     """P(image) of what the engine generates on tables [V ** L], and Theorem 2's bound on its TV from the target."""
-    images, loss = enumerate_method(tables, method)
+    images, loss = enumerate_decodes(TableDecoder(tables, method))
     return images.sum(0), loss
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +21,13 @@ from torch.utils._pytree import tree_leaves
 from lanternbench.engine import decode as engine
 from lanternbench.engine import opening
 from lanternbench.engine.carry import PerPrompt, double, select
-from lanternbench.engine.sampling import draw
+from lanternbench.engine.rows import RowTrace
+from lanternbench.engine.sampling import BELOW_ONE, draw
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.trace import Trace
 from lanternbench.lossless.plain.windows import inverse_cdf
-from lanternbench.lossless.tables import Tables, TableTarget, image_memory, with_small_sizes, with_tables
-from lanternbench.measure.fidelity import decode_loss
+from lanternbench.lossless.tables import RowTables, TableDrafter, Tables, TableTarget, with_small_sizes
+from lanternbench.measure.fidelity import decode_loss, row_laws
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
 
@@ -34,7 +36,7 @@ SECTIONS = 8  # parts an interval is cut into at once
 
 
 @dataclass
-class Rows:
+class Decodes:
     """R decodes in progress: the engine's state, the proposer's, and probabilities [R].
 
     ``lost`` [R, V ** L]: the loss so far, for every image that a decode may become, where it is known only at the end.
@@ -49,17 +51,17 @@ class Rows:
     def length(self) -> Tensor:
         return self.state.now.length.device
 
-    def take(self, index: Tensor, weight: Tensor | None = None) -> Rows:
+    def take(self, index: Tensor, weight: Tensor | None = None) -> Decodes:
         """A copy of some of the decodes."""
         state, places = copy(self.state), index.tolist()
         state.select(places)
         state.prompts = torch.arange(len(index))[:, None]
         proposer_state = select(self.proposer_state, places, len(self.weight))
         lost = None if self.lost is None else self.lost[index]
-        return Rows(state, proposer_state, self.weight[index] if weight is None else weight, lost)
+        return Decodes(state, proposer_state, self.weight[index] if weight is None else weight, lost)
 
 
-class World:
+class TableDecoder:
     """A method at work on tables: ``step`` runs the real engine once for a batch of decodes with given uniforms."""
 
     def __init__(self, tables: Tables, method: Method, greedy: bool = False, published: bool = False):
@@ -68,8 +70,10 @@ class World:
         temperature = 0.0 if greedy else tables.sampling.temperature
         target: Any = TableTarget(tables, published)
         decoder = build(target, self.method, temperature, top_p=tables.sampling.top_p)
-        self.decoder = replace(decoder, proposer=with_tables(decoder.proposer, tables))
-        p = self.decoder.proposer
+        p = decoder.proposer
+        if p.drafter is not None:
+            p = p.ready(drafter=TableDrafter(tables, p.marginals), aux_layers=())
+        self.decoder = replace(decoder, proposer=p)
         self.nodes, self.width, self.uniforms = p.nodes, p.width, p.nodes + p.uniforms
         self.first = opening.start(self.decoder, [""], [0], False).first[0]  # [V] the distribution of token 0
         # the order in which a step decides: its draft, acceptance from the root down, the last token, redraws
@@ -86,24 +90,28 @@ class World:
         return state, double(self.decoder.proposer.begin(state))
 
     def trace(self, state: DecodeState) -> Trace:
-        trace = Trace(state.batch, 2 * self.tables.length + 64, self.tables.vocab, max(self.width, 1), state.device)
-        trace.q, trace.p = trace.q.double(), trace.p.double()
+        """What decodes record, in double precision."""
+        trace = self.new_trace(state)
+        vars(trace).update(double(vars(trace)))
         return trace
 
-    def start(self) -> Rows:
-        """One row per first token, which needs no draft."""
-        v = self.tables.vocab
-        rows = Rows(*self.begin(torch.arange(v), torch.zeros(v, self.tables.length + 1, self.uniforms)), self.first)
-        return rows.take((rows.weight > 0).nonzero()[:, 0])
+    def new_trace(self, state: DecodeState) -> Trace:
+        return Trace(state.batch, 2 * self.tables.length + 64, self.tables.vocab, max(self.width, 1), state.device)
 
-    def step(self, rows: Rows, u: Tensor, trace: bool = False) -> Tensor:
-        """One engine step with uniforms u [R, U], which changes ``rows``: [R, ·] all that it decided as integers."""
-        state = rows.state
+    def start(self) -> Decodes:
+        """One decode per first token, which needs no draft."""
+        v = self.tables.vocab
+        every = Decodes(*self.begin(torch.arange(v), torch.zeros(v, self.tables.length + 1, self.uniforms)), self.first)
+        return every.take((every.weight > 0).nonzero()[:, 0])
+
+    def step(self, decodes: Decodes, u: Tensor, trace: bool = False) -> Tensor:
+        """One engine step with uniforms u [R, U], which changes ``decodes``: [R, ·] all that it decided as integers."""
+        state = decodes.state
         state.uniforms, state.steps, state.first = u[:, None], 0, self.first.expand(state.batch, -1)
         state.trace = self.trace(state) if trace else None
-        rows.proposer_state, done = (self.decoder.step or engine.step)(self.decoder, state, rows.proposer_state)
-        rows.proposer_state = double(self.decoder.proposer.canonical(rows.proposer_state))
-        integers = [x.flatten(1) for x in tensors(rows.proposer_state) if not x.is_floating_point()]
+        proposer_state, done = (self.decoder.step or engine.step)(self.decoder, state, decodes.proposer_state)
+        decodes.proposer_state = double(self.decoder.proposer.canonical(proposer_state))
+        integers = [x.flatten(1) for x in tensors(decodes.proposer_state) if not x.is_floating_point()]
         return torch.cat([*self.decided(done), *integers], 1)
 
     def decided(self, done: Any) -> list[Tensor]:
@@ -114,40 +122,108 @@ class World:
         tokens = F.pad(tokens, (0, self.nodes - tokens.shape[1]), value=-1)
         return [tokens, path, last, done.verified.token[:, None]]
 
-    def outcomes(self, rows: Rows) -> tuple[Rows, float]:
+    def outcomes(self, decodes: Decodes) -> tuple[Decodes, float]:
         """All outcomes of one step of these decodes, with probabilities, and the step's expected fidelity loss."""
-        rows, u = branches(self, rows)
-        self.step(rows, u, trace=True)
-        trace, limit = rows.state.trace, rows.state.limit
+        after, u = branches(self, decodes)
+        self.step(after, u, trace=True)
+        trace, limit = after.state.trace, after.state.limit
         assert trace is not None
         trace.cut(limit)
-        loss = decode_loss(self.decoder, trace, rows.state.now.tokens[:, :limit], total=True)
-        return rows, float((loss * rows.weight).sum())
+        loss = decode_loss(self.decoder, trace, after.state.now.tokens[:, :limit], total=True)
+        return after, float((loss * after.weight).sum())
 
-    def live(self, rows: Rows) -> tuple[Tensor, Tensor]:
+    def live(self, decodes: Decodes) -> tuple[Tensor, Tensor]:
         """Which tokens, and which of those in the cache, a later step may read: bool [R, L + nodes + 1] each."""
-        steps = torch.arange(rows.state.now.tokens.shape[1])
-        return steps < rows.length[:, None], steps < rows.length[:, None] - 1
+        places = torch.arange(decodes.state.now.tokens.shape[1])
+        return places < decodes.length[:, None], places < decodes.length[:, None] - 1
 
-    def merged(self, rows: Rows) -> Rows:
-        """One row for decodes whose states are equivalent, with their mean loss."""
-        committed, cached = self.live(rows)
-        tokens, memory = rows.state.now.tokens, image_memory(rows.state.cache, rows.state.batch)
+    def merged(self, decodes: Decodes) -> Decodes:
+        """One of all decodes whose states are equivalent, with their probability and mean loss."""
+        committed, cached = self.live(decodes)
+        state, tokens = decodes.state, decodes.state.now.tokens
+        keys, memory = state.cache.store[0, :, :, 1:, 0].unbind(1)  # what is in the slots after the prompt's
+        memory = torch.where(keys > 0, memory, -1.0).unflatten(0, (-1, state.batch)).transpose(0, 1)
         memory = memory[..., : tokens.shape[1]].masked_fill(~cached[:, None], 0)
-        known = [rows.length[:, None], tokens.masked_fill(~committed, 0), memory.flatten(1)]
-        weight, first, group = groups(rows, known)
-        one = rows.take(first, weight)
-        if rows.lost is not None:
-            lost = torch.zeros(len(weight), rows.lost.shape[1], dtype=torch.float64)
-            one.lost = lost.index_add_(0, group, rows.lost * rows.weight[:, None]) / weight[:, None]
+        known = [decodes.length[:, None], tokens.masked_fill(~committed, 0), memory.flatten(1)]
+        known += tensors(decodes.proposer_state)
+        for leaf in tree_leaves(decodes.proposer_state, is_leaf=lambda x: isinstance(x, PerPrompt)):
+            if isinstance(leaf, PerPrompt):
+                numbers = {value: i for i, value in enumerate(dict.fromkeys(leaf))}
+                known.append(torch.tensor([[numbers[value]] for value in leaf]))
+        key = torch.cat([x.double() for x in known], 1).mul(1e9).round()
+        _, group = key.unique(dim=0, return_inverse=True)
+        weight = torch.zeros(int(group.max()) + 1, dtype=torch.float64).index_add(0, group, decodes.weight)
+        first = torch.full_like(weight, len(group), dtype=torch.long)
+        one = decodes.take(first.scatter_reduce(0, group, torch.arange(len(group)), "amin"), weight)
+        if decodes.lost is not None:
+            lost = torch.zeros(len(weight), decodes.lost.shape[1], dtype=torch.float64)
+            one.lost = lost.index_add_(0, group, decodes.lost * decodes.weight[:, None]) / weight[:, None]
         return one
 
-    def decode(self, first: Tensor, u: Tensor, trace: bool = False) -> DecodeState:
-        """Whole decodes from their first tokens [B] with uniforms u [B, L + 1, U]: the state at the end."""
+    def sample(self, count: int, generator: torch.Generator, trace: bool = False) -> tuple[DecodeState, Tensor]:
+        """``count`` whole decodes: the state at the end, and their uniforms [count, L + 1, U]."""
+        u = torch.rand(count, self.tables.length + 1, self.uniforms, generator=generator, dtype=torch.float64)
+        u, by_position, first = u.clamp_(max=BELOW_ONE), self.decoder.rule.by_position, self.first.expand(count, -1)
+        first = first.argmax(-1) if self.decoder.warp.greedy else draw(first, u[:, 0 if by_position else -1, 0])
         state, proposer_state = self.begin(first, u, trace)
         while state.active:
             proposer_state, _ = engine.step(self.decoder, state, proposer_state)
-        return state
+        return state, u
+
+
+class RowDecoder(TableDecoder):
+    """A method with the order ``rows`` at work on tables: the loss of a token is known once all before it are."""
+
+    def __init__(self, tables: RowTables, method: Method):
+        super().__init__(tables, method)
+        proposer: Any = self.decoder.proposer
+        k, u = proposer.inputs, proposer.per_row
+        drafts = [*range(k, k + proposer.drafts), *range(1, k)] if k > 1 else range(u - 1, 0, -1)
+        one = [*drafts, 0, *range(k + proposer.drafts, u if k > 1 else 0)]
+        self.order = [row * u + i for i in one for row in range(proposer.n_rows)]
+        self.inputs = proposer.n_rows * k
+        world, images = tables.world(), list(product(range(tables.vocab), repeat=tables.length))
+        q = [[world.q(image[:i]) for image in images] for i in range(tables.length)]
+        self.target = torch.tensor(q, dtype=torch.float64)  # [L, V ** L, V]
+
+    def new_trace(self, state: DecodeState) -> Trace:
+        return RowTrace(state)
+
+    def start(self) -> Decodes:
+        decodes = super().start()
+        return replace(decodes, lost=torch.zeros(len(decodes.weight), self.target.shape[1], dtype=torch.float64))
+
+    def decided(self, done: Any) -> list[Tensor]:
+        """Of the rows that were worked on."""
+        drafted, result = done
+        void = torch.arange(result.tokens.shape[2]) >= result.advance[..., None]
+        facts = [result.tokens.masked_fill(void, 0), result.advance, drafted.drafts]
+        return [F.pad(x.flatten(1), (0, self.inputs - x[0].numel())) for x in facts]
+
+    def committed(self, decodes: Decodes) -> Tensor:
+        """[R, L] which positions have a token."""
+        return (torch.arange(self.tables.grid[1]) < decodes.proposer_state.filled[..., None]).flatten(1)
+
+    def outcomes(self, decodes: Decodes) -> tuple[Decodes, float]:
+        after, u = branches(self, decodes)
+        before, lost = self.committed(after), after.lost
+        assert lost is not None
+        self.step(after, u, trace=True)
+        fresh, trace = self.committed(after) & ~before, after.state.trace
+        assert trace is not None
+        laws = row_laws(trace, self.decoder.rule, self.decoder.residual)
+        for i in range(1, self.tables.length):
+            lost[fresh[:, i]] += 0.5 * (laws[fresh[:, i], i, None] - self.target[i]).abs().sum(-1)
+        tokens, whole = after.state.now.tokens, after.length >= self.tables.length
+        tokens.masked_fill_(~F.pad(self.committed(after), (0, 2)), 0)
+        image = self.tables.numbers(tokens)[whole]
+        return after, float((after.weight[whole] * lost[whole].gather(1, image[:, None])[:, 0]).sum())
+
+    def live(self, decodes: Decodes) -> tuple[Tensor, Tensor]:
+        """What stands in for the last token of a row may be read, too."""
+        width = self.tables.grid[1]
+        committed, last = self.committed(decodes), torch.arange(self.tables.length) % width == width - 1
+        return F.pad(committed, (0, 2)), F.pad(committed | last, (0, 2))
 
 
 def tensors(proposer_state: Any) -> list[Tensor]:
@@ -155,8 +231,8 @@ def tensors(proposer_state: Any) -> list[Tensor]:
     return [x.view(len(x), -1) for x in tree_leaves(proposer_state) if isinstance(x, Tensor)]
 
 
-def split(world: World, rows: Rows, u: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where uniform k changes what each row decides: (row, midpoint, width) of every piece of 0 … 1.
+def split(decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where uniform k changes what each decode decides: (its index, midpoint, width) of every piece of 0 … 1.
 
     Intervals whose ends agree are one piece (decisions are monotone in a uniform); others are cut until they are small.
     """
@@ -165,7 +241,7 @@ def split(world: World, rows: Rows, u: Tensor, k: int) -> tuple[Tensor, Tensor, 
     def decide(row: Tensor, at: Tensor) -> Tensor:
         v = u[row]
         v[:, k] = at
-        return world.step(rows.take(row), v)
+        return decoder.step(decodes.take(row), v)
 
     low, high = torch.zeros(len(u), dtype=u.dtype), torch.full((len(u),), 1 - 2.0**-40, dtype=u.dtype)
     row, at_low, at_high = everyone, decide(everyone, low), decide(everyone, high)
@@ -195,29 +271,14 @@ def split(world: World, rows: Rows, u: Tensor, k: int) -> tuple[Tensor, Tensor, 
     return row[:-1][same], low + width / 2, width
 
 
-def branches(world: World, rows: Rows) -> tuple[Rows, Tensor]:
+def branches(decoder: TableDecoder, decodes: Decodes) -> tuple[Decodes, Tensor]:
     """These decodes, once for each way that their next step can go, with probabilities, and uniforms for it."""
-    u = torch.full((len(rows.weight), world.uniforms), 0.5, dtype=torch.float64)
-    for k in world.order:
-        row, middle, width = split(world, rows, u, k)
-        rows, u = rows.take(row, rows.weight[row] * width), u[row]
+    u = torch.full((len(decodes.weight), decoder.uniforms), 0.5, dtype=torch.float64)
+    for k in decoder.order:
+        row, middle, width = split(decoder, decodes, u, k)
+        decodes, u = decodes.take(row, decodes.weight[row] * width), u[row]
         u[:, k] = middle
-    return rows, u
-
-
-def groups(rows: Rows, known: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows that agree in ``known`` and in the proposer's state: probability and first row of each group [G], its number
-    for every row [R]."""
-    known = [*known, *tensors(rows.proposer_state)]
-    for leaf in tree_leaves(rows.proposer_state, is_leaf=lambda x: isinstance(x, PerPrompt)):
-        if isinstance(leaf, PerPrompt):
-            numbers = {value: i for i, value in enumerate(dict.fromkeys(leaf))}
-            known.append(torch.tensor([[numbers[value]] for value in leaf]))
-    key = torch.cat([x.double() for x in known], 1).mul(1e9).round()
-    _, group = key.unique(dim=0, return_inverse=True)
-    weight = torch.zeros(int(group.max()) + 1, dtype=torch.float64).index_add(0, group, rows.weight)
-    first = torch.full_like(weight, len(group), dtype=torch.long)
-    return weight, first.scatter_reduce(0, group, torch.arange(len(group)), "amin"), group
+    return decodes, u
 
 
 class Enumerated(NamedTuple):
@@ -227,29 +288,19 @@ class Enumerated(NamedTuple):
     loss: float  # the expected fidelity loss: Theorem 2's bound on the images' TV from the target
 
 
-def image_numbers(tokens: Tensor, tables: Tables) -> Tensor:
-    """Images [R, ≥ L] read as numbers in base V."""
-    return (tokens[:, : tables.length] * tables.vocab ** torch.arange(tables.length - 1, -1, -1)).sum(1)
-
-
-def enumerate_world(world: World) -> Enumerated:
-    """What the engine generates on the tables of ``world``."""
-    tables, rows, bound, images = world.tables, world.start(), 0.0, []
-    while len(rows.weight):
-        rows, loss = world.outcomes(rows)
+def enumerate_decodes(decoder: TableDecoder) -> Enumerated:
+    """What the engine generates on tables."""
+    tables, decodes, bound, images = decoder.tables, decoder.start(), 0.0, list[Tensor]()
+    while True:
+        decodes, loss = decoder.outcomes(decodes)
         bound += loss
-        whole = rows.length >= tables.length
+        whole = decodes.length >= tables.length
         finished = torch.zeros(tables.vocab**tables.length, dtype=torch.float64)
-        numbers = image_numbers(rows.state.now.tokens, tables)
-        images.append(finished.index_add_(0, numbers[whole], rows.weight[whole]))
-        rows = rows.take((~whole).nonzero()[:, 0]) if not bool(whole.all()) else replace(rows, weight=rows.weight[:0])
-        rows = world.merged(rows) if len(rows.weight) else rows
-    return Enumerated(torch.stack(images), bound)
-
-
-def enumerate_images(tables: Tables, method: Method) -> Enumerated:
-    """What the engine generates on tables, in raster order."""
-    return enumerate_world(World(tables, method))
+        numbers = tables.numbers(decodes.state.now.tokens)
+        images.append(finished.index_add_(0, numbers[whole], decodes.weight[whole]))
+        if bool(whole.all()):
+            return Enumerated(torch.stack(images), bound)
+        decodes = decoder.merged(decodes.take((~whole).nonzero()[:, 0]))
 
 
 def decode_tables(tables: Tables, method: Method, greedy: bool, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -257,18 +308,12 @@ def decode_tables(tables: Tables, method: Method, greedy: bool, count: int, seed
 
     Greedy: the second are the argmax.  Plain Jacobi decoding must give the second in either case.
     """
-    world = World(tables, method, greedy)
-    generator = torch.Generator().manual_seed(seed)
-    u = torch.rand(count, tables.length + 1, world.uniforms, generator=generator, dtype=torch.float64)
-
-    laws, expected = tables.world(), torch.zeros(count, tables.length, dtype=torch.long)
-    for row, draws in zip(expected, u[:, : tables.length, 0], strict=True):
+    state, u = TableDecoder(tables, method, greedy).sample(count, torch.Generator().manual_seed(seed))
+    laws, expected = tables.world(), []
+    for draws in u[:, : tables.length, 0].tolist():
         image: tuple[int, ...] = ()
-        for level in draws.tolist():
+        for level in draws:
             q = laws.q(image)
             image += (q.index(max(q)) if greedy else inverse_cdf(q, level),)
-        row.copy_(torch.tensor(image))
-    first = expected[:, 0]
-    if not (greedy or world.decoder.rule.by_position):  # the first step reads u[:, 0]
-        first = draw(world.first.expand(count, -1), u[:, -1, 0])
-    return world.decode(first, u).now.tokens[:, : tables.length], expected
+        expected.append(image)
+    return state.now.tokens[:, : tables.length], torch.tensor(expected)

@@ -1,11 +1,10 @@
-"""Forms of a method: as the papers define it, what its components say of themselves in plain Python put together; with
-one option, residual or rule changed at a time; and small enough to be enumerated.
+"""Forms of a method: as the papers define it, what its components say of themselves in plain Python put together; and
+with one option, residual or rule changed at a time.
 
 Where any part of a method has no definition, there is nothing to hold the engine against but what the method claims.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any, Literal, get_args, get_origin
 
 from lanternbench.engine.plain import RowSpec, TreeSpec
@@ -38,40 +37,27 @@ def definition(method: Method, tables: Tables) -> MethodSpec | WindowMethod | Ro
     return WindowMethod(draft, rule, residual) if rule.plain_chain is None else None
 
 
-def few_drafts(method: Method) -> Method:
-    """``method`` with one draft a row, so that the outcomes of larger images can be enumerated."""
-    one = {"window": 1} if "window" in type(method.proposal).model_fields else {}
-    return replace(method, proposal=method.proposal.model_copy(update=one))
-
-
 def variations(method: Method) -> list[Method]:
     """Every named value of every option that is read, and a second one of those that ask for it (``also``); every
     residual of a relaxed method, and every other exact rule that an exact one can be run with."""
-    others: dict[str, Method] = {}
-    for changed in _changes(method):
-        try:
-            other = make(method.preset, **{**method.options, **changed})
-        except UserError:
-            continue  # these do not go together
-        others.setdefault(other.label, other)
-    others.pop(method.label, None)
-    return list(others.values())
-
-
-def _changes(method: Method) -> Iterator[dict[str, Any]]:
-    for part in method.parts:
-        for name, field in type(part).model_fields.items():
-            if name == "variant" or name not in method.read:
-                continue
-            values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    changes: list[dict[str, Any]] = []
+    for name, field in ((name, field) for part in method.parts for name, field in type(part).model_fields.items()):
+        if name in method.read and name != "variant":
             extra: Any = field.json_schema_extra or {}
-            values += () if extra.get("also") is None else (extra["also"],)
-            yield from ({name: value} for value in values)
+            values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            changes += [{name: value} for value in (*values, extra.get("also")) if value is not None]
     if not method.lossless:
-        yield from ({"residual": name} for name in PLAIN)
+        changes += [{"residual": name} for name in PLAIN]
     elif method.choices.acceptance == "exact":
         rules = components("acceptance").items()
-        yield from ({"acceptance": name} for name, rule in rules if rule.lossless and not rule.by_position)
+        changes += [{"acceptance": name} for name, rule in rules if rule.lossless and not rule.by_position]
+    others: dict[str, Method] = {}
+    for change in changes:
+        with suppress(UserError):  # some do not go together
+            other = make(method.preset, **{**method.options, **change})
+            others.setdefault(other.label, other)
+    others.pop(method.label, None)
+    return list(others.values())
 
 
 def changed(method: Method, options: dict[str, Any]) -> Method:

@@ -23,11 +23,10 @@ from torch import Tensor
 from lanternbench.component import Prepared
 from lanternbench.engine import decode as engine
 from lanternbench.engine.decode import SpeculativeDecoder
-from lanternbench.engine.sampling import BELOW_ONE, Warp, draw
-from lanternbench.engine.teacher_forced import teacher_forced as plain_forward
+from lanternbench.engine.teacher_forced import teacher_forced
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
-from lanternbench.lossless.exact import World
+from lanternbench.lossless.exact import TableDecoder
 from lanternbench.lossless.tables import Sampling, Tables
 from lanternbench.measure.fidelity import kernel
 from lanternbench.methods.build import build
@@ -59,11 +58,6 @@ class Finding(NamedTuple):
 
     p_value: float
     effect: float
-
-
-def teacher_forced(target: Target, captions: list[str], tokens: Tensor, warp: Warp) -> Tensor:
-    """q_t of finished images [N, L, V], by one uncached forward pass over each one's tokens [N, L]."""
-    return plain_forward(target, target.prefix(captions, target.guidance), tokens, target.guidance, warp)
 
 
 def favoured_tokens(trace: Trace, q: Tensor) -> Tensor:
@@ -161,12 +155,24 @@ def mass_per_bin(q: Tensor, drawn: Tensor) -> Tensor:
 
 
 class Sampled(NamedTuple):
+    """The tests of the tokens of decodes."""
+
     ranks: Finding
     log_q: Finding
     forward: float  # largest |q in the loop − q of a plain forward|
-    alike: int  # pairs of images of one caption, but of other keys, that are equal
     overlap: float  # mean Σ min(p, q) of first drafted tokens; NaN where children are not sampled
     powers: tuple[float, ...]  # chances that a rule 1.1×, 1.2×, 1.5× too generous would have been found by its ranks
+    tokens: int
+    alike: int = 0  # pairs of images of one caption, but of other keys, that are equal
+
+
+def tested(trace: Trace, q: Tensor, tokens: Tensor, decoder: SpeculativeDecoder, seed: int) -> Sampled:
+    """The tests of tokens [N, L], which are to follow q [N, L, V]."""
+    ranks = rank_test(uniforms(q, tokens, favoured_tokens(trace, q), seed))
+    first = (trace.p.sum(-1) > 0) & (trace.depth == 1)
+    overlap = float(torch.minimum(trace.p, trace.q).sum(-1)[first].mean())
+    forward, chances = float((trace.q - q).abs().max()), powers(trace, q, decoder, tokens.numel())
+    return Sampled(ranks, log_q_test(q, tokens), forward, overlap, chances, tokens.numel())
 
 
 @torch.inference_mode()
@@ -178,18 +184,11 @@ def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Samp
     decoder = build(target, method)
     captions = [CAPTIONS[i // 2 % len(CAPTIONS)] for i in range(count)]
     generated = engine.generate(decoder, captions, [f"verify-{i}" for i in range(count)], seed, trace=True)
-    tokens = torch.stack([g.tokens for g in generated])
-    trace = generated[0].trace
+    tokens, trace = torch.stack([g.tokens for g in generated]), generated[0].trace
     assert trace is not None
-    q = teacher_forced(target, captions, tokens, decoder.warp)
-    f = uniforms(q, tokens, favoured_tokens(trace, q), seed)
-    forward = float((trace.q - q).abs().max())
+    q = teacher_forced(target, target.prefix(captions, target.guidance), tokens, target.guidance, decoder.warp)
     alike = int((tokens[: count // 2 * 2 : 2] == tokens[1::2]).all(-1).sum())
-    first = (trace.p.sum(-1) > 0) & (trace.depth == 1)
-    overlap = float(torch.minimum(trace.p, trace.q).sum(-1)[first].mean())
-    return Sampled(
-        rank_test(f), log_q_test(q, tokens), forward, alike, overlap, powers(trace, q, decoder, tokens.numel())
-    )
+    return tested(trace, q, tokens, decoder, seed)._replace(alike=alike)
 
 
 @torch.inference_mode()
@@ -201,37 +200,26 @@ def greedy_difference(target: Target, method: Method, count: int, seed: int) -> 
     decoder = build(target, method, temperature=0.0)
     captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]
     tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, seed=seed)])
-    q = teacher_forced(target, captions, tokens, decoder.warp)
+    q = teacher_forced(target, target.prefix(captions, target.guidance), tokens, target.guidance, decoder.warp)
     return int((q.amax(-1) - at(q, tokens) >= TIE).any(1).sum())
 
 
-class SampledTables(NamedTuple):
-    """The rank test on tables too large to be enumerated: a TV of 0.02 at a step is found 9 times in 10."""
-
-    ranks: Finding
-    powers: tuple[float, ...]  # see ``powers``
-    tokens: int
-
-
 @torch.inference_mode()
-def sampled_tables(method: Method, seed: int, decodes: int = DECODES) -> SampledTables:
-    """The rank test on ``decodes`` images of large tables, against the target's plain definition."""
+def sampled_tables(method: Method, seed: int, decodes: int = DECODES) -> Sampled:
+    """The tests of ``decodes`` images of tables too large to be enumerated, against the target's plain definition.
+
+    A TV of 0.02 at a step is found 9 times in 10.
+    """
     tables = Tables(VOCAB, LENGTH, seed, "dense", SAMPLING)
-    world, laws = World(tables, method, published=True), tables.world()
-    generator = torch.Generator().manual_seed(seed)
-    ranks: list[Tensor] = []
-    chances: tuple[float, ...] = ()
+    decoder, world = TableDecoder(tables, method, published=True), tables.world()
+    generator, traces, images = torch.Generator().manual_seed(seed), list[Trace](), list[Tensor]()
     for start in range(0, decodes, BATCH):
-        count = min(BATCH, decodes - start)
-        u = torch.rand(count, LENGTH + 1, world.uniforms, generator=generator, dtype=torch.float64)
-        u = u.clamp_(max=BELOW_ONE)
-        state = world.decode(draw(world.first.expand(count, -1), u[:, -1, 0]), u, trace=True)
-        tokens, trace = state.now.tokens[:, :LENGTH], state.trace
-        assert trace is not None
-        q = torch.tensor([[laws.q(tuple(image[:t])) for t in range(1, LENGTH)] for image in tokens.tolist()])
-        for name, store in vars(trace).items():
-            setattr(trace, name, store[:, 1:LENGTH])
-        ranks.append(uniforms(q, tokens[:, 1:], favoured_tokens(trace, q), seed + start))
-        chances = chances or powers(trace, q, world.decoder, decodes * (LENGTH - 1))
-    f = torch.cat(ranks)
-    return SampledTables(rank_test(f), chances, f.numel())
+        state, _ = decoder.sample(min(BATCH, decodes - start), generator, trace=True)
+        assert state.trace is not None
+        traces.append(state.trace)
+        images.append(state.now.tokens[:, :LENGTH])
+    trace, tokens = traces[0], torch.cat(images)
+    for name in vars(trace):
+        setattr(trace, name, torch.cat([getattr(one, name)[:, 1:LENGTH] for one in traces]))
+    q = torch.tensor([[world.q(tuple(image[:t])) for t in range(1, LENGTH)] for image in tokens.tolist()])
+    return tested(trace, q, tokens[:, 1:], decoder.decoder, seed)

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lanternbench.engine.cache import DecoderCache
-from lanternbench.engine.proposal import Drafter, Expand, Proposal
+from lanternbench.engine.proposal import Drafter, Expand
 from lanternbench.engine.state import DecodeState
 from lanternbench.lossless.plain.world import Prefix, World
 from lanternbench.methods.method import Method
@@ -89,9 +88,7 @@ class Tables:
         return self.halved(self.target_logits, self.rows(code, seen.sum(-1) - 1))
 
     def row_after(self, prefix: Prefix) -> int:
-        code = 0
-        for x in prefix:
-            code = code * self.vocab + x
+        code = sum(x * self.vocab**i for i, x in enumerate(reversed(prefix)))
         return int(self.rows(torch.tensor(code), torch.tensor(len(prefix))))
 
     def world(self) -> World:
@@ -107,11 +104,15 @@ class Tables:
         options = self.sampling._asdict() | {"grid_width": self.grid[1], "codebook": self.codebook.double().tolist()}
         return World(self.vocab, self.length, target, drafter, *unconditional, **options)
 
+    def numbers(self, images: Tensor) -> Tensor:
+        """Images [R, ≥ L] read as numbers in base V: [R]."""
+        return (images[:, : self.length] * self.vocab ** torch.arange(self.length - 1, -1, -1)).sum(1)
+
     def on_all_images(self, images: dict[Prefix, float]) -> Tensor:
-        """[V ** L], images read as numbers in base V."""
+        """Their probabilities by number, [V ** L]."""
         out = torch.zeros(self.vocab**self.length, dtype=torch.float64)
         for image, probability in images.items():
-            out[sum(x * self.vocab**i for i, x in enumerate(reversed(image)))] += probability
+            out[self.numbers(torch.tensor([image]))] += probability
         return out
 
     def joint(self) -> Tensor:
@@ -191,12 +192,6 @@ def read(
     return slots[:, 1], slots[:, 0] - 1, seen.expand(*x.shape[:2], slots.shape[-1])
 
 
-def image_memory(cache: DecoderCache, batch: int) -> Tensor:
-    """The image tokens in the cache, −1 where nothing is written: [B, halves, slots after the prompt's]."""
-    keys, tokens = cache.store[0, :, 0, 1:, 0], cache.store[0, :, 1, 1:, 0]
-    return torch.where(keys > 0, tokens, -1.0).unflatten(0, (-1, batch)).transpose(0, 1)
-
-
 SMALL = [[0], [1], [2], [0, 0], [0, 1]]
 DEEP = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]]
 
@@ -229,13 +224,6 @@ class TableTarget:
 def with_small_sizes(method: Method) -> Method:
     """The method with sizes that can be enumerated (``option(small=…)``), and otherwise the same."""
     return method.with_parts(lambda part: part.small())
-
-
-def with_tables(proposal: Proposal, tables: Tables) -> Proposal:
-    """The prepared proposal with the table in place of its drafter, if it has one."""
-    if proposal.drafter is None:
-        return proposal
-    return proposal.ready(drafter=TableDrafter(tables, proposal.marginals), aux_layers=())
 
 
 class TableDrafter(Drafter):

@@ -3,7 +3,6 @@
 Source: DFlash (arXiv 2602.06036), section on training; what it learns is the target's distribution q, not its sample.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor
 from lanternbench.engine.address import raster
 from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.target import Prefix, Target
-from lanternbench.training.eagle import DEEPER, VARIATION, Losses, distances, target_states
+from lanternbench.training.eagle import DEEPER, VARIATION, Logits, Losses, distances, target_states
 
 
 class Feed(NamedTuple):
@@ -55,9 +54,9 @@ def drafts(net: DFlash, fed: Feed, at: Tensor) -> Tensor:
     n, m, b, length = fed.context.shape[1], len(at), net.block, fed.anchors.shape[1]
     x = torch.cat([net.read(fed.context), net.blocks(fed.anchors[:, at]).flatten(1, 2)], 1)
     inside = torch.ones(b, b, device=at.device)
-    own = torch.kron(torch.eye(m, device=at.device), inside.tril() if net.causal else inside).bool()
+    itself = torch.kron(torch.eye(m, device=at.device), inside.tril() if net.causal else inside).bool()
     before = torch.arange(n, device=at.device) - (n - length) <= at[:, None]  # [m, n]
-    mask = torch.cat([before.repeat_interleave(b, 0), own], -1)[None, None]
+    mask = torch.cat([before.repeat_interleave(b, 0), itself], -1)[None, None]
     if fed.seen is not None:
         mask = mask & F.pad(fed.seen, (0, mask.shape[-1] - fed.seen.shape[1]), value=True)[:, None, None]
     tokens = (n + at[:, None] + torch.arange(b, device=at.device)).flatten()
@@ -65,12 +64,10 @@ def drafts(net: DFlash, fed: Feed, at: Tensor) -> Tensor:
     return net(x, rope[None], mask, None, False, m * b).unflatten(1, (m, b))[:, :, 1:]
 
 
-def losses(
-    net: DFlash, fed: Feed, rng: np.random.Generator, logits: Callable[[Tensor], Tensor], wanted: Tensor
-) -> Losses:
+def losses(net: DFlash, fed: Feed, rng: np.random.Generator, logits: Logits, wanted: Tensor) -> Losses:
     """Cross entropy to q and total variation at every slot k, weighted exp(−(k − 1)/γ), γ = B/2.
 
-    ``logits``: states [R, …, dim] -> guided logits [B, …, V]; wanted [B, L − 1, V] of tokens 1 … L − 1.
+    ``wanted`` [B, L − 1, V]: q of tokens 1 … L − 1.
     """
     count, device = wanted.shape[1], wanted.device
     at = torch.from_numpy(rng.choice(count, min(DEEPER, count), replace=False)).to(device)

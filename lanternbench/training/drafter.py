@@ -6,7 +6,7 @@ every batch.
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,15 +25,15 @@ from lanternbench.models.catalogue import load_unpacked, with_net
 from lanternbench.models.drafters import dflash as dflash_net
 from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.family import Drafter, drafter_at
-from lanternbench.models.loading import State
 from lanternbench.models.target import Target
-from lanternbench.prompts import PromptSet
+from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.training import dflash, eagle, loop
-from lanternbench.utils.files import OUT, WORK, acquire, open_file, replacing, writing
-from lanternbench.utils.json_values import versioned
+from lanternbench.utils.files import OUT, WORK, acquire, replacing, writing
+from lanternbench.utils.json_values import read_object, versioned
 
 Log = Callable[[str], None]
 Progress = Callable[[int, int, str], None]  # done, of, what
+OnStep = Callable[[int, int], None]  # image tokens done, of
 TRAININGS: dict[str, Any] = {"eagle": eagle, "eagle-3": eagle, "dflash": dflash}  # by kind: read, first, losses
 STARTS = {"eagle-1": ("eagle",), "eagle-3": ("eagle", "eagle-3"), "dflash": ("dflash",)}  # kinds that a recipe goes on
 SHARD = 16384  # image tokens that are drawn together and kept in one file
@@ -68,10 +68,6 @@ class Accepted(NamedTuple):
     after: float
 
 
-def nothing(done: int, of: int, what: str) -> None:
-    """Shows no progress."""
-
-
 class Samples:
     """Prompts and the images that the target drew of them, tokens [N, L]."""
 
@@ -92,7 +88,7 @@ class Samples:
         return self.target.model.logits(features, self.target.guidance).float()
 
     @torch.no_grad()
-    def accepted(self, net: Drafter, images: list[int], batch: int, progress: Progress = nothing) -> float:
+    def accepted(self, net: Drafter, images: list[int], batch: int, progress: Progress) -> float:
         """The mean of Σ min(p, q) over the first token drafted at every place of these images."""
         shares = []
         for i in range(0, len(images), batch):
@@ -103,7 +99,9 @@ class Samples:
         return float(np.mean(shares))
 
 
-def train(plan: Plan, device: str, work: Path, out: Path, log: Log = print, progress: Progress = nothing) -> Accepted:
+def train(
+    plan: Plan, device: str, work: Path, out: Path, log: Log = print, progress: Progress = lambda *_: None
+) -> Accepted:
     """Sample, train and save; stopped at any point, the same call goes on.  Raises UserError."""
     if len(plan.prompts) < 2:
         raise UserError("one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more")
@@ -144,8 +142,12 @@ def _train(plan: Plan, device: str, work: Path, out: Path, log: Log, progress: P
     if not all(p.isfinite().all() for p in net.parameters()):
         raise UserError(f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}")
     accepted = Accepted(before, samples.accepted(net, held_out, plan.batch, progress))
+    if isinstance(net, DFlash):
+        state = dflash_net.to_file(net, target.dtype)
+    else:
+        state = {k: v.to("cpu", target.dtype).contiguous() for k, v in target.model.eagle_state(net).items()}
     with replacing(out / WEIGHTS, OUT) as file:
-        file.write(save(state_of(target, net)))
+        file.write(save(state))
     write_recipe(out, OUT, settings, held_out=held, first_token_acceptance=accepted._asdict(), losses=losses)
     return accepted
 
@@ -170,16 +172,7 @@ def initial_drafter(target: Target, plan: Plan) -> Drafter:
     return (net.fused() if fused and net.fusion is None else net).trainable()
 
 
-def state_of(target: Target, net: Drafter) -> State:
-    """A trained drafter as its file has it, in the target's dtype."""
-    if isinstance(net, DFlash):
-        return dflash_net.to_file(net, target.dtype)
-    return {k: v.to("cpu", target.dtype).contiguous() for k, v in target.model.eagle_state(net).items()}
-
-
-def sample_images(
-    target: Target, net: Drafter, plan: Plan, work: Path, log: Log, progress: Progress = nothing
-) -> Samples:
+def sample_images(target: Target, net: Drafter, plan: Plan, work: Path, log: Log, progress: Progress) -> Samples:
     """The target's own images of all prompts at its default settings, kept in ``work`` shard by shard."""
     prompts = plan.prompts.prompts
     target.prepare([p.text for p in prompts])
@@ -191,8 +184,7 @@ def sample_images(
             def on_step(tokens: int, of: int, start: int = start) -> None:
                 progress(start * target.length + tokens, len(prompts) * target.length, "image tokens of samples")
 
-            tokens = images(decoder, [p.text for p in shard], [p.id for p in shard], plan.seed, on_step)
-            loop.save_atomically(tokens, path)
+            loop.save_atomically(images(decoder, shard, plan.seed, on_step), path)
             log(f"samples {start + len(shard)}/{len(prompts)}")
         parts.append(read_tokens(path, (len(shard), target.length), target.vocab))
     return Samples(target, net, [p.text for p in prompts], torch.cat(parts))
@@ -209,22 +201,19 @@ def read_tokens(path: Path, shape: tuple[int, int], vocab: int) -> Tensor:
 
 
 def images(
-    decoder: engine.SpeculativeDecoder,
-    captions: list[str],
-    keys: list[str],
-    seed: int,
-    on_step: Callable[[int, int], None] | None = None,  # image tokens done, of
+    decoder: engine.SpeculativeDecoder, prompts: Sequence[Prompt], seed: int, on_step: OnStep | None = None
 ) -> Tensor:
     """Tokens int16 [B, L]; in halves where a GPU has no room for all at once, as an image depends on its key alone."""
     try:
+        captions, keys = [p.text for p in prompts], [p.id for p in prompts]
         generations = engine.generate(decoder, captions, keys, seed, on_step=on_step)
         return torch.stack([g.tokens for g in generations]).short().cpu()
     except torch.OutOfMemoryError:
-        if len(keys) == 1:
+        if len(prompts) == 1:
             raise
     torch.cuda.empty_cache()
-    halves = (slice(len(keys) // 2), slice(len(keys) // 2, None))
-    return torch.cat([images(decoder, captions[part], keys[part], seed, on_step) for part in halves])
+    middle = len(prompts) // 2
+    return torch.cat([images(decoder, half, seed, on_step) for half in (prompts[:middle], prompts[middle:])])
 
 
 def record(plan: Plan, target: Target, net: Drafter) -> dict[str, Any]:
@@ -254,8 +243,7 @@ def refuse_others(folder: Path, settings: dict[str, Any], elsewhere: str) -> Non
         raise UserError(f"{folder} holds other files, such as {names[0]}: {elsewhere}")
     try:
         defaults = {"recipe": "eagle-1", "weights": settings["weights"]}  # of trainings that recorded neither
-        with open_file(folder / RECIPE) as file:
-            earlier = defaults | json.loads(file.read())["settings"]
+        earlier = defaults | read_object(folder / RECIPE)["settings"]
         changed = [k for k in settings if earlier[k] != settings[k]]
     except (OSError, ValueError, LookupError, TypeError):
         raise UserError(f"{folder / RECIPE} is not what a training wrote: {elsewhere}") from None

@@ -32,6 +32,7 @@ class Recipe(NamedTuple):
 RECIPES = {"eagle-1": Recipe(3, 0.1), "eagle-3": Recipe(5, 0.0)}
 
 Losses = dict[str, Tensor]
+Logits = Callable[[Tensor], Tensor]  # features [R, …, dim] -> guided logits [B, …, V]
 
 
 class Feed(NamedTuple):
@@ -58,38 +59,37 @@ class Feed(NamedTuple):
         return x[:, ~token_in(self.slots, self.row_width)[1]] if self.row_width else x
 
 
-def slot_embeddings(target: Target, tokens: Tensor, net: Eagle | None = None) -> Tensor:
-    """Tokens [B, L] -> the embeddings of slots 0 … S − 2, row ends between rows [B, S − 1, dim].
+def slot_embeddings(target: Target, tokens: Tensor, rows: int, net: Eagle | None = None) -> Tensor:
+    """Tokens [B, L] -> the embeddings of slots 0 … S − 2, row ends between rows, for ``rows`` R: [R, S − 1, dim].
 
     They are what the drafter ``net`` reads, or the target where there is none.
     """
     model = target.model
-    words = model.tok_embeddings(tokens) if net is None else net.embed(tokens, model)
+    embeddings = model.tok_embeddings(tokens) if net is None else net.embed(tokens, model)
     if width := target.row_width:
-        words = words.unflatten(1, (-1, width))
+        embeddings = embeddings.unflatten(1, (-1, width))
         row_end = torch.tensor(target.row_end, device=tokens.device)
         end = model.prompt_embeddings(row_end) if net is None else net.embed_prompt(row_end, model)
-        end = end.expand(*words.shape[:2], 1, -1)
-        words = torch.cat([words, end], 2).flatten(1, 2)[:, :-1]
-    return words[:, :-1]
+        end = end.expand(*embeddings.shape[:2], 1, -1)
+        embeddings = torch.cat([embeddings, end], 2).flatten(1, 2)[:, :-1]
+    return embeddings[:, :-1].repeat(rows // len(tokens), 1, 1)
 
 
 @torch.no_grad()
 def target_states(target: Target, prefix: Prefix, tokens: Tensor, aux_layers: tuple[int, ...] = ()) -> Tensor:
     """The target's states over a prefix and tokens [B, L]: [R, P + S − 1, (1 + aux) · dim], conditional rows first."""
-    net, words = target.model, slot_embeddings(target, tokens)
-    x = torch.cat([prefix.embeddings, words.repeat(len(prefix.valid) // len(words), 1, 1)], 1)
+    net, x = target.model, torch.cat([prefix.embeddings, slot_embeddings(target, tokens, len(prefix.valid))], 1)
     n, rope = x.shape[1], net.position_table(prefix.valid.shape[1])
     return net(x, rope[None, :n, None], prefix_mask(prefix.valid, n, target.pad_rows), None, False, aux_layers)
 
 
 def feed(target: Target, net: Eagle, ahead_ids: Tensor, seen: Tensor | None, tokens: Tensor, hidden: Tensor) -> Feed:
     """``ahead_ids``, ``seen``: the prefix's; tokens [B, L] and the target's states over both."""
-    words = slot_embeddings(target, tokens, net)
-    ahead = torch.cat([net.embed_prompt(ahead_ids, target.model), words.repeat(len(hidden) // len(words), 1, 1)], 1)
+    embeddings = slot_embeddings(target, tokens, len(hidden), net)
+    ahead = torch.cat([net.embed_prompt(ahead_ids, target.model), embeddings], 1)
     n, seen = ahead.shape[1], None if seen is None or seen.all() else seen
     rope = target.model.rotary_table(ahead_ids.shape[1] + 1)[1 : n + 1, None]
-    return Feed(ahead.float(), hidden.float(), rope, seen, target.row_width, hidden.shape[1] - words.shape[1])
+    return Feed(ahead.float(), hidden.float(), rope, seen, target.row_width, hidden.shape[1] - embeddings.shape[1])
 
 
 def read(target: Target, net: Eagle, prefix: Prefix, tokens: Tensor) -> tuple[Feed, Tensor]:
@@ -104,22 +104,13 @@ def first(net: Eagle, fed: Feed) -> Tensor:
     return drafts(net, fed, torch.empty(0, dtype=torch.long), depths=1).first
 
 
-def levels(
-    net: Eagle,
-    embedding: Tensor,
-    features: Tensor,
-    rope: Tensor,
-    at: Tensor,
-    seen: Tensor | None = None,
-    depths: int = 3,
-) -> list[Tensor]:
-    """What EAGLE drafts: level 1 at all n positions from the target's ``features``, deeper ones in the branches ``at``.
+def levels(net: Eagle, fed: Feed, at: Tensor, depths: int) -> list[Tensor]:
+    """What EAGLE drafts: level 1 at all n positions from the target's states, deeper ones in the branches ``at`` [m].
 
-    embedding, features [R, n, dim]; rope [n, 1, d/2]; at [m]; seen as in ``Feed`` -> [R, n, dim], then [R, m, dim] at
-    ``at``, at + 1 …  Level d reads level d − 1's feature; it attends, as in decoding, to level 1's keys before the
-    branch and to its own branch's keys since.
+    -> [R, n, dim], then [R, m, dim] at ``at``, at + 1 …  Level d reads level d − 1's feature; it attends, as in
+    decoding, to level 1's keys before the branch and to its branch's keys since.
     """
-    n, device = embedding.shape[1], embedding.device
+    embedding, rope, seen, n, device = fed.ahead, fed.rope, fed.seen, fed.ahead.shape[1], fed.ahead.device
     cached: dict[int, list[Tensor]] = defaultdict(list)  # keys and values of a layer, call by call: differentiable
 
     def put(layer: int, kv: Tensor) -> Tensor:
@@ -127,7 +118,7 @@ def levels(
         return torch.cat(cached[layer], 2)
 
     visible = torch.ones(n, n, dtype=torch.bool, device=device).tril() if seen is None else prefix_mask(seen, n)
-    drafted = [net(net.fuse(embedding, features), rope[None], visible, put)]
+    drafted = [net(net.fuse(embedding, net.read(fed.hidden[:, :-1])), rope[None], visible, put)]
     earlier, branch = torch.arange(n, device=device) < at[:, None], torch.eye(len(at), dtype=torch.bool, device=device)
     if seen is not None:
         earlier = earlier & F.pad(seen, (0, n - seen.shape[1]), value=True)[:, None, None]
@@ -143,7 +134,7 @@ def levels(
 
 class Drafts(NamedTuple):
     first: Tensor  # [R, L − 1, dim] what decoding drafts first for tokens 1 … L − 1
-    own: Tensor  # [R, S − 1, dim] level 1 for slots 1 … S − 1
+    level_1: Tensor  # [R, S − 1, dim] level 1 for slots 1 … S − 1
     at: Tensor  # [m] where branches begin, behind row ends too
     deeper: list[Tensor]  # [R, m, dim] levels 2 … in the branches
 
@@ -157,10 +148,10 @@ def drafts(net: Eagle, fed: Feed, at: Tensor, depths: int) -> Drafts:
     ends = token_in(fed.slots - 1, fed.row_width)[1].nonzero()[:, 0]  # slots
     at = torch.cat([ends + fed.prefix - 1, at.to(ends.device)])
     depths = max(depths, 2) if len(ends) else depths
-    own, *deeper = levels(net, fed.ahead, net.read(fed.hidden[:, :-1]), fed.rope, at, fed.seen, depths)
-    own = own[:, fed.prefix - 1 :]
-    first = own.index_copy(1, ends, deeper[0][:, : len(ends)]) if len(ends) else own
-    return Drafts(fed.of_tokens(first), own, at, deeper)
+    level_1, *deeper = levels(net, fed, at, depths)
+    level_1 = level_1[:, fed.prefix - 1 :]
+    first = level_1.index_copy(1, ends, deeper[0][:, : len(ends)]) if len(ends) else level_1
+    return Drafts(fed.of_tokens(first), level_1, at, deeper)
 
 
 def distances(drafted: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,27 +167,22 @@ def divergence(drafted: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def losses(
-    net: Eagle,
-    fed: Feed,
-    rng: np.random.Generator,
-    logits: Callable[[Tensor], Tensor],
-    wanted: Tensor,
-    recipe: Recipe = RECIPES["eagle-1"],
+    net: Eagle, fed: Feed, rng: np.random.Generator, logits: Logits, wanted: Tensor, recipe: Recipe = RECIPES["eagle-1"]
 ) -> Losses:
     """Cross entropy and total variation at every level; by EAGLE-1's recipe level 1 also learns the target's states.
 
-    ``logits``: features [R, …, dim] -> guided logits [B, …, V]; wanted [B, L − 1, V] of tokens 1 … L − 1.
+    ``wanted`` [B, L − 1, V]: q of tokens 1 … L − 1.
     """
     p = fed.prefix
     free = fed.ahead.shape[1] - p - recipe.levels + 2
     at = torch.from_numpy(rng.choice(free, min(DEEPER, free), replace=False) + p)
-    found = drafts(net, fed, at, recipe.levels)
-    loss, accepted = divergence(logits(found.first), wanted)
+    drafted = drafts(net, fed, at, recipe.levels)
+    loss, accepted = divergence(logits(drafted.first), wanted)
     if recipe.regression:
-        loss = loss + recipe.regression * F.smooth_l1_loss(found.own, fed.hidden[:, p:])
+        loss = loss + recipe.regression * F.smooth_l1_loss(drafted.level_1, fed.hidden[:, p:])
     rates = {"accept-1": accepted}
-    for level, feature in enumerate(found.deeper, start=1):
-        token, is_end = token_in(found.at + level + 1 - p, fed.row_width)  # what is drafted, which may be a row end
+    for level, feature in enumerate(drafted.deeper, start=1):
+        token, is_end = token_in(drafted.at + level + 1 - p, fed.row_width)  # what is drafted, which may be a row end
         if fed.row_width:
             token, feature = token[~is_end], feature[:, ~is_end]
         more, accepted = divergence(logits(feature), wanted[:, token - 1])

@@ -1,6 +1,7 @@
-"""One training loop for every embedded model: seeded, checkpointed, resumable at any step."""
+"""One training loop for every embedded model: seeded, checkpointed, resumable at any step; its optimisers."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.training.muon import Muon
 from lanternbench.utils.files import WORK, replacing
 
 Step = Callable[[int], dict[str, Tensor]]
@@ -50,10 +50,47 @@ def optimizers(model: nn.Module, lr: float, muon_lr: float | None = None) -> lis
     hidden = [p for n, p in named if muon_lr and p.ndim == 2 and any(part in n for part in inside)]
     ids = {id(p) for p in hidden}
     rest = [p for _, p in named if id(p) not in ids]
-    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)]
-    if hidden and muon_lr:
-        found.append(Muon(hidden, lr=muon_lr))
-    return found
+    adamw = torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
+    return [adamw, Muon(hidden, lr=muon_lr)] if hidden and muon_lr else [adamw]
+
+
+def orthogonalise(g: Tensor) -> Tensor:
+    """Five quintic Newton–Schulz steps: g [n, a, b] -> nearly its polar factors, singular values in about 0.7 … 1.2."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = g.shape[-2] > g.shape[-1]
+    x = g.mT if tall else g
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon in float32, matrices of one shape orthogonalised together: torch's own works in bfloat16, slow on most CPUs.
+
+    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
+    """
+
+    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.1):
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            shapes = defaultdict(list)
+            for p in group["params"]:
+                if p.grad is not None:
+                    shapes[p.shape].append(p)
+            for shape, params in shapes.items():
+                updates = []
+                for p in params:
+                    speed = self.state[p].setdefault("speed", torch.zeros_like(p))
+                    speed.lerp_(p.grad, 1 - group["momentum"])
+                    updates.append(p.grad.lerp(speed, group["momentum"]))  # Nesterov
+                scale = max(1.0, shape[0] / shape[1]) ** 0.5
+                for p, update in zip(params, orthogonalise(torch.stack(updates)), strict=True):
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] * scale)
 
 
 class Plan(NamedTuple):
@@ -84,13 +121,11 @@ def fit(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.pt"
     first, last = _resume(path, model, optims) if path.exists() else (0, {})
-    base = [[g["lr"] if first == 0 else g["initial_lr"] for g in o.param_groups] for o in optims]
     model.train()
     clock, seen = time.monotonic(), first
     for step in range(first, steps):
-        for optim, rates in zip(optims, base, strict=True):
-            for group, rate in zip(optim.param_groups, rates, strict=True):
-                group["initial_lr"], group["lr"] = rate, rate * schedule(step, steps, plan.warmup, plan.decay)
+        for group in (group for optim in optims for group in optim.param_groups):
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * schedule(step, steps, plan.warmup, plan.decay)
         losses = step_fn(step)
         losses["loss"].backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -102,8 +137,8 @@ def fit(
             clock, seen = time.monotonic(), step + 1
             last = {k: v.item() for k, v in losses.items()}
             figures = "  ".join(f"{k} {v:.4f}" for k, v in last.items())
-            made = {"model": model.state_dict(), "optims": [o.state_dict() for o in optims]}
-            save_atomically({**made, "step": step + 1, "losses": last}, path)
+            state = {"model": model.state_dict(), "optims": [o.state_dict() for o in optims]}
+            save_atomically({**state, "step": step + 1, "losses": last}, path)
             log(f"{name} {step + 1}/{steps}  {figures}  {pace:.2f} steps/s")
     model.eval()
     return last

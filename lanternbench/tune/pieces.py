@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lanternbench.errors import UserError
-from lanternbench.tune.tree_search import Record
+from lanternbench.tune.recorded_drafts import Record
 from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, open_file, replacing, writing
 from lanternbench.utils.json_values import differences, plain
 
@@ -68,20 +68,18 @@ class Pieces:
 
     def measured(self, expected: Collection[tuple[str, str]]) -> list[Measured]:
         """The complete lines, of ``expected`` (name, prompt); an incomplete last line is dropped.  Raises UserError."""
-        path = self.folder / LINES
         content = self._read(LINES) or b""
         complete = content[: content.rfind(b"\n") + 1]
         if complete != content:
-            with replacing(path, OUT) as file:
-                file.write(complete)
+            self._write(LINES, complete)
         lines, missing = list[Measured](), set(expected)
         for number, line in enumerate(complete.splitlines(), 1):
-            with suppress(ValidationError):
+            with suppress(ValidationError, KeyError):
                 measured = Measured.model_validate_json(line)
-                if (key := (measured.name, measured.prompt)) in missing:
-                    missing.remove(key)
-                    lines.append(measured)
-                    continue
+                missing.remove((measured.name, measured.prompt))
+                lines.append(measured)
+                continue
+            path = self.folder / LINES
             raise UserError(f"{path} line {number} is damaged: delete it, and the same command measures it again")
         return lines
 
@@ -99,18 +97,15 @@ class Pieces:
             self.digests[name] = hashlib.sha256(content).hexdigest()
             self._write(DIGESTS, _json(self.digests))
         if hashlib.sha256(content).hexdigest() != self.digests[name]:
-            raise _damaged(self.folder / name)
+            raise self._damaged(name)
         return content
 
     def _stored(self, name: str) -> dict[str, Any]:
         """A JSON object that this class wrote, {} where the file is missing.  Raises UserError."""
-        try:
-            value = json.loads(self._read(name) or b"{}")
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise _damaged(self.folder / name)
-        return value
+        with suppress(ValueError, RecursionError):
+            if isinstance(value := json.loads(self._read(name) or b"{}"), dict):
+                return value
+        raise self._damaged(name)
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -119,19 +114,18 @@ class Pieces:
         except FileNotFoundError:
             return None
         except OSError:
-            raise _damaged(self.folder / name) from None
+            raise self._damaged(name) from None
 
     def _write(self, name: str, content: bytes) -> None:
         with replacing(self.folder / name, OUT) as file:
             file.write(content)
 
+    def _damaged(self, name: str) -> UserError:
+        return UserError(f"{self.folder / name} is damaged: delete it, and the same command makes it again")
+
 
 def _json(value: Any) -> bytes:
     return json.dumps(plain(value), ensure_ascii=False, indent=1).encode("utf-8", "replace")
-
-
-def _damaged(path: Path) -> UserError:
-    return UserError(f"{path} is damaged: delete it, and the same command makes it again")
 
 
 def _refuse_others(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:

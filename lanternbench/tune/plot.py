@@ -52,9 +52,8 @@ def _speed(axes: Axes, tuning: Tuning) -> None:
         return
     speeds = [r.robust_tokens_per_s for r in tuning.results]
     speeds += [r.expected.tokens_per_s for r in tuning.results if r.expected is not None]
-    baseline = next((r for r in tuning.results if r.name == BASELINE), None)
-    if baseline is not None:
-        axes.axhline(baseline.robust_tokens_per_s, color="#444444", linewidth=0.8, linestyle="--", label="ar")
+    ar = tuning.result(BASELINE).robust_tokens_per_s
+    axes.axhline(ar, color="#444444", linewidth=0.8, linestyle="--", label="ar")
     ends = [0.9 * min(speeds), 1.1 * max(speeds)]
     low, high = ([share * end for end in ends] for share in (0.85, 1.15))
     axes.plot(ends, ends, color="#9aa0a6", linewidth=0.8)

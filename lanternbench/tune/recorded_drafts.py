@@ -16,7 +16,7 @@ accepted nodes are drawn as in a decode.
 S steps, N nodes, D levels, K ranks, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -41,6 +41,7 @@ from lanternbench.tune.best_tree import Table
 JUDGEMENTS = 8  # judgements of each recorded draft
 PRIOR = 20.0  # weight, in reached nodes, of the shares of the level above as a prior: deep nodes are rarely reached
 Floats = NDArray[np.float64]
+Record = Mapping[str, Floats]  # the arrays of one recording
 
 
 class RecordingTree(FixedTree):
@@ -107,7 +108,7 @@ class Judge:
         u = torch.rand(*shape, generator=self.generator).clamp_(max=BELOW_ONE)
         return u.to(self.decoder.target.device)
 
-    def judge(self, rule: AcceptanceRule, draft: Draft, q: Tensor) -> VerifyResult:
+    def verify(self, rule: AcceptanceRule, draft: Draft, q: Tensor) -> VerifyResult:
         """Drafts and q [B, N, V]; a single draft is judged ``JUDGEMENTS`` times, as a batch."""
         times = JUDGEMENTS if len(q) == 1 else -1
         p, q = None if draft.p is None else draft.p.expand(times, -1, -1), q.expand(times, -1, -1)
@@ -115,59 +116,60 @@ class Judge:
         u = Uniforms(self.uniforms(*draft.tokens.shape), q[:, :0, 0])
         return rule.verify(draft, q, u, self.decoder.residual, self.decoder.warp.greedy)
 
+    def ranks(self, rule: AcceptanceRule, p: Tensor, q: Tensor, star: StaticTree, sampled: bool) -> Floats:
+        """How often each child, or none, is accepted at nodes of depth 0 …: p, q [d, V] -> shares [d, K + 1].
 
-class ChainRecord(Judge):
-    """Acceptance in chains of up to ``depth`` levels and of their nodes' children, summed over the added steps."""
-
-    def __init__(self, decoder: SpeculativeDecoder, tree: RecordingTree, ranks: int, seed: int = 0):
-        """``decoder`` drafts chains by ``tree``; ``ranks``: 1 where the method supports chains only."""
-        super().__init__(decoder, seed)
-        self.tree, self.ranks, self.depth, self.steps = tree, ranks, tree.max_depth, 0
-        method, target = decoder.method, decoder.target
-        self.sampled = method.proposal.samples and not decoder.warp.greedy
-        rule = method.resolve(target.options).acceptance
-        self.rules = [rule.prepare(target, d) for d in range(1, self.depth + 1)]
-        self.chains = [chain(d).to(target.device) for d in range(1, self.depth + 1)]
-        self.reached = np.zeros((self.depth, self.depth + 1))  # [D', i]: steps with i or more accepted in a chain of D'
-        # [D', d, k]: reached nodes whose child of rank k is accepted; the last column: none is
-        self.children = np.zeros((self.depth, self.depth, ranks + 1))
-        self.star = from_paths(tuple((k,) for k in range(ranks))).to(target.device)
-
-    def add(self, result: StepResult) -> None:
-        """One recorded step."""
-        draft, q = result.draft, result.q
-        p = torch.cat(self.tree.distributions, 1)  # [1, D, V]
-        self.steps += 1
-        for d in range(1, self.depth + 1):
-            cut = Draft(draft.tokens[:, : d + 1], p[:, :d] if self.sampled else None, self.chains[d - 1])
-            accepted = self.judge(self.rules[d - 1], cut, q[:, : d + 1]).accepted.cpu()
-            self.reached[d - 1] += (accepted[:, None] >= torch.arange(self.depth + 1)).double().mean(0).numpy()
-            if self.ranks > 1 and (d == self.depth or self.decoder.method.acceptance.by_depth):
-                weight = (accepted[:, None] >= torch.arange(d)).double().mean(0).numpy()
-                self.children[d - 1, :d] += weight[:, None] * self._ranks(self.rules[d - 1], p[0, :d], q[0, :d])
-
-    def _ranks(self, rule: AcceptanceRule, p: Tensor, q: Tensor) -> Floats:
-        """How often each child, or none, is accepted at nodes of depth 0 …: p, q [d, V] -> shares [d, K + 1]."""
-        d, k = len(p), self.ranks
+        ``star``: a root with K children.
+        """
+        d, k = len(p), star.tree.width
         p, q = (x.repeat_interleave(JUDGEMENTS, 0) for x in (p, q))
-        tokens = draw_distinct(p, self.uniforms(len(p), k)) if self.sampled else p.topk(k).indices
-        depth = torch.arange(d, device=p.device).repeat_interleave(JUDGEMENTS)[:, None] + self.star.tree.depth
-        star = replace(self.star, tree=self.star.tree._replace(depth=depth, max_depth=d))
-        if self.decoder.warp.greedy:  # greedy rules do not read the depth, paths do
-            star = self.star
-        draft = Draft(torch.cat([tokens[:, :1], tokens], 1), p[:, None] if self.sampled else None, star)
-        child = self.judge(rule, draft, q[:, None].expand(-1, k + 1, -1)).path[:, 1]
+        tokens = draw_distinct(p, self.uniforms(len(p), k)) if sampled else p.topk(k).indices
+        if not self.decoder.warp.greedy:  # greedy rules do not read the depth, paths do
+            depth = torch.arange(d, device=p.device).repeat_interleave(JUDGEMENTS)[:, None] + star.tree.depth
+            star = replace(star, tree=star.tree._replace(depth=depth, max_depth=d))
+        draft = Draft(torch.cat([tokens[:, :1], tokens], 1), p[:, None] if sampled else None, star)
+        child = self.verify(rule, draft, q[:, None].expand(-1, k + 1, -1)).path[:, 1]
         shares = torch.nn.functional.one_hot(torch.where(child > 0, child - 1, k), k + 1)
         return shares.view(d, JUDGEMENTS, k + 1).double().mean(1).cpu().numpy()
 
 
+def record_chains(
+    decoder: SpeculativeDecoder, tree: RecordingTree, ranks: int, steps: Iterable[StepResult], seed: int = 0
+) -> Record:
+    """Acceptance in chains of D' = 1 … D levels and of their nodes' children, summed over ``steps``.
+
+    ``decoder`` drafts chains by ``tree``; ``ranks`` K: 1 where the method supports chains only.  "reached" [D, D + 1]:
+    steps with i or more accepted in a chain of D'.  "children" [D, D, K + 1]: nodes that a chain of D' reached at a
+    depth whose child of rank k is accepted; the last column: none is.  "steps": how many.
+    """
+    judge, method, target, levels = Judge(decoder, seed), decoder.method, decoder.target, tree.max_depth
+    sampled = method.proposal.samples and not decoder.warp.greedy
+    acceptance = method.resolve(target.options).acceptance
+    rules = [acceptance.prepare(target, d) for d in range(1, levels + 1)]
+    chains = [chain(d).to(target.device) for d in range(1, levels + 1)]
+    star = from_paths(tuple((k,) for k in range(ranks))).to(target.device)
+    reached, children, count = np.zeros((levels, levels + 1)), np.zeros((levels, levels, ranks + 1)), 0.0
+    for result in steps:
+        draft, q = result.draft, result.q
+        p = torch.cat(tree.distributions, 1)  # [1, D, V]
+        count += 1
+        for d, (rule, static) in enumerate(zip(rules, chains, strict=True), 1):
+            cut = Draft(draft.tokens[:, : d + 1], p[:, :d] if sampled else None, static)
+            accepted = judge.verify(rule, cut, q[:, : d + 1]).accepted.cpu()
+            shares = (accepted[:, None] >= torch.arange(levels + 1)).double().mean(0).numpy()
+            reached[d - 1] += shares
+            if ranks > 1 and (d == levels or method.acceptance.by_depth):
+                children[d - 1, :d] += shares[:d, None] * judge.ranks(rule, p[0, :d], q[0, :d], star, sampled)
+    return {"reached": reached, "children": children, "steps": np.array(count)}
+
+
 def chain_lengths(reached: Floats, steps: float, depth: int) -> Floats:
-    """P(accepted ≥ i) of a chain of ``depth`` levels, i = 1 … depth; ``reached`` of a ``ChainRecord``."""
+    """P(accepted ≥ i) of a chain of ``depth`` levels, i = 1 … depth; ``reached`` as ``record_chains`` gives it."""
     return reached[depth - 1, 1 : depth + 1] / max(steps, 1)
 
 
 def child_table(children: Floats, depth: int) -> Table:
-    """P [depth, K] for static trees of ``depth`` levels (see ``best_tree``); ``children`` of a ``ChainRecord``."""
+    """P [depth, K] for static trees of ``depth`` levels (see ``best_tree``); ``children`` of ``record_chains``."""
     counts = children[depth - 1, :depth]
     if not counts.any():  # the rule does not depend on the depth of drafts
         counts = children[-1, :depth]
@@ -178,30 +180,28 @@ def child_table(children: Floats, depth: int) -> Table:
     return table
 
 
-class GrowthRecord(Judge):
-    """Acceptance in recorded dynamic trees, hence in those with fewer nodes or levels and equal children a node."""
+def record_growth(decoder: SpeculativeDecoder, tree: ScoredTree, steps: Iterable[StepResult], seed: int = 0) -> Record:
+    """Acceptance in dynamic trees, hence in those with fewer nodes or levels and equal children a node.
 
-    def __init__(self, decoder: SpeculativeDecoder, tree: ScoredTree, seed: int = 0):
-        super().__init__(decoder, seed)
-        self.tree = tree
-        self.accepted: list[Floats] = []  # of each step, by falling score [N − 1]: shares of judgements that accept
-        self.level: list[Floats] = []  # depths of the same nodes, −1 for unused ones
-
-    def add(self, result: StepResult) -> None:
-        """One recorded step."""
+    Of each step, by falling score [S, N − 1]: "seen", the shares of judgements that accept a node; "level", its depth,
+    −1 for an unused one.
+    """
+    judge, seen, level = Judge(decoder, seed), list[Floats](), list[Floats]()
+    for result in steps:
         draft = result.draft
-        path = self.judge(self.decoder.rule, draft, result.q).path
+        path = judge.verify(decoder.rule, draft, result.q).path
         accepted = torch.zeros(JUDGEMENTS, draft.tree.nodes, device=path.device).scatter_(1, path, 1.0).mean(0)[1:]
-        depth, scores = draft.tree.depth[0, 1:], self.tree.scores[0]
+        depth, scores = draft.tree.depth[0, 1:], tree.scores[0]
         order = torch.where(depth > 0, scores, -torch.inf).sort(descending=True).indices
-        self.accepted.append(accepted[order].double().cpu().numpy())
-        self.level.append(depth[order].double().cpu().numpy())
+        seen.append(accepted[order].double().cpu().numpy())
+        level.append(depth[order].double().cpu().numpy())
+    return {"seen": np.stack(seen), "level": np.stack(level)}
 
 
 def lengths(accepted: Floats, level: Floats, nodes: int, depth: int) -> Floats:
     """P(accepted ≥ i), i = 1 … ``depth``, in each recorded step of a tree with ``nodes``, the root included.
 
-    accepted, level [S, N − 1] of a ``GrowthRecord`` -> [S, depth].
+    accepted, level [S, N − 1] of ``record_growth`` -> [S, depth].
     """
     inside = (level >= 1) & (level <= depth)
     selected = inside & (inside.cumsum(1) <= nodes - 1)

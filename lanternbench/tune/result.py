@@ -36,6 +36,10 @@ class Result:
     robust_ratio: Estimate
     fidelity_loss: float | None
 
+    @property
+    def speed(self) -> float:
+        return self.robust_ratio.value or 0.0
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -68,9 +72,7 @@ class Tuning:
     def disturbed(self) -> str | None:
         """Why times cannot be predicted, as a sentence; None where timed costs match the measured steps."""
         default = self.result(DEFAULT)
-        if default.expected is None:
-            return None
-        drift = default.tau / default.robust_tokens_per_s / default.expected.step_s
+        drift = default.tau / default.robust_tokens_per_s / default.expected.step_s if default.expected else 1.0
         if 1 / DRIFT <= drift <= DRIFT:
             return None
         return (
@@ -81,17 +83,39 @@ class Tuning:
     @property
     def verdict(self) -> str:
         """One sentence."""
-        chosen, tried = self.result(self.best), tried_of(self.results)
-        if self.best == DEFAULT:
-            best = max(tried, key=_speed, default=None)
-            figure = f" (the best of {len(tried)} gave {with_interval(best.robust_ratio)})" if best else ""
-            return f"nothing beats the sizes that {self.config.method} has already{figure}: they are what is written"
-        c = self.config
+        c, chosen, tried = self.config, self.result(self.best), tried_of(self.results)
+        if self.best != DEFAULT:
+            return (
+                f"{chosen.label}: {with_interval(chosen.robust_ratio)} times the tokens per second of the method's own "
+                f"sizes, as the best of {len(tried)} on {c.num_prompts} prompts, {min(c.recorded, c.num_prompts)} of "
+                "which also chose them: run it on other prompts before you quote it"
+            )
+        figure = ""
+        if tried:
+            best = max(tried, key=lambda r: r.speed)
+            figure = f" (the best of {len(tried)} gave {with_interval(best.robust_ratio)})"
+        return f"nothing beats the sizes that {c.method} has already{figure}: they are what is written"
+
+    def preset_text(self) -> str:
+        """The preset as YAML, with the evidence for it."""
+        config, machine = self.config, self.machine
+        entry = {"method": config.method} | plain(config.options | self.result(self.best).options)
+        evidence = {
+            "verdict": self.verdict,
+            "target": config.target,
+            "searched": f"{self.looked_at} sizes: {self.about}",
+            "results": self.rows(),
+            "costs": self.cost.model_dump(),
+            "acceptance_by_depth_and_rank": self.acceptance,
+            "machine": machine,
+            "search": config.model_dump(exclude_none=True),
+        }
+        # as JSON gives it back: without subclasses of str, as torch's version is
+        whole = json.loads(json.dumps(entry | {EVIDENCE: plain(evidence)}))
         return (
-            f"{chosen.label}: {with_interval(chosen.robust_ratio)} times the tokens per second of the method's own "
-            f"sizes, as the best of {len(tried)} on {c.num_prompts} prompts, {min(c.recorded, c.num_prompts)} of which "
-            "also chose them: run it on other prompts before you quote it"
-        )
+            f"# {config.method} on {config.target}, tuned on {machine.get('cpu')}, {machine['device']}.\n"
+            "# `lanternbench run --method THIS_FILE` runs it; in a sweep file: `methods: [ar, THIS_FILE]`.\n"
+        ) + yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)
 
 
 def with_interval(ratio: Estimate) -> str:
@@ -103,37 +127,9 @@ def tried_of(results: list[Result]) -> list[Result]:
     return [r for r in results if r.name not in (DEFAULT, BASELINE)]
 
 
-def _speed(result: Result) -> float:
-    return result.robust_ratio.value or 0.0
-
-
 def best(results: list[Result]) -> str:
     """The fastest candidate with a ratio interval above 1 and an allowed fidelity loss, else ``DEFAULT``."""
     default = next(r for r in results if r.name == DEFAULT)
-    allowed = None if default.fidelity_loss is None else LOSSIER * default.fidelity_loss
-    better = [r for r in tried_of(results) if (r.robust_ratio.lo or 0.0) > 1]
-    better = [r for r in better if allowed is None or (r.fidelity_loss or 0.0) <= allowed]
-    return max(better, key=_speed).name if better else DEFAULT
-
-
-def preset_text(tuning: Tuning) -> str:
-    """The preset as YAML, with the evidence for it."""
-    config = tuning.config
-    entry = {"method": config.method} | plain(config.options | tuning.result(tuning.best).options)
-    evidence = {
-        "verdict": tuning.verdict,
-        "target": config.target,
-        "searched": f"{tuning.looked_at} sizes: {tuning.about}",
-        "results": tuning.rows(),
-        "costs": tuning.cost.model_dump(),
-        "acceptance_by_depth_and_rank": tuning.acceptance,
-        "machine": tuning.machine,
-        "search": config.model_dump(exclude_none=True),
-    }
-    head = [
-        f"# {config.method} on {config.target}, tuned on {tuning.machine.get('cpu')}, {tuning.machine['device']}.",
-        "# `lanternbench run --method THIS_FILE` runs it; in a sweep file: `methods: [ar, THIS_FILE]`.",
-    ]
-    whole = json.loads(json.dumps(entry | {EVIDENCE: plain(evidence)}))  # no subclasses of str, as torch's version is
-    text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)
-    return "\n".join([*head, text])
+    allowed = float("inf") if default.fidelity_loss is None else LOSSIER * default.fidelity_loss
+    better = [r for r in tried_of(results) if (r.robust_ratio.lo or 0) > 1 and (r.fidelity_loss or 0) <= allowed]
+    return max(better, key=lambda r: r.speed).name if better else DEFAULT

@@ -1,13 +1,16 @@
-"""Search for the fastest tree of one kind: the shapes to time, the drafts to record, and an estimate per candidate.
+"""Search for the fastest sizes of one kind of tree, or window: what to time, what to record, an estimate per candidate.
 
 ``probes`` are timed for the cost model and ``recordings`` decoded for the acceptance; each result is computed and
 stored separately.  ``candidates`` turns them into shapes with an expected accepted length.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from itertools import product
+from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,27 +18,31 @@ from pydantic import Field
 
 from lanternbench.costs.forward_cost import Shape, StepCost
 from lanternbench.engine.decode import SpeculativeDecoder, generate
+from lanternbench.engine.plain import AdaptiveBounds
 from lanternbench.engine.simulation import level_rates, reach
-from lanternbench.engine.tree import Paths, StaticTree, chain, from_paths
+from lanternbench.engine.tree import StaticTree, chain, from_paths
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Decoding
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method
-from lanternbench.methods.trees.static import static_tree
+from lanternbench.methods.trees.adaptive import adapt
 from lanternbench.models.target import Target
 from lanternbench.tune import recorded_drafts as drafts
 from lanternbench.tune.best_tree import best_trees, expected_length
-from lanternbench.tune.recorded_drafts import Floats, bounds, child_table
+from lanternbench.tune.recorded_drafts import Floats, Record, bounds, child_table
 
 Options = dict[str, Any]
 Probes = list[tuple[Options, Shape]]
-Record = Mapping[str, Floats]  # the arrays of one recording
-Recordings = dict[str, Callable[[], Record]]
 LEVELS = 8  # of the deepest drafts considered
 RANKS = 8  # children of a node of a static tree
 NODES = 64  # of the largest trees
 WORTH = 3.0  # maximum cost of a tree's forward, in forwards of one node
 WIDTHS = (1, 2, 3, 4, 6, 10)  # children of a node of a dynamic tree
+REPLAYED = 300  # steps of an adaptive tree
+RANGES = ((0, 3), (0, 4), (0, 5), (0, 6), (1, 7), (0, 10))  # open intervals of its depth
+WIDTH_RANGES = ((0, 2), (0, 3), (0, 4), (0, 5), (1, 9), (3, 14), (3, 40))
+TOTALS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 59)
+BETAS = (1.0, 0.6)
 
 
 class Tune(Decoding):
@@ -70,6 +77,7 @@ class TreeSearch:
     """One kind of tree, of one method on one target."""
 
     about: ClassVar[str]  # a phrase that names what is searched
+    one_in: ClassVar[int] = 1  # which share of the prompts is recorded
 
     def __init__(self, target: Target, config: Tune):
         self.target, self.config = target, config
@@ -78,16 +86,35 @@ class TreeSearch:
         """Sizes to time, each with the shape of its step."""
         raise NotImplementedError
 
-    def recordings(self, cost: StepCost, captions: list[str]) -> Recordings:
-        """The functions that compute the records, by record name."""
+    def drafting(self, cost: StepCost) -> dict[str, Any]:
+        """What drafts are recorded with, by name."""
         raise NotImplementedError
 
-    def wanted(self, cost: StepCost, captions: list[str]) -> Recordings:
-        """The recordings: none where acceptance is simulated."""
-        return self.recordings(cost, captions) if self.config.simulate_acceptance is None else {}
+    def record(self, drafting: Any, number: int, caption: str) -> Record:
+        """The drafts of one caption."""
+        raise NotImplementedError
+
+    def recordings(self, cost: StepCost, captions: list[str]) -> dict[str, Callable[[], Record]]:
+        """The functions that compute the records, by record name: none where acceptance is simulated."""
+        if self.config.simulate_acceptance is not None:
+            return {}
+        few = list(enumerate(captions[: max(1, len(captions) // self.one_in)]))
+        each = self.drafting(cost).items()
+        return {f"{name}-{i}": partial(self.record, with_, i, caption) for name, with_ in each for i, caption in few}
+
+    def combine(self, arrays: Sequence[Floats]) -> Floats:
+        """An array of the records of all captions."""
+        return np.concatenate(arrays)
+
+    def combined(self, records: Mapping[str, Record]) -> dict[str, Record]:
+        """The records of all captions together, by the name of what they were drafted with."""
+        groups: dict[str, list[Record]] = defaultdict(list)
+        for name, record in records.items():
+            groups[name.rpartition("-")[0]].append(record)
+        return {name: {key: self.combine([r[key] for r in each]) for key in each[0]} for name, each in groups.items()}
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        """The default sizes first, then all others considered; ``records`` is empty where acceptance is simulated."""
+        """The default sizes first, then all others considered, from ``combined`` records, if any."""
         raise NotImplementedError
 
     def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:
@@ -107,25 +134,22 @@ class TreeSearch:
         return method.tree.prepare(self.target, method.proposal)
 
     def decoder(self, options: Options | None = None, method: Method | None = None) -> SpeculativeDecoder:
-        """The decoder of ``method``, by default the one with these sizes; simulated acceptance uses ``rates``."""
-        c = self.config
-        decoder = build(self.target, method or self.method(options), c.temperature, guidance=c.guidance)
-        if c.simulate_acceptance is None or decoder.proposer.max_depth == 0:
-            return decoder
-        return replace(decoder, rates=reach(self.rates, decoder.proposer.max_depth).to(self.target.device))
+        """The decoder of ``method``, by default the one with these sizes."""
+        c, chosen = self.config, method or self.method(options)
+        return build(self.target, chosen, c.temperature, guidance=c.guidance, simulate_acceptance=self.rates)
 
     @cached_property
-    def rates(self) -> list[float]:
+    def rates(self) -> list[float] | None:
         """P(level i is passed) to simulate: as configured, or matching the configured tokens with the default sizes."""
         wanted = self.config.simulate_acceptance
-        if isinstance(wanted, list):
+        if wanted is None or isinstance(wanted, list):
             return wanted
-        assert wanted is not None
         depth = build(self.target, self.method(), self.config.temperature).proposer.max_depth
         return [float(level_rates(wanted, depth)[depth])]
 
     def simulated(self, depth: int) -> list[float]:
         """P(accepted ≥ i) at those rates."""
+        assert self.rates is not None
         return reach(self.rates, depth)[depth].tolist()
 
     def deepest(self, sizes: Iterable[Options]) -> int:
@@ -133,16 +157,14 @@ class TreeSearch:
 
         Raises UserError where it supports none.
         """
-        count = 0
-        for options in sizes:
+        for count, options in enumerate(sizes):
             try:
                 self.decoder(options)
             except UserError:
                 if not count:
                     raise
-                break
-            count += 1
-        return count
+                return count
+        return count + 1
 
 
 def shape_of(static: StaticTree) -> Shape:
@@ -154,10 +176,6 @@ def largest(cost: StepCost) -> int:
     """The largest tree worth verifying: a forward of more nodes costs over ``WORTH`` forwards of one node."""
     one = cost.forward(1)
     return max([n for n in range(2, NODES + 1) if cost.forward(n) <= WORTH * one], default=2)
-
-
-def summed(records: Mapping[str, Record], name: str) -> Floats:
-    return np.sum([record[name] for record in records.values()], 0)
 
 
 class ShapeSearch(TreeSearch):
@@ -179,61 +197,51 @@ class ShapeSearch(TreeSearch):
             probes.append(({"shape": [list(p) for p in paths]}, shape_of(from_paths(tuple(paths)))))
         return probes
 
-    def recordings(self, cost: StepCost, captions: list[str]) -> Recordings:
-        return {f"chain-{i}": partial(self.record, i, caption) for i, caption in enumerate(captions)}
+    def drafting(self, cost: StepCost) -> dict[str, Any]:
+        return {"chain": chain(self.levels)}
 
-    def record(self, number: int, caption: str) -> Record:
-        default = self.decoder()
-        shape, sampled = chain(self.levels), default.method.proposal.samples
-        tree = drafts.RecordingTree().drafting(shape, sampled, self.target.device)
-        decoder = drafts.with_tree_policy(default, tree)
-        record = drafts.ChainRecord(decoder, tree, self.ranks, seed=number)
-        for result in drafts.recorded_steps(decoder, caption, str(number), self.config.seed):
-            record.add(result)
-        return {"reached": record.reached, "children": record.children, "steps": np.array(float(record.steps))}
+    def record(self, drafting: Any, number: int, caption: str) -> Record:
+        decoder = self.decoder()
+        tree = drafts.RecordingTree().drafting(drafting, decoder.method.proposal.samples, self.target.device)
+        decoder = drafts.with_tree_policy(decoder, tree)
+        steps = drafts.recorded_steps(decoder, caption, str(number), self.config.seed)
+        return drafts.record_chains(decoder, tree, self.ranks, steps, seed=number)
+
+    def combine(self, arrays: Sequence[Floats]) -> Floats:
+        return np.sum(arrays, 0)
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        reached, children, steps = (summed(records, name) for name in ("reached", "children", "steps"))
+        record = records.get("chain")
 
-        def passed(paths: Paths, depth: int, is_chain: bool) -> list[float]:
-            if not records:
+        def passed(static: StaticTree) -> list[float]:
+            depth = static.tree.max_depth
+            if record is None:
                 return self.simulated(depth)
-            if is_chain and depth <= self.levels:
-                return drafts.chain_lengths(reached, float(steps), depth).tolist()
-            table = child_table(children, min(depth, self.levels))  # deeper levels repeat the last
-            wider = max(0, 1 + max(map(max, paths)) - table.shape[1])
+            if static.is_chain and depth <= self.levels:
+                return drafts.chain_lengths(record["reached"], float(record["steps"]), depth).tolist()
+            table = child_table(record["children"], min(depth, self.levels))  # deeper levels repeat the last
+            wider = max(0, static.tree.width - table.shape[1])
             table = np.pad(np.pad(table, ((0, depth - len(table)), (0, 0)), "edge"), ((0, 0), (0, wider)))
-            return [expected_length([p for p in paths if len(p) == d], table) for d in range(1, depth + 1)]
+            return [expected_length([p for p in static.paths if len(p) == d], table) for d in range(1, depth + 1)]
 
-        def candidate(paths: Paths, options: Options) -> Candidate:
-            static = from_paths(paths)
+        def candidate(static: StaticTree, options: Options) -> Candidate:
             shape = shape_of(static)
-            return Candidate(options, shape, passed(paths, shape.depth, static.is_chain), cost.step(shape))
+            return Candidate(options, shape, passed(static), cost.step(shape))
 
-        tree: Any = self.method().resolve(self.target.options).tree
-        candidates = [candidate(_paths(static_tree(tree.shape)), {})]
-        for d in range(1, self.levels + 1):
-            candidates.append(candidate(tuple((0,) * i for i in range(1, d + 1)), {"shape": f"chain-{d}"}))
-        for depth in range(1, self.levels + 1) if records and self.ranks > 1 else ():
-            for paths in best_trees(child_table(children, depth), largest(cost) - 1):
-                if any(rank for path in paths for rank in path) and max(map(len, paths)) == depth:
-                    candidates.append(candidate(paths, {"shape": [list(path) for path in paths]}))
+        candidates = [candidate(self.own_tree().static, {})]
+        candidates += [candidate(chain(d), {"shape": f"chain-{d}"}) for d in range(1, self.levels + 1)]
+        if record is not None and self.ranks > 1:
+            for depth in range(1, self.levels + 1):
+                for paths in best_trees(child_table(record["children"], depth), largest(cost) - 1):
+                    static = from_paths(paths)
+                    if not static.is_chain and static.tree.max_depth == depth:
+                        candidates.append(candidate(static, {"shape": [list(path) for path in paths]}))
         return candidates
 
     def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:
         if not records or self.ranks == 1:
             return None
-        return child_table(summed(records, "children"), self.levels).tolist()
-
-
-def _paths(static: StaticTree) -> Paths:
-    """The child paths of a tree's nodes below the root."""
-    path: dict[int, tuple[int, ...]] = {0: ()}
-    for node in range(static.tree.nodes):
-        for rank, child in enumerate(static.tree.children[0, node].tolist()):
-            if child >= 0:
-                path[child] = (*path[node], rank)
-    return tuple(path[node] for node in range(1, static.tree.nodes))
+        return child_table(records["chain"]["children"], self.levels).tolist()
 
 
 class LengthSearch(ShapeSearch):
@@ -247,6 +255,7 @@ class GrowthSearch(TreeSearch):
     """Dynamic trees: nodes, levels and children a node, from recorded large trees."""
 
     about = "dynamic trees (nodes, levels, children a node)"
+    one_in = 2
 
     def __init__(self, target: Target, config: Tune):
         super().__init__(target, config)
@@ -263,55 +272,85 @@ class GrowthSearch(TreeSearch):
     def shape(self, depth: int, top_k: int, nodes: int) -> Shape:
         return Shape(bounds(depth, top_k, nodes).total, depth, (top_k,) * (depth - 1), False)
 
-    def recordings(self, cost: StepCost, captions: list[str]) -> Recordings:
+    def drafting(self, cost: StepCost) -> dict[str, Any]:
+        """Trees by width; of wider ones than these most nodes would be dropped."""
         nodes = largest(cost)
-        widths = [k for k in WIDTHS if k == 1 or k * k <= 2 * nodes]  # of wider trees most nodes would be dropped
-        few = captions[: max(1, len(captions) // 2)]
-        return {
-            f"width-{k}-{i}": partial(self.record, k, nodes, i, caption)
-            for k in widths
-            for i, caption in enumerate(few)
-        }
+        return {f"width-{k}": bounds(self.levels, k, nodes) for k in WIDTHS if k == 1 or k * k <= 2 * nodes}
 
-    def record(self, width: int, nodes: int, number: int, caption: str) -> Record:
-        tree = drafts.ScoredTree().growing(bounds(self.levels, width, nodes))
+    def record(self, drafting: Any, number: int, caption: str) -> Record:
+        tree = drafts.ScoredTree().growing(drafting)
         decoder = drafts.with_tree_policy(self.decoder(), tree)
-        record = drafts.GrowthRecord(decoder, tree, seed=number)
-        for result in drafts.recorded_steps(decoder, caption, str(number), self.config.seed):
-            record.add(result)
-        return {"seen": np.stack(record.accepted), "level": np.stack(record.level)}
+        steps = drafts.recorded_steps(decoder, caption, str(number), self.config.seed)
+        return drafts.record_growth(decoder, tree, steps, seed=number)
 
-    def by_width(self, records: Mapping[str, Record]) -> dict[int, tuple[Floats, Floats]]:
-        """All recorded steps (accepted, level) of each width: see ``lengths``."""
-        grouped: dict[int, list[Record]] = {}
-        for name, record in records.items():
-            grouped.setdefault(int(name.split("-")[1]), []).append(record)
-        return {
-            k: (np.concatenate([r["seen"] for r in each]), np.concatenate([r["level"] for r in each]))
-            for k, each in grouped.items()
-        }
-
-    def passed(self, steps: Mapping[int, tuple[Floats, Floats]], top_k: int, nodes: int, depth: int) -> Floats:
+    def passed(self, records: Mapping[str, Record], top_k: int, nodes: int, depth: int) -> Floats:
         """P(accepted ≥ i) in each recorded step [S, depth], or the simulated one [1, depth]."""
-        if not steps:
+        if not records:
             return np.array([self.simulated(min(depth, nodes - 1))])
-        return drafts.grown_lengths(steps, top_k, nodes, depth)
+        return drafts.grown_lengths(by_width(records), top_k, nodes, depth)
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        default, steps = self.own_tree().bounds, self.by_width(records)
+        default, widths = self.own_tree().bounds, list(by_width(records))
 
         def candidate(depth: int, top_k: int, nodes: int, options: Options) -> Candidate:
             shape = self.shape(depth, top_k, nodes)
-            passed = self.passed(steps, top_k, nodes, depth).mean(0).tolist()
+            passed = self.passed(records, top_k, nodes, depth).mean(0).tolist()
             return Candidate(options, shape, passed, cost.step(shape))
 
         candidates = [candidate(default.depth, default.top_k, default.total, {})]
-        for k in steps or (1, default.top_k):
-            for depth in range(1, self.levels + 1):
-                most = min(largest(cost), bounds(depth, k, NODES).total)
-                for nodes in range(depth + 1, most + 1):
-                    if not any(nodes - 1 <= other < k for other in steps):  # the same tree at a lower cost
-                        candidates.append(candidate(depth, k, nodes, self.sizes(depth, k, nodes)))
+        for k, depth in product(widths or (1, default.top_k), range(1, self.levels + 1)):
+            for nodes in range(depth + 1, min(largest(cost), bounds(depth, k, NODES).total) + 1):
+                if not any(nodes - 1 <= other < k for other in widths):  # the same tree at a lower cost
+                    candidates.append(candidate(depth, k, nodes, self.sizes(depth, k, nodes)))
+        return candidates
+
+
+def by_width(records: Mapping[str, Record]) -> dict[int, tuple[Floats, Floats]]:
+    """All recorded steps (accepted, level) of each width: see ``lengths``."""
+    return {int(name.removeprefix("width-")): (r["seen"], r["level"]) for name, r in records.items()}
+
+
+class BoundsSearch(GrowthSearch):
+    """Adaptive trees (ADT-Tree): ranges of depth and width, nodes, and the acceptance level that deepens the tree.
+
+    Their rule is replayed over recorded dynamic trees, step by step.
+    """
+
+    about = "adaptive trees (ranges of depth and width, nodes, β)"
+
+    def sizes(self, depth: int, top_k: int, nodes: int) -> Options:
+        """Sizes of a tree that does not adapt, for probes."""
+        ranges = {"depth_range": [depth - 1, depth + 1], "width_range": [top_k - 1, top_k + 1]}
+        return super().sizes(depth, top_k, nodes) | ranges
+
+    def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
+        default, step_s = self.own_tree(), cache(cost.step)
+        passed = cache(lambda depth, width, nodes: self.passed(records, width, nodes, depth))
+
+        def candidate(within: AdaptiveBounds, nodes: int, options: Options) -> Candidate:
+            """The mean step of a replay, in which the acceptance of a step determines the size of the next."""
+            rng = np.random.default_rng(0)
+            alpha: float | None = None
+            size = (default.bounds.depth, default.bounds.top_k)
+            shapes, accepted = [], []
+            for i in range(REPLAYED):
+                depth, width = size = adapt(size, alpha, within)
+                shapes.append(self.shape(depth, width, nodes))
+                curves = passed(depth, width, nodes)
+                # P(accepted ≥ i) falls with i: one uniform
+                accepted.append(int((rng.random() < curves[i * len(curves) // REPLAYED]).sum()))
+                alpha = (accepted[-1] + 1) / depth
+            nodes, depth = (round(fmean(getattr(s, name) for s in shapes)) for name in ("nodes", "depth"))
+            mean = Shape(nodes, depth, max(shapes, key=lambda s: s.depth).levels, False)
+            reached = [fmean(n >= i for n in accepted) for i in range(1, within.d[1])]
+            return Candidate(options, mean, reached, fmean(map(step_s, shapes)))
+
+        candidates, most = [candidate(default.within, default.nodes, {})], largest(cost)
+        for d, k, nodes, beta in product(RANGES, WIDTH_RANGES, TOTALS, BETAS):
+            if nodes <= most and d[1] - 1 <= max(self.levels, 2):
+                within = AdaptiveBounds(beta, 1, max(1, (k[1] - k[0]) // 3), d, k)
+                options = {"depth_range": list(d), "width_range": list(k), "total_nodes": nodes, "beta": beta}
+                candidates.append(candidate(within, nodes, options | {"l_d": within.l_d, "l_k": within.l_k}))
         return candidates
 
 
@@ -337,24 +376,19 @@ class OptionSearch(TreeSearch):
     def probes(self) -> Probes:
         return self.sizes_to_try
 
-    def recordings(self, cost: StepCost, captions: list[str]) -> Recordings:
-        return {
-            f"{number}-{i}": partial(self.record, options, i, caption)
-            for number, (options, _) in enumerate(self.sizes_to_try)
-            for i, caption in enumerate(captions)
-        }
+    def drafting(self, cost: StepCost) -> dict[str, Any]:
+        return {str(number): options for number, (options, _) in enumerate(self.sizes_to_try)}
 
-    def record(self, options: Options, number: int, caption: str) -> Record:
-        decode = generate(self.decoder(options), [caption], [str(number)], self.config.seed)[0]
+    def record(self, drafting: Any, number: int, caption: str) -> Record:
+        decode = generate(self.decoder(drafting), [caption], [str(number)], self.config.seed)[0]
         return {"accepted": np.array(decode.accept_lengths[:-1] or decode.accept_lengths, np.float64)}
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         candidates = []
         for number, (options, shape) in enumerate(self.sizes_to_try):
-            each = [record["accepted"] for name, record in records.items() if name.split("-")[0] == str(number)]
-            if each:
-                accepted = np.concatenate(each) - 1
-                passed = [float((accepted >= i).mean()) for i in range(1, shape.depth + 1)]
+            if records:
+                accepted = records[str(number)]["accepted"]
+                passed = [float((accepted > i).mean()) for i in range(1, shape.depth + 1)]
             else:
                 passed = self.simulated(shape.depth)
             candidates.append(Candidate({} if options == self.defaults else options, shape, passed, cost.step(shape)))

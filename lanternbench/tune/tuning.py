@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from lanternbench import prompts as prompt_sets
@@ -20,9 +21,8 @@ from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.tune import tree_search as searches
-from lanternbench.tune.adaptive_search import BoundsSearch
 from lanternbench.tune.pieces import Measured, Pieces
-from lanternbench.tune.result import BASELINE, DEFAULT, Result, Tuning, best, preset_text
+from lanternbench.tune.result import BASELINE, DEFAULT, Result, Tuning, best
 from lanternbench.tune.tree_search import LEVELS, Candidate, TreeSearch, Tune
 from lanternbench.utils.device import cpu_threads, load_average
 from lanternbench.utils.files import FRESH, OUT, replacing
@@ -32,7 +32,7 @@ SEARCHES: dict[str | None, type[TreeSearch]] = {
     "shape": searches.ShapeSearch,
     "length": searches.LengthSearch,
     "growth": searches.GrowthSearch,
-    "bounds": BoundsSearch,
+    "bounds": searches.BoundsSearch,
     None: searches.OptionSearch,
 }
 Progress = Callable[[int, int, str], None]
@@ -77,10 +77,11 @@ def tune(
         captions = [p.text for p in selected]
         target.prepare(captions)
         cost = fit(_costs(pieces, search, captions[0], progress))
-        records, recordings = {}, search.wanted(cost, captions[: config.recorded])
+        recordings, each = search.recordings(cost, captions[: config.recorded]), {}
         for i, (name, record) in enumerate(recordings.items()):
             progress(i, len(recordings), f"acceptance: {name}")
-            records[name] = pieces.arrays(name, record)
+            each[name] = pieces.arrays(name, record)
+        records = search.combined(each)
         candidates = search.candidates(cost, records)
         few = best_few(candidates, config.few)
         chosen = {DEFAULT: candidates[0]} | {f"candidate-{i}": c for i, c in enumerate(few, 1)}
@@ -90,7 +91,7 @@ def tune(
         tuning = Tuning(config, search.about, cost, results, len(candidates), best(results), table, machine)
         path = folder / f"{config.method}-tuned.yaml"
         with replacing(path, OUT) as file:
-            file.write(preset_text(tuning).encode())
+            file.write(tuning.preset_text().encode())
         return path, tuning
     finally:
         pieces.close()
@@ -103,10 +104,9 @@ def _costs(pieces: Pieces, search: TreeSearch, caption: str, progress: Progress)
 
     def make() -> list[Timed]:
         times: list[Timed] = []
-        for half in range(2):
-            for i, (probe, shape) in enumerate(probes):
-                progress(half * len(probes) + i, 2 * len(probes), f"cost: {shape.nodes} nodes")
-                times += time_steps(search.decoder(method=probe), shape, caption, lengths, steps=6)
+        for i, (probe, shape) in enumerate(2 * probes):
+            progress(i, 2 * len(probes), f"cost: {shape.nodes} nodes")
+            times += time_steps(search.decoder(method=probe), shape, caption, lengths, steps=6)
         return times
 
     rows = pieces.json("costs.json", make)
@@ -125,12 +125,12 @@ def best_few(candidates: list[Candidate], count: int) -> list[Candidate]:
 def _measure(
     pieces: Pieces, search: TreeSearch, chosen: Mapping[str, Candidate], selected: PromptSet, progress: Progress
 ) -> list[Measured]:
-    """Each prompt with ``ar`` and all ``chosen`` candidates, in a random order per prompt."""
-    decoders = {BASELINE: search.decoder(method=method("ar"))}
-    decoders |= {name: search.decoder(c.options) for name, c in chosen.items()}
+    """Each prompt with ``ar`` and all ``chosen`` candidates, in a random order per prompt; by prompt."""
     options = {name: c.options for name, c in chosen.items()}
     if pieces.json("candidates.json", lambda: options) != plain(options):
         raise UserError(f"{pieces.folder} has pieces of another search: {FRESH}")
+    decoders = {BASELINE: search.decoder(method=method("ar"))}
+    decoders |= {name: search.decoder(sizes) for name, sizes in options.items()}
     names, seed = list(decoders), search.config.seed
     orders = [(prompt, random.Random(f"{seed} {prompt.id}").sample(names, len(names))) for prompt in selected]
     jobs = [(name, prompt) for prompt, order in orders for name in order]
@@ -144,7 +144,7 @@ def _measure(
             progress(i, len(jobs), f"measuring {name}: {prompt.text}")
             lines.append(_image(name, decoders[name], prompt, seed))
             pieces.append(lines[-1])
-    return lines
+    return sorted(lines, key=lambda line: line.prompt)
 
 
 def _image(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) -> Measured:
@@ -158,21 +158,20 @@ def _image(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) ->
 
 
 def _results(search: TreeSearch, chosen: Mapping[str, Candidate], lines: list[Measured]) -> list[Result]:
-    ordered = sorted(lines, key=lambda line: line.prompt)
-    by_name = {name: [line for line in ordered if line.name == name] for name in [BASELINE, *chosen]}
+    def values(name: str, field: str) -> list[Any]:
+        return [getattr(line, field) for line in lines if line.name == name]
 
-    def ratio(rows: list[Measured], seconds: str) -> Estimate:
-        return bootstrap_ratio([getattr(x, seconds) for x in by_name[DEFAULT]], [getattr(x, seconds) for x in rows])
+    def ratio(name: str, seconds: str) -> Estimate:
+        return bootstrap_ratio(values(DEFAULT, seconds), values(name, seconds))
 
     results = []
-    for name, rows in by_name.items():
-        candidate, options = chosen.get(name), chosen[name].options if name in chosen else {}
-        label = search.method(options).label if candidate else BASELINE
-        tokens, losses = sum(x.tokens for x in rows), [x.fidelity_loss for x in rows if x.fidelity_loss is not None]
-        steps, wall_s, robust_s = (sum(getattr(x, part) for x in rows) for part in ("steps", "decode_s", "robust_s"))
-        loss = sum(losses) / len(losses) if losses else None
+    for name in (BASELINE, *chosen):
+        candidate = chosen.get(name)
+        options, label = (candidate.options, search.method(candidate.options).label) if candidate else ({}, BASELINE)
+        tokens, steps, wall_s, robust_s = (sum(values(name, x)) for x in ("tokens", "steps", "decode_s", "robust_s"))
+        losses = [loss for loss in values(name, "fidelity_loss") if loss is not None]
         rates = tokens / steps, tokens / wall_s, tokens / robust_s
-        results.append(
-            Result(name, label, options, candidate, *rates, ratio(rows, "decode_s"), ratio(rows, "robust_s"), loss)
-        )
+        speedup, undisturbed = ratio(name, "decode_s"), ratio(name, "robust_s")
+        loss = fmean(losses) if losses else None
+        results.append(Result(name, label, options, candidate, *rates, speedup, undisturbed, loss))
     return results

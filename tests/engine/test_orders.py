@@ -242,7 +242,7 @@ def test_what_does_not_combine_is_refused_with_the_reason(monkeypatch, capfd, ar
 @pytest.mark.parametrize(("name", "options"), [("zipar", {"window": 1}), ("zipar", {"window": "adaptive", "s_min": 1})])
 def test_on_tables_the_engine_draws_what_the_plain_definition_says(name, options):
     one = on_tables(method(name, **options), (2, (3, 3), "dense", Sampling(1.5, 0.9)), 1)
-    assert max(one.wrong(False), one.tv - one.enumerated.loss) < 1e-6
+    assert max(one.off, one.wrong, one.tv - one.enumerated.loss) < 1e-6
     assert one.enumerated.loss > 0.05
 
 
@@ -251,5 +251,5 @@ def test_on_tables_the_engine_draws_what_the_plain_definition_says(name, options
 )
 def test_windows_of_rows_too(options):
     one = on_tables(method("pjd", **options), (2, (2, 3), "dense"), 1)
-    assert max(one.wrong(False), one.tv - one.enumerated.loss) < 1e-6
+    assert max(one.off, one.wrong, one.tv - one.enumerated.loss) < 1e-6
     assert one.tv > 0.01

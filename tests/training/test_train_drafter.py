@@ -262,15 +262,15 @@ def test_where_memory_is_short_fewer_images_are_drawn_at_once_and_they_are_the_s
         return honest(decoder, captions, *rest, **more)
 
     monkeypatch.setattr(engine, "generate", scarce)
-    texts, keys = [p.text for p in DEMO][:3], ["a", "b", "c"]
+    shard = [prompts.Prompt(key, p.text) for key, p in zip("abc", DEMO, strict=False)]
     room = 3
-    want = drafter.images(decoder, texts, keys, 0)
+    want = drafter.images(decoder, shard, 0)
     room = 1
-    assert torch.equal(drafter.images(decoder, texts, keys, 0), want)
+    assert torch.equal(drafter.images(decoder, shard, 0), want)
     assert sizes == [3, 3, 1, 2, 1, 1]
     room = 0
     with pytest.raises(torch.OutOfMemoryError):
-        drafter.images(decoder, texts, keys, 0)
+        drafter.images(decoder, shard, 0)
 
 
 # ---- mistakes ----

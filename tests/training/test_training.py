@@ -11,7 +11,7 @@ from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.models.tiny import text_encoder as text
-from lanternbench.training import eagle, loop, muon
+from lanternbench.training import eagle, loop
 from tools.train_tiny import drafters, rollouts, scenes
 from tools.train_tiny import target as target_training
 from tools.train_tiny import text as text_training
@@ -50,7 +50,7 @@ def test_word_order_matters_to_the_text_encoder(target):
 
 def test_muon_orthogonalises():
     g = torch.randn(3, 20, 50, generator=torch.Generator().manual_seed(0))
-    values = torch.linalg.svdvals(muon.orthogonalise(g))
+    values = torch.linalg.svdvals(loop.orthogonalise(g))
     assert float(values.min()) > 0.5
     assert float(values.max()) < 1.5
 
@@ -181,7 +181,8 @@ def test_deeper_levels_see_what_they_will_see_in_decoding(teacher):
     embedding = model.tok_embeddings(samples.tokens[:1, :40].long()).repeat(2, 1, 1)
     rope = model.rope[1:41, None]
     at = torch.tensor([12, 30])
-    first, second, third = eagle.levels(net, embedding, hidden[:, :40], rope, at)
+    fed = eagle.Feed(embedding, hidden[:, :41], rope, None, 0, 1)
+    first, second, third = eagle.levels(net, fed, at, 3)
     for j, s in enumerate(at.tolist()):  # one branch alone, level by level, as one causal sequence
         features = hidden[:, :40].clone()
         features[:, s] = first[:, s - 1]

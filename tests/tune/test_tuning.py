@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -31,8 +32,6 @@ from lanternbench.registry import components
 from lanternbench.tune import tree_search, tuning
 from lanternbench.tune.plot import tuning_figure
 from lanternbench.tune.recorded_drafts import (
-    ChainRecord,
-    GrowthRecord,
     RecordingTree,
     ScoredTree,
     bounds,
@@ -40,6 +39,8 @@ from lanternbench.tune.recorded_drafts import (
     child_table,
     grown_lengths,
     lengths,
+    record_chains,
+    record_growth,
     recorded_steps,
     with_tree_policy,
 )
@@ -65,18 +66,22 @@ def second_child(p: torch.Tensor, q: torch.Tensor) -> float:
 def test_acceptance_by_depth_and_rank_is_what_enumeration_gives(target):
     """400 drafts, each judged 8 times: standard errors are below 0.025 for lengths, 0.01 for ranks; four may pass."""
     builder = RecordingTree().drafting(chain(2), True, torch.device("cpu"))
-    record = ChainRecord(with_tree_policy(build(target, method("eagle-1")), builder), builder, ranks=2)
     generator, steps = torch.Generator().manual_seed(1), 400
     flat = torch.full((6,), 1 / 6)
-    for _ in range(steps):
-        builder.distributions[:] = [P[None, None], flat[None, None]]
-        drawn = draw(torch.stack([P, flat]), torch.rand(2, generator=generator))
-        draft = Draft(torch.cat([torch.zeros(1, dtype=torch.long), drawn])[None], None, builder.static)
-        record.add(StepResult(draft, torch.stack([Q, Q, Q])[None], None, None, None))
+
+    def drafted() -> Iterator[StepResult]:
+        for _ in range(steps):
+            builder.distributions[:] = [P[None, None], flat[None, None]]
+            drawn = draw(torch.stack([P, flat]), torch.rand(2, generator=generator))
+            draft = Draft(torch.cat([torch.zeros(1, dtype=torch.long), drawn])[None], None, builder.static)
+            yield StepResult(draft, torch.stack([Q, Q, Q])[None], None, None, None)
+
+    decoder = with_tree_policy(build(target, method("eagle-1")), builder)
+    record = record_chains(decoder, builder, 2, drafted())
     first, below = (float(torch.minimum(p, Q).sum()) for p in (P, flat))
-    assert chain_lengths(record.reached, steps, 1) == pytest.approx([first], abs=0.1)
-    assert chain_lengths(record.reached, steps, 2) == pytest.approx([first, first * below], abs=0.1)
-    table = child_table(record.children, 2)
+    assert chain_lengths(record["reached"], steps, 1) == pytest.approx([first], abs=0.1)
+    assert chain_lengths(record["reached"], steps, 2) == pytest.approx([first, first * below], abs=0.1)
+    table = child_table(record["children"], 2)
     assert table[0] == pytest.approx([first, second_child(P, Q)], abs=0.04)
     assert table[1] == pytest.approx([below, second_child(flat, Q)], abs=0.04)
 
@@ -120,11 +125,14 @@ def test_a_smaller_dynamic_tree_has_the_best_nodes_of_the_recorded_one(shallow):
 def test_expected_lengths_of_a_recorded_tree_are_those_that_its_decode_had(shallow):
     builder = ScoredTree().growing(bounds(3, 2, 8))
     decoder = with_tree_policy(build(shallow, method("eagle-2")), builder)
-    record, accepted = GrowthRecord(decoder, builder), []
-    for result in recorded_steps(decoder, CAPTION, "x", seed=0):
-        record.add(result)
-        accepted.append(int(result.verified.accepted))
-    seen, level = np.stack(record.accepted), np.stack(record.level)
+    accepted: list[int] = []
+
+    def noted() -> Iterator[StepResult]:
+        for result in recorded_steps(decoder, CAPTION, "x", seed=0):
+            accepted.append(int(result.verified.accepted))
+            yield result
+
+    seen, level = record_growth(decoder, builder, noted()).values()
     spread = np.std(accepted) / len(accepted) ** 0.5
     assert lengths(seen, level, 8, 3).sum(1).mean() == pytest.approx(np.mean(accepted), abs=4 * spread)
     grown = [lengths(seen, level, n, 3).sum(1).mean() for n in range(2, 9)]
@@ -284,6 +292,7 @@ def test_windows_are_tried_one_option_after_the_other(shallow, monkeypatch):
     ]
     assert search.sizes_to_try[0][1] == Shape(1 + 3 + 9 + 2, 4, (), False)
     records = {name: {"accepted": np.array([1, 2, 2, 5])} for name in search.recordings(None, ["x"])}
+    records = search.combined(records)
     cost = fit([Timed(shape, 9, 0.0, 1.0, 0.1) for _, shape in search.sizes_to_try])
     own = search.candidates(cost, records)[0]
     assert (own.options, own.tau, own.reach) == ({}, 2.5, [0.75, 0.25, 0.25, 0.25])
@@ -321,7 +330,7 @@ def test_with_simulated_acceptance_costs_alone_decide_how_deep_drafts_are(shallo
         fit([Timed(Shape(n, n - 1, (1,) * (n - 2)), 9, 1e-4 * n, forward(n), 0.0) for n in (1, 2, 9)])
         for forward in (lambda n: 1.0, float)
     )
-    assert search.wanted(cheap, [CAPTION]) == {}
+    assert search.recordings(cheap, [CAPTION]) == {}
     fastest = [max(search.candidates(c, {}), key=lambda c: c.tokens_per_s).options for c in (cheap, dear)]
     assert fastest == [{"shape": "chain-8"}, {"shape": "chain-1"}]
     steps = engine.generate(search.decoder({"shape": "chain-8"}), [CAPTION])[0]

@@ -1,4 +1,4 @@
-"""Every outcome of a random program, and of decodes that are made of such steps.
+"""Every outcome of a random program.
 
 A program is written as it would sample, from ``Draws``.  It is run once for each way that its draws can fall: a draw
 that is met for the first time takes the first token that it can, and leaves a run of its own for every other one.
@@ -6,9 +6,7 @@ that is met for the first time takes the first token that it can, and leaves a r
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol, TypeVar
-
-from lanternbench.lossless.plain.world import Prefix, World
+from typing import Any, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
@@ -66,36 +64,3 @@ def outcomes(program: Callable[[Draws], T]) -> tuple[dict[T, float], float]:
         loss += draws.loss
         runs += map(Draws, draws.others)
     return returned, loss
-
-
-class Steps(Protocol):
-    """A method by its steps; a state is whatever it carries from one to the next."""
-
-    def start(self, world: World) -> dict[Any, float]:
-        """The states before the first step, with probabilities."""
-
-    def step(self, world: World, state: Any) -> Callable[[Draws], Any]:
-        """The program of one step, which returns the next state."""
-
-    def image(self, world: World, state: Any) -> Prefix | None:
-        """The image of a state in which it is whole."""
-
-
-def decode_by_steps(world: World, method: Steps) -> tuple[list[dict[Prefix, float]], float]:
-    """P(image after 1, 2, … steps), a prefill's token before them; and the expected fidelity loss."""
-    states, by_steps, total_loss = method.start(world), [], 0.0
-    while states:
-        images: dict[Prefix, float] = defaultdict(float)
-        after: dict[Any, float] = defaultdict(float)
-        for state, weight in states.items():
-            next_states, loss = outcomes(method.step(world, state))
-            total_loss += weight * loss
-            for next_state, probability in next_states.items():
-                image = method.image(world, next_state)
-                if image is None:
-                    after[next_state] += weight * probability
-                else:
-                    images[image] += weight * probability
-        by_steps.append(images)
-        states = after
-    return by_steps, total_loss

@@ -8,15 +8,6 @@ from lanternbench.lossless.plain.world import Prefix, World
 Path = tuple[int, ...]
 
 
-def child_counts(paths: tuple[Path, ...]) -> dict[Path, int]:
-    """A static tree's child paths (ranks from the root) -> how many children each inner node has."""
-    counts: dict[Path, int] = {}
-    for path in paths:
-        parent = tuple(path[:-1])
-        counts[parent] = max(counts.get(parent, 0), path[-1] + 1)
-    return counts
-
-
 def top_children(p: list[float], k: int) -> list[int]:
     """The k likeliest tokens, ties by token id."""
     return sorted(range(len(p)), key=lambda x: (-p[x], x))[:k]
@@ -50,21 +41,13 @@ def dynamic_tree(world: World, prefix: Prefix, depth: int, top_k: int, total: in
     return children
 
 
-# ---------------------------------------------------------------- ADT-Tree
-
-
-Tree = tuple[int, int]  # depth, width
+Tree = tuple[int, int]  # depth and width of ADT-Tree's
 
 
 def adt_step(
-    history: list[Tree],
-    alpha: float | None,
-    bounds: AdaptiveBounds,
-    init: str,
-    grid_width: int,
-    radius: int = 2,
+    history: list[Tree], alpha: float | None, bounds: AdaptiveBounds, init: str, grid_width: int, radius: int = 2,
     u: tuple[float, float] = (0.0, 0.0),
-) -> Tree:
+) -> Tree:  # fmt: skip
     """(d̂, k̂) of the tree that drafts token number len(history): (d̃, k̃) by adjacency, then adapted.
 
     ``history``: the tree that produced each earlier token, in raster order.  ``alpha``: τ/d̂ of the previous tree, its τ
@@ -73,19 +56,14 @@ def adt_step(
     the one to the left stands in.
     """
     start: tuple[float, float] = history[-1]  # horizontal: the tree of the token to the left
-    if init == "random":  # uniform over the two ranges, whatever the trees so far
-        start = (_uniform(bounds.d, u[0]), _uniform(bounds.k, u[1]))
+    if init == "random":  # uniform over the integers strictly inside the two ranges, whatever the trees so far
+        (d, d_end), (k, k_end) = bounds.d, bounds.k
+        start = d + 1 + int(u[0] * (d_end - d - 1)), k + 1 + int(u[1] * (k_end - k - 1))
     elif init == "vertical" and len(history) >= grid_width:  # the tree of the token above
         start = history[-grid_width]
     elif init == "token-flock":
         start = token_flock(history, grid_width, radius)
     return adt_adapt(start, alpha, bounds)
-
-
-def _uniform(interval: tuple[int, int], u: float) -> int:
-    """The ⌊u·n⌋-th of the n integers strictly inside."""
-    low, high = interval
-    return low + 1 + int(u * (high - low - 1))
 
 
 def token_flock(history: list[Tree], grid_width: int, radius: int) -> tuple[float, float]:
@@ -99,10 +77,8 @@ def token_flock(history: list[Tree], grid_width: int, radius: int) -> tuple[floa
         other = divmod(i, grid_width)
         if math.dist((row, column), other) <= radius:
             near.append(((radius - (row - other[0]) + 1) / radius, d, k))
-    if not near:
-        return history[-1]
     total = sum(w for w, _, _ in near)
-    return (sum(w * d for w, d, _ in near) / total, sum(w * k for w, _, k in near) / total)
+    return (sum(w * d for w, d, _ in near) / total, sum(w * k for w, _, k in near) / total) if near else history[-1]
 
 
 def adt_adapt(start: tuple[float, float], alpha: float | None, bounds: AdaptiveBounds) -> Tree:
@@ -113,11 +89,5 @@ def adt_adapt(start: tuple[float, float], alpha: float | None, bounds: AdaptiveB
     """
     sign = 0 if alpha is None else 1 if alpha >= bounds.beta else -1
     d, k = start[0] + sign * bounds.l_d, start[1] - sign * bounds.l_k
-    depth = _inside(d, bounds.d)
-    width = _inside(k, bounds.k) if d > 1 else max(1, round(k))
-    return depth, width
-
-
-def _inside(x: float, interval: tuple[int, int]) -> int:
-    """The nearest integer strictly inside."""
-    return min(max(round(x), interval[0] + 1), interval[1] - 1)
+    depth, width = (min(max(round(x), low + 1), high - 1) for x, (low, high) in ((d, bounds.d), (k, bounds.k)))
+    return depth, width if d > 1 else max(1, round(k))

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lanternbench.engine.plain import PlainRule, RowSpec
+from lanternbench.engine.plain import RowSpec
 from lanternbench.lossless.plain.branches import Draws, outcomes
-from lanternbench.lossless.plain.rules import Residual, after_rejection, total_variation
+from lanternbench.lossless.plain.rules import PlainMethod, after_rejection, kernel, total_variation
 from lanternbench.lossless.plain.world import Prefix, World, normalise
 
 NONE = -1
@@ -36,7 +36,7 @@ State = tuple[Rows, tuple[tuple[int, Law], ...]]  # rows, and laws of tokens who
 
 
 @dataclass(frozen=True)
-class RowMethod:
+class RowMethod(PlainMethod):
     """How rows are drawn, and the rule and residual that judge their drafts.
 
     The loss is Σ E TV(r_i, q(· | all tokens before)).  A token's is known once the rows above it are whole; until then
@@ -44,8 +44,6 @@ class RowMethod:
     """
 
     spec: RowSpec
-    rule: PlainRule
-    residual: Residual
 
     def start(self, world: World) -> dict[State, float]:
         q, blank = world.q(()), (Row(),) * (world.length // world.grid_width - 1)
@@ -63,16 +61,12 @@ class RowMethod:
             results = [draws.among(option) for option in options]
             laws, after = list(pending), tuple(row for row, _ in results)
             for i, (row, (_, drawn)) in enumerate(zip(rows, results, strict=True)):
-                start = i * world.grid_width + len(row.tokens)
-                laws += [(start + j, law) for j, law in enumerate(drawn)]
+                laws += enumerate(drawn, i * world.grid_width + len(row.tokens))
             image = [x for row in after for x in line(world, row)]
-            left = []
             for i, law in laws:
-                if NONE in image[:i]:
-                    left.append((i, law))
-                else:
+                if NONE not in image[:i]:
                     draws.lose(total_variation, law, world.q(tuple(image[:i])))
-            return after, tuple(left)
+            return after, tuple((i, law) for i, law in laws if NONE in image[:i])
 
         return run
 
@@ -121,12 +115,6 @@ class RowStep:
                 seen[-1] = stand_in
         return tuple(self.world.q((*seen, *tokens)))
 
-    def accepts(self, q: Law, p: Law, x: int, depth: int) -> float:
-        return self.method.rule.plain_prob(list(q), list(p), x, depth)
-
-    def residual(self, q: Law, p: Law, x: int, depth: int) -> Law:
-        return tuple(after_rejection(self.method.residual, list(q), list(p), x, self.method.rule, depth))
-
     def zipar(self, draws: Draws) -> Result:
         """The next token is drawn and committed; an adaptive window's first is a candidate until it stays the same."""
         tokens, whole = self.row.tokens, self.filled_above == self.width
@@ -136,12 +124,12 @@ class RowStep:
         if not (waits and self.row.drafts):
             x = draws.token(q)
         else:
-            x, p, drawn_from = self.row.drafts[0]
-            law = self.mixture(q, p, drawn_from, 1) if whole else self.accepted_law(q, p, drawn_from, 1)
-            if draws.accepts(min(1.0, q[x] / p[x])):
+            draft = self.row.drafts[0]
+            law, x = self.final_law(q, draft, 1, whole), draft.token
+            if draws.accepts(min(1.0, q[x] / draft.p[x])):
                 settled = True
             else:
-                origin = self.residual(q, p, x, 1)
+                origin = self.residual(q, draft, 1)
                 x = draws.token(origin)
         if settled:
             return Row((*tokens, x), (), self.stand_in), (law,)
@@ -152,26 +140,25 @@ class RowStep:
         row, uniform = self.row, (1 / self.world.vocab,) * self.world.vocab
         drafts = list(row.drafts[:free])
         drafts += [Draft(draws.token(uniform), uniform, uniform) for _ in range(free - len(drafts))]
-        qs, left = [], self.width - len(row.tokens)
-        for n in range(min(len(drafts) + 1, left)):
-            qs.append(self.law((*row.tokens, *(draft.token for draft in drafts[:n]))))
+        drafted, left = tuple(draft.token for draft in drafts), self.width - len(row.tokens)
+        qs = [self.law(row.tokens + drafted[:n]) for n in range(min(len(drafts) + 1, left))]
         laws: list[Law] = []
         end: tuple[int, ...] = ()
-        for n, (x, p, law) in enumerate(drafts):
-            r = self.mixture(qs[n], p, law, n + 1) if self.top else self.accepted_law(qs[n], p, law, n + 1)
-            accepted = draws.accepts(self.accepts(qs[n], p, x, n + 1))
+        for n, draft in enumerate(drafts):
+            q, depth = qs[n], n + 1
+            accepted = draws.accepts(self.method.rule.plain_prob(list(q), list(draft.p), draft.token, depth))
             if accepted or self.top:
-                laws.append(r)
+                laws.append(self.final_law(q, draft, depth, self.top))
             if not accepted:
-                end = (draws.token(self.residual(qs[n], p, x, n + 1)),) if self.top else ()
+                end = (draws.token(self.residual(q, draft, depth)),) if self.top else ()
                 break
         else:
             n = len(drafts)
             if self.top and n < left:
                 end = (draws.token(qs[-1]),)
                 laws.append(qs[-1])
-        tokens = (*row.tokens, *(draft.token for draft in drafts[:n]), *end)
-        return Row(tokens, self.redrawn(draws, drafts, qs, n, n + len(end)), self.stand_in), tuple(laws)
+        after = self.redrawn(draws, drafts, qs, n, n + len(end))
+        return Row(row.tokens + drafted[:n] + end, after, self.stand_in), tuple(laws)
 
     def redrawn(self, draws: Draws, drafts: list[Draft], qs: list[Law], n: int, begin: int) -> tuple[Draft, ...]:
         """After n accepted drafts, those of the places from ``begin`` on are drawn anew, or stay."""
@@ -185,17 +172,15 @@ class RowStep:
                 after.append(Draft(draws.token(q), q, q))
         return tuple(after)
 
-    def accepted_law(self, q: Law, p: Law, law: Law, depth: int) -> Law:
-        """The law of a draft from ``law`` that was accepted: ∝ ℓ·f."""
-        mass = [a * self.accepts(q, p, y, depth) if a > 0 else 0.0 for y, a in enumerate(law)]
-        return tuple(normalise(mass, list(q)))
+    def residual(self, q: Law, draft: Draft, depth: int) -> Law:
+        """The distribution after a draft at ``depth`` of its row was rejected."""
+        residual, rule = self.method.residual, self.method.rule
+        return tuple(after_rejection(residual, list(q), list(draft.p), draft.token, rule, depth))
 
-    def mixture(self, q: Law, p: Law, law: Law, depth: int) -> Law:
-        """The law of what stands in a tested place at the end: ℓ·f + Σ_x ℓ(x)·(1 − f(x))·G_x."""
-        mass = [0.0] * len(q)
-        for y, share in enumerate(law):
-            if share > 0:
-                f = self.accepts(q, p, y, depth)
-                mass[y] += share * f
-                mass = [a + share * (1 - f) * g for a, g in zip(mass, self.residual(q, p, y, depth), strict=True)]
-        return tuple(mass)
+    def final_law(self, q: Law, draft: Draft, depth: int, final: bool) -> Law:
+        """The law of what stands in the place at the end; ∝ ℓ·f, where it waits after a rejection."""
+        rule, laws = self.method.rule, (list(q), list(draft.p), list(draft.law))
+        if final:
+            return tuple(kernel(self.method.residual, *laws, rule, depth))
+        mass = [share * rule.plain_prob(*laws[:2], y, depth) if share > 0 else 0.0 for y, share in enumerate(draft.law)]
+        return tuple(normalise(mass, laws[0]))

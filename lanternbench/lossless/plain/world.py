@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cache
 
 Prefix = tuple[int, ...]
 Logits = Callable[[Prefix], list[float]]
+Conditional = Callable[[Prefix], list[float]]  # probabilities
 
 
 @dataclass
@@ -16,7 +18,8 @@ class World:
     """Target and drafter on images of ``length`` tokens out of ``vocab``.
 
     ``target``, ``drafter`` and their unconditional twins map a prefix to V logits (log-probabilities will do; −∞ bans a
-    token).  They are asked beyond the last token too, as drafts may reach further than the image.
+    token).  They are asked beyond the last token too, as drafts may reach further than the image.  ``q``, ``p``: the
+    distributions of target and drafter after a prefix.
     """
 
     vocab: int
@@ -33,29 +36,17 @@ class World:
     codebook: list[list[float]] = field(default_factory=list)  # V rows
 
     def __post_init__(self) -> None:
-        self._q: dict[Prefix, list[float]] = {}
-        self._p: dict[Prefix, list[float]] = {}
-
-    def q(self, prefix: Prefix) -> list[float]:
-        """The target's distribution after ``prefix``."""
-        if prefix not in self._q:
-            self._q[prefix] = self._warped(self.target, self.target_uncond, prefix)
-        return self._q[prefix]
-
-    def p(self, prefix: Prefix) -> list[float]:
-        """The drafter's distribution after ``prefix``."""
-        assert self.drafter is not None, "this world has no drafter"
-        if prefix not in self._p:
-            self._p[prefix] = self._warped(self.drafter, self.drafter_uncond, prefix)
-        return self._p[prefix]
+        self.q: Conditional = cache(lambda prefix: self._warped(self.target, self.target_uncond, prefix))
+        self.p: Conditional = cache(lambda prefix: self._warped(self.drafter, self.drafter_uncond, prefix))
 
     def drafting_after(self, committed: int) -> World:
         """This world, with a drafter for which whatever comes after so many tokens is token 0."""
-        other, honest = copy(self), self.p
-        other.p = lambda prefix: honest(prefix[:committed] + (0,) * len(prefix[committed:]))  # type: ignore[method-assign]
+        other = copy(self)
+        other.p = lambda prefix: self.p(prefix[:committed] + (0,) * len(prefix[committed:]))
         return other
 
-    def _warped(self, cond: Logits, uncond: Logits | None, prefix: Prefix) -> list[float]:
+    def _warped(self, cond: Logits | None, uncond: Logits | None, prefix: Prefix) -> list[float]:
+        assert cond is not None, "this world has no drafter"
         logits = cond(prefix)
         if uncond is not None:
             logits = guide(logits, uncond(prefix), self.guidance)
