@@ -67,7 +67,7 @@ def report(
     first = [(f"{run.run_id}: " if several else "") + line for run in loaded if (line := preliminary(run.notes))]
     for line in filter(None, (differing(loaded), *first)):
         print(one_line(line, 4000))
-    print_table(rows, view.shown(rows, "terminal") if view.columns else None)
+    print_table(rows, view.columns_for(rows, "terminal") if view.columns else None)
     page, kinds = [file for file in files if file.name == "report.html"], dict[str, list[str]]()
     for file in files:
         kinds.setdefault(file.stem, []).append(file.suffix)
