@@ -16,7 +16,7 @@ from lanternbench import load_run
 from lanternbench.experiment import read_run, read_samples
 from lanternbench.metrics.images import read_image
 from lanternbench.report.drawing import scene_figure
-from lanternbench.report.forest import forest
+from lanternbench.report.pictures import forest
 
 ROWS = ("ar", "eagle-1", "lantern++ λ=2", "sjd", "scd", "gsd", "cool-sd λ=2")
 

@@ -73,12 +73,12 @@ def report(
     first = [(f"{run.run_id}: " if several else "") + line for run in loaded if (line := preliminary(run.notes))]
     for line in filter(None, (differing(loaded), *first)):
         print(one_line(line, 4000))
-    print_table(rows, view.shown(rows, "terminal") if view.columns else None)
-    kinds: dict[str, str] = {}
-    for file in (file for file in files if file.stem != "report"):
-        kinds[file.stem] = f"{kinds[file.stem]} {file.suffix}" if file.stem in kinds else file.name
-    others = [f"{files[0].parent}: {', '.join(kinds.values())}"] if kinds else []
-    print_notes([*others, *(file for file in files if file.name == "report.html")], bullet="")
+    print_table(rows, view.columns_for(rows, "terminal") if view.columns else None)
+    page, kinds = [file for file in files if file.name == "report.html"], dict[str, list[str]]()
+    for file in files:
+        kinds.setdefault(file.stem, []).append(file.suffix)
+    named = ", ".join(f"{stem}{' '.join(endings)}" for stem, endings in kinds.items() if stem != "report")
+    print_notes([*([f"{files[0].parent}: {named}"] if named else []), *page], bullet="")
 
 
 def compare(

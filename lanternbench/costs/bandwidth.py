@@ -1,8 +1,9 @@
 """How fast this machine reads memory: what bounds every forward of a few rows."""
 
+from collections.abc import Callable
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,18 +42,22 @@ def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
         x.sum()
         end = perf_counter() + seconds
         while len(times) < PASSES or perf_counter() < end:
-            wait(device)
-            clock = perf_counter()
-            x.sum()
-            wait(device)
-            times.append(perf_counter() - clock)
+            times.append(seconds_of(x.sum, device))
     finally:
         torch.set_num_threads(before)
     rates = sorted(size / t / 1e9 for t in times)
     return Bandwidth(rates[-1], median(rates), len(rates), threads)
 
 
-def wait(device: torch.device) -> None:
-    """Until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of a piece of work, until the device has done it."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    wait()
+    clock = perf_counter()
+    work()
+    wait()
+    return perf_counter() - clock

@@ -39,10 +39,8 @@ class DeviceModel(BaseModel):
     def sentence(self, graphs: bool) -> str:
         """What the model says, with its source."""
         kernel = f"{self.gap:g} µs a kernel in a graph" if graphs else f"{self.issue:g} µs to issue a kernel"
-        return (
-            f"{self.name}: {self.about}, {self.bandwidth:g} GB/s, {self.memory:g} GB ({self.source}); {kernel}, "
-            "an estimate"
-        )
+        size = f"{self.bandwidth:g} GB/s, {self.memory:g} GB ({self.source})"
+        return f"{self.name}: {self.about}, {size}; {kernel}, an estimate"
 
 
 @cache
@@ -61,8 +59,8 @@ def device_model(name: str) -> DeviceModel:
 
     Raises UserError naming those there are.
     """
-    letters = _letters(name)
-    matches = [full for full in device_models() if letters and _letters(full).startswith(letters)]
-    if not matches:
-        raise unknown(f"unknown device '{name}'", name.lower(), [*device_models(), THIS])
-    return device_models()[matches[0]]
+    models, letters = device_models(), _letters(name)
+    for full in models if letters else ():
+        if _letters(full).startswith(letters):
+            return models[full]
+    raise unknown(f"unknown device '{name}'", name.lower(), [*models, THIS])

@@ -67,21 +67,17 @@ class StepCost(BaseModel):
         return self.root_s + sum(_rising(n, self.level_nodes, self.level_s) for n in levels if self.level_nodes)
 
     def rest(self, shape: Shape) -> float:
-        """What goes on outside forwards."""
         each, node, level = self.chain_rest if shape.chain else self.tree_rest
         return each + node * shape.nodes + level * shape.depth
 
     def step(self, shape: Shape) -> float:
-        """A whole step."""
         return self.forward(shape.nodes) + self.draft(shape.levels, shape.depth) + self.rest(shape)
 
 
 def _rising(nodes: float, measured: Sequence[int], seconds: Sequence[float]) -> float:
     """Linear between the measured numbers of nodes; beyond the most, as the last two go on."""
-    slope = 0.0
-    if len(measured) > 1:
-        slope = max(0.0, (seconds[-1] - seconds[-2]) / (measured[-1] - measured[-2]))
-    return float(np.interp(nodes, measured, seconds)) + slope * max(0.0, nodes - measured[-1])
+    slope = (seconds[-1] - seconds[-2]) / (measured[-1] - measured[-2]) if len(measured) > 1 else 0.0
+    return float(np.interp(nodes, measured, seconds)) + max(0.0, slope) * max(0.0, nodes - measured[-1])
 
 
 @torch.inference_mode()
@@ -155,16 +151,11 @@ def fit(timed: Sequence[Timed]) -> StepCost:
     widths = sorted(level_s)
     chains, trees = ([t for t in drafting if t.shape.chain is kind] for kind in (True, False))
     plain = [t for t in timed if not t.shape.depth]
+    levels = isotonic_regression([median(level_s[w]) for w in widths]).x.tolist() if widths else []
     return StepCost(
-        nodes=nodes,
-        cached=cached,
-        forward_s=forward,
-        root_s=root,
-        level_nodes=widths,
-        level_s=isotonic_regression([median(level_s[w]) for w in widths]).x.tolist() if widths else [],
-        chain_rest=_rest(chains or trees or plain),
-        tree_rest=_rest(trees or chains or plain),
-    )
+        nodes=nodes, cached=cached, forward_s=forward, root_s=root, level_nodes=widths, level_s=levels,
+        chain_rest=_rest(chains or trees or plain), tree_rest=_rest(trees or chains or plain),
+    )  # fmt: skip
 
 
 def _rest(timed: Sequence[Timed]) -> tuple[float, float, float]:

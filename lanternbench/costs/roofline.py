@@ -77,41 +77,28 @@ def forward(net: Network, load: Load, device: DeviceModel, dtype: str, kernels: 
     )
 
 
-def kernels(target: Network, drafter: Network | None, drafts: bool, forwards: int) -> int:
-    """Kernels of a whole step with ``forwards`` of the drafter."""
-    count = LAYER * target.layers + STEP + TREE * drafts
-    return count if drafter is None else count + forwards * (LAYER * drafter.layers + LEVEL)
-
-
-def step(
-    target: Network,
-    drafter: Network | None,
-    load: Load,
-    levels: tuple[int, ...],
-    committed: Any,
-    device: DeviceModel,
-    dtype: str,
-) -> Parts:
-    """One step: the target reads a tree of ``load.new`` nodes.
-
-    The drafter reads what the last step ``committed``, then ``levels`` of nodes.
-    """
+def step(target: Network, drafter: Network | None, load: Load, levels: tuple[int, ...], committed: Any,
+         device: DeviceModel, dtype: str) -> Parts:  # fmt: skip
+    """One step: the target reads a tree of ``load.new`` nodes, the drafter what was ``committed``, then ``levels``."""
     drafts = bool(np.any(np.asarray(load.new) > 1)) or drafter is not None
     spent = forward(target, load, device, dtype, STEP + TREE * drafts)
-    if drafter is not None:
-        cached = load.cached
-        for new in (committed, *levels):
-            spent += forward(drafter, load._replace(new=new, cached=cached), device, dtype, LEVEL)
-            cached = cached + new
+    if drafter is None:
+        return spent
+    for new in (committed, *levels):
+        spent += forward(drafter, load._replace(new=new), device, dtype, LEVEL)
+        load = load._replace(cached=load.cached + new)
     return spent
 
 
-def without_graphs(spent: Parts, count: int, device: DeviceModel) -> Parts:
-    """The same step where the host issues its ``count`` kernels one by one while the device computes.
+def without_graphs(spent: Parts, target: Network, drafter: Network | None, drafts: bool, forwards: int,
+                   device: DeviceModel) -> Parts:  # fmt: skip
+    """The same step, with ``forwards`` of the drafter, where the host issues its kernels one by one.
 
-    Whichever is slower decides, and what the device waits is launch overhead.
+    What the device waits is launch overhead.
     """
-    waited = np.maximum(0.0, count * device.issue * 1e-6 - spent.total)
+    kernels = LAYER * target.layers + STEP + TREE * drafts
+    kernels += 0 if drafter is None else forwards * (LAYER * drafter.layers + LEVEL)
+    waited = np.maximum(0.0, kernels * device.issue * 1e-6 - spent.total)
     return spent._replace(launches=spent.launches + waited)
 
 

@@ -1,5 +1,6 @@
 """Turn a run's samples into cases to predict: its methods, as they drafted in the run, on the requested target."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -53,10 +54,6 @@ class Cases(NamedTuple):
     methods: dict[str, Method]  # by label
     notes: list[str]
 
-    @property
-    def drafting(self) -> dict[Case, list[Trace]]:
-        return {case: traces for case, traces in self.traces.items() if case.measured is not None}
-
 
 def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: float | None, run: str) -> Cases:
     """``source``: the run's target, whose trees were measured; ``guidance``: where it differs from the target's.
@@ -64,9 +61,9 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
     Methods without what they need on ``target`` are left out, with a note.  Raises UserError for a run without samples
     and for one in which nothing was drafted.
     """
-    by_label: dict[str, list[Sample]] = {}
+    by_label = defaultdict[str, list[Sample]](list)
     for sample in samples:
-        by_label.setdefault(sample.label, []).append(sample)
+        by_label[sample.label].append(sample)
     if not by_label:
         raise UserError(f"{run} has no samples yet: let `lanternbench run` finish at least one image of it")
     shape = shape_of(target, guidance)
@@ -79,24 +76,19 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
             measured = prepared_proposal(source, m)
             same = target is source or measured.drafter is None
             drafter = measured.drafter if same else prepared_proposal(target, m).drafter  # may raise UserError
+            if m.choices.order != "raster" and source.grids != target.grids:
+                raise UserError("the rows of its steps follow from the grid, which is another here")
+            drafts = measured if measured.max_depth > 0 else None
+            if drafts is None and m.preset != BASE:
+                raise UserError("it drafts nothing that could be replayed")
         except UserError as error:
             notes.append(f"{label} is left out: {error}")
             continue
-        drafts = measured if measured.max_depth > 0 else None
-        if m.choices.order != "raster" and source.grids != target.grids:
-            notes.append(f"{label} is left out: the rows of its steps follow from the grid, which is another here")
-            continue
-        if drafts is None and m.preset != BASE:
-            notes.append(f"{label} is left out: it drafts nothing that could be replayed")
-            continue
-        steps = traces_of(group, drafts, shape.length)
-        if steps:
+        if steps := traces_of(group, drafts, shape.length):
             methods[label] = m
-            name = BASE if drafts is None and m.preset == BASE else label
             net = None if drafter is None else drafter.network()
-            traces[Case(name, m.preset, shape, net, drafts)] = steps
-    cases = Cases(traces, methods, notes)
-    if not cases.drafting:
+            traces[Case(label if drafts else BASE, m.preset, shape, net, drafts)] = steps
+    if all(case.measured is None for case in traces):
         why = notes[0] if notes else f"{run} has only methods that draft nothing ({', '.join(by_label)})"
         raise UserError(f"there are no draft trees to replay: {why}; measure one that drafts, such as eagle-1")
     if shape.length != source.length:
@@ -109,7 +101,7 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
             f"accepted lengths and tree sizes are those measured on {source.name}: a drafter for {shape.name} may be "
             "accepted more or less often"
         )
-    return cases
+    return Cases(traces, methods, notes)
 
 
 def of_run(record: dict[str, Any]) -> tuple[str, str | None, float | None]:

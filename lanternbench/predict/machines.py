@@ -29,8 +29,8 @@ class Shape(NamedTuple):
 def shape_of(target: Target, guidance: float | None = None) -> Shape:
     """The shape of a target, also of one on the device ``meta``; ``guidance``: by default the target's."""
     model, scale = target.model, target.guidance if guidance is None else guidance
-    size = network(model, model, model.layers)
-    return Shape(target.name, size, target.length, model.prompt_positions, 1 if scale == 1.0 else 2)
+    size, rows = network(model, model, model.layers), 1 if scale == 1.0 else 2
+    return Shape(target.name, size, target.length, model.prompt_positions, rows)
 
 
 class Case(NamedTuple):
@@ -66,8 +66,8 @@ class Roofline:
             target, dtype = case.shape.network, self.dtype
             spent = roofline.step(target, case.drafter, load, levels, steps.before[at], self.device, dtype)
             if not self.graphs:
-                count = roofline.kernels(target, case.drafter, case.measured is not None, 1 + len(levels))
-                spent = roofline.without_graphs(spent, count, self.device)
+                drafts, forwards = case.measured is not None, 1 + len(levels)
+                spent = roofline.without_graphs(spent, target, case.drafter, drafts, forwards, self.device)
             for name, value in spent._asdict().items():
                 parts[name][at] = value
         return parts
@@ -113,7 +113,5 @@ def by_levels(proposer: Proposal | None, steps: Steps) -> Iterable[tuple[np.ndar
     """Which steps [T] bool run the same forwards of the drafter, and the nodes that each but the first reads."""
     sizes, size = np.unique(np.stack([steps.depths, steps.nodes], 1).astype(np.int64), axis=0, return_inverse=True)
     levels = [() if proposer is None else proposer.levels(depth, nodes) for depth, nodes in sizes.tolist()]
-    groups = list(dict.fromkeys(levels))
-    group = np.array([groups.index(each) for each in levels])[size.reshape(-1)]
-    for i, each in enumerate(groups):
-        yield group == i, each
+    for each in dict.fromkeys(levels):
+        yield np.isin(size.reshape(-1), [i for i, level in enumerate(levels) if level == each]), each

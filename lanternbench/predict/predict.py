@@ -4,7 +4,7 @@ Predictions are never mixed with measurements: this package never writes to a ru
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,10 +47,6 @@ class Prediction(NamedTuple):
     stops_at: int | None
     fits_up_to: int
 
-    def record(self) -> dict[str, Any]:
-        """As JSON, labelled for what it is."""
-        return {"predicted": True, **self._asdict()}
-
 
 def traces_of(samples: Sequence[Sample], proposer: Proposal | None, length: int) -> list[Trace]:
     """The samples of one method, stretched to ``length`` tokens.  Sizes of fixed trees are derived where not recorded.
@@ -58,26 +54,23 @@ def traces_of(samples: Sequence[Sample], proposer: Proposal | None, length: int)
     Raises UserError where they are neither recorded nor fixed.
     """
     traces = []
+    nodes, depth = (1, 0) if proposer is None else (proposer.nodes, proposer.max_depth)
     for sample in samples:
         lengths = sample.accept_lengths[1:]
-        if not lengths:
-            continue
-        nodes, depths = (sample.tree_nodes or [])[1:], sample.tree_depths[1:]
-        if proposer is None:
-            nodes, depths = [1] * len(lengths), [0] * len(lengths)
-        elif not len(nodes) == len(depths) == len(lengths):
-            if proposer.adapts:
+        sizes = ((sample.tree_nodes or [])[1:], sample.tree_depths[1:])
+        if proposer is None or not len(sizes[0]) == len(sizes[1]) == len(lengths):
+            if proposer is not None and proposer.adapts and lengths:
                 raise UserError(
                     f"the samples of '{sample.label}' lack the tree size of each step, which this method changes as it "
                     "goes: measure it again with this version"
                 )
-            nodes, depths = [proposer.nodes] * len(lengths), [proposer.max_depth] * len(lengths)
-        traces.append(stretched(lengths, nodes, depths, length))
+            sizes = ([nodes] * len(lengths), [depth] * len(lengths))
+        traces += [stretched(lengths, *sizes, length)] if lengths else []
     return traces
 
 
 def predict(roof: Roofline, cases: Traces, sizes: Sequence[int], alone: Measured | None = None) -> list[Prediction]:
-    """Every method at every batch size, beside autoregressive decoding on the same machine, which comes first.
+    """Every method at every batch size, after autoregressive decoding on the same machine.
 
     ``alone``: the machine as it was probed, for single images of the probed target; batches follow from ``roof``.
     """
@@ -142,11 +135,10 @@ def validate(machine: Machine, traces: Traces, samples: Sequence[Sample]) -> lis
         measured = [s for s in samples if s.label == case.label and len(s.accept_lengths) > 1]
         timed = [(t, s) for t, s in zip(each, measured, strict=True) if s.timed and s.decode_s > 0]
         if timed:
-            predicted = np.array([latency(machine, case, [t], 1)[0] for t, _ in timed])
-            wall = np.array([s.decode_s for _, s in timed])
-            calm = np.array([robust(s.step_s, s.cpu_s, s.threads)[0] if s.step_s else s.decode_s for _, s in timed])
-            errors = [float(np.median(np.abs(predicted / m - 1))) for m in (wall, calm)]
-            means = [float(x.mean()) for x in (predicted, wall, calm)]
+            predicted = [latency(machine, case, [t], 1)[0] for t, _ in timed]
+            calm = [robust(s.step_s, s.cpu_s, s.threads)[0] if s.step_s else s.decode_s for _, s in timed]
+            times = np.array([predicted, [s.decode_s for _, s in timed], calm])
+            means, errors = times.mean(1).tolist(), np.median(np.abs(times[0] / times[1:] - 1), 1).tolist()
             rows.append(Validation(case.label, len(timed), means[0], means[1], errors[0], means[2], errors[1]))
     if (base := next((v for v in rows if v.label == BASE), None)) is None:
         return rows

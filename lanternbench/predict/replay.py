@@ -77,13 +77,9 @@ def batches(traces: Sequence[Trace], batch: int, keeps_shape: bool) -> list[Step
 
 def _together(traces: Sequence[Trace], counts: NDArray, keeps_shape: bool) -> Steps:
     longest = max(trace.steps for trace in traces)
-
-    def most(name: str) -> Values:
-        return np.array(list(zip_longest(*(getattr(t, name) for t in traces), fillvalue=0)), np.float64).max(1)
-
     alive = sum(n * (np.arange(longest) < t.steps) for n, t in zip(counts, traces, strict=True))
     size = np.full(longest, float(counts.sum()))
-    if not keeps_shape:
-        for t in range(1, longest):
-            size[t] = alive[t] if 2 * alive[t] <= size[t - 1] else size[t - 1]
-    return Steps(size, *map(most, ("nodes", "depths", "start", "before")))
+    for t in () if keeps_shape else range(1, longest):
+        size[t] = alive[t] if 2 * alive[t] <= size[t - 1] else size[t - 1]
+    each = ([getattr(trace, name) for trace in traces] for name in Steps._fields[1:])
+    return Steps(size, *(np.array(list(zip_longest(*x, fillvalue=0)), np.float64).max(1) for x in each))

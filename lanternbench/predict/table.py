@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
@@ -15,21 +14,22 @@ from rich.text import Text
 
 from lanternbench.predict.predict import BASE, BATCHES, Prediction, Validation
 from lanternbench.report.drawing import save
-from lanternbench.report.palette import colour
+from lanternbench.report.scene import colour
 from lanternbench.report.tables import markdown
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import versioned
 
 TITLE = "Predicted, not measured"
 TITLES = ("batch", "method", "τ", "ms/token", "s/image", "images/s", "speedup", "bound by", "gains at")
-WORDS = ("method", "bound by", "gains at")
+LEFT = ("method", "bound by", "gains at")
 BOUND = {"weights": "weights", "cache": "KV cache", "arithmetic": "FLOP/s", "vocabulary": "logits"}
+CHECKED = ("method", "images", "predicted", "measured", "error", "robust", "error", "of speedup")
 
 
 def document(rows: Sequence[Prediction], checked: Sequence[Validation], notes: Sequence[str]) -> dict[str, Any]:
     """All of it as JSON, labelled for what it is."""
-    each = {"rows": [row.record() for row in rows], "validation": [row._asdict() for row in checked]}
-    return {"predicted": True, **each, "notes": list(notes)}
+    records = [{"predicted": True, **row._asdict()} for row in rows]
+    return {"predicted": True, "rows": records, "validation": [v._asdict() for v in checked], "notes": list(notes)}
 
 
 def errors(checked: Sequence[Validation]) -> list[str]:
@@ -41,25 +41,19 @@ def errors(checked: Sequence[Validation]) -> list[str]:
     return [f"median error on this machine: {', '.join(medians)}"] if medians else []
 
 
-def setups(rows: Sequence[Prediction]) -> list[list[Prediction]]:
-    """The rows by device, target and dtype, in their order."""
-    return [list(group) for _, group in groupby(rows, key=lambda row: (row.device, row.target, row.dtype))]
-
-
-def heading(rows: Sequence[Prediction]) -> str:
-    """What a table of one setup is of."""
-    first = rows[0]
-    return f"{TITLE}: {first.target} on {first.device}, {first.dtype}"
+def setups(rows: Sequence[Prediction]) -> list[tuple[str, list[Prediction]]]:
+    """The rows by device, target and dtype, in their order, each group with what it is of."""
+    groups = groupby(rows, key=lambda row: (row.target, row.device, row.dtype))
+    return [("{} on {}, {}".format(*setup), list(group)) for setup, group in groups]
 
 
 def cells(row: Prediction) -> list[str]:
     """One row of the table, a text for each of ``TITLES``."""
+    first = [str(row.batch), row.label, f"{row.tau:.2f}"]
     if not row.fits:
-        return [str(row.batch), row.label, f"{row.tau:.2f}", *["–"] * 4, f"needs {row.memory_gb:.0f} GB", ""]
-    return [
-        str(row.batch), row.label, f"{row.tau:.2f}", f"{row.ms_per_token:.3g}", f"{row.latency_s:.3g}",
-        f"{row.images_per_s:.3g}", f"{row.speedup:.2f}×", BOUND.get(row.bound, row.bound), _gains(row),
-    ]  # fmt: skip
+        return [*first, *["–"] * 4, f"needs {row.memory_gb:.0f} GB", ""]
+    speeds = [f"{value:.3g}" for value in (row.ms_per_token, row.latency_s, row.images_per_s)]
+    return [*first, *speeds, f"{row.speedup:.2f}×", BOUND.get(row.bound, row.bound), _gains(row)]
 
 
 def _gains(row: Prediction) -> str:
@@ -68,51 +62,42 @@ def _gains(row: Prediction) -> str:
         return ""
     if not row.fits_up_to or row.stops_at == 1:
         return "none"
-    if row.stops_at and row.stops_at <= row.fits_up_to:
-        return f"below {row.stops_at}"
-    return f"up to {row.fits_up_to}"
+    below = row.stops_at and row.stops_at <= row.fits_up_to
+    return f"below {row.stops_at}" if below else f"up to {row.fits_up_to}"
 
 
-def terminal_table(rows: Sequence[Prediction]) -> Table:
-    """The rows of one setup, in 80 columns: batch size by batch size."""
-    table = Table(box=box.SIMPLE_HEAD, title=heading(rows), title_justify="left", padding=0, pad_edge=False)
-    for title in TITLES[1:]:
-        table.add_column(title, justify="left" if title in WORDS else "right", no_wrap=title != "method")
-    for last, row in zip([None, *rows], rows, strict=False):
-        if last is None or last.batch != row.batch:
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=0, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=name != "method")
+    return table
+
+
+def terminal_tables(rows: Sequence[Prediction], checked: Sequence[Validation] = ()) -> Iterator[Table]:
+    """In 80 columns a table for each setup, batch size by batch size, and one of the validation if there is one."""
+    for setup, group in setups(rows):
+        table = _table(f"{TITLE}: {setup}", TITLES[1:])
+        for batch, lines in groupby(group, key=lambda row: row.batch):
             table.add_section()
-            table.add_row(Text(f"batch {row.batch}", style="bold"))
-        table.add_row(*map(Text, cells(row)[1:]))
-    return table
-
-
-def terminal_tables(rows: Sequence[Prediction], checked: Sequence[Validation]) -> Iterator[Table]:
-    """A table for each setup, and one of the validation if there is one."""
-    yield from map(terminal_table, setups(rows))
+            table.add_row(Text(f"batch {batch}", style="bold"))
+            for row in lines:
+                table.add_row(*map(Text, cells(row)[1:]))
+        yield table
     if checked:
-        yield validation_table(checked)
-
-
-def validation_table(rows: Sequence[Validation]) -> Table:
-    """Predicted beside measured on this machine."""
-    table = Table(box=box.SIMPLE_HEAD, title="Predicted beside measured: s/image", title_justify="left", padding=0)
-    for name in ("method", "images", "predicted", "measured", "error", "robust", "error", "of speedup"):
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=name != "method")
-    for row in rows:
-        seconds = (f"{row.predicted_s:.3g}", f"{row.measured_s:.3g}", f"{row.error:.1%}")
-        robust = (f"{row.robust_s:.3g}", f"{row.robust_error:.1%}")
-        ratio = "" if row.speedup_error is None else f"{row.speedup_error:.1%}"
-        table.add_row(Text(row.label), str(row.images), *seconds, *robust, ratio)
-    return table
+        table = _table("Predicted beside measured: s/image", CHECKED)
+        for v in checked:
+            seconds = (f"{v.predicted_s:.3g}", f"{v.measured_s:.3g}", f"{v.error:.1%}")
+            ratio = "" if v.speedup_error is None else f"{v.speedup_error:.1%}"
+            robust = (f"{v.robust_s:.3g}", f"{v.robust_error:.1%}")
+            table.add_row(Text(v.label), str(v.images), *seconds, *robust, ratio)
+        yield table
 
 
 def markdown_tables(rows: Sequence[Prediction]) -> str:
     """Every setup's table as Markdown."""
-    right = [title not in WORDS for title in TITLES]
-    return "\n".join(
-        f"## {heading(group)}\n\n" + markdown(list(TITLES), [cells(row) for row in group], right)
-        for group in setups(rows)
-    )
+    right = [title not in LEFT for title in TITLES]
+    tables = [(setup, markdown(list(TITLES), [cells(row) for row in group], right)) for setup, group in setups(rows)]
+    return "\n".join(f"## {TITLE}: {setup}\n\n{table}" for setup, table in tables)
 
 
 def write(out: Path, document: dict[str, Any], rows: Sequence[Prediction], curve: Sequence[Prediction]) -> None:
@@ -133,20 +118,20 @@ def write(out: Path, document: dict[str, Any], rows: Sequence[Prediction], curve
 def plot(rows: Sequence[Prediction]) -> Figure:
     """Speedup against batch size, a panel for each setup; what does not fit in memory is left out."""
     groups = setups(rows)
-    figure = Figure(figsize=(3.4 * min(len(groups), 3), 3.0 * -(-len(groups) // 3)), layout="constrained")
-    FigureCanvasAgg(figure)
-    for i, group in enumerate(groups):
-        axes = figure.add_subplot(-(-len(groups) // 3), min(len(groups), 3), i + 1)
+    across, down = min(len(groups), 3), -(-len(groups) // 3)
+    figure = Figure(figsize=(3.4 * across, 3.0 * down), layout="constrained")
+    for i, (_, group) in enumerate(groups, 1):
+        axes, first = figure.add_subplot(down, across, i), group[0]
         axes.grid(color="#e6e6e6", linewidth=0.6)
         axes.axhline(1.0, color="#9aa0a6", linewidth=1.1, linestyle=(0, (4, 2)))
-        for j, label in enumerate(dict.fromkeys(row.label for row in group if row.method != BASE)):
-            points = [row for row in group if row.label == label and row.fits]
-            shade = colour(next(r.method for r in group if r.label == label))
-            x, y = [row.batch for row in points], [row.speedup for row in points]
-            axes.plot(x, y, color=shade, marker="os^vDPX"[j % 7], markersize=4, linewidth=1.1, label=label)
+        methods = {row.label: row.method for row in group if row.method != BASE}
+        for marker, (label, method) in zip(cycle("os^vDPX"), methods.items()):
+            points = [(row.batch, row.speedup) for row in group if row.label == label and row.fits]
+            x, y = zip(*points) if points else ((), ())
+            axes.plot(x, y, color=colour(method), marker=marker, markersize=4, linewidth=1.1, label=label)
         axes.set_xscale("log", base=2)
         axes.set(xlim=(BATCHES[0] * 0.9, BATCHES[-1] * 1.1), xlabel="batch", ylabel="predicted speedup over ar")
-        axes.set_title(f"{group[0].target}, {group[0].device}, {group[0].dtype}", fontsize=8.5, parse_math=False)
+        axes.set_title(f"{first.target}, {first.device}, {first.dtype}", fontsize=8.5, parse_math=False)
         axes.legend(frameon=False, fontsize=7)
     figure.suptitle(f"{TITLE} (roofline)", fontsize=8.5)
     return figure

@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from lanternbench.costs.bandwidth import bandwidth, wait
+from lanternbench.costs.bandwidth import bandwidth, seconds_of
 from lanternbench.costs.device_models import THIS, DeviceModel
 from lanternbench.costs.forward_cost import lengths_of, medians, step_times
 from lanternbench.costs.roofline import BYTES, LAYER, STEP, Values
@@ -70,8 +69,7 @@ def method_cost(decoder: SpeculativeDecoder, proposal: Proposal | None, caption:
     """What a method's steps cost: least squares over their medians, by size and cached length."""
     lengths = lengths_of(decoder.target.length, decoder.proposer.max_depth)
     times = list(step_times(decoder, caption, lengths, STEPS))
-    usual = medians(times)
-    counts = Counter(t[:2] for t in times)
+    usual, counts = medians(times), Counter(t[:2] for t in times)
     weights = np.sqrt([counts[t[:2]] for t in usual])
 
     def fit(seconds: list[float], rows: Sequence[tuple[int, ...]]) -> Values:
@@ -95,26 +93,16 @@ def host(device: torch.device, target: Network, least: float, rows: int, dtype: 
     peak = 2 * SIDE**3 / timed(lambda: a @ a, device)
     known = max(BYTES[dtype] * (target.weights + target.head) / beta, 2 * rows * target.weights / peak)
     gap = max(0.0, least - known) / (LAYER * target.layers + STEP)
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return DeviceModel(
-        name=THIS, about="this machine, probed", bandwidth=beta / 1e9, memory=_memory(device),
+        name=THIS, about="this machine, probed", bandwidth=beta / 1e9, memory=memory / 1e9,
         tflops={dtype: peak / 1e12}, gap=1e6 * gap, issue=0.0, source="measured here",
     )  # fmt: skip
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:
     """Median seconds of a piece of work."""
-    seconds = []
-    for _ in range(REPEATS):
-        wait(device)
-        clock = perf_counter()
-        work()
-        wait(device)
-        seconds.append(perf_counter() - clock)
-    return median(seconds)
-
-
-def _memory(device: torch.device) -> float:
-    """GB."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory / 1e9
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return median(seconds_of(work, device) for _ in range(REPEATS))

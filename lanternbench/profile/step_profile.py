@@ -9,7 +9,6 @@ from torch import nn
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.utils.files import TRACE, replacing, writing
 
-PHASES = ("draft", "verify", "commit", "other")
 WARMUP_STEPS, TRACED_STEPS = 12, 8
 
 
@@ -40,43 +39,30 @@ def profile(decoders: list[SpeculativeDecoder], captions: list[str]) -> list[Pro
     """The decoders' mean steps over ``captions``, one image at a time, interleaved; the first decoder is ``ar``."""
     for decoder in decoders:
         generate(decoder, captions[:1], max_steps=WARMUP_STEPS)
-    made: list[list[Generation]] = [[] for _ in decoders]
-    for caption in captions:
-        for images, decoder in zip(made, decoders, strict=True):
-            images += generate(decoder, [caption])
+    images = [image for caption in captions for decoder in decoders for image in generate(decoder, [caption])]
     weights = read_bytes(decoders[0].target.model)
-    base = _mean_step(made[0])
-    return [_profile(d, images, base, weights) for d, images in zip(decoders, made, strict=True)]
+    of_decoder = [images[i :: len(decoders)] for i in range(len(decoders))]
+    return [_profile(d, each, of_decoder[0], weights) for d, each in zip(decoders, of_decoder, strict=True)]
+
+
+def _profile(decoder: SpeculativeDecoder, images: list[Generation], base: list[Generation], weights: int) -> Profile:
+    mean, ar, steps = _mean_step(images), _mean_step(base), sum(g.steps for g in images)
+    forwards = mean["draft"] + mean["verify"]
+    return Profile(
+        label=decoder.method.label, steps=steps, tau=mean["tokens"], step_ms=1e3 * mean["all"],
+        draft_ms=1e3 * mean["draft"], verify_ms=1e3 * mean["verify"], commit_ms=1e3 * mean["commit"],
+        other_ms=1e3 * (mean["all"] - forwards - mean["commit"]), overhead_fraction=1 - forwards / mean["all"],
+        speedup=ar["all"] / ar["tokens"] / (mean["all"] / mean["tokens"]),
+        roofline=(ar["draft"] + ar["verify"]) / ar["tokens"] / (forwards / mean["tokens"]),
+        achieved=weights / mean["verify"] / 1e9, syncs_per_step=sum(g.syncs for g in images) / steps,
+    )  # fmt: skip
 
 
 def _mean_step(images: list[Generation]) -> dict[str, float]:
     """Seconds of each phase in the mean step, and the tokens it commits."""
-    steps = sum(g.steps for g in images)
-    spent = {p: sum(g.phases.get(p, 0.0) for g in images) / steps for p in PHASES}
-    return spent | {
-        "all": sum(g.decode_s for g in images) / steps,
-        "tokens": sum(sum(g.accept_lengths) for g in images) / steps,
-    }
-
-
-def _profile(decoder: SpeculativeDecoder, images: list[Generation], base: dict[str, float], weights: int) -> Profile:
-    mean = _mean_step(images)
-    steps, forwards = sum(g.steps for g in images), mean["draft"] + mean["verify"]
-    return Profile(
-        label=decoder.method.label,
-        steps=steps,
-        tau=mean["tokens"],
-        step_ms=1e3 * mean["all"],
-        draft_ms=1e3 * mean["draft"],
-        verify_ms=1e3 * mean["verify"],
-        commit_ms=1e3 * mean["commit"],
-        other_ms=1e3 * (mean["all"] - forwards - mean["commit"]),
-        overhead_fraction=1 - forwards / mean["all"],
-        speedup=base["all"] / base["tokens"] / (mean["all"] / mean["tokens"]),
-        roofline=(base["draft"] + base["verify"]) / base["tokens"] / (forwards / mean["tokens"]),
-        achieved=weights / mean["verify"] / 1e9,
-        syncs_per_step=sum(g.syncs for g in images) / steps,
-    )
+    whole = {phase: sum(g.phases.get(phase, 0.0) for g in images) for phase in ("draft", "verify", "commit")}
+    whole |= {"all": sum(g.decode_s for g in images), "tokens": sum(sum(g.accept_lengths) for g in images)}
+    return {name: value / sum(g.steps for g in images) for name, value in whole.items()}
 
 
 def read_bytes(model: nn.Module) -> int:
@@ -86,16 +72,15 @@ def read_bytes(model: nn.Module) -> int:
 
 def chrome_trace(decoder: SpeculativeDecoder, caption: str, path: Path) -> None:
     """A trace of a few steps for chrome://tracing or Perfetto."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as recorded
+    from torch import profiler
 
-    activities = [ProfilerActivity.CPU]
+    activities = [profiler.ProfilerActivity.CPU]
     if decoder.target.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with recorded(activities=activities) as trace:
+        activities.append(profiler.ProfilerActivity.CUDA)
+    with profiler.profile(activities=activities) as trace:
         generate(decoder, [caption], max_steps=TRACED_STEPS)
     with writing(path, TRACE):
         path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, TRACE) as whole, tempfile.TemporaryDirectory() as folder:
-        trace.export_chrome_trace(str(made := Path(folder) / "trace.json"))  # a file of that name replaces another
-        whole.write(made.read_bytes())
+        trace.export_chrome_trace(str(written := Path(folder) / "trace.json"))  # it would replace a file of the name
+        whole.write(written.read_bytes())

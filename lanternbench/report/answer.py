@@ -22,15 +22,13 @@ def answer(rows: Sequence[Row], pairs: Sequence[Pair], notes: Sequence[Note], bu
     sentences = [preliminary(notes)]
     doubt = " (preliminary)" if sentences[0] else ""
     if drafting:
-        lossless = [row for row in drafting if row.lossless]
-        name = f"Fastest lossless method{doubt}"
-        sentences.append(_fastest(name, lossless, pairs) or "No lossless method was timed beside ar.")
+        lossless = _fastest(f"Fastest lossless method{doubt}", [row for row in drafting if row.lossless], pairs)
         losses = [(row, row.value("fidelity_loss")) for row in drafting if not row.lossless]
         close = [row for row, loss in losses if loss is not None and loss <= budget]
         name = f"Fastest relaxed method within a fidelity loss of {budget:g}{doubt}"
-        relaxed = any(row.lossless is False for row in drafting)
-        sentences.append(_fastest(name, close, pairs) or (f"{name}: none." if relaxed else ""))
-        sentences.append(_apart(pairs))
+        none = f"{name}: none." if any(row.lossless is False for row in drafting) else ""
+        sentences.append(lossless or "No lossless method was timed beside ar.")
+        sentences += [_fastest(name, close, pairs) or none, _told_apart(pairs)]
     else:
         sentences.append("No speedup was measured: methods are compared by accepted length alone.")
     sentences.append(_quality(pairs))
@@ -55,16 +53,15 @@ def _fastest(what: str, rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     return f"{sentence} Not told apart from it: {_listed(alike)}." if alike else sentence
 
 
-def _apart(pairs: Sequence[Pair]) -> str:
+def _told_apart(pairs: Sequence[Pair]) -> str:
     """How many pairs of methods the tests tell apart in speed."""
     speed = [pair for pair in pairs if pair.figure == SPEED]
     if not speed:
         return "Too few prompts to tell any methods apart."
     first = [pair for pair in speed if BASELINE in (pair.method, pair.against)]
     others = [pair for pair in speed if pair not in first]
-    counts = []
-    for family, what in ((first, "methods from ar"), (others, "pairs of them from each other")):
-        counts += [f"{sum(pair.p < ALPHA for pair in family)} of {len(family)} {what}"] if family else []
+    families = {"methods from ar": first, "pairs of them from each other": others}
+    counts = [f"{sum(p.p < ALPHA for p in each)} of {len(each)} {what}" for what, each in families.items() if each]
     prompts, needed = max(pair.prompts for pair in speed), prompts_needed(len(first or others))
     fix = f": measure {needed} prompts or more" if prompts < needed else ": more prompts tell more apart"
     end = "" if all(pair.p < ALPHA for pair in speed) else fix
@@ -83,10 +80,9 @@ def _quality(pairs: Sequence[Pair]) -> str:
             value = MISSING if pair.value is None else f"{sign * pair.value:+.3g}"
             p = pair.p_text if pair.p < 0.001 else f"= {pair.p_text}"
             each.append(f"{one_line(other, 60)} ({pair.title} {value}, p {p})")
-    titles = list(dict.fromkeys(pair.title for pair in against))
-    if not each:
-        return f"No method is told apart from ar in {_listed(titles)}."
-    return f"Told apart from ar in quality: {_listed(each)}."
+    if each:
+        return f"Told apart from ar in quality: {_listed(each)}."
+    return f"No method is told apart from ar in {_listed(list(dict.fromkeys(pair.title for pair in against)))}."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -24,8 +24,8 @@ class Column:
     tex: str = ""  # the title in LaTeX, where that is not the title with a capital letter
     form: str = ".2f"  # format spec of the number; "text" for words, "yes" for true/false
     better: str = ""  # "higher", "lower" or nothing
-    interval: bool = False  # whether the table shows the interval
-    views: tuple[str, ...] = ("full",)
+    interval: bool | str = False  # does the table show the interval?
+    views: str = "full"
     help: str = ""
     test: bool = False  # the figure's p-value instead of its value
 
@@ -72,17 +72,12 @@ class Column:
         return f"{value:{self.form.rstrip('×')}}" + ("×" if self.form.endswith("×") else "")
 
 
-ALL = ("full", "md", "tex", "terminal")
-BATCHED = "batched"  # in every table with a row that has no latency, as those of batches
-DISTURBED = "disturbed"  # in every table with a row whose two speedups differ by more than APART
-APART = 0.05
+ALL = "full md tex terminal"
+APART = 0.05  # by how much two speedups of a row differ where the clock was disturbed
 _FIELDS = csv.DictReader(files("lanternbench.report").joinpath("columns.csv").read_text("utf-8").splitlines())
-_EVERY = [
-    Column(**f | {"interval": f["interval"] == "yes", "views": tuple(f["views"].split())})  # type: ignore[arg-type]
-    for f in _FIELDS
-]
-_AT = [column.key for column in _EVERY].index("n")
-BASE, DETAIL = _EVERY[:_AT], _EVERY[_AT:]  # the quality metrics stand between them
+_EVERY = [Column(**fields) for fields in _FIELDS]  # type: ignore[arg-type]
+_FIRST = [column.key for column in _EVERY].index("n")
+BASE, DETAIL = _EVERY[:_FIRST], _EVERY[_FIRST:]  # the quality metrics stand between them
 COLUMN = {column.key: column for column in BASE}
 PAIRED = "two-sided p-value of the paired permutation test against ar, over prompts"
 EXPLAINED = ("stated_s", "accept_len", "step_compression", "tree_depth", "fidelity_loss", "robust_speedup")
@@ -111,18 +106,15 @@ def columns(rows: Sequence[Row], view: str = "full") -> list[Column]:
     """The columns to show for these rows in "full", "md", "tex" or "terminal"; those without any value are left out."""
     quality = [metric_column(key) for key in metric_keys(rows)]
     tests = [Column(c.key, f"p, {c.title}", f"p, {c.tex}", ".3f", help=PAIRED, test=True) for c in quality]
-    views = {view}
-    if any(row.value("latency_s") is None and row.method != IMPORTED for row in rows):
-        views.add(BATCHED)
-    if any(map(disturbed, rows)):
-        views.add(DISTURBED)
+    batched = any(row.value("latency_s") is None and row.method != IMPORTED for row in rows)
+    views = {view, "batched" if batched else view, "disturbed" if any(map(disturbed, rows)) else view}
     every = BASE + quality + tests + DETAIL
-    return [c for c in every if views & {*c.views} and any(c.value(row) != MISSING for row in rows)]
+    return [c for c in every if views & {*c.views.split()} and any(c.value(row) != MISSING for row in rows)]
 
 
-def glossary(shown: Sequence[Column]) -> list[str]:
+def glossary(columns: Sequence[Column]) -> list[str]:
     """What the columns mean whose titles do not say it."""
-    return [c.help if ":" in c.help else f"{c.title}: {c.help}" for c in shown if c.key in EXPLAINED]
+    return [c.help if ":" in c.help else f"{c.title}: {c.help}" for c in columns if c.key in EXPLAINED]
 
 
 TEX = {
@@ -136,13 +128,10 @@ TEX = {
 
 def tex_escape(text: str, limit: int = 200) -> str:
     """Text that LaTeX prints as it stands; line ends become blanks, and what its fonts lack becomes "?"."""
-
-    def escaped(sign: str) -> str:
-        if sign in TEX or sign < "\u0180":
-            return TEX.get(sign, sign)
-        return unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?"
-
-    return "".join(map(escaped, one_line(text, limit)))
+    line = one_line(text, limit)
+    beyond = {sign for sign in line if sign >= "\u0180"} - TEX.keys()
+    ascii = {sign: unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?" for sign in beyond}
+    return line.translate(str.maketrans(ascii)).translate(str.maketrans(TEX))
 
 
 def run_of(row: Row) -> str | None:

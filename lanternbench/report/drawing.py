@@ -1,4 +1,4 @@
-"""Scenes drawn: as PNG, SVG and PDF files, and as SVG inside the page, dark where the reader's screen is."""
+"""Scenes as PNG, SVG and PDF files; templates/scene.html draws them inside the page."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
-from lanternbench.report.palette import PHASES
-from lanternbench.report.scene import SIZE, Bar, Group, Item, Line, Mark, Scene
+from lanternbench.report.scene import PHASES, SIZE, Bar, Item, Line, Mark, Scene
 from lanternbench.utils.files import OUT, replacing
 
 STYLE: Any = {
@@ -42,7 +39,6 @@ INK = "#1d2126"
 def scene_figure(scene: Scene) -> Figure:
     """The figure of a scene, a pixel of which is `POINT` points."""
     figure = Figure(figsize=(scene.width * POINT / 72, scene.height * POINT / 72))
-    FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, scene.width), ylim=(scene.height, 0))
     axes.axis("off")
@@ -88,47 +84,3 @@ def _draw(axes: Axes, item: Item, colour: str, order: int) -> None:
             path_effects=[withStroke(linewidth=2, foreground="white")] if item.role == "label" else None,
             family="DejaVu Sans",
         )  # fmt: skip
-
-
-def svg(scene: Scene, name: str) -> Markup:
-    """``<svg class="name">`` of a scene, styled by report.css; a group with a hint can be focused."""
-    head = Markup('<svg class="{}" viewBox="0 0 {:g} {:g}" role="group" aria-label="{}">')
-    head = head.format(name, scene.width, scene.height, scene.title)
-    return Markup("").join([head, *map(_group, scene.groups), Markup("</svg>")])
-
-
-def _group(group: Group) -> Markup:
-    style = Markup(' style="--c: {}"').format(group.colour) if group.colour else ""
-    hint = Markup(' class="point" tabindex="0" role="img" aria-label="{}"').format(group.hint) if group.hint else ""
-    return Markup("<g{}{}>{}</g>\n").format(hint, style, Markup("").join(map(_item, group.items)))
-
-
-def _item(item: Item) -> Markup:
-    if isinstance(item, Line):
-        path = "M" + "L".join(f"{x:g} {y:g}" for x, y in item.points)
-        return Markup('<path class="{}" d="{}"/>').format(item.role, path)
-    if isinstance(item, Bar):
-        size = max(item.width, 0), max(item.height, 0)
-        bar = Markup('<rect class="{}" x="{:g}" y="{:g}" width="{:g}" height="{:g}"/>')
-        return bar.format(item.role, item.x, item.y, *size)
-    if isinstance(item, Mark):
-        return _mark(item)
-    place = 'transform="translate({:g} {:g}) rotate(-90)"' if item.turned else 'x="{:g}" y="{:g}"'
-    text = Markup('<text class="{}" {} text-anchor="{}">{}</text>')
-    return text.format(item.role, Markup(place).format(item.x, item.y), item.anchor, item.text)
-
-
-def _mark(mark: Mark) -> Markup:
-    x, y, r = mark.x, mark.y, {"circle": 5.0, "diamond": 6.1, "small": 2.5}[mark.shape]
-    top, right, bottom, left = f"{x:g} {y - r:g}", f"{x + r:g} {y:g}", f"{x:g} {y + r:g}", f"{x - r:g} {y:g}"
-    if mark.shape == "diamond":
-        whole, half = f"M{top}L{right}L{bottom}L{left}Z", f"M{top}L{bottom}L{left}Z"
-    else:
-        whole = f"M{left}a{r:g} {r:g} 0 1 0 {2 * r:g} 0a{r:g} {r:g} 0 1 0 {-2 * r:g} 0"
-        half = f"M{top}a{r:g} {r:g} 0 0 0 0 {2 * r:g}Z"
-    markup = Markup('<path class="mark {}" d="{}"/>').format(mark.fill, whole)
-    if mark.fill == "half":
-        markup += Markup('<path class="mark full" d="{}"/>').format(half)
-    if mark.fill == "dot":
-        markup += Markup('<circle class="mark full" cx="{:g}" cy="{:g}" r="1.5"/>').format(x, y)
-    return markup

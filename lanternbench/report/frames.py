@@ -1,24 +1,23 @@
 """A run as pandas frames, for your own analyses."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import find, iter_samples
 from lanternbench.notes import Note
+from lanternbench.report.drawing import scene_figure
 from lanternbench.report.load import Run, load_run
+from lanternbench.report.pareto import quality_columns, scatter, trade_off
+from lanternbench.report.pictures import forest
+from lanternbench.report.scene import NARROW
 from lanternbench.report.tables import frame
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SHOWN = ("label", "lossless", "speedup", "speedup_lo", "speedup_hi", "accept_len", "fidelity_loss")
+OVERVIEW = ("label", "lossless", "speedup", "speedup_lo", "speedup_hi", "accept_len", "fidelity_loss")
 LEFT_OUT = {"token_ids", "metrics", "stats", "drafter", "phases", "options", "key"}
 
 
@@ -65,11 +64,6 @@ class RunFrames:
 
         Raises UserError where the run has no such figure.
         """
-        from lanternbench.report.drawing import scene_figure
-        from lanternbench.report.forest import forest
-        from lanternbench.report.pareto import quality_columns, scatter, trade_off
-        from lanternbench.report.scene import NARROW
-
         rows = self.run.rows
         columns = {column.key: column for column in quality_columns(rows)}
         if quality is None and (speeds := forest(rows, NARROW)) is not None:
@@ -79,8 +73,8 @@ class RunFrames:
         return scene_figure(scatter(trade_off(rows, columns[quality]), NARROW))
 
     def _repr_html_(self) -> str:
-        names = [name for name in SHOWN if name in self.summary]
-        return str(self.summary[names].to_html(index=False, escape=True, float_format="{:.3g}".format))
+        overview = self.summary.filter(OVERVIEW)
+        return str(overview.to_html(index=False, escape=True, float_format="{:.3g}".format))
 
 
 def run_frames(path: str | Path) -> RunFrames:

@@ -1,13 +1,12 @@
 """Images of a run side by side, prompts down and methods across: on the page with their maps, and for a paper."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.samples import Sample
 from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.drawing import INK
@@ -46,20 +45,19 @@ class Grid(NamedTuple):
 
 def image_grid(run: Run, contents: Contents, view: View) -> Grid:
     """The grid of one run, within about ``MOST`` bytes of images."""
-    methods = {label: method for label, (method, _) in contents.figures.methods.items()}
-    labels = [row.label for row in run.rows if row.label in methods]
-    labels += [label for label in methods if label not in labels and not view.methods]
-    names = {label: label if label == BASELINE else view.name(label, methods[label]) for label in labels}
-    samples = [sample for sample in contents.cells.values() if sample.label in labels]
+    methods, cells = {label: method for label, (method, _) in contents.figures.methods.items()}, contents.cells
+    known = [row.label for row in run.rows if row.label in methods]
+    names = view.labels({label: methods[label] for label in (known if view.methods else [*known, *methods])})
+    samples = [sample for sample in cells.values() if sample.label in names]
     depths = [n for sample in samples for n in sample.tree_depths]
     scales = {
         "accept": (1, max([2, *(n for sample in samples for n in sample.accept_lengths)])),
         "depth": (min([1, *depths]), max([2, *depths])),
     }
-    each = MOST // max(len(contents.cells), 1)
+    each = MOST // max(len(cells), 1)
     captions = list(contents.captions.items())[:PROMPTS]
     lines = [
-        (caption, [_cell(run, contents.cells.get((prompt, label)), names[label], scales, each) for label in labels])
+        (caption, [_cell(run, cells.get((prompt, label)), name, scales, each) for label, name in names.items()])
         for prompt, caption in captions
     ]
     notes = []
@@ -85,21 +83,19 @@ def _cell(run: Run, sample: Sample | None, name: str, scales: dict[str, tuple[in
 
 def _facts(sample: Sample) -> list[tuple[str, str]]:
     def mean(values: list[int]) -> str:  # without the first step, the prefill, which drafts nothing
-        return f"{sum(values[1:]) / len(values[1:]):.2f}" if values[1:] else MISSING
+        return f"{fmean(values[1:]):.2f}" if values[1:] else MISSING
 
     loss: Any = sample.fidelity_loss
-    facts = [
+    columns = {metric_column(key): value for key, value in sample.metrics.items()}
+    return [
         ("τ", mean(sample.accept_lengths)),
         ("steps", str(sample.steps)),
         ("mean tree depth", mean(sample.tree_depths)),
         ("decode", f"{sample.decode_s:.3f} s" + ("" if sample.timed else " (not timed)")),
         ("fidelity loss", MISSING if loss is None else f"{loss:.4f}"),
         ("seed", str(sample.seed)),
+        *((one_line(c.title, 32), MISSING if value is None else c.print(value)) for c, value in columns.items()),
     ]
-    for key, value in sample.metrics.items():
-        column = metric_column(key)
-        facts.append((one_line(column.title, 32), MISSING if value is None else column.print(value)))
-    return facts
 
 
 def grid_figure(run: Run, contents: Contents, view: View, prompts: int) -> Figure:
@@ -123,7 +119,6 @@ def images_figure(heads: Sequence[str], rows: Sequence[Sequence[Image.Image | No
     tops = [LINE * (max(titles[i].count("\n") for i in block) + 1) + 4 for block in blocks]
     height = sum(tops) + len(blocks) * (sum(heights) + 2 * GAP) + GAP
     figure = Figure(figsize=(WIDTH / 72, height / 72))
-    FigureCanvasAgg(figure)
     style: dict[str, Any] = {"fontsize": SIZE, "color": INK, "parse_math": False, "family": "DejaVu Sans"}
     y = height - GAP  # points from below, of what is drawn next
     for block, top in zip(blocks, tops):

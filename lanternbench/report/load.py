@@ -33,8 +33,7 @@ class Run:
 
     def part(self, name: str) -> dict[str, Any]:
         """A part of run.json: config, environment, prompts or target."""
-        part = self.info.get(name)
-        return part if isinstance(part, dict) else {}
+        return self.info.get(name) or {}
 
     @property
     def run_id(self) -> str:
@@ -52,12 +51,9 @@ class Run:
     def setup(self) -> dict[str, str]:
         """What figures of two runs must share to be compared, by name."""
         values = self.part("environment") | {k: v for k, v in self.part("config").items() if v is not None}
-        return {
-            "target": self.target,
-            "prompts": f"{self.dataset} {str(self.part('prompts').get('hash'))[:8]}",
-            **{name.replace("_", " "): str(values[name]) for name in _SETTINGS if name in values},
-            "hardware": self.hardware,
-        }
+        settings = {name.replace("_", " "): str(values[name]) for name in _SETTINGS if name in values}
+        prompts = f"{self.dataset} {str(self.part('prompts').get('hash'))[:8]}"
+        return {"target": self.target, "prompts": prompts, **settings, "hardware": self.hardware}
 
     @property
     def weights(self) -> dict[str, str]:
@@ -73,9 +69,9 @@ class Run:
     @property
     def grid(self) -> tuple[int, int] | None:
         """(rows, columns) of image tokens, None when run.json does not say."""
-        grid = self.part("target").get("grid")
-        if isinstance(grid, list) and len(grid) == 2 and all(isinstance(n, int) and 0 < n <= 4096 for n in grid):
-            return grid[0], grid[1]
+        match self.part("target").get("grid"):
+            case [int(rows), int(columns)] if 0 < rows <= 4096 and 0 < columns <= 4096:
+                return rows, columns
         return None
 
     @property
@@ -102,17 +98,13 @@ class Run:
     @property
     def recipe(self) -> dict[str, str]:
         """How it was made, beside every table of its figures; the defaults of a target are named as such."""
-        config, environment, prompts, target = map(self.part, ("config", "environment", "prompts", "target"))
+        environment, prompts = self.part("environment"), self.part("prompts")
+        settings, template = environment | self.part("config"), self.part("target").get("prompt_template")
 
         def value(name: str, silent: str = "not recorded") -> str:
-            setting = config.get(name, environment.get(name))
-            return silent if setting is None else str(setting)
+            return silent if settings.get(name) is None else str(settings[name])
 
-        template = target.get("prompt_template")
-        if isinstance(template, str):
-            template = "the caption alone" if template == "{caption}" else json.dumps(template)
-        else:
-            template = "not recorded"
+        quoted = json.dumps(template) if isinstance(template, str) else "not recorded"
         recipe = {
             "target": self.target,
             "guidance": value("guidance", "target's default"),
@@ -120,7 +112,7 @@ class Run:
             "top-k": value("top_k", "target's default"),
             "top-p": value("top_p"),
             "prompts": self.dataset + (f", {prompts['count']} prompts" if prompts.get("count") else ""),
-            "prompt template": template,
+            "prompt template": "the caption alone" if template == "{caption}" else quoted,
             "resize": "none; each metric scales the decoded images for its network",
             "images": f"{sum(row.n for row in self.rows)} ({len(self.rows)} methods)",
             "seed": value("seed"),
@@ -128,7 +120,7 @@ class Run:
             "device": f"{value('device')} ({self.hardware})",
             "threads": value("threads"),
         }
-        recipe |= {"suite": str(config["suite"])} if config.get("suite") else {}
+        recipe |= {"suite": value("suite")} if self.part("config").get("suite") else {}
         dtype, compiled = environment.get("dtype"), environment.get("compile")
         recipe |= {"dtype": f"{dtype}, {compiled}" if compiled else str(dtype)} if dtype else {}
         return recipe
@@ -192,13 +184,11 @@ def joined_rows(runs: list[Run]) -> list[ReportRow]:
     """The rows of all runs, each with its hardware, and of several runs with the run's name and setup."""
     names = [run.run_id for run in runs]
     names = [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
-    setups: list[Run] = []
-    for run in runs:
-        setups += [] if any(run.like(one) for one in setups) else [run]
-    numbers = [next(i for i, one in enumerate(setups, 1) if run.like(one)) for run in runs]
+    alike = [next(i for i, one in enumerate(runs) if run.like(one)) for run in runs]
+    numbers = {first: number for number, first in enumerate(dict.fromkeys(alike), 1)}
     return [
-        ReportRow(**vars(row), run=name if len(runs) > 1 else None, setup=number, hardware=run.hardware)
-        for run, name, number in zip(runs, names, numbers)
+        ReportRow(**vars(row), run=name if len(runs) > 1 else None, setup=numbers[first], hardware=run.hardware)
+        for run, name, first in zip(runs, names, alike)
         for row in run.rows
     ]
 
@@ -217,10 +207,7 @@ def differing(runs: list[Run]) -> str | None:
 
 
 def read_contents(run: Run, prompts: int) -> Contents:
-    """The samples of a run, read once: their figures, and for the image grid those of the first ``prompts`` prompts.
-
-    Of each prompt and label one image is picked, of the prompt's first seed.
-    """
+    """The samples of a run, read once; for the grid those of the first ``prompts`` prompts, of each its first seed."""
     contents, seeds = Contents(), dict[str, int]()
     for line in scan(run.folder / "samples.jsonl"):
         sample = line.sample
@@ -228,15 +215,14 @@ def read_contents(run: Run, prompts: int) -> Contents:
             contents.damaged += 1
             continue
         contents.figures.add(sample)
-        places = {"row": sample.row_loss or [], "column": sample.column_loss or []}
-        if run.grid and tuple(map(len, places.values())) == run.grid:
+        by_row, by_column = sample.row_loss or [], sample.column_loss or []
+        if (len(by_row), len(by_column)) == run.grid:
             losses = contents.losses.setdefault(sample.label, {"row": [], "column": []})
-            for axis, values in places.items():
-                losses[axis].append(values)
+            losses["row"].append(by_row)
+            losses["column"].append(by_column)
         if seeds.setdefault(sample.prompt_id, sample.seed) != sample.seed:
             contents.more_seeds = True
         elif sample.prompt_id in contents.captions or len(contents.captions) < prompts:
             contents.captions.setdefault(sample.prompt_id, sample.prompt)
-            small = sample.model_copy(update={"token_ids": []})
-            contents.cells.setdefault((sample.prompt_id, sample.label), small)
+            contents.cells.setdefault((sample.prompt_id, sample.label), sample.model_copy(update={"token_ids": []}))
     return contents

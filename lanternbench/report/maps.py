@@ -8,7 +8,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
@@ -23,17 +22,16 @@ COLOURS = {"accept": "viridis", "depth": "magma"}
 def token_map(
     per_step: list[int], accept_lengths: list[int], grid: tuple[int, int], before: int = 0
 ) -> NDArray[np.float64]:
-    """float [h, w]: for every image token the value of the step that committed it, in raster order; NaN = unknown.
+    """float [h, w]: the value `per_step` of the step that committed each image token; NaN: unknown.
 
-    `per_step` and `accept_lengths` have one entry per step.  `before`: tokens of other grids, which come first.
+    `before`: tokens of other grids, which come first.
     """
-    height, width = grid
+    flat = np.full(grid[0] * grid[1], np.nan)
     steps = min(len(per_step), len(accept_lengths))
-    repeats = np.clip(np.asarray(accept_lengths[:steps], dtype=np.int64), 0, before + height * width)
-    values = np.repeat(np.asarray(per_step[:steps], dtype=np.float64), repeats)[before:]
-    flat = np.full(height * width, np.nan)
-    flat[: len(values)] = values[: len(flat)]
-    return flat.reshape(height, width)
+    repeats = np.clip(np.asarray(accept_lengths[:steps], dtype=np.int64), 0, before + flat.size)
+    values = np.repeat(np.asarray(per_step[:steps], dtype=np.float64), repeats)[before:][: flat.size]
+    flat[: len(values)] = values
+    return flat.reshape(grid)
 
 
 def colours(values: NDArray[np.float64], low: float, high: float, kind: str) -> NDArray[np.uint8]:
@@ -47,7 +45,6 @@ def image_and_map(
 ) -> Figure:
     """The image, if there is one, beside the map of its steps' accepted lengths."""
     figure = Figure(figsize=(6.4, 3), layout="constrained")
-    FigureCanvasAgg(figure)
     *left, right = figure.subplots(1, 2 if image else 1, squeeze=False)[0]
     for axes in left:
         axes.imshow(image)
@@ -73,7 +70,6 @@ def loss_records(losses: Mapping[str, Mapping[str, list[list[float]]]]) -> list[
 def loss_figure(records: list[dict[str, Any]]) -> Figure:
     """Where in the image left-out context costs: the loss by row and by column, a curve per method."""
     figure = Figure(figsize=(6.8, 2.6), layout="constrained")
-    FigureCanvasAgg(figure)
     for axes, axis in zip(figure.subplots(1, 2, sharey=True), ("row", "column")):
         for label in dict.fromkeys(record["method"] for record in records):
             curve = [record for record in records if (record["method"], record["axis"]) == (label, axis)]
@@ -121,12 +117,11 @@ def image_uri(path: Path | None, most: int = 1 << 20) -> str | None:
 
     A small image stays as it is where that is not too long, others are scaled down, at most LARGEST pixels a side.
     """
-    picture = open_image(path, LARGEST)
-    if picture is None:
+    if (picture := open_image(path, LARGEST)) is None:
         return None
     if max(picture.size) <= LARGEST and len(uri := data_uri(picture, "PNG", optimize=True)) <= most:
         return uri
-    side = next((side for side, least in ((LARGEST, 24_000), (192, 12_000)) if most >= least), 128)
+    side = LARGEST if most >= 24_000 else 192 if most >= 12_000 else 128
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)
     uri = data_uri(picture, "WEBP", quality=85, method=2)
     return uri if len(uri) <= most else data_uri(picture, "WEBP", quality=50, method=2)

@@ -12,7 +12,6 @@ from lanternbench.report.tables import Cell, Table
 
 TITLES = ["figure", "method", "against", "prompts", "difference", "95 %", "p"]
 SPEED, TAU = "speed", "accept_len"
-FIGURES = {SPEED: "latency_s", TAU: "accept_len"}  # and every metric
 INTRO = (
     "Each line compares a method with another on the prompts that both have: the difference of τ or of a metric, and "
     "for speed how many times as fast, with 95 % bootstrap intervals over prompts. p is that of the two-sided paired "
@@ -44,12 +43,11 @@ class Pair(NamedTuple):
     def cells(self) -> list[Cell]:
         """Figure, the two methods, prompts, difference, its interval, p."""
         form = "{:.2f}×" if self.figure == SPEED else "{:+.3g}"
-        value = MISSING if self.value is None else form.format(self.value)
-        bounds = MISSING
-        if self.lo is not None and self.hi is not None:
-            bounds = f"[{form.format(self.lo)}, {form.format(self.hi)}]".replace("×", "")
         names = [Cell(self.title), Cell(self.method), Cell(self.against), Cell(str(self.prompts), self.prompts)]
-        return [*names, Cell(value, "" if self.value is None else self.value), Cell(bounds), Cell(self.p_text, self.p)]
+        value = Cell(MISSING, "") if self.value is None else Cell(form.format(self.value), self.value)
+        known = self.lo is not None and self.hi is not None
+        bounds = f"[{form}, {form}]".format(self.lo, self.hi).replace("×", "") if known else MISSING
+        return [*names, value, Cell(bounds), Cell(self.p_text, self.p)]
 
 
 def pair_table(pairs: list[Pair]) -> Table | None:
@@ -59,29 +57,24 @@ def pair_table(pairs: list[Pair]) -> Table | None:
 
 
 def compared(figures: Figures, labels: list[str], looks: int = 1) -> list[Pair]:
-    """Every figure and pair of methods that share two prompts or more, in the order of ``labels``.
-
-    looks: of a run with `--until-told-apart`.
-    """
-    names = FIGURES | {name: name for name in figures.metrics}
-    return [pair for figure, name in names.items() for pair in _pairs(figure, name, figures, labels, looks)]
+    """Every figure and pair of ``labels`` that share two prompts or more; ``looks``: of a run until told apart."""
+    return [pair for figure in (SPEED, TAU, *figures.metrics) for pair in _pairs(figure, figures, labels, looks)]
 
 
-def _pairs(figure: str, name: str, figures: Figures, labels: list[str], looks: int) -> list[Pair]:
+def _pairs(figure: str, figures: Figures, labels: list[str], looks: int) -> list[Pair]:
     labels = [label for label in dict.fromkeys(labels) if label in figures.labels]
     if figure == TAU:
         labels = [label for label in labels if label != BASELINE]  # 1 by definition
+    name = "latency_s" if figure == SPEED else figure
     values = {label: figures.values(name, label) for label in labels}
     pairs = [(method, against) for against, method in combinations(labels, 2)]
     pairs = [(m, a) for m, a in pairs if np.isfinite(values[m] + values[a]).sum() > 1]
     if not pairs:
         return []
-    ours, theirs = (np.stack([values[pair[side]] for pair in pairs], 1) for side in (0, 1))  # [prompts, pairs]
-    shared = np.isfinite(ours + theirs)
-    if figure == SPEED:
-        top, bottom, tested = theirs, ours, np.log(theirs) - np.log(ours)
-    else:
-        top, bottom, tested = ours - theirs, np.ones_like(ours), ours - theirs
+    new, old = (np.stack([values[pair[side]] for pair in pairs], 1) for side in (0, 1))  # [prompts, pairs]
+    shared = np.isfinite(new + old)
+    top, bottom = (old, new) if figure == SPEED else (new - old, np.ones_like(new))
+    tested = np.log(old) - np.log(new) if figure == SPEED else top
     top, bottom, tested = (np.where(shared, part, 0.0) for part in (top, bottom, tested))
     estimates = bootstrap_ratios(top, bottom, draws(len(top)))
     first = [BASELINE in pair for pair in pairs]

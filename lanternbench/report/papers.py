@@ -2,8 +2,10 @@
 
 import csv
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -21,7 +23,6 @@ QUANTITIES = (
 DATASETS = {"coco2017": "coco2017-val", "coco2014": "coco2014-val", "parti": "partiprompts"}
 NONE = "No paper reports any of these methods on this target."
 NAMES = {"lam": "lambda", "λ": "lambda", "δ": "delta", "depth0": "depth", "width0": "draft_top_k"}
-SETUP = ["run", "label", "source", "table", "paper setup"]
 
 
 @cache
@@ -47,11 +48,12 @@ def published_beside(rows: list[ReportRow]) -> pd.DataFrame:
         papers = sorted((pair for pair in papers if "target" not in pair[1]), key=lambda pair: len(pair[1]))
         tiers = [2 if {"dataset", "temperature"} & set(apart) else int("params" in apart) for _, apart in papers]
         lines += [_line(row, *pair) for pair, tier in zip(papers, tiers) if tier == min(tiers)]
-    frame = pd.DataFrame(lines, columns=[*SETUP[1:], "differs in"] if not lines else None)
+    if not lines:
+        return pd.DataFrame(columns=["label", "source", "table", "paper setup", "differs in"])
+    frame = pd.DataFrame(lines)
     # measured and paper stay side by side, so a quantity goes only when both of its columns are empty
-    pairs = [[f"{key} measured", f"{key} paper"] for key in QUANTITIES if lines]
-    figures = [column for pair in pairs if frame[pair].notna().any(axis=None) for column in pair]
-    return frame[[column for column in SETUP if column in frame] + figures + ["differs in"]]
+    pairs = [[f"{key} measured", f"{key} paper"] for key in QUANTITIES]
+    return frame.drop(columns=[name for pair in pairs if frame[pair].isna().all(axis=None) for name in pair])
 
 
 def same_method(row: ReportRow, paper: dict[str, str]) -> bool:
@@ -59,21 +61,18 @@ def same_method(row: ReportRow, paper: dict[str, str]) -> bool:
     if row.method != paper["method"]:
         return False
     usual = preset(row.method).choices.acceptance
-    return _options(row).get("acceptance", usual) == _params(paper).get("acceptance", usual)
+    return _by_name(row.options).get("acceptance", usual) == _params(paper).get("acceptance", usual)
 
 
 def differences(row: ReportRow, paper: dict[str, str]) -> dict[str, str]:
-    """What of {target, dataset, temperature, params, hardware} differs, each with a phrase for the reader.
-
-    The phrase gives the measured side; the paper's side stands in its row.
-    """
+    """What of {target, dataset, temperature, params, hardware} differs, each with a phrase on the measured side."""
     differs: dict[str, str] = {}
-    target, dataset, temperature = row.target or "", DATASETS.get(row.dataset or "", row.dataset), row.temperature
+    target, dataset, temperature = row.target or "", DATASETS.get(row.dataset or "", row.dataset or ""), row.temperature
     if paper["target"].endswith("-stage-unstated") and target.startswith(paper["target"].removesuffix("-unstated")):
         differs["stage"] = "stage of the target (paper does not say)"
     elif target != paper["target"]:
         differs["target"] = f"target ({target or 'unknown'})"
-    if (dataset or "") != paper["dataset"]:
+    if dataset != paper["dataset"]:
         differs["dataset"] = f"dataset ({dataset or 'unknown'})"
     if not paper["temperature"]:
         differs["temperature"] = "temperature (paper does not say)"
@@ -93,15 +92,12 @@ def differences(row: ReportRow, paper: dict[str, str]) -> dict[str, str]:
 
 def table(beside: pd.DataFrame) -> Table:
     """`published_beside` as a table, its quantities named as readers know them; a missing value prints as "–"."""
-    heads = []
-    for column in map(str, beside.columns):
-        key, _, side = column.rpartition(" ")
-        numeric = side in ("measured", "paper") and key in QUANTITIES
-        title = f"{(COLUMN.get(key) or metric_column(key)).title}, {side}" if numeric else column
-        heads.append(("method" if column == "label" else title, "", not numeric))
-    lines = []
-    for record in beside.itertuples(index=False, name=None):
-        lines.append([_cell(value, not text) for value, (_, _, text) in zip(record, heads)])
+    titles = {"label": ("method", "", True)}
+    for key, side in product(QUANTITIES, ("measured", "paper")):
+        titles[f"{key} {side}"] = (f"{(COLUMN.get(key) or metric_column(key)).title}, {side}", "", False)
+    heads = [titles.get(name, (name, "", True)) for name in beside.columns]
+    records = beside.itertuples(index=False, name=None)
+    lines = [[_cell(value, not text) for value, (_, _, text) in zip(record, heads)] for record in records]
     return Table(heads, lines, tall=True)
 
 
@@ -123,42 +119,39 @@ def _line(row: ReportRow, paper: dict[str, str], differs: dict[str, str]) -> dic
     return line | {"differs in": "; ".join(differs.values()) or "nothing"}
 
 
-def _options(row: ReportRow) -> dict[str, Any]:
-    return {NAMES.get(str(k), str(k)): v for k, v in row.options.items()}
+def _by_name(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by the names that papers have for them."""
+    return {NAMES.get(str(name), str(name)): value for name, value in options.items()}
 
 
 def _params(paper: dict[str, str]) -> dict[str, str]:
-    pairs = (part.split("=", 1) for part in paper["params"].split())
-    return {NAMES.get(name, name): value for name, value in pairs}
-
-
-def _defaults(row: ReportRow) -> dict[str, Any]:
-    """What holds of the method's options where they are not set."""
-    method = named(row.method)
-    values = {name: field.default for name, field in options().items()} | method.read | method.choices._asdict()
-    defaults = {NAMES.get(name, name): value for name, value in values.items()}
-    if defaults["k"] is None and row.target != "tiny":
-        defaults["k"] = method.resolve({}).read.get("k")
-    return defaults
+    return _by_name(dict(part.split("=", 1) for part in paper["params"].split()))
 
 
 def _param_differences(row: ReportRow, paper: dict[str, str]) -> list[str]:
-    """One entry per option that is not the same on both sides; a paper's silence is named, not guessed."""
-    measured, params, defaults = _options(row), _params(paper), _defaults(row)
-    differs = []
+    """One entry per option that is not the same on both sides; a paper's silence is named, not guessed.
+
+    What is not set of the method's options is what they are by default.
+    """
+    method = named(row.method)
+    values = {name: field.default for name, field in options().items()} | method.read | method.choices._asdict()
+    defaults = _by_name(values)
+    if defaults["k"] is None and row.target != "tiny":
+        defaults["k"] = method.resolve({}).read.get("k")
+    measured, params, differs = _by_name(row.options), _params(paper), []
     for key in dict.fromkeys([*params, *measured]):
-        ours, theirs = measured.get(key, defaults.get(key)), params.get(key)
-        if ours is None:
-            differs.append(f"{key} default; paper {theirs}")
-        elif theirs is None:
-            differs.append(f"{key}={ours}; paper does not say")
-        elif not _same_value(ours, theirs):
-            differs.append(f"{key}={ours}; paper {theirs}")
+        value, published = measured.get(key, defaults.get(key)), params.get(key)
+        if value is None:
+            differs.append(f"{key} default; paper {published}")
+        elif published is None:
+            differs.append(f"{key}={value}; paper does not say")
+        elif not _same_value(value, published):
+            differs.append(f"{key}={value}; paper {published}")
     return differs
 
 
-def _same_value(ours: Any, theirs: str) -> bool:
+def _same_value(measured: Any, published: str) -> bool:
     try:
-        return abs(float(ours) - float(theirs)) < 1e-9
+        return abs(float(measured) - float(published)) < 1e-9
     except (TypeError, ValueError):
-        return str(ours) == theirs
+        return str(measured) == published

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import NamedTuple
 
 from lanternbench.measure.figures import BASELINE
@@ -11,9 +11,10 @@ from lanternbench.measure.summaries import Row
 from lanternbench.report import scene
 from lanternbench.report.columns import COLUMN, Column, disturbed, metric_column, metric_keys, name_of, run_of, runs_of
 from lanternbench.report.labels import place_labels
-from lanternbench.report.palette import colour, family
-from lanternbench.report.scene import LINE, Axis, Group, Item, Line, Mark, Point, Sign, Text
+from lanternbench.report.scene import LINE, Axis, Group, Item, Line, Mark, Point, Sign, Text, colour, family
 from lanternbench.utils.text import one_line
+
+NUMBERS = (int, float)  # and no booleans
 
 
 class TradeOff(NamedTuple):
@@ -30,23 +31,16 @@ class TradeOff(NamedTuple):
 def pareto_frontier(x: list[float], y: list[float], lower_is_better: bool) -> list[int]:
     """Indices of the points that no other point beats, by growing x.
 
-    x is better when higher; y when higher, or lower if `lower_is_better`. A point is beaten by another that is at
-    least as good on both axes and better on one; equal points stay together. Points with NaN never count.
+    A higher x is better. A point is beaten by another that is at least as good on both axes and better on one; equal
+    points stay together. Points with NaN never count.
     """
-    sign = -1.0 if lower_is_better else 1.0
-    points = [(a, sign * b, i) for i, (a, b) in enumerate(zip(x, y)) if math.isfinite(a) and math.isfinite(b)]
-
-    def beaten(a: float, b: float) -> bool:
-        return any(c >= a and d >= b and (c > a or d > b) for c, d, _ in points)
-
-    return [i for a, b, i in sorted(points, key=lambda p: (p[0], -p[1])) if not beaten(a, b)]
+    points = [(a, -b if lower_is_better else b, i) for i, (a, b) in enumerate(zip(x, y)) if math.isfinite(a + b)]
+    points.sort(key=lambda p: (p[0], -p[1]))
+    return [i for a, b, i in points if not any(c >= a and d >= b and (c, d) != (a, b) for c, d, _ in points)]
 
 
 def speed_column(rows: Sequence[Row]) -> Column:
-    """The speed that pictures show: speedup; the robust one if the clock was disturbed; else step compression.
-
-    Without a speedup on any row (no baseline, or nothing was timed) that is tokens / steps.
-    """
+    """The speed that pictures show: speedup, robust if the clock was disturbed; tokens / steps where no row has one."""
     timed = [row for row in rows if row.value("speedup") is not None]
     if any(map(disturbed, timed)) and all(row.value("robust_speedup") is not None for row in timed):
         return COLUMN["robust_speedup"]
@@ -65,17 +59,12 @@ def trade_off(rows: Sequence[Row], quality: Column) -> TradeOff:
     """The relaxed rows with both figures and, of each run, the baseline and the fastest lossless row beside them."""
     speed, runs = speed_column(rows), runs_of(rows)
     rows = [row for row in rows if None not in (row.value(speed.key), row.value(quality.key))]
-    best: dict[str | None, Row] = {}
-    for row in rows:
-        if row.lossless is True and row.method != BASELINE:
-            fastest = best.get(run_of(row), row)
-            best[run_of(row)] = max(fastest, row, key=lambda r: r.value(speed.key) or 0.0)
-    rows = [r for r in rows if r.lossless is not True or r.method == BASELINE or r in best.values()]
-    setups = defaultdict[int, list[int]](list)  # what was measured otherwise beats nothing
-    for i, row in enumerate(rows):
-        setups[getattr(row, "setup", 1)].append(i)
-    frontiers = []
-    for group in setups.values() if quality.better else ():
+    lossless = [row for row in reversed(rows) if row.lossless is True and row.method != BASELINE]
+    fastest = {run_of(row): row for row in sorted(lossless, key=lambda row: row.value(speed.key) or 0.0)}
+    rows = [row for row in rows if row not in lossless or row in fastest.values()]
+    frontiers, setups = [], [getattr(row, "setup", 1) for row in rows]
+    for setup in dict.fromkeys(setups) if quality.better else ():  # what was measured otherwise beats nothing
+        group = [i for i in range(len(rows)) if setups[i] == setup]
         x, y = ([rows[i].value(key) or 0.0 for i in group] for key in (speed.key, quality.key))
         frontiers.append([group[i] for i in pareto_frontier(x, y, quality.better == "lower")])
     return TradeOff(speed, quality, rows, frontiers, knobs(rows), runs)
@@ -84,10 +73,10 @@ def trade_off(rows: Sequence[Row], quality: Column) -> TradeOff:
 def knobs(rows: Sequence[Row]) -> list[list[int]]:
     """Rows that are one method at several values of one number, in its order: indices, two or more each."""
     lines: list[list[int]] = []
-    for key in dict.fromkeys(k for row in rows for k, v in row.options.items() if _number(v)):
+    for key in dict.fromkeys(k for row in rows for k, v in row.options.items() if type(v) in NUMBERS):
         groups = defaultdict[object, list[int]](list)
         for i, row in enumerate(rows):
-            if _number(row.options.get(key)):
+            if type(row.options.get(key)) in NUMBERS:
                 others = sorted((k, str(v)) for k, v in row.options.items() if k != key)
                 groups[run_of(row), row.method, str(others)].append(i)
         taken = {i for line in lines for i in line}
@@ -95,10 +84,6 @@ def knobs(rows: Sequence[Row]) -> list[list[int]]:
             if len({rows[i].options[key] for i in line}) > 1 and not taken & set(line):
                 lines.append(sorted(line, key=lambda i: rows[i].options[key]))
     return lines
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def short_names(data: TradeOff) -> list[str]:
@@ -113,7 +98,11 @@ def short_names(data: TradeOff) -> list[str]:
 
 def scatter(data: TradeOff, width: int) -> scene.Scene:
     """The picture of `trade_off`, ``width`` pixels wide."""
-    x, y = _axes(data, width)
+    title, quality = axis_title(data.x), axis_title(data.y)
+    y = fitted(data.y, data.rows, (), 330 if width > scene.NARROW else 300, 8)
+    numbers = max(scene.text_width(text) for _, text in y.ticks)
+    turned = LINE * (len(scene.wrap(quality, y.begin - y.end + 10)) - 1)
+    x = fitted(data.x, data.rows, (), 14 + turned + numbers + 10, width - 12)
     points = [(x(data.x.figure(row).value or 0.0), y(data.y.figure(row).value or 0.0)) for row in data.rows]
     stairs = [_stairs([points[i] for i in frontier]) for frontier in data.frontiers]
     lines = [tuple(points[i] for i in line) for line in data.knobs]
@@ -122,7 +111,6 @@ def scatter(data: TradeOff, width: int) -> scene.Scene:
     drawn = [bar.points for items in bars for bar in items if isinstance(bar, Line)]
     inside = (x.begin + 1, 3, width - 3, y.begin - 2)
     labels, key = place_labels(points, short_names(data), [*stairs, *lines, *drawn], inside)
-    title, quality = axis_title(data.x), axis_title(data.y)
     groups = [Group(scene.frame(x, y, title, quality))]
     groups += [Group((Line(path, "frontier"),)) for path in stairs if len(path) > 1]
     groups += [Group((Line(path, "knob"),), colour(data.rows[i[0]].method)) for path, i in zip(lines, data.knobs)]
@@ -133,42 +121,28 @@ def scatter(data: TradeOff, width: int) -> scene.Scene:
         items = [*items, *leader, mark(row, *place, data.runs), text]
         groups.append(Group(items, colour(row.method), f"{name_of(row, data.runs)}: {figures}"))
     top = y.begin + 36 + LINE * (len(scene.wrap(title, x.end - x.begin + 30)) - 1)
-    signs = _signs(data) + [(f"{number}  {name}", "", None) for number, name in key]
+    signs = _signs(data) + [Sign(f"{number}  {name}") for number, name in key]
     return scene.with_legend(f"{data.y.title} against {title}", width, top, groups, signs)
-
-
-def _axes(data: TradeOff, width: int) -> tuple[Axis, Axis]:
-    def fitted(column: Column, begin: float, end: float) -> Axis:
-        figures = [column.figure(row) for row in data.rows]
-        ends = [(f.lo, f.hi) for f in figures if f.lo is not None and f.hi is not None]
-        return scene.axis([f.value or 0.0 for f in figures], ends, begin, end)
-
-    y = fitted(data.y, 330 if width > scene.NARROW else 300, 8)
-    numbers = max(scene.text_width(text) for _, text in y.ticks)
-    title = LINE * (len(scene.wrap(axis_title(data.y), y.begin - y.end + 10)) - 1)
-    return fitted(data.x, 14 + title + numbers + 10, width - 12), y
 
 
 def _stairs(corners: Sequence[Point]) -> tuple[Point, ...]:
     """The frontier: up or down at the earlier point, then across to the later one."""
-    path = list(corners[:1])
-    for (x0, _), (x1, y1) in pairwise(corners):
-        path += [(x0, y1), (x1, y1)]
-    return tuple(path)
+    steps = [corner for (x0, _), (x1, y1) in pairwise(corners) for corner in ((x0, y1), (x1, y1))]
+    return (*corners[:1], *steps)
 
 
 def _signs(data: TradeOff) -> list[Sign]:
     """The legend: families, shapes, lines and runs, as far as they are drawn."""
-    rows, signs = data.rows, family_signs(data.rows)
-    for name, form in (("lossless", "circle"), ("relaxed", "diamond")):
-        signs += [scene.point(name, form)] if any(shape(row) == form for row in rows) else []
-    for name, role, drawn in (
-        ("Pareto frontier", "frontier", any(len(frontier) > 1 for frontier in data.frontiers)),
-        ("one method, other settings", "knob", bool(data.knobs)),
-        ("95 % interval", "interval", any(c.figure(row).lo is not None for row in rows for c in (data.x, data.y))),
-    ):
-        signs += [scene.stroke(name, role)] if drawn else []
-    return signs + run_signs(data.runs)
+    rows, shapes = data.rows, {shape(row) for row in data.rows}
+    intervals = any(column.figure(row).lo is not None for row in rows for column in (data.x, data.y))
+    signs = {
+        scene.point("lossless", "circle"): "circle" in shapes,
+        scene.point("relaxed", "diamond"): "diamond" in shapes,
+        scene.stroke("Pareto frontier", "frontier"): any(len(frontier) > 1 for frontier in data.frontiers),
+        scene.stroke("one method, other settings", "knob"): bool(data.knobs),
+        scene.stroke("95 % interval", "interval"): intervals,
+    }
+    return legend(rows, data.runs, [sign for sign, drawn in signs.items() if drawn])
 
 
 # --- what the pictures of rows share ---
@@ -186,6 +160,13 @@ def axis_title(column: Column) -> str:
     return speed_name(column) + (f"  ({column.better} is better)" if column.better else "")
 
 
+def fitted(column: Column, rows: Sequence[Row], also: tuple[float, ...], begin: float, end: float) -> Axis:
+    """An axis on pixels begin … end for a column's values and intervals, and for the values ``also``."""
+    figures = [column.figure(row) for row in rows]
+    ends = [(f.lo, f.hi) for f in figures if f.lo is not None and f.hi is not None]
+    return scene.axis([*also, *(f.value or 0.0 for f in figures)], ends, begin, end)
+
+
 def shape(row: Row) -> str:
     """Lossless methods are circles, all others diamonds."""
     return "circle" if row.lossless is True or row.method == BASELINE else "diamond"
@@ -196,21 +177,28 @@ def mark(row: Row, x: float, y: float, runs: Sequence[str | None]) -> Mark:
     return Mark(x, y, shape(row), scene.FILLS[runs.index(run_of(row)) % len(scene.FILLS)])
 
 
+def speed_mark(speed: Column, runs: Sequence[str | None], row: Row, at: Axis, y: float) -> list[Item]:
+    """A row's speed and its interval, at the height ``y``."""
+    return [*error_bars(at, speed, row, y), mark(row, at(row.value(speed.key) or 0.0), y, runs)]
+
+
 def error_bars(at: Axis, column: Column, row: Row, across: float, upright: bool = False) -> list[Item]:
-    """The interval of a figure, as far as it is known; it need not hold its value."""
+    """The interval of a figure with its value, at ``across`` of the other axis; arrow heads where it is cut."""
     value, low, high, *_ = column.figure(row)
     if value is None or low is None or high is None:
         return []
-    return scene.interval(at, min(low, value), max(high, value), across, upright)
+    low, high = min(low, value), max(high, value)
+    paths = [[(at(min(max(end, at.low), at.high)), across) for end in (low, high)]]
+    for beyond, end, other in ((low < at.low, at.begin, at.end), (high > at.high, at.end, at.begin)):
+        if beyond:
+            back = end + math.copysign(5, other - end)
+            paths.append([(back, across - 3), (end, across), (back, across + 3)])
+    return [Line(tuple((y, x) if upright else (x, y) for x, y in path), "interval") for path in paths]
 
 
-def family_signs(rows: Sequence[Row]) -> list[Sign]:
-    """The legend's entries of the families of methods."""
-    return [scene.swatch(name, shade) for name, shade in {family(r.method): colour(r.method) for r in rows}.items()]
-
-
-def run_signs(runs: Sequence[str | None]) -> list[Sign]:
-    """The legend's entries of several runs."""
-    named = enumerate(runs if len(runs) > 1 else [])
-    fills = scene.FILLS
-    return [scene.point(f"({i + 1}) {one_line(run or '', 40)}", "circle", fills[i % len(fills)]) for i, run in named]
+def legend(rows: Sequence[Row], runs: Sequence[str | None], signs: Sequence[Sign]) -> list[Sign]:
+    """The families of methods, then ``signs``, then the runs where there are several."""
+    families = {family(row.method): colour(row.method) for row in rows}
+    names = [f"({i}) {one_line(run or '', 40)}" for i, run in enumerate(runs, 1)] if len(runs) > 1 else []
+    fills = [scene.point(name, "circle", fill) for name, fill in zip(names, cycle(scene.FILLS))]
+    return [*(scene.swatch(name, shade) for name, shade in families.items()), *signs, *fills]

@@ -1,6 +1,5 @@
 """Pictures as data: lines, marks, bars and texts in pixels, which the page and the files for papers draw alike."""
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -8,12 +7,37 @@ from typing import Literal, NamedTuple
 
 import matplotlib
 from matplotlib.ft2font import FT2Font
+from matplotlib.ticker import MaxNLocator
 
 WIDE, NARROW = 640, 360  # pixels: beside the page's text; a phone, or one column of a two-column paper
 QUIET = "#5f666e"
 SIZE, LINE = 11.5, 14.5  # pixels of a text, and of a line of it
 Anchor = Literal["start", "middle", "end"]
 Point = tuple[float, float]
+# one colour per family of methods: Okabe-Ito colours, distinct for colour-blind readers
+_FAMILIES = {
+    ("AR", "#7a7f87"): "ar",
+    ("draft model", "#56b4e9"): "sd medusa dflash",
+    ("EAGLE", "#0072b2"): "eagle-1 eagle-2 eagle-3",
+    ("LANTERN", "#d55e00"): "lantern lantern++",
+    ("Jacobi", "#e69f00"): "jacobi sjd scd sjd-pac sjd++ sjd-sv gsd",
+    ("ADT-Tree", "#009e73"): "adt-tree",
+    ("several rows", "#8c564b"): "zipar pjd",
+    ("relaxed SD", "#cc79a7"): "uniform-rsd cool-sd",
+}
+FAMILIES = {method: family for family, methods in _FAMILIES.items() for method in methods.split()}
+OTHER = ("other", "#8a8a00")
+PHASES = {"draft": "#e69f00", "verify": "#0072b2", "commit": "#009e73", "other": "#9aa0a6"}  # of a step
+
+
+def family(method: str) -> str:
+    """The family's name, "other" for a user's method."""
+    return FAMILIES.get(method, OTHER)[0]
+
+
+def colour(method: str) -> str:
+    """The family's colour as #rrggbb."""
+    return FAMILIES.get(method, OTHER)[1]
 
 
 class Line(NamedTuple):
@@ -75,18 +99,16 @@ class Scene(NamedTuple):
 
 
 @cache
-def _font() -> FT2Font:
+def _sign_width(sign: str) -> float:
+    """Pixels of a sign in a font of 100 pixels; one that the font lacks counts as 1 em."""
     font = FT2Font(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf")  # wider than what browsers choose
     font.set_size(100, 72)
-    return font
+    return font.load_char(ord(sign)).linearHoriAdvance / 65536 if font.get_char_index(ord(sign)) else 100.0
 
 
-@cache
 def text_width(text: str, size: float = SIZE) -> float:
-    """Pixels of a line of text; a sign that the font lacks counts as 1 em."""
-    font, glyphs = _font(), [_font().get_char_index(ord(sign)) for sign in text]
-    units = (font.load_char(ord(s)).linearHoriAdvance / 65536 if glyph else 100.0 for s, glyph in zip(text, glyphs))
-    return sum(units) * size / 100
+    """Pixels of a line of text."""
+    return sum(map(_sign_width, text)) * size / 100
 
 
 def wrap(text: str, width: float, size: float = SIZE) -> list[str]:
@@ -97,14 +119,11 @@ def wrap(text: str, width: float, size: float = SIZE) -> list[str]:
         if text_width(joined, size) <= width:
             lines[-1] = joined
             continue
-        if lines[-1]:
-            lines.append("")
-        lines[-1] = word
+        lines = [*filter(None, lines), word]
         while text_width(lines[-1], size) > width and len(lines[-1]) > 1:
-            line, fits = lines[-1], 1
-            while text_width(line[: fits + 1], size) <= width:
-                fits += 1
-            lines[-1:] = [line[:fits], line[fits:]]
+            line = lines.pop()
+            fits = max(1, sum(text_width(line[:n], size) <= width for n in range(1, len(line))))
+            lines += [line[:fits], line[fits:]]
     return lines
 
 
@@ -124,19 +143,11 @@ class Axis(NamedTuple):
     def __call__(self, value: float) -> float:
         return round(self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin), 1)
 
-    def cut(self, value: float) -> float:
-        """The pixel of a value, or the end of the axis that it lies beyond."""
-        return self(min(max(value, self.low), self.high))
-
     @property
     def ticks(self) -> list[tuple[float, str]]:
         """About five round numbers."""
-        raw = (self.high - self.low) / 5 or 1.0
-        power = 10 ** math.floor(math.log10(raw))
-        step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        numbers = [float(f"{step * i:.10g}") for i in range(first, last + 1)]
-        return [(self(number), f"{number:g}") for number in numbers]
+        numbers = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
+        return [(self(number), f"{number:g}") for number in numbers if self.low <= number <= self.high]
 
 
 def axis(values: Sequence[float], ends: Sequence[tuple[float, float]], begin: float, end: float) -> Axis:
@@ -154,32 +165,27 @@ def axis(values: Sequence[float], ends: Sequence[tuple[float, float]], begin: fl
     return Axis(first - margin, last + margin, begin, end)
 
 
-def interval(at: Axis, low: float, high: float, across: float, upright: bool = False) -> list[Item]:
-    """An interval along ``at``, at ``across`` of the other axis; an end beyond the axis is an arrow head."""
-    paths = [[(at.cut(low), across), (at.cut(high), across)]]
-    for beyond, end, other in ((low < at.low, at.begin, at.end), (high > at.high, at.end, at.begin)):
-        if beyond:
-            back = end + math.copysign(5, other - end)
-            paths.append([(back, across - 3), (end, across), (back, across + 3)])
-    return [Line(tuple((y, x) if upright else (x, y) for x, y in path), "interval") for path in paths]
+class Sign(NamedTuple):
+    """An entry of a legend: its text, its colour, and what it draws around a point."""
 
-
-Sign = tuple[str, str, Callable[[float, float], Item] | None]  # of a legend: its text, its colour, what it draws
+    text: str
+    colour: str = ""
+    draw: Callable[[float, float], Item] | None = None
 
 
 def swatch(text: str, colour: str, role: str = "swatch") -> Sign:
     """A small square of a colour, or of a role's."""
-    return text, colour, lambda x, y: Bar(x - 5, y - 5, 10, 10, role)
+    return Sign(text, colour, lambda x, y: Bar(x - 5, y - 5, 10, 10, role))
 
 
 def stroke(text: str, role: str) -> Sign:
     """A short line of a role, grey where lines have the colours of methods."""
-    return text, QUIET, lambda x, y: Line(((x - 6, y), (x + 7, y)), role)
+    return Sign(text, QUIET, lambda x, y: Line(((x - 6, y), (x + 7, y)), role))
 
 
 def point(text: str, shape: str, fill: str = "full") -> Sign:
     """A grey mark."""
-    return text, QUIET, lambda x, y: Mark(x, y, shape, fill)
+    return Sign(text, QUIET, lambda x, y: Mark(x, y, shape, fill))
 
 
 def with_legend(title: str, width: float, top: float, groups: Sequence[Group], entries: Sequence[Sign]) -> Scene:

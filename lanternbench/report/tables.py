@@ -1,12 +1,14 @@
 """Tables of rows, of their categories and of acceptance: for Markdown and the page, as CSV, for the terminal."""
 
 import html
+import re
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import pandas as pd
 from rich import box
-from rich.table import Table as TerminalTable
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from lanternbench.measure.figures import Figures
@@ -53,15 +55,15 @@ def figure_cell(column: Column, row: Row) -> Cell:
     return Cell(column.value(row), "" if column.numeric and value is None else value, column.bounds(row))
 
 
-def figure_table(rows: Sequence[Row], shown: Sequence[Column]) -> Table:
+def figure_table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
     """A line per row, a column per figure."""
-    heads = [(c.title + c.arrow, c.help, not c.numeric) for c in shown]
-    return Table(heads, [[figure_cell(c, row) for c in shown] for row in rows])
+    heads = [(c.title + c.arrow, c.help, not c.numeric) for c in columns]
+    return Table(heads, [[figure_cell(c, row) for c in columns] for row in rows])
 
 
-def markdown_table(rows: Sequence[Row], shown: Sequence[Column] | None = None) -> str:
+def markdown_table(rows: Sequence[Row], chosen: Sequence[Column] | None = None) -> str:
     """GitHub Markdown, by default with the most important columns; intervals in brackets."""
-    return figure_table(rows, columns(rows, "md") if shown is None else shown).markdown()
+    return figure_table(rows, columns(rows, "md") if chosen is None else chosen).markdown()
 
 
 def markdown(titles: list[str], cells: list[list[str]], right: list[bool]) -> str:
@@ -76,23 +78,21 @@ def category_table(figures: Figures, labels: list[str]) -> str:
     rows = category_rows(figures)
     if not 2 <= len({category for category, _ in rows}) <= MOST_CATEGORIES:
         return ""
-    rows.sort(key=lambda pair: (pair[0], [*labels, pair[1].label].index(pair[1].label)))
-    plain = [row for _, row in rows]
+    categories, plain = zip(*sorted(rows, key=lambda pair: (pair[0], [*labels, pair[1].label].index(pair[1].label))))
     table = figure_table(plain, columns(plain))
-    cells = [[Cell(category), *line] for (category, _), line in zip(rows, table.rows)]
+    cells = [[Cell(category), *line] for category, line in zip(categories, table.rows)]
     return table._replace(heads=[("Category", "", True), *table.heads], rows=cells).markdown()
 
 
 def category_rows(figures: Figures) -> list[tuple[str, Row]]:
     """(category, row) for each category and label: speedup, τ, fidelity loss and each metric; no intervals."""
     names, rows = ["speedup", "accept_len", "fidelity_loss", *figures.metrics], []
-    for category, code in figures.categories.items():
-        for label in figures.labels if category else ():
-            samples = figures.of(label) & (figures.codes("category") == code)
-            if samples.any():
-                ratios = {name: figures.ratio(name, samples) for name in names}
-                values = {name: Estimate(value) for name, value in ratios.items() if value is not None}
-                rows.append((str(category), Row(label, figures.methods[label][0], int(samples.sum()), values)))
+    for (category, code), label in product(figures.categories.items(), figures.labels):
+        samples = figures.of(label) & (figures.codes("category") == code)
+        if category and samples.any():
+            ratios = {name: figures.ratio(name, samples) for name in names}
+            values = {name: Estimate(value) for name, value in ratios.items() if value is not None}
+            rows.append((str(category), Row(label, figures.methods[label][0], int(samples.sum()), values)))
     return rows
 
 
@@ -115,10 +115,10 @@ def acceptance_table(rows: Sequence[Row]) -> str:
     titles = ["method", "acceptance rate", "mean acceptance length", *(str(i + 1) for i in range(count))]
     cells = []
     for row in drafting:
-        rate = row.value("acceptance_rate")
-        line = [MISSING if rate is None else f"{rate:.1%}", f"{row.acceptance['mean_acceptance_length']:.2f}"]
-        line += [f"{joint:.1%} ({conditional:.1%})" for joint, conditional in position_rates(row)[:count]]
-        cells.append([name_of(row, runs), *line, *[MISSING] * (count + 2 - len(line))])
+        rate, length = row.value("acceptance_rate"), f"{row.acceptance['mean_acceptance_length']:.2f}"
+        rates = [f"{joint:.1%} ({conditional:.1%})" for joint, conditional in position_rates(row)[:count]]
+        first = [name_of(row, runs), MISSING if rate is None else f"{rate:.1%}", length]
+        cells.append([*first, *rates, *[MISSING] * (count - len(rates))])
     return markdown(titles, cells, [False] + [True] * (count + 2))
 
 
@@ -144,62 +144,54 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def csv_text(records: Sequence[dict[str, Any]]) -> str:
+def csv_text(records: Sequence[dict[str, Any]] | pd.DataFrame) -> str:
     """Records as CSV; nested values as text, missing = empty, and no cell that a spreadsheet would run."""
-    cells = [{key: csv_cell(value) for key, value in record.items()} for record in records]
-    return pd.DataFrame(cells).to_csv(index=False, lineterminator="\n")
+    return pd.DataFrame(records).map(csv_cell).to_csv(index=False, lineterminator="\n")
 
 
 def csv_table(rows: Sequence[Row]) -> str:
     """`frame` as CSV."""
-    return csv_text(frame(rows).to_dict("records"))  # type: ignore[arg-type]
+    return csv_text(frame(rows))
 
 
-def terminal_table(
-    rows: Sequence[Row], width: int | None = None, chosen: Sequence[Column] | None = None
-) -> TerminalTable:
-    """The compact table for the terminal: method, speedup with its interval, τ, step compression, d̄, quality.
+def terminal_table(rows: Sequence[Row], width: int | None = None, chosen: Sequence[Column] | None = None) -> RichTable:
+    """The compact table for the terminal, by default of the most important columns, as far as they fit ``width``.
 
-    Rows keep the order of their run, the baseline `ar` first; a missing value prints as "–". The caption says what
-    columns mean and which have no place here. ``chosen``: the columns in place of the default ones.
+    Rows keep the order of their run, the baseline `ar` first. The caption says what columns mean and which are missing.
     """
     runs = runs_of(rows)
     rows = sorted(rows, key=lambda row: (runs.index(run_of(row)), row.label != "ar"))
-    shown = list(columns(rows, "terminal") if chosen is None else chosen)
-    wanted = columns(rows, "md") if chosen is None else chosen
-    cells = {c.key: [one_line(c.cell(row) if c.key == "speedup" else c.value(row)) for row in rows] for c in shown}
+    first, wanted = (columns(rows, table) if chosen is None else chosen for table in ("terminal", "md"))
+    cells = {c: [one_line(c.cell(row) if c.key == "speedup" else c.value(row)) for row in rows] for c in first}
     # a column costs its padding and a divider too
-    widths = {c.key: max(map(len, [c.title + c.arrow, *cells[c.key]])) + 3 for c in shown}
-    while width and sum(widths[c.key] for c in shown) > width and len(shown) > 2:
-        shown.remove(next((c for key in ("tree_depth", "step_compression") for c in shown if c.key == key), shown[-1]))
-    notes = glossary(shown)
-    if left_out := [one_line(c.title, 32) for c in wanted if c not in shown]:
+    widths = {c: max(map(len, [c.title + c.arrow, *texts])) + 3 for c, texts in cells.items()}
+    while width and sum(widths.values()) > width and len(widths) > 2:
+        dispensable = (c for key in ("tree_depth", "step_compression") for c in widths if c.key == key)
+        del widths[next(dispensable, [*widths][-1])]
+    notes = glossary([*widths])
+    if left_out := [one_line(c.title, 32) for c in wanted if c not in widths]:
         notes.append(f"not shown: {', '.join(left_out)} (lanternbench report writes all columns)")
     caption = Text("; ".join(notes)) if notes else None
-    table = TerminalTable(
-        box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", caption=caption, caption_justify="left"
-    )
-    for c in shown:
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", caption=caption, caption_justify="left")
+    for c in widths:
         table.add_column(Text(c.title + c.arrow), justify="right" if c.numeric else "left", no_wrap=True)
-    for line in zip(*(cells[c.key] for c in shown)):
+    for line in zip(*(cells[c] for c in widths)):
         table.add_row(*map(Text, line))  # Text, not str: a label such as "[red]" must not be read as markup
     return table
 
 
 def markdown_escape(text: str, limit: int = 200) -> str:
     """Text that Markdown prints as it stands, on one line."""
-    escaped = html.escape(one_line(text, limit), quote=False).replace("\\", "\\\\")
-    for sign in "|*_`[]":
-        escaped = escaped.replace(sign, "\\" + sign)
-    return escaped
+    return re.sub(r"[\\|*_`\[\]]", r"\\\g<0>", html.escape(one_line(text, limit), quote=False))
 
 
 def csv_cell(value: Any) -> Any:
     """The value as a spreadsheet may have it: a leading quote keeps a text such as "=HYPERLINK(...)" from running."""
     if isinstance(value, dict):
-        value = " ".join(f"{key}={item}" for key, item in value.items())
-    elif isinstance(value, list):
+        value = [f"{key}={item}" for key, item in value.items()]
+    if isinstance(value, list):
         value = " ".join(map(str, value))
-    if isinstance(value, str):
-        value = value.replace("\r", " ")  # a reader may take it for the end of a row
-    return "'" + value if isinstance(value, str) and value.lstrip().startswith(("=", "+", "-", "@")) else value
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r", " ")  # a reader may take it for the end of a row
+    return "'" + text if text.lstrip().startswith(("=", "+", "-", "@")) else text

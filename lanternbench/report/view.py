@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import yaml
 
 from lanternbench.errors import UserError
+from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.summaries import Row
 from lanternbench.report.columns import Column, columns
 from lanternbench.report.load import Run
@@ -36,24 +37,25 @@ class View(NamedTuple):
         """The runs with the chosen rows alone.  Raises UserError for a method that none of them has."""
         if not self.methods:
             return list(runs)
-        names = {name: None for run in runs for row in run.rows for name in (row.label, row.method)}
+        names = dict.fromkeys(name for run in runs for row in run.rows for name in (row.label, row.method))
         if unknown := [name for name in self.methods if name not in names]:
             raise UserError(f"--methods: no run here has {unknown[0]!r}: choose of {', '.join(names)}.")
-        chosen = []
-        for run in runs:
-            rows = {r.label: r for name in self.methods for r in run.rows if name in (r.label, r.method)}
-            chosen += [replace(run, rows=list(rows.values()))] if rows else []
-        return chosen
+        each = [{r.label: r for name in self.methods for r in run.rows if name in (r.label, r.method)} for run in runs]
+        return [replace(run, rows=list(rows.values())) for run, rows in zip(runs, each) if rows]
 
-    def name(self, label: str, method: str = "") -> str:
+    def name(self, label: str, method: str) -> str:
         """The displayed text of a label: its name if set, or the method's within it."""
         return self.names[label] if label in self.names else _renamed(label, method, self.names)
+
+    def labels(self, methods: Mapping[str, str]) -> dict[str, str]:
+        """The displayed texts of labels, given with their methods; what compares with the baseline seeks its label."""
+        return {label: label if label == BASELINE else self.name(label, method) for label, method in methods.items()}
 
     def named(self, rows: Sequence[AnyRow]) -> list[AnyRow]:
         """The rows under their names."""
         return [replace(row, label=self.name(row.label, row.method)) for row in rows]
 
-    def shown(self, rows: Sequence[Row], table: str) -> list[Column]:
+    def columns_for(self, rows: Sequence[Row], table: str) -> list[Column]:
         """The columns of a table ("full", "md", "tex", "terminal"): the chosen ones, else those it chooses itself.
 
         Raises UserError for a column that these rows do not have.

@@ -13,22 +13,13 @@ from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.run_notes import RANDOM_NOTE
 from lanternbench.measure.statistics import LOOKS
 from lanternbench.notes import Note, by_importance
-from lanternbench.report import tables
+from lanternbench.report import load, tables
 from lanternbench.report.answer import BUDGET, answer
 from lanternbench.report.columns import glossary, metric_column, metric_keys
 from lanternbench.report.drawing import save
 from lanternbench.report.grid import PROMPTS, grid_figure
 from lanternbench.report.latex import latex_table
-from lanternbench.report.load import (
-    Contents,
-    ReportRow,
-    Run,
-    differing,
-    joined_rows,
-    load_run,
-    load_runs,
-    read_contents,
-)
+from lanternbench.report.load import Contents, ReportRow, Run, differing
 from lanternbench.report.maps import loss_figure, loss_records
 from lanternbench.report.page import Part, html_page, templates
 from lanternbench.report.pairs import INTRO, compared, pair_table
@@ -39,7 +30,7 @@ from lanternbench.report.view import View
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import versioned
 
-FORMATS = {"md": ".md", "csv": ".csv", "tex": ".tex", "html": ".html", "json": ".json"}
+FORMATS = ("md", "csv", "tex", "html", "json")
 
 
 def report(
@@ -61,16 +52,15 @@ def report(
     """
     if unknown := [name for name in formats or () if name not in FORMATS]:
         raise UserError(f"there is no report format {unknown[0]!r}: choose of {', '.join(FORMATS)}.")
-    view, loaded = view or View(), load_runs([Path(folder) for folder in run_folders])
-    read = {run.folder: read_contents(run, max(PROMPTS, grid)) for run in loaded}
-    every = [load_run(folder, contents.figures) for folder, contents in read.items()]  # a run may be going on
+    view, loaded = view or View(), load.load_runs([Path(folder) for folder in run_folders])
+    read = {run.folder: load.read_contents(run, max(PROMPTS, grid)) for run in loaded}
+    every = [load.load_run(folder, contents.figures) for folder, contents in read.items()]  # a run may be going on
     runs = view.of(every)
     if grid and (empty := [run.run_id for run in runs if not run.draws]):
         raise UserError(f"{empty[0]} has no images, as its target has no image tokeniser: leave out --grid.")
-    if out is None:
-        out = every[0].folder / "report" if len(every) == 1 else every[0].folder.resolve().parent / "report"
-    out = Path(out)
-    rows, notes = view.named(joined_rows(runs)), report_notes(runs)
+    first = every[0].folder
+    out = Path(out or (first if len(every) == 1 else first.resolve().parent) / "report")
+    rows, notes = view.named(load.joined_rows(runs)), report_notes(runs)
     labels = {run.folder: [row.label for row in run.rows] for run in every}
     parts = [_part(run, read[run.folder], labels[run.folder], view, budget) for run in runs]
     if damaged := sum(part.contents.damaged for part in parts):
@@ -81,18 +71,18 @@ def report(
     if published:
         beside, papers = _published(rows)
         texts |= papers
-    wanted = tuple(FORMATS[name] for name in formats or FORMATS)
+    wanted = tuple(f".{name}" for name in formats or FORMATS)
     texts = {name: text for name, text in texts.items() if name.endswith(wanted)}
     files: list[Path] = []
     with writing(out, OUT):
         out.mkdir(parents=True, exist_ok=True)
     if ".html" in wanted:
         steps = [part.contents.figures.steps.get(row.label) for part in parts for row in part.run.rows]
-        pictures = (speed_pictures(rows), step_pictures(list(zip(rows, steps))))
+        pictures = (speed_pictures(rows), step_pictures(rows, steps))
         texts["report.html"] = html_page(parts, rows, notes, pictures, view, beside)
         files += write_pictures([*pictures[0], *pictures[1]], out) if formats is None else []
-    for i, part in enumerate(parts):
-        number = f"-{i + 1}" if len(parts) > 1 else ""
+    for i, part in enumerate(parts, 1):
+        number = f"-{i}" if len(parts) > 1 else ""
         if formats is None and (losses := loss_records(part.contents.losses)):
             files += save(partial(loss_figure, losses), out / f"loss-by-place{number}", ("png", "svg", "pdf"))
             texts = {f"loss-by-place{number}.csv": csv_text(losses), **texts}
@@ -108,8 +98,7 @@ def report(
 
 def _part(run: Run, contents: Contents, labels: list[str], view: View, budget: float) -> Part:
     """A run as the page shows it. p-values are corrected for all of its methods, ``labels``, also those not shown."""
-    methods = {row.label: row.method for row in run.rows}
-    names = {label: label if label == BASELINE else view.name(label, method) for label, method in methods.items()}
+    names = view.labels({row.label: row.method for row in run.rows})
     looks = LOOKS if run.part("config").get("until_told_apart") else 1
     pairs = [pair for pair in compared(contents.figures, labels, looks) if {pair.method, pair.against} <= names.keys()]
     pairs = [pair._replace(method=names[pair.method], against=names[pair.against]) for pair in pairs]
@@ -122,31 +111,26 @@ def _texts(parts: list[Part], rows: list[ReportRow], notes: list[Note], view: Vi
     pairs = [{"run": part.run.run_id} | pair._asdict() for part in parts for pair in part.pairs]
     answers = {part.run.run_id: part.answer for part in parts}
     document = versioned({"rows": rows, "notes": notes, "answers": answers, "pairs": pairs})
-    recipes, shown = [part.run.recipe for part in parts], view.shown(rows, "md")
-    captions = [f"{r['target']} ({r['prompts']}, temperature {r['temperature']})" for r in recipes]
-    caption = "; ".join(dict.fromkeys(f"Decoding methods on {setup}" for setup in captions)) + "."
+    recipes, columns = [part.run.recipe for part in parts], view.columns_for(rows, "md")
+    setups = [f"Decoding methods on {r['target']} ({r['prompts']}, temperature {r['temperature']})" for r in recipes]
     lines = ["; ".join(f"{name} {value}" for name, value in recipe.items()) for recipe in recipes]
-    chosen = view.shown(rows, "tex") if view.columns else None
-    table = templates().get_template("table.md")
+    caption, recipe = "; ".join(dict.fromkeys(setups)) + ".", ". ".join(dict.fromkeys(lines))
+    table, meanings = markdown_table(rows, columns), glossary(columns)
+    template, sections = map(templates().get_template, ("table.md", "sections.md"))
     texts = {
-        "table.md": table.render(
-            parts=parts, recipes=lines, notes=notes, table=markdown_table(rows, shown), glossary=glossary(shown)
-        ),
+        "table.md": template.render(parts=parts, recipes=lines, notes=notes, table=table, glossary=meanings),
         "table.csv": csv_table(rows),
-        "table.tex": latex_table(rows, caption, ". ".join(dict.fromkeys(lines)), chosen),
+        "table.tex": latex_table(rows, caption, recipe, view.columns_for(rows, "tex") if view.columns else None),
         "table.json": json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
     }
     if rates := tables.acceptance_table(rows):
         texts["acceptance.md"] = f"{tables.ACCEPTANCE}\n\n{rates}"
         texts["acceptance.csv"] = csv_text(tables.acceptance_records(rows))
-    by_part = {
-        "categories.md": [tables.category_table(p.contents.figures, [row.label for row in p.run.rows]) for p in parts],
-        "pairs.md": [pair.markdown() if (pair := pair_table(part.pairs)) else "" for part in parts],
-    }
-    sections = templates().get_template("sections.md")
-    for name, each in by_part.items():
-        if shown_parts := [(part.run.run_id, text) for part, text in zip(parts, each) if text]:
-            texts[name] = sections.render(intro=INTRO if name == "pairs.md" else "", sections=shown_parts)
+    categories = [tables.category_table(part.contents.figures, [row.label for row in part.run.rows]) for part in parts]
+    differences = [pair.markdown() if (pair := pair_table(part.pairs)) else "" for part in parts]
+    for name, intro, each in (("categories.md", "", categories), ("pairs.md", INTRO, differences)):
+        if by_run := [(part.run.run_id, text) for part, text in zip(parts, each) if text]:
+            texts[name] = sections.render(intro=intro, sections=by_run)
     return texts | ({"pairs.csv": csv_text(pairs)} if pairs else {})
 
 
@@ -158,22 +142,22 @@ def _published(rows: list[ReportRow]) -> tuple[Table, dict[str, str]]:
     table = papers.table(frame)
     if frame.empty:
         return table, {"published.md": f"{papers.NONE}\n"}
-    records: Any = frame.to_dict("records")
-    return table, {"published.md": table.markdown(), "published.csv": csv_text(records)}
+    return table, {"published.md": table.markdown(), "published.csv": csv_text(frame)}
 
 
 def report_notes(runs: list[Run]) -> list[Note]:
     """Notes to read before the numbers: the runs' notes and those that follow from the rows."""
     notes: list[Note] = []
     for run in runs:
-        of_run, noted = list(run.notes), {(note.kind, note.metric) for note in run.notes}
+        text, metric = "", "speedup"
         if not any(BASELINE in (row.method, row.label) for row in run.rows):
-            if ("missing", "speedup") not in noted:
-                of_run.append(Note("missing", "speedup", "there is no ar baseline, so no speedup is given."))
-        elif not any(row.value("speedup") is not None for row in run.rows) and ("missing", "latency_s") not in noted:
-            text = "there are no valid latencies (batch above 1), so no speedup is given."
-            of_run.append(Note("missing", "speedup", text))
-        notes += [note._replace(text=f"{run.run_id}: {note.text}") for note in of_run] if len(runs) > 1 else of_run
+            text = "there is no ar baseline, so no speedup is given."
+        elif not any(row.value("speedup") is not None for row in run.rows):
+            text, metric = "there are no valid latencies (batch above 1), so no speedup is given.", "latency_s"
+        noted = not text or ("missing", metric) in {(note.kind, note.metric) for note in run.notes}
+        missing = [] if noted else [Note("missing", "speedup", text)]
+        prefix = f"{run.run_id}: " if len(runs) > 1 else ""
+        notes += [note._replace(text=prefix + note.text) for note in [*run.notes, *missing]]
     rows = [row for run in runs for row in run.rows]
     reasons = {
         "step_compression": "The pictures show step compression for want of speedups.",
@@ -195,9 +179,8 @@ def _metric_notes(rows: Sequence[Any]) -> Iterator[Note]:
         yield RANDOM_NOTE
     for key in keys:
         estimates = [row.figure(key) for row in rows]
-        counts = sorted({e.n for e in estimates if e.value is not None and e.lo is None and e.n})
-        if counts:
-            span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        if counts := {e.n for e in estimates if e.value is not None and e.lo is None and e.n}:
+            span = " to ".join(map(str, sorted({min(counts), max(counts)})))
             name = metric_column(key).title
             text = f"{name} is over {span} images per row and changes with their number: compare equal counts only."
             yield Note("info", None, text)

@@ -41,7 +41,7 @@ from lanternbench.models.transformer import DecoderConfig, Layer
 from lanternbench.predict import machines, predict, this_machine
 from lanternbench.predict.cases import cases, sketch
 from lanternbench.predict.replay import Trace, autoregressive, batches, stretched
-from lanternbench.predict.table import terminal_table
+from lanternbench.predict.table import terminal_tables
 from lanternbench.prompts import Prompt
 
 A100 = device_model("a100-40g")
@@ -197,7 +197,7 @@ def test_drafters_run_as_many_forwards_as_replays_count(target):
 
 def test_a_run_without_tree_sizes_is_replayed_where_the_method_fixes_them(tiny):
     old = sample(tree_nodes=None)
-    (trace,) = next(iter(cases([old], tiny, tiny, None, "run").drafting.values()))
+    (trace,) = next(iter(cases([old], tiny, tiny, None, "run").traces.values()))
     assert set(trace.nodes.tolist()) == {6}
     with pytest.raises(UserError, match=r"'adt-tree' lack the tree size of each step.*measure it again"):
         cases([sample("adt-tree", tree_nodes=None)], tiny, tiny, None, "run")
@@ -205,10 +205,10 @@ def test_a_run_without_tree_sizes_is_replayed_where_the_method_fixes_them(tiny):
 
 def test_methods_without_a_drafter_on_the_target_are_left_out_by_name(tiny, xl):
     found = cases([sample(), sample("medusa", nodes=9, depth=4)], tiny, xl, None, "run")
-    assert [case.label for case in found.drafting] == ["eagle-1"]
+    assert [case.label for case in found.traces] == ["eagle-1"]
     assert any("medusa is left out" in note and "no drafter of kind 'medusa'" in note for note in found.notes)
     with_model = cases([sample("sd", nodes=4, depth=3)], tiny, sketch("llamagen-3b-c2i", "llamagen-l-c2i"), None, "run")
-    (case,) = with_model.drafting
+    (case,) = with_model.traces
     assert case.drafter.stored == pytest.approx(343e6, rel=0.01)
 
 
@@ -347,7 +347,7 @@ def test_predictions_are_labelled_fit_a_terminal_and_leave_the_run_alone(run, tm
     assert "Predicted, not measured: llamagen-xl-stage1 on h100" in (out / "predictions.md").read_text()
     rows = [predict.Prediction(**{k: v for k, v in row.items() if k != "predicted"}) for row in told["rows"]]
     with (console := Console(width=80)).capture() as text:
-        console.print(terminal_table([row for row in rows if row.device == "h100"]))
+        console.print(*terminal_tables([row for row in rows if row.device == "h100"]))
     lines = text.get().splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("Predicted, not measured")

@@ -72,7 +72,7 @@ def test_the_figure_has_a_curve_and_a_band_for_every_method_by_row_and_by_column
     losses["pjd"] = by_place([[0.0, 0.1]] * 2, [[0.05] * 3] * 2)
     records = loss_records(losses)
     figure = loss_figure(records)
-    figure.canvas.draw()  # a label that were read as mathematics would end here
+    figure.draw_without_rendering()  # a label that were read as mathematics would end here
     rows, columns = figure.axes
     assert (rows.get_xlabel(), columns.get_xlabel()) == ("row of the image", "column of the image")
     assert [list(line.get_xdata()) for line in columns.lines] == [[0, 1, 2]] * 2

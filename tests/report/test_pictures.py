@@ -16,14 +16,13 @@ from test_report import flat, make_run, row
 
 from lanternbench.errors import UserError
 from lanternbench.report.columns import columns, metric_column
-from lanternbench.report.drawing import scene_figure, svg
-from lanternbench.report.forest import forest, phases
+from lanternbench.report.drawing import scene_figure
 from lanternbench.report.labels import Label, box_of, overlap, place_labels
 from lanternbench.report.latex import latex_table
-from lanternbench.report.palette import family
+from lanternbench.report.page import templates
 from lanternbench.report.pareto import quality_columns, scatter, short_names, speed_column, trade_off
-from lanternbench.report.pictures import panels
-from lanternbench.report.scene import NARROW, WIDE, Line, Mark, Scene, Text, axis, text_width, wrap
+from lanternbench.report.pictures import forest, panels, phases
+from lanternbench.report.scene import NARROW, WIDE, Line, Mark, Scene, Text, axis, family, text_width, wrap
 from lanternbench.report.tables import terminal_table
 from lanternbench.report.view import View, paper_name, read_names
 from lanternbench.report.write import report
@@ -58,7 +57,7 @@ def texts(scene: Scene, *roles: str) -> list[Text]:
 def boxes(scene: Scene) -> list[tuple]:
     """Where matplotlib really draws every text that is not turned, in pixels of the scene."""
     figure = scene_figure(scene)
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     scale = figure.bbox.width / scene.width
     found = [(t.get_text(), t.get_window_extent()) for t in figure.axes[0].texts if not t.get_rotation()]
     return [(text, (b.x0 / scale, b.y0 / scale, b.x1 / scale, b.y1 / scale)) for text, b in found]
@@ -141,7 +140,8 @@ def test_lossless_is_a_circle_and_relaxed_a_diamond_in_page_and_files():
     assert {"lossless", "relaxed"} <= {t.text for t in texts(made, "legend")}
     drawn = [line.get_marker() for line in scene_figure(made).axes[0].lines]
     assert (drawn.count("o"), drawn.count("D")) == (3, 5)  # each with its sign in the legend
-    assert len(re.findall(r'class="mark full"', svg(made, "narrow"))) == 8
+    page = str(templates().get_template("scene.html").module.svg(made, "narrow"))
+    assert len(re.findall(r'class="mark full"', page)) == 8
 
 
 def test_uniform_relaxation_is_no_cool_sd():
