@@ -52,7 +52,7 @@ class Log:
 
     def generations(self, state: DecodeState, encode_s: float, decode_s: float) -> list[Generation]:
         clock = state.clock
-        rest = decode_s, encode_s, clock.cpu_s, dict(clock.spent), clock.step_s, state.syncs, state.trace
+        rest: Any = decode_s, encode_s, clock.cpu_s, dict(clock.spent), clock.step_s, state.syncs, state.trace
         columns: Any = ([[s[i] for s in steps] for i in range(3)] for steps in self.steps)
         return [Generation(image, *figures, *rest) for image, figures in zip(state.finish(), columns, strict=True)]
 

@@ -114,7 +114,6 @@ class PublishedFamily(Family):
     dialects: ClassVar[dict[str, Any]] = {}
     tokeniser_class: ClassVar[type[IdTokeniser]] = IdTokeniser
     special: ClassVar[dict[str, int]] = {}  # the published ids of the tokens around a caption, by name
-    image_number: ClassVar[Callable[[str], int | None] | None] = None  # see ``image_ids``
 
     def dialect(self, row: Entry) -> Any:
         return self.dialects[row.shape.get("dialect", next(iter(self.dialects)))]
@@ -137,8 +136,14 @@ class PublishedFamily(Family):
 
     def image_ids(self, folder: Path, config: Any) -> Tensor | None:
         """The prompt id of each image token [V]; None where they have none."""
-        number = self.image_number
-        return None if number is None else image_ids(IdTokeniser(self.tokeniser(folder)).names, number)
+        if type(self).image_number is PublishedFamily.image_number:
+            return None
+        return image_ids(IdTokeniser(self.tokeniser(folder)).names, self.image_number)
+
+    @staticmethod
+    def image_number(name: str) -> int | None:
+        """The index of the image token that the tokeniser calls so; None for another token."""
+        return None
 
     def published(self, row: Entry, folder: Path) -> tuple[Any, Tensor | None]:
         """The decoder's configuration, and ``image_ids``."""

@@ -177,8 +177,12 @@ def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, 
 
 
 def cause(error: Exception) -> str:
-    """The type of an exception and what it says, on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    """The type of an exception and what it says, on one line; of a missing key its name."""
+    return (
+        f"it has no {error}"
+        if isinstance(error, KeyError)
+        else f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    )
 
 
 @contextmanager

@@ -130,8 +130,10 @@ def tex_escape(text: str, limit: int = 200) -> str:
     """Text that LaTeX prints as it stands; line ends become blanks, and what its fonts lack becomes "?"."""
     line = one_line(text, limit)
     beyond = {sign for sign in line if sign >= "\u0180"} - TEX.keys()
-    ascii = {sign: unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?" for sign in beyond}
-    return line.translate(str.maketrans(ascii)).translate(str.maketrans(TEX))
+    ascii = {
+        ord(sign): unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?" for sign in beyond
+    }
+    return line.translate(ascii).translate({ord(sign): text for sign, text in TEX.items()})
 
 
 def run_of(row: Row) -> str | None:

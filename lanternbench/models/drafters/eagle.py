@@ -136,8 +136,9 @@ def load(path: Path, model: Any, device: str, dtype: torch.dtype) -> Eagle:
             shape["n_kv_head"] = len(keys) // config.head_dim
         config, norm_eps = replace(config, **shape), published.get("rms_norm_eps") or config.norm_eps
         layers = 1 + max((int(m[1]) for key in state if (m := re.match(r"layers\.(\d+)\.", key))), default=0)
-        tables = model.eagle_tables if len(state.get(TABLE, ())) else (0, 0)
-        new = partial(Eagle, config, "fc.bias" in state, norm_eps, layers, *tables, "fusion.weight" in state)
+        token_ids, prompt_ids = model.eagle_tables if len(state.get(TABLE, ())) else (0, 0)
+        fused = "fusion.weight" in state
+        new = partial(Eagle, config, "fc.bias" in state, norm_eps, layers, token_ids, prompt_ids, fused)
 
     def renamed(state: State) -> State:
         state = from_published(rotary_pairs(state, config) if model.rotates_halves else state)
