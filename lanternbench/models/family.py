@@ -4,7 +4,6 @@
 sub-folder per role: a subclass says how each part is read.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -142,7 +142,7 @@ def load(path: Path, model: Any, device: str, dtype: torch.dtype) -> Eagle:
 
     def renamed(state: State) -> State:
         state = from_published(rotary_pairs(state, config) if model.rotates_halves else state)
-        table, ids = state.get("tok_embeddings.weight"), model.image_ids.cpu() if tables[1] else None
+        table, ids = state.get("tok_embeddings.weight"), model.image_ids.cpu() if prompt_ids else None
         if table is None or ids is None:
             return state
         if (top := int(ids.max())) >= len(table):
