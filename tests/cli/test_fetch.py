@@ -294,5 +294,5 @@ def test_a_target_that_is_not_here_names_the_command_that_gets_it(tmp_path, monk
     monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path))
     with pytest.raises(UserError, match="lanternbench fetch llamagen-xl-stage1"):
         load_target("llamagen-xl-stage1")
-    with pytest.raises(UserError, match="did you mean llamagen-b-c2i"):
+    with pytest.raises(UserError, match="did you mean 'llamagen-b-c2i'"):
         load_target("llamagen-b-c2")

@@ -66,11 +66,11 @@ def test_a_command_that_computes_nothing_imports_nothing_that_computes(args, tmp
     [
         (("run", "-m", "egle-1"), "did you mean 'eagle-1'?"),
         (("run", "--method=block"), "'block' is an acceptance rule"),
-        (("run", "-m", "ar", "--target", "tiiny"), "did you mean tiny?"),
+        (("run", "-m", "ar", "--target", "tiiny"), "did you mean 'tiny'?"),
         (("tune", "-m", "egle-1"), "did you mean 'eagle-1'?"),
         (("verify", "egle-1"), "did you mean 'eagle-1'?"),
         (("sweep", "wrong.yaml"), "did you mean 'eagle-1'?"),
-        (("sweep", "elsewhere.yaml"), "did you mean tiny?"),
+        (("sweep", "elsewhere.yaml"), "did you mean 'tiny'?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

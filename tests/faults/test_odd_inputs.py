@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -134,7 +135,8 @@ def test_a_target_says_whether_its_prompts_are_classes():
     for name, labels in (("llamagen-b-c2i", True), ("llamagen-xl-stage1", False)):
         row = catalogue.entry(name)
         own = catalogue.family(row.family)
-        assert own.fields(row.model_copy(update={"name": "mine"}), None, None)["labels"] is labels
+        row = row.model_copy(update={"name": "mine"})
+        assert own.fields(row, SimpleNamespace(config=own.config(row)), None, None)["labels"] is labels
     assert prompts.captions_for(True, 2) == [p.text for p in prompts.load("imagenet", 2)]
 
 

@@ -114,21 +114,21 @@ def drafted(target: Target, caption: str, monkeypatch: Any, steps: int) -> tuple
     """A decode at T = 0 with chains: what it made, each step's drafter logits [D, V], tokens known before the step."""
     logits: list[list[Tensor]] = []
     lengths: list[int] = []
-    root, expand = EagleDrafter.root, EagleDrafter.expand
+    root = EagleDrafter.root
 
-    def first(self: EagleDrafter, state: Any, own: Any) -> tuple[Tensor, Any]:
-        found, cursor = root(self, state, own)
-        logits.append([found[0]])
+    def recorded(self: EagleDrafter, state: Any, cache: Any) -> tuple[Tensor, Any]:
+        first, expand = root(self, state, cache)
+        logits.append([first[0]])
         lengths.append(state.now.length.host[0])
-        return found, cursor
 
-    def further(self: EagleDrafter, *given: Any) -> tuple[Tensor, Any]:
-        found, cursor = expand(self, *given)
-        logits[-1].append(found[0, 0])
-        return found, cursor
+        def further(*level: Any) -> Tensor:
+            result = expand(*level)
+            logits[-1].append(result[0, 0])
+            return result
 
-    monkeypatch.setattr(EagleDrafter, "root", first)
-    monkeypatch.setattr(EagleDrafter, "expand", further)
+        return first, further
+
+    monkeypatch.setattr(EagleDrafter, "root", recorded)
     decoder = build(target, method("eagle-1", shape=f"chain-{DEPTH}"), 0.0)
     made = engine.generate(decoder, [caption], max_steps=steps)[0]
     return made, [torch.stack(x) for x in logits], lengths

@@ -183,13 +183,17 @@ def test_drafters_run_as_many_forwards_as_replays_count(target):
     ):  # fmt: skip
         decoder = build(target, method(name, **options))
         drafter, calls = decoder.proposer.drafter, []
-        whole = drafter.expand
 
-        def counted(state, own, cursor, tokens, *rest, whole=whole, calls=calls):
-            calls.append(tokens.shape[1])
-            return whole(state, own, cursor, tokens, *rest)
+        def counted(state, cache, root=drafter.root, calls=calls):
+            logits, expand = root(state, cache)
 
-        drafter.expand = counted
+            def further(tokens, *rest):
+                calls.append(tokens.shape[1])
+                return expand(tokens, *rest)
+
+            return logits, further
+
+        drafter.root = counted
         made = generate(decoder, ["a red star"], max_steps=1)[0]
         levels = decoder.proposer.levels(made.tree_depths[0], made.tree_nodes[0])
         assert (tuple(calls) if drafter.per_level else ()) == levels, name
