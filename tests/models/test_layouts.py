@@ -305,7 +305,8 @@ def test_a_checkpoint_of_another_architecture_is_one_sentence(tmp_path, chameleo
         torch.save(state, tmp_path / f"{name}.bin")
         with pytest.raises(
             UserError,
-            match=r"of another architecture or size \((\w+Error: |it has no ).*\): use the (official file|file of this target)",
+            match=r"of another architecture or size \((\w+Error: |it has no ).*\): "
+            r"use the (official file|file of this target)",
         ):
             drafter_at(tmp_path / f"{name}.bin", net, "cpu")
 

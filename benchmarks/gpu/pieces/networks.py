@@ -22,7 +22,7 @@ def measure(machine: Machine, result: Result) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (count, 256, 256, 3), np.uint8)
     images = [Image.fromarray(pixels) for pixels in noise]
     device = "cpu" if machine.small else machine.device
-    clip = clip_encoder(Setup(device=device, random=True), *published("clip"), "ViT-B-32-quickgelu")
+    clip = clip_encoder(Setup(device=device, random=True), published("clip")[0], "ViT-B-32-quickgelu")
     ready = clip.prepare(images).to(device)
     score = clip.cosine()
     times = {
