@@ -111,6 +111,10 @@ def load_layers(
     ``convert`` renames the tensors of one layer, or all that belong to none.  ``strict``: raises UserError also for a
     tensor that the module has no place for.
     """
+    on_disk: set[int] = set()  # storages of the current layer that lie in the file
+
+    def moved(value: Tensor) -> Tensor:
+        return value.to(device, dtype, copy=value.untyped_storage().data_ptr() in on_disk)
 
     def parts() -> Iterator[State]:
         state = read_state(path)
@@ -124,11 +128,13 @@ def load_layers(
             part = {key: state.pop(key) for key in keys}
             if mappable:
                 state.clear()
+                on_disk.clear()
+                on_disk.update(value.untyped_storage().data_ptr() for value in part.values())
             with explain_errors(path, "is of another architecture or size"):
                 part = convert(part)
             yield part
 
-    return _filled(make, parts(), path, lambda value: value.to(device, dtype, copy=True), device, strict)
+    return _filled(make, parts(), path, moved, device, strict)
 
 
 def _filled(
