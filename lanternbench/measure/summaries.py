@@ -130,8 +130,9 @@ def _estimate(parts: Mapping[str, Any]) -> Estimate:
 def _note(value: Any, names: set[str]) -> Note:
     """A note from JSON; one that is a sentence may begin with the metric's name."""
     if isinstance(value, dict):
-        metric, kinds = value.get("metric"), {kind: kind for kind in get_args(Kind)}
-        return Note(kinds.get(value.get("kind"), "info"), str(metric) if metric else None, str(value.get("text") or ""))
+        kind: Any = value.get("kind") if value.get("kind") in get_args(Kind) else "info"
+        metric = value.get("metric")
+        return Note(kind, str(metric) if metric else None, str(value.get("text") or ""))
     name, sign, text = str(value).partition(": ")
     return Note("info", name, text) if sign and name in names else Note("info", None, str(value))
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from lanternbench.report.drawing import save
@@ -20,7 +19,6 @@ def write_plot(tuning: Tuning, stem: Path) -> list[Path]:
 def tuning_figure(tuning: Tuning) -> Figure:
     """Three panels side by side."""
     figure = Figure(figsize=(10.5, 3.3), layout="constrained")
-    FigureCanvasAgg(figure)
     forward, acceptance, speed = figure.subplots(1, 3)
     cost = tuning.cost
     for length, row in zip(cost.cached, cost.forward_s):

@@ -239,6 +239,7 @@ def test_an_edited_summary_is_a_sentence_or_a_report(fault, tmp_path, monkeypatc
     for row in summary["rows"]:
         row |= SUMMARIES[fault]
     summary["notes"].append({"kind": "info", "metric": None, "text": "[x](javascript:alert(1)) <img src=x> \x1b[2J"})
+    summary["notes"].append({"kind": ["info"], "metric": None, "text": "a kind that is none"})
     (path / "summary.json").write_text(json.dumps(summary))
     monkeypatch.chdir(tmp_path)
     _, out, err = said(monkeypatch, capfd, "report", "r")
