@@ -33,7 +33,8 @@ WRONG = ["run -m egle-1", "tune -m egle-1", "verify egle-1", "report nowhere", "
 def commands() -> list[str]:
     """What is started: the commands that compute nothing, mistakes, and the help of all others."""
     known = {*WHOLE, *WRONG}
-    helped = [c.__name__ for c in COMMANDS if c.__name__ not in known] + ["train drafter"]
+    names = [c.__name__.rstrip("_") for c in COMMANDS]  # `import_`
+    helped = [name for name in names if name not in known] + ["train drafter"]
     return [*WHOLE, *WRONG, *(f"{name} --help" for name in helped)]
 
 
