@@ -20,9 +20,9 @@ from lanternbench.component import Component
 from lanternbench.engine.address import Address, Layout, Lengths, additive
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, launch
+from lanternbench.engine.opening import teacher_forced
 from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
 from lanternbench.engine.state import DecodeState, LastCommit
-from lanternbench.engine.teacher_forced import teacher_forced
 from lanternbench.engine.trace import Trace
 from lanternbench.models.grids import size
 

@@ -25,7 +25,7 @@ from lanternbench.engine.rows import RowTrace
 from lanternbench.engine.sampling import BELOW_ONE, draw
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.trace import Trace
-from lanternbench.lossless.plain.windows import inverse_cdf
+from lanternbench.lossless.plain.drafts import inverse_cdf
 from lanternbench.lossless.tables import RowTables, TableDrafter, Tables, TableTarget, with_small_sizes
 from lanternbench.measure.fidelity import decode_loss, row_laws
 from lanternbench.methods.build import build

@@ -23,7 +23,7 @@ from torch import Tensor
 from lanternbench.component import Prepared
 from lanternbench.engine import decode as engine
 from lanternbench.engine.decode import SpeculativeDecoder
-from lanternbench.engine.teacher_forced import teacher_forced
+from lanternbench.engine.opening import teacher_forced
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.lossless.exact import TableDecoder
@@ -58,6 +58,12 @@ class Finding(NamedTuple):
 
     p_value: float
     effect: float
+
+    def about(self, sample: str, unit: str, powers: tuple[float, ...] = ()) -> str:
+        """``powers``: the chances that the test would have found deliberately wrong rules."""
+        text = f"−log10 p-value; {sample}; finds {self.effect:.2g} {unit} 9 times in 10"
+        each = (f"{factor}×: {100 * chance:.0f} %" for factor, chance in zip(FACTORS, powers, strict=False))
+        return f"{text}; a rule too generous by {', '.join(each)}" if powers else text
 
 
 def favoured_tokens(trace: Trace, q: Tensor) -> Tensor:

@@ -6,19 +6,33 @@ top-p, state, caches, trees, verification, commits and traces are the code that 
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lanternbench.engine.plain import RowSpec, TreeSpec
 from lanternbench.engine.proposal import Drafter, Expand
 from lanternbench.engine.state import DecodeState
-from lanternbench.lossless.plain.world import Prefix, World
+from lanternbench.lossless.plain import Prefix, World
+from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
+from lanternbench.lossless.plain.rows import RowMethod
 from lanternbench.methods.method import Method
 from lanternbench.methods.proposals.drafting import parent_states
+from lanternbench.methods.residuals import PLAIN
+from lanternbench.models.chameleon.checkpoint import ChameleonConfig, ChameleonFamily
 from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.family import Entry
 from lanternbench.models.target import Prefix as Prompt
+from lanternbench.models.target import Target
+from lanternbench.models.vq import VQConfig
+
+CODES = 96  # of the model that writes row ends
+ROW_END_CONFIG = ChameleonConfig(32, 2, 2, 48, vocab_size=CODES, prompt_ids=16384, positions=128, grid=(4, 4))
+ROW_END_VQ = VQConfig(32, (1, 2), 1, z_channels=16, codebook_size=CODES, codebook_dim=8, attention=False)
 
 
 def random_rows(count: int, vocab: int, kind: str, generator: torch.Generator) -> Tensor:
@@ -256,3 +270,44 @@ class TableDrafter(Drafter):
         length = state.cache.all_rows(state.now.length.device[:, None]) + depth
         tables = self.tables
         return self.head.logits(tables.halved(tables.drafter_logits, tables.rows(codes, length)), state.guidance)
+
+
+def definition(method: Method, tables: Tables) -> MethodSpec | WindowMethod | RowMethod | None:
+    """The plain definition of a method of enumerable size on these tables, put together from its components' own.
+
+    None where any part has none: then there is nothing to hold the engine against but what the method claims.
+    """
+    target: Any = TableTarget(tables)
+    method = method.resolve(target.options)
+    proposal, rule, residual = method.proposal, method.acceptance, PLAIN.get(method.choices.residual)
+    tree = method.tree if proposal.tree_is_own else method.tree.prepare(target, proposal)
+    drawn = proposal.plain(tree)
+    draft = None if drawn is None else method.order.plain(drawn)
+    if draft is None or residual is None or not rule.has_plain:
+        return None
+    rule = rule.prepare(target, draft.deepest)
+    if isinstance(draft, RowSpec):
+        return RowMethod(draft, rule, residual)
+    if isinstance(draft, TreeSpec):
+        return MethodSpec(draft, rule, residual, proposal.samples, rule.plain_chain, proposal.marginals)
+    return WindowMethod(draft, rule, residual) if rule.plain_chain is None else None
+
+
+@cache
+def row_end_target() -> Target:
+    """A small random model that writes row ends, so that methods are checked on their slots, positions and caches:
+    Lumina-mGPT's layout in 4 × 4 tokens; weights so large that every token depends on all before it."""
+    family = ChameleonFamily()
+    shape = asdict(ROW_END_CONFIG) | {"dialect": "lumina", "vq": asdict(ROW_END_VQ)}
+    row = Entry(name="row ends", family="chameleon", about="", shape=shape, guidance=2.0)
+    target = family.random_target(row, "cpu", torch.float32)
+    target.drafters["model"] = family.random_decoder(row, "cpu", torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for net in (target.model, *target.drafters.values()):
+            for name, p in net.named_parameters():
+                p.normal_(std=0.3, generator=generator)
+                p += float("norm" in name and name.endswith("weight"))
+    target.options = {"static": "twig-8", "chain": "chain-3", "depth": 3, "draft_top_k": 3, "total_nodes": 8}
+    target.options |= {"width_range": (1, 9), "l_k": 1, "near": 8}
+    return target

@@ -24,9 +24,8 @@ from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, verify_all
 from lanternbench.lossless.exact import decode_tables
-from lanternbench.lossless.row_ends import row_end_target
 from lanternbench.lossless.statistical import LENGTH, sampled_tables
-from lanternbench.lossless.tables import Tables
+from lanternbench.lossless.tables import Tables, row_end_target
 from lanternbench.measure import fidelity
 from lanternbench.methods.acceptance.exact import Exact
 from lanternbench.methods.build import build

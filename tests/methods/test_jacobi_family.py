@@ -17,9 +17,8 @@ from lanternbench.engine.draft import Draft
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.verify import Uniforms
-from lanternbench.lossless.plain.branches import outcomes
-from lanternbench.lossless.plain.rules import after_rejection, without
-from lanternbench.lossless.plain.windows import coupled
+from lanternbench.lossless.plain import after_rejection, outcomes, without
+from lanternbench.lossless.plain.drafts import coupled
 from lanternbench.methods.acceptance.gsd import Bounds, group
 from lanternbench.methods.proposals.jacobi import gumbel, maximal, position_noise
 from lanternbench.methods.proposals.sjd_pac import (
