@@ -26,7 +26,7 @@ from lanternbench.engine.sampling import BELOW_ONE, draw
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.trace import Trace
 from lanternbench.lossless.plain.drafts import inverse_cdf
-from lanternbench.lossless.tables import RowTables, TableDrafter, Tables, TableTarget, with_small_sizes
+from lanternbench.lossless.tables import RowTables, TableDrafter, Tables, TableTarget
 from lanternbench.measure.fidelity import decode_loss, row_laws
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
@@ -65,8 +65,8 @@ class TableDecoder:
     """A method at work on tables: ``step`` runs the real engine once for a batch of decodes with given uniforms."""
 
     def __init__(self, tables: Tables, method: Method, greedy: bool = False, published: bool = False):
-        """``published``: the method's own sizes, of which the outcomes are too many to be enumerated."""
-        self.tables, self.method = tables, method if published else with_small_sizes(method)
+        """``published``: the method's own sizes, not those that can be enumerated (``option(small=…)``)."""
+        self.tables, self.method = tables, method if published else method.with_parts(lambda part: part.small())
         temperature = 0.0 if greedy else tables.sampling.temperature
         target: Any = TableTarget(tables, published)
         decoder = build(target, self.method, temperature, top_p=tables.sampling.top_p)
@@ -91,12 +91,11 @@ class TableDecoder:
 
     def trace(self, state: DecodeState) -> Trace:
         """What decodes record, in double precision."""
-        trace = self.new_trace(state)
+        length, width = 2 * self.tables.length + 64, max(self.width, 1)
+        plain = self.decoder.step is None  # in raster order
+        trace = Trace(state.batch, length, self.tables.vocab, width, state.device) if plain else RowTrace(state)
         vars(trace).update(double(vars(trace)))
         return trace
-
-    def new_trace(self, state: DecodeState) -> Trace:
-        return Trace(state.batch, 2 * self.tables.length + 64, self.tables.vocab, max(self.width, 1), state.device)
 
     def start(self) -> Decodes:
         """One decode per first token, which needs no draft."""
@@ -185,9 +184,6 @@ class RowDecoder(TableDecoder):
         world, images = tables.world(), list(product(range(tables.vocab), repeat=tables.length))
         q = [[world.q(image[:i]) for image in images] for i in range(tables.length)]
         self.target = torch.tensor(q, dtype=torch.float64)  # [L, V ** L, V]
-
-    def new_trace(self, state: DecodeState) -> Trace:
-        return RowTrace(state)
 
     def start(self) -> Decodes:
         decodes = super().start()

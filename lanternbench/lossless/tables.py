@@ -190,9 +190,7 @@ class TableModel:
     def output(self, states: Tensor) -> Tensor:
         return states
 
-    def logits(self, states: Tensor, guidance: float = 1.0) -> Tensor:
-        model: Any = self
-        return ImageDecoder.logits(model, states, guidance)
+    logits: Any = ImageDecoder.logits
 
 
 def read(
@@ -233,11 +231,6 @@ class TableTarget:
         """One token, at position 0."""
         one = torch.zeros(len(captions) * self.halves, 1, 1, dtype=torch.float64)
         return Prompt(one, one[..., 0] == 0, one, one[:, 1:, 0].long(), one[:, 1:, 0] == 0)
-
-
-def with_small_sizes(method: Method) -> Method:
-    """The method with sizes that can be enumerated (``option(small=…)``), and otherwise the same."""
-    return method.with_parts(lambda part: part.small())
 
 
 class TableDrafter(Drafter):
