@@ -269,8 +269,7 @@ def variations(method: Method) -> list[Method]:
         with suppress(UserError):  # some do not go together
             other = make(method.preset, **{**method.options, **change})
             others.setdefault(other.label, other)
-    others.pop(method.label, None)
-    return list(others.values())
+    return [other for label, other in others.items() if label != method.label]
 
 
 def _worst(values: list[float]) -> float:

@@ -239,26 +239,21 @@ def split(decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int) -> tuple[T
         v[:, k] = at
         return decoder.step(decodes.take(row), v)
 
-    low, high = torch.zeros(len(u), dtype=u.dtype), torch.full((len(u),), 1 - 2.0**-40, dtype=u.dtype)
-    row, at_low, at_high = everyone, decide(everyone, low), decide(everyone, high)
-    cuts_row, cuts_at = [everyone, everyone], [low, torch.ones_like(low)]
+    row, ends = everyone, torch.tensor([0, 1 - 2.0**-40], dtype=u.dtype).expand(len(u), 2)
+    decided = torch.stack([decide(row, at) for at in ends.unbind(1)], 1)  # [I, 2, ·] at the ends [I, 2] of intervals
     fractions = torch.linspace(0, 1, SECTIONS + 1, dtype=u.dtype)
     while True:
-        keep = (at_low != at_high).any(1)
-        row, low, high, at_low, at_high = row[keep], low[keep], high[keep], at_low[keep], at_high[keep]
-        if not len(row):
+        keep = (decided[:, 0] != decided[:, 1]).any(1)
+        row, ends, decided = row[keep], ends[keep], decided[keep]
+        if not len(row) or float((ends[:, 1] - ends[:, 0]).max()) < RESOLUTION:
             break
-        if float((high - low).max()) < RESOLUTION:
-            cuts_row.append(row)
-            cuts_at.append((low + high) / 2)
-            break
-        points = low[:, None] + (high - low)[:, None] * fractions  # [I, S + 1]
+        points = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * fractions  # [I, S + 1]
         inner = decide(row.repeat_interleave(SECTIONS - 1), points[:, 1:-1].flatten())
-        values = torch.cat([at_low[:, None], inner.view(len(row), SECTIONS - 1, -1), at_high[:, None]], 1)
-        row = row.repeat_interleave(SECTIONS)
-        low, high = points[:, :-1].flatten(), points[:, 1:].flatten()
-        at_low, at_high = values[:, :-1].flatten(0, 1), values[:, 1:].flatten(0, 1)
-    row, at = torch.cat(cuts_row), torch.cat(cuts_at)
+        decided = torch.cat([decided[:, :1], inner.view(len(row), SECTIONS - 1, -1), decided[:, 1:]], 1)
+        row, ends = row.repeat_interleave(SECTIONS), points.unfold(1, 2, 1).flatten(0, 1)
+        decided = decided.unfold(1, 2, 1).flatten(0, 1).mT
+    row = torch.cat([everyone, everyone, row])
+    at = torch.cat([torch.zeros_like(u[:, k]), torch.ones_like(u[:, k]), ends.mean(1)])
     order = at.argsort(stable=True)
     order = order[row[order].argsort(stable=True)]
     row, at = row[order], at[order]

@@ -21,7 +21,7 @@ from lanternbench.engine import plain as engine_plain
 from lanternbench.engine.plain import AdaptiveBounds, TreeSpec
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.lossless.plain import Draws, World, after_rejection, guide, kernel, normalise, outcomes, warp
-from lanternbench.lossless.plain.drafts import adt_adapt, adt_step, coupled, dynamic_tree, token_flock
+from lanternbench.lossless.plain.drafts import Memory, adt_adapt, adt_step, coupled, dynamic_tree, token_flock
 from lanternbench.methods.acceptance.chains import BlockVerification
 from lanternbench.methods.acceptance.lantern import moved_onto, plain_jsd, plain_nearest
 from lanternbench.methods.residuals import PLAIN
@@ -239,7 +239,7 @@ def test_block_verification_by_hand():
 def committed(draws: Draws, world: World, block) -> tuple[int, ...]:
     """The tokens of one step after nothing: four at most, so that the image's end cuts none."""
     spec = drafted(chain(3), block=block)
-    return spec.step(world, ((), spec.memory))(draws)[0]
+    return spec.step(world, ((), Memory()))(draws)[0]
 
 
 def test_block_verification_accepts_no_fewer_tokens_than_exact():
