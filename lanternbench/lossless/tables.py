@@ -39,13 +39,9 @@ def random_rows(count: int, vocab: int, kind: str, generator: torch.Generator) -
     """[count, vocab] distributions: ``dense``; with ``zeros``; ``one-token`` each; ``mixed``: some rows of each."""
     logits = 1.5 * torch.randn(count, vocab, generator=generator, dtype=torch.float64)
     smallest, second = logits == logits.amin(-1, keepdim=True), logits < logits.amax(-1, keepdim=True)
-    which = {"dense": 0, "zeros": 1, "one-token": 2}.get(kind)
-    if which is None:
-        draws = torch.rand(count, 1, generator=generator)
-        style = (draws > 0.5).long() + (draws > 0.8).long()  # half dense, 3 in 10 with a zero, 2 in 10 one token
-    else:
-        style = torch.full((count, 1), which)
-    banned = ((style == 1) & smallest) | ((style == 2) & second)
+    draw = {"dense": 0.0, "zeros": 0.6, "one-token": 0.9}.get(kind)  # mixed: half, 3 in 10, and 2 in 10 of them
+    draws = torch.rand(count, 1, generator=generator) if draw is None else torch.full((count, 1), draw)
+    banned = torch.where(draws > 0.8, second, (draws > 0.5) & smallest)
     return logits.masked_fill(banned, -torch.inf).softmax(-1)
 
 
@@ -74,8 +70,7 @@ class Tables:
         self.vocab, self.length, self.sampling, self.deep = vocab, length, sampling, deep
         self.grid = (-(-length // 2), 2)  # two tokens a row
         count = sum(vocab**n for n in range(length))
-        self.q = random_rows(count, vocab, kind, generator)
-        self.p = random_rows(count, vocab, kind, generator)
+        self.q, self.p = (random_rows(count, vocab, kind, generator) for _ in "qp")
         self.codebook = 0.5 * torch.randn(vocab, 2, generator=generator)
         without = [random_rows(count, vocab, "dense", generator) for _ in "qp"]
         self.target_logits, self.drafter_logits = (

@@ -81,7 +81,7 @@ def public_step(
     u = Uniforms(verify, torch.cat([torch.zeros(window.fresh_uniforms), sample_u.flatten()])[None])
     result = window.verification(EXACT).verify(draft, q, u, standard, False)
     ok, accepted = window.judge(draft, q, verify), int(result.accepted[0])
-    weights = window.redraw(draft, q, ok, result.path, result.accepted).weights[0]
+    weights = window.redraw(draft, q, ok, result.path, result.accepted)[1][0]
     state: Any = SimpleNamespace(warp=Warp())
     old = JacobiWindow(draft.tokens, law[None, 1:], torch.tensor([w]))
     new = window.update(state, old, StepResult(draft, q, result, result.accepted, u))

@@ -13,7 +13,7 @@ B batch, W window columns (the root not counted), N nodes, K siblings, T columns
 from __future__ import annotations
 
 from itertools import product
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -187,15 +187,6 @@ def sibling_tests(stages: tuple[Tensor, Tensor], siblings: Tensor, u: Tensor) ->
     return (u * draft < target) & (draft > 0)
 
 
-class Redraw(NamedTuple):
-    """The columns 1 … W after the accepted path in the public code."""
-
-    keep: Tensor  # [B, W] bool: does the draft there stay?
-    weights: Tensor  # [B, W, V] unnormalised: what it is redrawn from
-    law: Tensor  # [B, W, V] recorded for it
-    tokens: Tensor  # [B, W] the draft
-
-
 class PublicSjdPac(SjdPac):
     """As the public code decodes; every column is full after the first step, with K drafts.
 
@@ -236,8 +227,12 @@ class PublicSjdPac(SjdPac):
         ok[:, chain] = u[:, chain] * at(p, x) < at(q[:, self.chain[t:-1]], x)
         return ok
 
-    def redraw(self, draft: Draft, q: Tensor, ok: Tensor, path: Tensor, accepted: Tensor) -> Redraw:
-        """What becomes of every column, by ``ok`` [B, N] of ``judge``."""
+    def redraw(self, draft: Draft, q: Tensor, ok: Tensor, path: Tensor, accepted: Tensor) -> tuple[Tensor, ...]:
+        """What becomes of the columns 1 … W after the accepted path, by ``ok`` [B, N] of ``judge``.
+
+        -> bool [B, W]: does the draft there stay?; [B, W, V] unnormalised: what it is redrawn from; [B, W, V]: the law
+        recorded for it; [B, W]: the draft.
+        """
         assert draft.p is not None
         static, t, tokens = self.static, self.tree_columns, draft.tokens
         nodes = context_nodes(static.tree.children[0], self.chain, self.depth, path, accepted)
@@ -255,22 +250,22 @@ class PublicSjdPac(SjdPac):
             wanted[:, :t], drawn[:, :t] = (stage.gather(-2, index)[..., 0, :] for stage in stages)
         weights = (wanted - drawn).clamp(min=0)
         weights[..., 0] += NEVER_EMPTY
-        return Redraw(passed & ~ended, weights, target, tokens.gather(1, node))
+        return passed & ~ended, weights, target, tokens.gather(1, node)
 
     def update(self, state: DecodeState, window: Window, result: StepResult) -> Window:
         if state.warp.greedy:
             return super().update(state, window, result)
         w, accepted = self.window, result.verified.accepted
         ok = self.judge(result.draft, result.q, result.u.verify)
-        redraw = self.redraw(result.draft, result.q, ok, result.verified.path, accepted)
+        stays, weights, law, drafts = self.redraw(result.draft, result.q, ok, result.verified.path, accepted)
         source = accepted[:, None] + 1 + self.columns
         known, source = (source < w)[..., None], source.clamp(max=w - 1)
         fresh = self.fresh_law(result.q[0, 0])
         u = result.u.draft[:, self.fresh_uniforms :].view(-1, w + 1, self.siblings)[:, 1:]
-        drawn = draw_distinct(torch.where(known, rows_at(redraw.weights, source), fresh), u)  # [B, W, K]
-        keep, old = redraw.keep.gather(1, source)[..., None] & known, redraw.tokens.gather(1, source)[..., None]
+        drawn = draw_distinct(torch.where(known, rows_at(weights, source), fresh), u)  # [B, W, K]
+        keep, old = stays.gather(1, source)[..., None] & known, drafts.gather(1, source)[..., None]
         drawn = torch.where(keep, torch.cat([old, drawn[..., :-1]], -1), drawn)
-        law = torch.where(known, rows_at(redraw.law, source), fresh)
+        law = torch.where(known, rows_at(law, source), fresh)
         return Window(drawn, law, torch.full_like(window.draft_count, w))
 
 
@@ -283,7 +278,7 @@ class LongestPathRule(AcceptanceRule):
         columns = self.proposal
         ok = columns.judge(draft, q, u)
         path, accepted, _ = longest_path(draft.tree, ok)
-        weights = columns.redraw(draft, q, ok, path, accepted).weights
+        weights = columns.redraw(draft, q, ok, path, accepted)[1]
         fresh = columns.fresh_law(q[0, 0]).expand(len(u), 1, -1)
         token = draw(rows_at(torch.cat([weights, fresh], 1), accepted), u[:, 0])
         return VerifyResult(path, accepted, token, columns.static.sizes.expand_as(draft.tokens))
