@@ -109,7 +109,7 @@ class Memory(NamedTuple):
     alpha: float | None = None
 
 
-State = tuple[Prefix, Memory]
+TreeState = tuple[Prefix, Memory]
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ class MethodSpec(PlainMethod):
     block: Callable[..., list[tuple[float, int, Probs]]] | None = None
     marginals: bool = False
 
-    def start(self, world: World) -> dict[State, float]:
+    def start(self, world: World) -> dict[TreeState, float]:
         memory = Memory((self.spec.first,) if self.spec.kind == "adaptive" else ())
         return {(prefix, memory): w for (prefix, _), w in super().start(world).items()}
 
-    def step(self, world: World, state: State) -> Callable[[Draws], State]:
+    def step(self, world: World, state: TreeState) -> Callable[[Draws], TreeState]:
         (prefix, memory), spec, adaptive = state, self.spec, self.spec.kind == "adaptive"
         drafting = world.drafting_after(len(prefix)) if self.marginals else world
         dynamic = cache(lambda depth, width: dynamic_tree(drafting, prefix, depth, width, spec.total))
@@ -140,7 +140,7 @@ class MethodSpec(PlainMethod):
             p = drafting.p(prefix + at) if count else []
             return (p, [None] * count) if self.sampled else (None, top_children(p, count))
 
-        def run(draws: Draws) -> State:
+        def run(draws: Draws) -> TreeState:
             after, size = memory, (spec.depth, spec.top_k)
             if self.block is not None:
                 tokens = self.verified_block(draws, drafting, prefix)
@@ -187,7 +187,7 @@ class Slot(NamedTuple):
 
 
 Window = tuple[Slot, ...]
-State = tuple[Prefix, Window]
+WindowState = tuple[Prefix, Window]
 
 
 @dataclass(frozen=True)
@@ -196,14 +196,14 @@ class WindowMethod(PlainMethod):
 
     spec: WindowSpec
 
-    def start(self, world: World) -> dict[State, float]:
+    def start(self, world: World) -> dict[WindowState, float]:
         return super().start(world) if self.spec.prefill else {((), ()): 1.0}
 
-    def step(self, world: World, state: State) -> Callable[[Draws], State]:
+    def step(self, world: World, state: WindowState) -> Callable[[Draws], WindowState]:
         """One forward over the window: what is committed, and the drafts that stay."""
         prefix, old = state
 
-        def run(draws: Draws) -> State:
+        def run(draws: Draws) -> WindowState:
             window = self.fill(draws, world, prefix, old)
 
             def node(at: Path, ranks: Path) -> tuple[Probs, Path]:

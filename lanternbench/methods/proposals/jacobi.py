@@ -68,7 +68,7 @@ class Window(NamedTuple):
     draft_count: Tensor  # [B]
     known: Tensor | None = None  # [B, L, V] q at every committed position, where ``init`` samples from it; in place
 
-    def canonical(self) -> "Window":
+    def canonical(self) -> Self:
         free = torch.arange(self.p.shape[1], device=self.p.device) >= self.draft_count[:, None]
         drafts = self.drafts.masked_fill(free.view(*free.shape, *[1] * (self.drafts.ndim - 2)), 0)
         return self._replace(drafts=drafts, p=self.p.masked_fill(free[..., None], 0.0))
