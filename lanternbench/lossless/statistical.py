@@ -22,7 +22,6 @@ from torch import Tensor
 
 from lanternbench.component import Prepared
 from lanternbench.engine import decode as engine
-from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.opening import teacher_forced
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
@@ -123,7 +122,7 @@ class TooGenerous(AcceptanceRule):
         return self.factor * self.rule.everywhere(q, depth)
 
 
-def powers(trace: Trace, q: Tensor, order: Tensor, decoder: SpeculativeDecoder) -> tuple[float, ...]:
+def powers(trace: Trace, q: Tensor, order: Tensor, decoder: engine.SpeculativeDecoder) -> tuple[float, ...]:
     """With what probability would the rank test find a rule that is 1.1×, 1.2×, 1.5× too generous?  () without drafts.
 
     The distribution K that the wrong rule draws its first child's token from, on up to ``NODES`` of the decode's own
@@ -169,7 +168,7 @@ class Sampled(NamedTuple):
     alike: int = 0  # pairs of images of one caption, but of other keys, that are equal
 
 
-def tested(trace: Trace, q: Tensor, tokens: Tensor, decoder: SpeculativeDecoder, seed: int) -> Sampled:
+def tested(trace: Trace, q: Tensor, tokens: Tensor, decoder: engine.SpeculativeDecoder, seed: int) -> Sampled:
     """The tests of tokens [N, L], which are to follow q [N, L, V]."""
     order = favoured_tokens(trace, q)
     ranks = rank_test(uniforms(q, tokens, order, seed))
