@@ -61,7 +61,7 @@ class Finding(NamedTuple):
     def about(self, sample: str, unit: str, powers: tuple[float, ...] = ()) -> str:
         """``powers``: the chances that the test would have found deliberately wrong rules."""
         text = f"−log10 p-value; {sample}; finds {self.effect:.2g} {unit} 9 times in 10"
-        each = (f"{factor}×: {100 * chance:.0f} %" for factor, chance in zip(FACTORS, powers, strict=False))
+        each = (f"{factor}×: {100 * chance:.0f} %" for factor, chance in zip(FACTORS, powers, strict=True))
         return f"{text}; a rule too generous by {', '.join(each)}" if powers else text
 
 
