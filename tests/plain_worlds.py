@@ -6,10 +6,8 @@ import math
 import random
 from collections import defaultdict
 
-from lanternbench.lossless.plain import decode_by_steps
-from lanternbench.lossless.plain.decoding import MethodSpec
-from lanternbench.lossless.plain.windows import WindowMethod
-from lanternbench.lossless.plain.world import Logits, Prefix, World
+from lanternbench.lossless.plain import Logits, Prefix, World, decode_by_steps
+from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
 
 
 def image_distribution(world: World, method: MethodSpec | WindowMethod) -> dict[Prefix, float]:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lanternbench.engine.plain import PlainRule, TreeSpec, WindowSpec
 from lanternbench.engine.verify import AcceptanceRule
-from lanternbench.lossless.plain.decoding import MethodSpec
-from lanternbench.lossless.plain.windows import WindowMethod
+from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
 from lanternbench.methods.acceptance.exact import Annealed, Exact
 from lanternbench.methods.acceptance.lantern import Lantern, LanternPP, Neighbourly
 from lanternbench.methods.residuals import PLAIN

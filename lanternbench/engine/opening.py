@@ -1,8 +1,12 @@
-"""The beginning of a decode: caches and uniforms are allocated, the prompt is read, the first token is drawn."""
+"""The beginning of a decode: caches and uniforms are allocated, the prompt is read, the first token is drawn.
+
+And the target's distributions over finished images, by one plain forward pass: no cache, no step.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,16 +17,18 @@ from torch import Tensor
 from lanternbench.engine.address import Lengths, prefix_address, raster
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.sampling import BELOW_ONE, draw
+from lanternbench.engine.sampling import BELOW_ONE, Warp, draw
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.target import Prefix, Target
 
 if TYPE_CHECKING:
     from lanternbench.engine.decode import SpeculativeDecoder
 
 CAPACITY = 512  # a recorded decode's caches have a multiple of this many slots, so that prompts and methods share them
+LOGITS = 1 << 25  # numbers of the largest temporary of a plain forward
 
 
 def start(decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool) -> DecodeState:
@@ -120,3 +126,32 @@ def open_cache(
         ids = torch.tensor(target.row_end, device=like.device)
         cache.row_end = net.prompt_embeddings(ids) if lm is None else net.embed_prompt(ids, lm)
     return cache
+
+
+def teacher_forced(target: Target, prefix: Prefix, tokens: Tensor, guidance: float, warp: Warp) -> Tensor:
+    """q of every token given all that precede it in raster order: tokens [B, L] -> [B, L, V], image by image."""
+    images = range(len(tokens))
+    return torch.cat([torch.cat(list(pieces(target, prefix, tokens, i, guidance, warp)), 1) for i in images])
+
+
+def pieces(target: Target, prefix: Prefix, tokens: Tensor, i: int, guidance: float, warp: Warp) -> Iterator[Tensor]:
+    """q of the tokens of image ``i``, [1, n, V] after [1, n, V], in bounded memory."""
+    rows = slice(i, None, len(tokens))  # conditional and unconditional
+    embeddings, valid = prefix.embeddings[rows], prefix.valid[rows]
+    hidden = _hidden(target, embeddings, valid, tokens[i].expand(len(valid), -1))
+    for some in hidden.split(max(1, LOGITS // (len(valid) * target.vocab)), 1):
+        yield warp(target.model.logits(some, guidance))
+
+
+def _hidden(target: Target, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
+    """The states that predict tokens [R, L], with an end after each row but the last where the model writes one."""
+    model, length, width = target.model, tokens.shape[1], target.grid[1]
+    if target.row_end is None:
+        return model.teacher_forced(prefix, valid, tokens)
+    rows = model.tok_embeddings(tokens).unflatten(1, (-1, width))
+    end = model.prompt_embeddings(torch.tensor(target.row_end, device=tokens.device))
+    image = torch.cat([rows, end.expand_as(rows[:, :, :1])], 2).flatten(1, 2)[:, :-2]  # nothing reads the last two
+    x = torch.cat([prefix, image], 1)
+    n, t = x.shape[1], torch.arange(length, device=x.device)
+    states = model(x, model.position_table(valid.shape[1])[None, :n, None], prefix_mask(valid, n))
+    return states[:, valid.shape[1] - 1 + t + t // width]

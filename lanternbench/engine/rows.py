@@ -20,9 +20,9 @@ from lanternbench.component import Component
 from lanternbench.engine.address import Address, Layout, Lengths, additive
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, launch
+from lanternbench.engine.opening import teacher_forced
 from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
 from lanternbench.engine.state import DecodeState, LastCommit
-from lanternbench.engine.teacher_forced import teacher_forced
 from lanternbench.engine.trace import Trace
 from lanternbench.models.grids import size
 
@@ -243,11 +243,19 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, rows: RowState) -> tup
     def verify(state: DecodeState, rows: RowState, u: Tensor) -> tuple[Active, RowState, Tensor, Tensor]:
         active = proposer.active_rows(rows.filled, n_rows)
         rows = proposer.fill(state, map_rows(rows, lambda x: x[:, :n_rows]), active, u)
-        inputs, n = proposer.feed(state.now.tokens, rows, active), n_rows * proposer.inputs
+        inputs, n, cache = proposer.feed(state.now.tokens, rows, active), n_rows * proposer.inputs, state.cache
         if not closing:
             inputs = RowInputs(*(x[:, :n] for x in inputs))
         state.clock.tick("draft")
-        q = forward(state, inputs, rows.filled, state.now.length.span or end, proposer, n)
+        x = cache.all_rows(state.target.model.tok_embeddings(inputs.tokens))
+        if proposer.ends:
+            assert cache.row_end is not None
+            x = torch.where(cache.per_row(inputs.column == proposer.columns)[..., None], cache.row_end, x)
+        span, see = state.now.length.span or end, proposer.seen_from
+        at = rows_address(cache.layout, proposer.first, proposer.columns, inputs, rows.filled, span, see)
+        logits = state.logits(cache.forward(x, at)[:, :n])
+        state.clock.tick("verify")
+        q = state.warp(logits)  # [B, n, V] after the first n inputs
         return active, rows, q.unflatten(1, (n_rows, -1)), q[..., 0].sum()
 
     def decide(state: DecodeState, rows: RowState, active: Active, q: Tensor, u: Tensor) -> tuple[Any, ...]:
@@ -267,19 +275,6 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, rows: RowState) -> tup
         with state.clock.aside("commit"):
             record(trace, state.prompts, rows, decision, positions, q)
     return after._replace(next_sizes=commit(state, decision, positions, figures)), (rows, decision)
-
-
-def forward(state: DecodeState, inputs: RowInputs, count: Tensor, span: int, proposer: RowProposer, n: int) -> Tensor:
-    """q [B, n, V] after the first ``n`` inputs."""
-    cache = state.cache
-    x = cache.all_rows(state.target.model.tok_embeddings(inputs.tokens))
-    if proposer.ends:
-        assert cache.row_end is not None
-        x = torch.where(cache.per_row(inputs.column == proposer.columns)[..., None], cache.row_end, x)
-    at = rows_address(cache.layout, proposer.first, proposer.columns, inputs, count, span, proposer.seen_from)
-    logits = state.logits(cache.forward(x, at)[:, :n])
-    state.clock.tick("verify")
-    return state.warp(logits)
 
 
 def map_rows(rows: RowState, change: Callable[[Tensor], Tensor]) -> RowState:

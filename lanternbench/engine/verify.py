@@ -79,7 +79,7 @@ class AcceptanceRule(Component, PlainRule):
     by_position: ClassVar[bool] = False  # does it need one uniform per image token, the same in every step?
     by_depth: ClassVar[bool] = False  # does the rule depend on how deep drafts are?
     by_draft: ClassVar[bool] = True  # does it judge each draft by itself?
-    # block verification of a chain in scalar Python, see ``lossless.plain.decoding``
+    # block verification of a chain in scalar Python, see ``lossless.plain.drafts``
     plain_chain: ClassVar[Callable[..., list[tuple[float, int, Probs]]] | None] = None
 
     group_size = Prepared(1)  # values of q that are read for one token

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from lanternbench.engine.decode import SpeculativeDecoder
-from lanternbench.engine.teacher_forced import pieces
+from lanternbench.engine.opening import pieces
 from lanternbench.engine.verify import at
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, config_hash

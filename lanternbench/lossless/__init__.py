@@ -7,9 +7,10 @@ distribution; any method's images, and how many steps they take, against its pla
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import torch
 from scipy.stats import chisquare
@@ -18,25 +19,16 @@ from torch import Tensor
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
 from lanternbench.lossless.exact import Enumerated, RowDecoder, TableDecoder, decode_tables, enumerate_decodes
-from lanternbench.lossless.forms import changed, definition, variations
 from lanternbench.lossless.plain import decode_by_steps
-from lanternbench.lossless.row_ends import row_end_target
-from lanternbench.lossless.statistical import (
-    ALPHA,
-    CAPTIONS,
-    DECODES,
-    FACTORS,
-    Finding,
-    greedy_difference,
-    sampled_tables,
-    sampled_tests,
-)
-from lanternbench.lossless.tables import RowTables, Sampling, Tables
+from lanternbench.lossless.statistical import ALPHA, CAPTIONS, DECODES, greedy_difference, sampled_tables, sampled_tests
+from lanternbench.lossless.tables import RowTables, Sampling, Tables, definition, row_end_target
 from lanternbench.methods.build import build
-from lanternbench.methods.method import Method, named
+from lanternbench.methods.method import KINDS, Method, named
+from lanternbench.methods.method import method as make
+from lanternbench.methods.residuals import PLAIN
 from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.target import Target
-from lanternbench.registry import component, plugin_errors
+from lanternbench.registry import component, components, plugin_errors
 from lanternbench.utils.files import WEIGHTS
 
 EXACT = 1e-6  # largest deviation of a sequence's probability
@@ -72,7 +64,7 @@ class Row(NamedTuple):
 def outcome(check: str, value: float | None, limit: float | None, detail: str) -> Row:
     """A row whose method and time are still open: NaN fails, a limit of None requires nothing."""
     passed = None if value is None or limit is None else bool(value <= limit)
-    return Row("", check, passed, value, limit, detail, 0.0)
+    return Row("", check, passed, None if value is None else float(value), limit, detail, 0.0)
 
 
 OnWorld = Callable[[str, int, int], None]  # what is enumerated, worlds done, of
@@ -126,12 +118,12 @@ def _outcomes(method: Method, target: Target | None, seed: int, images: int, on_
         tests = sampled_tables(method, seed, DECODES)
         if tests.ranks.p_value < ALPHA:  # as on a model, a failure is judged by a larger sample
             tests = sampled_tables(method, seed + 1, 2 * DECODES)
-        check = "large tables, published sizes: token ranks"
-        yield _tested(check, tests.ranks, f"{tests.tokens} tokens", "TV", tests.powers)
+        about = tests.ranks.about(f"{tests.tokens} tokens", "TV", tests.powers)
+        yield _evidence("large tables, published sizes: token ranks", tests.ranks.p_value, about)
     if lossless:
         worlds = [decode_tables(Tables(4, 4, seed + i, "dense"), method, True, 2, seed) for i in range(16)]
         differ = sum(int((tokens != argmax).any()) for tokens, argmax in worlds)
-        yield outcome("tables: greedy identity", float(differ), 0.0, "images that are not the argmax, of 16")
+        yield outcome("tables: greedy identity", differ, 0.0, "images that are not the argmax, of 16")
     yield from _row_ends(method, seed)
     if target is not None:
         yield from _on_target(target, method, seed, images)
@@ -221,15 +213,14 @@ def _on_tables(method: Method, seed: int, on_world: OnWorld) -> Iterator[Row]:
         yield outcome("tables: total variation", max(one.tv for one in worlds), None, detail)
     sequences = f"over {sum(len(one.joint) for one in worlds)} sequences"
     bounds = ", ".join(f"{one.tv:.3f} ≤ {one.enumerated.loss:.3f}" for one in worlds)
+    alone = "" if worlds[0].defined else "bound only, as there is no plain definition; "
     details = {
         "exact distribution": f"max |P − P_target| {sequences}",
         "fidelity loss of a lossless method": "Σ TV(q, K), computed as for any other",
         "plain definition": f"max |P(image, steps) − paper's| {sequences}",
         "fidelity loss, plain definition": "max |loss − paper's|",
-        "within the bound": f"TV − fidelity loss: {bounds}",
+        "within the bound": f"{alone}TV − fidelity loss: {bounds}",
     }
-    if not worlds[0].defined:
-        details["within the bound"] = f"bound only, as there is no plain definition; TV − fidelity loss: {bounds}"
     each = [one.deviations() for one in worlds]
     rows = [outcome(f"tables: {name}", _worst([w[name] for w in each]), EXACT, details[name]) for name in each[0]]
     yield from rows
@@ -238,11 +229,20 @@ def _on_tables(method: Method, seed: int, on_world: OnWorld) -> Iterator[Row]:
 
 
 def _variations(methods: list[Method], seed: int, on_world: OnWorld) -> Row:
-    """One small world for each form; what shares noise between steps is decoded and tested instead."""
+    """How far forms are from the target's joint, where lossless, and from their definitions, one small world each.
+
+    What shares noise between steps is decoded and tested instead.
+    """
     worst, which, judged = 0.0, "", 0
     for i, method in enumerate(methods):
         on_world(f"{method.label}: exact enumeration", i, len(methods))
-        off = _variation(method, seed)
+        if method.proposal.lasting_noise:
+            evidence = _sampled(method, seed)
+            off = 0.0 if evidence.passed else evidence.value
+        else:
+            world = ROWS[-1] if method.choices.order != "raster" else WINDOWS if method.proposal.tree_is_own else TREES
+            one = on_tables(method, world, seed)
+            off = one.wrong if method.lossless or one.defined else None
         judged += off is not None
         if off is not None and not off <= worst:
             worst, which = off, method.label
@@ -250,14 +250,26 @@ def _variations(methods: list[Method], seed: int, on_world: OnWorld) -> Row:
     return outcome("tables: its other forms", worst, EXACT, detail)
 
 
-def _variation(method: Method, seed: int) -> float | None:
-    """How far one form is from the target's joint, if it is lossless, and from its definition, if it has one."""
-    if method.proposal.lasting_noise:
-        evidence = _sampled(method, seed)
-        return 0.0 if evidence.passed else evidence.value
-    world = ROWS[-1] if method.choices.order != "raster" else WINDOWS if method.proposal.tree_is_own else TREES
-    one = on_tables(method, world, seed)
-    return one.wrong if method.lossless or one.defined else None
+def variations(method: Method) -> list[Method]:
+    """Every named value of every option that is read, and a second one of those that ask for it (``also``); every
+    residual of a relaxed method, and every other exact rule that an exact one can be run with."""
+    changes: list[dict[str, Any]] = []
+    for name, field in (pair for part in method.parts for pair in type(part).model_fields.items()):
+        if name in method.read and name != "variant":
+            extra: Any = field.json_schema_extra or {}
+            values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            changes += [{name: value} for value in (*values, extra.get("also")) if value is not None]
+    if not method.lossless:
+        changes += [{"residual": name} for name in PLAIN]
+    elif method.choices.acceptance == "exact":
+        rules = components("acceptance").items()
+        changes += [{"acceptance": name} for name, rule in rules if rule.lossless and not rule.by_position]
+    others: dict[str, Method] = {}
+    for change in changes:
+        with suppress(UserError):  # some do not go together
+            other = make(method.preset, **{**method.options, **change})
+            others.setdefault(other.label, other)
+    return [other for label, other in others.items() if label != method.label]
 
 
 def _worst(values: list[float]) -> float:
@@ -274,6 +286,13 @@ def _sampled(method: Method, seed: int) -> Row:
     counts = torch.bincount(tables.numbers(state.now.tokens), minlength=len(joint))
     p_value = float(chisquare(counts, joint * count).pvalue)
     return _evidence("tables: images", p_value, f"−log10 p-value of χ² over {count} images")
+
+
+def changed(method: Method, options: dict[str, Any]) -> Method:
+    """``method`` with these options, and of its own those that are still read."""
+    chosen = {kind: name for kind, name in method.options.items() if kind in KINDS} | options
+    still = make(method.preset, **chosen).read
+    return make(method.preset, **{k: v for k, v in method.options.items() if k in still} | chosen)
 
 
 def _row_ends(method: Method, seed: int) -> Iterator[Row]:
@@ -294,8 +313,7 @@ def _row_ends(method: Method, seed: int) -> Iterator[Row]:
     rows = replace(rows, method=raster.method)  # whose key seeds the draws
     pairs = zip(*(generate(decoder, list(CAPTIONS[:2]), seed=seed) for decoder in (raster, rows)), strict=True)
     differ = sum(int((a.tokens != b.tokens).any()) for a, b in pairs)
-    detail = "images that differ from raster order's, of 2"
-    yield outcome("row ends: one row at a time", float(differ), 0.0, detail)
+    yield outcome("row ends: one row at a time", differ, 0.0, "images that differ from raster order's, of 2")
 
 
 def _on_target(target: Target, method: Method, seed: int, images: int) -> Iterator[Row]:
@@ -308,15 +326,14 @@ def _on_target(target: Target, method: Method, seed: int, images: int) -> Iterat
     few = max(1, images // 2)
     if method.lossless:
         differ = greedy_difference(target, method, few, seed)
-        detail = f"images that greedy ar would not make, of {few}"
-        yield outcome(f"{target.name}: greedy identity", float(differ), 0.0, detail)
+        yield outcome(f"{target.name}: greedy identity", differ, 0.0, f"images that greedy ar would not make, of {few}")
     images = images if method.lossless else few
     tests = sampled_tests(target, method, images, seed)
     sample = f"{images} × {target.length} tokens"
     detail = f"max |q in the loop − q of a plain forward|, {sample}"
     yield outcome(f"{target.name}: cached forward", tests.forward, FORWARD, detail)
     detail = f"pairs of images with one caption that are equal, of {images // 2}"
-    yield outcome(f"{target.name}: prompts differ", float(tests.alike), 0.0, detail)
+    yield outcome(f"{target.name}: prompts differ", tests.alike, 0.0, detail)
     trained = OVERLAP.get(method.proposal.drafter_kind or "")
     if trained is not None and target.weights == fingerprints(WEIGHTS) and tests.overlap == tests.overlap:
         detail = f"by how much Σ min(p, q) of first drafts falls short of the {trained} that it was trained to"
@@ -327,17 +344,9 @@ def _on_target(target: Target, method: Method, seed: int, images: int) -> Iterat
         images *= 4  # a decoder that is at fault fails again
         tests = sampled_tests(target, method, images, seed + 1)
         sample = f"{images} × {target.length} new tokens, after a first failure"
-    yield _tested(f"{target.name}: token ranks", tests.ranks, sample, "TV", tests.powers)
-    yield _tested(f"{target.name}: log-probability", tests.log_q, sample, "nats a token")
-
-
-def _tested(check: str, test: Finding, sample: str, unit: str, powers: tuple[float, ...] = ()) -> Row:
-    """``powers``: the chances that the test would have found deliberately wrong rules."""
-    detail = f"−log10 p-value; {sample}; finds {test.effect:.2g} {unit} 9 times in 10"
-    if powers:
-        each = (f"{factor}×: {100 * chance:.0f} %" for factor, chance in zip(FACTORS, powers, strict=True))
-        detail += f"; a rule too generous by {', '.join(each)}"
-    return _evidence(check, test.p_value, detail)
+    about = tests.ranks.about(sample, "TV", tests.powers), tests.log_q.about(sample, "nats a token")
+    yield _evidence(f"{target.name}: token ranks", tests.ranks.p_value, about[0])
+    yield _evidence(f"{target.name}: log-probability", tests.log_q.p_value, about[1])
 
 
 def _evidence(check: str, p_value: float, detail: str) -> Row:

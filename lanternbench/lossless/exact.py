@@ -25,8 +25,8 @@ from lanternbench.engine.rows import RowTrace
 from lanternbench.engine.sampling import BELOW_ONE, draw
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.trace import Trace
-from lanternbench.lossless.plain.windows import inverse_cdf
-from lanternbench.lossless.tables import RowTables, TableDrafter, Tables, TableTarget, with_small_sizes
+from lanternbench.lossless.plain.drafts import inverse_cdf
+from lanternbench.lossless.tables import RowTables, TableDrafter, Tables, TableTarget
 from lanternbench.measure.fidelity import decode_loss, row_laws
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
@@ -65,8 +65,8 @@ class TableDecoder:
     """A method at work on tables: ``step`` runs the real engine once for a batch of decodes with given uniforms."""
 
     def __init__(self, tables: Tables, method: Method, greedy: bool = False, published: bool = False):
-        """``published``: the method's own sizes, of which the outcomes are too many to be enumerated."""
-        self.tables, self.method = tables, method if published else with_small_sizes(method)
+        """``published``: the method's own sizes, not those that can be enumerated (``option(small=…)``)."""
+        self.tables, self.method = tables, method if published else method.with_parts(lambda part: part.small())
         temperature = 0.0 if greedy else tables.sampling.temperature
         target: Any = TableTarget(tables, published)
         decoder = build(target, self.method, temperature, top_p=tables.sampling.top_p)
@@ -91,12 +91,11 @@ class TableDecoder:
 
     def trace(self, state: DecodeState) -> Trace:
         """What decodes record, in double precision."""
-        trace = self.new_trace(state)
+        length, width = 2 * self.tables.length + 64, max(self.width, 1)
+        plain = self.decoder.step is None  # in raster order
+        trace = Trace(state.batch, length, self.tables.vocab, width, state.device) if plain else RowTrace(state)
         vars(trace).update(double(vars(trace)))
         return trace
-
-    def new_trace(self, state: DecodeState) -> Trace:
-        return Trace(state.batch, 2 * self.tables.length + 64, self.tables.vocab, max(self.width, 1), state.device)
 
     def start(self) -> Decodes:
         """One decode per first token, which needs no draft."""
@@ -186,9 +185,6 @@ class RowDecoder(TableDecoder):
         q = [[world.q(image[:i]) for image in images] for i in range(tables.length)]
         self.target = torch.tensor(q, dtype=torch.float64)  # [L, V ** L, V]
 
-    def new_trace(self, state: DecodeState) -> Trace:
-        return RowTrace(state)
-
     def start(self) -> Decodes:
         decodes = super().start()
         return replace(decodes, lost=torch.zeros(len(decodes.weight), self.target.shape[1], dtype=torch.float64))
@@ -243,26 +239,21 @@ def split(decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int) -> tuple[T
         v[:, k] = at
         return decoder.step(decodes.take(row), v)
 
-    low, high = torch.zeros(len(u), dtype=u.dtype), torch.full((len(u),), 1 - 2.0**-40, dtype=u.dtype)
-    row, at_low, at_high = everyone, decide(everyone, low), decide(everyone, high)
-    cuts_row, cuts_at = [everyone, everyone], [low, torch.ones_like(low)]
+    row, ends = everyone, torch.tensor([0, 1 - 2.0**-40], dtype=u.dtype).expand(len(u), 2)
+    decided = torch.stack([decide(row, at) for at in ends.unbind(1)], 1)  # [I, 2, ·] at the ends [I, 2] of intervals
     fractions = torch.linspace(0, 1, SECTIONS + 1, dtype=u.dtype)
     while True:
-        keep = (at_low != at_high).any(1)
-        row, low, high, at_low, at_high = row[keep], low[keep], high[keep], at_low[keep], at_high[keep]
-        if not len(row):
+        keep = (decided[:, 0] != decided[:, 1]).any(1)
+        row, ends, decided = row[keep], ends[keep], decided[keep]
+        if not len(row) or float((ends[:, 1] - ends[:, 0]).max()) < RESOLUTION:
             break
-        if float((high - low).max()) < RESOLUTION:
-            cuts_row.append(row)
-            cuts_at.append((low + high) / 2)
-            break
-        points = low[:, None] + (high - low)[:, None] * fractions  # [I, S + 1]
+        points = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * fractions  # [I, S + 1]
         inner = decide(row.repeat_interleave(SECTIONS - 1), points[:, 1:-1].flatten())
-        values = torch.cat([at_low[:, None], inner.view(len(row), SECTIONS - 1, -1), at_high[:, None]], 1)
-        row = row.repeat_interleave(SECTIONS)
-        low, high = points[:, :-1].flatten(), points[:, 1:].flatten()
-        at_low, at_high = values[:, :-1].flatten(0, 1), values[:, 1:].flatten(0, 1)
-    row, at = torch.cat(cuts_row), torch.cat(cuts_at)
+        decided = torch.cat([decided[:, :1], inner.view(len(row), SECTIONS - 1, -1), decided[:, 1:]], 1)
+        row, ends = row.repeat_interleave(SECTIONS), points.unfold(1, 2, 1).flatten(0, 1)
+        decided = decided.unfold(1, 2, 1).flatten(0, 1).mT
+    row = torch.cat([everyone, everyone, row])
+    at = torch.cat([torch.zeros_like(u[:, k]), torch.ones_like(u[:, k]), ends.mean(1)])
     order = at.argsort(stable=True)
     order = order[row[order].argsort(stable=True)]
     row, at = row[order], at[order]

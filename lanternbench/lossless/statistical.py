@@ -22,8 +22,7 @@ from torch import Tensor
 
 from lanternbench.component import Prepared
 from lanternbench.engine import decode as engine
-from lanternbench.engine.decode import SpeculativeDecoder
-from lanternbench.engine.teacher_forced import teacher_forced
+from lanternbench.engine.opening import teacher_forced
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.lossless.exact import TableDecoder
@@ -59,22 +58,26 @@ class Finding(NamedTuple):
     p_value: float
     effect: float
 
+    def about(self, sample: str, unit: str, powers: tuple[float, ...] = ()) -> str:
+        """``powers``: the chances that the test would have found deliberately wrong rules."""
+        text = f"−log10 p-value; {sample}; finds {self.effect:.2g} {unit} 9 times in 10"
+        each = (f"{factor}×: {100 * chance:.0f} %" for factor, chance in zip(FACTORS, powers, strict=True))
+        return f"{text}; a rule too generous by {', '.join(each)}" if powers else text
+
 
 def favoured_tokens(trace: Trace, q: Tensor) -> Tensor:
-    """[N, L, V] how much a faulty decoder might favour each token: p/q; chosen children; elsewhere q itself."""
-    score = q.clone()
+    """[N, L, V] tokens as a faulty decoder might favour them, the most first: by p/q; chosen children; else by q."""
     known = trace.p.sum(-1, keepdim=True) > 0
     ratio = trace.p / q.clamp(min=1e-12)
     children = torch.nn.functional.pad(torch.zeros_like(q), (0, 1))
     spare = torch.where(trace.children >= 0, trace.children, q.shape[-1])
     rank = torch.arange(spare.shape[-1], 0, -1, device=q.device, dtype=q.dtype)
     children = children.scatter(-1, spare, rank.expand(spare.shape))[..., :-1]
-    return torch.where(known, ratio, score + children)
+    return torch.where(known, ratio, q + children).sort(dim=-1, descending=True, stable=True).indices
 
 
-def uniforms(q: Tensor, tokens: Tensor, score: Tensor, seed: int) -> Tensor:
-    """F_t [N, L]: mass of the tokens before x_t in descending ``score``, plus a random share of its own."""
-    order = score.sort(dim=-1, descending=True, stable=True).indices
+def uniforms(q: Tensor, tokens: Tensor, order: Tensor, seed: int) -> Tensor:
+    """F_t [N, L]: mass of the tokens before x_t in ``order``, plus a random share of its own."""
     mass = q.gather(-1, order)
     place = (order == tokens[..., None]).int().argmax(-1)
     q_x = at(q, tokens)
@@ -119,25 +122,24 @@ class TooGenerous(AcceptanceRule):
         return self.factor * self.rule.everywhere(q, depth)
 
 
-def powers(trace: Trace, q: Tensor, decoder: SpeculativeDecoder, tokens: int) -> tuple[float, ...]:
+def powers(trace: Trace, q: Tensor, order: Tensor, decoder: engine.SpeculativeDecoder) -> tuple[float, ...]:
     """With what probability would the rank test find a rule that is 1.1×, 1.2×, 1.5× too generous?  () without drafts.
 
-    ``tokens`` are tested in all.  The distribution K that the wrong rule draws its first child's token from, on up to
-    ``NODES`` of the decode's own nodes, puts more or less than 1/BINS into each bin of F_t.
+    The distribution K that the wrong rule draws its first child's token from, on up to ``NODES`` of the decode's own
+    nodes, puts more or less than 1/BINS into each bin of F_t.
     """
     at_drafts = (trace.tried.flatten() > 0).nonzero()[:, 0]
     if not len(at_drafts) or decoder.rule.by_position:
         return ()
     nodes = at_drafts[torch.linspace(0, len(at_drafts) - 1, min(NODES, len(at_drafts))).long()]
-    rows, score = q.flatten(0, 1)[nodes], favoured_tokens(trace, q).flatten(0, 1)[nodes]
+    rows, order = q.flatten(0, 1)[nodes], order.flatten(0, 1)[nodes]
     p = trace.p.flatten(0, 1)[nodes] if bool(trace.sampled.flatten()[nodes].all()) else None
     x, depth = trace.children[..., 0].flatten()[nodes].clamp(min=0), trace.depth.flatten()[nodes]
-    order = score.sort(dim=-1, descending=True, stable=True).indices
     chances, share = [], len(at_drafts) / trace.tried.numel()
     for factor in FACTORS:
         drawn = kernel(rows, p, x, depth, TooGenerous().ready(rule=decoder.rule, factor=factor), decoder.residual)
         extra = mass_per_bin(rows.gather(-1, order), drawn.gather(-1, order)).mean(0) - 1 / BINS
-        nc = float((share * extra).square().sum() * tokens * BINS)
+        nc = float((share * extra).square().sum() * trace.tried.numel() * BINS)
         chances.append(float(ncx2.sf(chi2.isf(ALPHA, BINS - 1), BINS - 1, nc)) if nc > 0 else ALPHA)
     return tuple(chances)
 
@@ -166,12 +168,13 @@ class Sampled(NamedTuple):
     alike: int = 0  # pairs of images of one caption, but of other keys, that are equal
 
 
-def tested(trace: Trace, q: Tensor, tokens: Tensor, decoder: SpeculativeDecoder, seed: int) -> Sampled:
+def tested(trace: Trace, q: Tensor, tokens: Tensor, decoder: engine.SpeculativeDecoder, seed: int) -> Sampled:
     """The tests of tokens [N, L], which are to follow q [N, L, V]."""
-    ranks = rank_test(uniforms(q, tokens, favoured_tokens(trace, q), seed))
+    order = favoured_tokens(trace, q)
+    ranks = rank_test(uniforms(q, tokens, order, seed))
     first = (trace.p.sum(-1) > 0) & (trace.depth == 1)
     overlap = float(torch.minimum(trace.p, trace.q).sum(-1)[first].mean())
-    forward, chances = float((trace.q - q).abs().max()), powers(trace, q, decoder, tokens.numel())
+    forward, chances = float((trace.q - q).abs().max()), powers(trace, q, order, decoder)
     return Sampled(ranks, log_q_test(q, tokens), forward, overlap, chances, tokens.numel())
 
 

@@ -6,32 +6,42 @@ top-p, state, caches, trees, verification, commits and traces are the code that 
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lanternbench.engine.plain import RowSpec, TreeSpec
 from lanternbench.engine.proposal import Drafter, Expand
 from lanternbench.engine.state import DecodeState
-from lanternbench.lossless.plain.world import Prefix, World
+from lanternbench.lossless.plain import Prefix, World
+from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
+from lanternbench.lossless.plain.rows import RowMethod
 from lanternbench.methods.method import Method
 from lanternbench.methods.proposals.drafting import parent_states
+from lanternbench.methods.residuals import PLAIN
+from lanternbench.models.chameleon.checkpoint import ChameleonConfig, ChameleonFamily
 from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.family import Entry
 from lanternbench.models.target import Prefix as Prompt
+from lanternbench.models.target import Target
+from lanternbench.models.vq import VQConfig
+
+CODES = 96  # of the model that writes row ends
+ROW_END_CONFIG = ChameleonConfig(32, 2, 2, 48, vocab_size=CODES, prompt_ids=16384, positions=128, grid=(4, 4))
+ROW_END_VQ = VQConfig(32, (1, 2), 1, z_channels=16, codebook_size=CODES, codebook_dim=8, attention=False)
 
 
 def random_rows(count: int, vocab: int, kind: str, generator: torch.Generator) -> Tensor:
     """[count, vocab] distributions: ``dense``; with ``zeros``; ``one-token`` each; ``mixed``: some rows of each."""
     logits = 1.5 * torch.randn(count, vocab, generator=generator, dtype=torch.float64)
     smallest, second = logits == logits.amin(-1, keepdim=True), logits < logits.amax(-1, keepdim=True)
-    which = {"dense": 0, "zeros": 1, "one-token": 2}.get(kind)
-    if which is None:
-        draws = torch.rand(count, 1, generator=generator)
-        style = (draws > 0.5).long() + (draws > 0.8).long()  # half dense, 3 in 10 with a zero, 2 in 10 one token
-    else:
-        style = torch.full((count, 1), which)
-    banned = ((style == 1) & smallest) | ((style == 2) & second)
+    draw = {"dense": 0.0, "zeros": 0.6, "one-token": 0.9}.get(kind)  # mixed: half, 3 in 10, and 2 in 10 of them
+    draws = torch.rand(count, 1, generator=generator) if draw is None else torch.full((count, 1), draw)
+    banned = torch.where(draws > 0.8, second, (draws > 0.5) & smallest)
     return logits.masked_fill(banned, -torch.inf).softmax(-1)
 
 
@@ -60,8 +70,7 @@ class Tables:
         self.vocab, self.length, self.sampling, self.deep = vocab, length, sampling, deep
         self.grid = (-(-length // 2), 2)  # two tokens a row
         count = sum(vocab**n for n in range(length))
-        self.q = random_rows(count, vocab, kind, generator)
-        self.p = random_rows(count, vocab, kind, generator)
+        self.q, self.p = (random_rows(count, vocab, kind, generator) for _ in "qp")
         self.codebook = 0.5 * torch.randn(vocab, 2, generator=generator)
         without = [random_rows(count, vocab, "dense", generator) for _ in "qp"]
         self.target_logits, self.drafter_logits = (
@@ -176,9 +185,7 @@ class TableModel:
     def output(self, states: Tensor) -> Tensor:
         return states
 
-    def logits(self, states: Tensor, guidance: float = 1.0) -> Tensor:
-        model: Any = self
-        return ImageDecoder.logits(model, states, guidance)
+    logits: Any = ImageDecoder.logits
 
 
 def read(
@@ -221,11 +228,6 @@ class TableTarget:
         return Prompt(one, one[..., 0] == 0, one, one[:, 1:, 0].long(), one[:, 1:, 0] == 0)
 
 
-def with_small_sizes(method: Method) -> Method:
-    """The method with sizes that can be enumerated (``option(small=…)``), and otherwise the same."""
-    return method.with_parts(lambda part: part.small())
-
-
 class TableDrafter(Drafter):
     """The drafter's table: logits after the root and after drafted nodes.
 
@@ -256,3 +258,44 @@ class TableDrafter(Drafter):
         length = state.cache.all_rows(state.now.length.device[:, None]) + depth
         tables = self.tables
         return self.head.logits(tables.halved(tables.drafter_logits, tables.rows(codes, length)), state.guidance)
+
+
+def definition(method: Method, tables: Tables) -> MethodSpec | WindowMethod | RowMethod | None:
+    """The plain definition of a method of enumerable size on these tables, put together from its components' own.
+
+    None where any part has none: then there is nothing to hold the engine against but what the method claims.
+    """
+    target: Any = TableTarget(tables)
+    method = method.resolve(target.options)
+    proposal, rule, residual = method.proposal, method.acceptance, PLAIN.get(method.choices.residual)
+    tree = method.tree if proposal.tree_is_own else method.tree.prepare(target, proposal)
+    drawn = proposal.plain(tree)
+    draft = None if drawn is None else method.order.plain(drawn)
+    if draft is None or residual is None or not rule.has_plain:
+        return None
+    rule = rule.prepare(target, draft.deepest)
+    if isinstance(draft, RowSpec):
+        return RowMethod(draft, rule, residual)
+    if isinstance(draft, TreeSpec):
+        return MethodSpec(draft, rule, residual, proposal.samples, rule.plain_chain, proposal.marginals)
+    return WindowMethod(draft, rule, residual) if rule.plain_chain is None else None
+
+
+@cache
+def row_end_target() -> Target:
+    """A small random model that writes row ends, so that methods are checked on their slots, positions and caches:
+    Lumina-mGPT's layout in 4 × 4 tokens; weights so large that every token depends on all before it."""
+    family = ChameleonFamily()
+    shape = asdict(ROW_END_CONFIG) | {"dialect": "lumina", "vq": asdict(ROW_END_VQ)}
+    row = Entry(name="row ends", family="chameleon", about="", shape=shape, guidance=2.0)
+    target = family.random_target(row, "cpu", torch.float32)
+    target.drafters["model"] = family.random_decoder(row, "cpu", torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for net in (target.model, *target.drafters.values()):
+            for name, p in net.named_parameters():
+                p.normal_(std=0.3, generator=generator)
+                p += float("norm" in name and name.endswith("weight"))
+    target.options = {"static": "twig-8", "chain": "chain-3", "depth": 3, "draft_top_k": 3, "total_nodes": 8}
+    target.options |= {"width_range": (1, 9), "l_k": 1, "near": 8}
+    return target

@@ -12,10 +12,9 @@ from families import small_row
 from test_emu3 import VQ
 
 from lanternbench.engine import decode as engine
-from lanternbench.engine.teacher_forced import teacher_forced
-from lanternbench.lossless import on_tables, row_ends
-from lanternbench.lossless.row_ends import CONFIG, row_end_target
-from lanternbench.lossless.tables import Sampling
+from lanternbench.engine.opening import teacher_forced
+from lanternbench.lossless import on_tables
+from lanternbench.lossless.tables import ROW_END_CONFIG, ROW_END_VQ, Sampling, row_end_target
 from lanternbench.measure.fidelity import decode_loss, row_losses
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -99,7 +98,9 @@ def test_recorded_steps_give_the_tokens_of_launched_ones(targets, which, name, o
 @pytest.mark.parametrize("s", slow_but([2, 4], [2, 4, 8, 16]))
 def test_zipar_takes_two_rows_and_the_lead_of_every_other_row(s, ends):
     target = ChameleonFamily().random_target(
-        small_row(asdict(replace(CONFIG, grid=32, positions=2048)) | {"dialect": "lumina", "vq": asdict(row_ends.VQ)}),
+        small_row(
+            asdict(replace(ROW_END_CONFIG, grid=32, positions=2048)) | {"dialect": "lumina", "vq": asdict(ROW_END_VQ)}
+        ),
         "cpu",
     )
     target = target if ends else replace(target, row_end=None)

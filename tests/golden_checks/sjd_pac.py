@@ -20,7 +20,8 @@ from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import Uniforms
-from lanternbench.methods.proposals.sjd_pac import PublicSjdPac, SiblingWindow, recursive_residuals
+from lanternbench.methods.proposals.jacobi import Window as JacobiWindow
+from lanternbench.methods.proposals.sjd_pac import PublicSjdPac, recursive_residuals
 from lanternbench.methods.residuals import standard
 
 
@@ -80,15 +81,15 @@ def public_step(
     u = Uniforms(verify, torch.cat([torch.zeros(window.fresh_uniforms), sample_u.flatten()])[None])
     result = window.verification(EXACT).verify(draft, q, u, standard, False)
     ok, accepted = window.judge(draft, q, verify), int(result.accepted[0])
-    weights = window.redraw(draft, q, ok, result.path, result.accepted).weights[0]
+    weights = window.redraw(draft, q, ok, result.path, result.accepted)[1][0]
     state: Any = SimpleNamespace(warp=Warp())
-    old = SiblingWindow(draft.tokens, law[None, 1:], torch.tensor([w]))
+    old = JacobiWindow(draft.tokens, law[None, 1:], torch.tensor([w]))
     new = window.update(state, old, StepResult(draft, q, result, result.accepted, u))
     ends = torch.cat([result.token[:1], torch.zeros(len(sample_u[0]) - 1, dtype=torch.long)])
     row = (tree.retrieve == tree.public[result.path[0, -1]]).any(1).int().argmax()
     shift = (accepted + torch.arange(w + 1)).clamp(max=w)
     weights = torch.cat([weights, fresh[None]])[shift]
-    return PublicStep(accepted + 1, int(row), torch.cat([ends[:, None], new.tokens[0].mT], 1), new.p[0], weights)
+    return PublicStep(accepted + 1, int(row), torch.cat([ends[:, None], new.drafts[0].mT], 1), new.p[0], weights)
 
 
 def check(folder: Path) -> list[Found]:
@@ -155,8 +156,8 @@ def residuals(tree: PublicTree, tokens: Tensor, law: Tensor, q: Tensor) -> Tenso
     for c in range(tree.depth - 1):
         nodes = tree.retrieve[:, c]
         family = tokens[tree.public[children[tree.engine[nodes]]]]
-        stages = recursive_residuals(q[nodes], law[c + 1].expand(len(nodes), -1), family)
-        after[:, c] = stages.target[torch.arange(len(nodes)), tree.rank[tree.retrieve[:, c + 1]]]
+        targets, _ = recursive_residuals(q[nodes], law[c + 1].expand(len(nodes), -1), family)
+        after[:, c] = targets[torch.arange(len(nodes)), tree.rank[tree.retrieve[:, c + 1]]]
     return after
 
 
@@ -200,12 +201,12 @@ def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
     decoder = SpeculativeDecoder(made, None, Warp(), 1.0, window, window.verification(EXACT), standard)
     state = start(model, made, (image, counts[0]), window.nodes, torch.stack([*steps, steps[-1]])[None])
     sampled, laws = want["sampled"], want["q_next"]
-    own = SiblingWindow(sampled[0, :, 1:].mT[None], laws[0, None, 1:], torch.tensor([window.window]))
+    own = JacobiWindow(sampled[0, :, 1:].mT[None], laws[0, None, 1:], torch.tensor([window.window]))
     committed, drafts, recorded = counts[:1], [], []
     for t in range(1, len(counts)):
         own, result = engine.step(decoder, state, own)
         committed.append(int(result.verified.accepted[0]) + 1)
-        drafts.append(same("", own.tokens[0].mT, sampled[t, :, 1:]))
+        drafts.append(same("", own.drafts[0].mT, sampled[t, :, 1:]))
         if t < len(laws):
             recorded.append(close("", own.p[0], laws[t, 1:], 1e-5))
     return [

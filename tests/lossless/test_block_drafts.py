@@ -11,9 +11,9 @@ from conftest import slow_but
 from test_dflash import TREE, blocky
 from test_verification import mutate
 
-from lanternbench.lossless import exact, forms, on_tables, statistical, verify_method
+from lanternbench.lossless import exact, on_tables, statistical, tables, verify_method
 from lanternbench.lossless.exact import decode_tables
-from lanternbench.lossless.plain.decoding import MethodSpec
+from lanternbench.lossless.plain.drafts import MethodSpec
 from lanternbench.lossless.tables import Sampling, Tables
 from lanternbench.methods.method import method
 from lanternbench.methods.trees import fixed
@@ -86,7 +86,7 @@ def test_relaxed_rules_draw_what_they_define_within_their_bound(fine, name, worl
 
 def test_all_nodes_of_a_level_share_a_distribution_in_the_engine_and_in_the_definition(monkeypatch):
     """A drafter that looked at the drafts before would follow another definition."""
-    honest = forms.definition
+    honest = tables.definition
 
     def by_drafts(*args):
         spec = honest(*args)

@@ -18,10 +18,8 @@ from lanternbench.component import option
 from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.lossless import verify_all
-from lanternbench.lossless.plain import decode_by_steps
-from lanternbench.lossless.plain.decoding import MethodSpec
-from lanternbench.lossless.plain.windows import WindowMethod
-from lanternbench.lossless.plain.world import World
+from lanternbench.lossless.plain import World, decode_by_steps
+from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import method
 from lanternbench.methods.residuals import PLAIN, standard

@@ -24,9 +24,8 @@ from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, verify_all
 from lanternbench.lossless.exact import decode_tables
-from lanternbench.lossless.row_ends import row_end_target
 from lanternbench.lossless.statistical import LENGTH, sampled_tables
-from lanternbench.lossless.tables import Tables
+from lanternbench.lossless.tables import Tables, row_end_target
 from lanternbench.measure import fidelity
 from lanternbench.methods.acceptance.exact import Exact
 from lanternbench.methods.build import build
@@ -101,7 +100,7 @@ def test_relaxation_by_one_is_none(options):
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_jacobi_gives_the_tokens_that_each_positions_uniform_draws(greedy, window, monkeypatch):
-    monkeypatch.setattr("lanternbench.lossless.exact.with_small_sizes", lambda m: m)
+    monkeypatch.setattr(jacobi.Jacobi, "small", lambda self: self)
     tokens, expected = decode_tables(Tables(4, 4, 0, "dense"), method("jacobi", window=window), greedy, 200, 0)
     assert torch.equal(tokens, expected)
 

@@ -17,14 +17,12 @@ from lanternbench.engine.draft import Draft
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.verify import Uniforms
-from lanternbench.lossless.plain.branches import outcomes
-from lanternbench.lossless.plain.rules import after_rejection, without
-from lanternbench.lossless.plain.windows import coupled
+from lanternbench.lossless.plain import after_rejection, outcomes, without
+from lanternbench.lossless.plain.drafts import coupled
 from lanternbench.methods.acceptance.gsd import Bounds, group
-from lanternbench.methods.proposals.jacobi import gumbel, maximal, position_noise
+from lanternbench.methods.proposals.jacobi import Window, gumbel, maximal, position_noise
 from lanternbench.methods.proposals.sjd_pac import (
     PublicSjdPac,
-    SiblingWindow,
     context_nodes,
     recursive_residuals,
     sibling_paths,
@@ -125,8 +123,8 @@ def test_recursive_residuals_are_the_plain_ones():
     for i in range(30):
         target, draft = q[i].tolist(), p[i].tolist()
         for j in range(4):
-            assert stages.target[i, j].tolist() == pytest.approx(target, abs=1e-12)
-            assert stages.draft[i, j].tolist() == pytest.approx(draft, abs=1e-12)
+            assert stages[0][i, j].tolist() == pytest.approx(target, abs=1e-12)
+            assert stages[1][i, j].tolist() == pytest.approx(draft, abs=1e-12)
             if j < 3:
                 x = int(tokens[i, j])
                 target, draft = after_rejection(PLAIN["standard"], target, draft, x, EXACT, 1), without(draft, x)
@@ -168,5 +166,5 @@ def test_public_trees_take_the_longest_path_and_end_full_windows_with_a_uniform_
     assert torch.equal(new.p, fresh.expand(1, 2, -1))
 
 
-def window_of(draft: Draft) -> SiblingWindow:
-    return SiblingWindow(draft.tokens, draft.p, torch.tensor([2]))
+def window_of(draft: Draft) -> Window:
+    return Window(draft.tokens, draft.p, torch.tensor([2]))

@@ -15,7 +15,7 @@ from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.plain import AdaptiveBounds
 from lanternbench.engine.sampling import Warp
 from lanternbench.errors import UserError
-from lanternbench.lossless.plain.draft_trees import adt_step
+from lanternbench.lossless.plain.drafts import adt_step
 from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.methods.method import method
 from lanternbench.methods.trees.adaptive import Adaptive, Plan, adapt, random_uniforms

@@ -283,9 +283,9 @@ MUTANTS = (
         (
             (
                 f"{PROPOSALS}/sjd_pac.py",
-                "\n        return SiblingWindow(tokens, p, w - accepted)",
+                "\n        return Window(tokens, p, w - accepted)",
                 "\n        p = torch.cat([p[:, :t], p[:, max(t, 1) - 1 : -1]], 1)\n"
-                "        return SiblingWindow(tokens, p, w - accepted)",
+                "        return Window(tokens, p, w - accepted)",
             ),
         ),
         "sjd-pac",

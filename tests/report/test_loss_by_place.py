@@ -12,9 +12,9 @@ import torch
 from test_report import flat, make_run
 
 from lanternbench.engine.decode import generate
-from lanternbench.engine.teacher_forced import teacher_forced
+from lanternbench.engine.opening import teacher_forced
 from lanternbench.experiment.worker import figures
-from lanternbench.lossless.row_ends import row_end_target
+from lanternbench.lossless.tables import row_end_target
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.report.maps import loss_figure, loss_records

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lanternbench.engine.plain import RowSpec
-from lanternbench.lossless.plain.branches import Draws, outcomes
-from lanternbench.lossless.plain.rules import PlainMethod, after_rejection, kernel, total_variation
-from lanternbench.lossless.plain.world import Prefix, World, normalise
+from lanternbench.lossless.plain import Draws, PlainMethod, Prefix, World, after_rejection, kernel, normalise, outcomes
 
 NONE = -1
 Law = tuple[float, ...]
@@ -65,7 +63,7 @@ class RowMethod(PlainMethod):
             image = [x for row in after for x in line(world, row)]
             for i, law in laws:
                 if NONE not in image[:i]:
-                    draws.lose(total_variation, law, world.q(tuple(image[:i])))
+                    draws.lose(law, world.q, tuple(image[:i]))
             return after, tuple((i, law) for i, law in laws if NONE in image[:i])
 
         return run

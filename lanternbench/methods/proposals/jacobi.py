@@ -61,12 +61,17 @@ class NoDraft(Proposal):
 
 
 class Window(NamedTuple):
-    """The drafted tokens after the committed prefix; the first ``draft_count`` carry over from the last step."""
+    """The drafts after the committed prefix; the first ``draft_count`` positions carry over from the last step."""
 
-    drafts: Tensor  # [B, W]
-    p: Tensor  # [B, W, V] the distribution that each was drawn from
+    drafts: Tensor  # [B, W]; or [B, W, K] siblings, first siblings first
+    p: Tensor  # [B, W, V] the distribution that each was drawn from, siblings without replacement
     draft_count: Tensor  # [B]
-    known: Tensor | None  # [B, L, V] q at every committed position, where ``init`` samples from it; written in place
+    known: Tensor | None = None  # [B, L, V] q at every committed position, where ``init`` samples from it; in place
+
+    def canonical(self) -> Self:
+        free = torch.arange(self.p.shape[1], device=self.p.device) >= self.draft_count[:, None]
+        drafts = self.drafts.masked_fill(free.view(*free.shape, *[1] * (self.drafts.ndim - 2)), 0)
+        return self._replace(drafts=drafts, p=self.p.masked_fill(free[..., None], 0.0))
 
 
 @register("proposal", "jacobi")
@@ -157,8 +162,7 @@ class Jacobi(Proposal):
         return Window(tokens.gather(1, source), rows_at(p, source), self.window - accepted, known)
 
     def canonical(self, window: Window) -> Window:
-        free = self.columns[:-1] >= window.draft_count[:, None]
-        return window._replace(drafts=window.drafts.masked_fill(free, 0), p=window.p.masked_fill(free[..., None], 0.0))
+        return window.canonical()
 
     def redraw(self, state: DecodeState, window: Window, result: StepResult) -> tuple[Tensor, Tensor]:
         """A token for each q [B, W + 1, V], and the distribution that it comes from."""
@@ -209,21 +213,17 @@ def position_noise(key: Tensor, position: Tensor, vocab: int) -> Tensor:
     A hash (SplitMix64) of key, position and token.
     """
     bits = (key.double() * 2**24).long()
-    state = ((bits[:, :1] << 24) + bits[:, 1:])[..., None] + position[..., None] * _signed(0x9E3779B97F4A7C15)
+    state = ((bits[:, :1] << 24) + bits[:, 1:])[..., None] + position[..., None] * (0x9E3779B97F4A7C15 - 2**64)
     token = torch.arange(vocab, device=key.device)
-    hashed = _mixed(_mixed(state) + (token + 1) * _signed(0xD1B54A32D192ED03))
+    hashed = _mixed(_mixed(state) + (token + 1) * (0xD1B54A32D192ED03 - 2**64))
     return (((hashed >> 12) & (1 << 52) - 1).double() + 0.5) / 2**52
 
 
 def _mixed(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser, on 64-bit integers that wrap around."""
-    z = (z ^ (z >> 30) & (1 << 34) - 1) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> 27) & (1 << 37) - 1) * _signed(0x94D049BB133111EB)
+    """SplitMix64's finaliser, on 64-bit integers that wrap around, its constants as signed ones."""
+    z = (z ^ (z >> 30) & (1 << 34) - 1) * (0xBF58476D1CE4E5B9 - 2**64)
+    z = (z ^ (z >> 27) & (1 << 37) - 1) * (0x94D049BB133111EB - 2**64)
     return z ^ (z >> 31) & (1 << 33) - 1
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
 
 
 @register("proposal", "scd")

@@ -13,7 +13,7 @@ B batch, W window columns (the root not counted), N nodes, K siblings, T columns
 from __future__ import annotations
 
 from itertools import product
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft, StaticTree, from_paths
 from lanternbench.engine.verify import AcceptanceRule, Forms, Residual, VerifyResult
 from lanternbench.errors import UserError
-from lanternbench.methods.proposals.jacobi import maximal
+from lanternbench.methods.proposals.jacobi import Window, maximal
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -54,14 +54,6 @@ def context_nodes(children: Tensor, chain: Tensor, depth: int, path: Tensor, acc
             onward = children[nodes[-1], 0]
             nodes.append(torch.where(c <= accepted, path[:, min(c, path.shape[1] - 1)], onward))
     return torch.stack(nodes, 1)
-
-
-class SiblingWindow(NamedTuple):
-    """The drafts after the committed prefix; the first ``in_use`` columns carry over from the last step."""
-
-    tokens: Tensor  # [B, W, K] siblings, first siblings first; a column of the chain has one, and zeros
-    p: Tensor  # [B, W, V] the law that they were drawn from, without replacement
-    in_use: Tensor  # [B]
 
 
 @register("proposal", "sjd-pac")
@@ -125,20 +117,20 @@ class SjdPac(Proposal):
             return None
         return WindowSpec(self.window, redraw="maximal", siblings=self.siblings, tree_depth=self.depth)
 
-    def begin(self, state: DecodeState) -> SiblingWindow:
+    def begin(self, state: DecodeState) -> Window:
         b, v = state.batch, state.target.vocab
         p = torch.full((b, self.window, v), 1.0 / v, device=state.device, dtype=state.first.dtype)
         zeros = torch.zeros(b, self.window, self.siblings, dtype=torch.long, device=state.device)
-        return SiblingWindow(zeros, p, zeros[:, 0, 0])
+        return Window(zeros, p, zeros[:, 0, 0])
 
-    def draft(self, state: DecodeState, window: SiblingWindow, u: Tensor) -> Draft:
-        carried = (self.columns < window.in_use[:, None])[..., None]
-        tokens = torch.where(carried, window.tokens, self.fresh(state, window, u[:, : self.fresh_uniforms]))
+    def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
+        carried = (self.columns < window.draft_count[:, None])[..., None]
+        tokens = torch.where(carried, window.drafts, self.fresh(state, window, u[:, : self.fresh_uniforms]))
         p = torch.where(carried, window.p, 1.0 / state.target.vocab)
         nodes = torch.cat([state.now.root[:, None], tokens[:, self.column, self.rank]], 1)
         return Draft(nodes, p[:, self.law_column], self.static)
 
-    def fresh(self, state: DecodeState, window: SiblingWindow, u: Tensor) -> Tensor:
+    def fresh(self, state: DecodeState, window: Window, u: Tensor) -> Tensor:
         """Tokens [B, W, K] of the uniform law, as if every column were new."""
         b, t, k, v = len(u), self.tree_columns, self.siblings, state.target.vocab
         uniform = torch.ones(b, t, v, device=u.device, dtype=window.p.dtype)
@@ -147,7 +139,7 @@ class SjdPac(Proposal):
         tokens[:, t:, 0] = (u[:, t * k :] * v).long().clamp(max=v - 1)
         return tokens
 
-    def update(self, state: DecodeState, window: SiblingWindow, result: StepResult) -> SiblingWindow:
+    def update(self, state: DecodeState, window: Window, result: StepResult) -> Window:
         w, t, k, verified = self.window, self.tree_columns, self.siblings, result.verified
         accepted = verified.accepted
         context = context_nodes(self.static.tree.children[0], self.chain, self.depth, verified.path, accepted)
@@ -158,7 +150,7 @@ class SjdPac(Proposal):
             best = p.topk(min(k, p.shape[-1])).indices
             tokens[..., 0] = best[..., 0]
             tokens[:, :t, : best.shape[-1]] = best[:, :t]
-            return SiblingWindow(tokens, p, w - accepted)
+            return Window(tokens, p, w - accepted)
         assert result.draft.p is not None
         u = result.u.draft[:, self.fresh_uniforms :]
         inside, source = source < w, source.clamp(max=w - 1)
@@ -169,47 +161,30 @@ class SjdPac(Proposal):
         if t and k > 1:
             others = p[:, :t].scatter(-1, tokens[:, :t, :1], 0.0)
             tokens[:, :t, 1:] = draw_distinct(others, u[:, 2 * w :].view(-1, t, k - 1))
-        return SiblingWindow(tokens, p, w - accepted)
+        return Window(tokens, p, w - accepted)
 
-    def canonical(self, window: SiblingWindow) -> SiblingWindow:
-        unused = (self.columns >= window.in_use[:, None])[..., None]
-        return window._replace(tokens=window.tokens.masked_fill(unused, 0), p=window.p.masked_fill(unused, 0.0))
-
-
-class StageLaws(NamedTuple):
-    """The laws that each sibling is tested with; the last pair is for a token after all are rejected."""
-
-    target: Tensor  # [..., K + 1, V]
-    draft: Tensor  # [..., K + 1, V]
+    def canonical(self, window: Window) -> Window:
+        return window.canonical()
 
 
-def recursive_residuals(target: Tensor, law: Tensor, siblings: Tensor) -> StageLaws:
-    """target, law [..., V] at one node, its children's tokens [..., K] in draft order.
+def recursive_residuals(target: Tensor, law: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
+    """target, law [..., V] at one node, its children's tokens [..., K] -> the two that each sibling is tested with.
 
-    After each rejection the target becomes [target − draft]₊, normalised, and the draft law loses the token.  Where
-    nothing is left the target stays.
+    [..., K + 1, V] each, the last for a token after all are rejected.  After each rejection the target becomes
+    [target − draft]₊, normalised, and the draft law loses the token.  Where nothing is left the target stays.
     """
     targets, drafts = [target], [law]
     for x in siblings.unbind(-1):
         targets.append(normalised((targets[-1] - drafts[-1]).clamp(min=0), targets[-1]))
         left = drafts[-1].scatter(-1, x[..., None], 0.0)
         drafts.append(left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny))
-    return StageLaws(torch.stack(targets, -2), torch.stack(drafts, -2))
+    return torch.stack(targets, -2), torch.stack(drafts, -2)
 
 
-def sibling_tests(stages: StageLaws, siblings: Tensor, u: Tensor) -> Tensor:
+def sibling_tests(stages: tuple[Tensor, Tensor], siblings: Tensor, u: Tensor) -> Tensor:
     """Which siblings would be accepted if tried: u·draft(x) < target(x).  siblings, u [..., K] -> bool [..., K]."""
     target, draft = (s[..., :-1, :].gather(-1, siblings[..., None])[..., 0] for s in stages)
     return (u * draft < target) & (draft > 0)
-
-
-class Redraw(NamedTuple):
-    """The columns 1 … W after the accepted path in the public code."""
-
-    keep: Tensor  # [B, W] bool: does the draft there stay?
-    weights: Tensor  # [B, W, V] unnormalised: what it is redrawn from
-    law: Tensor  # [B, W, V] recorded for it
-    tokens: Tensor  # [B, W] the draft
 
 
 class PublicSjdPac(SjdPac):
@@ -228,7 +203,7 @@ class PublicSjdPac(SjdPac):
     def verification(self, rule: AcceptanceRule) -> AcceptanceRule:
         return LongestPathRule().ready(proposal=self)
 
-    def fresh(self, state: DecodeState, window: SiblingWindow, u: Tensor) -> Tensor:
+    def fresh(self, state: DecodeState, window: Window, u: Tensor) -> Tensor:
         """Drawn with replacement."""
         v = state.target.vocab
         return (u * v).long().clamp(max=v - 1).view(len(u), self.window, self.siblings)
@@ -252,8 +227,12 @@ class PublicSjdPac(SjdPac):
         ok[:, chain] = u[:, chain] * at(p, x) < at(q[:, self.chain[t:-1]], x)
         return ok
 
-    def redraw(self, draft: Draft, q: Tensor, ok: Tensor, path: Tensor, accepted: Tensor) -> Redraw:
-        """What becomes of every column, by ``ok`` [B, N] of ``judge``."""
+    def redraw(self, draft: Draft, q: Tensor, ok: Tensor, path: Tensor, accepted: Tensor) -> tuple[Tensor, ...]:
+        """What becomes of the columns 1 … W after the accepted path, by ``ok`` [B, N] of ``judge``.
+
+        -> bool [B, W]: does the draft there stay?; [B, W, V] unnormalised: what it is redrawn from; [B, W, V]: the law
+        recorded for it; [B, W]: the draft.
+        """
         assert draft.p is not None
         static, t, tokens = self.static, self.tree_columns, draft.tokens
         nodes = context_nodes(static.tree.children[0], self.chain, self.depth, path, accepted)
@@ -271,23 +250,23 @@ class PublicSjdPac(SjdPac):
             wanted[:, :t], drawn[:, :t] = (stage.gather(-2, index)[..., 0, :] for stage in stages)
         weights = (wanted - drawn).clamp(min=0)
         weights[..., 0] += NEVER_EMPTY
-        return Redraw(passed & ~ended, weights, target, tokens.gather(1, node))
+        return passed & ~ended, weights, target, tokens.gather(1, node)
 
-    def update(self, state: DecodeState, window: SiblingWindow, result: StepResult) -> SiblingWindow:
+    def update(self, state: DecodeState, window: Window, result: StepResult) -> Window:
         if state.warp.greedy:
             return super().update(state, window, result)
         w, accepted = self.window, result.verified.accepted
         ok = self.judge(result.draft, result.q, result.u.verify)
-        redraw = self.redraw(result.draft, result.q, ok, result.verified.path, accepted)
+        stays, weights, law, drafts = self.redraw(result.draft, result.q, ok, result.verified.path, accepted)
         source = accepted[:, None] + 1 + self.columns
         known, source = (source < w)[..., None], source.clamp(max=w - 1)
         fresh = self.fresh_law(result.q[0, 0])
         u = result.u.draft[:, self.fresh_uniforms :].view(-1, w + 1, self.siblings)[:, 1:]
-        drawn = draw_distinct(torch.where(known, rows_at(redraw.weights, source), fresh), u)  # [B, W, K]
-        keep, old = redraw.keep.gather(1, source)[..., None] & known, redraw.tokens.gather(1, source)[..., None]
+        drawn = draw_distinct(torch.where(known, rows_at(weights, source), fresh), u)  # [B, W, K]
+        keep, old = stays.gather(1, source)[..., None] & known, drafts.gather(1, source)[..., None]
         drawn = torch.where(keep, torch.cat([old, drawn[..., :-1]], -1), drawn)
-        law = torch.where(known, rows_at(redraw.law, source), fresh)
-        return SiblingWindow(drawn, law, torch.full_like(window.in_use, w))
+        law = torch.where(known, rows_at(law, source), fresh)
+        return Window(drawn, law, torch.full_like(window.draft_count, w))
 
 
 class LongestPathRule(AcceptanceRule):
@@ -299,7 +278,7 @@ class LongestPathRule(AcceptanceRule):
         columns = self.proposal
         ok = columns.judge(draft, q, u)
         path, accepted, _ = longest_path(draft.tree, ok)
-        weights = columns.redraw(draft, q, ok, path, accepted).weights
+        weights = columns.redraw(draft, q, ok, path, accepted)[1]
         fresh = columns.fresh_law(q[0, 0]).expand(len(u), 1, -1)
         token = draw(rows_at(torch.cat([weights, fresh], 1), accepted), u[:, 0])
         return VerifyResult(path, accepted, token, columns.static.sizes.expand_as(draft.tokens))
