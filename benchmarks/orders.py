@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.result_files import IMAGES, Column, figure_table, setting, write
 from lanternbench import load_run
-from lanternbench.measure.summaries import read_summary
+from lanternbench.measure.summary import read_summary
 from lanternbench.report.drawing import scene_figure
 from lanternbench.report.pareto import quality_columns, scatter, trade_off
 from lanternbench.report.scene import WIDE

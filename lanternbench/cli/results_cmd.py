@@ -20,7 +20,7 @@ from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
     from lanternbench.measure.change import Change
-    from lanternbench.measure.summaries import Row
+    from lanternbench.measure.summary import Row
 
 FIGURES = ["speedup", "latency_s", "accept_len", "fidelity_loss"]
 ROBUST = ["robust_speedup", "robust_latency_s"]

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from lanternbench.measure.figures import BASELINE, Figures
-from lanternbench.measure.samples import IMPORTED
+from lanternbench.measure.samples import IMPORTED, setting_changes
 from lanternbench.measure.statistics import LOOKS
-from lanternbench.measure.timing import setting_changes
 from lanternbench.notes import Note
 
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import ALPHA, prompts_needed
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.notes import Note, preliminary
 from lanternbench.report.columns import COLUMN, MISSING
 from lanternbench.report.pairs import SPEED, TAU, Pair

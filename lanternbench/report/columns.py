@@ -9,7 +9,7 @@ from importlib.resources import files
 from lanternbench import metrics
 from lanternbench.measure.samples import IMPORTED
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.utils.text import one_line
 
 MISSING = "–"

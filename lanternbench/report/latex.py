@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.report.columns import MISSING, Column, columns, tex_escape
 from lanternbench.report.page import templates
 from lanternbench.report.view import paper_name

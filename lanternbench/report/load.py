@@ -12,8 +12,7 @@ from lanternbench.experiment.run_reader import read_run, samples_digest, scan
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.run_notes import counts
 from lanternbench.measure.samples import Sample
-from lanternbench.measure.summaries import Row, read_summary
-from lanternbench.measure.summary import renewed
+from lanternbench.measure.summary import Row, read_summary, renewed
 from lanternbench.notes import Note
 
 _SETTINGS = (

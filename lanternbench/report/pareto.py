@@ -7,7 +7,7 @@ from itertools import cycle, pairwise
 from typing import NamedTuple
 
 from lanternbench.measure.figures import BASELINE
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.report import scene
 from lanternbench.report.columns import COLUMN, Column, disturbed, metric_column, metric_keys, name_of, run_of, runs_of
 from lanternbench.report.labels import place_labels

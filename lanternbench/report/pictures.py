@@ -10,9 +10,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from lanternbench.measure.figures import BASELINE
-from lanternbench.measure.steps import Steps
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.figures import BASELINE, Steps
+from lanternbench.measure.summary import Row
 from lanternbench.report import pareto, scene
 from lanternbench.report.columns import COLUMN, name_of, runs_of
 from lanternbench.report.drawing import save, scene_figure

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.report.columns import MISSING, Column, columns, glossary, name_of, run_of, runs_of
 from lanternbench.utils.text import one_line
 

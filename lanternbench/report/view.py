@@ -9,7 +9,7 @@ import yaml
 
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.report.columns import Column, columns
 from lanternbench.report.load import Run
 from lanternbench.utils.files import open_file

@@ -10,7 +10,7 @@ from jinja2 import ChoiceLoader, PackageLoader
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.report.columns import BASE, MISSING, Column, columns
 from lanternbench.report.load import Run
 from lanternbench.report.page import templates

@@ -23,8 +23,7 @@ from lanternbench.experiment import RunFolder, Sample, read_run
 from lanternbench.experiment.run_reader import scan
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.samples import sample_key
-from lanternbench.measure.summaries import read_summary
-from lanternbench.measure.summary import summarise
+from lanternbench.measure.summary import read_summary, summarise
 from lanternbench.models.loading import read_state
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.report.latex import latex_table

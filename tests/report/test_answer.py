@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.notes import Note
 from lanternbench.report.answer import answer
 from lanternbench.report.pairs import Pair

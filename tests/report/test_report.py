@@ -25,8 +25,7 @@ from lanternbench.errors import UserError
 from lanternbench.measure import summary as measure
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import read_summary, row_of
-from lanternbench.measure.summary import RANDOM_NOTE
+from lanternbench.measure.summary import RANDOM_NOTE, read_summary, row_of
 from lanternbench.notes import Note
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.latex import latex_table
