@@ -22,9 +22,7 @@ from lanternbench.measure.statistics import Floats
 
 BASELINE = "ar"
 # the ratio of the baseline's figure to the method's, over samples of the same prompt and seed
-AGAINST_BASELINE = {
-    "speedup": "latency_s", "robust_speedup": "robust_latency_s", "end_to_end_speedup": "end_to_end_s",
-}  # fmt: skip
+AGAINST_BASELINE = {"speedup": "latency_s", "robust_speedup": "robust_latency_s", "end_to_end_speedup": "end_to_end_s"}
 MORE_LOAD = 2.0  # programs more, and times as many, that make one load clearly another
 PARTS = 16  # of an image, in raster order
 SLOW = 2.0  # a step of more than so many medians was held up
@@ -228,13 +226,6 @@ class Figures:
         other, alike = load[self.paired], settings == settings[self.paired]
         apart, low, high = np.abs(load - other), np.minimum(load, other), np.maximum(load, other)
         return (self.paired >= 0) & alike & ~((apart > MORE_LOAD) & (high > MORE_LOAD * low))
-
-    def by_prompt(self, names: Sequence[str], where: Flags) -> tuple[Floats, Floats]:
-        """Sums over the samples of each prompt: (top, bottom), each [prompts, figures]; of prompts in ``where``."""
-        present = np.unique(self.codes("prompt")[where])
-        sums = np.array([self.of_prompts(name, where) for name in names])[..., present]
-        top, bottom = np.ascontiguousarray(sums.transpose(1, 2, 0))
-        return top, bottom
 
     def of_prompts(self, name: str, where: Flags) -> tuple[Floats, Floats]:
         """(top, bottom) of a figure, summed over the samples of each prompt in ``where``: [all prompts] each."""

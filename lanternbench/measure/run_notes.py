@@ -13,11 +13,8 @@ from lanternbench.notes import Note
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow
 SLOW_SHARE = 0.02  # of steps that took twice their median or more
 IDLE_SHARE = 0.8  # CPU seconds per second of wall time, on a CPU
-RANDOM_NOTE = Note(
-    "warning",
-    None,
-    "Metrics named -random come from networks with random weights: their times are real, their values noise.",
-)
+_RANDOM = "Metrics named -random come from networks with random weights: their times are real, their values noise."
+RANDOM_NOTE = Note("warning", None, _RANDOM)
 
 
 def counts(figures: Figures) -> dict[str, int]:

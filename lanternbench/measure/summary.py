@@ -220,7 +220,9 @@ def renewed(figures: Figures, run: Mapping[str, Any], old: Summary) -> Summary:
 def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, Estimate], seed: int) -> Row:
     """One row; every interval of the row rests on the same resamplings of prompts."""
     of_label, names = figures.of(label), [*MEASURED, *sorted(figures.metrics)]
-    top, bottom = figures.by_prompt(names, of_label)
+    present = np.unique(figures.codes("prompt")[of_label])
+    sums = np.array([figures.of_prompts(name, of_label) for name in names])[..., present]
+    top, bottom = np.ascontiguousarray(sums.transpose(1, 2, 0))  # [prompts, figures] each
     estimates = {}
     for name, estimate in zip(names, bootstrap_ratios(top, bottom, draws(len(top)), seed), strict=True):
         images = int((figures.column(name)[1][of_label] != 0).sum())

@@ -34,10 +34,6 @@ class Column:
         return {"higher": "\u00a0↑", "lower": "\u00a0↓"}.get(self.better, "")
 
     @property
-    def latex(self) -> str:
-        return self.tex or tex_escape(self.title[:1].upper() + self.title[1:])
-
-    @property
     def numeric(self) -> bool:
         return self.form not in ("text", "yes")
 

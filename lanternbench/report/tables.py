@@ -149,11 +149,6 @@ def csv_text(records: Sequence[dict[str, Any]] | pd.DataFrame) -> str:
     return pd.DataFrame(records).map(csv_cell).to_csv(index=False, lineterminator="\n")
 
 
-def csv_table(rows: Sequence[Row]) -> str:
-    """`frame` as CSV."""
-    return csv_text(frame(rows))
-
-
 def terminal_table(rows: Sequence[Row], width: int | None = None, chosen: Sequence[Column] | None = None) -> RichTable:
     """The compact table for the terminal, by default of the most important columns, as far as they fit ``width``.
 

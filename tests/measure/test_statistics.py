@@ -14,7 +14,7 @@ from lanternbench.measure.samples import setting_name
 from lanternbench.measure.statistics import Estimate, bootstrap_mean, bootstrap_ratio, paired_test
 from lanternbench.measure.summary import RANDOM_NOTE, Row, Summary, summarise
 from lanternbench.notes import Note
-from lanternbench.report.pairs import compared
+from lanternbench.report.findings import compared
 
 TRIALS = 400
 
