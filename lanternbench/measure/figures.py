@@ -82,7 +82,6 @@ class Steps:
     _places: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, PARTS), np.int64))  # tokens, steps of each
 
     def add(self, sample: Sample) -> None:
-        """One more sample."""
         self.lengths.update(sample.accept_lengths[1:])
         self._places += by_position(np.array(sample.accept_lengths[1:], np.int64))
         for name, seconds in (sample.phases or {}).items():
@@ -166,7 +165,6 @@ class Figures:
             self.add(sample)
 
     def add(self, sample: Sample) -> None:
-        """One more sample."""
         index = len(self)
         self.methods.setdefault(sample.label, (sample.method, sample.options))
         self.metrics |= dict.fromkeys(sample.metrics)

@@ -75,7 +75,6 @@ def run_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
 
 
 def _progress_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
-    """Notes on what the run was to measure and has not."""
     now = counts(figures)
     wanted, each = asked_for(run, now)
     if any(now.get(label, 0) < each for label in wanted):
@@ -93,7 +92,6 @@ def _progress_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
 
 
 def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
-    """Notes on latencies and speedups."""
     timed = figures.column("latency_s")[1] > 0
     environments = [run.get("environment") or {}, *(e.get("environment") or {} for e in run.get("resumed") or [])]
     if BASELINE not in figures.labels:
@@ -131,7 +129,6 @@ def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
 
 
 def _setting_notes(run: Mapping[str, Any]) -> Iterator[Note]:
-    """Notes on how the run was set up and resumed."""
     config = run.get("config") or {}
     if any("environment" in entry for entry in run.get("resumed") or []):
         text = "The run was resumed in another environment (see run.json): its latencies mix both."

@@ -49,7 +49,6 @@ class Row:
         return self.figures.get(name, NOTHING)
 
     def value(self, name: str) -> float | None:
-        """The value alone."""
         return self.figure(name).value
 
 
@@ -100,7 +99,6 @@ def read_summary(folder: Path) -> Summary:
 
 
 def row_of(entry: Mapping[str, Any]) -> Row:
-    """A row from its JSON object."""
     text = {name: str(entry[name]) if entry.get(name) else None for name in ("label", "method", "target", "dataset")}
     figures, lossless = entry.get("figures"), entry.get("lossless")
     figures = figures if isinstance(figures, dict) else _flat_figures(entry)
@@ -226,11 +224,14 @@ def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, 
     estimates = {}
     for name, estimate in zip(names, bootstrap_ratios(top, bottom, draws(len(top)), seed), strict=True):
         images = int((figures.column(name)[1][of_label] != 0).sum())
-        p = _p_value(figures, name, label, seed) if name in figures.metrics else None
+        tested = name in figures.metrics and label != BASELINE  # on prompt means, of two prompts or more
+        apart = figures.difference(name, of_label) if tested else np.empty(0)
+        p = paired_test(apart, np.zeros_like(apart), draws(len(apart)), seed) if len(apart) > 1 else None
         estimates[name] = estimate._replace(n=images, p=p)
     value, lo, hi, n, _ = estimates["log_prob"]
-    if value is not None:  # of the mean log-probability
-        estimates["perplexity"] = Estimate(_exp(value), _exp(hi), _exp(lo), n)
+    if value is not None:  # of the mean log-probability; below -600 it has no float
+        value, lo, hi = (None if end is None or end < -600 else math.exp(-end) for end in (value, hi, lo))
+        estimates["perplexity"] = Estimate(value, lo, hi, n)
     steps = figures.steps[label]
     estimates |= {name: Estimate(value, n=len(steps.latencies)) for name, value in steps.percentiles().items()}
     memory, recorded = (part[of_label] for part in figures.column("peak_memory_mb"))
@@ -253,17 +254,6 @@ def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, 
         phases=steps.phase_shares(),
         acceptance=acceptance(histogram),
     )
-
-
-def _exp(log_prob: float | None) -> float | None:
-    return None if log_prob is None or log_prob < -600 else math.exp(-log_prob)  # else it has no float
-
-
-def _p_value(figures: Figures, name: str, label: str, seed: int) -> float | None:
-    """Paired test of a metric against the baseline on prompt means; None under two prompts."""
-    if label == BASELINE or len(apart := figures.difference(name, figures.of(label))) < 2:
-        return None
-    return paired_test(apart, np.zeros_like(apart), draws(len(apart)), seed)
 
 
 def all_told_apart(figures: Figures, labels: list[str]) -> bool:

@@ -268,7 +268,6 @@ class View(NamedTuple):
         return {label: label if label == BASELINE else self.name(label, method) for label, method in methods.items()}
 
     def named(self, rows: Sequence[AnyRow]) -> list[AnyRow]:
-        """The rows under their names."""
         return [replace(row, label=self.name(row.label, row.method)) for row in rows]
 
     def columns_for(self, rows: Sequence[Row], table: str) -> list[Column]:

@@ -160,7 +160,6 @@ def speed_name(column: Column) -> str:
 
 
 def axis_title(column: Column) -> str:
-    """A column as the title of an axis."""
     return speed_name(column) + (f"  ({column.better} is better)" if column.better else "")
 
 
@@ -231,50 +230,42 @@ def place_labels(
 
     Labels touch neither each other nor a point; of such places they take the nearest that covers least of ``lines``.
     """
-    marks = [_square(point) for point in points]
+    marks: list[Box] = [(x - CLEAR, y - CLEAR, x + CLEAR, y + CLEAR) for x, y in points]
     covered = [box for line in lines for box in _boxes(line)]
     taken, labels, key = list(marks), dict[int, Label](), list[tuple[int, str]]()
+
+    def best(i: int, text: str, far: bool = False) -> Label | None:
+        """The place of the least price, which is distance and what it covers of lines; ``far``: any free place.
+
+        Else only a place counts that is nearer to its point than to any other by 4 pixels.
+        """
+        (x, y), found, least = points[i], None, math.inf
+        for rank, (dx, dy, anchor) in enumerate(_places(far, frame)):
+            label = Text(round(x + dx, 1), round(y + dy, 1), text, anchor=anchor)
+            box = box_of(label)
+            away = _gap(box, marks[i])
+            price = 2.0 * away + 0.01 * rank
+            inside = box[0] >= frame[0] and box[1] >= frame[1] and box[2] <= frame[2] and box[3] <= frame[3]
+            if price >= least or not inside or any(overlap(box, other) > 0 for other in taken):
+                continue
+            doubtful = any(_gap(box, other) < away + 4 for other in marks[:i] + marks[i + 1 :])
+            price += sum(overlap(box, line) for line in covered) + 20.0 * doubtful
+            if price < least and (far or not doubtful):
+                end = (min(max(x, box[0]), box[2]), min(max(y, box[1] + 2), box[3] - 2))
+                leader = [Line(((x, y), end), "leader")] if doubtful or away > NEAR / 3 else []
+                found, least = (label, leader), price
+        return found
+
     crowd = [sum(math.dist(p, other) < 60 for other in points) for p in points]
     for i in sorted(range(len(points)), key=lambda i: (crowd[i], i)):
-        others = marks[:i] + marks[i + 1 :]
-        label = _best(points[i], names[i], taken, covered, others, frame)
+        label = best(i, names[i])
         if label is None:
             key.append((len(key) + 1, names[i]))
-            label = _best(points[i], str(len(key)), taken, covered, others, frame, far=True)
+            label = best(i, str(len(key)), far=True)
         assert label is not None
         labels[i] = label
         taken.append(box_of(label[0]))
     return [labels[i] for i in range(len(points))], key
-
-
-def _best(point: Point, text: str, taken: Sequence[Box], lines: Sequence[Box], others: Sequence[Box], frame: Box,
-          far: bool = False) -> Label | None:  # fmt: skip
-    """The label's place of the least price: its distance and the lines that it covers; ``far``: any free place.
-
-    Else only a place counts that is nearer to its point than to any other by 4 pixels.
-    """
-    (x, y), best, least = point, None, math.inf
-    for rank, (dx, dy, anchor) in enumerate(_places(far, frame)):
-        label = Text(round(x + dx, 1), round(y + dy, 1), text, anchor=anchor)
-        box = box_of(label)
-        away = _gap(box, _square(point))
-        price = 2.0 * away + 0.01 * rank
-        inside = box[0] >= frame[0] and box[1] >= frame[1] and box[2] <= frame[2] and box[3] <= frame[3]
-        if price >= least or not inside or any(overlap(box, other) > 0 for other in taken):
-            continue
-        doubtful = any(_gap(box, other) < away + 4 for other in others)
-        price += sum(overlap(box, line) for line in lines) + 20.0 * doubtful
-        if price < least and (far or not doubtful):
-            end = (min(max(x, box[0]), box[2]), min(max(y, box[1] + 2), box[3] - 2))
-            leader = [Line(((x, y), end), "leader")] if doubtful or away > NEAR / 3 else []
-            best, least = (label, leader), price
-    return best
-
-
-def _square(point: Point) -> Box:
-    """What no label covers around a point."""
-    x, y = point
-    return x - CLEAR, y - CLEAR, x + CLEAR, y + CLEAR
 
 
 def _gap(a: Box, b: Box) -> float:

@@ -52,7 +52,7 @@ def colour(method: str) -> str:
 
 
 class Line(NamedTuple):
-    """A polyline; ``role`` is its meaning, which sets its style: see `drawing.LINES` and report.css."""
+    """A polyline; ``role`` is its meaning, which sets its style: see `LINES` and report.css."""
 
     points: tuple[Point, ...]
     role: str
