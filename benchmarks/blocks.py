@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.result_files import Column, figure_table, setting, write
-from lanternbench.measure.summaries import read_summary
+from lanternbench.measure.summary import read_summary
 from lanternbench.report.tables import acceptance_table
 
 TIMED = (

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lanternbench.measure.summaries import Row, Summary, read_summary
+from lanternbench.measure.summary import Row, Summary, read_summary
 
 METHODS = ("eagle-1", "eagle-2", "sjd", "cool-sd")
 SPEEDUPS = {"wall": "speedup", "robust": "robust_speedup"}

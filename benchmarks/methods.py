@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.result_files import IMAGES, RESULTS, Column, figure_table, setting, write
 from lanternbench.experiment import read_run
-from lanternbench.measure.summaries import Row, read_summary
+from lanternbench.measure.summary import Row, read_summary
 
 NAME = "methods.md"
 TIMED = (

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from benchmarks.result_files import IMAGES, Column, figure_table, setting, write
 from lanternbench import load_run
-from lanternbench.measure.summaries import read_summary
-from lanternbench.report.drawing import scene_figure
+from lanternbench.measure.summary import read_summary
 from lanternbench.report.pareto import quality_columns, scatter, trade_off
-from lanternbench.report.scene import WIDE
+from lanternbench.report.scene import WIDE, scene_figure
 
 COLUMNS = (
     Column("robust_speedup", "robust speedup", 2, True),
@@ -26,6 +25,6 @@ COLUMNS = (
 
 def report(run: Path) -> None:
     write("orders.md", ["# Several rows at once", "", setting(run), "", *figure_table(read_summary(run).rows, COLUMNS)])
-    rows = load_run(run).run.rows
+    rows = load_run(run).rows
     loss = next(column for column in quality_columns(rows) if column.key == "fidelity_loss")
     scene_figure(scatter(trade_off(rows, loss), WIDE)).savefig(IMAGES / "orders.png", dpi=170)

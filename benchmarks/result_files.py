@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lanternbench.experiment import iter_samples, read_run
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import Row, read_summary
+from lanternbench.measure.summary import Row, read_summary
 from lanternbench.notes import preliminary
 
 ROOT = Path(__file__).resolve().parents[1]

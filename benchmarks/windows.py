@@ -27,7 +27,7 @@ def counted(run: Path) -> tuple[Counts, float]:
     frames = load_run(run)
     taken = {label: rows.steps.to_numpy(float) for label, rows in frames.samples.groupby("label")}
     steps: Counts = {}
-    for spec in frames.run.info["methods"]:
+    for spec in frames.info["methods"]:
         options = dict(spec["options"])
         window = options.pop("window", method(spec["method"]).read.get("window"))
         if window is not None:

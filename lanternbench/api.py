@@ -41,14 +41,14 @@ class Result:
     grid: tuple[int, int]  # rows and columns of the last tokens, the image
 
     def _repr_html_(self) -> str:
-        from lanternbench.report.maps import data_uri
+        from lanternbench.report.images import data_uri
 
         picture = f'<img src="{data_uri(self.image, "PNG")}"><br>' if self.image else ""
         return picture + escape(repr(self.stats))
 
     def plot(self) -> Figure:
         """The image beside a map of the accepted lengths: each token in the colour of the step that committed it."""
-        from lanternbench.report.maps import image_and_map
+        from lanternbench.report.images import image_and_map
 
         return image_and_map(self.image, [1, *self.stats.accept_lengths], self.grid, len(self.tokens) - size(self.grid))
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
-    from lanternbench.measure.summaries import Row, Summary
+    from lanternbench.measure.summary import Row, Summary
     from lanternbench.report.columns import Column
 
 PAGE = 80  # columns

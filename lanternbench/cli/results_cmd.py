@@ -20,7 +20,7 @@ from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
     from lanternbench.measure.change import Change
-    from lanternbench.measure.summaries import Row
+    from lanternbench.measure.summary import Row
 
 FIGURES = ["speedup", "latency_s", "accept_len", "fidelity_loss"]
 ROBUST = ["robust_speedup", "robust_latency_s"]
@@ -56,8 +56,7 @@ def report(
     """
     from lanternbench import experiment as store
     from lanternbench.notes import preliminary
-    from lanternbench.report.load import differing, joined_rows, load_runs
-    from lanternbench.report.view import View, read_names
+    from lanternbench.report.load import View, differing, joined_rows, load_runs, read_names
     from lanternbench.report.write import report as write
 
     folders = store.find(results, runs or [])

@@ -17,7 +17,7 @@ from lanternbench.utils.device import choose
 
 if TYPE_CHECKING:
     from lanternbench.experiment.config import Sweep
-    from lanternbench.measure.summaries import Summary
+    from lanternbench.measure.summary import Summary
 
 NOTES = 3  # lines of them after a run
 MODEL = "target drafter dtype compile random_weights simulate_acceptance"

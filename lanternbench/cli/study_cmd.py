@@ -155,7 +155,7 @@ def codebook(
     with display("drawing and swapping"):
         study = codebooks.study_codebook(model, captions, sizes, proximity, config.seed)
     if out is not None:
-        from lanternbench.report.grid import images_figure
+        from lanternbench.report.images import images_figure
 
         heads = ["as drawn", *(f"k = {x.k}" for x in study.likenesses)]
         with replacing(out, OUT) as file:

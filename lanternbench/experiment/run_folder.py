@@ -26,9 +26,8 @@ from safetensors.numpy import save
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import iter_samples, read_run, samples_digest, whole_lines
 from lanternbench.measure.figures import Figures
-from lanternbench.measure.samples import Sample, image_name
-from lanternbench.measure.summaries import Summary
-from lanternbench.measure.timing import setting_name, without_momentary
+from lanternbench.measure.samples import Sample, image_name, setting_name, without_momentary
+from lanternbench.measure.summary import Summary
 from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, replacing, writing
 from lanternbench.utils.json_values import config_hash, differences, plain, versioned
 

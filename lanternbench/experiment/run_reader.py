@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lanternbench.errors import UserError
 from lanternbench.measure.run_notes import asked_for
 from lanternbench.measure.samples import Sample
-from lanternbench.measure.summaries import Summary, read_summary
+from lanternbench.measure.summary import Summary, read_summary
 from lanternbench.utils.files import open_file
 from lanternbench.utils.json_values import SCHEMA_VERSION, read_object
 

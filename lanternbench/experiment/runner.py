@@ -25,8 +25,7 @@ from lanternbench.experiment.worker import Facts, Job, OnStep
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.samples import sample_key
 from lanternbench.measure.statistics import look_sizes
-from lanternbench.measure.summaries import Costs, Summary
-from lanternbench.measure.summary import all_told_apart, kept_sets, summarise
+from lanternbench.measure.summary import Costs, Summary, all_told_apart, kept_sets, summarise
 from lanternbench.methods.method import Method
 from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
 from lanternbench.metrics.setup import Setup

@@ -18,8 +18,7 @@ from lanternbench import prompts
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import RunFolder
 from lanternbench.measure.statistics import Estimate, bootstrap_mean
-from lanternbench.measure.summaries import Costs, Row, Summary, read_summary
-from lanternbench.measure.summary import RANDOM_NOTE, Sets, kept_sets, summarise
+from lanternbench.measure.summary import RANDOM_NOTE, Costs, Row, Sets, Summary, kept_sets, read_summary, summarise
 from lanternbench.metrics import Evaluators, ImageMetric, SetMetric, files, read_image, reference, scorers_for
 from lanternbench.metrics.features import ImageFiles
 from lanternbench.metrics.setup import Setup

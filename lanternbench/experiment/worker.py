@@ -16,7 +16,7 @@ from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.environment import environment
 from lanternbench.measure.fidelity import decode_loss, drafter_figures, row_losses, target_figures
 from lanternbench.measure.samples import Sample, sample_key
-from lanternbench.measure.summaries import Costs
+from lanternbench.measure.summary import Costs
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
 from lanternbench.metrics import ImageMetric, scorers_for

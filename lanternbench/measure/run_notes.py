@@ -6,19 +6,15 @@ from typing import Any
 import numpy as np
 
 from lanternbench.measure.figures import BASELINE, Figures
-from lanternbench.measure.samples import IMPORTED
+from lanternbench.measure.samples import IMPORTED, setting_changes
 from lanternbench.measure.statistics import LOOKS
-from lanternbench.measure.timing import setting_changes
 from lanternbench.notes import Note
 
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow
 SLOW_SHARE = 0.02  # of steps that took twice their median or more
 IDLE_SHARE = 0.8  # CPU seconds per second of wall time, on a CPU
-RANDOM_NOTE = Note(
-    "warning",
-    None,
-    "Metrics named -random come from networks with random weights: their times are real, their values noise.",
-)
+_RANDOM = "Metrics named -random come from networks with random weights: their times are real, their values noise."
+RANDOM_NOTE = Note("warning", None, _RANDOM)
 
 
 def counts(figures: Figures) -> dict[str, int]:
@@ -79,7 +75,6 @@ def run_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
 
 
 def _progress_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
-    """Notes on what the run was to measure and has not."""
     now = counts(figures)
     wanted, each = asked_for(run, now)
     if any(now.get(label, 0) < each for label in wanted):
@@ -97,7 +92,6 @@ def _progress_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
 
 
 def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
-    """Notes on latencies and speedups."""
     timed = figures.column("latency_s")[1] > 0
     environments = [run.get("environment") or {}, *(e.get("environment") or {} for e in run.get("resumed") or [])]
     if BASELINE not in figures.labels:
@@ -135,7 +129,6 @@ def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
 
 
 def _setting_notes(run: Mapping[str, Any]) -> Iterator[Note]:
-    """Notes on how the run was set up and resumed."""
     config = run.get("config") or {}
     if any("environment" in entry for entry in run.get("resumed") or []):
         text = "The run was resumed in another environment (see run.json): its latencies mix both."

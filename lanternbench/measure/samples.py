@@ -1,15 +1,16 @@
-"""One line of ``samples.jsonl``: one image by one method."""
+"""One line of ``samples.jsonl``: one image by one method; and the setting in which it was timed."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import unicodedata
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from lanternbench.utils.json_values import plain
+from lanternbench.utils.json_values import config_hash, differences, plain
 
 # what any image can have: a file from elsewhere may hold any number
 Count = Annotated[int, Field(ge=0, le=2**24)]
@@ -17,6 +18,11 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Figure = Annotated[float, Field(ge=-1e15, le=1e15)]
 
 IMPORTED = "imported"  # the method of samples that other code made
+SETTING = (  # what of an environment changes times: from other machines to other versions
+    *("lanternbench", "python", "torch", "platform", "cpu", "cores", "threads", "cuda", "gpus"),
+    *("device", "dtype", "compile", "executor", "workers"),
+)
+MOMENTARY = ("sm_clock_mhz", "memory_clock_mhz")
 _LIMITS = {"accept_lengths": 2**24, "tree_depths": 2**24, "tree_nodes": 2**24, "step_s": 1e9, "token_ids": 2**31 - 1}
 _LIMITS |= {"row_loss": 1.0, "column_loss": 1.0}
 _STATS = ("log_prob", "top1_prob", "entropy", "drafter_top1", "drafter_top3", "drafter_tv")  # of ``stats``, ``drafter``
@@ -121,3 +127,27 @@ def image_name(sample: Sample) -> str:
 def _slug(text: str) -> str:
     ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9+]+", "-", ascii_text)[:40].strip("-")
+
+
+def without_momentary(environment: Any) -> Any:
+    """An environment without what changes from moment to moment."""
+    if isinstance(environment, Mapping):
+        return {k: without_momentary(v) for k, v in environment.items() if k not in MOMENTARY}
+    return [without_momentary(item) for item in environment] if isinstance(environment, list) else environment
+
+
+def setting(environment: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The part of an environment that changes times."""
+    return {k: v for k, v in without_momentary(environment or {}).items() if k in SETTING}
+
+
+def setting_name(environment: Mapping[str, Any] | None) -> str | None:
+    """A name that two environments share if their settings are the same; None where there is none."""
+    values = setting(environment)
+    return config_hash(values)[:8] if values else None
+
+
+def setting_changes(environments: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What differs between the first environment's setting and the others', each once."""
+    settings = [values for environment in environments if (values := setting(environment))]
+    return list(dict.fromkeys(line for other in settings[1:] for line in differences(settings[0], other)))

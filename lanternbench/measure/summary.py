@@ -1,24 +1,171 @@
-"""The summary of a run: a row per method, every figure with its interval, and what a reader must know."""
+"""The summary of a run: a row per method, every figure with its interval, notes for the reader; ``summary.json``."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 
 from lanternbench import metrics
+from lanternbench.errors import UserError
 from lanternbench.measure import statistics
-from lanternbench.measure.figures import BASELINE, Figures
+from lanternbench.measure.figures import BASELINE, Figures, acceptance
 from lanternbench.measure.run_notes import RANDOM_NOTE, counts, run_notes
 from lanternbench.measure.samples import MEASURED
 from lanternbench.measure.statistics import Estimate, bootstrap_ratios, draws, paired_test
-from lanternbench.measure.steps import acceptance
-from lanternbench.measure.summaries import Row, Summary
-from lanternbench.notes import Note
+from lanternbench.notes import Kind, Note
+from lanternbench.utils.json_values import read_object
 
 LOSSLESS = 1e-3  # the most fidelity loss that float error explains
+LARGEST = 1e15  # of any figure
+NOTHING = Estimate()
+Costs = dict[str, dict[str, float]]  # metric -> {"images", "seconds"} that were really computed, without loading
 Sets = dict[str, dict[str, Estimate]]  # label -> figures of its whole set of images
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one method: ``n`` images, and figures by name."""
+
+    label: str
+    method: str
+    n: int
+    figures: dict[str, Estimate]
+    options: dict[str, Any] = field(default_factory=dict)
+    target: str | None = None
+    dataset: str | None = None
+    temperature: float | None = None
+    lossless: bool | None = None
+    simulated: bool = False
+    accept_histogram: list[int] = field(default_factory=list)  # steps that committed 0, 1, 2, … tokens
+    accept_len_by_position: list[float | None] = field(default_factory=list)  # τ by sixteenth of the image
+    phases: dict[str, float] = field(default_factory=dict)  # share of the decode in each
+    acceptance: dict[str, Any] = field(default_factory=dict)  # by position of the draft: `figures.acceptance`
+
+    def figure(self, name: str) -> Estimate:
+        """A figure by name, without a value where it was not measured."""
+        return self.figures.get(name, NOTHING)
+
+    def value(self, name: str) -> float | None:
+        return self.figure(name).value
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was measured of the methods of one run, or of a folder of images."""
+
+    rows: list[Row]
+    notes: list[Note] = field(default_factory=list)
+    sets: list[str] = field(default_factory=list)  # the figures that metrics of whole image sets gave
+    costs: Costs = field(default_factory=dict)
+    reference: dict[str, Any] | None = None  # the real images that those looked at
+    samples: str | None = None  # the SHA-256 of the ``samples.jsonl`` that it sums up, where it is known
+    suite: str | None = None  # the name and hash of the suite that was run
+
+    def all_notes(self) -> list[Note]:
+        """The notes, with one on the real images and one on the time of each metric."""
+        notes = list(self.notes)
+        if real := self.reference:
+            text = f"Real images: {real['images']} in {real['folder']}, hash {str(real['hash'])[:16]}."
+            notes.append(Note("info", None, text))
+        times = {name: 1000 * cost["seconds"] / cost["images"] for name, cost in self.costs.items()}
+        if each := [f"{name} {f'{s:,.0f}' if s >= 100 else f'{s:.3g}'} s" for name, s in times.items()]:
+            notes.append(Note("info", None, f"Time of the metrics per 1,000 images: {', '.join(each)}."))
+        return notes
+
+
+def read_summary(folder: Path) -> Summary:
+    """``summary.json`` of a run; entries of a wrong kind are missing.  Raises UserError where it cannot be read."""
+    path = Path(folder) / "summary.json"
+    try:
+        summary = read_object(path)
+    except FileNotFoundError:
+        text = f"{folder} has no summary.json, so the run did not finish: continue it with --resume."
+        raise UserError(text) from None
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error}): restore it, or run again with --fresh.") from None
+    entries = [entry for entry in _of(list, summary.get("rows")) if isinstance(entry, dict)]
+    rows = [row_of(entry) for entry in entries]
+    names = {name for row in rows for name in row.figures}
+    sets = [str(name) for name in _of(list, summary.get("sets"))]
+    sets = sets or sorted({name for entry in entries for name in names if f"{name}_n" in entry})
+    notes = [_note(note, names) for note in _of(list, summary.get("notes"))]
+    digest, reference = summary.get("samples"), _of(dict, summary.get("reference"))
+    parts = {name: reference.get(name) for name in ("folder", "images", "hash")}
+    real = parts | {"metrics": _of(list, reference.get("metrics"))} if parts.keys() <= reference.keys() else None
+    return Summary(rows, notes, sets, _costs(summary.get("costs")), real, digest if isinstance(digest, str) else None)
+
+
+def row_of(entry: Mapping[str, Any]) -> Row:
+    text = {name: str(entry[name]) if entry.get(name) else None for name in ("label", "method", "target", "dataset")}
+    figures, lossless = entry.get("figures"), entry.get("lossless")
+    figures = figures if isinstance(figures, dict) else _flat_figures(entry)
+    histogram = [max(_count(n) or 0, 0) for n in _of(list, entry.get("accept_histogram"))]
+    phases = {str(name): _number(share) for name, share in _of(dict, entry.get("phases")).items()}
+    return Row(
+        label=text["label"] or text["method"] or "–",
+        method=text["method"] or text["label"] or "–",
+        n=_count(entry.get("n")) or 0,
+        figures={name: _estimate(parts) for name, parts in figures.items() if isinstance(parts, dict)},
+        options=_of(dict, entry.get("options")),
+        target=text["target"],
+        dataset=text["dataset"],
+        temperature=_number(entry.get("temperature")),
+        lossless=lossless if isinstance(lossless, bool) else None,
+        simulated=entry.get("simulated") is True,
+        accept_histogram=histogram,
+        accept_len_by_position=[_number(n) for n in _of(list, entry.get("accept_len_by_position"))],
+        phases={name: share for name, share in phases.items() if share is not None},
+        acceptance=acceptance(histogram),
+    )
+
+
+def _flat_figures(entry: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Figures of a row that keeps the parts of a figure side by side: ``speedup``, ``speedup_lo``, ``speedup_hi``."""
+    ends = Estimate._fields[1:]
+    facts = {"label", "method", "options", "target", "dataset", "temperature", "lossless", "simulated", "n"}
+    facts |= {f"{name}_{end}" for name in entry for end in ends}
+    figures = {name: value for name, value in entry.items() if name not in facts}
+    return {k: {"value": v} | {end: entry.get(f"{k}_{end}") for end in ends} for k, v in figures.items()}
+
+
+def _estimate(parts: Mapping[str, Any]) -> Estimate:
+    return Estimate(**{name: _number(parts.get(name)) for name in ("value", "lo", "hi", "p")}, n=_count(parts.get("n")))
+
+
+def _note(value: Any, names: set[str]) -> Note:
+    """A note from JSON; one that is a sentence may begin with the metric's name."""
+    if isinstance(value, dict):
+        kind: Any = value.get("kind") if value.get("kind") in get_args(Kind) else "info"
+        metric = value.get("metric")
+        return Note(kind, str(metric) if metric else None, str(value.get("text") or ""))
+    name, sign, text = str(value).partition(": ")
+    return Note("info", name, text) if sign and name in names else Note("info", None, str(value))
+
+
+def _costs(value: Any) -> Costs:
+    read = {str(name): [_number(_of(dict, cost).get(part)) for part in ("images", "seconds")]
+            for name, cost in _of(dict, value).items()}  # fmt: skip
+    return {name: {"images": n, "seconds": s} for name, (n, s) in read.items() if n and s is not None}
+
+
+def _number(value: Any) -> float | None:
+    """A finite float; None for null, booleans, anything that is no number, and numbers that no run can have."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -LARGEST <= value <= LARGEST else None
+
+
+def _count(value: Any) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
+def _of(kind: type[Any], value: Any) -> Any:
+    """The value, or an empty one of this kind."""
+    return value if isinstance(value, kind) else kind()
 
 
 def summarise(figures: Figures, run: Mapping[str, Any], sets: Sets | None = None, seed: int = 0) -> Summary:
@@ -71,15 +218,20 @@ def renewed(figures: Figures, run: Mapping[str, Any], old: Summary) -> Summary:
 def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, Estimate], seed: int) -> Row:
     """One row; every interval of the row rests on the same resamplings of prompts."""
     of_label, names = figures.of(label), [*MEASURED, *sorted(figures.metrics)]
-    top, bottom = figures.by_prompt(names, of_label)
+    present = np.unique(figures.codes("prompt")[of_label])
+    sums = np.array([figures.of_prompts(name, of_label) for name in names])[..., present]
+    top, bottom = np.ascontiguousarray(sums.transpose(1, 2, 0))  # [prompts, figures] each
     estimates = {}
     for name, estimate in zip(names, bootstrap_ratios(top, bottom, draws(len(top)), seed), strict=True):
         images = int((figures.column(name)[1][of_label] != 0).sum())
-        p = _p_value(figures, name, label, seed) if name in figures.metrics else None
+        tested = name in figures.metrics and label != BASELINE  # on prompt means, of two prompts or more
+        apart = figures.difference(name, of_label) if tested else np.empty(0)
+        p = paired_test(apart, np.zeros_like(apart), draws(len(apart)), seed) if len(apart) > 1 else None
         estimates[name] = estimate._replace(n=images, p=p)
     value, lo, hi, n, _ = estimates["log_prob"]
-    if value is not None:  # of the mean log-probability
-        estimates["perplexity"] = Estimate(_exp(value), _exp(hi), _exp(lo), n)
+    if value is not None:  # of the mean log-probability; below -600 it has no float
+        value, lo, hi = (None if end is None or end < -600 else math.exp(-end) for end in (value, hi, lo))
+        estimates["perplexity"] = Estimate(value, lo, hi, n)
     steps = figures.steps[label]
     estimates |= {name: Estimate(value, n=len(steps.latencies)) for name, value in steps.percentiles().items()}
     memory, recorded = (part[of_label] for part in figures.column("peak_memory_mb"))
@@ -102,17 +254,6 @@ def _row(figures: Figures, label: str, run: Mapping[str, Any], whole: dict[str, 
         phases=steps.phase_shares(),
         acceptance=acceptance(histogram),
     )
-
-
-def _exp(log_prob: float | None) -> float | None:
-    return None if log_prob is None or log_prob < -600 else math.exp(-log_prob)  # else it has no float
-
-
-def _p_value(figures: Figures, name: str, label: str, seed: int) -> float | None:
-    """Paired test of a metric against the baseline on prompt means; None under two prompts."""
-    if label == BASELINE or len(apart := figures.difference(name, figures.of(label))) < 2:
-        return None
-    return paired_test(apart, np.zeros_like(apart), draws(len(apart)), seed)
 
 
 def all_told_apart(figures: Figures, labels: list[str]) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 
 from lanternbench.engine.proposal import Proposal
 from lanternbench.errors import UserError
+from lanternbench.measure.figures import robust
 from lanternbench.measure.samples import Sample
-from lanternbench.measure.steps import robust
 from lanternbench.predict.machines import Case, Machine, Measured, Roofline
 from lanternbench.predict.replay import Trace, autoregressive, batches, stretched
 

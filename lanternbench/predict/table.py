@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lanternbench.predict.predict import BASE, BATCHES, Prediction, Validation
-from lanternbench.report.drawing import save
-from lanternbench.report.scene import colour
+from lanternbench.report.scene import colour, save
 from lanternbench.report.tables import markdown
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import versioned

@@ -9,7 +9,7 @@ from importlib.resources import files
 from lanternbench import metrics
 from lanternbench.measure.samples import IMPORTED
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.utils.text import one_line
 
 MISSING = "–"
@@ -32,10 +32,6 @@ class Column:
     @property
     def arrow(self) -> str:
         return {"higher": "\u00a0↑", "lower": "\u00a0↓"}.get(self.better, "")
-
-    @property
-    def latex(self) -> str:
-        return self.tex or tex_escape(self.title[:1].upper() + self.title[1:])
 
     @property
     def numeric(self) -> bool:

@@ -9,12 +9,10 @@ from matplotlib.figure import Figure
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import find, iter_samples
-from lanternbench.notes import Note
-from lanternbench.report.drawing import scene_figure
 from lanternbench.report.load import Run, load_run
 from lanternbench.report.pareto import quality_columns, scatter, trade_off
 from lanternbench.report.pictures import forest
-from lanternbench.report.scene import NARROW
+from lanternbench.report.scene import NARROW, scene_figure
 from lanternbench.report.tables import frame
 
 OVERVIEW = ("label", "lossless", "speedup", "speedup_lo", "speedup_hi", "accept_len", "fidelity_loss")
@@ -22,29 +20,21 @@ LEFT_OUT = {"token_ids", "metrics", "stats", "drafter", "phases", "options", "ke
 
 
 @dataclass(frozen=True)
-class RunFrames:
-    """A run: ``summary`` has a row per method, ``samples`` a row per image."""
+class RunFrames(Run):
+    """A run: ``summary`` has a row per method, ``samples`` a row per image.
 
-    run: Run
+    ``notes``: what to know beside the figures; ``recipe``: guidance, temperature, prompts, device, and what else they
+    depend on.
+    """
 
     @property
     def path(self) -> Path:
-        return self.run.folder
-
-    @property
-    def notes(self) -> list[Note]:
-        """What to know beside the figures."""
-        return self.run.notes
-
-    @property
-    def recipe(self) -> dict[str, str]:
-        """Guidance, temperature, prompts, device, and what else the figures depend on."""
-        return self.run.recipe
+        return self.folder
 
     @cached_property
     def summary(self) -> pd.DataFrame:
         """Figures by name, each beside ``_lo`` and ``_hi`` (95 %), ``_n`` (images) and ``_p`` (against ar)."""
-        return frame(self.run.rows)
+        return frame(self.rows)
 
     @cached_property
     def samples(self) -> pd.DataFrame:
@@ -64,13 +54,12 @@ class RunFrames:
 
         Raises UserError where the run has no such figure.
         """
-        rows = self.run.rows
-        columns = {column.key: column for column in quality_columns(rows)}
-        if quality is None and (speeds := forest(rows, NARROW)) is not None:
+        columns = {column.key: column for column in quality_columns(self.rows)}
+        if quality is None and (speeds := forest(self.rows, NARROW)) is not None:
             return scene_figure(speeds)
         if quality not in columns:
             raise UserError(f"the run has no {quality or 'speeds'} to plot: choose of {', '.join(columns) or 'none'}")
-        return scene_figure(scatter(trade_off(rows, columns[quality]), NARROW))
+        return scene_figure(scatter(trade_off(self.rows, columns[quality]), NARROW))
 
     def _repr_html_(self) -> str:
         overview = self.summary.filter(OVERVIEW)
@@ -79,4 +68,4 @@ class RunFrames:
 
 def run_frames(path: str | Path) -> RunFrames:
     """A run folder, or the id or name of a run under ``results/``.  Raises UserError when there is no such run."""
-    return RunFrames(load_run(find(Path("results"), [str(path)])[0]))
+    return RunFrames(**vars(load_run(find(Path("results"), [str(path)])[0])))

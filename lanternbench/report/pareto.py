@@ -1,20 +1,26 @@
-"""The trade-off of speed and quality: the Pareto frontier, a line per method along its knob, and their picture."""
+"""The trade-off of speed and quality: the Pareto frontier, a line per method along its knob, and their picture.
+
+Each point has its label beside it where that touches no other label and no point, else a number with a key.
+"""
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle, pairwise
 from typing import NamedTuple
 
 from lanternbench.measure.figures import BASELINE
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.report import scene
 from lanternbench.report.columns import COLUMN, Column, disturbed, metric_column, metric_keys, name_of, run_of, runs_of
-from lanternbench.report.labels import place_labels
-from lanternbench.report.scene import LINE, Axis, Group, Item, Line, Mark, Point, Sign, Text, colour, family
+from lanternbench.report.scene import LINE, Anchor, Axis, Group, Item, Line, Mark, Point, Sign, Text, colour, family
 from lanternbench.utils.text import one_line
 
 NUMBERS = (int, float)  # and no booleans
+NEAR = 34.0  # pixels: a label further from its point than this has a leader line to it
+CLEAR = 6.5  # half the side of the square around a point that no label covers
+Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels
+Label = tuple[Text, list[Line]]  # with a leader line to its point, where it is far from it
 
 
 class TradeOff(NamedTuple):
@@ -114,10 +120,8 @@ def scatter(data: TradeOff, width: int) -> scene.Scene:
     groups = [Group(scene.frame(x, y, title, quality))]
     groups += [Group((Line(path, "frontier"),)) for path in stairs if len(path) > 1]
     groups += [Group((Line(path, "knob"),), colour(data.rows[i[0]].method)) for path, i in zip(lines, data.knobs)]
-    for row, place, label, items in zip(data.rows, points, labels, bars):
-        leader: list[Item] = [Line(label.leader, "leader")] if label.leader else []
+    for row, place, (text, leader), items in zip(data.rows, points, labels, bars):
         figures = f"{speed_name(data.x)} {data.x.cell(row)}, {data.y.title} {data.y.cell(row)}"
-        text = Text(label.x, label.y, label.text, "label", label.anchor)
         items = [*items, *leader, mark(row, *place, data.runs), text]
         groups.append(Group(items, colour(row.method), f"{name_of(row, data.runs)}: {figures}"))
     top = y.begin + 36 + LINE * (len(scene.wrap(title, x.end - x.begin + 30)) - 1)
@@ -136,11 +140,11 @@ def _signs(data: TradeOff) -> list[Sign]:
     rows, shapes = data.rows, {shape(row) for row in data.rows}
     intervals = any(column.figure(row).lo is not None for row in rows for column in (data.x, data.y))
     signs = {
-        scene.point("lossless", "circle"): "circle" in shapes,
-        scene.point("relaxed", "diamond"): "diamond" in shapes,
-        scene.stroke("Pareto frontier", "frontier"): any(len(frontier) > 1 for frontier in data.frontiers),
-        scene.stroke("one method, other settings", "knob"): bool(data.knobs),
-        scene.stroke("95 % interval", "interval"): intervals,
+        Sign("lossless", "circle"): "circle" in shapes,
+        Sign("relaxed", "diamond"): "diamond" in shapes,
+        Sign("Pareto frontier", "frontier"): any(len(frontier) > 1 for frontier in data.frontiers),
+        Sign("one method, other settings", "knob"): bool(data.knobs),
+        Sign("95 % interval", "interval"): intervals,
     }
     return legend(rows, data.runs, [sign for sign, drawn in signs.items() if drawn])
 
@@ -156,7 +160,6 @@ def speed_name(column: Column) -> str:
 
 
 def axis_title(column: Column) -> str:
-    """A column as the title of an axis."""
     return speed_name(column) + (f"  ({column.better} is better)" if column.better else "")
 
 
@@ -200,5 +203,94 @@ def legend(rows: Sequence[Row], runs: Sequence[str | None], signs: Sequence[Sign
     """The families of methods, then ``signs``, then the runs where there are several."""
     families = {family(row.method): colour(row.method) for row in rows}
     names = [f"({i}) {one_line(run or '', 40)}" for i, run in enumerate(runs, 1)] if len(runs) > 1 else []
-    fills = [scene.point(name, "circle", fill) for name, fill in zip(names, cycle(scene.FILLS))]
-    return [*(scene.swatch(name, shade) for name, shade in families.items()), *signs, *fills]
+    fills = [Sign(name, "circle", fill=fill) for name, fill in zip(names, cycle(scene.FILLS))]
+    return [*(Sign(name, "swatch", shade) for name, shade in families.items()), *signs, *fills]
+
+
+# --- labels ---
+
+
+def overlap(a: Box, b: Box) -> float:
+    """Area that two boxes share, in pixels²."""
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    return max(0.0, width) * max(0.0, height)
+
+
+def box_of(text: Text) -> Box:
+    """The rectangle that a text fills, a pixel of margin included."""
+    width = scene.text_width(text.text)
+    left = text.x - {"start": 0.0, "middle": 0.5, "end": 1.0}[text.anchor] * width
+    return left - 1, text.y - LINE + 3.5, left + width + 1, text.y + 3.5
+
+
+def place_labels(
+    points: Sequence[Point], names: Sequence[str], lines: Sequence[Sequence[Point]], frame: Box
+) -> tuple[list[Label], list[tuple[int, str]]]:
+    """A label for every point, and the key: (number, name) of points whose names have no place within ``frame``.
+
+    Labels touch neither each other nor a point; of such places they take the nearest that covers least of ``lines``.
+    """
+    marks: list[Box] = [(x - CLEAR, y - CLEAR, x + CLEAR, y + CLEAR) for x, y in points]
+    covered = [box for line in lines for box in _boxes(line)]
+    taken, labels, key = list(marks), dict[int, Label](), list[tuple[int, str]]()
+
+    def best(i: int, text: str, far: bool = False) -> Label | None:
+        """The place of the least price, which is distance and what it covers of lines; ``far``: any free place.
+
+        Else only a place counts that is nearer to its point than to any other by 4 pixels.
+        """
+        (x, y), found, least = points[i], None, math.inf
+        for rank, (dx, dy, anchor) in enumerate(_places(far, frame)):
+            label = Text(round(x + dx, 1), round(y + dy, 1), text, anchor=anchor)
+            box = box_of(label)
+            away = _gap(box, marks[i])
+            price = 2.0 * away + 0.01 * rank
+            inside = box[0] >= frame[0] and box[1] >= frame[1] and box[2] <= frame[2] and box[3] <= frame[3]
+            if price >= least or not inside or any(overlap(box, other) > 0 for other in taken):
+                continue
+            doubtful = any(_gap(box, other) < away + 4 for other in marks[:i] + marks[i + 1 :])
+            price += sum(overlap(box, line) for line in covered) + 20.0 * doubtful
+            if price < least and (far or not doubtful):
+                end = (min(max(x, box[0]), box[2]), min(max(y, box[1] + 2), box[3] - 2))
+                leader = [Line(((x, y), end), "leader")] if doubtful or away > NEAR / 3 else []
+                found, least = (label, leader), price
+        return found
+
+    crowd = [sum(math.dist(p, other) < 60 for other in points) for p in points]
+    for i in sorted(range(len(points)), key=lambda i: (crowd[i], i)):
+        label = best(i, names[i])
+        if label is None:
+            key.append((len(key) + 1, names[i]))
+            label = best(i, str(len(key)), far=True)
+        assert label is not None
+        labels[i] = label
+        taken.append(box_of(label[0]))
+    return [labels[i] for i in range(len(points))], key
+
+
+def _gap(a: Box, b: Box) -> float:
+    """Pixels between two boxes."""
+    return math.hypot(max(a[0] - b[2], b[0] - a[2], 0.0), max(a[1] - b[3], b[1] - a[3], 0.0))
+
+
+def _places(far: bool, frame: Box) -> list[tuple[float, float, Anchor]]:
+    """(dx, dy, anchor) of a label's baseline from its point, near places first; ``far``: anywhere in the frame."""
+    middle = LINE / 2 - 3.5
+    places: list[tuple[float, float, Anchor]] = []
+    for r in (8, 12, 18, 26, NEAR):
+        places += [(r, middle, "start"), (0, -r, "middle"), (0, r + LINE - 3.5, "middle"), (-r, middle, "end")]
+        for side in (-0.8 * r, 0.8 * r):
+            places += [(0.7 * r, middle + side, "start"), (-0.7 * r, middle + side, "end")]
+    if far:
+        wide, high = int(frame[2] - frame[0]), int(frame[3] - frame[1])
+        places += [(dx, dy, "middle") for dx in range(-wide, wide, 12) for dy in range(-high, high, 12)]
+    return places
+
+
+def _boxes(line: Sequence[Point]) -> Iterator[Box]:
+    """A polyline as small boxes, thin where it is horizontal or upright."""
+    for (x0, y0), (x1, y1) in pairwise(line):
+        pieces = 1 if x0 == x1 or y0 == y1 else 1 + int(math.dist((x0, y0), (x1, y1)) / 6)
+        ends = [(x0 + k / pieces * (x1 - x0), y0 + k / pieces * (y1 - y0)) for k in range(pieces + 1)]
+        for (xa, ya), (xb, yb) in pairwise(ends):
+            yield min(xa, xb) - 1, min(ya, yb) - 1, max(xa, xb) + 1, max(ya, yb) + 1

@@ -4,18 +4,16 @@ Each is drawn for a wide page, and for a phone or one column of a paper.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from lanternbench.measure.figures import BASELINE
-from lanternbench.measure.steps import Steps
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.figures import BASELINE, Steps
+from lanternbench.measure.summary import Row
 from lanternbench.report import pareto, scene
 from lanternbench.report.columns import COLUMN, name_of, runs_of
-from lanternbench.report.drawing import save, scene_figure
 from lanternbench.report.scene import LINE, PHASES, Axis, Bar, Group, Item, Line, Mark, Scene, Sign, Text, colour
 from lanternbench.report.tables import position_rates, positions
 
@@ -32,24 +30,22 @@ class Picture(NamedTuple):
     narrow: Scene
 
 
-Drawing = tuple[str, str, Callable[[int], Scene | None]]  # key, title, and the picture so many pixels wide, if any
-
-
-def _pictures(drawings: Iterable[Drawing]) -> list[Picture]:
-    drawn = [(key, title, draw(scene.WIDE), draw(scene.NARROW)) for key, title, draw in drawings]
-    return [Picture(key, title, wide, narrow) for key, title, wide, narrow in drawn if wide and narrow]
+def _picture(key: str, title: str, draw: Callable[[int], Scene | None]) -> list[Picture]:
+    """The picture that ``draw`` makes for a width, if any."""
+    wide, narrow = draw(scene.WIDE), draw(scene.NARROW)
+    return [Picture(key, title, wide, narrow)] if wide and narrow else []
 
 
 def speed_pictures(rows: Sequence[Row]) -> list[Picture]:
     """Speed as a forest plot, and speed against every quality that a relaxed method traded for it."""
     name = pareto.speed_name(pareto.speed_column(rows))
-    drawings: list[Drawing] = [("speed", name[0].upper() + name[1:], partial(forest, rows))]
+    pictures = _picture("speed", name[0].upper() + name[1:], partial(forest, rows))
     for quality in pareto.quality_columns(rows):
         # the metric's name comes from a file: nothing but a file name may come of it
         stem = "pareto-" + re.sub(r"[^A-Za-z0-9_-]+", "_", quality.key)[:60]
         draw = partial(pareto.scatter, pareto.trade_off(rows, quality))
-        drawings.append((stem, f"Speed against {quality.title}", draw))
-    return _pictures(drawings)
+        pictures += _picture(stem, f"Speed against {quality.title}", draw)
+    return pictures
 
 
 def step_pictures(rows: Sequence[Row], steps: Sequence[Steps | None]) -> list[Picture]:
@@ -59,8 +55,8 @@ def step_pictures(rows: Sequence[Row], steps: Sequence[Steps | None]) -> list[Pi
         if each is not None and (count := sum(each.histogram())):
             parts = {phase: 1000 * each.phases.get(phase, 0.0) / count for phase in PHASES}
             times.append((name_of(row, runs), row.method, parts))
-    acceptance = ("acceptance", "Acceptance by position of the draft", partial(panels, rows))
-    return _pictures([acceptance, ("phases", "Time of a step by phase", partial(phases, times))])
+    acceptance = _picture("acceptance", "Acceptance by position of the draft", partial(panels, rows))
+    return acceptance + _picture("phases", "Time of a step by phase", partial(phases, times))
 
 
 def panels(rows: Sequence[Row], width: int) -> Scene | None:
@@ -79,9 +75,9 @@ def panels(rows: Sequence[Row], width: int) -> Scene | None:
         lefts = (6 + i * (each + 14) for i in range(across))
         groups += [_panel(row, title, left, each, top) for row, title, left in zip(line, titles, lefts)]
         y = top + HEIGHT + 24
-    signs = [scene.swatch("accepted, with all before it (joint)", scene.QUIET, "share"),
-             scene.stroke("accepted, given all before it were (conditional)", "curve"),
-             scene.Sign("across: position in the draft")]  # fmt: skip
+    signs = [Sign("accepted, with all before it (joint)", "share"),
+             Sign("accepted, given all before it were (conditional)", "curve"),
+             Sign("across: position in the draft")]  # fmt: skip
     return scene.with_legend("acceptance by position of the draft", width, y, groups, signs)
 
 
@@ -112,7 +108,9 @@ def _panel(row: Row, title: Sequence[str], left: float, width: float, top: float
 def write_pictures(pictures: Sequence[Picture], out: Path) -> list[Path]:
     """Each as .png, .svg and .pdf in ``out``, a column of a paper wide."""
     kinds = ("png", "svg", "pdf")
-    return [file for one in pictures for file in save(partial(scene_figure, one.narrow), out / one.key, kinds)]
+    return [
+        file for one in pictures for file in scene.save(partial(scene.scene_figure, one.narrow), out / one.key, kinds)
+    ]
 
 
 class Entry(NamedTuple):
@@ -149,7 +147,7 @@ def forest(rows: Sequence[Row], width: int) -> Scene | None:
             loss = (LOSS.value(row) if with_loss else "",) if losses else ()
             draw = partial(pareto.speed_mark, speed, runs, row)
             entries.append(Entry(name_of(row, runs), (speed.cell(row), *loss), colour(row.method), hint, draw))
-    signs = pareto.legend(rows, runs, [scene.stroke("ar = 1", "reference")])
+    signs = pareto.legend(rows, runs, [Sign("ar = 1", "reference")])
     return listed(entries, partial(pareto.fitted, speed, rows, (1.0,)), 1.0, pareto.axis_title(speed), signs, width)
 
 
@@ -164,7 +162,7 @@ def phases(rows: Sequence[tuple[str, str, dict[str, float]]], width: int) -> Sce
         whole = f"{sum(parts.values()):.1f} ms"
         entries.append(Entry(name, (whole,), colour(method), f"{name}: {whole} a step: {each}", partial(_stack, parts)))
     most = max(sum(parts.values()) for _, _, parts in rows)
-    signs = [scene.swatch(phase, shade, phase) for phase, shade in PHASES.items()]
+    signs = [Sign(phase, phase, shade) for phase, shade in PHASES.items()]
     return listed(entries, partial(Axis, 0.0, 1.04 * most), None, "milliseconds of a step, mean", signs, width)
 
 

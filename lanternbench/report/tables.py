@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.report.columns import MISSING, Column, columns, glossary, name_of, run_of, runs_of
 from lanternbench.utils.text import one_line
 
@@ -147,11 +147,6 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
 def csv_text(records: Sequence[dict[str, Any]] | pd.DataFrame) -> str:
     """Records as CSV; nested values as text, missing = empty, and no cell that a spreadsheet would run."""
     return pd.DataFrame(records).map(csv_cell).to_csv(index=False, lineterminator="\n")
-
-
-def csv_table(rows: Sequence[Row]) -> str:
-    """`frame` as CSV."""
-    return csv_text(frame(rows))
 
 
 def terminal_table(rows: Sequence[Row], width: int | None = None, chosen: Sequence[Column] | None = None) -> RichTable:

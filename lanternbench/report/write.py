@@ -1,36 +1,63 @@
-"""``report()``: everything that a report of run folders writes."""
+"""``report()``: everything that a report of run folders writes: tables, pictures, a LaTeX table and one page.
+
+`report.html` is one file without network, with the answer, tables, plots and images of the runs.  `table.tex` fits a
+paper: chosen columns, names as papers write them, value ± interval.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from lanternbench import metrics
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.run_notes import RANDOM_NOTE
 from lanternbench.measure.statistics import LOOKS
+from lanternbench.measure.summary import Row
 from lanternbench.notes import Note, by_importance
 from lanternbench.report import load, tables
-from lanternbench.report.answer import BUDGET, answer
-from lanternbench.report.columns import glossary, metric_column, metric_keys
-from lanternbench.report.drawing import save
-from lanternbench.report.grid import PROMPTS, grid_figure
-from lanternbench.report.latex import latex_table
-from lanternbench.report.load import Contents, ReportRow, Run, differing
-from lanternbench.report.maps import loss_figure, loss_records
-from lanternbench.report.page import Part, html_page, templates
-from lanternbench.report.pairs import INTRO, compared, pair_table
+from lanternbench.report.columns import MISSING, Column, columns, glossary, metric_column, metric_keys, tex_escape
+from lanternbench.report.findings import BUDGET, INTRO, Pair, answer, compared, pair_table
+from lanternbench.report.images import PROMPTS, grid_figure, image_grid, loss_figure, loss_records
+from lanternbench.report.load import Contents, ReportRow, Run, View, differing, paper_name
 from lanternbench.report.pareto import speed_column
-from lanternbench.report.pictures import speed_pictures, step_pictures, write_pictures
-from lanternbench.report.tables import Table, csv_table, csv_text, markdown_table
-from lanternbench.report.view import View
+from lanternbench.report.pictures import Picture, speed_pictures, step_pictures, write_pictures
+from lanternbench.report.scene import colour, save
+from lanternbench.report.tables import Table, csv_text, figure_table, markdown_escape, markdown_table
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import versioned
+from lanternbench.utils.text import one_line
 
 FORMATS = ("md", "csv", "tex", "html", "json")
+COLUMN, PAGE = 219.0, 455.0  # points: \\columnwidth and \\textwidth of ACL, the narrowest of two-column venues
+SIGN, BETWEEN = 4.7, 6.0  # points of a sign in \\small and between columns, \\tabcolsep being 3 points
+ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
+
+
+class Part(NamedTuple):
+    """One run in a report: its data, its methods compared in pairs, and its findings."""
+
+    run: Run
+    contents: Contents
+    pairs: list[Pair]
+    answer: list[str]
+
+
+def templates() -> Environment:
+    """The templates of this package: text is escaped for HTML but in LaTeX, and cut to one printable line."""
+    loader, escaped = PackageLoader("lanternbench.report"), lambda name: not (name or "").endswith(".tex")
+    environment = Environment(loader=loader, autoescape=escaped, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
+    environment.globals["colour"] = colour
+    environment.filters["plain"] = lambda text, limit=200: one_line(str(text), limit)
+    environment.filters["md"] = lambda text, limit=200: Markup(markdown_escape(str(text), limit))
+    return environment
 
 
 def report(
@@ -119,7 +146,7 @@ def _texts(parts: list[Part], rows: list[ReportRow], notes: list[Note], view: Vi
     template, sections = map(templates().get_template, ("table.md", "sections.md"))
     texts = {
         "table.md": template.render(parts=parts, recipes=lines, notes=notes, table=table, glossary=meanings),
-        "table.csv": csv_table(rows),
+        "table.csv": csv_text(tables.frame(rows)),
         "table.tex": latex_table(rows, caption, recipe, view.columns_for(rows, "tex") if view.columns else None),
         "table.json": json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
     }
@@ -184,3 +211,98 @@ def _metric_notes(rows: Sequence[Any]) -> Iterator[Note]:
             name = metric_column(key).title
             text = f"{name} is over {span} images per row and changes with their number: compare equal counts only."
             yield Note("info", None, text)
+
+
+def html_page(
+    parts: Sequence[Part],
+    rows: list[ReportRow],
+    notes: list[Note],
+    pictures: tuple[list[Picture], list[Picture]],
+    view: View,
+    published: Table | None = None,
+) -> str:
+    """The whole page; ``pictures``: of speeds, and of steps.  Text from files is escaped; a CSP forbids network."""
+    runs = [part.run for part in parts]
+    grids = [image_grid(part.run, part.contents, view) for part in parts]
+    answers = {sentence for part in parts for sentence in part.answer}
+    notes = [note for note in notes if note.text not in answers]
+    notes += [Note("info", None, text) for grid in grids for text in grid.notes]
+    facts = {
+        "Target": [run.target for run in runs],
+        "Prompts": [run.recipe["prompts"] for run in runs],
+        "Hardware": [run.hardware for run in runs],
+        "Made": [str(run.info.get("created") or MISSING).replace("T", " ")[:16] for run in runs],
+    }
+    # columns that were not chosen, by default those that do not fit a terminal, are folded
+    every, compact = columns(rows), view.columns_for(rows, "terminal")
+    folded = frozenset(i for i, c in enumerate(every) if c not in compact and (view.columns or c.key != "lossless"))
+    dispensable = frozenset(i for i, c in enumerate(every) if c.key in ("lossless", "step_compression", "tree_depth"))
+    page = templates().get_template("report.html")
+    return page.render(
+        parts=parts,
+        facts={name: " · ".join(dict.fromkeys(values)) for name, values in facts.items()},
+        notes=list(dict.fromkeys(notes)),
+        results=figure_table(rows, every)._replace(folded=folded, dispensable=dispensable),
+        glossary=glossary(every),
+        plots=pictures[0],
+        step_pictures=pictures[1],
+        view=view,
+        pair_intro=INTRO,
+        pair_tables=[pair_table(part.pairs) for part in parts],
+        published=published,
+        grids=grids,
+        drawn=any(run.draws for run in runs),
+        environments=[[(name, _flat(run.part(name))) for name in ("environment", "config")] for run in runs],
+    )
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested dicts as ("outer.inner", text) pairs."""
+    flat = []
+    for key, value in content.items():
+        if isinstance(value, dict) and value and prefix.count(".") < 8:
+            flat += _flat(value, f"{prefix}{key}.")
+        else:
+            flat.append((f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, default=str)))
+    return flat
+
+
+def latex_table(rows: Sequence[Row], caption: str = "", recipe: str = "", fixed: Sequence[Column] | None = None) -> str:
+    """A booktabs table (needs \\usepackage{booktabs} and nothing else), all text escaped.
+
+    It is one column wide if it fits, else a page (``table*``). Of columns that it chooses itself the last go until it
+    fits a page, and a comment names them; ``fixed`` columns are kept. ``recipe``: how the run was made, as a comment.
+    """
+    every = list(columns(rows, "tex") if fixed is None else fixed)
+    cells, widths = [[_cell(column, row) for row in rows] for column in every], []
+    for column, each in zip(every, cells):
+        head = len(column.title) + (2 if column.better else 0) + (4 if column.form.endswith("%") else 0)
+        widths.append(SIGN * max([head, len(MISSING), *(signs for _, signs in each)]) + BETWEEN)
+    fits = (n for n in range(len(every), 2, -1) if fixed is not None or sum(widths[:n]) <= PAGE)
+    count = next(fits, min(2, len(every)))
+    chosen, left_out = every[:count], [column.key for column in every[count:]]
+    kind = "table" if sum(widths[:count]) <= COLUMN else "table*"
+    titles = [c.tex or tex_escape(c.title[:1].upper() + c.title[1:]) for c in chosen]
+    heads = [t + (r" (\%)" if c.form.endswith("%") else "") + ARROWS[c.better] for t, c in zip(titles, chosen)]
+    lines = [[text for text, _ in line] for line in zip(*cells[:count])]
+    alignment, caption = "".join("r" if c.numeric else "l" for c in chosen), f"{tex_escape(caption, 1000)} ".lstrip()
+    facts = {"recipe": " ".join(recipe.split()), "left_out": left_out, "caption": caption}
+    template = templates().get_template("table.tex")
+    return template.render(facts, kind=kind, alignment=alignment, heads=heads, rows=lines) + "\n"
+
+
+def _cell(column: Column, row: Row) -> tuple[str, float]:
+    """A figure ± the distance to the farther end of its interval, both without unit; and about how many signs wide."""
+    if not column.numeric:
+        words = paper_name(row) if column.key == "label" else column.value(row)
+        text = tex_escape(words)
+        return "{}" + text if text.startswith(("[", "*")) else text, len(words)  # else the \\ before takes it
+    value, low, high, *_ = column.figure(row)
+    if value is None:
+        return "--", 0
+    far = max(high - value, value - low, 0.0) if column.interval and low is not None and high is not None else 0.0
+    number, bound = (column.print(part).rstrip("×%") for part in (value, far))
+    if not float(bound):
+        return f"${number}$", len(number)
+    # a bound is set in \\scriptstyle, about three quarters as wide, between thin spaces
+    return rf"${number}{{\scriptstyle\,\pm\,{bound}}}$", len(number) + 0.75 * len(bound) + 2.2

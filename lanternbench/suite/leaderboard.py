@@ -10,11 +10,11 @@ from jinja2 import ChoiceLoader, PackageLoader
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.report.columns import BASE, MISSING, Column, columns
 from lanternbench.report.load import Run
-from lanternbench.report.page import templates
 from lanternbench.report.tables import Cell, Table, figure_cell, markdown
+from lanternbench.report.write import templates
 from lanternbench.suite.protocol import of_stamp
 from lanternbench.suite.submission import Submission, judged, ms_per_token, read
 from lanternbench.utils.text import shortened

@@ -19,8 +19,7 @@ from lanternbench.experiment.run_reader import RunFile, iter_samples, read_run, 
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.samples import IMPORTED, Sample, sample_key
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import LARGEST, NOTHING, Row, Summary, read_summary
-from lanternbench.measure.summary import summarise
+from lanternbench.measure.summary import LARGEST, NOTHING, Row, Summary, read_summary, summarise
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt
 from lanternbench.prompts.prompt_set import prompts_hash

@@ -5,7 +5,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lanternbench.report.drawing import save
+from lanternbench.report.scene import save
 from lanternbench.tune.result import BASELINE, DEFAULT, Tuning
 
 COLOURS = ("#7a7f87", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the default sizes first

@@ -15,8 +15,8 @@ from lanternbench.experiment.environment import environment
 from lanternbench.experiment.run_folder import free
 from lanternbench.experiment.worker import WARMUP_STEPS, mode
 from lanternbench.measure.fidelity import decode_loss
+from lanternbench.measure.figures import robust
 from lanternbench.measure.statistics import Estimate, bootstrap_ratio
-from lanternbench.measure.steps import robust
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.prompts import Prompt, PromptSet

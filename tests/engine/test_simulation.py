@@ -12,7 +12,7 @@ from lanternbench.engine.verify import VerifyResult
 from lanternbench.errors import UserError
 from lanternbench.experiment import config
 from lanternbench.experiment import runner as sweeps
-from lanternbench.measure.steps import conditional_rates, joint_rates
+from lanternbench.measure.figures import conditional_rates, joint_rates
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.report.load import ReportRow

@@ -21,7 +21,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key
 from lanternbench.experiment.environment import environment
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import Row, Summary, read_summary
+from lanternbench.measure.summary import Row, Summary, read_summary
 from lanternbench.notes import Note
 from lanternbench.utils.json_values import differences
 

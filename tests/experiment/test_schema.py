@@ -13,7 +13,7 @@ from lanternbench.cli.output import print_json
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, read_run
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import Row, Summary, read_summary
+from lanternbench.measure.summary import Row, Summary, read_summary
 from lanternbench.notes import Note
 from lanternbench.utils.json_values import SCHEMA_VERSION
 from tools.schemas import current

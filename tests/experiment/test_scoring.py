@@ -20,8 +20,7 @@ from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key, scoring
 from lanternbench.measure.figures import Figures
-from lanternbench.measure.summaries import Row, Summary, read_summary
-from lanternbench.measure.summary import RANDOM_NOTE, summarise
+from lanternbench.measure.summary import RANDOM_NOTE, Row, Summary, read_summary, summarise
 from lanternbench.metrics import Extra, ImageMetric, SetMetric, SetScore, files
 from lanternbench.metrics.setup import Setup
 from lanternbench.notes import Note

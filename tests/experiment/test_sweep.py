@@ -26,7 +26,7 @@ from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.experiment import config, sweep_file, worker
 from lanternbench.experiment import runner as sweeps
-from lanternbench.measure.summaries import read_summary
+from lanternbench.measure.summary import read_summary
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 

@@ -23,14 +23,12 @@ from lanternbench.experiment import RunFolder, Sample, read_run
 from lanternbench.experiment.run_reader import scan
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.samples import sample_key
-from lanternbench.measure.summaries import read_summary
-from lanternbench.measure.summary import summarise
+from lanternbench.measure.summary import read_summary, summarise
 from lanternbench.models.loading import read_state
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.report.latex import latex_table
 from lanternbench.report.load import joined_rows, load_run
-from lanternbench.report.tables import csv_table, markdown_table, terminal_table
-from lanternbench.report.write import report_notes
+from lanternbench.report.tables import csv_text, frame, markdown_table, terminal_table
+from lanternbench.report.write import latex_table, report_notes
 from lanternbench.utils.files import WEIGHTS
 
 FUZZ = settings(
@@ -98,7 +96,7 @@ def test_any_sample_is_one_sentence_or_summarised(changes, tmp_path):
         figures = Figures(line.sample for line in scan(path) if line.sample)
         summary = summarise(figures, {"methods": [{"label": "ar", "lossless": True}]})
         if summary.rows:
-            markdown_table(summary.rows), csv_table(summary.rows), latex_table(summary.rows)
+            markdown_table(summary.rows), csv_text(frame(summary.rows)), latex_table(summary.rows)
 
     judged(work)
 
@@ -131,7 +129,7 @@ def test_any_run_and_summary_are_one_sentence_or_reported(run, row, figure, fold
         loaded = load_run(folder)
         rows = joined_rows([loaded, loaded])
         report_notes([loaded, loaded])
-        markdown_table(rows), csv_table(rows), latex_table(rows), terminal_table(rows, 80)
+        markdown_table(rows), csv_text(frame(rows)), latex_table(rows), terminal_table(rows, 80)
 
     judged(work)
     for name, content in kept.items():

@@ -13,7 +13,7 @@ from lanternbench.cli.results_cmd import folder_names
 from lanternbench.errors import UserError
 from lanternbench.experiment.scoring import Item, Journal
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.metrics.export import export_dpg, export_geneval

@@ -18,7 +18,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, read_run
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.worker import Worker
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.models import fingerprints as prints
 from lanternbench.models.catalogue import load_target, with_drafter
 from lanternbench.models.fingerprints import fingerprints

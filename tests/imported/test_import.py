@@ -19,7 +19,7 @@ from lanternbench.experiment import read_run, read_samples
 from lanternbench.experiment.config import sweep
 from lanternbench.imported import layouts
 from lanternbench.imported.run import LOG_PROB, import_run, log_probs, matched
-from lanternbench.measure.summaries import read_summary
+from lanternbench.measure.summary import read_summary
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.tiny import checkpoint as tiny

@@ -10,12 +10,11 @@ import pytest
 
 from lanternbench.experiment import Sample, sample_key
 from lanternbench.measure.figures import Figures
+from lanternbench.measure.samples import setting_name
 from lanternbench.measure.statistics import Estimate, bootstrap_mean, bootstrap_ratio, paired_test
-from lanternbench.measure.summaries import Row, Summary
-from lanternbench.measure.summary import RANDOM_NOTE, summarise
-from lanternbench.measure.timing import setting_name
+from lanternbench.measure.summary import RANDOM_NOTE, Row, Summary, summarise
 from lanternbench.notes import Note
-from lanternbench.report.pairs import compared
+from lanternbench.report.findings import compared
 
 TRIALS = 400
 

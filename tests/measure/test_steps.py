@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from lanternbench.experiment import Sample, sample_key
-from lanternbench.measure.figures import Figures
+from lanternbench.measure.figures import PARTS, Figures, Steps, by_position, robust
 from lanternbench.measure.run_notes import contention
-from lanternbench.measure.steps import PARTS, Steps, by_position, robust
 from lanternbench.measure.summary import summarise
 
 

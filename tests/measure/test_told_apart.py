@@ -13,7 +13,7 @@ from lanternbench.measure.samples import Sample
 from lanternbench.measure.statistics import LOOKS, holm_in_two, look_sizes, paired_test, prompts_needed
 from lanternbench.measure.summary import all_told_apart
 from lanternbench.methods.method import method
-from lanternbench.report.pairs import SPEED, compared
+from lanternbench.report.findings import SPEED, compared
 
 SPEEDS = {"ar": 1.0, "a": 0.7, "copy of a": 0.7, "b": 0.6, "c": 0.65, "d": 0.8, "e": 0.75}
 

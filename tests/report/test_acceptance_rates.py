@@ -11,10 +11,9 @@ from test_report import flat, make_run, row
 
 from lanternbench import experiment as results
 from lanternbench.measure import summary as measure
-from lanternbench.measure.figures import Figures
+from lanternbench.measure.figures import Figures, acceptance, conditional_rates, joint_rates
 from lanternbench.measure.samples import Sample
-from lanternbench.measure.steps import acceptance, conditional_rates, joint_rates
-from lanternbench.measure.summaries import read_summary
+from lanternbench.measure.summary import read_summary
 from lanternbench.report.pictures import panels
 from lanternbench.report.scene import WIDE, Bar
 from lanternbench.report.tables import acceptance_table

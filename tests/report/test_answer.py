@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import Row
+from lanternbench.measure.summary import Row
 from lanternbench.notes import Note
-from lanternbench.report.answer import answer
-from lanternbench.report.pairs import Pair
+from lanternbench.report.findings import Pair, answer
 
 
 def row(label: str, speedup: float | None, loss: float = 0.0, lossless: bool = True) -> Row:

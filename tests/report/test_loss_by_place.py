@@ -17,7 +17,7 @@ from lanternbench.experiment.worker import figures
 from lanternbench.lossless.tables import row_end_target
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.report.maps import loss_figure, loss_records
+from lanternbench.report.images import loss_figure, loss_records
 from lanternbench.report.write import report
 
 CAPTIONS = ["a large red star on the left", "a small green ring", "two dogs in the snow"]

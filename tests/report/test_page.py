@@ -17,7 +17,7 @@ from test_pictures import LABELS, twenty_one
 from test_report import EVIL, FID, flat, make_run
 
 from lanternbench import experiment as results
-from lanternbench.report.labels import overlap
+from lanternbench.report.pareto import overlap
 from lanternbench.report.write import report
 from lanternbench.suite import leaderboard
 from lanternbench.suite.submission import submission, write

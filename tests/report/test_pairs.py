@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lanternbench.measure.statistics import holm, paired_test, paired_tests
+from lanternbench.report.findings import Pair, compared
 from lanternbench.report.load import load_run, read_contents
-from lanternbench.report.pairs import Pair, compared
 from lanternbench.report.write import FORMATS, report
 
 

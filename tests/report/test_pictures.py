@@ -16,16 +16,33 @@ from test_report import flat, make_run, row
 
 from lanternbench.errors import UserError
 from lanternbench.report.columns import columns, metric_column
-from lanternbench.report.drawing import scene_figure
-from lanternbench.report.labels import Label, box_of, overlap, place_labels
-from lanternbench.report.latex import latex_table
-from lanternbench.report.page import templates
-from lanternbench.report.pareto import quality_columns, scatter, short_names, speed_column, trade_off
+from lanternbench.report.load import View, paper_name, read_names
+from lanternbench.report.pareto import (
+    box_of,
+    overlap,
+    place_labels,
+    quality_columns,
+    scatter,
+    short_names,
+    speed_column,
+    trade_off,
+)
 from lanternbench.report.pictures import forest, panels, phases
-from lanternbench.report.scene import NARROW, WIDE, Line, Mark, Scene, Text, axis, family, text_width, wrap
+from lanternbench.report.scene import (
+    NARROW,
+    WIDE,
+    Line,
+    Mark,
+    Scene,
+    Text,
+    axis,
+    family,
+    scene_figure,
+    text_width,
+    wrap,
+)
 from lanternbench.report.tables import terminal_table
-from lanternbench.report.view import View, paper_name, read_names
-from lanternbench.report.write import report
+from lanternbench.report.write import latex_table, report, templates
 
 LABELS = [
     "sd", "medusa", "eagle-1", "eagle-1 tree=chain shape=chain-5 acceptance=block", "eagle-3",
@@ -89,7 +106,7 @@ def test_no_label_covers_a_point_and_each_is_nearest_to_its_own(width):
     labels = [t for g in made.groups if g.hint for t in g.items if isinstance(t, Text)]
     assert len(labels) == len(marks) == 21
     for text in labels:
-        box = box_of(Label(text.text, text.x, text.y, text.anchor))
+        box = box_of(text)
         assert not any(overlap(box, mark) for mark in marks), text
 
 
@@ -98,9 +115,9 @@ def test_a_name_without_a_place_becomes_a_number_with_a_key():
     labels, key = place_labels(points, [f"a method of a long name {i}" for i in range(16)], [], (0, 0, 200, 200))
     assert key
     assert all(number == i + 1 for i, (number, _) in enumerate(key))
-    drawn = [box_of(label) for label in labels]
+    drawn = [box_of(text) for text, _ in labels]
     assert not any(overlap(a, b) for a, b in combinations(drawn, 2))
-    assert {label.text for label in labels} >= {str(number) for number, _ in key}
+    assert {text.text for text, _ in labels} >= {str(number) for number, _ in key}
 
 
 def knob_rows() -> list:

@@ -25,17 +25,15 @@ from lanternbench.errors import UserError
 from lanternbench.measure import summary as measure
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summaries import read_summary, row_of
-from lanternbench.measure.summary import RANDOM_NOTE
+from lanternbench.measure.summary import RANDOM_NOTE, read_summary, row_of
 from lanternbench.notes import Note
 from lanternbench.report.columns import columns, metric_column, tex_escape
-from lanternbench.report.latex import latex_table
+from lanternbench.report.images import image_uri, token_map
 from lanternbench.report.load import ReportRow, joined_rows, load_run, load_runs, read_contents
-from lanternbench.report.maps import image_uri, token_map
 from lanternbench.report.papers import NONE, differences, published_beside, published_rows
 from lanternbench.report.pareto import pareto_frontier, quality_columns, speed_column, trade_off
-from lanternbench.report.tables import csv_table, markdown_table, terminal_table
-from lanternbench.report.write import FORMATS, report
+from lanternbench.report.tables import csv_text, frame, markdown_table, terminal_table
+from lanternbench.report.write import FORMATS, latex_table, report
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)> ${plotly} \" | & \u0000"
 
@@ -237,7 +235,7 @@ def test_latex_and_markdown_print_special_signs_as_text():
 
 
 def test_the_csv_keeps_full_precision_and_runs_no_formula():
-    read = next(csv.DictReader(io.StringIO(csv_table([row("=1+1", "x", 1.23456789012)]))))
+    read = next(csv.DictReader(io.StringIO(csv_text(frame([row("=1+1", "x", 1.23456789012)])))))
     assert float(read["speedup"]) == 1.23456789012
     assert read["label"] == "'=1+1"
     assert read["tree_depth"] == ""
@@ -575,7 +573,7 @@ def test_no_escape_sequence_reaches_a_terminal_or_a_file(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t=", " ="])
 def test_no_text_of_a_csv_is_a_formula_and_numbers_stay_numbers(sign):
-    (read,) = csv.DictReader(io.StringIO(csv_table([row(f"{sign}1+1|cmd", "x", 1.5, log_prob=-2.5)])))
+    (read,) = csv.DictReader(io.StringIO(csv_text(frame([row(f"{sign}1+1|cmd", "x", 1.5, log_prob=-2.5)]))))
     assert read["label"] == f"'{sign}1+1|cmd"
     assert float(read["log_prob"]) == -2.5
 

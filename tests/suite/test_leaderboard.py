@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from suite_runs import ENVIRONMENT, PROMPTS, schema, short_protocol, suite_run
 
 from lanternbench.errors import UserError
-from lanternbench.measure.summaries import read_summary
+from lanternbench.measure.summary import read_summary
 from lanternbench.suite import leaderboard
 from lanternbench.suite.submission import judged, read, submission, write
 

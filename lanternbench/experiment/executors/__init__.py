@@ -8,7 +8,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.worker import Facts, Job, OnStep, Worker
 from lanternbench.measure.samples import Sample
-from lanternbench.measure.summaries import Costs
+from lanternbench.measure.summary import Costs
 
 Unit = list[Job]  # prompts with all the methods that they lack, in their order, for one device
 Say = Callable[[str], None]  # shows the current activity

@@ -14,7 +14,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.executors import Executor, Finished, Say, Unit, captions, cluster, labels, peak_mb
 from lanternbench.experiment.worker import Facts, Job, OnStep, Worker, add_costs
-from lanternbench.measure.summaries import Costs
+from lanternbench.measure.summary import Costs
 from lanternbench.utils.device import request_threads
 
 ATTEMPTS = 3  # workers that may be lost over one thing
