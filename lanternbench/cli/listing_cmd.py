@@ -1,7 +1,4 @@
-"""``methods``, ``metrics``, ``targets``, ``prompts``, ``runs``: what there is, or a page on one.
-
-Nothing here needs torch.
-"""
+"""``methods``, ``metrics``, ``targets``, ``prompts``, ``runs``: what there is, or a page on one; without torch."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.fields import Takes
+from lanternbench.cli.options import Takes
 from lanternbench.cli.output import PAGE, print_json, print_notes, print_page, print_rows, table_of
 from lanternbench.errors import UserError
 from lanternbench.methods import defaults
@@ -47,32 +44,27 @@ def methods(
 
     Example: lanternbench methods lantern++
     """
-    if target is not None:
-        if name is None:
-            raise UserError("--target is for the page of one method: name it, as in `lanternbench methods eagle-1`")
-        entry(target)
-    if name is not None:
-        chosen, method = preset(name), named(name)
-        if as_json:
-            print_json(_method_row(name, chosen, method) | {"about": option_rows(method, chosen, target)})
-        else:
-            _method_page(name, chosen, method, target)
-        return
-    presets = components("preset").items()
-    if as_json:
-        print_json([_method_row(title, listed, named(title)) for title, listed in presets])
-        return
-    rows: list[dict[str, Any]] = []
-    for title, listed in presets:
-        lossless = named(title).lossless if listed.lossless is None else listed.lossless
-        number = listed.paper.rpartition(" ")[2] or "–"  # in arXiv
-        rows.append({"method": title, **listed.choices._asdict(), "lossless": lossless, "paper": number})
-    print_rows(rows, False, "method proposal tree acceptance residual order lossless paper")
+    presets = components("preset")
+    if name is not None and as_json:
+        print_json(_method_row(name, preset(name)) | {"about": option_rows(named(name), preset(name), target)})
+    elif name is not None:
+        _method_page(name, preset(name), named(name), target)
+    elif target is not None:
+        raise UserError("--target is for the page of one method: name it, as in `lanternbench methods eagle-1`")
+    elif as_json:
+        print_json([_method_row(*item) for item in presets.items()])
+    else:
+        rows: list[dict[str, Any]] = []
+        for title, listed in presets.items():
+            lossless = named(title).lossless if listed.lossless is None else listed.lossless
+            number = listed.paper.rpartition(" ")[2] or "–"  # in arXiv
+            rows.append({"method": title, **listed.choices._asdict(), "lossless": lossless, "paper": number})
+        print_rows(rows, False, "method proposal tree acceptance residual order lossless paper")
 
 
-def _method_row(name: str, preset: Preset, method: Method) -> dict[str, Any]:
-    row = {"method": name, **preset.choices._asdict(), "lossless": method.lossless, "paper": preset.paper or "–"}
-    return row | {"options": {f: v for f, v in sorted(method.read.items()) if v is not None}}
+def _method_row(name: str, preset: Preset) -> dict[str, Any]:
+    row = {"method": name, **preset.choices._asdict(), "lossless": named(name).lossless, "paper": preset.paper or "–"}
+    return row | {"options": {f: v for f, v in sorted(named(name).read.items()) if v is not None}}
 
 
 def option_rows(method: Method, preset: Preset, target: str | None = None) -> list[dict[str, str]]:
@@ -130,12 +122,10 @@ def metrics(
     if name is None:
         rows = [_metric_row(one, kind) for one, kind in components("metric").items()]
         print_rows(rows, as_json, "metric column better of here size")
-        return
-    kind = metric_class(name)
-    if as_json:
-        print_json(_metric_row(name, kind) | {"about": _metric_page(name, kind)})
+    elif as_json:
+        print_json(_metric_row(name, metric_class(name)) | {"about": _metric_page(name, metric_class(name))})
     else:
-        print_page(f"{name}: {kind.title or name}", _metric_page(name, kind))
+        print_page(f"{name}: {metric_class(name).title or name}", _metric_page(name, metric_class(name)))
 
 
 def _metric_row(name: str, kind: type[Metric]) -> dict[str, Any]:
@@ -266,10 +256,10 @@ def prompts(
     rows = [{"id": p.id, "category": p.category or "", "prompt": p.text} for p in selected]
     if as_json:
         print_json(selected.record() | {"prompts": rows})
-        return
-    print_rows(rows, False, "id category prompt")
-    print_notes(selected.notes)
-    print(f"{len(selected)} prompts, selection {selected.hash[:16]}")
+    else:
+        print_rows(rows, False, "id category prompt")
+        print_notes(selected.notes)
+        print(f"{len(selected)} prompts, selection {selected.hash[:16]}")
 
 
 def runs(results: options.Results = Path("results"), as_json: options.AsRows = False) -> None:

@@ -12,14 +12,12 @@ import typer
 from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.output import print_cells, print_json, print_notes, print_table, record
-from lanternbench.cli.progress import display
+from lanternbench.cli.output import display, print_cells, print_json, print_notes, print_table, record
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
-    from lanternbench.measure.change import Change
     from lanternbench.measure.summaries import Row
 
 FIGURES = ["speedup", "latency_s", "accept_len", "fidelity_loss"]
@@ -33,18 +31,10 @@ def report(
     results: options.Results = Path("results"),
     out: Annotated[Path | None, Option(help="Where to write (default: RUN/report).")] = None,
     published: Annotated[bool, Option("--published", help="Show the papers' numbers beside ours.")] = False,
-    formats: Annotated[
-        str | None, Option("--format", help="Of md, csv, tex, html, json, comma-separated (default: all).")
-    ] = None,
-    methods: Annotated[
-        str | None, Option(help="Show these alone, in this order: labels or names, comma-separated.")
-    ] = None,
-    columns: Annotated[
-        str | None, Option(help="Columns of tables by key, comma-separated: speedup,accept_len,fidelity_loss.")
-    ] = None,
-    names: Annotated[
-        Path | None, Option(metavar="FILE", help="YAML file of names in a paper, such as `eagle-1: EAGLE`.")
-    ] = None,
+    formats: Annotated[str | None, Option("--format", help="Of md,csv,tex,html,json (default: all).")] = None,
+    methods: Annotated[str | None, Option(help="These alone, in this order: labels or names, comma-separated.")] = None,
+    columns: Annotated[str | None, Option(help="Columns of tables by key: speedup,accept_len,fidelity_loss.")] = None,
+    names: Annotated[Path | None, Option(metavar="FILE", help="YAML of names in a paper, as `eagle-1: EAGLE`.")] = None,
     grid: Annotated[bool, Option("--grid", help="Write grid.png and grid.pdf: images, prompts × methods.")] = False,
     grid_prompts: Annotated[int, Option(min=1, help="How many prompts --grid shows.")] = 4,
     budget: Annotated[float, Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")] = 0.1,
@@ -124,11 +114,18 @@ def compare(
     compared = [judged.get((change.label, change.figure), change) for change in compared]
     failed = [verdict is not None and change in verdict.failed for change in compared]
     if as_json:
-        rows = [change._asdict() | {"failed": bad} for change, bad in zip(compared, failed, strict=True)]
+        judgements = [change._asdict() | {"failed": bad} for change, bad in zip(compared, failed, strict=True)]
         gate = verdict and {"passed": verdict.passed, "judged": len(verdict.judged), "said": verdict.sentence()}
-        print_json({"changes": rows, "unjudged": unjudged, "gate": gate, "notes": notes})
+        print_json({"changes": judgements, "unjudged": unjudged, "gate": gate, "notes": notes})
     else:
-        _print_changes(compared, failed)
+        rows = []
+        for change, bad in zip(compared, failed, strict=True):
+            form, measured = ("{:+.1%}", change.relative) if change.relative else ("{:+.3g}", change.difference)
+            value, lo, hi = (form.format(x) for x in measured)
+            numbers = (str(change.prompts), f"{change.old:.3f}", f"{change.new:.3f}", value, f"[{lo}, {hi}]")
+            rows.append((change.label, change.figure, *numbers, "FAILED" if bad else ""))
+        titles = ("method", "figure", "prompts", "old", "new", "change", "95 %", "")
+        print_cells(titles, rows, ("method", "figure", ""))
         sentence = verdict.sentence() if verdict else not_compared(unjudged)
         if verdict and any(disturbed) and not {c.figure for c in verdict.judged}.isdisjoint(CLOCKED):
             sentence += "; a clock was disturbed: robust_speedup errs less"
@@ -138,30 +135,15 @@ def compare(
         raise typer.Exit(1)
 
 
-def _print_changes(changes: list[Change], failed: list[bool]) -> None:
-    rows = []
-    for change, bad in zip(changes, failed, strict=True):
-        form, measured = ("{:+.1%}", change.relative) if change.relative else ("{:+.3g}", change.difference)
-        value, lo, hi = (form.format(x) for x in measured)
-        numbers = (str(change.prompts), f"{change.old:.3f}", f"{change.new:.3f}", value, f"[{lo}, {hi}]")
-        rows.append((change.label, change.figure, *numbers, "FAILED" if bad else ""))
-    titles = ("method", "figure", "prompts", "old", "new", "change", "95 %", "")
-    print_cells(titles, rows, ("method", "figure", ""))
-
-
 def score(
-    runs: Annotated[
-        list[str] | None, Argument(metavar="[RUN]...", help="Run ids or folders, or plain folders of images.")
-    ] = None,
+    runs: Annotated[list[str] | None, Argument(metavar="[RUN]...", help="Runs, or plain folders of images.")] = None,
     metrics: Annotated[str | None, Option(help="Comma-separated; all that suit the target by default.")] = None,
     reference: Annotated[Path | None, Option(help="Folder of real images for FID, precision, recall.")] = None,
     captions: Annotated[
-        str | None, Option(help="Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image.")
+        str | None, Option(help="Of a plain folder: COCO's .json, or .tsv, .csv with a column image.")
     ] = None,
-    caption: Annotated[str, Option(help="Which caption of a COCO image: first, longest, random.")] = "first",
-    random_weights: Annotated[
-        bool, Option("--random-weights", help="Full-size networks without files: what it would take.")
-    ] = False,
+    caption: Annotated[str, Option(help="Caption of a COCO image: first, longest, random.")] = "first",
+    random_weights: Annotated[bool, Option("--random-weights", help="Without files: what it would take.")] = False,
     device: options.Device = "auto",
     threads: options.Threads = None,
     again: Annotated[bool, Option("--again", help="Also score what is scored already.")] = False,
@@ -244,8 +226,6 @@ def _print_metrics(row: Row) -> None:
     """The row of a plain folder, a metric a line."""
     from lanternbench.report.columns import metric_column, metric_keys
 
-    cells = (
-        (c.title + c.arrow, c.value(row), c.bounds(row), str(row.figure(c.key).n or row.n))
-        for c in map(metric_column, metric_keys([row]))
-    )
+    columns = map(metric_column, metric_keys([row]))
+    cells = ((c.title + c.arrow, c.value(row), c.bounds(row), str(row.figure(c.key).n or row.n)) for c in columns)
     print_cells(("metric", one_line(row.label), "95 %", "images"), cells, ("metric",))

@@ -1,4 +1,4 @@
-"""``run``, ``sweep``, ``import``: measure methods, and what such commands share: execute, show a table or a plan."""
+"""``run``, ``sweep``, ``import``, ``suite``: measure methods; ``submit``, ``leaderboard``: results to be cited."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.fields import MethodOptions, Takes, specs
-from lanternbench.cli.output import print_cells, print_json, print_notes, print_table, program, record
-from lanternbench.cli.progress import display
+from lanternbench.cli.options import MethodOptions, Takes, specs
+from lanternbench.cli.output import (
+    display,
+    print_cells,
+    print_json,
+    print_notes,
+    print_rows,
+    print_table,
+    program,
+    record,
+)
+from lanternbench.errors import UserError
 from lanternbench.notes import by_importance, preliminary
 from lanternbench.utils.device import choose
 
@@ -33,15 +42,13 @@ class Execution(NamedTuple):
 
     device: options.Device = "auto"
     threads: options.Threads = None
-    executor: Annotated[
-        str, Option(help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs.")
-    ] = "local"
+    executor: Annotated[str, Option(help="local, or ray: prompts shared out to a cluster's GPUs, or to CPUs here.")] = (
+        "local"
+    )
     workers: Annotated[int | None, Option(min=1, help=WORKERS)] = None
-    ray_address: Annotated[
-        str | None, Option(help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep).")
-    ] = None
+    ray_address: Annotated[str | None, Option(help="Cluster to join (default: RAY_ADDRESS, or one of its own).")] = None
     time_budget: Annotated[float | None, Option(metavar="MINUTES", min=0, help=BUDGET)] = None
-    out: options.Out = Path("results")
+    out: options.Results = Path("results")
     fresh: options.Fresh = False
 
 
@@ -146,6 +153,86 @@ def import_(
         folder = run.import_run(entries, label, config, selected, where.out, device, where.fresh, bars.show)
         summary = scoring.score_run(folder, metrics, Setup(device=device), progress=bars.show)
     finish(folder, summary, as_json)
+
+
+def suite(
+    settings: Annotated[dict[str, Any], Takes("drafter dtype compile")],
+    where: Annotated[Execution, Takes("device threads executor workers ray_address out fresh")],
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="A target, or NAME=FOLDER; none: list.")] = None,
+    methods: Annotated[list[str] | None, Option("--method", "-m", help="In place of the suite's; repeatable.")] = None,
+    prompts: Annotated[str | None, Option(help="Where the suite's prompts lie: coco2017:FILE.")] = None,
+    dry_run: options.DryRun = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Run the frozen protocol of a target; continues where it stopped.
+
+    Example: lanternbench suite tiny
+    """
+    from lanternbench.suite import protocol
+
+    if name is None:
+        protocols = map(protocol.protocol, protocol.names())
+        rows = [{"suite": p.name, "settings": p.recipe, "hash": p.stamp.partition(" ")[2]} for p in protocols]
+        print_rows(rows, as_json, "suite settings hash")
+        return
+    target = name.partition("=")[0]
+    settings |= {"target": name} | ({"prompts": prompts} if prompts is not None else {})
+    settings |= {"methods": specs(methods, {})} if methods else {}
+    config = protocol.protocol(target).sweep(settings)
+    if dry_run:
+        show_plan([config], where, as_json)
+    else:
+        finish(*execute(config, where), as_json)
+
+
+def submit(
+    run: Annotated[str, Argument(help="A run of the suite: its id, name or folder.")],
+    out: Annotated[Path | None, Option("-o", "--out", help="The file (default: RUN.json).")] = None,
+    results: options.Results = Path("results"),
+) -> None:
+    """Write a run of the suite as one file; refuses what a leaderboard would refuse.
+
+    Example: lanternbench submit suite-v1-tiny
+    """
+    from lanternbench import experiment as store
+    from lanternbench.suite import submission
+
+    folder = store.find(results, [run])[0]
+    record = submission.submission(folder)
+    if reasons := submission.judged(record)[1]:
+        raise UserError(f"{folder.name} cannot be submitted: {'; '.join(reasons)}. Run the suite again with --fresh.")
+    path = out or Path(f"{folder.name}.json")
+    submission.write(record, path)
+    print(path)
+
+
+def leaderboard(
+    folder: Annotated[Path, Argument(metavar="DIR", help="Folder of submissions.")],
+    check: Annotated[bool, Option("--check", help="Write nothing: is LEADERBOARD.md what they give?")] = False,
+) -> None:
+    """Check submissions and write LEADERBOARD.md; a page, leaderboard.html, too.
+
+    Example: lanternbench leaderboard results/leaderboard
+    """
+    from lanternbench.suite import leaderboard as board
+    from lanternbench.utils.files import replacing
+
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}: give the one that holds the submissions.")
+    entries, refused = board.read_folder(folder)
+    boards = board.boards(entries)
+    if check:
+        path = folder / board.NAMES[0]
+        if not path.is_file() or path.read_text(encoding="utf-8") != board.markdown_page(boards):
+            raise UserError(f"{path} is not what the submissions give: run `lanternbench leaderboard {folder}`.")
+    for name, page in zip(board.NAMES, () if check else (board.markdown_page(boards), board.html_page(boards))):
+        with replacing(folder / name, "choose a folder that can be written") as file:
+            file.write(page.encode("utf-8", "replace"))
+        print(folder / name)
+    if refused:
+        each = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in refused.items())
+        of = len(refused) + len(entries)
+        raise UserError(f"{len(refused)} of {of} submissions are refused ({each}): remove them.")
 
 
 def execute(config: Sweep, where: Execution) -> tuple[Path, Summary]:

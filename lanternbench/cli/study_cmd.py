@@ -1,4 +1,4 @@
-"""``verify``, ``profile``, ``codebook``: proofs of methods, where their time goes, how alike a target's codes are."""
+"""``verify``, ``profile``, ``tune``, ``predict``, ``codebook``: proofs of methods, and what their time depends on."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from rich.text import Text
 from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.fields import MethodOptions, Takes, specs
-from lanternbench.cli.output import print_cells, print_json, stdout, table_of
-from lanternbench.cli.progress import display
+from lanternbench.cli.options import MethodOptions, Takes, specs
+from lanternbench.cli.output import display, print_cells, print_json, print_notes, program, stdout, table_of
+from lanternbench.cli.run_cmd import MODEL, Execution
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 
 if TYPE_CHECKING:
     from lanternbench.lossless import Row
 
+SETTINGS = f"{MODEL} prompts num_prompts recorded few seed temperature guidance"  # of `tune`
+DEFAULT = "h100"
+DEVICES = "a100-40g, a100-80g, h100, h200, rtx-4090, l40s, or `this`: this machine, probed"
 MAX_SIZE = 10**6
 TITLES = ("method", "check", "", "measured", "limit", "detail")
 MARKS = {True: Text("pass", "green"), False: Text("FAIL", "red"), None: "–"}
@@ -85,7 +88,7 @@ def profile(
     Example: lanternbench profile eagle-1 cool-sd
     """
     from lanternbench import prompts
-    from lanternbench.costs.bandwidth import bandwidth
+    from lanternbench.costs.forward_cost import bandwidth
     from lanternbench.methods.build import build
     from lanternbench.methods.method import method
     from lanternbench.models.catalogue import load_with_drafter
@@ -120,6 +123,122 @@ def profile(
         f"memory reads at {limit.best:.1f} GB/s here (best of {limit.passes} passes with {limit.threads} thread(s), "
         f"their median {limit.spread:.0%} below); ar's forward uses {share:.0%} of that"
     )
+
+
+def tune(
+    method: Annotated[str, Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")],
+    settings: Annotated[dict[str, Any], Takes(SETTINGS, "lanternbench.tune.result:Tune")],
+    where: Annotated[Execution, Takes("device threads out fresh")],
+    method_options: MethodOptions,
+    as_json: options.AsJson = False,
+) -> None:
+    """Find the sizes of a method's tree, or window, that suit this machine, and write them as a preset.
+
+    Example: lanternbench tune --method eagle-1
+    """
+    from lanternbench.experiment.config import checked
+    from lanternbench.tune import tuning as search
+    from lanternbench.tune.plot import write_plot
+    from lanternbench.tune.result import Tune, with_interval
+
+    config, device = checked(Tune, settings | {"method": method, "options": method_options}), where.device
+    with display(f"tuning {method}") as bars:
+        chosen = choose(device, where.threads)
+        path, tuning = search.tune(config, where.out, fresh=where.fresh, device=chosen, progress=bars.show)
+        plot, _ = write_plot(tuning, path.with_suffix(""))
+    if as_json:
+        about = {"preset": str(path), "plot": str(plot), "verdict": tuning.verdict, "best": tuning.best}
+        print_json(about | {"results": tuning.rows(), "cost": tuning.cost.model_dump()})
+        return
+    rows = []
+    for r in tuning.results:
+        label = f"{r.label}{' (its own)' if r.name == 'default' else ''}{' ←' if r.name == tuning.best else ''}"
+        nodes, tau, speed = "1", "–", "–"
+        if e := r.expected:
+            nodes, tau = str(e.shape.nodes), f"{e.tau:.2f}"
+            speed = speed if tuning.disturbed else f"{e.tokens_per_s:.1f}"
+        loss = "–" if r.fidelity_loss is None else f"{r.fidelity_loss:.3f}"
+        measured = (f"{r.tau:.2f}", speed, f"{r.robust_tokens_per_s:.1f}", with_interval(r.robust_ratio), loss)
+        rows.append((label, nodes, tau, *measured))
+    titles = ("sizes", "nodes", "τ expected", "τ", "tokens/s expected", "tokens/s", "× its own [95 %]", "fidelity loss")
+    print_cells(titles, rows, ("sizes",), pad_edge=False)
+    print_notes(filter(None, [tuning.disturbed]))
+    print(f"{tuning.verdict}\n{path}  ·  plot: {plot}\nnext: {program()} run --method {path}")
+
+
+def predict(
+    run: Annotated[str, Argument(help="Run id or folder.")],
+    device: Annotated[list[str] | None, Option(help=f"{DEVICES}; repeatable (default: h100).")] = None,
+    target: Annotated[str | None, Option(help="A target, or chameleon-34b (default: the run's).")] = None,
+    drafter: Annotated[str | None, Option(help="A smaller target that drafts, for methods such as sd.")] = None,
+    batch: Annotated[str, Option(help="Batch sizes, comma-separated.")] = "1,8,64,512",
+    dtype: Annotated[str, Option(help="Of weights: bfloat16 or float32; `this` takes the run's.")] = "bfloat16",
+    compile_mode: Annotated[
+        str, Option("--compile", help="graphs: steps are CUDA graphs; eager: they are launched.")
+    ] = "graphs",
+    results: options.Results = Path("results"),
+    out: Annotated[Path | None, Option(help="Folder for a table (JSON, Markdown) and a plot.")] = None,
+    threads: options.Threads = None,
+    as_json: options.AsRows = False,
+) -> None:
+    """Replay a run's accepted lengths and tree sizes on models of devices: predictions, never mixed with results.
+
+    Example: lanternbench predict RUN --device h100 --device rtx-4090 --target anole-7b --batch 1,16
+    """
+    from lanternbench.costs.roofline import THIS, device_model
+    from lanternbench.experiment import find, read_run, read_samples
+    from lanternbench.models.loading import dtype_named
+    from lanternbench.predict import predict as prediction
+    from lanternbench.predict import replay
+    from lanternbench.predict.machines import Measured, Roofline, probe
+
+    names = list(dict.fromkeys(name if name == THIS else device_model(name).name for name in device or [DEFAULT]))
+    dtype_named(dtype)
+    if compile_mode not in ("graphs", "eager"):
+        raise UserError(f"unknown mode '{compile_mode}': give --compile graphs or eager")
+    if out is not None and (out / "run.json").exists():
+        raise UserError(f"{out} is a run folder, which holds measurements: choose another folder with --out")
+    sizes = list(dict.fromkeys(options.listed(batch)))
+    if not sizes or not all(size.isdecimal() and 1 <= int(size) <= 65536 for size in sizes):
+        raise UserError(f"--batch {batch} cannot be read: give whole numbers from 1 to 65536, such as 1,8,64")
+    folder = find(results, [run])[0]
+    record, samples = read_run(folder), read_samples(folder)
+    its_target, its_drafter, guidance = replay.of_run(record)
+    source = replay.sketch(its_target, its_drafter)
+    same = target in (None, its_target) and drafter is None
+    goal = source if same else replay.sketch(target or its_target, drafter)
+    cases = replay.cases(samples, source, goal, guidance if target in (None, its_target) else None, str(folder))
+    machines: list[tuple[Roofline, Measured | None]] = []
+    checked: list[prediction.Validation] = []
+    notes, graphs = list(cases.notes), compile_mode == "graphs"
+    for name in names:
+        if name != THIS:
+            machines.append((Roofline(device_model(name), dtype, graphs), None))
+            notes.append(device_model(name).sentence(graphs))
+            continue
+        with display("probing this machine") as bars:
+            roof, measured, about = probe(record, folder, cases, samples[0].prompt, threads, bars.show)
+        machines.append((roof, measured if same else None))
+        if same and record["config"].get("batch", 1) == 1:
+            checked = prediction.validate(measured, cases.traces, samples)
+        notes += [*about, *prediction.errors(checked)]
+    rows, curve = [], []
+    with display("predicting") as bars:
+        for done, (roof, alone) in enumerate(machines):
+            bars.show(done, len(machines), roof.name)
+            rows += prediction.predict(roof, cases.traces, list(map(int, sizes)), alone)
+            if out is not None:  # for the plot
+                curve += prediction.predict(roof, cases.traces, prediction.BATCHES, alone)
+    records = [{"predicted": True, **row._asdict()} for row in rows]
+    document = {"predicted": True, "rows": records, "validation": checked, "notes": notes}
+    if out is not None:
+        prediction.write(out, document, rows, curve)
+    if as_json:
+        print_json({"run": str(folder), **document})
+        return
+    for part in prediction.terminal_tables(rows, checked):
+        stdout().print(part)
+    print_notes(notes)
 
 
 def codebook(

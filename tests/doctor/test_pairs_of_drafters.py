@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from lanternbench.cli.main import app
-from lanternbench.doctor.pair_check import check_pair, drafting_method, first_tokens
+from lanternbench.doctor.checks import check_pair, drafting_method, first_tokens
 from lanternbench.engine.decode import Generation
 from lanternbench.experiment import runner
 from lanternbench.experiment.config import sweep
