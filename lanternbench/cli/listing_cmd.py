@@ -198,19 +198,14 @@ def _target_page(target: Entry) -> dict[str, str]:
     grids, absent, published = target.all_grids, missing(target), defaults.of_target(target.name)
     usual = {"guidance": f"{target.guidance:g}", "top_k": str(target.top_k or "off")}
     sources = {k: f"{v} ({published[k].source})" if k in published else v for k, v in usual.items()}
-    files = [
-        f"{role}: {source.repo}, {', '.join(source.files)} ({'not here' if role in absent else 'here'})"
-        for role, source in target.files.items()
-    ]
+    here = {role: "not here" if role in absent else "here" for role in target.files}
+    files = [f"{role}: {s.repo}, {', '.join(s.files)} ({here[role]})" for role, s in target.files.items()]
     get = f"lanternbench fetch {target.name}, {target.gigabytes:g} GB; with --dry-run it lists each file's size"
     published_kinds = [kind for kind in DRAFTERS if kind in target.files and kind != "model"]
     drafters = published_kinds if target.files else list(EMBEDDED)
     works, more, never = _methods(drafters)
-    trees = [
-        f"{row.method} {row.option} {row.default.strip('`')}"
-        for row in defaults.table()
-        if row.target and fnmatch(target.name, row.target)
-    ]
+    rows = (row for row in defaults.table() if row.target and fnmatch(target.name, row.target))
+    trees = [f"{row.method} {row.option} {row.default.strip('`')}" for row in rows]
     shape = ", ".join(f"{target.shape[key]} {unit}" for key, unit in SHAPE.items() if key in target.shape)
     return {
         "shape": shape or "in the files of the model",

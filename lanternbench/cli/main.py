@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from lanternbench import __version__
@@ -39,9 +40,8 @@ class Commands(TyperGroup):
         return name, typer.main.get_command(single), arguments
 
 
-app = typer.Typer(
-    name="lanternbench", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
-)
+STYLE: Any = {"cls": Commands, "no_args_is_help": True, "pretty_exceptions_enable": False, "rich_markup_mode": "rich"}
+app = typer.Typer(name="lanternbench", **STYLE)
 
 
 def _print_version(asked: bool) -> None:
@@ -52,9 +52,7 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, Option("--version", callback=_print_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     """Benchmark speculative decoding for autoregressive image generation: one engine, one clock, honest tables."""
 
@@ -72,9 +70,7 @@ def _list(within: typer.Typer, place: str) -> Callable[..., None]:
 
 
 COMMANDS = [_list(app, place) for place in NAMES.split()]
-train = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Train a drafter for any target, or the embedded models from a seed."
-)
+train = typer.Typer(**STYLE, help="Train a drafter for any target, or the embedded models from a seed.")
 for place in ("setup.drafter", "setup.tiny"):
     _list(train, place)
 app.add_typer(train, name="train")

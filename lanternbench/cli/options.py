@@ -13,6 +13,10 @@ from pydantic.fields import FieldInfo
 from typer import Option
 
 from lanternbench.errors import UserError
+from lanternbench.methods import preset_file
+from lanternbench.methods.method import all_options, method, preset
+from lanternbench.models.entries import check_target
+from lanternbench.registry import components
 from lanternbench.utils.files import load_yaml
 
 Results = Annotated[Path, Option(help="Folder of the run folders.")]
@@ -72,9 +76,6 @@ class TakesMethodOptions:
     """Marks an argument that stands for ``--set`` and an option for every field of every component."""
 
     def group(self, _kind: Any) -> Group:
-        from lanternbench.methods.method import all_options
-        from lanternbench.registry import components
-
         fields = all_options()
         further = Option("--set", help="Any other option of the method, NAME=VALUE.", rich_help_panel=PANEL)
         parameters = [_keyword("option", Annotated[list[str] | None, further])]
@@ -188,9 +189,6 @@ def pairs(options: list[str]) -> dict[str, Any]:
 
 def specs(names: list[str], options: dict[str, Any]) -> list[dict[str, Any]]:
     """An entry per method, each with the options that it reads; those that no method takes are left for the error."""
-    from lanternbench.methods import preset_file
-    from lanternbench.methods.method import method
-
     choices = {key: options[key] for key in _CHOICES if key in options}
 
     def takes(spec: dict[str, Any], key: str) -> bool:
@@ -211,10 +209,6 @@ def specs(names: list[str], options: dict[str, Any]) -> list[dict[str, Any]]:
 
 def check_names(args: Sequence[str], positional: bool = False) -> None:
     """Raises UserError for unknown targets and methods, ``positional`` ones too, before torch is imported."""
-    from lanternbench.methods import preset_file
-    from lanternbench.methods.method import preset
-    from lanternbench.models.entries import check_target
-
     leading = itertools.takewhile(lambda text: positional and not text.startswith("-"), args)
     named = [("-m", name) for name in leading]
     named += [pair for pair in itertools.pairwise(args) if pair[0] in ("-m", "--method", "--target")]

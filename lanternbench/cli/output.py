@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from lanternbench.utils.json_values import plain, versioned
 from lanternbench.utils.text import duration, one_line, pace, shortened
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ def program() -> str:
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout, NaN as null, without control characters; an object has a version."""
-    from lanternbench.utils.json_values import plain, versioned
-
     document = versioned(value) if isinstance(value, dict) else plain(value)
     text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
     print(re.sub("[\x7f-\x9f]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
@@ -94,10 +93,8 @@ def table_of(
     """A table of texts; columns titled ``left`` are left-aligned, ``whole`` ones do not wrap, ``widths``: at most."""
     table = Table(box=box.SIMPLE_HEAD, **style)
     for title in titles:
-        justify: Any = "left" if title in left else "right"
-        table.add_column(
-            Text(title), justify=justify, overflow="fold", no_wrap=title in whole, max_width=widths.get(title)
-        )
+        shape: Any = {"justify": "left" if title in left else "right", "no_wrap": title in whole}
+        table.add_column(Text(title), overflow="fold", max_width=widths.get(title), **shape)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else _cell(cell) for cell in row))
     return table
@@ -166,10 +163,11 @@ class Bars:
         self.width = max(20, bar.console.width - FIGURES)  # of the description, so that no figure is cut
         self.bar, self.task = bar, bar.add_task(shortened(title, self.width), total=None)
         self.tokens = bar.add_task("tokens", total=None, visible=False)
-        self.next = time.monotonic() + LONG
+        self.next, self.done, self.of = time.monotonic() + LONG, 0, 0
 
     def show(self, done: int, of: int, what: str) -> None:
         """``done`` of ``of`` pieces (0: unknown) are finished; ``what`` is the current or the last piece."""
+        self.done, self.of = done, of
         self.bar.update(self.task, completed=done, total=of or None, description=shortened(what, self.width))
         self.bar.reset(self.tokens, visible=False)
         self.next = time.monotonic() + LONG

@@ -42,9 +42,7 @@ class Execution(NamedTuple):
 
     device: options.Device = "auto"
     threads: options.Threads = None
-    executor: Annotated[str, Option(help="local, or ray: prompts shared out to a cluster's GPUs, or to CPUs here.")] = (
-        "local"
-    )
+    executor: Annotated[str, Option(help="local, or ray: prompts shared out to GPUs of a cluster, or CPUs.")] = "local"
     workers: Annotated[int | None, Option(min=1, help=WORKERS)] = None
     ray_address: Annotated[str | None, Option(help="Cluster to join (default: RAY_ADDRESS, or one of its own).")] = None
     time_budget: Annotated[float | None, Option(metavar="MINUTES", min=0, help=BUDGET)] = None
@@ -139,10 +137,8 @@ def import_(
     from lanternbench.imported import layouts, run
     from lanternbench.metrics.setup import Setup
 
-    entries = [
-        entry._replace(seconds=seconds if entry.seconds is None else entry.seconds, steps=entry.steps or steps)
-        for entry in layouts.read(source)
-    ]
+    entries = [e._replace(steps=e.steps or steps) for e in layouts.read(source)]
+    entries = [e._replace(seconds=seconds) if e.seconds is None else e for e in entries]
     selected = None if prompts is None else sources.load(prompts, None, settings["seed"], settings["caption"])
     settings = {"name": f"import-{name_part(Path(settings['target'].partition('=')[0]).name)}"} | settings
     metrics = settings.pop("metrics")
@@ -243,18 +239,11 @@ def execute(config: Sweep, where: Execution) -> tuple[Path, Summary]:
     workers = executor(where.executor, where.workers, where.threads, where.ray_address)
     local, minutes = where.executor == "local", where.time_budget
     device = choose(where.device, where.threads) if local else where.device  # of a cluster its workers know
-    done, of = 0, 0
     with display(config.name) as bars:
-
-        def progress(*pieces: Any) -> None:
-            nonlocal done, of
-            done, of, _ = pieces
-            bars.show(*pieces)
-
-        watch = sweeps.Callbacks(progress, bars.step, inf if minutes is None else 60 * minutes)
+        watch = sweeps.Callbacks(bars.show, bars.step, inf if minutes is None else 60 * minutes)
         finished = sweeps.run(config, where.out, fresh=where.fresh, device=device, executor=workers, watch=watch)
-    if done < of:
-        print_notes([f"--time-budget {minutes:g}: {done} of {of} images are made; the same command goes on"])
+    if bars.done < bars.of:
+        print_notes([f"--time-budget {minutes:g}: {bars.done} of {bars.of} images are made; the same command goes on"])
     return finished
 
 

@@ -1,11 +1,9 @@
 """``fetch``, ``doctor``, ``train``: published files brought here; checks of machine and drafters; new drafters."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -17,10 +15,8 @@ from lanternbench.cli import options
 from lanternbench.cli.options import Takes
 from lanternbench.cli.output import display, print_rows, program
 from lanternbench.errors import UserError
+from lanternbench.models.entries import Entry, catalogue, entry, missing
 from lanternbench.utils.device import choose
-
-if TYPE_CHECKING:
-    from lanternbench.models.entries import Entry
 
 _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
@@ -37,7 +33,6 @@ def fetch(
     Example: lanternbench fetch llamagen-xl-stage1 --dry-run
     """
     from lanternbench.experiment.fetching import plain_files
-    from lanternbench.models.entries import catalogue, entry
     from lanternbench.utils.download import checked, download, size_of
 
     for name in names:
@@ -98,7 +93,11 @@ def doctor(
     if drafter is not None and target is None and not gpu:
         raise UserError("--drafter is checked against a target: give --target too")
     if gpu:
-        rows = _gpu(device)
+        from lanternbench.doctor.checks import check_gpu
+        from lanternbench.experiment.environment import environment
+
+        with display("checking the GPU"):
+            rows = check_gpu(choose(device), environment()["gpus"])
     elif target is not None:
         rows = _pair(target, drafter, prompts, random_weights, device)
     else:
@@ -111,31 +110,21 @@ def doctor(
 def _machine() -> list[dict[str, Any]]:
     from lanternbench.experiment.environment import environment
     from lanternbench.metrics import names, scorers_for
-    from lanternbench.models.entries import catalogue, missing
 
     rows = [{"item": k, "value": v} for k, v in environment().items()]
-    for name, entry in catalogue().items():
-        absent = f"missing; `lanternbench fetch {name}` gets it ({entry.gigabytes:g} GB)"
-        rows.append({"item": f"target {name}", "value": absent if missing(entry) else "here"})
+    for name, row in catalogue().items():
+        absent = f"missing; `lanternbench fetch {name}` gets it ({row.gigabytes:g} GB)"
+        rows.append({"item": f"target {name}", "value": absent if missing(row) else "here"})
     for name in names():
         (scorer,) = scorers_for([name], "full")
         rows.append({"item": f"metric {name}", "value": why.text if (why := scorer.available()) else "here"})
     return rows
 
 
-def _gpu(device: str) -> list[dict[str, Any]]:
-    from lanternbench.doctor.checks import check_gpu
-    from lanternbench.experiment.environment import environment
-
-    with display("checking the GPU"):
-        return check_gpu(choose(device), environment()["gpus"])
-
-
 def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, device: str) -> list[dict[str, Any]]:
     from lanternbench import prompts as sets
     from lanternbench.doctor.checks import check_pair
     from lanternbench.models.catalogue import load_target, with_drafter
-    from lanternbench.models.entries import catalogue
 
     device = choose(device)
     loaded = load_target(target, device, random_weights)

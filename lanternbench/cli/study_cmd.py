@@ -15,7 +15,10 @@ from lanternbench.cli.options import MethodOptions, Takes, specs
 from lanternbench.cli.output import display, print_cells, print_json, print_notes, program, stdout, table_of
 from lanternbench.cli.run_cmd import MODEL, Execution
 from lanternbench.errors import UserError
+from lanternbench.methods.method import Method, method
+from lanternbench.registry import components
 from lanternbench.utils.device import choose
+from lanternbench.utils.files import OUT, TRACE, check_writable, replacing
 
 if TYPE_CHECKING:
     from lanternbench.lossless import Row
@@ -40,23 +43,18 @@ def verify(
     Example: lanternbench verify eagle-1 --tree chain --acceptance block
     """
     from lanternbench.lossless import verify_all
-    from lanternbench.methods.method import Method, method
     from lanternbench.models.catalogue import load_target
-    from lanternbench.registry import components
 
     names = list(components("preset")) if every or not names else list(names)
     chosen: list[str | Method] = [*names]
     if method_options:
         chosen = [method(spec.pop("method"), **spec) for spec in specs(names, method_options)]
     with display("verifying") as bars:
-
-        def on_row(row: Row) -> None:
-            bars.show(0, 0, f"verified {row.method}: {row.check}")
-
-        def on_world(what: str, done: int, of: int) -> None:
-            bars.show(done, of, what)
-
-        rows = verify_all(chosen, load_target("tiny"), config.seed, on_row=on_row, on_world=on_world)
+        rows = verify_all(
+            chosen, load_target("tiny"), config.seed,
+            on_row=lambda row: bars.show(0, 0, f"verified {row.method}: {row.check}"),
+            on_world=lambda what, done, of: bars.show(done, of, what),
+        )  # fmt: skip
     if as_json:
         print_json(rows)
     else:
@@ -67,10 +65,8 @@ def verify(
 
 def checks_table(rows: list[Row]) -> Table:
     """The checks for a terminal."""
-    cells = (
-        (r.method, r.check, MARKS[r.passed], *("–" if x is None else f"{x:.3g}" for x in (r.value, r.limit)), r.detail)
-        for r in rows
-    )
+    numbers = [["–" if x is None else f"{x:.3g}" for x in (r.value, r.limit)] for r in rows]
+    cells = ((r.method, r.check, MARKS[r.passed], *each, r.detail) for r, each in zip(rows, numbers))
     return table_of(TITLES, cells, left=TITLES, padding=(0, 1, 0, 0), pad_edge=False)
 
 
@@ -90,10 +86,8 @@ def profile(
     from lanternbench import prompts
     from lanternbench.costs.forward_cost import bandwidth
     from lanternbench.methods.build import build
-    from lanternbench.methods.method import method
     from lanternbench.models.catalogue import load_with_drafter
     from lanternbench.profile import step_profile
-    from lanternbench.utils.files import TRACE, check_writable
 
     if trace is not None:
         check_writable(trace, TRACE)
@@ -173,9 +167,7 @@ def predict(
     drafter: Annotated[str | None, Option(help="A smaller target that drafts, for methods such as sd.")] = None,
     batch: Annotated[str, Option(help="Batch sizes, comma-separated.")] = "1,8,64,512",
     dtype: Annotated[str, Option(help="Of weights: bfloat16 or float32; `this` takes the run's.")] = "bfloat16",
-    compile_mode: Annotated[
-        str, Option("--compile", help="graphs: steps are CUDA graphs; eager: they are launched.")
-    ] = "graphs",
+    compile_mode: Annotated[str, Option("--compile", help="graphs: CUDA graphs; eager: launched kernels.")] = "graphs",
     results: options.Results = Path("results"),
     out: Annotated[Path | None, Option(help="Folder for a table (JSON, Markdown) and a plot.")] = None,
     threads: options.Threads = None,
@@ -198,9 +190,10 @@ def predict(
         raise UserError(f"unknown mode '{compile_mode}': give --compile graphs or eager")
     if out is not None and (out / "run.json").exists():
         raise UserError(f"{out} is a run folder, which holds measurements: choose another folder with --out")
-    sizes = list(dict.fromkeys(options.listed(batch)))
-    if not sizes or not all(size.isdecimal() and 1 <= int(size) <= 65536 for size in sizes):
+    parts = options.listed(batch)
+    if not parts or not all(part.isdecimal() and 1 <= int(part) <= 65536 for part in parts):
         raise UserError(f"--batch {batch} cannot be read: give whole numbers from 1 to 65536, such as 1,8,64")
+    sizes = list(dict.fromkeys(map(int, parts)))
     folder = find(results, [run])[0]
     record, samples = read_run(folder), read_samples(folder)
     its_target, its_drafter, guidance = replay.of_run(record)
@@ -226,7 +219,7 @@ def predict(
     with display("predicting") as bars:
         for done, (roof, alone) in enumerate(machines):
             bars.show(done, len(machines), roof.name)
-            rows += prediction.predict(roof, cases.traces, list(map(int, sizes)), alone)
+            rows += prediction.predict(roof, cases.traces, sizes, alone)
             if out is not None:  # for the plot
                 curve += prediction.predict(roof, cases.traces, prediction.BATCHES, alone)
     records = [{"predicted": True, **row._asdict()} for row in rows]
@@ -259,7 +252,6 @@ def codebook(
     from lanternbench import prompts
     from lanternbench.measure import code_swaps as codebooks
     from lanternbench.models.catalogue import load_target
-    from lanternbench.utils.files import OUT, check_writable, replacing
 
     try:
         sizes = sorted({int(x) for x in k.split(",")})

@@ -45,11 +45,8 @@ def recorded_differs(
     target: Target, graphs: Graphs, name: str, captions: Sequence[str], temperature: float = 1.0, *, steps: int
 ) -> str | None:
     """The first difference between recorded and launched steps of the preset ``name``; None if there is none."""
-    eager, recorded = (
-        generate(build(t, method(name), temperature), list(captions), max_steps=steps)
-        for t in (replace(target, graphs=None), replace(target, graphs=graphs))
-    )
-    return first_difference(eager, recorded)
+    both = (build(replace(target, graphs=g), method(name), temperature) for g in (None, graphs))
+    return first_difference(*(generate(decoder, list(captions), max_steps=steps) for decoder in both))
 
 
 def batch_differs(target: Target, name: str, captions: Sequence[str], steps: int) -> str | None:
@@ -67,10 +64,8 @@ def exact_target(device: str) -> Target:
 def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first minute on a GPU, as rows; ``facts``: of each GPU, see ``experiment.environment``.  Raises UserError."""
     if not device.startswith("cuda"):
-        raise UserError(
-            "torch sees no GPU here, so neither its memory's bandwidth nor CUDA graphs could be checked: run "
-            "`lanternbench doctor --gpu` on a machine with one"
-        )
+        why = "torch sees no GPU here, so neither its memory's bandwidth nor CUDA graphs could be checked"
+        raise UserError(f"{why}: run `lanternbench doctor --gpu` on a machine with one")
     set_device(device)
     mine = facts[torch.device(device).index or 0] if facts else {}
     rows = [check_row(key.replace("_", " "), value) for key, value in mine.items()]
@@ -78,9 +73,8 @@ def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[dict[str, An
     target = exact_target(device)
     for name in PRESETS:
         wrong = recorded_differs(target, Graphs(), name, CAPTIONS[:1], steps=STEPS)
-        rows.append(
-            check_row(f"graphs, {name}", wrong or f"the tokens of launched steps, {STEPS} steps", wrong is None)
-        )
+        value = wrong or f"the tokens of launched steps, {STEPS} steps"
+        rows.append(check_row(f"graphs, {name}", value, wrong is None))
     wrong = batch_differs(replace(target, graphs=Graphs()), "eagle-1", CAPTIONS, STEPS)
     rows.append(check_row("batch of 3, eagle-1", wrong or "the tokens of its prompts alone", wrong is None))
     return rows

@@ -128,9 +128,8 @@ def probe(
     least = float(costs[BASE].verify @ (1, 1, 1))
     model = host(target.device, plain.network, least, plain.rows, dtype)
     rate, load, cpus = 1e3 * model.tflops[dtype], load_average(), cores()
-    notes = [
-        f"this machine, probed: {model.bandwidth:.1f} GB/s, {rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel ({dtype})"
-    ]
+    facts = f"{model.bandwidth:.1f} GB/s, {rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel ({dtype})"
+    notes = [f"this machine, probed: {facts}"]
     if load is not None and load > cpus:
         notes.append(f"the load was {load:.1f} on {cpus} cores while it was probed: stop other programs and try again")
     return Roofline(model, dtype, graphs=False), Measured(dtype, costs), notes
@@ -160,7 +159,7 @@ def host(device: torch.device, target: Network, least: float, rows: int, dtype: 
     """
     beta = 1e9 * bandwidth(device).best
     a = torch.ones(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
-    peak = 2 * SIDE**3 / timed(lambda: a @ a, device)
+    peak = 2 * SIDE**3 / median(seconds_of(lambda: a @ a, device) for _ in range(REPEATS))
     known = max(BYTES[dtype] * (target.weights + target.head) / beta, 2 * rows * target.weights / peak)
     gap = max(0.0, least - known) / (LAYER * target.layers + STEP)
     if device.type == "cuda":
@@ -171,8 +170,3 @@ def host(device: torch.device, target: Network, least: float, rows: int, dtype: 
         name=THIS, about="this machine, probed", bandwidth=beta / 1e9, memory=memory / 1e9,
         tflops={dtype: peak / 1e12}, gap=1e6 * gap, issue=0.0, source="measured here",
     )  # fmt: skip
-
-
-def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Median seconds of a piece of work."""
-    return median(seconds_of(work, device) for _ in range(REPEATS))

@@ -139,10 +139,8 @@ def traces_of(samples: Sequence[Sample], proposer: Proposal | None, length: int)
         sizes = ((sample.tree_nodes or [])[1:], sample.tree_depths[1:])
         if proposer is None or not len(sizes[0]) == len(sizes[1]) == len(lengths):
             if proposer is not None and proposer.adapts and lengths:
-                raise UserError(
-                    f"the samples of '{sample.label}' lack the tree size of each step, which this method changes as it "
-                    "goes: measure it again with this version"
-                )
+                lack = f"the samples of '{sample.label}' lack the tree size of each step, which this method changes"
+                raise UserError(f"{lack} as it goes: measure it again with this version")
             sizes = ([nodes] * len(lengths), [depth] * len(lengths))
         traces += [stretched(lengths, *sizes, length)] if lengths else []
     return traces
@@ -219,15 +217,11 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
         why = notes[0] if notes else f"{run} has only methods that draft nothing ({', '.join(by_label)})"
         raise UserError(f"there are no draft trees to replay: {why}; measure one that drafts, such as eagle-1")
     if shape.length != source.length:
-        notes.append(
-            f"the run's images have {source.length} tokens, those of {shape.name} {shape.length}: each image's steps "
-            "are repeated, or cut"
-        )
+        lengths = f"the run's images have {source.length} tokens, those of {shape.name} {shape.length}"
+        notes.append(f"{lengths}: each image's steps are repeated, or cut")
     if shape.name != source.name:
-        notes.append(
-            f"accepted lengths and tree sizes are those measured on {source.name}: a drafter for {shape.name} may be "
-            "accepted more or less often"
-        )
+        where = f"accepted lengths and tree sizes are those measured on {source.name}"
+        notes.append(f"{where}: a drafter for {shape.name} may be accepted more or less often")
     return Cases(traces, methods, notes)
 
 

@@ -96,12 +96,9 @@ def cores() -> int:
 
 def last_level_cache() -> int:
     """Bytes of the largest cache of one CPU; 32 MiB where the system does not say."""
-    sizes = [
-        int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]]
-        for index in range(8)
-        if (size := _read(f"sys/devices/system/cpu/cpu0/cache/index{index}/size")) and size[:-1].isdigit()
-    ]
-    return max(sizes, default=2**25)
+    units, said = {"K": 2**10, "M": 2**20, "G": 2**30}, "sys/devices/system/cpu/cpu0/cache/index{}/size"
+    sizes = [size for index in range(8) if (size := _read(said.format(index)))[:-1].isdigit()]
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes), default=2**25)
 
 
 def _quotas() -> Iterable[float]:

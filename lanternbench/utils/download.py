@@ -64,10 +64,8 @@ def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
             if not sha256.startswith(file.sha256):
                 arrived.unlink()
                 part.unlink(missing_ok=True)
-                raise UserError(
-                    f"{file.title} is not the published file (SHA-256 {sha256[:12]}…, not {file.sha256[:12]}…) and "
-                    "was removed: try again, or get it by hand"
-                )
+                found = f"{file.title} is not the published file (SHA-256 {sha256[:12]}…, not {file.sha256[:12]}…)"
+                raise UserError(f"{found} and was removed: try again, or get it by hand")
             os.replace(arrived, file.path)
             remember(file.path, sha256)
     return file.path
@@ -181,9 +179,8 @@ def checked(path: Path, published: str = "", *, again: bool = False) -> None:
     wanted = published or (known.sha256 if known else "")
     if not sha256.startswith(wanted):
         origin = "the published file" if published else "the file that was downloaded"
-        raise UserError(
-            f"{path} is not {origin} (SHA-256 {sha256[:12]}…, not {wanted[:12]}…): delete it, and `fetch` gets it again"
-        )
+        differs = f"{path} is not {origin} (SHA-256 {sha256[:12]}…, not {wanted[:12]}…)"
+        raise UserError(f"{differs}: delete it, and `fetch` gets it again")
     if os.access(path.parent, os.W_OK):  # a shared cache may be read alone
         remember(path, sha256)
 
