@@ -13,7 +13,6 @@ from rich.text import Text
 from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.options import Takes
 from lanternbench.cli.output import PAGE, print_json, print_notes, print_page, print_rows, table_of
 from lanternbench.errors import UserError
 from lanternbench.methods import defaults
@@ -235,7 +234,7 @@ def _methods(drafters: list[str]) -> list[str]:
 
 
 def prompts(
-    config: Annotated[Any, Takes("seed")],
+    config: Annotated[Any, options.Takes("seed")],
     spec: Annotated[str, Argument(help="demo, coco2017:FILE, parti:FILE, or a text file.")] = "demo",
     num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 8,
     caption: str = "first",

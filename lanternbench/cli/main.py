@@ -112,7 +112,3 @@ def _lost_output(error: BaseException) -> str | None:
             return failed.strerror
     disk = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
     return error.strerror if isinstance(error, OSError) and error.filename is None and error.errno in disk else None
-
-
-if __name__ == "__main__":
-    main()

@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
-from lanternbench.cli import options
-from lanternbench.cli.options import MethodOptions, Takes, specs
-from lanternbench.cli.output import (
-    display,
-    print_cells,
-    print_json,
-    print_notes,
-    print_rows,
-    print_table,
-    program,
-    record,
-)
+from lanternbench.cli import options, output
+from lanternbench.cli.output import display, print_cells, print_json, print_notes, print_rows, print_table
 from lanternbench.errors import UserError
 from lanternbench.notes import by_importance, preliminary
 from lanternbench.utils.device import choose
@@ -34,6 +24,7 @@ RUN = f"{MODEL} prompts num_prompts caption seed repeats temperature top_k top_p
 WORKERS = "With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."
 BUDGET = "Leave out the last methods that do not fit in it, and begin no further prompt after it."
 PRESETS = "A preset: see `lanternbench methods`; or a file that `tune` wrote; may be given repeatedly."
+IMPORT = "target caption top_k guidance dtype seed baseline metrics name"
 SWEEP = f"prompts num_prompts seed repeats temperature batch {MODEL} until_told_apart name"
 
 
@@ -52,9 +43,9 @@ class Execution(NamedTuple):
 
 def run(
     methods: Annotated[list[str], Option("--method", "-m", help=PRESETS)],
-    settings: Annotated[dict[str, Any], Takes(RUN)],
-    where: Annotated[Execution, Takes("device threads out fresh")],
-    method_options: MethodOptions,
+    settings: Annotated[dict[str, Any], options.Takes(RUN)],
+    where: Annotated[Execution, options.Takes("device threads out fresh")],
+    method_options: options.MethodOptions,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure one method, or several, against autoregressive decoding.
@@ -64,7 +55,7 @@ def run(
     from lanternbench.experiment.config import sweep
 
     settings = {"name": _name(methods, settings["target"], settings["prompts"])} | settings
-    config = sweep(settings | {"methods": specs(methods, method_options)}, "the command line")
+    config = sweep(settings | {"methods": options.specs(methods, method_options)}, "the command line")
     finish(*execute(config, where), as_json)
 
 
@@ -81,8 +72,8 @@ def _name(methods: list[str], target: str, prompts: str) -> str:
 
 def sweep(
     file: Annotated[Path, Argument(metavar="CONFIG.yaml", help="A sweep file such as configs/demo.yaml.")],
-    settings: Annotated[dict[str, Any], Takes(SWEEP, defaults=False)],  # the defaults are the file's
-    where: Annotated[Execution, Takes("device threads executor workers ray_address time_budget out fresh")],
+    settings: Annotated[dict[str, Any], options.Takes(SWEEP, defaults=False)],  # the defaults are the file's
+    where: Annotated[Execution, options.Takes("device threads executor workers ray_address time_budget out fresh")],
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -111,15 +102,15 @@ def sweep(
         if not as_json:
             show(*finished[-1], title=config.name if len(runs) > 1 else None)
     if as_json:
-        records = [record(path, summary) for path, summary in finished]
+        records = [output.record(path, summary) for path, summary in finished]
         print_json(records[0] if len(records) == 1 else {"runs": records})
 
 
 def import_(
     source: Annotated[Path, Argument(metavar="FILE|DIR", help=".jsonl, .npz or .safetensors; or images.")],
     label: Annotated[str, Option(help="What the tables call it, followed by (imported).")],
-    settings: Annotated[dict[str, Any], Takes("target caption top_k guidance dtype seed baseline metrics name")],
-    where: Annotated[Execution, Takes("device threads out fresh")],
+    settings: Annotated[dict[str, Any], options.Takes(IMPORT)],
+    where: Annotated[Execution, options.Takes("device threads out fresh")],
     steps: Annotated[int | None, Option(min=1, help="Target forwards an image, if unsaid.")] = None,
     seconds: Annotated[float | None, Option(min=0, help="Seconds an image, if unsaid.")] = None,
     prompts: Annotated[str | None, Option(help="What it was made with (default: its captions).")] = None,
@@ -152,8 +143,8 @@ def import_(
 
 
 def suite(
-    settings: Annotated[dict[str, Any], Takes("drafter dtype compile")],
-    where: Annotated[Execution, Takes("device threads executor workers ray_address out fresh")],
+    settings: Annotated[dict[str, Any], options.Takes("drafter dtype compile")],
+    where: Annotated[Execution, options.Takes("device threads executor workers ray_address out fresh")],
     name: Annotated[str | None, Argument(metavar="[NAME]", help="A target, or NAME=FOLDER; none: list.")] = None,
     methods: Annotated[list[str] | None, Option("--method", "-m", help="In place of the suite's; repeatable.")] = None,
     prompts: Annotated[str | None, Option(help="Where the suite's prompts lie: coco2017:FILE.")] = None,
@@ -173,7 +164,7 @@ def suite(
         return
     target = name.partition("=")[0]
     settings |= {"target": name} | ({"prompts": prompts} if prompts is not None else {})
-    settings |= {"methods": specs(methods, {})} if methods else {}
+    settings |= {"methods": options.specs(methods, {})} if methods else {}
     config = protocol.protocol(target).sweep(settings)
     if dry_run:
         show_plan([config], where, as_json)
@@ -256,13 +247,13 @@ def show(path: Path, summary: Summary, title: str | None = None) -> None:
     missing = "; ".join(str(note) for note in notes if note.kind == "missing")  # one line for all
     lines = list(dict.fromkeys(missing if note.kind == "missing" else str(note) for note in notes))
     more = f" (and {len(lines) - NOTES} more notes)" if len(lines) > NOTES else ""
-    print_notes([*lines[:NOTES], f"{path}  ·  next: {program()} report{more}"])
+    print_notes([*lines[:NOTES], f"{path}  ·  next: {output.program()} report{more}"])
 
 
 def finish(path: Path, summary: Summary, as_json: bool) -> None:
     """What one run has to show: its table, or its summary as JSON."""
     if as_json:
-        print_json(record(path, summary))
+        print_json(output.record(path, summary))
     else:
         show(path, summary)
 

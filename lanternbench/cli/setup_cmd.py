@@ -12,7 +12,6 @@ from typer import Argument, Option
 
 from lanternbench import __version__
 from lanternbench.cli import options
-from lanternbench.cli.options import Takes
 from lanternbench.cli.output import display, print_rows, program
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry, catalogue, entry, missing
@@ -141,7 +140,7 @@ def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, 
 
 
 def drafter(
-    c: Annotated[Any, Takes("target prompts seed dtype")],
+    c: Annotated[Any, options.Takes("target prompts seed dtype")],
     recipe: Annotated[Literal["eagle-1", "eagle-3", "dflash"], Option(help="Its kind and training.")] = "eagle-1",
     num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,
     steps: Annotated[int, Option(min=1, help="Optimiser steps.")] = 2000,

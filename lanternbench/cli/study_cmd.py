@@ -11,7 +11,6 @@ from rich.text import Text
 from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.options import MethodOptions, Takes, specs
 from lanternbench.cli.output import display, print_cells, print_json, print_notes, program, stdout, table_of
 from lanternbench.cli.run_cmd import MODEL, Execution
 from lanternbench.errors import UserError
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from lanternbench.lossless import Row
 
 SETTINGS = f"{MODEL} prompts num_prompts recorded few seed temperature guidance"  # of `tune`
-DEFAULT = "h100"
 DEVICES = "a100-40g, a100-80g, h100, h200, rtx-4090, l40s, or `this`: this machine, probed"
 MAX_SIZE = 10**6
 TITLES = ("method", "check", "", "measured", "limit", "detail")
@@ -32,8 +30,8 @@ MARKS = {True: Text("pass", "green"), False: Text("FAIL", "red"), None: "–"}
 
 
 def verify(
-    config: Annotated[Any, Takes("seed")],
-    method_options: MethodOptions,
+    config: Annotated[Any, options.Takes("seed")],
+    method_options: options.MethodOptions,
     names: Annotated[list[str] | None, Argument(metavar="[METHOD]...", help="Methods; all by default.")] = None,
     every: Annotated[bool, Option("--all", help="Every method.")] = False,
     as_json: options.AsRows = False,
@@ -48,7 +46,7 @@ def verify(
     names = list(components("preset")) if every or not names else list(names)
     chosen: list[str | Method] = [*names]
     if method_options:
-        chosen = [method(spec.pop("method"), **spec) for spec in specs(names, method_options)]
+        chosen = [method(spec.pop("method"), **spec) for spec in options.specs(names, method_options)]
     with display("verifying") as bars:
         rows = verify_all(
             chosen, load_target("tiny"), config.seed,
@@ -71,7 +69,7 @@ def checks_table(rows: list[Row]) -> Table:
 
 
 def profile(
-    c: Annotated[Any, Takes("target drafter dtype compile random_weights simulate_acceptance temperature")],
+    c: Annotated[Any, options.Takes("target drafter dtype compile random_weights simulate_acceptance temperature")],
     methods: Annotated[list[str] | None, Argument(metavar="[METHOD]...", help="Presets.")] = None,
     num_prompts: Annotated[int, Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")] = 4,
     trace: Annotated[Path | None, Option(help="Write a Chrome trace of a few steps of the last method.")] = None,
@@ -121,9 +119,9 @@ def profile(
 
 def tune(
     method: Annotated[str, Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")],
-    settings: Annotated[dict[str, Any], Takes(SETTINGS, "lanternbench.tune.result:Tune")],
-    where: Annotated[Execution, Takes("device threads out fresh")],
-    method_options: MethodOptions,
+    settings: Annotated[dict[str, Any], options.Takes(SETTINGS, "lanternbench.tune.result:Tune")],
+    where: Annotated[Execution, options.Takes("device threads out fresh")],
+    method_options: options.MethodOptions,
     as_json: options.AsJson = False,
 ) -> None:
     """Find the sizes of a method's tree, or window, that suit this machine, and write them as a preset.
@@ -184,7 +182,7 @@ def predict(
     from lanternbench.predict import replay
     from lanternbench.predict.machines import Measured, Roofline, probe
 
-    names = list(dict.fromkeys(name if name == THIS else device_model(name).name for name in device or [DEFAULT]))
+    names = list(dict.fromkeys(name if name == THIS else device_model(name).name for name in device or ["h100"]))
     dtype_named(dtype)
     if compile_mode not in ("graphs", "eager"):
         raise UserError(f"unknown mode '{compile_mode}': give --compile graphs or eager")
@@ -235,7 +233,7 @@ def predict(
 
 
 def codebook(
-    config: Annotated[Any, Takes("seed dtype")],
+    config: Annotated[Any, options.Takes("seed dtype")],
     target: Annotated[str, Argument(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
     k: Annotated[str, Option(help="Sizes of neighbourhoods, the token included.")] = "2,10,100",
     proximity: Annotated[Literal["l2", "cosine", "random"], Option(help="What nearest means.")] = "l2",
