@@ -117,8 +117,8 @@ def compare(
     else:
         rows = []
         for change, bad in zip(compared, failed, strict=True):
-            form, measured = ("{:+.1%}", change.relative) if change.relative else ("{:+.3g}", change.difference)
-            value, lo, hi = (form.format(x) for x in measured)
+            form, found = ("{:+.1%}", change.relative) if change.relative else ("{:+.3g}", change.difference)
+            value, lo, hi = (form.format(x) for x in found)
             numbers = (str(change.prompts), f"{change.old:.3f}", f"{change.new:.3f}", value, f"[{lo}, {hi}]")
             rows.append((change.label, change.figure, *numbers, "FAILED" if bad else ""))
         titles = ("method", "figure", "prompts", "old", "new", "change", "95 %", "")

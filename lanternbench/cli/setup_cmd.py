@@ -48,8 +48,8 @@ def fetch(
             elif not present and not dry_run:
                 columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
                 with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-                    bar.add_task(remote.path.name, total=None)
-                    download(remote, lambda done, of, bar=bar: bar.update(bar.task_ids[0], completed=done, total=of))
+                    task = bar.add_task(remote.path.name, total=None)
+                    download(remote, lambda done, of: bar.update(task, completed=done, total=of))
             size = f"{size_of(remote)}, {remote.url} -> " if dry_run and not present else ""
             _CONSOLE.print(f"{remote.title}: {'here: ' if present else size}{remote.path}")
 
