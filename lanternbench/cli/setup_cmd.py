@@ -49,7 +49,7 @@ def fetch(
                 columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
                 with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
                     task = bar.add_task(remote.path.name, total=None)
-                    download(remote, lambda done, of: bar.update(task, completed=done, total=of))
+                    download(remote, lambda done, of: bar.update(task, completed=done, total=of))  # noqa: B023 - called here
             size = f"{size_of(remote)}, {remote.url} -> " if dry_run and not present else ""
             _CONSOLE.print(f"{remote.title}: {'here: ' if present else size}{remote.path}")
 
